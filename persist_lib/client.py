@@ -380,17 +380,17 @@ class Client(Upkeep, Terms):
 
 
 def check_free(client: Client, name: str) -> None:
-    """Raise NameTaken if there is a collection of this name, so that no shard should be made that has it too.
+    """Raise NameTaken if there is a collection of this name, so that no shard of it should be made or written.
 
-    Only the usual catalog is looked at, if this client may read it. A collection that is being made at this very
-    moment is not seen: making one looks for a shard in the same way.
+    Only the usual catalog is looked at, if this client may read it. Where the shard is there already, a collection that
+    is just being given the name is refused it: one change of the catalog decides.
     """
     try:
         if client.machine(CATALOG).try_fetch() is None:
             return
     except NotAllowed:  # a shard server gives this client no right to know what collections there are
         return
-    import_module("persist_lib.storage.catalog").check_free(client, name)
+    import_module("persist_lib.storage.effects").check_free(client, name)
 
 
 def _do_all(steps: Sequence[Callable[[], None]]) -> None:

@@ -28,7 +28,6 @@ from persist_lib.client import Client
 from persist_lib.errors import InvalidUsage, NotFound
 from persist_lib.ids import parse_shard_id
 from persist_lib.schema.schema import Schema
-from persist_lib.shard.schemas import create_if_missing
 from persist_lib.write.staged import Stage
 
 LOOKS = 100
@@ -124,7 +123,7 @@ def ingest(
             return total._replace(seconds=time.monotonic() - began)
         run = plan_run(files, job.settings, job.schema, known, bounds_of(client, job))
         for name, schema in zip(job.shards, (job.schema, BAD, JOURNAL), strict=True):  # not before the files fit
-            create_if_missing(client.machine(name), schema, client.config.format)
+            client.open_writer(name, schema).close()
         try_begin(client, job.shards.journal, job.name, known, run)
 
 

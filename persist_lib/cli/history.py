@@ -13,6 +13,7 @@ from persist_lib.cli.arguments import NUMBER, DryRun, Shard, confirm, parse_fron
 from persist_lib.cli.render import plain_table
 from persist_lib.cli.session import Session
 from persist_lib.cli.values import clock, jsonable
+from persist_lib.core.leases import needed_by
 from persist_lib.errors import InvalidUsage, ShardFinished, StillRead
 from persist_lib.times import show_frontier
 
@@ -217,7 +218,7 @@ def _at_stake(state: State) -> dict[str, Any]:
     """What finishing a shard makes garbage, and which readers prevent it."""
     garbage = sum(len(batch.keys) for batch in state.trace) + len(state.garbage)
     size = state.size - state.inline_size + sum(entry.size for entry in state.garbage.values())
-    blocking = [f"reader {id_}" for id_ in sorted(state.readers)] + [f"hold {name}" for name in sorted(state.holds)]
+    blocking = [f"reader {one}" if one in state.readers else one for one in needed_by(state)]
     return {
         "updates": state.count, "garbage": garbage, "garbage_size": size, "writers": len(state.writers),
         "in_the_way": blocking, "finished": state.is_finished(),

@@ -101,10 +101,8 @@ def create(
         said = f"would create {shard} in {session.location}: {schema}"
         session.answer(_value(shard, schema, dry_run, created=False), said)
         return
-    from persist_lib.shard.schemas import create_if_missing
-
     with session.open(read_only=False, create=True) as client:
-        create_if_missing(client.machine(name), schema, client.config.format)
+        client.open_writer(name, schema).close()
         _check_same(shard, client.inspect(shard).state, schema)  # another process may have been first
         url = client.url
     session.answer(_value(shard, schema, dry_run, created=True), f"created {shard} in {url}: {schema}")

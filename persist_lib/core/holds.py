@@ -3,9 +3,10 @@
 A hold keeps history, so `SetHold` never moves since. `DowngradeHold` is for the owner of a hold, who gives up what the
 hold kept. Neither goes beyond the newest time, as the contents could then be read as of no time at all.
 
-A layer above shards (collections, streams) sets a hold of its own on each of its shards, or its name as the fencing
-value of the retention's hold. Such a shard registers no id that appends for anything else: one append that the layer
-does not know of would stop it for good. The check is at registration, as nothing appends without a live id.
+A layer above shards (collections, streams) sets a hold of its own on each of its shards. Where it keeps no history, its
+name is the fencing value of the retention's hold, or of a mark: a hold that keeps nothing, as it moves with since. Such
+a shard registers no id that appends for anything else: one append that the layer does not know of would stop it for
+good. The check is at registration, as nothing appends without a live id.
 """
 
 from __future__ import annotations
@@ -13,22 +14,31 @@ from __future__ import annotations
 from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
 from persist_lib.core.diff import StateDiff
-from persist_lib.core.leases import fold_since
-from persist_lib.core.state import RETENTION, Hold, State
+from persist_lib.core.leases import fold_since, is_mark, moved_mark
+from persist_lib.core.state import LAYERS, MARK, RETENTION, Hold, State
 from persist_lib.frontier import MAX_TIME, TOP, Antichain, at
 
-LAYER_HOLDS = {"collection": "collection", "source": "source", "stream": "stream", "events.writer": "events"}
-"""The holds that layers set on their shards, and the layer. The first one that a shard has says whose it is."""
-LAYERS = frozenset({*LAYER_HOLDS.values(), "catalog"})
+LAYER_HOLDS = {
+    "collection": "collection", "source": "source", "stream": "stream", "events.writer": "events",
+    MARK: "", "writer": "", "copy-r*": "", "source-*": "",
+}  # fmt: skip
+"""All holds of layers (`*`: that begin so), and whose shards have one; empty where a hold does not say so by itself.
+
+The first one that a shard has says whose it is. `writer` is the lock of the streams' writer; copies and sources set the
+last two on what they still have to read."""
+_BEGIN = tuple(name[:-1] for name in LAYER_HOLDS if name.endswith("*"))
+
+
+def is_of_layer(hold: str) -> bool:
+    """Whether a hold of this name is a layer's."""
+    return hold in LAYER_HOLDS or hold.startswith(_BEGIN)
 
 
 def layer_of(state: State) -> str:
     """The layer to which the shard belongs; empty for a shard that anybody may append to."""
-    for name, layer in LAYER_HOLDS.items():
-        if name in state.holds:
-            return layer
-    mark = state.holds[RETENTION].opaque.decode(errors="replace") if RETENTION in state.holds else ""
-    return mark if mark in LAYERS else ""
+    found = [layer for name, layer in LAYER_HOLDS.items() if name in state.holds]
+    found += [state.holds[name].opaque.decode(errors="replace") for name in (MARK, RETENTION) if name in state.holds]
+    return next((layer for layer in found if layer in LAYERS), "")
 
 
 def refuses_writer(state: State, command: c.RegisterWriter) -> r.OfLayer | None:
@@ -53,7 +63,7 @@ def set_hold(state: State, command: c.SetHold | c.DowngradeHold) -> StateDiff | 
     if command.since < least:
         return r.BelowSince(command.since, least)
     new, newest = Hold(command.since, command.opaque), newest_time(state)
-    since = fold_since(state, holds={**state.holds, command.name: new})
+    since = None if is_mark(command.name, new) else fold_since(state, holds={**state.holds, command.name: new})
     moves = old is None or old.since < new.since
     is_beyond = new.since.is_top() or state.since.join(newest) < new.since
     keeps = isinstance(command, c.SetHold)
@@ -63,7 +73,8 @@ def set_hold(state: State, command: c.SetHold | c.DowngradeHold) -> StateDiff | 
         since = None  # also where it could move for other reasons: that is for those who move
     if new == old and since is None:
         return r.AlreadyDone()
-    return StateDiff(since=since, holds=() if new == old else ((command.name, old, new),))
+    changed = () if new == old else ((command.name, old, new),)
+    return StateDiff(since=since, holds=(*changed, *moved_mark(state, since)))
 
 
 def release_hold(state: State, command: c.ReleaseHold) -> StateDiff | r.Refusal:

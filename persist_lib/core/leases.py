@@ -12,7 +12,7 @@ import msgspec
 from persist_lib.core import refusals as r
 from persist_lib.core.diff import StateDiff
 from persist_lib.core.plan.expiry import plan_expiry
-from persist_lib.core.state import Hold, Reader, State
+from persist_lib.core.state import LAYERS, MARK, RETENTION, Hold, Reader, State
 from persist_lib.frontier import Antichain, meet_all
 from persist_lib.ids import ReaderId, SeqNo, WriterId
 
@@ -55,7 +55,29 @@ def extend(state: State, ids: tuple[str, ...], lease_until: int) -> StateDiff | 
 def keepers(state: State) -> list[str]:
     """Which readers and holds keep the shard's since where it is."""
     found = [f"reader {id_}" for id_, reader in sorted(state.readers.items()) if reader.since <= state.since]
-    return found + [f"hold {name}" for name, hold in sorted(state.holds.items()) if hold.since <= state.since]
+    holds = ((name, hold) for name, hold in sorted(state.holds.items()) if not is_mark(name, hold))
+    return found + [f"hold {name}" for name, hold in holds if hold.since <= state.since]
+
+
+def needed_by(state: State) -> tuple[str, ...]:
+    """Which readers and holds a shard cannot be finished for: all but its policy and its mark, which read nothing."""
+    holds = (name for name, hold in sorted(state.holds.items()) if name != RETENTION and not is_mark(name, hold))
+    return (*sorted(state.readers), *(f"hold {name}" for name in holds))
+
+
+def is_mark(name: str, hold: Hold) -> bool:
+    """Whether a hold only says whose the shard is."""
+    return name == MARK and hold.opaque.decode(errors="replace") in LAYERS
+
+
+def moved_mark(
+    state: State, since: tuple[Antichain, Antichain] | None
+) -> tuple[tuple[str, Hold, Hold], ...]:  # fmt: skip
+    """How the mark moves with since, so that it never is before it: also programs that know no marks check that."""
+    mark = state.holds.get(MARK)
+    if since is None or mark is None or not is_mark(MARK, mark) or since[1] <= mark.since:
+        return ()
+    return ((MARK, mark, Hold(since[1], mark.opaque)),)
 
 
 def fold_since(
@@ -66,7 +88,8 @@ def fold_since(
     """The change of the shard's since that these readers and holds allow; None for no change. It never moves back."""
     readers = state.readers if readers is None else readers
     holds = state.holds if holds is None else holds
-    frontiers = [reader.since for reader in readers.values()] + [hold.since for hold in holds.values()]
+    frontiers = [reader.since for reader in readers.values()]
+    frontiers += [hold.since for name, hold in holds.items() if not is_mark(name, hold)]
     if not frontiers or meet_all(frontiers) <= state.since:
         return None
     return (state.since, meet_all(frontiers))

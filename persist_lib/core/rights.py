@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from persist_lib.core import commands as c
-from persist_lib.core.holds import LAYER_HOLDS
+from persist_lib.core.holds import is_of_layer
 from persist_lib.core.state import RETENTION
 from persist_lib.ids import READER, WRITER
 
@@ -34,11 +34,6 @@ ANY: Needed = (frozenset(RIGHTS),)
 ALL: Needed = (*READ, *APPEND, *MAINTAIN)
 """What writes the log itself, where any change may be in the bytes."""
 
-OF_LAYERS = frozenset({*LAYER_HOLDS, "writer"})
-"""The holds of layers. `writer` is the lock of the streams' writer."""
-BEGIN_LAYERS = ("copy-r", "source-")
-"""How the names of further holds of layers begin: what a copy and a source still have to read."""
-
 
 def nothing(_hold: str) -> bool:
     """Who owns no holds."""
@@ -55,7 +50,7 @@ def _by_hold(command: c.SetHold | c.DowngradeHold | c.ReleaseHold, owns: Owns) -
     name = command.name
     if name == RETENTION:
         return MAINTAIN
-    if name in OF_LAYERS or name.startswith(BEGIN_LAYERS):
+    if is_of_layer(name):
         return WRITE
     return KEEP if owns(name) else MAINTAIN
 

@@ -19,6 +19,10 @@ from persist_lib.times import Unit
 
 RETENTION = "retention"
 """The name of the hold that the retention policy moves."""
+MARK = "layer.mark"
+"""The name of the hold that says whose a shard is, by the layer's name as its fencing value. It keeps no history."""
+LAYERS = frozenset({"collection", "source", "stream", "events", "catalog", "pending"})
+"""What stands on shards, and has some that nothing else may append to."""
 INLINE_TOTAL_BYTES = 1024 * 1024
 """The most bytes of all inline batches of a shard together. It is limited, as a rollup carries them all."""
 TOKENS_KEPT = 4

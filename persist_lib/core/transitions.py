@@ -22,14 +22,13 @@ from persist_lib.core.formats import (
     least_for_batches,
 )
 from persist_lib.core.holds import refuses_writer, release_hold, set_hold, set_retention
-from persist_lib.core.leases import expire, extend, fold_since, retire
+from persist_lib.core.leases import expire, extend, fold_since, moved_mark, needed_by, retire
 from persist_lib.core.outcomes import find_outcome, remember, staged_before
 from persist_lib.core.pending import absorbed_garbage, absorption_problem, clone, discard
 from persist_lib.core.placing import not_new, placed
 from persist_lib.core.producers import cannot_produce, forget, is_not_new, produced
 from persist_lib.core.state import (
     INLINE_TOTAL_BYTES,
-    RETENTION,
     TOKENS_KEPT,
     Batch,
     Garbage,
@@ -262,7 +261,7 @@ def _downgrade_since(state: State, seqno: SeqNo, command: c.DowngradeSince) -> S
     since = fold_since(state, readers={**state.readers, command.reader: new})
     if new == old and since is None:
         return r.AlreadyDone()
-    return StateDiff(since=since, readers=((command.reader, old, new),))
+    return StateDiff(since=since, readers=((command.reader, old, new),), holds=moved_mark(state, since))
 
 
 def _apply_compaction(state: State, seqno: SeqNo, command: c.ApplyCompaction) -> StateDiff | r.Refusal:
@@ -378,9 +377,8 @@ def _evolve_schema(state: State, expected: int, schema: object) -> StateDiff | r
 
 
 def _finish(state: State, seqno: SeqNo) -> StateDiff | r.Refusal:
-    if by := (*sorted(state.readers), *(f"hold {name}" for name in sorted(state.holds) if name != RETENTION)):
+    if by := needed_by(state):
         return r.Held(by)
-    policy = state.holds.get(RETENTION)  # the policy ends with the shard: nothing reads for it
     parts = {part.key: part.size for batch in state.trace for part in batch.parts if part.inline is None}
     old = [(at, rollup) for at, rollup in sorted(state.rollups.items()) if at != state.newest_rollup]
     empty = Batch(0, state.next_id + 1, MINIMUM, TOP, MINIMUM, 0, 0, 0, born=seqno)
@@ -396,7 +394,7 @@ def _finish(state: State, seqno: SeqNo) -> StateDiff | r.Refusal:
             *((rollup.key, None, Garbage(seqno, rollup.size)) for _, rollup in old),
         ),
         retention=(state.retention, None) if state.retention is not None else None,
-        holds=((RETENTION, policy, None),) if policy is not None else (),
+        holds=tuple((name, hold, None) for name, hold in state.holds.items()),
     )
 
 

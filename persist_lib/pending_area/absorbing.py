@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 
 import msgspec
 
 from persist_lib.core import refusals as r
+from persist_lib.core.holds import layer_of
 from persist_lib.core.state import State
-from persist_lib.errors import PersistError
+from persist_lib.errors import PersistError, ShardFinished
 from persist_lib.format.paths import pending_prefix
 from persist_lib.frontier import at
 from persist_lib.ids import PartKey
@@ -32,10 +34,13 @@ from persist_lib.pending_area.sweeping import Sweep, chain_of
 from persist_lib.schema.schema import Schema
 from persist_lib.shard.commit import Committed, Machine
 from persist_lib.shard.leases import Leases
+from persist_lib.shard.terms import claim, retire_writers
 from persist_lib.times import PER_SECOND
 from persist_lib.write.registration import Registration
 
 log = logging.getLogger("persist.pending")
+OWNER, LAYER = "pending area", "pending"
+"""Who an absorber is, for lists of writers, and as which layer (`core.holds`) it appends."""
 AHEAD_S = 86_400
 """How far ahead of the store's clock a batch may end, in seconds, where times are a clock. One wrong clock at a writer
 would otherwise put the upper there, and all that others write until then would be too late."""
@@ -58,7 +63,7 @@ def absorb_shard(
     machine: Machine, leases: Leases, *, choice: Choice | None = None, dry_run: bool = False
 ) -> Absorbed:  # fmt: skip
     """Absorb what can be absorbed, and make garbage of what nobody needs. See `area.absorb`."""
-    registration = Registration(machine, leases, "ingest", "pending area")
+    registration = Registration(machine, leases, "ingest", OWNER, LAYER)
     done = Absorbed(machine.shard, machine.fetch().state.upper)
     try:
         for _ in range(PASSES):
@@ -73,6 +78,17 @@ def absorb_shard(
         except PersistError as error:  # what was absorbed is absorbed, and the lease ends by itself
             log.warning("collection %s: could not retire the absorber's id: %s", machine.shard, error)
     return done
+
+
+def own(machine: Machine) -> None:
+    """See to it that nothing else appends to the shard, as what is pending for these times would then be late for ever.
+
+    Areas of earlier releases get the mark when they are absorbed next.
+    """
+    if layer_of(machine.state) != LAYER:
+        with suppress(ShardFinished):
+            claim(machine, LAYER)
+            retire_writers(machine, but=OWNER)
 
 
 def _together(first: Absorbed, second: Absorbed) -> Absorbed:
@@ -215,6 +231,7 @@ class _Pass:
         if not self._dry_run:
             if not self._make_room(len(gone)):
                 return False
+            own(self._machine)
             answer = committer.commit(piece, gone)
             if isinstance(answer, (r.WrongUpper, r.Exists, r.NotLive, r.Finished)):
                 self.was_late = True

@@ -11,11 +11,12 @@ from persist_lib.arguments import check_type, parse_flag
 from persist_lib.client import Client
 from persist_lib.core import refusals as r
 from persist_lib.core.formats import PENDING_AREA
+from persist_lib.core.leases import needed_by
 from persist_lib.errors import InvalidUsage, ShardFinished, StillRead
 from persist_lib.format.paths import pending_prefix
 from persist_lib.frontier import MAX_TIME
 from persist_lib.location.wrap.around import listed
-from persist_lib.pending_area.absorbing import Choice, absorb_shard
+from persist_lib.pending_area.absorbing import LAYER, Choice, absorb_shard, own
 from persist_lib.pending_area.late import PAGE, discard_keys, known_of
 from persist_lib.pending_area.listing import read_listing
 from persist_lib.pending_area.outcome import Absorbed
@@ -29,13 +30,15 @@ CLIENT = 'persist.open("file:./data")'
 def create(client: Client, name: str, schema: Schema) -> PendingReader:
     """Make a collection with a pending area, unless it exists, and return a reader of it.
 
-    From then on anybody may put batches there. Nothing else has to be done for a writer. Raises SchemaMismatch when
+    From then on anybody may put batches there, and nothing else appends to its shard (OfLayer). Nothing else has to be
+    done for a writer. Raises SchemaMismatch when
     there is a shard of that name with another schema, and InvalidUsage for a schema with constraints and for a shard
     of a format before 3.
     """
     check_no_constraints(check_schema(schema))
     client = check_type(client, Client, "client", CLIENT)
     client.open_writer(name, schema).close()
+    own(client.machine(name))
     return acquire_read_handle(client, name)
 
 
@@ -92,13 +95,13 @@ def delete(client: Client, name: str) -> None:
     client = check_type(client, Client, "client", CLIENT)
     state = client.machine(name).fetch().state
     if not state.is_finished():
-        if by := (*sorted(state.readers), *(f"hold {hold}" for hold in sorted(state.holds))):
+        if by := needed_by(state):
             raise StillRead(
                 f"collection {name} is still read by {', '.join(by)}; close the readers and release the holds first. "
                 "Nothing was deleted",
                 shard=name, by=by,
             )  # fmt: skip
-        with client.open_writer(name, state.schemas[-1]) as write:
+        with client.open_writer(name, state.schemas[-1], layer=LAYER) as write:
             write.finish()
         with suppress(ShardFinished):
             client.finish(name)

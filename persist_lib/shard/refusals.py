@@ -131,7 +131,7 @@ def _of_holds(
 
 _LAYERS = {
     "collection": "a collection or a table", "source": "a source", "stream": "a stream", "events": "an event log",
-    "catalog": "the catalog of collections",
+    "catalog": "the catalog of collections", "pending": "a pending area",
 }  # fmt: skip
 
 

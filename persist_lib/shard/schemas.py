@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
 from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
 from persist_lib.core.formats import CREATED
-from persist_lib.errors import SchemaMismatch
+from persist_lib.core.state import State
+from persist_lib.errors import NameTaken, NotAllowed, SchemaMismatch
+from persist_lib.frontier import MINIMUM
 from persist_lib.schema.schema import Schema
 from persist_lib.shard.commit import Committed, Machine
 
@@ -17,8 +20,11 @@ def create_if_missing(
 ) -> None:
     """Create the shard if there is none, in this format (None: the one in which this release creates shards).
 
-    `check` raises if it should not be made.
+    `check` raises NameTaken if its name is something else's. It is called before the shard is made, and as long as
+    nothing has written to it, as something else may be given the name at the same moment. That is there, too, then: so
+    who made the shard takes it away, and others only refuse to write to it.
     """
+    answer: Committed | r.Refusal | None = None
     if machine.try_fetch() is None:
         if check is not None:
             check()
@@ -27,6 +33,26 @@ def create_if_missing(
             machine.fetch()  # another client created it at the same moment
         elif not isinstance(answer, Committed):
             raise machine.refused(answer)
+    if check is None or machine.state.upper != MINIMUM:
+        return
+    try:
+        check()
+    except NameTaken as taken:
+        if isinstance(answer, Committed):
+            _take_away(machine, taken)
+        raise
+
+
+def _take_away(machine: Machine, taken: NameTaken) -> None:
+    """Finish a shard that this process has just made; not if a program that knows nothing of this has written to it."""
+
+    def build(state: State, _now: int) -> c.Finish:
+        if state.upper != MINIMUM:
+            raise taken
+        return c.Finish()
+
+    with suppress(NotAllowed):
+        machine.try_commit(build)
 
 
 def schema_id(machine: Machine, schema: Schema) -> int:

@@ -12,9 +12,9 @@ import msgspec
 from persist_lib.arguments import parse_bytes, parse_flag, parse_integer, shown
 from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
-from persist_lib.core.holds import LAYERS
+from persist_lib.core.holds import layer_of
 from persist_lib.core.leases import keepers
-from persist_lib.core.state import Produced, State
+from persist_lib.core.state import LAYERS, MARK, Produced, State
 from persist_lib.core.transitions import apply
 from persist_lib.errors import InvalidUsage
 from persist_lib.frontier import MAX_TIME, Antichain
@@ -201,6 +201,27 @@ def parse_layer(layer: object) -> str:
     if not isinstance(layer, str) or layer not in {"", *LAYERS}:
         raise InvalidUsage(f"layer is one of {', '.join(sorted(LAYERS))}, or left out: got {shown(layer)}", layer=layer)
     return str(layer)
+
+
+def claim(machine: Machine, layer: str) -> None:
+    """Make a shard a layer's: from then on it lets nothing else append. One commit the first time. Raises OfLayer."""
+
+    def build(state: State, _now: int) -> c.SetHold:
+        if (found := layer_of(state)) not in {"", layer}:
+            raise machine.refused(r.OfLayer(found))
+        mark = state.holds.get(MARK)
+        return c.SetHold(MARK, mark.since if mark else state.since, mark.opaque if mark else None, layer.encode())
+
+    if layer_of(machine.state) != layer:
+        machine.commit(build)
+
+
+def retire_writers(machine: Machine, *, but: str | None = None) -> None:
+    """Retire all live ids that append, but for those of one owner. Ids of maintenance stay: they change no contents."""
+    writers = machine.fetch().state.writers
+    for id_ in sorted(id_ for id_, one in writers.items() if one.purpose == "ingest" and one.owner != but):
+        retire = c.Retire(id_)
+        machine.try_commit(lambda _state, _now, retire=retire: retire)  # type: ignore[misc] # refused: it has expired
 
 
 def _parse_expected(expected: object) -> bytes | Literal["any"]:

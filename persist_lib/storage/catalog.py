@@ -22,7 +22,6 @@ from persist_lib.core.holds import layer_of
 from persist_lib.errors import (
     InvalidUsage,
     InvariantViolated,
-    NameTaken,
     NewerFormat,
     NotFound,
     SchemaMismatch,
@@ -31,6 +30,7 @@ from persist_lib.errors import (
 )
 from persist_lib.frontier import MINIMUM, Antichain, at
 from persist_lib.ids import CATALOG
+from persist_lib.ids import NAME as SHARD_NAME
 from persist_lib.read.handle import ReadHandle
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import DIFF, TIME, Schema
@@ -223,19 +223,10 @@ def no_collection(name: str, names: list[str]) -> NotFound:
     )
 
 
-def check_free(client: Client, name: str) -> None:
-    """Raise NameTaken if the usual catalog has a collection of this name, for which then no shard should be made."""
-    catalog = Catalog(client, CATALOG)
-    try:
-        found = catalog.fetch().named(name)
-    finally:
-        catalog.close()
-    if found is not None:
-        raise NameTaken(
-            f"there is a collection {name!r} in {client.url}, so no shard of that name was made: a name stands for one "
-            "of both. Open the collection with client.controller(), or choose another name",
-            collection=name, shard=name,
-        )  # fmt: skip
+def has_shard(client: Client, name: str) -> bool:
+    """Whether there is a shard of this name, which no collection should be given then."""
+    found = client.machine(name).try_fetch() if SHARD_NAME.fullmatch(name) else None
+    return found is not None and not found.state.is_finished()
 
 
 def _key_of(record: Record) -> tuple[str, str]:

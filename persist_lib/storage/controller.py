@@ -14,7 +14,6 @@ import msgspec
 
 from persist_lib.arguments import check_type, parse_flag, parse_integer, parse_text
 from persist_lib.errors import InvalidUsage, NameTaken
-from persist_lib.ids import NAME
 from persist_lib.read.handle import PURPOSE_LETTERS
 from persist_lib.schema.schema import Schema, check_schema
 from persist_lib.shard.terms import Downgraded
@@ -24,7 +23,7 @@ from persist_lib.storage.asked import (
     parse_rendition,
     parse_retention,
 )
-from persist_lib.storage.catalog import Changes, Contents, setting
+from persist_lib.storage.catalog import Changes, Contents, has_shard, setting
 from persist_lib.storage.describe import Capability, Description, Tended
 from persist_lib.storage.describing import capabilities, describe
 from persist_lib.storage.evolving import Evolving
@@ -104,23 +103,25 @@ class Controller(Making, Evolving, Handovers):
             record = msgspec.structs.replace(record, collection=id_, pending=True)
             return setting(collection, first), record
 
-        record = self._command("create", None, asked, intent, command, timeout)
-        return self._described(record)
+        return self._named(name, self._command("create", None, asked, intent, command, timeout))
 
     def _check_no_shard(self, name: str) -> None:
-        """Raise NameTaken if there is a shard of this name, as `client.open_writer` does for a collection.
+        """Raise NameTaken if there is a shard of this name, as `client.open_writer` does for a collection."""
+        if has_shard(self.client, name):
+            raise self._is_a_shards(name)
 
-        SUBTLE: a shard and a collection that are made at the same moment do not see one another. Both are there then.
-        """
-        if not NAME.fullmatch(name):
-            return  # no shard can have it
-        found = self.client.machine(name).try_fetch()
-        if found is not None and not found.state.is_finished():
-            raise NameTaken(
-                f"there is a shard {name!r} in {self.client.url} already. Nothing was changed; choose another name for "
-                "the collection, as a name stands for one of both",
-                collection=name, shard=name,
-            )  # fmt: skip
+    def _named(self, name: str, record: CommandRecord) -> Description:
+        """What the collection is that was to get this name. Raises NameTaken if a shard got it at the same moment."""
+        if record.refused:
+            raise self._is_a_shards(name)
+        return self._described(record)
+
+    def _is_a_shards(self, name: str) -> NameTaken:
+        return NameTaken(
+            f"there is a shard {name!r} in {self.client.url} already. Nothing was changed; choose another name for "
+            "the collection, as a name stands for one of both",
+            collection=name, shard=name,
+        )  # fmt: skip
 
     def list(self) -> list[str]:
         """The names of all collections, sorted. One that is being created is there once its command is done."""
@@ -162,10 +163,13 @@ class Controller(Making, Evolving, Handovers):
             if contents.named(to) is not None:
                 raise _taken(to)
             self._check_no_shard(to)
-            return setting(msgspec.structs.replace(contents.collections[collection.id], name=to)), record
+            current = contents.collections[collection.id]
+            asked = {**record.asked, "was": current.name}
+            record = msgspec.structs.replace(record, asked=asked, pending=True)
+            return setting(msgspec.structs.replace(current, name=to)), record
 
-        return self._described(
-            self._command("rename", collection.id, {"name": name, "to": to}, intent, command, timeout)
+        return self._named(
+            to, self._command("rename", collection.id, {"name": name, "to": to}, intent, command, timeout)
         )
 
     def drop(

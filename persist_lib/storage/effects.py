@@ -15,11 +15,20 @@ import msgspec
 
 from persist_lib.client import Client
 from persist_lib.core.state import State
-from persist_lib.errors import HoldConflict, Indeterminate, SchemaMismatch, ShardFinished, SinceViolation, UpperMismatch
+from persist_lib.errors import (
+    HoldConflict,
+    Indeterminate,
+    NameTaken,
+    NotAllowed,
+    SchemaMismatch,
+    ShardFinished,
+    SinceViolation,
+    UpperMismatch,
+)
 from persist_lib.frontier import Antichain, at
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.storage.at_once import at_once
-from persist_lib.storage.catalog import Catalog, Changes, Contents, setting
+from persist_lib.storage.catalog import Catalog, Changes, Contents, has_shard, setting
 from persist_lib.storage.names import LAYER
 from persist_lib.storage.records import CollectionRecord, CommandRecord, RenditionRecord, schema_of
 from persist_lib.storage.small import append_once, out_of_time
@@ -43,6 +52,8 @@ def settle(catalog: Catalog, command: CommandRecord, deadline: Deadline) -> Comm
     answer: dict[str, object] = {}
     refused = ""
     match current.what:
+        case "create" | "rename" if _is_a_shards(catalog.client, collection.name):
+            refused = "there is a shard of that name"
         case "create":
             make_shards(catalog.client, contents.renditions[(collection.id, 1)])
             begin(catalog.client, collection, contents.renditions[(collection.id, 1)])
@@ -74,7 +85,13 @@ def _done(
     finished = msgspec.structs.replace(known, pending=False, answer=answer, refused=refused)
     changes = setting(finished)
     collection = contents.collections.get(known.collection)
-    if collection is not None and known.what == "create":
+    if collection is not None and refused and known.what == "create":
+        changes = setting(finished, msgspec.structs.replace(collection, state="dropping"))
+    elif collection is not None and refused and known.what == "rename":
+        was = known.asked["was"]
+        back = was if contents.named(was) is None else collection.id  # others have its name by now
+        changes = setting(finished, msgspec.structs.replace(collection, name=back))
+    elif collection is not None and known.what == "create":
         first = msgspec.structs.replace(contents.renditions[(collection.id, 1)], begun=True)
         changes |= setting(_live(collection), _live(first))
     elif collection is not None and known.what == "make rendition":
@@ -93,6 +110,39 @@ def _done(
 
 def _live(record: R) -> R:
     return msgspec.structs.replace(record, state="live") if record.state == "making" else record
+
+
+def check_free(client: Client, name: str) -> None:
+    """Raise NameTaken if the usual catalog has a collection of this name: then nothing is written to a shard of it.
+
+    SUBTLE: a shard is made, and then looks for a collection; a collection is listed, and then looks for a shard, before
+    it is there. So one of both sees the other, whatever is first. A collection that is not there yet is refused.
+    """
+    catalog = Catalog(client)
+    try:
+        found = catalog.fetch().named(name)
+        if found is not None and has_shard(client, name):
+            deadline = client.runtime.deadline(client.config.timeout_s)
+            with suppress(NotAllowed):
+                for command in catalog.latest().pending(found.id):
+                    if command.what in {"create", "rename"}:
+                        settle(catalog, command, deadline)
+            found = catalog.fetch().named(name)
+    finally:
+        catalog.close()
+    if found is not None:
+        raise NameTaken(
+            f"there is a collection {name!r} in {client.url}, so no shard of that name is made or written: a name "
+            "stands for one of both. Open the collection with client.controller(), or choose another name",
+            collection=name, shard=name,
+        )  # fmt: skip
+
+
+def _is_a_shards(client: Client, name: str) -> bool:
+    """Whether a collection may not have this name. Where this client may not look, its maker has."""
+    with suppress(NotAllowed):
+        return has_shard(client, name)
+    return False
 
 
 def make_shards(client: Client, rendition: RenditionRecord) -> None:

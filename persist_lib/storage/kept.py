@@ -20,6 +20,7 @@ from persist_lib.kernel.columns import at_time
 from persist_lib.kernel.merge import merge_runs
 from persist_lib.kernel.packing import packed, unpacked
 from persist_lib.schema.schema import TIME, Schema
+from persist_lib.shard.terms import claim
 from persist_lib.storage.conform import is_additive
 from persist_lib.storage.names import LAYER
 from persist_lib.storage.records import RenditionRecord
@@ -49,6 +50,7 @@ class Keeping:
         self._schema = schema
         try:
             self._write = client.open_writer(old.kept, SCHEMA, layer=LAYER)
+            claim(self._write.machine, LAYER)
         except ShardFinished as error:
             raise NotFound(f"rendition {old.number} is being dropped, so no difference to it is kept") from error
         self.stage = self._write.stage()

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from persist_lib.client import Client
+from persist_lib.core.leases import is_mark
 from persist_lib.core.plan.expiry import plan_expiry
 from persist_lib.core.state import State
 from persist_lib.frontier import Antichain
@@ -36,9 +37,8 @@ def holders(state: State, before: Antichain | None = None, *, but: str = "") -> 
         for id_, reader in sorted(state.readers.items())
         if counts(reader.since)
     ]
-    return readers + [
-        f"hold {name}" for name, hold in sorted(state.holds.items()) if name != but and counts(hold.since)
-    ]
+    holds = ((name, hold) for name, hold in sorted(state.holds.items()) if name != but and not is_mark(name, hold))
+    return readers + [f"hold {name}" for name, hold in holds if counts(hold.since)]
 
 
 def _now(client: Client) -> int:

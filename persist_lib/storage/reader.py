@@ -17,12 +17,22 @@ import pyarrow as pa
 from persist_lib.arguments import not_pickled, parse_flag, parse_seconds
 from persist_lib.client import Client
 from persist_lib.convert.times import shown_times
-from persist_lib.errors import LeaseExpired, NotComplete, NotFound, ShardFinished, SinceViolation, TimedOut
+from persist_lib.errors import (
+    LeaseExpired,
+    NotAllowed,
+    NotComplete,
+    NotFound,
+    ShardFinished,
+    SinceViolation,
+    TimedOut,
+    UpperMismatch,
+)
 from persist_lib.frontier import MAX_TIME, TOP, Antichain, at
 from persist_lib.kernel.columns import at_time
 from persist_lib.read.handle import ReadHandle, parse_columns
 from persist_lib.read.snapshot import Snapshot
 from persist_lib.runtime.ambient import Deadline
+from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import Schema
 from persist_lib.storage.at_once import at_once
 from persist_lib.storage.changes import CollectionChanges
@@ -35,8 +45,11 @@ from persist_lib.storage.small import unheld
 from persist_lib.storage.snapshot import CollectionSnapshot
 from persist_lib.storage.timeline import Renditions, Span, Timeline, schema_for
 from persist_lib.storage.upper import upper_by, upper_of
+from persist_lib.storage.writer import CollectionWriter
 from persist_lib.times import TimeLike, Times, Unit
 from persist_lib.write.handle import WriteHandle
+from persist_lib.write.quiet import time_passed
+from persist_lib.write.times import format_token
 
 if TYPE_CHECKING:
     import pyarrow.compute as pc
@@ -119,7 +132,8 @@ class CollectionReader:
     ) -> CollectionSnapshot:
         """Return the contents as of a time (default: the newest complete time). Waits until upper has passed that time.
 
-        The arguments are those of a shard's `snapshot`. The rows come shard by shard, each shard's in key order. Raises
+        The arguments are those of a shard's `snapshot`, and so is what a client that may write completes; never in mode
+        `append`. The rows come shard by shard, each shard's in key order. Raises
         SinceViolation for a time before since, NotComplete, LeaseExpired when this handle was retired, and
         SchemaChanged for a time at which the rows cannot be given in the columns that this reader was opened with. A
         reader that was opened without a schema gives those of earlier times in the columns that they had then.
@@ -244,11 +258,34 @@ class CollectionReader:
                 return span  # nothing is complete yet, so there is nothing to wait for
             upper = self._guarded(lambda span=span: self.upper_of(span))  # type: ignore[misc]
             if not upper.has_passed(time):
-                self.pause(span, time, deadline)
+                if not self._completes(span, upper, time, deadline):
+                    self.pause(span, time, deadline)
             elif timeline.upper.has_passed(time):
                 return span
             else:
                 self.promise(at(time + 1) if upper.is_top() else upper, deadline)
+
+    def _completes(self, span: Span, upper: Antichain, time: int, deadline: Deadline) -> bool:
+        """Complete a time that the store's clock has passed, by an append of nothing to all shards.
+
+        Never where writers append definite data: what comes later would count as there already, and be left out.
+        """
+        is_last = span.end is None and span.rendition.mode == "compare_and_append"
+        if self.client.read_only or not is_last or self.collection.kind != "collection":
+            return False
+        machines = [handle.machine for handle in self.shards_of(span.rendition)]
+        if None in (lasts := [time_passed(machine, machine.state, time) for machine in machines]):
+            return False
+        end, runtime = min(last for last in lasts if last is not None) + 1, self.client.runtime
+        with CollectionWriter(self.client, self.collection, self.schema.times, None, owner=self._owner) as write:
+            try:
+                write.append_on(
+                    span.command, empty_table(write.schema.updates), upper.time or 0, end,
+                    timeout=max(PROMISE_S, deadline.remaining_s()), token=format_token(runtime, upper, at(end)),
+                )  # fmt: skip
+            except (UpperMismatch, NotAllowed):  # another writer was first; or only reading is allowed
+                return False
+        return True
 
     def upper_of(self, span: Span) -> Antichain:
         """The least upper of the shards of the span's rendition, read from the location."""

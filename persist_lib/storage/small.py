@@ -23,6 +23,7 @@ from persist_lib.frontier import at
 from persist_lib.read.handle import ReadHandle
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import TIME, Schema
+from persist_lib.shard.terms import claim
 from persist_lib.storage.names import OF_SOURCES
 from persist_lib.write.handle import WriteHandle
 from persist_lib.write.times import next_time
@@ -47,6 +48,7 @@ class Bodies:
         The rows say `_diff`, and no time. No rows are no append. Raises TimedOut when others were always first.
         """
         with self._client.open_writer(self.shard, self._schema, layer=OF_SOURCES) as write:
+            claim(write.machine, OF_SOURCES)
             while True:
                 bodies, upper = self._fetch()
                 if not (rows := to(bodies)):

@@ -14,6 +14,7 @@ from persist_lib.frontier import Antichain
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.shard.commit import Build, Committed, Machine, Wanted
 from persist_lib.shard.leases import Leases
+from persist_lib.shard.terms import retire_writers
 from persist_lib.streams.catalog import LAYER, Record
 from persist_lib.streams.lock import Lock, WriterLock, commit_together
 from persist_lib.write.registration import Registration
@@ -39,10 +40,10 @@ def fence(client: Client, record: Record, lock: WriterLock) -> None:
 
     Raises Fenced when a newer epoch was here.
     """
+    # SUBTLE: the hold first, as nothing else registers an id from then on. A new stream has none before.
+    client.machine(record.sealed).commit(lambda state, _now: hold_command(state, lock))
     for name in (record.sealed, record.unsealed):
-        _retire_writers(client.machine(name))
-    machine = client.machine(record.sealed)
-    machine.commit(lambda state, _now: hold_command(state, lock))
+        retire_writers(client.machine(name))
 
 
 def hold_command(state: State, lock: WriterLock, since: Antichain | None = None) -> c.SetHold | c.DowngradeHold:
@@ -61,11 +62,3 @@ def epoch_of(opaque: bytes) -> int:
     if not opaque.isdigit():
         raise Corrupt(f"the hold {HOLD!r} has the fencing value {opaque!r}, which is no epoch", key=HOLD)
     return int(opaque)
-
-
-def _retire_writers(machine: Machine) -> None:
-    """Retire all live ids that append. Ids of maintenance go on: they change no contents."""
-    writers = machine.fetch().state.writers
-    for id_ in sorted(id_ for id_, writer in writers.items() if writer.purpose == "ingest"):
-        retire = c.Retire(id_)
-        machine.try_commit(lambda _state, _now, retire=retire: retire)  # type: ignore[misc] # refused: it has expired

@@ -25,6 +25,8 @@ from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import Schema
 from persist_lib.shard.commit import Build, Done, Undone, Wanted, try_commit_all
 from persist_lib.shard.schemas import create_if_missing
+from persist_lib.shard.terms import claim
+from persist_lib.streams.catalog import LAYER
 
 log = logging.getLogger("persist.streams")
 SHARD = "streams.lock"
@@ -141,6 +143,7 @@ class WriterLock:
             return _set(state, self._ours(found.epoch + 1, now, found.encoding if found.epoch else ENCODING))
 
         self.epoch = lock_of(self._machine.commit(build).after).epoch
+        claim(self._machine, LAYER)
         self._client.leases.prepare()
         self_ = weakref.ref(self)
 

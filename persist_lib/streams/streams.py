@@ -243,9 +243,9 @@ class Streams:
     def _load(self, committer: Committer, name: str, record: Record, schema: Schema) -> Stream:
         """Load a stream. What its creation left undone when it failed half way is done first."""
         schema_id(self.client.machine(record.sealed), schema)  # raises SchemaMismatch
-        fence(self.client, record, committer.lock)
-        if layer_of(self.client.machine(record.unsealed).state) != LAYER:
+        if layer_of(self.client.machine(record.unsealed).fetch().state) != LAYER:
             self.client.set_retention(record.unsealed, RETENTION, layer=LAYER)
+        fence(self.client, record, committer.lock)
         return Stream(self.client, name, record, schema, committer.lock, self._shared.owner, committer.room())
 
     def _writing(self, what: str) -> Committer:

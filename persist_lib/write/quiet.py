@@ -19,13 +19,20 @@ LEAST_S = 5.0
 """The least time for the append, also for a caller who does not wait."""
 
 
-def is_minted(state: State) -> bool:
-    """Whether times are a clock, and the library has chosen the time of each append that the state remembers.
+def time_passed(machine: Machine, state: State, time: int) -> int | None:
+    """The time of the store's clock, if `time` is at or beyond upper and may be completed: up to which all then is.
 
-    Where callers bring times, moving upper to now would lock them out of theirs. A layer's shard moves with its others.
+    None for a time to come, and unless times are a clock, and the library has chosen the time of each append that the
+    state remembers: where callers bring times, moving upper to now would lock them out of theirs.
     """
     tokens = [outcome.token for outcome in state.outcomes if outcome.token]
-    return state.times is not None and not layer_of(state) and bool(tokens) and all(map(is_chosen, tokens))
+    if state.times is None or state.upper.is_top() or not tokens or not all(map(is_chosen, tokens)):
+        return None
+    now, own = machine.consensus.now(), machine.runtime.clock_ms()
+    if time > (last := now * PER_SECOND[state.times] // 1_000):
+        return None
+    check_clock(f"shard {machine.shard}", now, own, FAR_MS, "the store's clock", "this machine's clock")
+    return last
 
 
 def complete(
@@ -33,16 +40,11 @@ def complete(
 ) -> bool:
     """Complete a time that is at or beyond upper, and all others up to the store's clock. Whether to look again.
 
-    Does nothing for a time to come, where callers bring times, and where this client may not write.
+    Does nothing where `time_passed` is None, where this client may not write, and to the shard of a layer, which moves
+    with its others.
     """
-    if state.times is None or state.upper.is_top() or not is_minted(state):
+    if layer_of(state) or (last := time_passed(machine, state, time)) is None:
         return False
-    now = machine.consensus.now()
-    last = now * PER_SECOND[state.times] // 1_000
-    if time > last:
-        return False
-    own = machine.runtime.clock_ms()
-    check_clock(f"shard {machine.shard}", now, own, FAR_MS, "the store's clock", "this machine's clock")
     token = format_token(machine.runtime, state.upper, at(last + 1))
     try:
         with open_writer(state.schemas[-1]) as write:

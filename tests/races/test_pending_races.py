@@ -79,7 +79,7 @@ def test_a_reader_that_follows_a_late_writer_is_not_left_without_its_batches(are
     area.reader.close()
 
     def act() -> None:
-        with area.client.open_writer(NAME, area.schema) as write:
+        with area.client.open_writer(NAME, area.schema, layer="pending") as write:
             write.compare_and_append(said(0, 9), 0, 9)
         everything(area, area.client)()
 

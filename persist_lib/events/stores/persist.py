@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -30,6 +31,7 @@ from persist_lib.schema.schema import Schema
 from persist_lib.shard.commit import Build, Committed, Machine
 from persist_lib.shard.leases import Leases
 from persist_lib.shard.schemas import create_if_missing, schema_id
+from persist_lib.shard.terms import retire_writers
 from persist_lib.write.handle import WriteHandle
 from persist_lib.write.registration import Registration
 
@@ -124,7 +126,8 @@ class PersistRecords:
             found = machine.try_fetch()
             if found is not None and lock_of(found.state, self._where) is not None:
                 continue
-            create_if_missing(machine, schema, self._client.config.format)
+            free = partial(clients.check_free, self._client, machine.shard)
+            create_if_missing(machine, schema, self._client.config.format, free)
             schema_id(machine, schema)
 
             def build(state: State, _now: int) -> c.SetHold:
@@ -147,7 +150,7 @@ class PersistRecords:
 
         self._notes.commit(follow)
         for machine, schema in ((self._machine, SCHEMA), (self._notes, NOTES)):
-            _retire_writers(machine)
+            retire_writers(machine)
             registration = _Registration(machine, self._client.leases, self._epoch, owner, self._where)
             self._writers[machine.shard] = WriteHandle(
                 machine, self._client.leases, schema, schema_id(machine, schema), registration=registration
@@ -289,14 +292,6 @@ def _set(state: State, lock: Lock) -> c.SetHold:
     hold = state.holds.get(HOLD)
     since = state.since if hold is None else hold.since
     return c.SetHold(HOLD, since, None if hold is None else hold.opaque, msgspec.json.encode(lock))
-
-
-def _retire_writers(machine: Machine) -> None:
-    """Retire all live ids that append. Ids of maintenance go on: they change no contents."""
-    writers = machine.fetch().state.writers
-    for id_ in sorted(id_ for id_, writer in writers.items() if writer.purpose == "ingest"):
-        retire = c.Retire(id_)
-        machine.try_commit(lambda _state, _now, retire=retire: retire)  # type: ignore[misc] # refused: it has expired
 
 
 def open_persist(options: Sequence[str], opening: Opening) -> PersistRecords:

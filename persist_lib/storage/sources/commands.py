@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from persist_lib.errors import Determinate, HoldConflict, NotFound, ShardFinished, SinceViolation
 from persist_lib.runtime.ambient import Deadline
+from persist_lib.shard.terms import claim
 from persist_lib.storage.names import OF_SOURCES
 from persist_lib.storage.small import finish_shard
 from persist_lib.storage.sources.bindings import SCHEMA as BINDINGS
@@ -49,6 +50,7 @@ def settle(
     client.open_writer(record.bindings, BINDINGS, layer=OF_SOURCES).close()
     if record.decoding.registry is not None:
         client.open_writer(record.schemas, SCHEMAS, layer=OF_SOURCES).close()
+        claim(client.machine(record.schemas), OF_SOURCES)
     begin(controller, record, {role: name for role, name in names_of(record).items() if role != "health"})
     hold(controller, changed(record, collections=ids), is_new=True)
     table = make_outside(client, record, deadline) if is_kept else None

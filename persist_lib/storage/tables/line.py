@@ -143,8 +143,7 @@ class Line(ABC):
 
     def next_time(self, least: int) -> int:
         """The next time by the store's clock, and never before `least`. Raises ClockAhead."""
-        client = self.client
-        return store_time(f"timeline {self.name!r}", least, client.consensus.now(), client.runtime.clock_ms())
+        return store_time(f"timeline {self.name!r}", least, self.client.consensus.now())
 
     def wait_for(self, name: str, time: int, upper: int, asked: AsOf, deadline: Deadline) -> None:
         """Wait a little for a time to be complete. Raises NotComplete at the deadline; at once if none was given."""

@@ -14,7 +14,7 @@ W, R, W2, R2 = format_writer_id(1), format_reader_id(1), format_writer_id(2), fo
 SCHEMA = Schema(key={"id": "int64"})
 BATCH = Batch(0, 1, at(0), at(1), MINIMUM, 0, 0, 0)
 KEY = PartKey("w/1")
-LAYERS = ("collection", "stream", "writer", "source", "events.writer", "copy-r2", "source-s01")
+LAYERS = ("collection", "stream", "writer", "source", "events.writer", "layer.mark", "copy-r2", "source-s01")
 
 
 def _holds() -> Iterable[tuple[str, c.Command, str]]:

@@ -450,7 +450,7 @@ def test_a_large_time_and_the_last_one(area: Area):
 def test_other_writers_of_the_shard_and_newer_schemas(area: Area):
     area.put("a", 0, 3)
     area.absorb()
-    with area.client.open_writer(NAME, SCHEMA) as write:
+    with area.client.open_writer(NAME, SCHEMA, layer="pending") as write:
         write.compare_and_append(said(3, 5), 3, 5)
     area.client.evolve_schema(NAME, WIDER)
     area.put("a", 4, 7)
@@ -464,7 +464,7 @@ def test_other_writers_of_the_shard_and_newer_schemas(area: Area):
 def test_a_closed_shard_discards_what_comes_late(area: Area):
     area.put("a", 0, 3)
     area.absorb()
-    with area.client.open_writer(NAME, SCHEMA) as write:
+    with area.client.open_writer(NAME, SCHEMA, layer="pending") as write:
         write.finish()
     area.put("a", 3, 6)
     done = area.absorb()

@@ -135,7 +135,7 @@ def test_what_was_absorbed_otherwise_raises_diverged_and_goes_on_raising_it(area
     listener, merged = area.reader.listen(0), area.reader.listen(0, merged_only=True)
     listener.poll()
     assert area.reader.contents(2, diff=True).num_rows
-    with area.client.open_writer(NAME, SCHEMA) as write:
+    with area.client.open_writer(NAME, SCHEMA, layer="pending") as write:
         write.compare_and_append([*said(0, 2), *said(2, 3, "x")], 0, 3)
     for _ in range(2):
         with pytest.raises(Diverged, match="Drop what was read") as raised:
@@ -203,7 +203,7 @@ def test_a_clone_checks_what_its_original_was_given(area: Area):
     area.put("a", 0, 3)
     assert area.reader.contents(2, diff=True).num_rows
     clone = area.reader.clone()
-    with area.client.open_writer(NAME, SCHEMA) as write:
+    with area.client.open_writer(NAME, SCHEMA, layer="pending") as write:
         write.compare_and_append(said(0, 3, "x"), 0, 3)
     area.put("a", 3, 6)
     with pytest.raises(Diverged):
@@ -246,7 +246,7 @@ def test_a_read_only_client_reads_and_clones(area: Area):
 def test_closed_and_deleted_ends_it(area: Area):
     area.put("a", 0, 3)
     area.absorb()
-    with area.client.open_writer(NAME, SCHEMA) as write:
+    with area.client.open_writer(NAME, SCHEMA, layer="pending") as write:
         write.finish()
     heard = Heard(area.reader.listen(0), 1)
     for event in heard.listener:

@@ -15,6 +15,7 @@ import pytest
 import persist_lib as persist
 from persist_lib import streams
 from persist_lib.core import commands as c
+from persist_lib.shard.terms import retire_writers
 from persist_lib.streams import fencing, opening
 from persist_lib.streams import streams as runtimes
 from persist_lib.streams.catalog import Catalog
@@ -173,7 +174,7 @@ def _create_unfenced(mp: pytest.MonkeyPatch) -> None:
 def _early(mp: pytest.MonkeyPatch, *, retires: bool) -> None:
     """The live ids are looked up before the lock is taken, and (`retires`) retired then, or else only those later."""
     seen: dict[str, list[str]] = {}
-    take, retire = WriterLock.take, fencing._retire_writers
+    take, retire = WriterLock.take, retire_writers
 
     def take_late(self: WriterLock, **options: Any) -> Any:
         client = self._client
@@ -190,7 +191,7 @@ def _early(mp: pytest.MonkeyPatch, *, retires: bool) -> None:
             machine.try_commit(lambda _state, _now, id_=id_: c.Retire(id_))
 
     mp.setattr(WriterLock, "take", take_late)
-    mp.setattr(fencing, "_retire_writers", only_seen)
+    mp.setattr(fencing, "retire_writers", only_seen)
 
 
 def _load_before_retire(mp: pytest.MonkeyPatch) -> None:
