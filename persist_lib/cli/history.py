@@ -13,7 +13,6 @@ from persist_lib.cli.arguments import NUMBER, DryRun, Shard, confirm, parse_fron
 from persist_lib.cli.render import plain_table
 from persist_lib.cli.session import Session
 from persist_lib.cli.values import clock, jsonable
-from persist_lib.core.leases import needed_by
 from persist_lib.errors import InvalidUsage, ShardFinished, StillRead
 from persist_lib.times import show_frontier
 
@@ -216,6 +215,8 @@ def _fence(expected: str | None) -> bytes | Literal["any"]:
 
 def _at_stake(state: State) -> dict[str, Any]:
     """What finishing a shard makes garbage, and which readers prevent it."""
+    from persist_lib.core.leases import needed_by
+
     garbage = sum(len(batch.keys) for batch in state.trace) + len(state.garbage)
     size = state.size - state.inline_size + sum(entry.size for entry in state.garbage.values())
     blocking = [f"reader {one}" if one in state.readers else one for one in needed_by(state)]

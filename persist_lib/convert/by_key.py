@@ -17,7 +17,6 @@ from persist_lib.arguments import is_of, native, shown
 from persist_lib.convert.codecs import canonical_column, canonical_json, exact_json
 from persist_lib.convert.updates import iter_updates
 from persist_lib.errors import InvalidUsage
-from persist_lib.kernel.columns import integers
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.models import is_instance, values_of
 from persist_lib.schema.schema import DIFF, RESERVED, TIME, Schema
@@ -84,7 +83,9 @@ def _check_ones(table: pa.Table, what: str) -> None:
 
 def _first_other(table: pa.Table, name: str, only: int) -> int | None:
     """The first row whose column has another value; None if there is none."""
-    others = np.flatnonzero(integers(table.column(name)) != only)
+    # By DLPack, as `to_numpy` would import pandas. Neither column has nulls.
+    chunks = [np.from_dlpack(chunk) for chunk in table.column(name).chunks]
+    others = np.flatnonzero(np.concatenate(chunks) != only) if chunks else np.empty(0)
     return int(others[0]) if others.size else None
 
 

@@ -46,13 +46,14 @@ def next_time(
     )  # fmt: skip
 
 
-def store_time(what: str, upper: int, now: int, most_ms: int = FAR_MS) -> int:
+def store_time(what: str, upper: int, now: int, own: int, most_ms: int = FAR_MS) -> int:
     """The next time by the store's clock `now`, in ms, which gives upper where it goes back.
 
-    Raises ClockAhead where upper is more than `most_ms` ahead, as the store's clock was wrong once: what is written
-    there puts off all that follows. This machine's clock is not asked: a wrong one keeps nothing from being written.
+    `own` is this machine's clock. Raises ClockAhead where upper is more than `most_ms` ahead, as the store's clock was
+    wrong once, and where that is days ahead now: what is written there puts off all that follows.
     """
     check_clock(what, upper, now, most_ms, "its upper")
+    check_clock(what, now, own, FAR_MS, "the store's clock", "this machine's clock")
     return max(upper, now)
 
 

@@ -192,7 +192,9 @@ class Bindings:
 
     def _time(self, upper: int) -> int:
         """The time of the next binding. A clock that goes back gives upper."""
-        return store_time(f"the bindings {self.shard}", upper, self._client.consensus.now(), MOST_AHEAD_MS)
+        client = self._client
+        now, own = client.consensus.now(), client.runtime.clock_ms()
+        return store_time(f"the bindings {self.shard}", upper, now, own, MOST_AHEAD_MS)
 
     def _open(self) -> WriteHandle:
         if self._writer is None:

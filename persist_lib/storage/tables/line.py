@@ -143,7 +143,8 @@ class Line(ABC):
 
     def next_time(self, least: int) -> int:
         """The next time by the store's clock, and never before `least`. Raises ClockAhead."""
-        return store_time(f"timeline {self.name!r}", least, self.client.consensus.now())
+        client = self.client
+        return store_time(f"timeline {self.name!r}", least, client.consensus.now(), client.runtime.clock_ms())
 
     def wait_for(self, name: str, time: int, upper: int, asked: AsOf, deadline: Deadline) -> None:
         """Wait a little for a time to be complete. Raises NotComplete at the deadline; at once if none was given."""

@@ -71,7 +71,7 @@ def _retracted(reader: ReadHandle, rows: pa.Table, as_of: int, to: int, deadline
     while not deadline.has_passed():
         upper = as_of + 1
         machine = write.machine
-        time = store_time(f"shard {write.shard}", upper, machine.consensus.now())
+        time = store_time(f"shard {write.shard}", upper, machine.consensus.now(), machine.runtime.clock_ms())
         try:
             write.compare_and_append(at_time(changes, time), upper, time + 1)
         except Indeterminate:
