@@ -121,7 +121,7 @@ def put(place: Place, name: str, lower: Any, upper: Any, word: str = "") -> Pend
 def chosen(place: Place, value: Any) -> int | None:
     """Writers disagree before the time and from it on: the choice is for what begins before it."""
     pending_area.create(place.client, "u", place.schema).close()
-    with place.client.open_writer("u", place.schema) as write:
+    with place.client.open_writer("u", place.schema, layer="pending") as write:
         if write.fetch_upper().time == 0:
             write.compare_and_append([], 0, place.target - 10)
     for lower in (place.target - 10, place.target):
