@@ -222,7 +222,7 @@ def test_a_shard_and_a_collection_of_one_name_are_told_apart(client: persist.Cli
     world.append(random.Random(2), 20)
     schema = persist.Schema(key={"k": "int64"})
     create_if_missing(client.machine("orders"), schema, None)  # as locations of before may have it
-    with client.open_writer("orders", schema) as write:
+    with client.open_writer("orders", schema, layer="pending") as write:  # a layer's name is not looked for
         write.compare_and_append([{"k": 7}], 0, 1)
     assert rows(load(client), "k") == [(7,)]
     assert contents(load(client, collection="orders", diff="true")) == world.contents(0)
