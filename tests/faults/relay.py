@@ -18,6 +18,8 @@ class Relay:
         self._changed = threading.Condition()
         self.asked = self.answered = self.bytes_asked = 0
         self.holds_answers = False
+        self.loses_what_is_said = False
+        """What clients send does not reach the server any more: that a call is given up, say."""
         self._clients: list[socket.socket] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._listener.getsockname()[1])
@@ -61,6 +63,8 @@ class Relay:
         frames = Frames(preface=24)
         with contextlib.suppress(OSError), client:
             while data := client.recv(1 << 16):
+                if self.loses_what_is_said:
+                    continue
                 server.sendall(data)
                 self.bytes_asked += len(data)
                 self._count("asked", frames.data(data))

@@ -59,6 +59,7 @@ class Place:
         asked = self.relay.asked
         begun = self.pool.submit(call)
         self.relay.wait("asked", asked + 1)
+        self.relay.loses_what_is_said = True
         return begun
 
     def steps(self, command: str) -> int:
