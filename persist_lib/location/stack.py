@@ -54,7 +54,9 @@ def open_stack(
         scheme = scheme_of(consensus, "consensus")
     location = meter.measure(
         Operation("open", url),
-        lambda: open_location(url, consensus, create=create, read_only=read_only, runtime=runtime),
+        lambda: open_location(
+            url, consensus, create=create, read_only=read_only, runtime=runtime, timeout_s=config.timeout_s
+        ),
         prices or scheme.prices, by_request=scheme.tells_requests,
     )  # fmt: skip
     return wrap(location, config, runtime, meter=meter, prices=prices)
