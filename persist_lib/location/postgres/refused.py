@@ -31,8 +31,6 @@ ASKED_TLS = re.compile(rb"\tSSLResponse\t (.)\s*\Z")
 """The answer to the question for TLS, where nothing came after it: libpq did not go on."""
 ROOT = Path(".postgresql/root.crt")
 """Where libpq looks for authorities, in the home directory."""
-
-
 LOGIN = (
     "Check user, password and database in the URL, and what the server's pg_hba.conf lets in. Nothing was sent, and "
     "trying again would not help"
