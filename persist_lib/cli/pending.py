@@ -10,7 +10,7 @@ from persist_lib.cli import units
 from persist_lib.cli.arguments import Collection, DryRun, confirm, time_words
 from persist_lib.cli.render import plain_table
 from persist_lib.cli.session import Session
-from persist_lib.cli.values import clock, jsonable
+from persist_lib.cli.values import clock, jsonable, worst
 from persist_lib.errors import InvalidUsage, NotFound, PersistError
 from persist_lib.times import Unit, show_frontier, show_time
 
@@ -139,7 +139,7 @@ def _complain(session: Session, failed: list[tuple[str, PersistError]]) -> None:
     for name, failure in failed:
         session.complain(failure, f"{name}: ")
     if failed:
-        raise typer.Exit(1)
+        raise typer.Exit(worst([error for _, error in failed]))
 
 
 def choose(

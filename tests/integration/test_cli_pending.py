@@ -65,9 +65,10 @@ def test_a_damaged_collection_is_named_and_the_others_are_listed(sh: Pending):
         assert newest is not None
         location.consensus.compare_and_set("broken", Newest(newest.seqno), b"damaged")
     done = sh.run("pending", "list")
-    assert done.exit_code == 1
+    assert done.exit_code == 3, "it is damage"
     assert "readings" in done.stdout
     assert "broken: " in done.stderr
+    assert sh.run("pending", "absorb", "--all").exit_code == 3
 
 
 def test_writers_that_disagree_are_told_and_an_operator_chooses(sh: Pending):

@@ -25,7 +25,10 @@ from persist_lib.location.postgres.connecting import Connection, connect
 from persist_lib.runtime.ambient import Deadline
 
 FOR_GOOD = re.compile(rb"28...|3D000|42501")
-"""Codes of servers and poolers that reject a login: who it is, the database, and a right that is missing there."""
+"""Codes of servers and poolers that reject a login: who it is, the database, and a right that is missing there.
+
+A pooler that says another code of these, as older ones do (08P01 of everything), is asked again until the deadline.
+"""
 CODE = re.compile(rb'\tErrorResponse\t(?: [A-Z] "[^"]*")*? C "(\w{5})"')
 ASKED_TLS = re.compile(rb"\tSSLResponse\t (.)\s*\Z")
 """The answer to the question for TLS, where nothing came after it: libpq did not go on."""
