@@ -46,7 +46,10 @@ def open_stack(
     create: bool = False,
     read_only: bool = False,
 ) -> Stack:
-    """Open a location and wrap it. The requests of opening are counted as `open`. A failed opening is not retried."""
+    """Open a location and wrap it. The requests of opening are counted as `open`.
+
+    A failed opening is not retried, but a shard server that does not answer yet is asked again.
+    """
     meter = Meter(runtime.monotonic)
     url, consensus = url_of(url), None if consensus is None else url_of(consensus, "consensus")
     scheme = scheme_of(url)

@@ -12,6 +12,7 @@ import select
 import socket
 import ssl
 import sys
+from collections import defaultdict
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,9 @@ A pooler that says another code of these, as older ones do (08P01 of everything)
 CODE = re.compile(rb'\tErrorResponse\t(?: [A-Z] "[^"]*")*? C "(\w{5})"')
 ASKED_TLS = re.compile(rb"\tSSLResponse\t (.)\s*\Z")
 """The answer to the question for TLS, where nothing came after it: libpq did not go on."""
+LOOK_S = 5.0
+"""How long not to look again where nothing is wrong for good. SUBTLE: psycopg keeps some 5 KB of each look for ever."""
+_NEXT_LOOK: defaultdict[str, float] = defaultdict(lambda: float("-inf"))
 ROOT = Path(".postgresql/root.crt")
 """Where libpq looks for authorities, in the home directory."""
 LOGIN = (
@@ -52,8 +56,11 @@ def connected(conninfo: str, name: str, deadline: Deadline) -> Connection:
 def connection_failed(error: psycopg.Error, name: str, conninfo: str, deadline: Deadline) -> PersistError:
     """Return the error for a connection that could not be made. Nothing was sent."""
     what = f"could not connect to {name}: {str(error).strip()}"
-    has_timed_out = isinstance(error, psycopg.errors.ConnectionTimeout)
-    cause = None if has_timed_out else _cause(conninfo, deadline)
+    cause = None
+    if not isinstance(error, psycopg.errors.ConnectionTimeout) and deadline.runtime.monotonic() >= _NEXT_LOOK[conninfo]:
+        cause = _cause(conninfo, deadline)
+    if cause is None:
+        _NEXT_LOOK[conninfo] = deadline.runtime.monotonic() + LOOK_S
     return Determinate(what) if cause is None else InvalidUsage(f"{what}. {cause}", name=name)
 
 

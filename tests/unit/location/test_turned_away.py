@@ -119,7 +119,7 @@ class Speaker:
     """
 
     def __init__(self, error: Place, tls: bytes = b"N") -> None:
-        self._error, self._tls = error, tls
+        self._error, self._tls, self.logins = error, tls, 0
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._listener.getsockname()[1])
         threading.Thread(target=self._accept, daemon=True).start()
@@ -138,6 +138,7 @@ class Speaker:
             if self._tls == b"S":
                 return
         client.recv(size - 4, socket.MSG_WAITALL)
+        self.logins += 1
         if isinstance(self._error, tuple):
             code, text = self._error
             told = b"".join(f"{field}\0".encode() for field in ("SFATAL", f"C{code}", f"M{text}")) + b"\0"
@@ -179,6 +180,14 @@ def test_what_a_connection_that_was_not_made_means(said: Sequence[Place], kind: 
     error = fails(said)
     assert type(error) is kind, error
     assert kind is Determinate or "Check user, password and database" in error.message
+
+
+def test_a_server_that_may_let_us_in_later_is_not_asked_twice_at_each_attempt() -> None:
+    with closing(Speaker(("57P03", GERMAN))) as speaker:
+        for logins in (2, 3, 4):
+            with pytest.raises(Determinate):
+                PostgresConsensus(f"postgresql://x:y@127.0.0.1:{speaker.port}/x")
+            assert speaker.logins == logins
 
 
 def test_one_address_of_a_host_speaks_for_all() -> None:
