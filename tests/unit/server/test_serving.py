@@ -23,7 +23,6 @@ from persist_lib.format import wire
 from persist_lib.format.log import GROUP, decode_row
 from persist_lib.ids import SeqNo
 from persist_lib.location.commands import Answered
-from persist_lib.location.rpc.consensus import RpcConsensus
 from persist_lib.location.rpc.servers import Servers
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.server import calls, funnel, seen
@@ -142,7 +141,7 @@ def test_without_any_server_a_call_says_that_nothing_was_sent(site: Site, tmp_pa
         write.compare_and_append([row(1)], 0, 1)
     started = time.monotonic()
     with pytest.raises(Determinate, match="cannot be reached"):
-        RpcConsensus(Servers(["127.0.0.1:1"], Runtime()), timeout_s=60)
+        Servers(["127.0.0.1:1"], Runtime()).call("now", None, type(None), route="", seconds=1, reads=False)
     assert time.monotonic() - started < 5
 
 
