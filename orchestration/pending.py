@@ -22,6 +22,7 @@ from orchestration.runs import is_unfinished
 from orchestration.schedules import LOOK_S
 from persist_lib.errors import PersistError
 from persist_lib.pending_area import Absorbed, absorb, due_collections, pending_collections
+from persist_lib.runtime.each import Each, why
 from persist_lib.storage.sources.records import owners_of
 
 PENDING = "pending"
@@ -66,7 +67,8 @@ def pending_schedule(mount: Mount, job: dg.JobDefinition, status: dg.DefaultSche
         keep(context.instance, mount, PARTITIONS, list(there))
         if is_unfinished(context.instance, job.name):
             return dg.SkipReason(f"the last run of {job.name} is not finished")
-        if not due_collections(persist.client):
+        due = due_collections(persist.client)
+        if not due.failed and not any(due.done.values()):
             return dg.SkipReason("nothing that could be absorbed is pending")
         return dg.RunRequest()
 
@@ -82,12 +84,13 @@ def absorb_op(mount: Mount) -> dg.OpDefinition:
     def of_pending(context: dg.OpExecutionContext, config: PendingConfig) -> Iterator[Event]:
         persist: Persist = getattr(context.resources, mount.persist)
         done: list[Absorbed] = []
-        wrong: dict[str, str] = {}
-        for name in config.collections or due_collections(persist.client):
+        due = Each[bool]() if config.collections else due_collections(persist.client)
+        wrong = dict(due.why)
+        for name in config.collections or [name for name, is_due in due.done.items() if is_due]:
             try:
                 one = absorb(persist.client, name, dry_run=config.dry_run)
             except PersistError as error:
-                wrong[name] = f"{type(error).__name__}: {error}"
+                wrong[name] = why(error)
                 continue
             done.append(one)
             context.log.info("%s: %s batches absorbed, up to %s", name, f"{one.batches:,}", one.upper)
@@ -102,7 +105,7 @@ def absorb_op(mount: Mount) -> dg.OpDefinition:
         rows = {"collections": table([row_of(one) for one in done[:MOST_NAMED]])}
         yield dg.AssetObservation(mount.key(PENDING), metadata={**figures(done), **rows}, tags=tags)
         if wrong:
-            lines = "; ".join(f"{name} ({why})" for name, why in sorted(wrong.items()))
+            lines = "; ".join(f"{name} ({says})" for name, says in sorted(wrong.items()))
             raise dg.Failure(
                 f"Not all could be absorbed, {len(wrong)} of {len(done) + len(wrong)} collections: {lines}"
             )

@@ -10,7 +10,7 @@ from persist_lib.cli import units
 from persist_lib.cli.arguments import Collection, DryRun, confirm, time_words
 from persist_lib.cli.render import plain_table
 from persist_lib.cli.session import Session
-from persist_lib.cli.values import clock, jsonable
+from persist_lib.cli.values import clock, jsonable, worst
 from persist_lib.errors import InvalidUsage, NotFound, PersistError
 from persist_lib.times import Unit, show_frontier, show_time
 
@@ -35,6 +35,7 @@ def list_(session: Session) -> None:
     from persist_lib.pending_area import pending_collections
 
     rows = []
+    failed: list[tuple[str, PersistError]] = []
     with session.open() as client:
         for name in pending_collections(client):
             state = None
@@ -43,6 +44,9 @@ def list_(session: Session) -> None:
                 status = "deleted" if state.is_finished() else "closed" if state.upper.is_top() else "open"
             except NotFound:
                 status = "no shard"
+            except PersistError as error:
+                status = "unread"
+                failed.append((name, error))
             upper = None if state is None else state.upper
             shown = "" if state is None else show_frontier(state.upper, state.times)
             rows.append((name, status, upper, shown))
@@ -51,6 +55,7 @@ def list_(session: Session) -> None:
         table.add_row(name, status, shown)
     found = [{"collection": name, "state": status, "upper": jsonable(upper)} for name, status, upper, _ in rows]
     session.answer({"collections": found}, table if rows else "nothing is pending")
+    _complain(session, failed)
 
 
 def show(session: Session, name: Collection) -> None:
@@ -125,12 +130,16 @@ def absorb(
     if done or not failed:
         value = {"collections": [jsonable(one) for one in done], "dry_run": dry_run}
         session.answer(value, *(shown or ["nothing is pending"]))
+    _complain(session, failed)
+    if any(one.is_blocked for one in done):
+        raise typer.Exit(3)
+
+
+def _complain(session: Session, failed: list[tuple[str, PersistError]]) -> None:
     for name, failure in failed:
         session.complain(failure, f"{name}: ")
     if failed:
-        raise typer.Exit(1)
-    if any(one.is_blocked for one in done):
-        raise typer.Exit(3)
+        raise typer.Exit(worst([error for _, error in failed]))
 
 
 def choose(

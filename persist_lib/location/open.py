@@ -36,6 +36,7 @@ from persist_lib.location.lazy import lazy_scheme
 from persist_lib.location.memory import location as memory_location
 from persist_lib.location.scheme import Opening, Scheme
 from persist_lib.location.wrap.read_only import ReadOnlyBlob, ReadOnlyConsensus, RefusesWrites
+from persist_lib.location.wrap.retrying import TIMEOUT_S
 from persist_lib.runtime.ambient import Runtime
 
 ENTRY_POINTS = "persist.locations"
@@ -102,6 +103,7 @@ def open_location(
     read_only: bool = False,
     clock: Clock = machine_clock,
     runtime: Runtime | None = None,
+    timeout_s: float = TIMEOUT_S,
 ) -> Location:
     """Open the Blob at `url` and the Consensus at `consensus` (None: the same place).
 
@@ -110,11 +112,12 @@ def open_location(
     the clock of an embedded Consensus. Everything else that is ambient comes from `runtime`, a real one by default.
 
     Raises InvalidUsage for a URL that is invalid or of an unknown scheme, and NewerFormat for a location of a newer
-    release. A call with `create` can be repeated: it opens what exists.
+    release. A call with `create` can be repeated: it opens what exists. A shard server that does not answer yet is
+    waited for up to `timeout_s` seconds.
     """
     runtime = runtime or Runtime()
     stores = _Stores(Opening(False, read_only, clock, runtime))
-    opening = Opening(create and not read_only, read_only, clock, runtime, stores)
+    opening = Opening(create and not read_only, read_only, clock, runtime, stores, timeout_s)
     url, consensus = url_of(url), None if consensus is None else url_of(consensus, "consensus")
     scheme = scheme_of(url)
     url = scheme.named(scheme.canonical(url), opening)

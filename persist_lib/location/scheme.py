@@ -38,6 +38,8 @@ class Opening:
     clock: Clock = machine_clock
     runtime: Runtime = field(default_factory=Runtime)
     stores: Stores | None = None
+    timeout_s: float = 0.0
+    """For how long a server is asked again that is there, and does not answer."""
 
 
 def unchanged(url: str) -> str:

@@ -46,7 +46,10 @@ def open_stack(
     create: bool = False,
     read_only: bool = False,
 ) -> Stack:
-    """Open a location and wrap it. The requests of opening are counted as `open`. A failed opening is not retried."""
+    """Open a location and wrap it. The requests of opening are counted as `open`.
+
+    A failed opening is not retried, but a shard server that does not answer yet is asked again.
+    """
     meter = Meter(runtime.monotonic)
     url, consensus = url_of(url), None if consensus is None else url_of(consensus, "consensus")
     scheme = scheme_of(url)
@@ -54,7 +57,9 @@ def open_stack(
         scheme = scheme_of(consensus, "consensus")
     location = meter.measure(
         Operation("open", url),
-        lambda: open_location(url, consensus, create=create, read_only=read_only, runtime=runtime),
+        lambda: open_location(
+            url, consensus, create=create, read_only=read_only, runtime=runtime, timeout_s=config.timeout_s
+        ),
         prices or scheme.prices, by_request=scheme.tells_requests,
     )  # fmt: skip
     return wrap(location, config, runtime, meter=meter, prices=prices)

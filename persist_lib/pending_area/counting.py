@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -19,6 +20,7 @@ from persist_lib.location.wrap.spending import charged
 from persist_lib.pending_area.late import known_of
 from persist_lib.pending_area.listing import Others, read_listing
 from persist_lib.pending_area.sweeping import chain_of
+from persist_lib.runtime.each import Each
 
 
 class WriterCensus(msgspec.Struct, frozen=True):
@@ -99,22 +101,23 @@ def pending_collections(client: Client) -> Iterator[str]:
         after = max(page.entries[-1].key, f"{prefix}{names[-1]}/\U0010ffff")
 
 
-def due_collections(client: Client) -> list[str]:
-    """The collections on which an absorption would find something to do, by listings alone.
+def due_collections(client: Client) -> Each[bool]:
+    """Of each collection with something pending: whether an absorption would find something to do, by listings alone.
 
-    Batches that are garbage already, or adopted, count for nothing. A name without a shard is none of them.
+    Batches that are garbage already, or adopted, count for nothing. A name without a shard has nothing to do. One that
+    cannot be looked at stops none of the others.
     """
-    found = []
-    for name in pending_collections(client):
-        try:
-            machine = client.machine(name)
-            state = machine.fetch().state
-        except NotFound:
-            continue
-        listing = read_listing(machine.shard, listed(machine.blob, pending_prefix(machine.shard)), known_of(state))
-        late = len(listing.late(state.upper))
-        beyond = listing.contents(np.flatnonzero(listing.rows["upper"] > np.uint64(state.upper.time or 0)))
-        goes_on = state.upper.time is not None and bool(chain_of(beyond, state.upper.time))
-        if late or goes_on or (state.is_finished() and len(listing)):
-            found.append(name)
-    return found
+    return Each[bool]().add(pending_collections(client), partial(_is_due, client))
+
+
+def _is_due(client: Client, name: str) -> bool:
+    try:
+        machine = client.machine(name)
+        state = machine.fetch().state
+    except NotFound:
+        return False
+    listing = read_listing(machine.shard, listed(machine.blob, pending_prefix(machine.shard)), known_of(state))
+    late = len(listing.late(state.upper))
+    beyond = listing.contents(np.flatnonzero(listing.rows["upper"] > np.uint64(state.upper.time or 0)))
+    goes_on = state.upper.time is not None and bool(chain_of(beyond, state.upper.time))
+    return bool(late or goes_on or (state.is_finished() and len(listing)))

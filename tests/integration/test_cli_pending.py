@@ -9,6 +9,8 @@ import pytest
 
 import persist_lib as persist
 from persist_lib import pending_area
+from persist_lib.location.api import Newest
+from persist_lib.location.open import open_location
 from tests.integration.test_cli import Shell
 from tests.unit.pending_area.areas import said
 from tests.worlds import SCHEMA
@@ -50,6 +52,23 @@ def test_a_life_of_a_pending_area(sh: Pending):
     sh("maintain", "readings")
     sh("maintain", "readings")
     assert sh.json("pending", "show", "readings")["batches"] == 0
+
+
+def test_a_damaged_collection_is_named_and_the_others_are_listed(sh: Pending):
+    with persist.open(sh.root) as client:
+        pending_area.create(client, "broken", SCHEMA).close()
+    for name in ("broken", "readings"):
+        with pending_area.Writer(sh.root, name, "edge-7", SCHEMA) as write:
+            write.put(said(0, 3), 0, 3)
+    with open_location(sh.root) as location:
+        newest = location.consensus.head("broken")
+        assert newest is not None
+        location.consensus.compare_and_set("broken", Newest(newest.seqno), b"damaged")
+    done = sh.run("pending", "list")
+    assert done.exit_code == 3, "it is damage"
+    assert "readings" in done.stdout
+    assert "broken: " in done.stderr
+    assert sh.run("pending", "absorb", "--all").exit_code == 3
 
 
 def test_writers_that_disagree_are_told_and_an_operator_chooses(sh: Pending):

@@ -15,6 +15,8 @@ from orchestration.definitions import build_definitions
 from orchestration.resources import Persist
 from orchestration.settings import Settings
 from persist_lib import pending_area
+from persist_lib.location.api import Newest
+from persist_lib.location.open import open_location
 from tests.unit.pending_area.areas import said
 from tests.worlds import SCHEMA
 
@@ -75,6 +77,22 @@ def test_what_is_due_is_absorbed_and_then_nothing_is_due(folder: Path, instance:
     metadata = events[0].materialization.metadata
     assert (metadata["batches"].value, metadata["updates"].value, metadata["left"].value) == (1, 3, 0)
     assert "nothing" in tick(folder, instance).skip_message, "what is garbage already is not due"
+
+
+def test_a_damaged_shard_is_named_and_the_others_are_absorbed(folder: Path, instance: dg.DagsterInstance):
+    put(folder, "others", "edge-7", 0, 3)
+    put(folder, "readings", "edge-7", 0, 3)
+    with open_location(f"file:{folder}") as location:
+        newest = location.consensus.head("others")
+        assert newest is not None
+        location.consensus.compare_and_set("others", Newest(newest.seqno), b"damaged")
+    assert len(tick(folder, instance).run_requests) == 1
+    done = run(folder, instance)
+    assert not done.success
+    assert [event.partition for event in done.get_asset_materialization_events()] == ["readings"]
+    [failure] = [event for event in done.all_events if event.is_step_failure]
+    assert "1 of 2 collections: others (" in str(failure.step_failure_data.user_failure_data)
+    assert len(tick(folder, instance).run_requests) == 1, "red until it is mended"
 
 
 def test_writers_that_disagree_fail_the_run_and_the_others_are_absorbed(folder: Path, instance: dg.DagsterInstance):

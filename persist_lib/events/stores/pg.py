@@ -17,19 +17,16 @@ from psycopg import sql
 from persist_lib.errors import Corrupt, InvalidUsage, NewerFormat, NotFound
 from persist_lib.events.api import EVENTS, Held, Key, Kind, Opening, Put
 from persist_lib.events.stores.shared import FORMAT, as_bytes, fenced, pages, sent_again
-from persist_lib.location.postgres.connecting import connect
 from persist_lib.location.postgres.consensus import (
-    DISTRUSTED,
     LOCK_SHARE,
     OPERATION_S,
-    connection_failed,
     describe,
-    is_turned_away,
     parse_url,
     read_failed,
     write_failed,
 )
 from persist_lib.location.postgres.layout import CLOCK, SETTINGS, creation_failed
+from persist_lib.location.postgres.refused import connected
 from persist_lib.location.postgres.sessions import (
     BYTEA,
     INT8,
@@ -129,19 +126,14 @@ class PgRecords:
         self._conninfo, self._schema = parse_url(url)
         self._name = f"log {log_name!r} of {describe(self._conninfo)}"
         try:
-            with connect(self._conninfo, self._runtime.deadline(OPERATION_S)) as connection:
+            with connected(self._conninfo, self._name, self._runtime.deadline(OPERATION_S)) as connection:
                 self._number, self.log = _find_log(connection, self._schema, log_name, self._name, opening)
         except psycopg.Error as error:
-            if DISTRUSTED.search(str(error)) or is_turned_away(error):
-                raise connection_failed(error, self._name) from error
             raise creation_failed(error, self._schema, self._name) from error
         self._sessions = Sessions(self._session, self._name, 2)
 
     def _session(self, deadline: Deadline) -> Session:
-        try:
-            return Session(connect(self._conninfo, deadline), self._runtime.entropy())
-        except psycopg.Error as error:
-            raise connection_failed(error, self._name) from error
+        return Session(connected(self._conninfo, self._name, deadline), self._runtime.entropy())
 
     def _filled(self, text: str, **parts: str) -> str:
         for name, part in parts.items():

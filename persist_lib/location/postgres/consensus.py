@@ -31,6 +31,7 @@ from persist_lib.location.postgres.layout import (
 )
 from persist_lib.location.postgres.notify import OPTION as NOTIFY
 from persist_lib.location.postgres.notify import Notifier
+from persist_lib.location.postgres.refused import connected
 from persist_lib.location.postgres.sessions import (
     BYTEA,
     INT8,
@@ -58,17 +59,6 @@ CONNECTIONS = 8
 
 NOT_NOW = re.compile(r"08...|57P..|58...|XX...|F0...|40003")
 """Errors that do not say what became of a write: broken connections, shutdowns, I/O errors, bugs, and unknown ones."""
-DISTRUSTED = re.compile(r"certificate|SSL was required|SSL connection is required")
-"""Libpq's messages for a server without TLS or with an untrusted identity: it has no codes, and retries do not help."""
-TURNED_AWAY = re.compile(
-    r"password authentication failed|no password supplied|no pg_hba\.conf entry|pg_hba\.conf rejects connection"
-    r"|(database|role) \".*\" does not exist|is not permitted to log in|permission denied for database"
-    r"|no such (database|user)"
-)
-"""Messages of servers and poolers that reject a login for good: libpq gives no SQLSTATE for these. If a server speaks
-another language, the login is retried until the timeout."""
-ATTEMPT = re.compile(r"^- host: (.*?), hostaddr: .*?: (.*)$", re.MULTILINE)
-"""How psycopg reports each of several attempts: the host and port, and the outcome."""
 ROLLED_BACK = "22012"
 UNIQUE_VIOLATION = "23505"
 NO_TABLE = ("42P01", "3F000")
@@ -111,25 +101,21 @@ class PostgresConsensus:
 
     def _open_layout(self, create: bool) -> None:
         try:
-            with connect(self._conninfo, self._deadline()) as connection:
+            with connected(self._conninfo, self._name, self._deadline()) as connection:
                 if check_layout(connection, self._schema, self._name):
                     return
                 if not create:
                     raise not_there(self._schema, self._name)
                 create_layout(connection, self._schema, self._name)
         except psycopg.Error as error:
-            if DISTRUSTED.search(str(error)) or is_turned_away(error):
-                raise connection_failed(error, self._name) from error
             raise creation_failed(error, self._schema, self._name) from error
 
     def _listening(self) -> psycopg.Connection:
         return connect(self._conninfo, self._runtime.deadline(CONNECT_S))
 
     def _connect(self, deadline: Deadline) -> Session:
-        try:
-            return Session(connect(self._conninfo, deadline), self._runtime.entropy(), prepares=self._prepares)
-        except psycopg.Error as error:
-            raise connection_failed(error, self._name) from error
+        connection = connected(self._conninfo, self._name, deadline)
+        return Session(connection, self._runtime.entropy(), prepares=self._prepares)
 
     def _deadline(self) -> Deadline:
         return self._runtime.deadline(patience_s(self._operation_s))
@@ -245,35 +231,6 @@ class PostgresConsensus:
 
 def _expected(newest: Newest | None) -> list[tuple[Value, int]]:
     return [(None, INT8), (None, BYTEA)] if newest is None else [(newest.seqno, INT8), (newest.start, BYTEA)]
-
-
-def connection_failed(error: psycopg.Error, name: str) -> PersistError:
-    """Return the error for a connection that could not be made. Nothing was sent."""
-    what = f"could not connect to {name}: {str(error).strip()}"
-    if DISTRUSTED.search(str(error)):
-        return InvalidUsage(
-            f"{what}. Check sslmode, sslrootcert (the bundle of the server's authority, PEM) and the host in the URL"
-        )
-    if is_turned_away(error):
-        return InvalidUsage(
-            f"{what}. Check user, password and database in the URL, and what the server's pg_hba.conf lets in. "
-            "Nothing was sent, and trying again would not help",
-            name=name,
-        )
-    return Determinate(what)
-
-
-def is_turned_away(error: psycopg.Error) -> bool:
-    """Whether every tried host rejects this user or database. A host that is only down may still accept the login.
-
-    A host may have several addresses: a rejection from one of them counts for all.
-    """
-    if not isinstance(error, psycopg.OperationalError) or error.sqlstate is not None:
-        return False
-    said: dict[str, bool] = {}
-    for host, outcome in ATTEMPT.findall(str(error)) or [("", str(error))]:
-        said[host] = said.get(host, False) or TURNED_AWAY.search(outcome) is not None
-    return all(said.values())
 
 
 def _rows(records: Sequence[Record]) -> list[Row]:

@@ -13,6 +13,7 @@ It needs no credentials of the store. Blobs are read and written without the ser
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,8 @@ from persist_lib.location.rpc.subscriptions import Subscriptions
 from persist_lib.location.rpc.tls import Tls
 from persist_lib.location.rpc.url import STORE, joined, parts
 from persist_lib.location.scheme import Opening
+from persist_lib.location.wrap.deadline import within
+from persist_lib.location.wrap.retrying import retry
 
 
 def canonical(url: str) -> str:
@@ -63,7 +66,7 @@ def open_consensus(url: str, opening: Opening) -> RpcConsensus:
     has_store = STORE in files and opening.stores is not None
     servers = Servers(addresses, opening.runtime, credentials, _tls(url, files), has_store=has_store)
     if STORE not in files or opening.stores is None:
-        return RpcConsensus(servers)
+        return RpcConsensus(servers, timeout_s=opening.timeout_s)
     return RpcConsensus(servers, Behind(files[STORE], opening.stores, servers, opening.runtime))
 
 
@@ -80,12 +83,20 @@ def _tls(url: str, files: Mapping[str, str]) -> Tls | None:
 class RpcConsensus:
     """Consensus by way of shard servers. A read is linearizable where that of any Consensus is: they scan the store.
 
-    With `behind`, it asks that store itself while no server is there.
+    With `behind`, it asks that store itself while no server is there. Without, servers that do not answer yet, as
+    those of a loaded machine, are asked again for `timeout_s`; where none listens, that is said at once.
     """
 
-    def __init__(self, servers: Servers, behind: Behind | None = None) -> None:
+    def __init__(self, servers: Servers, behind: Behind | None = None, timeout_s: float = 0.0) -> None:
         self._servers, self._behind = servers, behind
-        self._call("now", None, type(None), alone=lambda _store: None)
+        deadline = servers.runtime.deadline(timeout_s)
+        greet = partial(self._call, "now", None, type(None), alone=lambda _store: None)
+        try:
+            greet()
+        except Determinate as error:
+            if deadline.has_passed() or (isinstance(error.__cause__, Gone) and not error.__cause__.is_slow):
+                raise
+            within(deadline, lambda: retry(greet, is_idempotent=True, deadline=deadline))
         self._subscriptions = Subscriptions(servers, servers.runtime)
 
     def head(self, key: str) -> Row | None:

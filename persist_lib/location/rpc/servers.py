@@ -115,7 +115,8 @@ class Server:
                     raise _failed(self, "now", error) from error
                 raise Gone(
                     f"the shard server {self.address} cannot be reached ({error.code().name}, {error.details()}); "
-                    "nothing was sent to it"
+                    "nothing was sent to it",
+                    is_slow=error.code() == grpc.StatusCode.DEADLINE_EXCEEDED,
                 ) from error
             self._is_ready = True
         return channel
@@ -249,13 +250,14 @@ class Servers:
             except _Unanswered as error:
                 if not reads:
                     raise Indeterminate(f"{error}; it is not known what was done") from error
-                gone = Gone(f"{error}; nothing was changed")
+                gone = Gone(f"{error}; nothing was changed", is_slow=True)
             except Unread as error:
                 if not reads:
                     told_by = f"the shard server {server.address} answered {name}, but {error}"
                     raise Indeterminate(f"{told_by}; it is not known what was done") from error
                 raise error.error from error
             except Gone as error:
+                error.is_slow |= gone.is_slow
                 gone = error
             except Determinate as error:  # it did nothing: perhaps another one can
                 told = error
@@ -318,7 +320,14 @@ class Servers:
 
 
 class Gone(Exception):
-    """A server, or all of them, could not be reached: it got nothing. Or it did not answer a call that only reads."""
+    """A server, or all of them, could not be reached: it got nothing. Or it did not answer a call that only reads.
+
+    `is_slow`: one may be there, as it does not answer yet.
+    """
+
+    def __init__(self, message: str, *, is_slow: bool = False) -> None:
+        super().__init__(message)
+        self.is_slow = is_slow
 
 
 class _Unanswered(Exception):

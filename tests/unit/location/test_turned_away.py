@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import socket
+import struct
+import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 
 import boto3
 import psycopg
@@ -13,8 +16,8 @@ import pytest
 
 import persist_lib as persist
 from persist_lib.core import commands as c
-from persist_lib.errors import Determinate, Indeterminate, InvalidUsage
-from persist_lib.location.postgres.consensus import connection_failed
+from persist_lib.errors import Determinate, Indeterminate, InvalidUsage, PersistError
+from persist_lib.location.postgres.consensus import PostgresConsensus
 from persist_lib.location.wrap.around import AroundConsensus, Operation, T
 from persist_lib.testing.servers import CREDENTIALS, PostgresServer, S3Server
 from tests.unit.core.core_shard import Store, always
@@ -104,28 +107,101 @@ def test_a_server_that_is_down_is_no_wrong_usage_whoever_else_turned_us_away(ser
         persist.open("memory:", f"postgresql://app:wrong@{hosts}/postgres?connect_timeout=2")
 
 
-TURNED_AWAY = 'connection failed: FATAL:  password authentication failed for user "x"'
+ENGLISH = 'password authentication failed for user "x": no certificate'
+GERMAN = "Passwort-Authentifizierung für Benutzer »x« fehlgeschlagen"
+Place = str | tuple[str, str] | None
 
 
-def several(*outcomes: tuple[str, str]) -> str:
-    """What psycopg says of several attempts."""
-    lines = [f"- host: {host!r}, port: '1', hostaddr: '127.0.0.1': {said}" for host, said in outcomes]
-    return "\n".join([outcomes[-1][1], "Multiple connection attempts failed. All failures were:", *lines])
+class Speaker:
+    """A server that answers each login with one error, by its SQLSTATE and text; without any, it hangs up.
+
+    `tls` is what it says to who asks for TLS. It cannot go on after "S".
+    """
+
+    def __init__(self, error: Place, tls: bytes = b"N") -> None:
+        self._error, self._tls, self.logins = error, tls, 0
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._listener.getsockname()[1])
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                with suppress(OSError, struct.error), client:
+                    self._answer(client)
+
+    def _answer(self, client: socket.socket) -> None:
+        while (size := struct.unpack(">I", client.recv(4, socket.MSG_WAITALL))[0]) == 8:  # asks for TLS, or for GSS
+            client.recv(4)
+            client.sendall(self._tls)
+            if self._tls == b"S":
+                return
+        client.recv(size - 4, socket.MSG_WAITALL)
+        self.logins += 1
+        if isinstance(self._error, tuple):
+            code, text = self._error
+            told = b"".join(f"{field}\0".encode() for field in ("SFATAL", f"C{code}", f"M{text}")) + b"\0"
+            client.sendall(b"E" + struct.pack(">I", len(told) + 4) + told)
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+
+def fails(said: Sequence[Place], *, host: str = "127.0.0.1", mode: str = "prefer", tls: bytes = b"N") -> PersistError:
+    """How a login fails where each host says that; "down" is one that is not there."""
+    with ExitStack() as stack:
+        speakers = [None if error == "down" else stack.enter_context(closing(Speaker(error, tls))) for error in said]
+        hosts = ",".join(f"{host}:{speaker.port if speaker else 1}" for speaker in speakers)
+        with pytest.raises(PersistError) as caught:
+            PostgresConsensus(f"postgresql://x:y@{hosts}/x?sslmode={mode}&connect_timeout=2")
+    return caught.value
 
 
 @pytest.mark.parametrize(("said", "kind"), [
-    (TURNED_AWAY, InvalidUsage),
-    ('connection failed: FATAL:  database "x" does not exist', InvalidUsage),
-    ("connection failed: FATAL:  no such database: x", InvalidUsage),
-    ("connection failed: FATAL:  the database system is starting up", Determinate),
-    ("connection failed: FATAL:  sorry, too many clients already", Determinate),
-    ("connection failed: Connection refused", Determinate),
-    (several(("a", "Connection refused"), ("a", TURNED_AWAY)), InvalidUsage),
-    (several(("a", "Connection refused"), ("b", TURNED_AWAY)), Determinate),
-    (several(("a", TURNED_AWAY), ("b", TURNED_AWAY)), InvalidUsage),
+    ([("28P01", GERMAN)], InvalidUsage),
+    ([("28000", GERMAN)], InvalidUsage),
+    ([("3D000", "Datenbank »x« existiert nicht")], InvalidUsage),
+    ([("42501", "keine Berechtigung für Datenbank »x«")], InvalidUsage),
+    ([("57P03", ENGLISH)], Determinate),
+    ([("53300", ENGLISH)], Determinate),
+    ([("57P03", 'C "28P01"')], Determinate),
+    ([None], Determinate),
+    (["down"], Determinate),
+    (["down", ("28P01", GERMAN)], Determinate),
+    ([("28P01", GERMAN), "down"], Determinate),
+    ([("28P01", GERMAN), ("28000", GERMAN)], InvalidUsage),
+    ([("28P01", GERMAN), ("57P03", GERMAN)], Determinate),
 ])  # fmt: skip
-def test_what_a_connection_that_was_not_made_means(said: str, kind: type[Exception]) -> None:
-    assert type(connection_failed(psycopg.OperationalError(said), "a database")) is kind
+def test_what_a_connection_that_was_not_made_means(said: Sequence[Place], kind: type[PersistError]) -> None:
+    """By its code: the words are the server's, in its own language."""
+    error = fails(said)
+    assert type(error) is kind, error
+    assert kind is Determinate or "Check user, password and database" in error.message
+
+
+def test_a_server_that_may_let_us_in_later_is_not_asked_twice_at_each_attempt() -> None:
+    with closing(Speaker(("57P03", GERMAN))) as speaker:
+        for logins in (2, 3, 4):
+            with pytest.raises(Determinate):
+                PostgresConsensus(f"postgresql://x:y@127.0.0.1:{speaker.port}/x")
+            assert speaker.logins == logins
+
+
+def test_one_address_of_a_host_speaks_for_all() -> None:
+    assert type(fails([("28P01", GERMAN)], host="localhost")) is InvalidUsage, "it has others, where nothing listens"
+
+
+@pytest.mark.parametrize(("mode", "tls", "kind"), [
+    ("require", b"N", InvalidUsage), ("verify-full", b"N", InvalidUsage),
+    ("require", b"S", Determinate), ("prefer", b"S", Determinate),
+])  # fmt: skip
+def test_a_server_without_tls_is_no_server_whose_tls_broke_off(mode: str, tls: bytes, kind: type[PersistError]) -> None:
+    error = fails([("57P03", ENGLISH)], mode=mode, tls=tls)
+    assert type(error) is kind, error
+    assert kind is Determinate or "Check sslmode" in error.message
 
 
 class _Rotated(AroundConsensus):

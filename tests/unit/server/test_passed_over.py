@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -17,7 +19,7 @@ import msgspec
 import pytest
 
 import persist_lib as persist
-from persist_lib.errors import Indeterminate, InvalidUsage, NewerFormat
+from persist_lib.errors import Determinate, Indeterminate, InvalidUsage, NewerFormat
 from persist_lib.format import wire
 from persist_lib.ids import SeqNo
 from persist_lib.location.rpc import servers
@@ -391,3 +393,31 @@ def test_a_call_that_is_too_large_is_refused_before_it_is_sent(monkeypatch: pyte
     monkeypatch.setattr(servers, "MOST_BYTES", 1000)
     with pytest.raises(InvalidUsage, match="at most 1000"):
         Servers(["127.0.0.1:1"], Runtime()).call("commit", b"x" * 1001, None, route="", seconds=5, reads=False)
+
+
+def test_a_server_that_is_slow_to_accept_is_waited_for_at_opening(place: Place) -> None:
+    address = f"persist://127.0.0.1:{place.process.port}"
+    with place.paused():
+        resume = threading.Timer(3, os.kill, (cast("subprocess.Popen[str]", place.process.process).pid, signal.SIGCONT))
+        resume.start()
+        with persist.open(place.url, address, config=persist.Config(timeout_s=30), runtime=QUIET) as client:
+            assert not resume.is_alive()
+            assert client.shards() == place.store.shards()
+
+
+def test_a_server_that_never_accepts_ends_an_opening_in_its_time() -> None:
+    def opened() -> None:
+        address, config = f"persist://127.0.0.1:{port},127.0.0.1:{other}", persist.Config(timeout_s=6)
+        with pytest.raises(Determinate, match="cannot be reached"):
+            persist.open("memory:", address, config=config)
+
+    with silent(accepts=True) as port, silent(accepts=False) as other:
+        assert 5 < timed(opened) < 12
+
+
+def test_a_server_that_is_not_there_ends_an_opening_at_once() -> None:
+    def opened() -> None:
+        with pytest.raises(Determinate, match="cannot be reached"):
+            persist.open("memory:", "persist://127.0.0.1:1,127.0.0.1:2")
+
+    assert timed(opened) < WITHIN_S

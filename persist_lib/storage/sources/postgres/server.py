@@ -11,7 +11,8 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from persist_lib.errors import Determinate, InvalidUsage, NotFound
-from persist_lib.location.postgres.consensus import connection_failed
+from persist_lib.location.postgres.refused import connection_failed
+from persist_lib.runtime.ambient import Runtime
 from persist_lib.storage.sources.postgres import Known
 from persist_lib.storage.sources.postgres.columns import Column
 
@@ -117,10 +118,11 @@ def conninfo(url: str, **more: str) -> str:
 
 def connect(declared: Postgres, **more: str) -> psycopg.Connection[Any]:
     """A connection. Raises Determinate if the server cannot be reached, and InvalidUsage if it turns it away."""
+    wanted = conninfo(declared.url, **more)
     try:
-        return psycopg.connect(conninfo(declared.url, **more), autocommit=True, prepare_threshold=None)
+        return psycopg.connect(wanted, autocommit=True, prepare_threshold=None)
     except psycopg.Error as error:
-        raise connection_failed(error, described(declared)) from error
+        raise connection_failed(error, described(declared), wanted, Runtime().deadline(CONNECT_S)) from error
 
 
 def described(declared: Postgres) -> str:
