@@ -26,7 +26,7 @@ from persist_lib.location.api import Change, Consensus, Newest, Row
 from persist_lib.location.commands import Answered, Proposed
 from persist_lib.location.rpc.behind import Behind
 from persist_lib.location.rpc.credentials import Credentials, check_secret
-from persist_lib.location.rpc.servers import Gone, Servers
+from persist_lib.location.rpc.servers import Servers, Unreached
 from persist_lib.location.rpc.subscriptions import Subscriptions
 from persist_lib.location.rpc.tls import Tls
 from persist_lib.location.rpc.url import STORE, joined, parts
@@ -94,7 +94,7 @@ class RpcConsensus:
         try:
             greet()
         except Determinate as error:
-            if deadline.has_passed() or (isinstance(error.__cause__, Gone) and not error.__cause__.is_slow):
+            if deadline.has_passed() or (isinstance(error.__cause__, Unreached) and not error.__cause__.is_slow):
                 raise
             within(deadline, lambda: retry(greet, is_idempotent=True, deadline=deadline))
         self._subscriptions = Subscriptions(servers, servers.runtime)
@@ -155,7 +155,7 @@ class RpcConsensus:
         if behind is None or not behind.is_in_use:
             try:
                 return self._sent(proposed, token, timeout_s, is_repeated=is_repeated)
-            except Gone as gone:
+            except Unreached as gone:
                 if behind is None:
                     raise Determinate(str(gone)) from gone
                 behind.leave(gone)
@@ -232,7 +232,7 @@ class RpcConsensus:
                 return self._servers.call(
                     name, arguments, kind, route=route, seconds=None, reads=reads, takes_s=takes_s
                 )
-            except Gone as gone:
+            except Unreached as gone:
                 if self._behind is None:
                     raise Determinate(str(gone)) from gone
                 self._behind.leave(gone)

@@ -78,7 +78,7 @@ class Server:
     def connected(self, seconds: float) -> Iterator[grpc.Channel]:
         """The connection, which is there now, and while it is in use. Forks wait for that.
 
-        Raises Gone if there is none after so many seconds.
+        Raises Unreached if there is none after so many seconds.
         """
         use = object()
         try:
@@ -113,7 +113,7 @@ class Server:
                 self.shun()
                 if error.code() in NOT_DONE:
                     raise _failed(self, "now", error) from error
-                raise Gone(
+                raise Unreached(
                     f"the shard server {self.address} cannot be reached ({error.code().name}, {error.details()}); "
                     "nothing was sent to it",
                     is_slow=error.code() == grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -235,13 +235,13 @@ class Servers:
         Where there is another one to ask, a server has a share of that time, and `takes_s` more, which the call may
         take. The last one has half of what is left: all may only be slow, and one that answered before may be paused.
         Servers that cannot be reached are passed over and, if the call only `reads`, those that do not answer in time
-        as well. Raises Gone if that is so of all: none did anything. Raises Indeterminate if a server got the call
+        as well. Raises Unreached if that is so of all: none did anything. Raises Indeterminate if a server got the call
         and did not answer, and what a server told, if none carried it out. Repeated then, another server is asked.
         """
         seconds = patience_s(CALL_S) if seconds is None else seconds
         deadline = self.runtime.deadline(max(0.001, seconds))
         told: Determinate | None = None
-        gone = Gone("no shard server was asked; nothing was done")
+        gone = Unreached("no shard server was asked; nothing was done")
         for server in self._by_turn(route):
             try:
                 with server.connected(min(self._connect_s(server), deadline.left_s())) as channel:
@@ -250,13 +250,13 @@ class Servers:
             except _Unanswered as error:
                 if not reads:
                     raise Indeterminate(f"{error}; it is not known what was done") from error
-                gone = Gone(f"{error}; nothing was changed", is_slow=True)
+                gone = Unreached(f"{error}; nothing was changed", is_slow=True)
             except Unread as error:
                 if not reads:
                     told_by = f"the shard server {server.address} answered {name}, but {error}"
                     raise Indeterminate(f"{told_by}; it is not known what was done") from error
                 raise error.error from error
-            except Gone as error:
+            except Unreached as error:
                 error.is_slow |= gone.is_slow
                 gone = error
             except Determinate as error:  # it did nothing: perhaps another one can
@@ -293,7 +293,7 @@ class Servers:
         try:
             with server.connected(seconds):
                 return True
-        except (PersistError, Gone):
+        except (PersistError, Unreached):
             return False
 
     def _ask(
@@ -319,7 +319,7 @@ class Servers:
         return iter(sorted(self.order(route), key=lambda server: server.is_shunned))
 
 
-class Gone(Exception):
+class Unreached(Exception):
     """A server, or all of them, could not be reached: it got nothing. Or it did not answer a call that only reads.
 
     `is_slow`: one may be there, as it does not answer yet.

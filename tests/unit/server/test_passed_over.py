@@ -24,7 +24,7 @@ from persist_lib.format import wire
 from persist_lib.ids import SeqNo
 from persist_lib.location.rpc import servers
 from persist_lib.location.rpc.consensus import RpcConsensus
-from persist_lib.location.rpc.servers import SHUNNED_MOST_S, SHUNNED_S, Gone, Server, Servers
+from persist_lib.location.rpc.servers import SHUNNED_MOST_S, SHUNNED_S, Server, Servers, Unreached
 from persist_lib.location.sqlite.consensus import SqliteConsensus
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.server.serving import ShardServer
@@ -319,7 +319,7 @@ def test_a_server_has_a_share_of_the_time_where_there_is_another_and_the_last_on
     monkeypatch.setattr(Server, "send", send)
     runtime = Runtime(monotonic=lambda: 100.0)
     asked = Servers([f"127.0.0.1:{n + 1}" for n in range(addresses)], runtime, has_store=has_store)
-    with pytest.raises(Gone):
+    with pytest.raises(Unreached):
         asked.call("heads", None, None, route="", seconds=timeout_s, reads=True, takes_s=takes_s)
     assert given == pytest.approx(expected)
 
@@ -368,7 +368,7 @@ WRONG = wire.encode_reply({"not": "a list"}, 0)
 
 @pytest.mark.parametrize(
     ("answer", "read_fails_as"),
-    [(b"\xc1", InvalidUsage), (NEWER, NewerFormat), (WRONG, InvalidUsage), (None, Gone)],
+    [(b"\xc1", InvalidUsage), (NEWER, NewerFormat), (WRONG, InvalidUsage), (None, Unreached)],
     ids=["no answer", "a newer version", "another type", "too many calls, or too large an answer"],
 )
 @pytest.mark.parametrize("reads", [True, False])

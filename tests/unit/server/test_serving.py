@@ -23,7 +23,7 @@ from persist_lib.format import wire
 from persist_lib.format.log import GROUP, decode_row
 from persist_lib.ids import SeqNo
 from persist_lib.location.commands import Answered
-from persist_lib.location.rpc.servers import Gone, Servers
+from persist_lib.location.rpc.servers import Servers, Unreached
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.server import calls, funnel, seen
 from persist_lib.server.serving import ShardServer
@@ -140,7 +140,7 @@ def test_without_any_server_a_call_says_that_nothing_was_sent(site: Site, tmp_pa
     with pytest.raises((Determinate, persist.Indeterminate)):
         write.compare_and_append([row(1)], 0, 1)
     started = time.monotonic()
-    with pytest.raises(Gone, match="cannot be reached"):
+    with pytest.raises(Unreached, match="cannot be reached"):
         Servers(["127.0.0.1:1"], Runtime()).call("now", None, type(None), route="", seconds=1, reads=False)
     assert time.monotonic() - started < 5
 
