@@ -111,7 +111,8 @@ def remind(instance: dg.DagsterInstance, key: dg.AssetCheckKey, partitions: Coll
 
     SUBTLE: an asset's page and its place in the graph show the verdict that was recorded last, of whichever
     partition. So after good ones a bad one that still holds is recorded once more, by itself and without a
-    partition, of which Dagster keeps any number: nothing is green beside known damage.
+    partition, of which Dagster keeps any number: nothing is green beside known damage. It names the newest
+    materialization: of one that names none, Dagster compares times, of which one is in whole seconds, and shows grey.
     """
     storage = instance.event_log_storage
     bad = [
@@ -131,19 +132,20 @@ def remind(instance: dg.DagsterInstance, key: dg.AssetCheckKey, partitions: Coll
             dg.AssetCheckEvaluation(
                 asset_key=key.asset_key, check_name=key.name, passed=False, severity=found.severity,
                 description=says if partition is None else f"{partition}: {says}", metadata=found.metadata,
+                target_materialization_data=judged(instance, key.asset_key),
             )
         )  # fmt: skip
 
 
 def judged(
-    instance: dg.DagsterInstance, key: dg.AssetKey, partition: str
+    instance: dg.DagsterInstance, key: dg.AssetKey, partition: str | None = None
 ) -> AssetCheckEvaluationTargetMaterializationData | None:
-    """The newest materialization of a partition, which a verdict is on.
+    """The newest materialization of a partition (None: of any), which a verdict is on.
 
     SUBTLE: of a verdict on no materialization, Dagster forgets to which partition it belongs. Its list of checks then
     shows the verdict on the partition that was judged last: a green one hides a red one.
     """
-    wanted = dg.AssetRecordsFilter(asset_key=key, asset_partitions=[partition])
+    wanted = dg.AssetRecordsFilter(asset_key=key, asset_partitions=partition and [partition])
     for one in instance.fetch_materializations(wanted, limit=1).records:
         return AssetCheckEvaluationTargetMaterializationData(
             storage_id=one.storage_id, run_id=one.event_log_entry.run_id, timestamp=one.timestamp

@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import persist_lib as persist
+from persist_lib import streams
 from persist_lib.core.state import Version
 from persist_lib.errors import Indeterminate
+from persist_lib.frontier import at
 from persist_lib.location.wrap.around import Operation
 from persist_lib.shard.commit import Machine
 from persist_lib.testing import Rival
 from persist_lib.testing.rival import RACED
+from persist_lib.write.handle import WriteHandle
+from tests.served import Sharing
+from tests.streaming import SCHEMA, update
 from tests.worlds import World
 
 fetch = Machine.fetch
@@ -55,3 +61,43 @@ class AtStep(Rival):
         if self.after_fetches and machine in self.machines:
             self.count()
         return found
+
+
+class Line:
+    """A stream as one program writes it, which takes the lock over each time that it starts."""
+
+    STARTS = 3
+    """The upper at the start. Call `n` writes at the time `STARTS + n - 1`, and seals that."""
+
+    def __init__(self, client: persist.Client) -> None:
+        self.client = client
+        self.machines = [client.machine(name) for name in ("c", "c.unsealed")]
+
+    def open(self) -> None:
+        """Start. Once this returns, what was in doubt is decided."""
+        self.runtime = streams.open(self.client, reentrance_id="same")
+        self.write, self.read = self.runtime.create_or_load("c", SCHEMA)
+
+    def handles(self) -> list[WriteHandle]:
+        stream = self.runtime._shared.committer.streams["c"]  # type: ignore[union-attr]
+        return [stream.write_sealed, stream.write_unsealed]
+
+    def call(self, n: int, *, writes: bool, seals: bool) -> object:
+        rows, upper = [update(n, self.STARTS + n - 1, "ours")], self.STARTS + n
+        write, seal = streams.Write(self.write, rows), streams.Seal(self.write, upper)
+        return self.runtime.multi_write([*[write] * writes, *[seal] * seals]).result()
+
+    def is_done(self, n: int, *, writes: bool) -> bool:
+        with self.read.contents() as found:
+            return n in found.to_arrow().column("id").to_pylist() if writes else found.upper >= at(self.STARTS + n)
+
+
+class Served(Sharing):
+    """One shard server, whose store does not fail. Who waits does so by the clock of the test only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.faults.stop()
+
+    def _wait(self, seconds: float) -> None:
+        self.clock.advance(seconds)

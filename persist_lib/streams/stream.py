@@ -75,14 +75,15 @@ class Stream:
         """The unsealed updates in memory; None: they are too many, and read back where they are needed."""
         self.size = 0
         """Bytes of what is in memory."""
-        self._load(room)
+        self._load(lock, room)
 
-    def _load(self, room: int) -> None:
+    def _load(self, lock: WriterLock, room: int) -> None:
         sealed, state = self.sealed.fetch().state, self.unsealed.fetch().state
         self.upper = sealed_upper(state)
         self.arrival = state.upper.time or 0
         self.since = sealed.holds[HOLD].since
         if sealed.upper != self.upper:
+            lock.check()  # a successor may have sealed between the two fetches
             raise UpperMismatch(
                 f"stream {self.name!r} is sealed up to {self.schema.show(self.upper)}, and the upper of its shard "
                 f"{self.sealed.shard} is {self.schema.show(sealed.upper)}: something else than a stream has appended "

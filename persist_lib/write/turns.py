@@ -1,8 +1,8 @@
 """The one loop of the calls that take the next time: judge the token, find upper, compute, append, and judge again.
 
-Shards, collections and tables differ in what each step is. SUBTLE: the first attempt of a repeated call may come
-through at any moment, also between two steps of the repetition. So a token that is found open is sent only at an upper
-that is still its lower. Where upper has moved since, it is judged again, and not replaced by a fresh one.
+Shards and collections differ in what each step is. SUBTLE: the first attempt of a repeated call may come through at any
+moment, also between two steps of the repetition. So a token that is found open is sent only at an upper that is still
+its lower. Where upper has moved since, it is judged again, and not replaced by a fresh one.
 """
 
 from __future__ import annotations
@@ -58,8 +58,9 @@ class Turn(NamedTuple, Generic[Basis]):
 
 
 class AtNextTime(ABC, Generic[Call, Basis, Answer]):
-    """What writes at the next time: the loop, and the steps of it that a shard, a collection and a table do each in
-    their way. `Call` is what a call brings to its steps.
+    """What writes at the next time: the loop, and the steps of it that a shard and a collection do each in their way.
+
+    `Call` is what a call brings to its steps.
     """
 
     def _at_next_time(self, call: Call, known: Named | None, deadline: Deadline, *, is_dry: bool = False) -> Answer:

@@ -169,6 +169,7 @@ def main(words: Sequence[str] | None = None) -> int:
         parser.error(f"no defect has a name like {', '.join(options.names)}; they are the *.patch files in {HERE}")
     outcomes = _each(chosen, options.copies, wide=options.wide)
     if options.report:
+        options.report.parent.mkdir(parents=True, exist_ok=True)
         options.report.write_text(report(outcomes) + "\n")
     found = sum(one.verdict == FOUND for one in outcomes)
     print(f"{found} of {len(outcomes)} planted bugs found")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
 import pytest
+from dagster._core.loader import LoadingContextForTest
 
 import persist_lib as persist
 from orchestration.definitions import build_definitions
@@ -101,6 +103,8 @@ def shown(instance: dg.DagsterInstance, asset: str, check: str) -> tuple[str, st
     """What the asset's page and the graph show of a check: of which partition its newest verdict is, and its status."""
     key = dg.AssetCheckKey(dg.AssetKey(asset), check)
     found = instance.event_log_storage.get_latest_asset_check_execution_by_key([key])[key]
+    drawn = found.targets_latest_materialization(LoadingContextForTest(instance))
+    assert asyncio.run(drawn), "else it is grey"
     return str((found.evaluation and found.evaluation.description) or "").partition(":")[0], found.status.value
 
 
