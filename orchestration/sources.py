@@ -33,6 +33,7 @@ from persist_lib.storage.sources.alerts import CHECKS
 from persist_lib.storage.sources.news import Memory
 
 INGEST = "ingest"
+IDLE = "something new is there, and no instance and no run ingests it: start one, or turn source_news on"
 WATCH_S = 300
 """The seconds between two ticks of the sensor that judges sources."""
 CHUNK = 50
@@ -200,8 +201,7 @@ def _loaded(cursor: str | None) -> dict[str, Any]:
 
 def _idle(alerts: list[Alert]) -> list[Alert]:
     """The verdicts on a source that has something new, and nothing at work."""
-    says = "something new is there, and no instance and no run ingests it: start one, or turn source_news on"
-    return [Alert("instances", False, says) if one.check == "instances" else one for one in alerts]
+    return [Alert("instances", False, IDLE) if one.check == "instances" else one for one in alerts]
 
 
 SAYS: Mapping[str, str] = {

@@ -40,7 +40,7 @@ print(len(d.defs.resolve_all_asset_specs()))
 
 
 def test_definitions_load_and_validate_without_opening_anything() -> None:
-    done = subprocess.run([sys.executable, "-c", OPENS_NOTHING], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-B", "-c", OPENS_NOTHING], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == str(len(DUTIES) + 3)
 

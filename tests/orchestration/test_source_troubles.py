@@ -25,6 +25,7 @@ import pytest
 import persist_lib as persist
 from orchestration.definitions import build_definitions
 from orchestration.settings import Settings
+from orchestration.sources import IDLE
 from persist_lib.errors import Gone, InvalidUsage
 from persist_lib.storage.sources import (
     Collection,
@@ -339,6 +340,12 @@ def test_the_command_and_dagster_say_the_same_of_each_trouble_and_nothing_of_wha
         assert check in wrong, (name, found[name])
         assert re.search(says, wrong[check]), (name, wrong)
     assert all(one["passed"] for one in found["well"]), found["well"]
+    # Dagster knows of runs, too, so it says more where none is under way.
+    idle = {name for name in found if f"{name}: {IDLE}" in seen["instances"][1]}
+    assert "never_run" in idle
+    assert "well" not in idle
+    for name in idle:
+        found[name][CHECKS.index("instances")] = {"passed": False, "says": IDLE}
     for number, check in enumerate(CHECKS):
         lines = [f"{name}: {one[number]['says']}" for name, one in sorted(found.items()) if not one[number]["passed"]]
         assert seen[check] == (False, "; ".join(lines))
