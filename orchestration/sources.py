@@ -200,8 +200,8 @@ def _loaded(cursor: str | None) -> dict[str, Any]:
 
 
 def _idle(alerts: list[Alert]) -> list[Alert]:
-    """The verdicts on a source that has something new, and nothing at work."""
-    return [Alert("instances", False, IDLE) if one.check == "instances" else one for one in alerts]
+    """The verdicts on a source that has something new, and nothing at work. Why its last instance failed says more."""
+    return [Alert("instances", False, IDLE) if one.check == "instances" and one.passed else one for one in alerts]
 
 
 SAYS: Mapping[str, str] = {
