@@ -250,3 +250,12 @@ def test_what_a_server_knows_of_tokens_is_by_the_names_of_the_log(served):
     look = partial(fresh.look_up, since=SINCE)
     assert look(served.request(now(b"a"), b"a")) == 4
     assert look(served.request(now(b"b"), b"b")) == "not there"
+
+
+def test_the_row_at_which_a_server_begins_to_know_tokens_is_looked_at_too(served):
+    put(served, b"a")
+    served.funnel.turn()
+    fresh = Seen(served.funnel.machine.shard, served.consensus)
+    fresh.follow(SeqNo(4))
+    assert fresh.begins == 4
+    assert fresh.look_up(served.request(now(b"a"), b"a"), SINCE) == 4
