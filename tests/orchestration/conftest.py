@@ -9,6 +9,8 @@ import dagster as dg
 import pytest
 
 import persist_lib as persist
+from orchestration.resources import Persist
+from orchestration.sources import MEMORIES
 from tests.spark.collections import SMALL
 
 
@@ -34,6 +36,20 @@ def client(folder: Path) -> Iterator[persist.Client]:
 
 
 @pytest.fixture
-def instance() -> Iterator[dg.DagsterInstance]:
-    with dg.DagsterInstance.ephemeral() as ephemeral:
-        yield ephemeral
+def instance(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[dg.DagsterInstance]:
+    """New, and on disk in modules with ON_DISK: the contexts of sensors and schedules open it again."""
+    is_on_disk = getattr(request.module, "ON_DISK", False)
+    if is_on_disk:
+        (tmp_path / "home").mkdir()
+    local, ephemeral = dg.DagsterInstance.local_temp, dg.DagsterInstance.ephemeral
+    with local(str(tmp_path / "home")) if is_on_disk else ephemeral() as made:
+        yield made
+
+
+@pytest.fixture
+def given(folder: Path) -> Iterator[Persist]:
+    """The resource, as a tick gets it; what sensors remember of sources is forgotten."""
+    MEMORIES.clear()
+    resource = Persist(location=f"file:{folder}", config=SMALL)
+    yield resource
+    resource.teardown_after_execution(dg.build_init_resource_context())

@@ -20,16 +20,9 @@ from persist_lib.storage.tables import Tables
 from tests.spark.collections import SMALL
 
 pytestmark = pytest.mark.dagster
+ON_DISK = True
 SCHEMA = persist.Schema(key={"id": "int64 not null"}, value={"cents": "int64"})
 KEY = dg.AssetKey("collections")
-
-
-@pytest.fixture
-def instance(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
-    """On disk: the contexts of schedules open it again."""
-    (tmp_path / "home").mkdir()
-    with dg.DagsterInstance.local_temp(str(tmp_path / "home")) as kept:
-        yield kept
 
 
 @pytest.fixture

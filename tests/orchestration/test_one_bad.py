@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,7 +13,6 @@ import pytest
 from dagster._core.errors import ScheduleExecutionError
 
 import persist_lib as persist
-from orchestration import sources as orchestrated
 from orchestration.definitions import build_definitions
 from orchestration.resources import Persist
 from orchestration.settings import Settings
@@ -27,22 +26,7 @@ from tests.orchestration.test_sources import SCHEMA, Fed, asked, run
 from tests.spark.collections import SMALL
 
 pytestmark = pytest.mark.dagster
-
-
-@pytest.fixture
-def instance(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
-    """On disk, and new: the contexts of sensors open it again."""
-    (tmp_path / "home").mkdir()
-    with dg.DagsterInstance.local_temp(str(tmp_path / "home")) as kept:
-        yield kept
-
-
-@pytest.fixture
-def given(folder: Path) -> Iterator[Persist]:
-    orchestrated.MEMORIES.clear()
-    resource = Persist(location=f"file:{folder}", config=SMALL)
-    yield resource
-    resource.teardown_after_execution(dg.build_init_resource_context())
+ON_DISK = True
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,22 +23,8 @@ from tests.orchestration.test_sources import Fed
 from tests.spark.collections import SCHEMA, SMALL, damage_a_part, write
 
 pytestmark = pytest.mark.dagster
+ON_DISK = True
 DEFINED = ("shards", "collections", "sources", "pending")
-
-
-@pytest.fixture
-def instance(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
-    """On disk: the contexts of sensors open it again."""
-    (tmp_path / "home").mkdir()
-    with dg.DagsterInstance.local_temp(str(tmp_path / "home")) as kept:
-        yield kept
-
-
-@pytest.fixture
-def given(folder: Path) -> Iterator[Persist]:
-    resource = Persist(location=f"file:{folder}", config=SMALL)
-    yield resource
-    resource.teardown_after_execution(dg.build_init_resource_context())
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +20,8 @@ from tests.unit.pending_area.areas import said
 from tests.worlds import SCHEMA
 
 pytestmark = pytest.mark.dagster
+ON_DISK = True
 KEY = dg.AssetKey("pending")
-
-
-@pytest.fixture
-def instance(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
-    (tmp_path / "home").mkdir()
-    with dg.DagsterInstance.local_temp(str(tmp_path / "home")) as kept:
-        yield kept
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime as dt
 import json
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import dagster as dg
@@ -21,26 +20,12 @@ from persist_lib.server.serving import ShardServer
 from tests.spark.collections import SMALL, write
 
 pytestmark = pytest.mark.dagster
+ON_DISK = True
 
 
 @pytest.fixture
 def repository(folder: Path) -> dg.RepositoryDefinition:
     return build_definitions(Settings(location=f"file:{folder}", config=SMALL)).get_repository_def()
-
-
-@pytest.fixture
-def instance(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
-    """On disk: the contexts of schedules open it again."""
-    (tmp_path / "home").mkdir()
-    with dg.DagsterInstance.local_temp(str(tmp_path / "home")) as kept:
-        yield kept
-
-
-@pytest.fixture
-def given(folder: Path) -> Iterator[Persist]:
-    resource = Persist(location=f"file:{folder}", config=SMALL)
-    yield resource
-    resource.teardown_after_execution(dg.build_init_resource_context())
 
 
 def tick(

@@ -23,16 +23,9 @@ from persist_lib.storage.sources.health import Report
 from tests.spark.collections import SMALL
 
 pytestmark = pytest.mark.dagster
+ON_DISK = True
 SCHEMA = persist.Schema(key={"id": "int64 not null"}, value={"word": "string"})
 KEY = dg.AssetKey("sources")
-
-
-@pytest.fixture
-def instance(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
-    """On disk: the contexts of sensors open it again."""
-    (tmp_path / "home").mkdir()
-    with dg.DagsterInstance.local_temp(str(tmp_path / "home")) as kept:
-        yield kept
 
 
 class Fed:
