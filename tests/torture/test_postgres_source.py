@@ -208,7 +208,7 @@ class Watch:
         assert since < max(durable, 1), "the bindings that are still needed are given up"
         if bound.upper > 1 and durable > 1:
             self.since = max(self.since, min(bound.upper, durable) - 1)
-            self.client.set_hold(self.shard, "watch", self.since, opaque=b"w", expected=b"w")
+            self.client.downgrade_hold(self.shard, "watch", self.since, expected=b"w")
 
 
 def ingest(folder: Path) -> subprocess.Popen[bytes]:
