@@ -40,11 +40,12 @@ $(PROJECT): $(PACKAGES) pyproject.toml pipeline/pyproject.toml
 	scripts/setup project
 	@touch $@
 
-lint: $(PROJECT) ## format, lint, types, import contract
+lint: $(PROJECT) ## format, lint, types, import contract, words
 	.venv/bin/ruff format --check
 	.venv/bin/ruff check
 	.venv/bin/mypy --python-version 3.13 persist_lib jobs orchestration & newer=$$!; .venv/bin/mypy; wait $$newer
 	.venv/bin/lint-imports
+	scripts/prose
 
 # The ground floor: where most slips show first. About 80 s of CPU.
 CHECKED := tests/scripts $(addprefix tests/unit/,core kernel convert format schema runtime shard write streams pending_area)
