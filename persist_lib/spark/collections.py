@@ -20,8 +20,8 @@ from persist_lib.client import Client
 from persist_lib.core.plan.compaction import TaskInput
 from persist_lib.errors import LeaseExpired, NotFound, ShardFinished
 from persist_lib.format.predicate import Where
-from persist_lib.read.handle import ReadHandle
-from persist_lib.read.snapshot import KeyRange
+from persist_lib.relation.reader import ReadHandle
+from persist_lib.relation.snapshot import KeyRange
 from persist_lib.schema.schema import DIFF, TIME, Schema
 from persist_lib.spark.slices import (
     LEAST_BYTES,

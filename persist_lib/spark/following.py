@@ -10,8 +10,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 
 from persist_lib.frontier import TOP, Antichain, at
-from persist_lib.read.handle import ReadHandle
-from persist_lib.read.snapshot import KeyRange
+from persist_lib.relation.reader import ReadHandle
+from persist_lib.relation.snapshot import KeyRange
 from persist_lib.spark.admission import DEFAULT_BYTES, Admission, Limits, Source
 from persist_lib.spark.collections import Piece, Shown, Steps, before, handover_sections, unleased
 from persist_lib.spark.holding import Holding

@@ -13,7 +13,7 @@ from persist_lib.arguments import not_pickled
 from persist_lib.convert.times import shown_times
 from persist_lib.errors import InvalidUsage
 from persist_lib.format.predicate import Where
-from persist_lib.read.doors import Doors
+from persist_lib.relation.conversions import Doors
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import TIME, Schema

@@ -17,6 +17,9 @@ from persist_lib.errors import InvalidUsage, UpperMismatch
 from persist_lib.format.parts import within as updates_within
 from persist_lib.frontier import Antichain, at
 from persist_lib.location.wrap.deadline import within
+from persist_lib.relation.append_many import Append
+from persist_lib.relation.staged_commit import Prepared
+from persist_lib.relation.writer import WriteHandle
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.storage.at_once import at_once
 from persist_lib.storage.records import CollectionRecord, RenditionRecord
@@ -25,9 +28,6 @@ from persist_lib.storage.timeline import Span
 from persist_lib.storage.upper import meet
 from persist_lib.storage.writing import PAUSE_S, Writing
 from persist_lib.times import Unit
-from persist_lib.write.committing import Prepared
-from persist_lib.write.handle import WriteHandle
-from persist_lib.write.many import Append
 
 Brought: TypeAlias = pa.Table | Mapping[str, Prepared]
 """Updates, or what staged writes come to for each shard of the one rendition that is written."""

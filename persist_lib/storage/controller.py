@@ -14,7 +14,8 @@ import msgspec
 
 from persist_lib.arguments import check_type, parse_flag, parse_integer, parse_text
 from persist_lib.errors import InvalidUsage, NameTaken
-from persist_lib.read.handle import PURPOSE_LETTERS
+from persist_lib.relation.reader import PURPOSE_LETTERS
+from persist_lib.relation.writer import Batching
 from persist_lib.schema.schema import Schema, check_schema
 from persist_lib.shard.terms import Downgraded
 from persist_lib.storage.asked import (
@@ -36,7 +37,6 @@ from persist_lib.storage.tend import tend
 from persist_lib.storage.wal import has_wal
 from persist_lib.storage.writer import CollectionWriter
 from persist_lib.times import TimeLike
-from persist_lib.write.handle import Batching
 
 if TYPE_CHECKING:
     from persist_lib.storage.sources import Sources

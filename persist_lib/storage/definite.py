@@ -11,15 +11,15 @@ from contextlib import ExitStack
 
 from persist_lib.frontier import at
 from persist_lib.location.wrap.spending import Spending
+from persist_lib.relation.append_many import Append
+from persist_lib.relation.stage import LEASE_S
+from persist_lib.relation.staged_commit import Prepared
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.storage.at_once import states_of
 from persist_lib.storage.committing import discard, send_all
 from persist_lib.storage.records import RenditionRecord
 from persist_lib.storage.staged import CollectionStage, CollectionStaged, by_shard
 from persist_lib.storage.writer import CollectionWriter
-from persist_lib.write.committing import Prepared
-from persist_lib.write.many import Append
-from persist_lib.write.staged import LEASE_S
 
 
 def open_stage(writer: CollectionWriter, start: int, end: int, deadline: Deadline) -> CollectionStage | None:

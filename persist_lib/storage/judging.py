@@ -20,7 +20,8 @@ import msgspec
 
 from persist_lib.core.plan.cutting import Stretch, cut_evenly
 from persist_lib.location.api import Blob
-from persist_lib.read.snapshot import Snapshot, Split
+from persist_lib.relation.snapshot import Snapshot, Split
+from persist_lib.relation.stage import Staged, Ticket
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import Schema
 from persist_lib.storage.comparing import Comparison, common, compare, in_columns, time_to_compare
@@ -29,7 +30,6 @@ from persist_lib.storage.kept import Keeping, check_can_be_kept, chunks
 from persist_lib.storage.reader import CollectionReader
 from persist_lib.storage.records import RenditionRecord
 from persist_lib.times import TimeLike
-from persist_lib.write.staged import Staged, Ticket
 
 
 class Pair(msgspec.Struct, frozen=True):

@@ -29,8 +29,11 @@ from persist_lib.errors import (
 )
 from persist_lib.frontier import MAX_TIME, TOP, Antichain, at
 from persist_lib.kernel.columns import at_time
-from persist_lib.read.handle import ReadHandle, parse_columns
-from persist_lib.read.snapshot import Snapshot
+from persist_lib.relation.next_time import format_token
+from persist_lib.relation.reader import ReadHandle, parse_columns
+from persist_lib.relation.restore import time_passed
+from persist_lib.relation.snapshot import Snapshot
+from persist_lib.relation.writer import WriteHandle
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import Schema
@@ -47,9 +50,6 @@ from persist_lib.storage.timeline import Renditions, Span, Timeline, schema_for
 from persist_lib.storage.upper import upper_by, upper_of
 from persist_lib.storage.writer import CollectionWriter
 from persist_lib.times import TimeLike, Times, Unit
-from persist_lib.write.handle import WriteHandle
-from persist_lib.write.quiet import time_passed
-from persist_lib.write.times import format_token
 
 if TYPE_CHECKING:
     import pyarrow.compute as pc

@@ -13,9 +13,9 @@ import pyarrow as pa
 from persist_lib.arguments import not_pickled, parse_integer
 from persist_lib.core.cost import Cost
 from persist_lib.format.predicate import Where
-from persist_lib.read.doors import Rows
-from persist_lib.read.projection import is_projection
-from persist_lib.read.snapshot import MOST_SPLITS, Snapshot
+from persist_lib.relation.conversions import Rows
+from persist_lib.relation.projection import is_projection
+from persist_lib.relation.snapshot import MOST_SPLITS, Snapshot
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import Schema

@@ -12,8 +12,8 @@ import pyarrow as pa
 from persist_lib.errors import redacted
 from persist_lib.kernel.multiplicity import built, repeated
 from persist_lib.location.api import Blob
-from persist_lib.read.projection import added_up, narrowed, projection_of
-from persist_lib.read.snapshot import Snapshot, Split
+from persist_lib.relation.projection import added_up, narrowed, projection_of
+from persist_lib.relation.snapshot import Snapshot, Split
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import Schema
 from persist_lib.storage.conform import conformed, widened

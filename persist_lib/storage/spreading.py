@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 
 import pyarrow as pa
 
+from persist_lib.relation.stage import Staged
 from persist_lib.storage.records import RenditionRecord
 from persist_lib.storage.routing import routed
-from persist_lib.write.staged import Staged
 
 BUFFER_BYTES = 128 << 20
 """How much a task holds back for all shards together, before it writes the largest share as a part."""

@@ -11,12 +11,12 @@ from persist_lib.arguments import not_pickled, shown
 from persist_lib.core.cost import Cost
 from persist_lib.errors import InvalidUsage
 from persist_lib.frontier import Antichain
+from persist_lib.relation.stage import Stage, Staged, Ticket
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.shard.leases import Leased
 from persist_lib.storage.at_once import at_once
 from persist_lib.storage.records import CollectionRecord, RenditionRecord
 from persist_lib.storage.spreading import Spreading, Write
-from persist_lib.write.staged import Stage, Staged, Ticket
 
 
 class CollectionStaged(msgspec.Struct, frozen=True, array_like=True):

@@ -33,6 +33,12 @@ from persist_lib.errors import (
 from persist_lib.frontier import MAX_TIME, Antichain, at
 from persist_lib.kernel.by_key import Counts
 from persist_lib.location.wrap.spending import Spending
+from persist_lib.relation.differences import Overwriting, Upserting
+from persist_lib.relation.next_time import next_time
+from persist_lib.relation.registration import check_produced, lease_ended
+from persist_lib.relation.stage import LEASE_S, Stage, can_append, token_of
+from persist_lib.relation.staged_commit import Prepared, Rule
+from persist_lib.relation.staging import PASS_S
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table
 from persist_lib.storage.at_once import at_once, states_of
@@ -44,13 +50,6 @@ from persist_lib.storage.timeline import Span, Timeline
 from persist_lib.storage.verbs import Verbs
 from persist_lib.storage.writing import Written
 from persist_lib.times import TimeLike
-from persist_lib.write.appending import check_produced
-from persist_lib.write.committing import Prepared, Rule
-from persist_lib.write.differences import Overwriting, Upserting
-from persist_lib.write.registration import lease_ended
-from persist_lib.write.staged import LEASE_S, Stage, can_append, token_of
-from persist_lib.write.staging import PASS_S
-from persist_lib.write.times import next_time
 
 
 class _Change(NamedTuple):

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from persist_lib.client import Client
 from persist_lib.errors import InvariantViolated, NotFound, ShardFinished, SinceViolation
 from persist_lib.frontier import Antichain, at
-from persist_lib.read.handle import ReadHandle
+from persist_lib.relation.reader import ReadHandle
 from persist_lib.schema.schema import DIFF, TIME, Schema
 from persist_lib.storage.records import RenditionRecord, decode, encode
 from persist_lib.storage.small import unheld

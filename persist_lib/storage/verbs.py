@@ -24,6 +24,8 @@ from persist_lib.kernel.consolidate import consolidate
 from persist_lib.kernel.keyset import Keys
 from persist_lib.location.wrap.deadline import within
 from persist_lib.location.wrap.spending import Spending
+from persist_lib.relation.key_lookup import Looking
+from persist_lib.relation.next_time import AtNextTime, Named, Turn, next_time, since_of
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table
 from persist_lib.shard.outcomes import Verdict, find_since
@@ -31,9 +33,6 @@ from persist_lib.storage.committing import Committing, HandedOver
 from persist_lib.storage.routing import routed
 from persist_lib.storage.timeline import Span, Timeline
 from persist_lib.storage.writing import Written
-from persist_lib.write.looking import Looking
-from persist_lib.write.times import next_time, since_of
-from persist_lib.write.turns import AtNextTime, Named, Turn
 
 Finding = Callable[[Span, Deadline], tuple[pa.Table, Counts]]
 """Makes of a rendition's newest contents the changes to append, and what they amount to."""

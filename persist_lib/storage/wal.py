@@ -11,13 +11,13 @@ from __future__ import annotations
 from persist_lib.client import Client
 from persist_lib.errors import Indeterminate, InvalidUsage, UpperMismatch
 from persist_lib.frontier import Antichain
+from persist_lib.relation.append_many import Append
+from persist_lib.relation.writer import WriteHandle
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import Schema
 from persist_lib.storage.names import LAYER
 from persist_lib.storage.records import CollectionRecord
 from persist_lib.storage.small import out_of_time
-from persist_lib.write.handle import WriteHandle
-from persist_lib.write.many import Append
 
 SCHEMA = Schema(
     key={"at": "uint64 not null", "table": "string not null", "chunk": "int64 not null"},

@@ -28,6 +28,9 @@ from persist_lib.errors import (
 from persist_lib.frontier import at
 from persist_lib.ids import parse_token
 from persist_lib.location.wrap.spending import Spending
+from persist_lib.relation.append_queue import Answer, Outbox, not_sent
+from persist_lib.relation.appends import Batching, Pending, coalesced, copied, is_shared, size_of, take_over
+from persist_lib.relation.registration import parse_bounds
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.runtime.forks import Stage, enrol
 from persist_lib.schema.empty import empty_table
@@ -37,9 +40,6 @@ from persist_lib.storage.staging import CollectionStaging
 from persist_lib.storage.timeline import Timeline
 from persist_lib.storage.writing import Written
 from persist_lib.times import Unit
-from persist_lib.write.appending import parse_bounds
-from persist_lib.write.pending import Batching, Pending, coalesced, copied, is_shared, size_of, take_over
-from persist_lib.write.queue import Answer, Outbox, not_sent
 
 __all__ = ["CollectionWriter", "Written"]
 

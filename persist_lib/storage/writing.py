@@ -15,6 +15,7 @@ from persist_lib.core.cost import Cost
 from persist_lib.errors import InvalidUsage, SchemaMismatch, TimedOut, UpperMismatch
 from persist_lib.frontier import MINIMUM, Antichain, at
 from persist_lib.ids import parse_producer
+from persist_lib.relation.writer import WriteHandle
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import Schema
@@ -24,7 +25,6 @@ from persist_lib.storage.records import CollectionRecord, RenditionRecord
 from persist_lib.storage.timeline import Renditions, Span, Timeline
 from persist_lib.storage.upper import meet, upper_of
 from persist_lib.times import Times, Unit
-from persist_lib.write.handle import WriteHandle
 
 PAUSE_S = 0.05
 """Between two looks at a rendition that is still being copied."""

@@ -14,9 +14,9 @@ from persist_lib.core.state import State
 from persist_lib.errors import InvalidUsage, SinceViolation
 from persist_lib.frontier import TOP, Antichain, at
 from persist_lib.location.wrap.spending import Spending
-from persist_lib.read.handle import ReadHandle
-from persist_lib.read.listen import Listen
-from persist_lib.read.snapshot import KeyRange, Snapshot
+from persist_lib.relation.listen import Listen
+from persist_lib.relation.reader import ReadHandle
+from persist_lib.relation.snapshot import KeyRange, Snapshot
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import Schema
 from persist_lib.streams.catalog import Record

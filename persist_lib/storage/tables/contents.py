@@ -10,8 +10,8 @@ import pyarrow as pa
 
 from persist_lib.arguments import not_pickled
 from persist_lib.format.predicate import Where
-from persist_lib.read.doors import Rows
-from persist_lib.read.projection import narrowed
+from persist_lib.relation.conversions import Rows
+from persist_lib.relation.projection import narrowed
 from persist_lib.schema.schema import Schema
 from persist_lib.storage.snapshot import CollectionSnapshot
 

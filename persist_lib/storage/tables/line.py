@@ -26,6 +26,7 @@ from persist_lib.errors import (
     TimedOut,
 )
 from persist_lib.frontier import at
+from persist_lib.relation.next_time import store_time
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import Schema
 from persist_lib.storage.catalog import Catalog
@@ -37,7 +38,6 @@ from persist_lib.storage.tables.view import Heads, View, pause
 from persist_lib.storage.tables.wanted import Wanted
 from persist_lib.storage.timeline import Span
 from persist_lib.times import show_time
-from persist_lib.write.times import store_time
 
 T = TypeVar("T")
 Want = Callable[[Schema], Wanted]

@@ -15,7 +15,7 @@ from persist_lib.errors import LeaseExpired, SinceViolation, TimedOut
 from persist_lib.frontier import Antichain, at
 from persist_lib.kernel.columns import at_time
 from persist_lib.kernel.consolidate import consolidate
-from persist_lib.read.listen import Event, Progress, Updates
+from persist_lib.relation.listen import Event, Progress, Updates
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table
 from persist_lib.storage.changes import updates_between

@@ -14,8 +14,9 @@ from persist_lib.arguments import not_pickled, parse_flag, parse_seconds, parse_
 from persist_lib.errors import InvalidUsage
 from persist_lib.frontier import at
 from persist_lib.ids import parse_token
-from persist_lib.read.handle import PURPOSE_LETTERS
-from persist_lib.read.listen import Updates
+from persist_lib.relation.listen import Updates
+from persist_lib.relation.next_time import bounds_of
+from persist_lib.relation.reader import PURPOSE_LETTERS
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import TIME, Schema, check_schema
@@ -37,7 +38,6 @@ from persist_lib.storage.tables.wal_line import WalLine
 from persist_lib.storage.tables.wanted import Wanted
 from persist_lib.storage.tables.yolo_line import YoloLine
 from persist_lib.times import TimeLike, Times
-from persist_lib.write.times import bounds_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

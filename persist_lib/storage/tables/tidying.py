@@ -15,7 +15,9 @@ from persist_lib.client import Client
 from persist_lib.errors import HoldConflict, Indeterminate, SinceViolation, UpperMismatch
 from persist_lib.kernel.by_key import replacing
 from persist_lib.kernel.columns import at_time, integers
-from persist_lib.read.handle import ReadHandle
+from persist_lib.relation.next_time import store_time
+from persist_lib.relation.reader import ReadHandle
+from persist_lib.relation.writer import WriteHandle
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import DIFF
@@ -25,8 +27,6 @@ from persist_lib.storage.records import TimelineRecord
 from persist_lib.storage.small import unheld
 from persist_lib.storage.tables.lag import fetch_lag
 from persist_lib.storage.wal import SCHEMA, wal_shard
-from persist_lib.write.handle import WriteHandle
-from persist_lib.write.times import store_time
 
 MOST_BYTES = 32 << 20
 """What is retracted of a WAL at once."""

@@ -8,8 +8,9 @@ from persist_lib.client import Client
 from persist_lib.frontier import TOP, Antichain
 from persist_lib.ids import SeqNo
 from persist_lib.location.wrap.spending import Spending
-from persist_lib.read.changes import Changes
-from persist_lib.read.handle import ReadHandle
+from persist_lib.relation.changes import Changes
+from persist_lib.relation.reader import ReadHandle
+from persist_lib.relation.writer import WriteHandle
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import TIME, Schema
@@ -20,7 +21,6 @@ from persist_lib.storage.tables.wanted import Wanted, added_up
 from persist_lib.storage.timeline import Span, Timeline, schema_for
 from persist_lib.storage.upper import upper_by
 from persist_lib.storage.writer import CollectionWriter
-from persist_lib.write.handle import WriteHandle
 
 
 class Heads:

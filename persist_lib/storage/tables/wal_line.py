@@ -16,8 +16,10 @@ from persist_lib.errors import LeaseExpired, SinceViolation, UpperMismatch
 from persist_lib.format.predicate import Where
 from persist_lib.frontier import at
 from persist_lib.location.wrap.spending import Spending
-from persist_lib.read.changes import Changes
-from persist_lib.read.handle import ReadHandle
+from persist_lib.relation.changes import Changes
+from persist_lib.relation.next_time import format_token
+from persist_lib.relation.reader import ReadHandle
+from persist_lib.relation.writer import WriteHandle
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import DIFF
 from persist_lib.storage.catalog import Catalog
@@ -32,8 +34,6 @@ from persist_lib.storage.tables.view import View, needs_settling, pause
 from persist_lib.storage.tables.wanted import Wanted, added_up
 from persist_lib.storage.timeline import Span
 from persist_lib.storage.wal import DROPPED, SCHEMA, wal_shard
-from persist_lib.write.handle import WriteHandle
-from persist_lib.write.times import format_token
 
 COLUMNS = [*SCHEMA.names, DIFF]
 ROUND_BYTES = 8 << 20

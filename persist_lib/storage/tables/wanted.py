@@ -15,10 +15,10 @@ from persist_lib.kernel.keys import slice_sorted
 from persist_lib.kernel.keyset import Keys
 from persist_lib.kernel.order import take
 from persist_lib.location.wrap.spending import Spending
-from persist_lib.read.handle import ReadHandle, parse_columns
-from persist_lib.read.keyed import keys_of
-from persist_lib.read.projection import projection_of
-from persist_lib.read.snapshot import KeyRange, Snapshot
+from persist_lib.relation.projection import projection_of
+from persist_lib.relation.reader import ReadHandle, parse_columns
+from persist_lib.relation.row_selection import keys_of
+from persist_lib.relation.snapshot import KeyRange, Snapshot
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import Schema
 

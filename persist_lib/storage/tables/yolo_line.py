@@ -13,6 +13,7 @@ import pyarrow as pa
 from persist_lib.errors import Indeterminate, SinceViolation, UpperMismatch
 from persist_lib.frontier import at
 from persist_lib.kernel.columns import at_time
+from persist_lib.relation.next_time import bounds_of, format_token
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.storage.catalog import Catalog
 from persist_lib.storage.records import CollectionRecord, TimelineRecord
@@ -22,7 +23,6 @@ from persist_lib.storage.tables.view import View, needs_settling, pause
 from persist_lib.storage.tables.wanted import Wanted
 from persist_lib.storage.timeline import Renditions, Span
 from persist_lib.storage.writer import CollectionWriter
-from persist_lib.write.times import bounds_of, format_token
 
 
 class YoloLine(Line):
