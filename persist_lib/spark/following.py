@@ -20,8 +20,7 @@ from persist_lib.spark.reading import LATEST, Table, newest
 from persist_lib.spark.slices import Section, Slice, handle_of, plan_slices
 from persist_lib.storage.reader import CollectionReader
 from persist_lib.storage.records import CollectionRecord
-from persist_lib.storage.timeline import Span
-from persist_lib.storage.upper import upper_of
+from persist_lib.storage.renditions import Span, upper_of
 
 
 class Following(ABC):

@@ -23,7 +23,7 @@ from persist_lib.settings import config_of
 from persist_lib.shard.commit import Machine
 from persist_lib.spark.options import subject_of
 from persist_lib.storage import CollectionWriter, Controller
-from persist_lib.storage.conform import is_additive
+from persist_lib.storage.schema_compat import is_additive
 from persist_lib.storage.staged import CollectionStaged, CollectionTicket
 
 OWNER = "Spark"

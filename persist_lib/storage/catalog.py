@@ -36,6 +36,7 @@ from persist_lib.relation.reader import ReadHandle
 from persist_lib.relation.writer import WriteHandle
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import DIFF, TIME, Schema
+from persist_lib.storage.metadata_shard import append_once, out_of_time, unheld
 from persist_lib.storage.names import OF_CATALOGS
 from persist_lib.storage.records import (
     CollectionRecord,
@@ -46,7 +47,6 @@ from persist_lib.storage.records import (
     decode,
     encode,
 )
-from persist_lib.storage.small import append_once, out_of_time, unheld
 
 SCHEMA = Schema(key={"kind": "string not null", "id": "string not null"}, value={"body": "string not null"}, times="ms")
 RETENTION = "90 days"

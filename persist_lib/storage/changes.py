@@ -17,13 +17,12 @@ from persist_lib.relation.conversions import Doors
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import TIME, Schema
-from persist_lib.storage.conform import check_additive, conformed
-from persist_lib.storage.difference import difference
-from persist_lib.storage.kept import kept_difference
+from persist_lib.storage.difference_cache import difference, kept_difference
+from persist_lib.storage.schema_compat import check_additive, conformed
 
 if TYPE_CHECKING:
     from persist_lib.storage.reader import CollectionReader
-    from persist_lib.storage.timeline import Span
+    from persist_lib.storage.renditions import Span
 
 
 class CollectionChanges(Doors):

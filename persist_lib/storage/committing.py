@@ -21,11 +21,10 @@ from persist_lib.relation.append_many import Append
 from persist_lib.relation.staged_commit import Prepared
 from persist_lib.relation.writer import WriteHandle
 from persist_lib.runtime.ambient import Deadline
-from persist_lib.storage.at_once import at_once
+from persist_lib.storage.parallel import at_once
+from persist_lib.storage.partition_rows import routed
 from persist_lib.storage.records import CollectionRecord, RenditionRecord
-from persist_lib.storage.routing import routed
-from persist_lib.storage.timeline import Span
-from persist_lib.storage.upper import meet
+from persist_lib.storage.renditions import Span, meet
 from persist_lib.storage.writing import PAUSE_S, Writing
 from persist_lib.times import Unit
 

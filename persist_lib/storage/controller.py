@@ -18,22 +18,21 @@ from persist_lib.relation.reader import PURPOSE_LETTERS
 from persist_lib.relation.writer import Batching
 from persist_lib.schema.schema import Schema, check_schema
 from persist_lib.shard.terms import Downgraded
-from persist_lib.storage.asked import (
+from persist_lib.storage.catalog import Changes, Contents, has_shard, setting
+from persist_lib.storage.collection_arguments import (
     Retention,
     parse_hold,
     parse_rendition,
     parse_retention,
 )
-from persist_lib.storage.catalog import Changes, Contents, has_shard, setting
+from persist_lib.storage.creation import Evolving, Making
 from persist_lib.storage.describe import Capability, Description, Tended
 from persist_lib.storage.describing import capabilities, describe
-from persist_lib.storage.evolving import Evolving
 from persist_lib.storage.handover import Handovers
-from persist_lib.storage.making import Making
+from persist_lib.storage.maintenance import tend
 from persist_lib.storage.names import minted, parse_collection_name
 from persist_lib.storage.reader import CollectionReader
 from persist_lib.storage.records import CollectionRecord, CommandRecord, Kind, Mode
-from persist_lib.storage.tend import tend
 from persist_lib.storage.wal import has_wal
 from persist_lib.storage.writer import CollectionWriter
 from persist_lib.times import TimeLike

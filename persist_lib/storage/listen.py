@@ -19,7 +19,7 @@ from persist_lib.storage.changes import handed_over, updates_between
 
 if TYPE_CHECKING:
     from persist_lib.storage.reader import CollectionReader
-    from persist_lib.storage.timeline import Span
+    from persist_lib.storage.renditions import Span
 
 
 class CollectionListen:

@@ -37,17 +37,16 @@ from persist_lib.relation.writer import WriteHandle
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import Schema
-from persist_lib.storage.at_once import at_once
 from persist_lib.storage.changes import CollectionChanges
-from persist_lib.storage.conform import check_additive, is_additive
-from persist_lib.storage.difference import retracted
+from persist_lib.storage.difference_cache import retracted
 from persist_lib.storage.listen import CollectionListen
+from persist_lib.storage.metadata_shard import unheld
 from persist_lib.storage.names import LAYER
+from persist_lib.storage.parallel import at_once
 from persist_lib.storage.records import CollectionRecord, RenditionRecord
-from persist_lib.storage.small import unheld
+from persist_lib.storage.renditions import Renditions, Span, Timeline, schema_for, upper_by, upper_of
+from persist_lib.storage.schema_compat import check_additive, is_additive
 from persist_lib.storage.snapshot import CollectionSnapshot
-from persist_lib.storage.timeline import Renditions, Span, Timeline, schema_for
-from persist_lib.storage.upper import upper_by, upper_of
 from persist_lib.storage.writer import CollectionWriter
 from persist_lib.times import TimeLike, Times, Unit
 

@@ -33,9 +33,9 @@ from persist_lib.relation.writer import WriteHandle
 from persist_lib.schema.schema import TIME
 from persist_lib.storage.copying import Transform, hold_name, transformed
 from persist_lib.storage.names import LAYER
+from persist_lib.storage.partition_rows import Spreading, Write
 from persist_lib.storage.reader import CollectionReader
 from persist_lib.storage.records import RenditionRecord
-from persist_lib.storage.spreading import Spreading, Write
 
 
 class Work(msgspec.Struct, frozen=True):

@@ -16,7 +16,7 @@ from persist_lib.relation.projection import added_up, narrowed, projection_of
 from persist_lib.relation.snapshot import Snapshot, Split
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import Schema
-from persist_lib.storage.conform import conformed, widened
+from persist_lib.storage.schema_compat import conformed, widened
 
 FINER = 4
 """How many pieces make up a group, where groups do not fall on shards."""

@@ -14,9 +14,9 @@ from persist_lib.frontier import Antichain
 from persist_lib.relation.stage import Stage, Staged, Ticket
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.shard.leases import Leased
-from persist_lib.storage.at_once import at_once
+from persist_lib.storage.parallel import at_once
+from persist_lib.storage.partition_rows import Spreading, Write
 from persist_lib.storage.records import CollectionRecord, RenditionRecord
-from persist_lib.storage.spreading import Spreading, Write
 
 
 class CollectionStaged(msgspec.Struct, frozen=True, array_like=True):

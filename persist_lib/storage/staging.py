@@ -41,12 +41,12 @@ from persist_lib.relation.staged_commit import Prepared, Rule
 from persist_lib.relation.staging import PASS_S
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table
-from persist_lib.storage.at_once import at_once, states_of
 from persist_lib.storage.committing import HandedOver, Pieces, discard
 from persist_lib.storage.names import LAYER
+from persist_lib.storage.parallel import at_once, states_of
 from persist_lib.storage.records import RenditionRecord
+from persist_lib.storage.renditions import Span, Timeline
 from persist_lib.storage.staged import CollectionStage, CollectionStaged, CollectionTicket, by_shard, parse_staged
-from persist_lib.storage.timeline import Span, Timeline
 from persist_lib.storage.verbs import Verbs
 from persist_lib.storage.writing import Written
 from persist_lib.times import TimeLike

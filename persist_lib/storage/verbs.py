@@ -30,8 +30,8 @@ from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table
 from persist_lib.shard.outcomes import Verdict, find_since
 from persist_lib.storage.committing import Committing, HandedOver
-from persist_lib.storage.routing import routed
-from persist_lib.storage.timeline import Span, Timeline
+from persist_lib.storage.partition_rows import routed
+from persist_lib.storage.renditions import Span, Timeline
 from persist_lib.storage.writing import Written
 
 Finding = Callable[[Span, Deadline], tuple[pa.Table, Counts]]

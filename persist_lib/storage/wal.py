@@ -15,9 +15,9 @@ from persist_lib.relation.append_many import Append
 from persist_lib.relation.writer import WriteHandle
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import Schema
+from persist_lib.storage.metadata_shard import out_of_time
 from persist_lib.storage.names import LAYER
 from persist_lib.storage.records import CollectionRecord
-from persist_lib.storage.small import out_of_time
 
 SCHEMA = Schema(
     key={"at": "uint64 not null", "table": "string not null", "chunk": "int64 not null"},

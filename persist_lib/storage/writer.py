@@ -36,8 +36,8 @@ from persist_lib.runtime.forks import Stage, enrol
 from persist_lib.schema.empty import empty_table
 from persist_lib.storage.committing import HandedOver
 from persist_lib.storage.records import CollectionRecord, RenditionRecord
+from persist_lib.storage.renditions import Timeline
 from persist_lib.storage.staging import CollectionStaging
-from persist_lib.storage.timeline import Timeline
 from persist_lib.storage.writing import Written
 from persist_lib.times import Unit
 

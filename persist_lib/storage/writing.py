@@ -19,11 +19,10 @@ from persist_lib.relation.writer import WriteHandle
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import Schema
-from persist_lib.storage.at_once import at_once, states_of
 from persist_lib.storage.names import LAYER
+from persist_lib.storage.parallel import at_once, states_of
 from persist_lib.storage.records import CollectionRecord, RenditionRecord
-from persist_lib.storage.timeline import Renditions, Span, Timeline
-from persist_lib.storage.upper import meet, upper_of
+from persist_lib.storage.renditions import Renditions, Span, Timeline, meet, upper_of
 from persist_lib.times import Times, Unit
 
 PAUSE_S = 0.05

@@ -20,8 +20,8 @@ from persist_lib.relation.reader import ReadHandle
 from persist_lib.relation.writer import WriteHandle
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import DIFF, TIME, Schema
+from persist_lib.storage.metadata_shard import append_once, out_of_time, unheld
 from persist_lib.storage.names import OF_SOURCES
-from persist_lib.storage.small import append_once, out_of_time, unheld
 from persist_lib.storage.sources.protocol import HOLD, MOST_ADDRESS, Mark
 
 SCHEMA = Schema(

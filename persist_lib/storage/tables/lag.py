@@ -17,11 +17,10 @@ from persist_lib.errors import NotFound, SinceViolation
 from persist_lib.kernel.columns import integers
 from persist_lib.storage.catalog import Catalog, Contents
 from persist_lib.storage.effects import HOLD, is_held_back
+from persist_lib.storage.metadata_shard import unheld
 from persist_lib.storage.records import CollectionRecord, TimelineRecord
-from persist_lib.storage.small import unheld
+from persist_lib.storage.renditions import Renditions, Span, meet
 from persist_lib.storage.tables.view import needs_settling
-from persist_lib.storage.timeline import Renditions, Span
-from persist_lib.storage.upper import meet
 from persist_lib.storage.wal import DROPPED, SCHEMA, wal_shard
 
 ATTEMPTS = 10

@@ -20,23 +20,23 @@ from persist_lib.relation.reader import PURPOSE_LETTERS
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import TIME, Schema, check_schema
-from persist_lib.storage.asked import Retention
+from persist_lib.storage.collection_arguments import Retention
 from persist_lib.storage.describe import Description, Tended
 from persist_lib.storage.effects import settle
 from persist_lib.storage.names import parse_collection_name
 from persist_lib.storage.records import Mode, TableMode
-from persist_lib.storage.tables.applying import Applied, apply
-from persist_lib.storage.tables.contents import TableSnapshot
+from persist_lib.storage.tables.direct_timeline import YoloLine
 from persist_lib.storage.tables.lag import Lag, fetch_lag
-from persist_lib.storage.tables.line import AsOf, Line
-from persist_lib.storage.tables.listening import TableListen
 from persist_lib.storage.tables.statements import Change, Delete, Done, Insert, Statement, Update, Upsert
-from persist_lib.storage.tables.tidying import tidy
+from persist_lib.storage.tables.table_listen import TableListen
+from persist_lib.storage.tables.table_snapshot import TableSnapshot
+from persist_lib.storage.tables.timeline import AsOf, Line
 from persist_lib.storage.tables.timelines import Timelines, line_of
 from persist_lib.storage.tables.transaction import Transaction, run
-from persist_lib.storage.tables.wal_line import WalLine
+from persist_lib.storage.tables.wal_apply import Applied, apply
+from persist_lib.storage.tables.wal_timeline import WalLine
+from persist_lib.storage.tables.wal_truncation import tidy
 from persist_lib.storage.tables.wanted import Wanted
-from persist_lib.storage.tables.yolo_line import YoloLine
 from persist_lib.times import TimeLike, Times
 
 if TYPE_CHECKING:

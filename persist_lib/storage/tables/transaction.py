@@ -18,11 +18,11 @@ from persist_lib.location.wrap.spending import Spending
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import Schema
-from persist_lib.storage.tables.contents import TableSnapshot
-from persist_lib.storage.tables.line import Line
 from persist_lib.storage.tables.statements import Change, Delete, Done, Insert, Statement, Update, Upsert
+from persist_lib.storage.tables.table_snapshot import TableSnapshot
+from persist_lib.storage.tables.timeline import Line
 from persist_lib.storage.tables.view import View
-from persist_lib.storage.tables.wal_line import WalLine
+from persist_lib.storage.tables.wal_timeline import WalLine
 from persist_lib.storage.tables.wanted import Wanted, added_up
 
 if TYPE_CHECKING:

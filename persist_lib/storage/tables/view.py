@@ -17,9 +17,8 @@ from persist_lib.schema.schema import TIME, Schema
 from persist_lib.storage.names import LAYER
 from persist_lib.storage.reader import CollectionReader
 from persist_lib.storage.records import CollectionRecord, RenditionRecord
+from persist_lib.storage.renditions import Span, Timeline, schema_for, upper_by
 from persist_lib.storage.tables.wanted import Wanted, added_up
-from persist_lib.storage.timeline import Span, Timeline, schema_for
-from persist_lib.storage.upper import upper_by
 from persist_lib.storage.writer import CollectionWriter
 
 

@@ -15,8 +15,8 @@ from persist_lib.relation.append_many import Append
 from persist_lib.relation.stage import LEASE_S
 from persist_lib.relation.staged_commit import Prepared
 from persist_lib.runtime.ambient import Deadline
-from persist_lib.storage.at_once import states_of
 from persist_lib.storage.committing import discard, send_all
+from persist_lib.storage.parallel import states_of
 from persist_lib.storage.records import RenditionRecord
 from persist_lib.storage.staged import CollectionStage, CollectionStaged, by_shard
 from persist_lib.storage.writer import CollectionWriter

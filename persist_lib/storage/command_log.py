@@ -10,8 +10,8 @@ from persist_lib.client import Client
 from persist_lib.errors import InvalidUsage, NotFound
 from persist_lib.ids import CATALOG
 from persist_lib.runtime.ambient import Deadline
-from persist_lib.storage.asked import check_same
 from persist_lib.storage.catalog import Catalog, Changes, Contents, setting
+from persist_lib.storage.collection_arguments import check_same
 from persist_lib.storage.describe import Description
 from persist_lib.storage.describing import describe
 from persist_lib.storage.effects import settle

@@ -19,9 +19,9 @@ from persist_lib.relation.listen import Event, Progress, Updates
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table
 from persist_lib.storage.changes import updates_between
-from persist_lib.storage.tables.line import Line
+from persist_lib.storage.tables.timeline import Line
 from persist_lib.storage.tables.view import pause
-from persist_lib.storage.tables.wal_line import WalLine
+from persist_lib.storage.tables.wal_timeline import WalLine
 
 
 class TableListen:

@@ -26,13 +26,13 @@ from persist_lib.storage.catalog import Catalog
 from persist_lib.storage.effects import HOLD
 from persist_lib.storage.names import LAYER
 from persist_lib.storage.records import TimelineRecord
-from persist_lib.storage.tables import applying
-from persist_lib.storage.tables.contents import TableSnapshot
-from persist_lib.storage.tables.line import AsOf, Committed, Line, Sending, Want, no_matter, until_decided
-from persist_lib.storage.tables.tail import Entry, Tail, encoded, entries_of
+from persist_lib.storage.renditions import Span
+from persist_lib.storage.tables import wal_apply
+from persist_lib.storage.tables.table_snapshot import TableSnapshot
+from persist_lib.storage.tables.timeline import AsOf, Committed, Line, Sending, Want, no_matter, until_decided
 from persist_lib.storage.tables.view import View, needs_settling, pause
+from persist_lib.storage.tables.wal_cache import Entry, Tail, encoded, entries_of
 from persist_lib.storage.tables.wanted import Wanted, added_up
-from persist_lib.storage.timeline import Span
 from persist_lib.storage.wal import DROPPED, SCHEMA, wal_shard
 
 COLUMNS = [*SCHEMA.names, DIFF]
@@ -300,7 +300,7 @@ class WalLine(Line):
         if deadline.has_passed():
             raise self.out_of_time(deadline, f"table {view.name!r} is still being copied to its new rendition")
         if not self.client.read_only:
-            applying.apply_table(self, view, deadline)
+            wal_apply.apply_table(self, view, deadline)
         pause(deadline)
         try:
             self.look()

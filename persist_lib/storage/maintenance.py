@@ -25,10 +25,9 @@ from persist_lib.storage.effects import HOLD, is_held_back, settle
 from persist_lib.storage.leases import expiry_steps, holders
 from persist_lib.storage.names import LAYER
 from persist_lib.storage.records import CollectionRecord, RenditionRecord, TimelineRecord
+from persist_lib.storage.renditions import Renditions, Timeline, meet, schema_for, upper_of
 from persist_lib.storage.tables.lag import wal_timelines
-from persist_lib.storage.tables.tending import timeline_steps
-from persist_lib.storage.timeline import Renditions, Timeline, schema_for
-from persist_lib.storage.upper import meet, upper_of
+from persist_lib.storage.tables.wal_truncation import timeline_steps
 
 
 def tend(

@@ -7,28 +7,57 @@ it is whole, and in which columns. All of one difference is one append.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import chain
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 
 from persist_lib.client import Client
-from persist_lib.errors import InvalidUsage, NotFound, ShardFinished, SinceViolation
-from persist_lib.kernel.columns import at_time
+from persist_lib.errors import DiffOverflow, InvalidUsage, NotFound, ShardFinished, SinceViolation
+from persist_lib.kernel.columns import array_of, at_time, integers
+from persist_lib.kernel.consolidate import I64_MIN
 from persist_lib.kernel.merge import merge_runs
 from persist_lib.kernel.packing import packed, unpacked
 from persist_lib.relation.stage import Staged
-from persist_lib.schema.schema import TIME, Schema
+from persist_lib.schema.schema import DIFF, DIFF_FIELD, TIME, Schema
 from persist_lib.shard.terms import claim
-from persist_lib.storage.conform import is_additive
+from persist_lib.storage.metadata_shard import unheld
 from persist_lib.storage.names import LAYER
 from persist_lib.storage.records import RenditionRecord
-from persist_lib.storage.small import unheld
+from persist_lib.storage.schema_compat import is_additive
 
 if TYPE_CHECKING:
     from persist_lib.storage.reader import CollectionReader
+
+
+def difference(
+    schema: Schema, old: Sequence[Iterator[pa.Table]], new: Sequence[Iterator[pa.Table]], time: int, merge_bytes: int
+) -> Iterator[pa.Table]:
+    """The updates at `time` that make the contents `new` of the contents `old`, in order: tables of `schema.updates`.
+
+    Both sides are tables of `schema.contents`, each run in key order.
+    """
+    runs = [_timed(retracted(run), time) for run in old] + [_timed(run, time) for run in new]
+    return merge_runs(runs, schema, merge_bytes=merge_bytes)
+
+
+def retracted(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
+    """The same rows with their diffs turned around."""
+    for table in tables:
+        diffs = integers(table.column(DIFF))
+        if diffs.size and diffs.min() == I64_MIN:
+            raise DiffOverflow(
+                f"a row has the multiplicity {I64_MIN}, and no one update can retract that", total=I64_MIN
+            )
+        yield table.set_column(table.schema.get_field_index(DIFF), DIFF_FIELD, array_of(np.negative(diffs)))
+
+
+def _timed(tables: Iterator[pa.Table], time: int) -> Iterator[pa.Table]:
+    return (at_time(table, time) for table in tables)
+
 
 SCHEMA = Schema(
     key={"new": "int64 not null", "was": "uint64 not null", "is": "uint64 not null", "chunk": "int64 not null"},

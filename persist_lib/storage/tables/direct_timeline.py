@@ -17,11 +17,11 @@ from persist_lib.relation.next_time import bounds_of, format_token
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.storage.catalog import Catalog
 from persist_lib.storage.records import CollectionRecord, TimelineRecord
-from persist_lib.storage.tables.contents import TableSnapshot
-from persist_lib.storage.tables.line import AsOf, Committed, Line, Sending, Want, no_matter, until_decided
+from persist_lib.storage.renditions import Renditions, Span
+from persist_lib.storage.tables.table_snapshot import TableSnapshot
+from persist_lib.storage.tables.timeline import AsOf, Committed, Line, Sending, Want, no_matter, until_decided
 from persist_lib.storage.tables.view import View, needs_settling, pause
 from persist_lib.storage.tables.wanted import Wanted
-from persist_lib.storage.timeline import Renditions, Span
 from persist_lib.storage.writer import CollectionWriter
 
 

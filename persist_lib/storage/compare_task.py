@@ -25,8 +25,7 @@ from persist_lib.relation.stage import Staged, Ticket
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import Schema
 from persist_lib.storage.comparing import Comparison, common, compare, in_columns, time_to_compare
-from persist_lib.storage.difference import difference
-from persist_lib.storage.kept import Keeping, check_can_be_kept, chunks
+from persist_lib.storage.difference_cache import Keeping, check_can_be_kept, chunks, difference
 from persist_lib.storage.reader import CollectionReader
 from persist_lib.storage.records import RenditionRecord
 from persist_lib.times import TimeLike

@@ -8,15 +8,17 @@ has read.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from persist_lib.client import Client
 from persist_lib.errors import InvariantViolated, NotFound, ShardFinished, SinceViolation
-from persist_lib.frontier import Antichain, at
+from persist_lib.frontier import MINIMUM, TOP, Antichain, at
 from persist_lib.relation.reader import ReadHandle
 from persist_lib.schema.schema import DIFF, TIME, Schema
+from persist_lib.storage.metadata_shard import unheld
+from persist_lib.storage.parallel import states_of
 from persist_lib.storage.records import RenditionRecord, decode, encode
-from persist_lib.storage.small import unheld
 from persist_lib.times import Unit
 
 
@@ -176,3 +178,22 @@ def _spans(rows: list[dict[str, object]], name: str) -> tuple[Span, ...]:
             )  # fmt: skip
         spans.append(Span(time, end, record, command))
     return tuple(spans)
+
+
+def meet(client: Client, names: Sequence[str]) -> Antichain:
+    """The least upper of shards, read from the location."""
+    return min((state.upper for state in states_of(client, names)), default=TOP)
+
+
+def upper_of(client: Client, timeline: Timeline) -> Antichain:
+    """All updates of the collection before this are known: of each rendition, up to where the next one follows."""
+    return upper_by(timeline, lambda rendition: meet(client, rendition.names))
+
+
+def upper_by(timeline: Timeline, meet_of: Callable[[RenditionRecord], Antichain]) -> Antichain:
+    """The same, of uppers of renditions that were read after the timeline."""
+    for span in timeline.spans:
+        upper = meet_of(span.rendition)
+        if span.end is None or upper < at(span.end):
+            return upper if span.start == 0 or at(span.start) < upper else at(span.start)
+    return MINIMUM

@@ -32,11 +32,11 @@ from persist_lib.schema.schema import Schema
 from persist_lib.storage.catalog import Catalog
 from persist_lib.storage.effects import settle
 from persist_lib.storage.records import CollectionRecord, TimelineRecord
+from persist_lib.storage.renditions import Span
 from persist_lib.storage.snapshot import CollectionSnapshot
-from persist_lib.storage.tables.contents import TableSnapshot
+from persist_lib.storage.tables.table_snapshot import TableSnapshot
 from persist_lib.storage.tables.view import Heads, View, pause
 from persist_lib.storage.tables.wanted import Wanted
-from persist_lib.storage.timeline import Span
 from persist_lib.times import show_time
 
 T = TypeVar("T")

@@ -19,11 +19,11 @@ from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import Schema
 from persist_lib.storage.records import CollectionRecord
 from persist_lib.storage.tables.lag import fetch_lag
-from persist_lib.storage.tables.tail import Entry
 from persist_lib.storage.tables.view import View, needs_settling
+from persist_lib.storage.tables.wal_cache import Entry
 
 if TYPE_CHECKING:
-    from persist_lib.storage.tables.wal_line import WalLine
+    from persist_lib.storage.tables.wal_timeline import WalLine
 
 
 ROUND_BYTES = 32 << 20
