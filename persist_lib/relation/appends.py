@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -15,7 +13,7 @@ from msgspec.structs import force_setattr
 
 from persist_lib.arguments import LONGEST_S, parse_integer, parse_number, shown
 from persist_lib.core.cost import Cost
-from persist_lib.errors import Indeterminate, InvalidUsage, PersistError
+from persist_lib.errors import InvalidUsage, PersistError
 from persist_lib.frontier import Antichain
 from persist_lib.ids import SeqNo
 from persist_lib.kernel.columns import integers
@@ -23,7 +21,6 @@ from persist_lib.kernel.consolidate import I64_MAX, consolidate
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.runtime.threads import Future
 from persist_lib.schema.schema import DIFF, TIME, Schema
-from persist_lib.shard.batches import Built
 
 ROOM_BYTES = 1024
 """What an append counts for beside its data, so that the number of empty appends in the buffer is limited too."""
@@ -42,6 +39,22 @@ class Appended(msgspec.Struct, frozen=True):
     token: bytes
     attempts: int
     cost: Cost = Cost()
+
+
+class Changed(Appended, frozen=True):
+    """What an upsert or a delete did: an `Appended`, and what became of each key.
+
+    `inserted` keys had no row before, `updated` ones had another (or several), `unchanged` ones were already as they
+    were to be, and `deleted` ones had rows and have none. If nothing was to be changed, nothing was written: `count`
+    and `attempts` are 0, `token` is empty, and upper has not moved. `time` is the time of the change, None for none.
+    The counts are 0 if an earlier call with the same token made the change.
+    """
+
+    time: int | None = None
+    inserted: int = 0
+    updated: int = 0
+    unchanged: int = 0
+    deleted: int = 0
 
 
 class Batching(msgspec.Struct, frozen=True):
@@ -182,45 +195,3 @@ def copied(error: BaseException) -> BaseException:
     again = copy(error)
     again.__cause__ = error.__cause__
     return again
-
-
-KEPT = 4
-
-
-Times = tuple[Antichain, Antichain]
-"""Lower and upper of an append."""
-
-
-class Doubt(NamedTuple):
-    """The batch that was sent, its token, and how many of its updates belong to each append."""
-
-    built: Built
-    token: bytes
-    counts: Mapping[Times, int]
-
-
-class Doubts:
-    """The last few doubts of a handle: at most `KEPT`."""
-
-    def __init__(self) -> None:
-        self._kept: deque[Doubt] = deque(maxlen=KEPT)
-
-    def add(self, doubt: Doubt, cause: Indeterminate) -> list[Appended | BaseException]:
-        """Remember a doubt. Returns one error for each append in it, in the order of their times."""
-        self._kept.append(doubt)
-        others = len(doubt.counts) - 1
-        return [
-            Indeterminate(
-                f"this append was sent together with {others} others, and it is not known whether they were "
-                f"committed: {cause.message}. The same is true of the others",
-                **{**cause.fields, "token": doubt.token, "lower": lower, "upper": upper},
-            )
-            for lower, upper in doubt.counts
-        ]
-
-    def find(self, token: bytes, lower: Antichain, upper: Antichain) -> tuple[Doubt, int] | None:
-        """The doubt that contains this append, and how many of its updates belong to the append; None if not kept."""
-        for doubt in self._kept:
-            if doubt.token == token and (lower, upper) in doubt.counts:
-                return doubt, doubt.counts[lower, upper]
-        return None

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import struct
-from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Generic, NamedTuple, Self, TypeVar
-
-import pyarrow as pa
+from typing import NamedTuple, Self
 
 from persist_lib.core.placing import time_after
-from persist_lib.errors import ClockAhead, InvalidUsage, LeaseExpired, PersistError
+from persist_lib.errors import ClockAhead, InvalidUsage
 from persist_lib.frontier import Antichain, at
 from persist_lib.ids import SeqNo, parse_token
-from persist_lib.kernel.by_key import Counts
-from persist_lib.runtime.ambient import Deadline, Runtime
+from persist_lib.runtime.ambient import Runtime
 from persist_lib.schema.schema import Schema
-from persist_lib.shard.outcomes import Verdict, forgotten
 from persist_lib.times import show_duration, show_time
 
 _TOKEN = struct.Struct(">4sQQ16s")
@@ -30,10 +25,10 @@ FAR_MS = 86_400_000
 
 
 def next_time(
-    schema: Schema, shard: str, upper: Antichain, runtime: Runtime, store_now: Callable[[], int]
+    schema: Schema, what: str, upper: Antichain, runtime: Runtime, store_now: Callable[[], int]
 ) -> int:  # fmt: skip
     """The time at which a call writes that leaves the choice to the library: of a clock now, but never before upper;
-    otherwise upper.
+    otherwise upper. `what` is written is for messages: `shard orders`.
 
     A clock that goes back, or is behind another machine's, gives upper. Raises ClockAhead where this process's clock is
     days ahead of the store's, InvalidUsage where the shard is closed for writing, and at the end of all times: of a
@@ -42,13 +37,13 @@ def next_time(
     own = 0 if schema.times is None else runtime.clock_ms()
     if (found := time_after(upper, schema.times, own)) is not None:
         if found != upper.time and schema.times is not None:
-            check_clock(f"shard {shard}", own, store_now(), FAR_MS, "this machine's clock")
+            check_clock(what, own, store_now(), FAR_MS, "this machine's clock")
         return found
     ends = "the shard is closed for writing" if upper.is_top() else "its times end there"
     raise InvalidUsage(
-        f"shard {shard}: upper is {schema.show(upper)}, and {ends}, so there is no next time to write at. This call "
+        f"{what}: upper is {schema.show(upper)}, and {ends}, so there is no next time to write at. This call "
         "wrote nothing; write to another shard",
-        shard=shard, upper=upper,
+        shard=what.partition(" ")[2], upper=upper,
     )  # fmt: skip
 
 
@@ -113,11 +108,6 @@ def since_of(token: bytes) -> SeqNo | None:
     return None
 
 
-Call = TypeVar("Call")
-Basis = TypeVar("Basis")
-Answer = TypeVar("Answer")
-
-
 class Named(NamedTuple):
     """An append at one time: its token, and the bounds that this carries."""
 
@@ -139,101 +129,3 @@ class Named(NamedTuple):
     def time(self) -> int:
         """The time of its updates."""
         return (self.upper.time or 1) - 1
-
-
-class Turn(NamedTuple, Generic[Basis]):
-    """What is to be appended at an upper: updates without times, what they amount to by key, and what they rest on."""
-
-    lower: Antichain
-    changes: pa.Table
-    counts: Counts
-    basis: Basis
-
-
-class AtNextTime(ABC, Generic[Call, Basis, Answer]):
-    """What writes at the next time: the loop, and the steps of it that a shard and a collection do each in their way.
-
-    `Call` is what a call brings to its steps.
-    """
-
-    def _at_next_time(self, call: Call, known: Named | None, deadline: Deadline, *, is_dry: bool = False) -> Answer:
-        """Append what the newest contents ask for, at the next time; again if another writer was first.
-
-        `known` is the append of an earlier call: its outcome answers, and it is sent again while it can be committed.
-        """
-        races = 0
-        while True:
-            if known is not None:
-                verdict = self._certain(known, deadline)
-                if verdict.seqno is not None:
-                    return self._repeated(call, known, verdict.seqno)
-                known = known if verdict.answer == "open" else None
-            turn = self._next_turn(call, deadline)
-            if known is not None and self._has_moved(known, turn):
-                continue
-            if not turn.changes.num_rows:
-                return self._unwritten(call, turn)
-            named = known or self._fresh(call, turn)
-            if is_dry:
-                return self._unwritten(call, turn)
-            try:
-                if (answer := self._try_turn(call, turn, named, deadline)) is not None:
-                    return answer
-            except LeaseExpired:
-                if not self._registers_again():
-                    raise
-            races += 1
-            if deadline.has_passed():
-                raise self._outrun(deadline, races)
-
-    def _certain(self, known: Named, deadline: Deadline) -> Verdict:
-        verdict = self._judge(known, deadline)
-        if verdict.answer == "unknown":
-            raise forgotten(self._place(), known.token, verdict)
-        return verdict
-
-    def _has_moved(self, known: Named, turn: Turn[Basis]) -> bool:
-        """Whether upper has passed the lower of an append since it was found open."""
-        if turn.lower < known.lower:  # its token is of another place, or this one was put back to an earlier state
-            raise self._gap(known, turn.lower)
-        return turn.lower != known.lower
-
-    @abstractmethod
-    def _place(self) -> str:
-        """What it writes, for messages."""
-
-    @abstractmethod
-    def _judge(self, known: Named, deadline: Deadline) -> Verdict:
-        """What became of the append of an earlier call. Reads afresh."""
-
-    @abstractmethod
-    def _next_turn(self, call: Call, deadline: Deadline) -> Turn[Basis]:
-        """The changes that the newest contents ask for. Writes nothing of them."""
-
-    @abstractmethod
-    def _fresh(self, call: Call, turn: Turn[Basis]) -> Named:
-        """A name of its own, at the next time. Raises InvalidUsage where times end."""
-
-    @abstractmethod
-    def _try_turn(self, call: Call, turn: Turn[Basis], named: Named, deadline: Deadline) -> Answer | None:
-        """Append the changes, if upper is still where the turn found it; None if another writer was first."""
-
-    @abstractmethod
-    def _repeated(self, call: Call, known: Named, seqno: SeqNo) -> Answer:
-        """The answer where an earlier call was committed."""
-
-    @abstractmethod
-    def _unwritten(self, call: Call, turn: Turn[Basis]) -> Answer:
-        """The answer where nothing is written: nothing is to be changed, or it is a dry run."""
-
-    @abstractmethod
-    def _registers_again(self) -> bool:
-        """Whether a writer whose lease ended is registered again: until it is closed."""
-
-    @abstractmethod
-    def _gap(self, known: Named, upper: Antichain) -> PersistError:
-        """The error where an append begins beyond upper."""
-
-    @abstractmethod
-    def _outrun(self, deadline: Deadline, races: int) -> PersistError:
-        """The error where other writers were first until the deadline."""

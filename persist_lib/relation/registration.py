@@ -21,10 +21,11 @@ from persist_lib.shard.leases import Leases, Registering, was_closed
 from persist_lib.times import Times
 
 
-def undoubted(shard: ShardId, error: Indeterminate) -> Determinate:
+def undoubted(shard: str, error: Indeterminate, what: str = "") -> Determinate:
     """The error for an append that was never sent, because a step before it failed. Only that step is in doubt."""
     return Determinate(
-        f"shard {shard}: this call appended nothing, as a step before the append failed: {error.message}. Try again",
+        f"{what or f'shard {shard}'}: this call appended nothing, as a step before the append failed: {error.message}. "
+        "Try again",
         shard=shard,
     )
 

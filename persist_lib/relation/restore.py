@@ -140,7 +140,7 @@ def _append(
     deadline: Deadline,
 ) -> Appended:
     with open_writer(schema) as write:
-        time = next_time(schema, write.machine.shard, state.upper, deadline.runtime, write.machine.consensus.now)
+        time = next_time(schema, f"shard {write.shard}", state.upper, deadline.runtime, write.machine.consensus.now)
         timed = (at_time(table, time) for table in tables)
         timeout = deadline.left_s()
         token = format_token(deadline.runtime, state.upper, at(time + 1))

@@ -28,7 +28,7 @@ from persist_lib.kernel.by_key import Counts
 from persist_lib.kernel.columns import at_time
 from persist_lib.location.wrap.deadline import within
 from persist_lib.location.wrap.spending import Spending
-from persist_lib.relation.appends import Appended
+from persist_lib.relation.appends import Appended, Changed
 from persist_lib.relation.commit import Kind, Place, Share, commit_shares
 from persist_lib.relation.differences import Overwriting, Pair, Source, Upserting, assembled, batch_of, check_all
 from persist_lib.relation.next_time import next_time
@@ -44,7 +44,6 @@ from persist_lib.relation.registration import (
     whole,
 )
 from persist_lib.relation.stage import Staged, token_of
-from persist_lib.relation.verbs import Changed
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import Schema
 from persist_lib.shard.batches import Builder, Built, Laid
@@ -143,7 +142,7 @@ class Commit:
             version, builder = self._writable(), self._builder()
             with source.at(version, rule.names, self._deadline) as (version, both):
                 lower = version.state.upper
-                time = next_time(self._schema, machine.shard, lower, machine.runtime, machine.consensus.now)
+                time = next_time(self._schema, f"shard {machine.shard}", lower, machine.runtime, machine.consensus.now)
                 built = self._changes(builder, rule, both, version.state, time)
             if not built.batch.parts:
                 self.drop(staged)
@@ -218,7 +217,7 @@ class Commit:
         if when is not None and not upper.is_before(when):
             raise machine.refused(r.WrongUpper(Antichain(when), upper))
         time = (
-            next_time(self._schema, machine.shard, upper, machine.runtime, machine.consensus.now)
+            next_time(self._schema, f"shard {machine.shard}", upper, machine.runtime, machine.consensus.now)
             if when is None
             else when
         )

@@ -23,7 +23,7 @@ from persist_lib.frontier import MAX_TIME, Antichain
 from persist_lib.ids import WriterId, format_writer_id, parse_producer
 from persist_lib.location.wrap.deadline import within
 from persist_lib.location.wrap.spending import Spending
-from persist_lib.relation.appends import Appended
+from persist_lib.relation.appends import Appended, Changed
 from persist_lib.relation.commit import commit_shares
 from persist_lib.relation.differences import Overwriting, Upserting
 from persist_lib.relation.registration import Lent, Registration, check_produced, parse_bounds
@@ -39,15 +39,14 @@ from persist_lib.relation.stage import (
     token_of,
 )
 from persist_lib.relation.staged_commit import Commit, Prepared, Rule
-from persist_lib.relation.verbs import Changed
 from persist_lib.runtime.ambient import Deadline
-from persist_lib.runtime.threads import Lock
 from persist_lib.schema.schema import Schema
 from persist_lib.shard.commit import Machine
 from persist_lib.shard.leases import Leases, Registering
 from persist_lib.times import TimeLike, Times
 
 Done = TypeVar("Done", bound=Appended)
+T = TypeVar("T")
 PASS_S = 3600.0
 """How long a call may take that reads contents, unless the caller passes a timeout: seconds."""
 LONGEST_LEASE_S = 400 * 86_400.0
@@ -131,9 +130,8 @@ class Staging(ABC):
         if when is not None and (bounds is not None or when >= MAX_TIME):
             raise InvalidUsage("`at` is a time before the last one, and only for a stage without bounds of its own")
         producer = parse_producer(producer)
-        held: list[Lock] = []
-        try:
-            deadline = self._begin(PASS_S if timeout is None and self.schema.constraints else timeout, held)
+
+        def append(deadline: Deadline) -> Appended:
             with Spending() as spent:
                 version = within(deadline, self._fetch_writable)
                 check_produced(machine, producer)
@@ -141,9 +139,8 @@ class Staging(ABC):
                     return Appended(version.seqno, version.state.upper, 0, b"", 0, spent.cost)
                 commit = self._commit_of(found, producer, deadline, spent)
                 return self._once(found, spent, lambda: commit.append(found, when))
-        finally:
-            if held:
-                self._lock.release()
+
+        return self._in_turn(PASS_S if timeout is None and self.schema.constraints else timeout, append)
 
     def upsert_staged(
         self, staged: Iterable[Staged], *, producer: tuple[str, int] | None = None, timeout: float | None = None
@@ -181,9 +178,8 @@ class Staging(ABC):
         producer = parse_producer(producer)
         if any(one.bounds is not None for one in found):
             raise InvalidUsage("the rows of a stage with bounds have times of their own, and are appended as they are")
-        held: list[Lock] = []
-        try:
-            deadline = self._begin(PASS_S if timeout is None else timeout, held)
+
+        def change(deadline: Deadline) -> Changed:
             with Spending() as spent:
                 version = within(deadline, self._fetch_writable)
                 check_produced(machine, producer)
@@ -196,9 +192,8 @@ class Staging(ABC):
                     return done
                 time = (done.upper.time or 1) - 1
                 return Changed(done.seqno, done.upper, 0, done.token, 0, done.cost, time)
-        finally:
-            if held:
-                self._lock.release()
+
+        return self._in_turn(PASS_S if timeout is None else timeout, change)
 
     def _once(self, staged: Sequence[Staged], spent: Spending, commit: Callable[[], Done]) -> Done | Appended:
         """Commit these answers, or say where an earlier call has appended all of them."""
@@ -234,15 +229,13 @@ class Staging(ABC):
 
     def append_prepared(self, prepared: Prepared, deadline: Deadline, token: bytes) -> Appended:
         """Append what was prepared, by itself."""
-        held: list[Lock] = []
-        try:
-            deadline = self._begin(deadline.remaining_s(), held)
+
+        def append(deadline: Deadline) -> Appended:
             with Spending() as spent:
                 share = prepared.share(self.machine, token, deadline)
                 return commit_shares((share,), deadline, token, spent)[0]
-        finally:
-            if held:
-                self._lock.release()
+
+        return self._in_turn(deadline.remaining_s(), append)
 
     def drop_staged(self, staged: Sequence[Staged]) -> None:
         """Delete parts of which only the difference was appended: nothing will ever refer to them."""
@@ -281,7 +274,7 @@ class Staging(ABC):
         return Stage(machine, self._leases, ticket)
 
     @abstractmethod
-    def _begin(self, timeout: float | None, held: list[Lock]) -> Deadline: ...
+    def _in_turn(self, timeout: float | None, call: Callable[[Deadline], T]) -> T: ...
 
     @abstractmethod
     def _fetch_writable(self) -> Version: ...

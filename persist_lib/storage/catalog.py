@@ -165,7 +165,7 @@ class Catalog:
             if not rows:
                 return answer
             time = next_time(
-                SCHEMA, write.machine.shard, contents.upper, self.client.runtime, self.client.consensus.now
+                SCHEMA, f"shard {write.shard}", contents.upper, self.client.runtime, self.client.consensus.now
             )
             try:
                 append_once(

@@ -54,7 +54,7 @@ class Bodies:
                 if not (rows := to(bodies)):
                     return
                 time = next_time(
-                    self._schema, write.machine.shard, at(upper), self._client.runtime, self._client.consensus.now
+                    self._schema, f"shard {write.shard}", at(upper), self._client.runtime, self._client.consensus.now
                 )
                 try:
                     append_once(write, [{**row, TIME: time} for row in rows], upper, time + 1, deadline)

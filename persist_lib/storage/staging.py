@@ -41,13 +41,12 @@ from persist_lib.relation.staged_commit import Prepared, Rule
 from persist_lib.relation.staging import PASS_S
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table
-from persist_lib.storage.committing import HandedOver, Pieces, discard
+from persist_lib.storage.committing import Committing, HandedOver, Pieces, discard
 from persist_lib.storage.names import LAYER
 from persist_lib.storage.parallel import at_once, states_of
 from persist_lib.storage.records import RenditionRecord
 from persist_lib.storage.renditions import Span, Timeline
 from persist_lib.storage.staged import CollectionStage, CollectionStaged, CollectionTicket, by_shard, parse_staged
-from persist_lib.storage.verbs import Verbs
 from persist_lib.storage.writing import Written
 from persist_lib.times import TimeLike
 
@@ -73,7 +72,7 @@ class _Call(NamedTuple):
     restaged: ExitStack
 
 
-class CollectionStaging(Verbs):
+class CollectionStaging(Committing):
     """The calls of a collection's writer that stage writes of many processes, and append them together."""
 
     def stage(
@@ -84,21 +83,21 @@ class CollectionStaging(Verbs):
         As a shard's `stage`. With bounds the rows have a `_time` of their own in `[lower, new_upper)`, and all of them
         belong to one rendition.
         """
-        self._check_mode("stage")
+        self._check_verb("stage")
         if new_upper is not None and self._times().frontier(new_upper, "new_upper").is_top():
             raise InvalidUsage(
                 f"collection {self.name!r}: a stage ends before the end of all times; close the collection with "
                 "compare_and_append"
             )
         rendition = self._staging_rendition(lower)
-        with self._turn:
+        with self._lock:
             stages = self._stages_of(rendition, lease_s, lower, new_upper)
         return CollectionStage(self.client.runtime, self.collection.id, rendition, stages)
 
     def resume_stage(self, ticket: CollectionTicket) -> CollectionStage:
         """The stage of a ticket that another process opened, to write more or to close it."""
         self._check_ticket(ticket)
-        with self._turn:
+        with self._lock:
             stages = [self.shard(one.shard).resume_stage(one) for one in ticket.tickets]
         return CollectionStage(self.client.runtime, self.collection.id, ticket.rendition, stages)
 
@@ -156,12 +155,16 @@ class CollectionStaging(Verbs):
         self, staged: Sequence[CollectionStaged], change: _Change, producer: tuple[str, int] | None,
         timeout: float | None,
     ) -> Written:  # fmt: skip
-        self._check_mode("append_staged")
+        self._check_verb("append_staged")
         producer = self._parse_producer(producer)
         is_long = change.kind is not None or bool(self.schema.constraints)
-        deadline = self._deadline(PASS_S if timeout is None and is_long else timeout)
-        self._settle(deadline)
-        with self._turn, Spending() as spent, ExitStack() as restaged:
+        seconds = PASS_S if timeout is None and is_long else timeout
+        return self._in_turn(seconds, lambda deadline: self._carry_out(staged, change, producer, deadline))
+
+    def _carry_out(
+        self, staged: Sequence[CollectionStaged], change: _Change, producer: tuple[str, int] | None, deadline: Deadline
+    ) -> Written:
+        with Spending() as spent, ExitStack() as restaged:
             if producer is not None:
                 check_produced(self.shard(self.collection.shard).machine, producer)
             if not (change.everything or change.bounds or any(one.staged for one in staged)):

@@ -12,7 +12,6 @@ import pytest
 import persist_lib as persist
 from persist_lib.errors import Indeterminate, InvalidUsage
 from persist_lib.frontier import MAX_TIME, TOP, at
-from persist_lib.ids import ShardId
 from persist_lib.location.wrap.around import Operation
 from persist_lib.relation.next_time import next_time
 from persist_lib.schema.schema import Schema
@@ -42,7 +41,7 @@ def test_the_next_time_is_now_but_never_before_upper() -> None:
     runtime, now_ms = clock.runtime(), clock() // 10**6
 
     def found(schema: Schema, upper: persist.Antichain) -> int:
-        return next_time(schema, ShardId("s"), upper, runtime, lambda: now_ms)
+        return next_time(schema, "shard s", upper, runtime, lambda: now_ms)
 
     assert found(CLOCKS["ms"], at(5)) == now_ms
     assert found(CLOCKS["us"], at(5)) == now_ms * 1_000
