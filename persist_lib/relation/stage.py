@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from hashlib import blake2b
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -44,6 +45,8 @@ from persist_lib.shard.commit import Machine
 from persist_lib.shard.leases import Leased, Leases
 from persist_lib.times import Times
 
+A = TypeVar("A", bound=Any)
+"""The kind of the answers of tasks."""
 LEASE_S = 86_400.0
 """How long a stage's id lives without a heartbeat. It is long, as a job may compute for hours before the first of its
 tasks writes, and only tasks that write extend it. It delays nothing but the deletion of the stage's own orphans."""
@@ -263,35 +266,39 @@ def _heartbeat(writer: WriterId, lease_ms: int, _state: object, now: int) -> c.H
     return c.Heartbeat((writer,), now + lease_ms)
 
 
-def parse_staged(staged: object, shard: ShardId) -> list[Staged]:
-    """A list of what tasks of this shard wrote, each of them once. Raises InvalidUsage."""
+def parse_staged(
+    staged: object, kind: type[A], what: str, fields: Mapping[str, object], other: Callable[[A], str | None]
+) -> list[A]:
+    """A list of what tasks wrote for `what`, each of them once. Raises InvalidUsage.
+
+    `other` names what else an answer was written for.
+    """
     is_list = isinstance(staged, Iterable) and not isinstance(staged, (str, bytes, Mapping, np.ndarray))
     given: list[object] = list(staged) if is_list else [staged]  # type: ignore[call-overload]
-    found: list[Staged] = []
+    found: list[A] = []
+    told = "persist.Staged" if kind is Staged else kind.__name__
     for one in given:
-        if not isinstance(one, Staged):
+        if not isinstance(one, kind):
             raise InvalidUsage(
-                f"staged must be a list of what ticket.write answered, persist.Staged: got {shown(one)}. Nothing was "
-                "appended",
+                f"staged must be a list of what ticket.write answered, {told}: got {shown(one)}. Nothing was appended",
                 value=one,
             )
-        if one.shard != shard:
+        if (place := other(one)) is not None:
             raise InvalidUsage(
-                f"shard {shard}: these parts were written for shard {one.shard}. Nothing was appended; pass them to a "
-                "writer of that shard",
-                shard=shard, other=one.shard,
+                f"{what}: these parts were written for {place}. Nothing was appended; pass them to a writer of that",
+                **fields, other=place,
             )  # fmt: skip
         found.append(one)
     if len({one.id for one in found}) < len(found):
         raise InvalidUsage(
-            f"shard {shard}: the answer of a task is there twice, and would be appended twice. Nothing was appended; "
-            "pass the one answer of each task whose result counts",
-            shard=shard,
+            f"{what}: the answer of a task is there twice, and would be appended twice. Nothing was appended; pass the "
+            "one answer of each task whose result counts",
+            **fields,
         )
     if len({one.bounds for one in found}) > 1:
         raise InvalidUsage(
-            f"shard {shard}: these parts come from stages with different bounds of times. Nothing was appended; append "
-            "those of each stage by themselves",
-            shard=shard,
+            f"{what}: these parts come from stages with different bounds of times. Nothing was appended; append those "
+            "of each stage by themselves",
+            **fields,
         )
     return found

@@ -7,25 +7,25 @@ the last sequence number of each producer.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from threading import RLock
-from typing import TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import pyarrow as pa
 
 from persist_lib.arguments import LONGEST_S, parse_seconds
 from persist_lib.core import commands as c
-from persist_lib.core.state import Version
 from persist_lib.errors import InvalidUsage, Refused
 from persist_lib.frontier import MAX_TIME, Antichain
-from persist_lib.ids import WriterId, format_writer_id, parse_producer
+from persist_lib.ids import WriterId, format_writer_id
 from persist_lib.location.wrap.deadline import within
 from persist_lib.location.wrap.spending import Spending
 from persist_lib.relation.appends import Appended, Changed
 from persist_lib.relation.commit import commit_shares
 from persist_lib.relation.differences import Overwriting, Upserting
+from persist_lib.relation.lone import Batched, LoneWriter
+from persist_lib.relation.ordered_writer import Brought, Done, OrderedWriter
 from persist_lib.relation.registration import Lent, Registration, check_produced, parse_bounds
 from persist_lib.relation.stage import (
     LEASE_S,
@@ -39,28 +39,117 @@ from persist_lib.relation.stage import (
     token_of,
 )
 from persist_lib.relation.staged_commit import Commit, Prepared, Rule
+from persist_lib.relation.verbs import Counted
 from persist_lib.runtime.ambient import Deadline
-from persist_lib.schema.schema import Schema
-from persist_lib.shard.commit import Machine
-from persist_lib.shard.leases import Leases, Registering
-from persist_lib.times import TimeLike, Times
+from persist_lib.shard.leases import Registering
+from persist_lib.times import TimeLike
 
-Done = TypeVar("Done", bound=Appended)
-T = TypeVar("T")
+Answered = TypeVar("Answered", bound=Any)
+S = TypeVar("S", bound=Appended)
 PASS_S = 3600.0
 """How long a call may take that reads contents, unless the caller passes a timeout: seconds."""
 LONGEST_LEASE_S = 400 * 86_400.0
 
 
-class Staging(ABC):
-    """The calls of a write handle that stage writes of many processes, and append them together."""
+class StagedChange(NamedTuple):
+    """What is to become of staged rows: appended as they are, or as a rule says; and when, if the caller says that."""
 
-    machine: Machine
-    schema: Schema
-    _schema_id: int
-    _lock: RLock
-    _leases: Leases
-    _registration: Registration
+    kind: type[Rule] | None
+    everything: bool
+    when: int | None
+    bounds: tuple[Antichain, Antichain] | None
+
+
+class StagedVerbs(OrderedWriter[Brought, Done], Generic[Brought, Answered, Done, Counted]):
+    """The calls that append together what many processes wrote, whatever places hold the rows."""
+
+    def append_staged(
+        self,
+        staged: Iterable[Answered],
+        *,
+        at: TimeLike | None = None,
+        producer: tuple[str, int] | None = None,
+        timeout: float | None = None,
+    ) -> Done:
+        """Append what tasks wrote, all of it by one compare-and-append, at the next time.
+
+        The time is the shard's upper; where times are a clock, now if that is later; or `at`, which must be upper or
+        later. It is chosen anew when another writer was first, so this never raises UpperMismatch without `at`. For a
+        stage with bounds it is the `compare_and_append` of these. Nothing staged is no append, unless there are bounds.
+
+        With a `producer`, a name and a sequence number, the append is committed once, as in `compare_and_append`:
+        AlreadyProduced says that there was nothing left to do.
+
+        Each answer is appended once, with a producer or without, in however many calls it is passed. A call whose
+        answers were all appended before says where that was, with a count of 0; so after Indeterminate, repeat it. If
+        only some of them were, it raises InvalidUsage and appends nothing. The shard remembers each answer until its
+        stage is closed, and after that the last 1,024 appends, by all of their answers together.
+
+        Constraints of the schema are checked against the newest contents of the keys, in bounded memory. Raises
+        ConstraintViolated, DiffOverflow, and LeaseExpired when the stage's lease has ended: nothing was written then,
+        and nothing staged can be appended any more. `timeout` is in seconds; with constraints it is an hour.
+        """
+        self._check_verb("append_staged")
+        found = self._parse_staged(staged)
+        bounds = found[0].bounds if found else None
+        when = None if at is None else self._times().parse(at, "at")
+        if when is not None and (bounds is not None or when >= MAX_TIME):
+            raise InvalidUsage("`at` is a time before the last one, and only for a stage without bounds of its own")
+        seconds = PASS_S if timeout is None and self.schema.constraints else timeout
+        return self._append_staged(
+            found, StagedChange(None, False, when, bounds), self._parse_producer(producer), seconds
+        )
+
+    def upsert_staged(
+        self, staged: Iterable[Answered], *, producer: tuple[str, int] | None = None, timeout: float | None = None
+    ) -> Counted:
+        """Make each row that tasks wrote the one row of its key, at the next time, as `upsert` does.
+
+        Rows that are to delete their key have the `_diff` `DELETE`; all others are there once. Different rows for one
+        key are refused, and so is a key that is both to be written and deleted: InvalidUsage names some. What is staged
+        is merged with the newest contents of these keys in one pass of bounded memory, and again when another writer
+        was first. `producer` and errors are those of `append_staged`. `timeout` is in seconds, None: an hour.
+        """
+        return self._by_rule(staged, StagedChange(Upserting, False, None, None), producer, timeout)
+
+    def overwrite_staged(
+        self, staged: Iterable[Answered], *, producer: tuple[str, int] | None = None, timeout: float | None = None
+    ) -> Counted:
+        """Make the contents what tasks wrote, at the next time. The difference is what is written: history stays.
+
+        What is the same already is not written again; nothing at all is if all of it is. Nothing staged empties the
+        contents, and needs no stage. Reads all contents in one pass of bounded memory, and again when another writer
+        was first. `producer`, `timeout` and errors are those of `upsert_staged`. The counts by key are 0.
+        """
+        return self._by_rule(staged, StagedChange(Overwriting, True, None, None), producer, timeout)
+
+    def _by_rule(
+        self, staged: object, change: StagedChange, producer: tuple[str, int] | None, timeout: float | None
+    ) -> Counted:
+        self._check_verb("append_staged")
+        found = self._parse_staged(staged)
+        if any(one.bounds is not None for one in found):
+            raise InvalidUsage("the rows of a stage with bounds have times of their own, and are appended as they are")
+        seconds = PASS_S if timeout is None else timeout
+        return self._change_staged(found, change, self._parse_producer(producer), seconds)
+
+    @abstractmethod
+    def _parse_staged(self, staged: object) -> list[Answered]:
+        """A list of what tasks wrote, each of them once. Raises InvalidUsage."""
+
+    @abstractmethod
+    def _append_staged(
+        self, staged: list[Answered], change: StagedChange, producer: tuple[str, int] | None, timeout: float | None
+    ) -> Done: ...
+
+    @abstractmethod
+    def _change_staged(
+        self, staged: list[Answered], change: StagedChange, producer: tuple[str, int] | None, timeout: float | None
+    ) -> Counted: ...
+
+
+class Staging(LoneWriter, StagedVerbs[Batched, Staged, Appended, Changed]):
+    """The calls of a write handle that stage writes of many processes, and append them together."""
 
     def stage(self, *, lease_s: float = LEASE_S, lower: object | None = None, new_upper: object | None = None) -> Stage:
         """Register one writer id under which any number of processes may write parts. Close the stage at the end.
@@ -74,7 +163,7 @@ class Staging(ABC):
             raise InvalidUsage("a stage has both lower and new_upper, or neither: then the commit chooses the time")
         bounds = None
         if lower is not None:
-            bounds = parse_bounds(lower, new_upper, Times(self.schema.times, machine.consensus.now))
+            bounds = parse_bounds(lower, new_upper, self._times())
         lease_ms = round(parse_seconds(lease_s, "lease_s") * 1000)
         if not 100 <= lease_ms <= LONGEST_LEASE_S * 1000:
             raise InvalidUsage(f"lease_s must be from 0.1 to {LONGEST_LEASE_S:.0f} seconds, got {lease_s}")
@@ -97,105 +186,54 @@ class Staging(ABC):
         self._check_ticket(ticket)
         return can_append(self.machine.fetch().state, ticket)
 
-    def append_staged(
-        self,
-        staged: Iterable[Staged],
-        *,
-        at: TimeLike | None = None,
-        producer: tuple[str, int] | None = None,
-        timeout: float | None = None,
+    def _parse_staged(self, staged: object) -> list[Staged]:
+        shard = self.machine.shard
+
+        def other(one: Staged) -> str | None:
+            return None if one.shard == shard else f"shard {one.shard}"
+
+        return parse_staged(staged, Staged, f"shard {shard}", {"shard": shard}, other)
+
+    def _append_staged(
+        self, staged: list[Staged], change: StagedChange, producer: tuple[str, int] | None, timeout: float | None
     ) -> Appended:
-        """Append what tasks wrote, all of it by one compare-and-append, at the next time.
-
-        The time is the shard's upper; where times are a clock, now if that is later; or `at`, which must be upper or
-        later. It is chosen anew when another writer was first, so this never raises UpperMismatch without `at`. For a
-        stage with bounds it is the `compare_and_append` of these. Nothing staged is no append, unless there are bounds.
-
-        With a `producer`, a name and a sequence number, the append is committed once, as in `compare_and_append`:
-        AlreadyProduced says that there was nothing left to do.
-
-        Each answer is appended once, with a producer or without, in however many calls it is passed. A call whose
-        answers were all appended before says where that was, with a count of 0; so after Indeterminate, repeat it. If
-        only some of them were, it raises InvalidUsage and appends nothing. The shard remembers each answer until its
-        stage is closed, and after that the last 1,024 appends, by all of their answers together.
-
-        Constraints of the schema are checked against the newest contents of the keys, in bounded memory. Raises
-        ConstraintViolated, DiffOverflow, and LeaseExpired when the stage's lease has ended: nothing was written then,
-        and nothing staged can be appended any more. `timeout` is in seconds; with constraints it is an hour.
-        """
-        machine = self.machine
-        found = parse_staged(staged, machine.shard)
-        bounds = found[0].bounds if found else None
-        when = None if at is None else Times(self.schema.times, machine.consensus.now).parse(at, "at")
-        if when is not None and (bounds is not None or when >= MAX_TIME):
-            raise InvalidUsage("`at` is a time before the last one, and only for a stage without bounds of its own")
-        producer = parse_producer(producer)
-
         def append(deadline: Deadline) -> Appended:
             with Spending() as spent:
                 version = within(deadline, self._fetch_writable)
-                check_produced(machine, producer)
-                if not found or (bounds is None and not any(one.parts for one in found)):
+                check_produced(self.machine, producer)
+                if not staged or (change.bounds is None and not any(one.parts for one in staged)):
                     return Appended(version.seqno, version.state.upper, 0, b"", 0, spent.cost)
-                commit = self._commit_of(found, producer, deadline, spent)
-                return self._once(found, spent, lambda: commit.append(found, when))
+                commit = self._commit_of(staged, producer, deadline, spent)
+                return self._once(staged, spent, lambda: commit.append(staged, change.when))
 
-        return self._in_turn(PASS_S if timeout is None and self.schema.constraints else timeout, append)
-
-    def upsert_staged(
-        self, staged: Iterable[Staged], *, producer: tuple[str, int] | None = None, timeout: float | None = None
-    ) -> Changed:
-        """Make each row that tasks wrote the one row of its key, at the next time, as `upsert` does.
-
-        Rows that are to delete their key have the `_diff` `DELETE`; all others are there once. Different rows for one
-        key are refused, and so is a key that is both to be written and deleted: InvalidUsage names some. What is staged
-        is merged with the newest contents of these keys in one pass of bounded memory, and again when another writer
-        was first. `producer` and errors are those of `append_staged`. `timeout` is in seconds, None: an hour.
-        """
-        return self._change_staged(staged, Upserting, producer, timeout, everything=False)
-
-    def overwrite_staged(
-        self, staged: Iterable[Staged], *, producer: tuple[str, int] | None = None, timeout: float | None = None
-    ) -> Changed:
-        """Make the contents what tasks wrote, at the next time. The difference is what is written: history stays.
-
-        What is the same already is not written again; nothing at all is if all of it is. Nothing staged empties the
-        shard, and needs no stage. Reads all contents in one pass of bounded memory, and again when another writer was
-        first. `producer`, `timeout` and errors are those of `upsert_staged`. The counts by key are 0.
-        """
-        return self._change_staged(staged, Overwriting, producer, timeout, everything=True)
+        return self._in_turn(timeout, append)
 
     def _check_ticket(self, ticket: object) -> None:
         if not isinstance(ticket, Ticket) or ticket.shard != self.machine.shard:
             raise InvalidUsage(f"shard {self.machine.shard}: a stage is resumed with a ticket of the same shard")
 
     def _change_staged(
-        self, staged: Iterable[Staged], kind: type[Rule], producer: tuple[str, int] | None,
-        timeout: float | None, *, everything: bool,
-    ) -> Changed:  # fmt: skip
-        machine = self.machine
-        found = parse_staged(staged, machine.shard)
-        producer = parse_producer(producer)
-        if any(one.bounds is not None for one in found):
-            raise InvalidUsage("the rows of a stage with bounds have times of their own, and are appended as they are")
+        self, staged: list[Staged], change: StagedChange, producer: tuple[str, int] | None, timeout: float | None
+    ) -> Changed:
+        if (kind := change.kind) is None:
+            raise AssertionError("a change of staged rows has a rule")
 
-        def change(deadline: Deadline) -> Changed:
+        def commit_changes(deadline: Deadline) -> Changed:
             with Spending() as spent:
                 version = within(deadline, self._fetch_writable)
-                check_produced(machine, producer)
-                if not everything and not any(one.parts for one in found):
+                check_produced(self.machine, producer)
+                if not change.everything and not any(one.parts for one in staged):
                     return Changed(version.seqno, version.state.upper, 0, b"", 0, spent.cost)
-                commit = self._commit_of(found, producer, deadline, spent)
-                rule = kind(machine, self.schema)
-                done = self._once(found, spent, lambda: commit.change(found, rule, everything=everything))
+                commit, rule = self._commit_of(staged, producer, deadline, spent), kind(self.machine, self.schema)
+                done = self._once(staged, spent, lambda: commit.change(staged, rule, everything=change.everything))
                 if isinstance(done, Changed):
                     return done
                 time = (done.upper.time or 1) - 1
                 return Changed(done.seqno, done.upper, 0, done.token, 0, done.cost, time)
 
-        return self._in_turn(PASS_S if timeout is None else timeout, change)
+        return self._in_turn(timeout, commit_changes)
 
-    def _once(self, staged: Sequence[Staged], spent: Spending, commit: Callable[[], Done]) -> Done | Appended:
+    def _once(self, staged: Sequence[Staged], spent: Spending, commit: Callable[[], S]) -> S | Appended:
         """Commit these answers, or say where an earlier call has appended all of them."""
         token = token_of(one.id for one in staged)
 
@@ -217,7 +255,7 @@ class Staging(ABC):
         time: int | None, deadline: Deadline, spent: Spending, *, everything: bool,
     ) -> Prepared:  # fmt: skip
         """What is staged as a batch to be appended together with those of other shards (see `Commit.prepare`)."""
-        found = parse_staged(staged, self.machine.shard)
+        found = self._parse_staged(staged)
         rule = None if kind is None else kind(self.machine, self.schema)
         commit = self._commit_of(found, None, deadline, spent)
         return commit.prepare(found, rule, bounds, time, everything=everything)
@@ -272,9 +310,3 @@ class Staging(ABC):
             url, consensus_url, machine.shard, self.schema, self._schema_id, writer, lease_ms, bounds, machine.config
         )
         return Stage(machine, self._leases, ticket)
-
-    @abstractmethod
-    def _in_turn(self, timeout: float | None, call: Callable[[Deadline], T]) -> T: ...
-
-    @abstractmethod
-    def _fetch_writable(self) -> Version: ...

@@ -17,7 +17,6 @@ from persist_lib.ids import WriterId, parse_token
 from persist_lib.location.wrap.spending import Spending
 from persist_lib.relation.appends import Appended, Batching, Changed
 from persist_lib.relation.commit import Share
-from persist_lib.relation.lone import LoneWriter
 from persist_lib.relation.registration import parse_bounds, whole
 from persist_lib.relation.staged_commit import Prepared
 from persist_lib.relation.staging import Staging
@@ -29,7 +28,7 @@ from persist_lib.times import Times
 __all__ = ["Appended", "Batching", "Changed", "WriteHandle"]
 
 
-class WriteHandle(LoneWriter, Staging):
+class WriteHandle(Staging):
     """Writes to one shard. Safe to use from several threads; the appends of one handle are carried out in order."""
 
     @property
