@@ -5,8 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -91,14 +90,6 @@ class Held(Doors):
         """Stop keeping the state that is read from. Idempotent. Dropping the object does the same."""
         self._is_released = True
         self._reading.release()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.release()
 
     def _resuming(self, stream: Callable[[], Iterator[pa.Table]]) -> Iterator[pa.Table]:
         """The tables of `stream`. When a blob vanishes under a read-only client, go on from the newest state.

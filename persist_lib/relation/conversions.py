@@ -10,8 +10,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from types import ModuleType, TracebackType
+from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 
@@ -58,6 +58,18 @@ class Doors(ABC):
     @abstractmethod
     def shard_schema(self) -> Schema:
         """The schema that it is read in."""
+
+    @abstractmethod
+    def release(self) -> None:
+        """Stop keeping what it is read from. Idempotent."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
 
     def to_pandas(self, **options: Any) -> pd.DataFrame:
         """The rows as a pandas frame; options go to `pyarrow.Table.to_pandas`. Raises InvalidUsage without pandas."""

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from persist_lib.arguments import did_you_mean, not_pickled, parse_flag, parse_seconds, parse_text, shown
+from persist_lib.arguments import not_pickled, parse_seconds, parse_text
 from persist_lib.core import commands as c
 from persist_lib.core.state import State, Version
 from persist_lib.errors import (
@@ -26,15 +26,13 @@ from persist_lib.errors import (
     SinceViolation,
     TimedOut,
 )
-from persist_lib.format.predicate import Where
 from persist_lib.frontier import MAX_TIME, TOP, Antichain, at
 from persist_lib.ids import ReaderId, SeqNo, format_reader_id
-from persist_lib.kernel.keyset import Keys
 from persist_lib.location.wrap.spending import Spending
 from persist_lib.relation.changes import Changes
 from persist_lib.relation.listen import Listen, Patience
-from persist_lib.relation.row_selection import keys_of
-from persist_lib.relation.snapshot import KeyRange, Snapshot
+from persist_lib.relation.row_selection import RowSelection
+from persist_lib.relation.snapshot import Snapshot
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.runtime.forks import Stage, enrol
 from persist_lib.schema.schema import Schema
@@ -151,16 +149,21 @@ class ReadHandle(Leased):
         Raises SinceViolation for a time before since, NotComplete when upper has not passed the time after `timeout`
         seconds, and LeaseExpired when this handle was retired.
         """
-        range_, diff = KeyRange.of(self.schema, key, key_from, key_to), parse_flag(diff, "diff")
-        wanted = None if keys is None else self._parse_keys(keys, range_)
-        names, where = parse_columns(self.schema, f"shard {self.shard}", columns), Where.of(self.schema.data, filter)
+        rows = RowSelection.of(
+            self.schema, f"shard {self.shard}", columns=columns, key=key, key_from=key_from, key_to=key_to, keys=keys,
+            filter=filter, diff=diff,
+        )  # fmt: skip
         at_time = None if as_of is None else self._times().as_of(as_of)
         deadline = self._deadline(timeout)
         with Spending() as spent:
             state = self._wait(deadline, at_time, lambda state: at_time is None or state.upper.has_passed(at_time))
         chosen = _newest(state) if at_time is None else at_time
         held = self.acquire(chosen if chosen >= 0 else state.since.time or 0)
-        return Snapshot(self, held, chosen, range_, names, spent, where, wanted, diff=diff)
+        return Snapshot(self, held, chosen, rows, spent)
+
+    def snapshot_known(self, as_of: int, rows: RowSelection) -> Snapshot:
+        """Some rows, each distinct one once, as of a time that this process knows to be complete."""
+        return Snapshot(self, self.acquire(as_of), as_of, rows._replace(diff=True), Spending())
 
     def changes(self, from_: TimeLike | None, to: TimeLike | None = None, *, timeout: float | None = None) -> Changes:
         """Return all changes after the time `from_`, up to and with the time `to`: the updates in `(from_, to]`.
@@ -409,26 +412,6 @@ class ReadHandle(Leased):
     def _check_open(self) -> None:
         if self._closed:
             raise self._lost()
-
-    def _parse_keys(self, keys: object, range_: KeyRange) -> Keys:
-        if range_ != KeyRange():
-            raise InvalidUsage("pass either keys, or key, or key_from and key_to", keys=keys)
-        return keys_of(self.schema, keys)
-
-
-def parse_columns(schema: Schema, what: str, columns: object) -> tuple[str, ...] | None:
-    """The names of columns to read; None for all. Raises InvalidUsage for what `what` does not have."""
-    if columns is None:
-        return None
-    if isinstance(columns, (str, bytes, Mapping)) or not isinstance(columns, Iterable):
-        raise InvalidUsage(
-            f"columns must be a list of names, some of {schema.names}: got {shown(columns)}", columns=columns
-        )
-    names = tuple(columns)
-    if unknown := [name for name in names if not isinstance(name, str) or name not in schema.names]:
-        meant = did_you_mean(unknown[0], schema.names)
-        raise InvalidUsage(f"{what} has no columns {shown(unknown)}. {meant}It has {schema.names}", columns=columns)
-    return names
 
 
 def _newest(state: State) -> int:

@@ -11,20 +11,18 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from functools import lru_cache, partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import msgspec
 import pyarrow as pa
 
-from persist_lib.arguments import check_type, not_pickled, parse_integer, shown
+from persist_lib.arguments import check_type, not_pickled, parse_integer
 from persist_lib.config import Config
 from persist_lib.core.plan.compaction import TaskInput
 from persist_lib.core.plan.cutting import cut_evenly
-from persist_lib.errors import InvalidUsage, Missing, redacted
+from persist_lib.errors import Missing, redacted
 from persist_lib.format.predicate import Where
 from persist_lib.ids import ShardId
-from persist_lib.kernel.keys import encode_key
-from persist_lib.kernel.keyset import Keys
 from persist_lib.kernel.multiplicity import built, repeated
 from persist_lib.location.api import Blob
 from persist_lib.location.stack import open_stack
@@ -33,7 +31,7 @@ from persist_lib.relation import contents, projection
 from persist_lib.relation.changes import Held
 from persist_lib.relation.conversions import Rows
 from persist_lib.relation.projection import Shown
-from persist_lib.relation.row_selection import packed, unpacked
+from persist_lib.relation.row_selection import KeyRange, RowSelection, packed, unpacked
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import Schema
@@ -47,37 +45,6 @@ if TYPE_CHECKING:
 
 
 MOST_SPLITS = 1 << 20
-
-
-class KeyRange(NamedTuple):
-    """Encoded keys in `[lower, upper)`; None means no bound."""
-
-    lower: bytes | None = None
-    upper: bytes | None = None
-
-    @classmethod
-    def of(
-        cls,
-        schema: Schema,
-        key: Sequence[object] | None,
-        key_from: Sequence[object] | None,
-        key_to: Sequence[object] | None,
-    ) -> KeyRange:
-        """The keys that start with `key`, or those in `[key_from, key_to)`: values of the leading key columns."""
-        if key is not None and (key_from is not None or key_to is not None):
-            raise InvalidUsage("pass either key, or key_from and key_to", key=key)
-        if key is not None:
-            start = encode_key(schema, _tuple(key))
-            return cls(start, _after_prefix(start))
-        lower = None if key_from is None else encode_key(schema, _tuple(key_from))
-        upper = None if key_to is None else encode_key(schema, _tuple(key_to))
-        return cls(lower, upper)
-
-    def meet(self, other: KeyRange) -> KeyRange:
-        """The keys that are in both ranges."""
-        lowers = [bound for bound in (self.lower, other.lower) if bound is not None]
-        uppers = [bound for bound in (self.upper, other.upper) if bound is not None]
-        return KeyRange(max(lowers, default=None), min(uppers, default=None))
 
 
 class Split(msgspec.Struct, frozen=True):
@@ -196,20 +163,12 @@ class Snapshot(Rows, Held):
         handle: ReadHandle,
         reading: Reading,
         as_of: int,
-        keys: KeyRange,
-        columns: Sequence[str] | None,
+        rows: RowSelection,
         spent: Spending,
-        where: Where | None = None,
-        wanted: Keys | None = None,
-        *,
-        diff: bool = False,
     ) -> None:
         super().__init__(handle, reading, spent)
-        self.diff = diff
-        self.as_of = as_of
-        self._keys = keys
-        self._shown = Shown(None if columns is None else tuple(columns), where)
-        self._wanted = wanted
+        self.diff, self.as_of = rows.diff, as_of
+        self._keys, self._shown, self._wanted = rows.range_, Shown(rows.columns, rows.where), rows.keys
 
     def __repr__(self) -> str:
         return f"Snapshot({self._handle.shard!r}, as_of={self._handle.schema.show_as_of(self.as_of)})"
@@ -312,18 +271,6 @@ class Snapshot(Rows, Held):
         machine = self._handle.machine
         with machine.runtime.pool(machine.config.read_threads, "persist-read") as pool:
             return self._split(keys, shown).streamed(machine.reads, pool)
-
-
-def _after_prefix(prefix: bytes) -> bytes | None:
-    """The least bytes above everything that starts with `prefix`; None for none."""
-    stripped = prefix.rstrip(b"\xff")
-    return stripped[:-1] + bytes([stripped[-1] + 1]) if stripped else None
-
-
-def _tuple(values: object) -> tuple[object, ...]:
-    if not isinstance(values, (tuple, list)):
-        raise InvalidUsage(f"a key is a tuple of values of the leading key columns, got {shown(values)}", key=values)
-    return tuple(values)
 
 
 @lru_cache(maxsize=8)

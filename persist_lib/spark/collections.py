@@ -21,7 +21,7 @@ from persist_lib.core.plan.compaction import TaskInput
 from persist_lib.errors import LeaseExpired, NotFound, ShardFinished
 from persist_lib.format.predicate import Where
 from persist_lib.relation.reader import ReadHandle
-from persist_lib.relation.snapshot import KeyRange
+from persist_lib.relation.row_selection import KeyRange
 from persist_lib.schema.schema import DIFF, TIME, Schema
 from persist_lib.spark.slices import (
     LEAST_BYTES,

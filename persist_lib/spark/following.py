@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from persist_lib.frontier import TOP, Antichain, at
 from persist_lib.relation.reader import ReadHandle
-from persist_lib.relation.snapshot import KeyRange
+from persist_lib.relation.row_selection import KeyRange
 from persist_lib.spark.admission import DEFAULT_BYTES, Admission, Limits, Source
 from persist_lib.spark.collections import Piece, Shown, Steps, before, handover_sections, unleased
 from persist_lib.spark.holding import Holding

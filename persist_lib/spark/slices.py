@@ -28,7 +28,8 @@ from persist_lib.kernel.merge import merge_runs
 from persist_lib.location.api import Blob
 from persist_lib.relation.changes import resuming
 from persist_lib.relation.reader import ReadHandle
-from persist_lib.relation.snapshot import KeyRange, Split
+from persist_lib.relation.row_selection import KeyRange
+from persist_lib.relation.snapshot import Split
 from persist_lib.schema.schema import DIFF, Schema
 from persist_lib.shard.cutting import stretches
 from persist_lib.shard.runs import Stored, inputs_of, newest_schema, overlapping

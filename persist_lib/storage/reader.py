@@ -30,8 +30,9 @@ from persist_lib.errors import (
 from persist_lib.frontier import MAX_TIME, TOP, Antichain, at
 from persist_lib.kernel.columns import at_time
 from persist_lib.relation.next_time import format_token
-from persist_lib.relation.reader import ReadHandle, parse_columns
+from persist_lib.relation.reader import ReadHandle
 from persist_lib.relation.restore import time_passed
+from persist_lib.relation.row_selection import parse_columns
 from persist_lib.relation.snapshot import Snapshot
 from persist_lib.relation.writer import WriteHandle
 from persist_lib.runtime.ambient import Deadline

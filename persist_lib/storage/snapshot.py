@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import reduce
 from operator import add
-from types import TracebackType
-from typing import Self
 
 import pyarrow as pa
 
@@ -114,14 +112,6 @@ class CollectionSnapshot(Rows):
     __reduce__ = not_pickled(
         "A snapshot", "Pass its splits, as in snapshot.splits(1), and read them in the other process"
     )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.release()
 
     def _named(self) -> str:
         return f"this snapshot of collection {self._name!r} as of {self._view.schema.show_as_of(self.as_of)}"

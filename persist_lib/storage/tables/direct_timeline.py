@@ -14,6 +14,7 @@ from persist_lib.errors import Indeterminate, SinceViolation, UpperMismatch
 from persist_lib.frontier import at
 from persist_lib.kernel.columns import at_time
 from persist_lib.relation.next_time import bounds_of, format_token
+from persist_lib.relation.row_selection import RowSelection
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.storage.catalog import Catalog
 from persist_lib.storage.records import CollectionRecord, TimelineRecord
@@ -21,7 +22,6 @@ from persist_lib.storage.renditions import Renditions, Span
 from persist_lib.storage.tables.table_snapshot import TableSnapshot
 from persist_lib.storage.tables.timeline import AsOf, Committed, Line, Sending, Want, no_matter, until_decided
 from persist_lib.storage.tables.view import View, needs_settling, pause
-from persist_lib.storage.tables.wanted import Wanted
 from persist_lib.storage.writer import CollectionWriter
 
 
@@ -52,11 +52,11 @@ class YoloLine(Line):
                 raise self.out_of_time(deadline, f"table {view.name!r} is being copied to its new rendition")
             self._advance(view, upper + 1, deadline)
 
-    def contents(self, view: View, as_of: int, wanted: Wanted, deadline: Deadline) -> pa.Table:  # noqa: ARG002
+    def contents(self, view: View, as_of: int, wanted: RowSelection, deadline: Deadline) -> pa.Table:  # noqa: ARG002
         """Those of the newest rendition."""
         return view.contents(view.timeline().last, as_of, wanted)
 
-    def changed(self, view: View, from_: int, to: int, wanted: Wanted) -> pa.Table | None:
+    def changed(self, view: View, from_: int, to: int, wanted: RowSelection) -> pa.Table | None:
         """What was appended to the newest rendition; None if that was another one before."""
         span = view.timeline().last
         if from_ < span.start:

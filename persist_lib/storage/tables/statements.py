@@ -21,8 +21,8 @@ from persist_lib.kernel.columns import array_of, at_time
 from persist_lib.kernel.constraints import find_violation
 from persist_lib.kernel.keyset import Keys
 from persist_lib.kernel.order import adjacent_ties, take
+from persist_lib.relation.row_selection import RowSelection, added_up, by_keys
 from persist_lib.schema.schema import DIFF, DIFF_FIELD, Schema
-from persist_lib.storage.tables.wanted import Wanted, added_up, by_keys
 
 Change = Callable[[pa.Table], pa.Table] | Mapping[str, Any]
 """New rows of old ones: a function of an Arrow table, or for each column a value, an expression or a function."""
@@ -47,7 +47,7 @@ class Done(msgspec.Struct, frozen=True):
 class Statement(ABC):
     """One statement on one table. `wanted` are the rows that it looks at; None if it does not look."""
 
-    def __init__(self, table: str, schema: Schema, wanted: Wanted | None = None) -> None:
+    def __init__(self, table: str, schema: Schema, wanted: RowSelection | None = None) -> None:
         self.table, self.schema, self.wanted = table, schema, wanted
 
     @abstractmethod
@@ -124,7 +124,9 @@ class Update(Statement):
                 f"update takes a function of a pyarrow.Table, or a mapping of columns: got {shown(change)}"
             )
         self._change = change
-        self.wanted = Wanted.of(schema) if keys is None and filter is None else _chosen(table, schema, keys, filter)
+        self.wanted = (
+            RowSelection.of(schema) if keys is None and filter is None else _chosen(table, schema, keys, filter)
+        )
 
     def changes(self, old: pa.Table) -> tuple[pa.Table, Counts]:
         """The old rows out, what was made of them in."""
@@ -163,7 +165,7 @@ class Update(Statement):
             )  # fmt: skip
 
 
-def _chosen(table: str, schema: Schema, keys: object, filter: pc.Expression | None) -> Wanted:  # noqa: A002
+def _chosen(table: str, schema: Schema, keys: object, filter: pc.Expression | None) -> RowSelection:  # noqa: A002
     if (keys is None) == (filter is None):
         raise InvalidUsage(
             f"table {table!r}: say which rows are meant, by either keys= or filter=; for all of them, "
@@ -172,7 +174,7 @@ def _chosen(table: str, schema: Schema, keys: object, filter: pc.Expression | No
         )
     if keys is not None:
         return by_keys(schema, Keys.of(schema, parse_keys(schema, keys)))
-    return Wanted.of(schema, filter=filter)
+    return RowSelection.of(schema, filter=filter)
 
 
 def _computed(data: pa.Table, change: Mapping[str, Any]) -> pa.Table:

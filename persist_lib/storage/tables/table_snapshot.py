@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -16,7 +15,7 @@ from persist_lib.schema.schema import Schema
 from persist_lib.storage.snapshot import CollectionSnapshot
 
 if TYPE_CHECKING:
-    from persist_lib.storage.tables.wanted import Wanted
+    from persist_lib.relation.row_selection import RowSelection
 
 ROWS = 65_536
 
@@ -29,7 +28,7 @@ class TableSnapshot(Rows):
     """
 
     def __init__(
-        self, name: str, as_of: int, schema: Schema, wanted: Wanted, inner: CollectionSnapshot | pa.Table
+        self, name: str, as_of: int, schema: Schema, wanted: RowSelection, inner: CollectionSnapshot | pa.Table
     ) -> None:
         self.name, self.as_of, self.diff = name, as_of, wanted.diff
         self._schema, self._columns, self._inner = schema, wanted.columns, inner
@@ -78,11 +77,3 @@ class TableSnapshot(Rows):
         return f"this snapshot of table {self.name!r} as of {self._schema.show_as_of(self.as_of)}"
 
     __reduce__ = not_pickled("A snapshot", "Pass its rows, as in snapshot.to_arrow()")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.release()

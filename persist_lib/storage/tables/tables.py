@@ -17,6 +17,7 @@ from persist_lib.ids import parse_token
 from persist_lib.relation.listen import Updates
 from persist_lib.relation.next_time import bounds_of
 from persist_lib.relation.reader import PURPOSE_LETTERS
+from persist_lib.relation.row_selection import RowSelection
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import TIME, Schema, check_schema
@@ -36,7 +37,6 @@ from persist_lib.storage.tables.transaction import Transaction, run
 from persist_lib.storage.tables.wal_apply import Applied, apply
 from persist_lib.storage.tables.wal_timeline import WalLine
 from persist_lib.storage.tables.wal_truncation import tidy
-from persist_lib.storage.tables.wanted import Wanted
 from persist_lib.times import TimeLike, Times
 
 if TYPE_CHECKING:
@@ -230,8 +230,8 @@ class Tables:
         newest = parse_flag(newest, "newest")
         deadline = self._deadline(timeout)
 
-        def want(schema: Schema) -> Wanted:
-            return Wanted.of(
+        def want(schema: Schema) -> RowSelection:
+            return RowSelection.of(
                 schema, columns=columns, key=key, key_from=key_from, key_to=key_to, keys=keys, filter=filter,
                 diff=diff,
             )  # fmt: skip

@@ -27,6 +27,7 @@ from persist_lib.errors import (
 )
 from persist_lib.frontier import at
 from persist_lib.relation.next_time import store_time
+from persist_lib.relation.row_selection import RowSelection
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import Schema
 from persist_lib.storage.catalog import Catalog
@@ -36,11 +37,10 @@ from persist_lib.storage.renditions import Span
 from persist_lib.storage.snapshot import CollectionSnapshot
 from persist_lib.storage.tables.table_snapshot import TableSnapshot
 from persist_lib.storage.tables.view import Heads, View, pause
-from persist_lib.storage.tables.wanted import Wanted
 from persist_lib.times import show_time
 
 T = TypeVar("T")
-Want = Callable[[Schema], Wanted]
+Want = Callable[[Schema], RowSelection]
 """Makes of a table's columns what is wanted of it."""
 Sending = Callable[[bytes], None]
 """Is told the token of an append before that is sent."""
@@ -98,11 +98,11 @@ class Line(ABC):
         """The newest time at which a statement on this table can look."""
 
     @abstractmethod
-    def contents(self, view: View, as_of: int, wanted: Wanted, deadline: Deadline) -> pa.Table:
+    def contents(self, view: View, as_of: int, wanted: RowSelection, deadline: Deadline) -> pa.Table:
         """The wanted rows as of a time that `newest` answered, with all their columns."""
 
     @abstractmethod
-    def changed(self, view: View, from_: int, to: int, wanted: Wanted) -> pa.Table | None:
+    def changed(self, view: View, from_: int, to: int, wanted: RowSelection) -> pa.Table | None:
         """What was added to the wanted rows in `(from_, to]`. None: they have to be read anew."""
 
     @abstractmethod
@@ -274,7 +274,7 @@ class Line(ABC):
         handles = view.handles(span)
         schema = handles[0].schema
         wanted = want(schema)
-        parts = [wanted.snapshot(handle, as_of) for handle in handles]
+        parts = [handle.snapshot_known(as_of, wanted) for handle in handles]
         config, rendition = self.client.config, span.rendition
         inner = CollectionSnapshot(
             view.name, as_of, rendition.number, schema, rendition.hash_columns, wanted.columns, parts,

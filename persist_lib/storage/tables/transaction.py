@@ -15,6 +15,7 @@ from persist_lib.kernel.by_key import Counts
 from persist_lib.kernel.keyset import Keys
 from persist_lib.kernel.order import take
 from persist_lib.location.wrap.spending import Spending
+from persist_lib.relation.row_selection import RowSelection, added_up
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import Schema
@@ -23,7 +24,6 @@ from persist_lib.storage.tables.table_snapshot import TableSnapshot
 from persist_lib.storage.tables.timeline import Line
 from persist_lib.storage.tables.view import View
 from persist_lib.storage.tables.wal_timeline import WalLine
-from persist_lib.storage.tables.wanted import Wanted, added_up
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -124,7 +124,7 @@ class Transaction:
     ) -> TableSnapshot:
         """The rows as of `as_of`, with what this transaction has changed. The arguments are those of a snapshot."""
         view = self._view(table)
-        wanted = Wanted.of(
+        wanted = RowSelection.of(
             view.schema, columns=columns, key=key, key_from=key_from, key_to=key_to, keys=keys, filter=filter,
             diff=diff,
         )  # fmt: skip
@@ -188,7 +188,7 @@ class Transaction:
         self._pending[view.id] = view, added_up(view.schema, before, changes)
         return counts
 
-    def _contents(self, view: View, wanted: Wanted) -> pa.Table:
+    def _contents(self, view: View, wanted: RowSelection) -> pa.Table:
         rows = self._line.contents(view, self.as_of, wanted, self._deadline())
         pending = self._pending.get(view.id)
         return rows if pending is None else added_up(view.schema, rows, wanted.kept(pending[1]))

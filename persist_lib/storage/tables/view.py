@@ -10,6 +10,7 @@ from persist_lib.ids import SeqNo
 from persist_lib.location.wrap.spending import Spending
 from persist_lib.relation.changes import Changes
 from persist_lib.relation.reader import ReadHandle
+from persist_lib.relation.row_selection import RowSelection, added_up
 from persist_lib.relation.writer import WriteHandle
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table
@@ -18,7 +19,6 @@ from persist_lib.storage.names import LAYER
 from persist_lib.storage.reader import CollectionReader
 from persist_lib.storage.records import CollectionRecord, RenditionRecord
 from persist_lib.storage.renditions import Span, Timeline, schema_for, upper_by
-from persist_lib.storage.tables.wanted import Wanted, added_up
 from persist_lib.storage.writer import CollectionWriter
 
 
@@ -117,14 +117,14 @@ class View:
         """Readers of the shards of a span's rendition."""
         return self.reader.shards_of(span.rendition)
 
-    def contents(self, span: Span, time: int, wanted: Wanted) -> pa.Table:
+    def contents(self, span: Span, time: int, wanted: RowSelection) -> pa.Table:
         """The wanted rows as of a time at which the span's shards are complete, with all columns."""
         if time < 0:  # nothing was written yet
             return empty_table(wanted.schema.contents)
-        parts = [wanted.whole().snapshot(handle, time).to_arrow() for handle in self.handles(span)]
+        parts = [handle.snapshot_known(time, wanted.whole()).to_arrow() for handle in self.handles(span)]
         return added_up(wanted.schema, *parts)
 
-    def changed(self, span: Span, from_: int, to: int, wanted: Wanted) -> pa.Table:
+    def changed(self, span: Span, from_: int, to: int, wanted: RowSelection) -> pa.Table:
         """What was added to the wanted rows in `(from_, to]`: contents, to be added up with those as of `from_`."""
         tables = []
         for handle in self.handles(span):

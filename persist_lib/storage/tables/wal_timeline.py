@@ -19,6 +19,7 @@ from persist_lib.location.wrap.spending import Spending
 from persist_lib.relation.changes import Changes
 from persist_lib.relation.next_time import format_token
 from persist_lib.relation.reader import ReadHandle
+from persist_lib.relation.row_selection import RowSelection, added_up
 from persist_lib.relation.writer import WriteHandle
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import DIFF
@@ -32,7 +33,6 @@ from persist_lib.storage.tables.table_snapshot import TableSnapshot
 from persist_lib.storage.tables.timeline import AsOf, Committed, Line, Sending, Want, no_matter, until_decided
 from persist_lib.storage.tables.view import View, needs_settling, pause
 from persist_lib.storage.tables.wal_cache import Entry, Tail, encoded, entries_of
-from persist_lib.storage.tables.wanted import Wanted, added_up
 from persist_lib.storage.wal import DROPPED, SCHEMA, wal_shard
 
 COLUMNS = [*SCHEMA.names, DIFF]
@@ -99,7 +99,7 @@ class WalLine(Line):
         """The newest time of the WAL, whatever is in the table itself."""
         return self.read_time(deadline)
 
-    def contents(self, view: View, as_of: int, wanted: Wanted, deadline: Deadline) -> pa.Table:
+    def contents(self, view: View, as_of: int, wanted: RowSelection, deadline: Deadline) -> pa.Table:
         """What the table has, and what the WAL has beyond it."""
         while True:
             span, upper, entries = self.settled(view, as_of, deadline)
@@ -110,7 +110,7 @@ class WalLine(Line):
                 continue
             return added_up(wanted.schema, base, *_rows(entries, wanted))
 
-    def changed(self, view: View, from_: int, to: int, wanted: Wanted) -> pa.Table | None:
+    def changed(self, view: View, from_: int, to: int, wanted: RowSelection) -> pa.Table | None:
         """What the WAL has of it; None where the table became another one, or the tail begins later."""
         if from_ < self.since or (entries := self.entries(view.id, from_, to)).has_mark():
             return None
@@ -318,7 +318,7 @@ class WalLine(Line):
         )  # fmt: skip
 
 
-def _rows(entries: Entries, wanted: Wanted) -> list[pa.Table]:
+def _rows(entries: Entries, wanted: RowSelection) -> list[pa.Table]:
     """The wanted rows of what the WAL has, some megabytes of it added up at a time."""
     found: list[pa.Table] = []
     pending, size = list[pa.Table](), 0
