@@ -99,7 +99,7 @@ class Outbox:
         return pending.future
 
     def settle(self, deadline: Deadline) -> None:
-        """Send all appends that were accepted before this call, and wait until they end. They go on after TimedOut."""
+        """Send all appends that were accepted before this, and wait until they end. They continue after TimedOut."""
         if self.is_here():
             self._hurry()
             return
@@ -117,7 +117,7 @@ class Outbox:
             if not self._bell.wait(is_finished, deadline.remaining_s()) and deadline.has_passed():
                 raise TimedOut(
                     f"{self._what}: after {deadline.timeout_s:g} s {left} appends that were accepted before are "
-                    "not finished. They go on, and their futures say how they end. This call did nothing else",
+                    "not finished. They continue, and their futures say how they end. This call did nothing else",
                     shard=self._shard, timeout_s=deadline.timeout_s,
                 )  # fmt: skip
 
@@ -381,7 +381,7 @@ class Outbox:
     def _given_up(self, count: int, deadline: Deadline) -> TimedOut:
         return TimedOut(
             f"{self._what}: this writer was closed, and {count} appends that it had accepted were not sent in "
-            f"{deadline.timeout_s:g} s. Nothing of those was written, and nothing will be: append them anew. "
+            f"{deadline.timeout_s:g} s. Nothing of those was written, and nothing will be: append them again. "
             "The appends that were being sent were waited for, and their futures say how they ended",
             shard=self._shard, timeout_s=deadline.timeout_s,
         )  # fmt: skip
@@ -389,7 +389,7 @@ class Outbox:
     def _never_sent(self, why: TimedOut) -> NotSent:
         error = NotSent(
             f"{self._what}: nothing of this was written, as its writer was closed before its turn came. "
-            "Append it anew, once you know what became of those before it",
+            "Append it again, once you know what became of those before it",
             shard=self._shard, earlier=copied(why),
         )  # fmt: skip
         error.__cause__ = why

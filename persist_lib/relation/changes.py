@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def resuming(stream: Callable[[], Iterator[pa.Table]], look_again: Callable[[Missing], object]) -> Iterator[pa.Table]:
-    """The tables of `stream`. When a blob is gone, it is made again after `look_again`, and goes on after the last row.
+    """The tables of `stream`. When a blob is gone, it is made again after `look_again`, from the last row on.
 
     It must have the same rows in the same order each time. `look_again` raises what ends the stream.
     """
@@ -92,7 +92,7 @@ class Held(Doors):
         self._reading.release()
 
     def _resuming(self, stream: Callable[[], Iterator[pa.Table]]) -> Iterator[pa.Table]:
-        """The tables of `stream`. When a blob vanishes under a read-only client, go on from the newest state.
+        """The tables of `stream`. When a blob vanishes under a read-only client, continue from the newest state.
 
         SUBTLE: the rows are the same in every state that a reader may use, and come in the same order. So it is exact
         to go on after the last row.

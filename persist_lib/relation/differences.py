@@ -188,7 +188,7 @@ class Source:
         return Stored(self._machine.reads, self._machine.shard, state.schemas, self._schema)
 
     def _everything_of(self, state: State, deadline: Deadline) -> pa.Table | None:
-        """All contents, without a hold; None if they are collected meanwhile."""
+        """All contents, without a hold; None if they are collected by then."""
         inputs = inputs_of(batch for batch in state.trace if batch.count)
         merge_bytes, threads = self._machine.config.merge_bytes, self._machine.config.read_threads
         with self._machine.runtime.pool(threads, "persist-difference") as pool:
@@ -227,7 +227,7 @@ class Source:
 
     @contextmanager
     def _held(self) -> Iterator[Version]:
-        """The newest version, whose objects are kept meanwhile."""
+        """The newest version, whose objects are kept in the block."""
         machine, leases = self._machine, self._leases
         fresh, lease_ms = format_reader_id(machine.runtime.entropy()), machine.config.lease_ms
         leases.prepare()

@@ -207,7 +207,7 @@ def _function(node: Any, columns: pa.Schema) -> pc.Expression | None:
 
 
 def _value(node: Any, kind: pa.DataType) -> pc.Expression | None:
-    """A constant as a value of the column's type; None where it is none, or where equality is not the same in both."""
+    """A constant as a value of the column's type; None for others, and where equality differs in both."""
     ((name, value),) = node["Literal"]["Scalar"].items()
     is_ = pa.types
     if name in _INTEGERS and is_.is_integer(kind):

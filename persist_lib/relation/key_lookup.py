@@ -1,7 +1,7 @@
 """The contents of some keys as of a shard's upper, for calls that write what depends on them.
 
 They are read from the newest state without a lease, so that looking changes nothing. What that state refers to may be
-collected meanwhile, which is seen (Missing), and then a newer state is read.
+collected by then, which is seen (Missing), and then a newer state is read.
 """
 
 from __future__ import annotations

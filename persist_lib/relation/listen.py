@@ -152,7 +152,7 @@ class Listen:
 
         SUBTLE: an interrupt may come after any call, and each event must be delivered once. So an event is kept in
         `_due` until instructions that call nothing take it from there. A failure is raised again at every later call.
-        After an interrupt a new generator goes on, as a generator that has raised would report the end.
+        After an interrupt a new generator continues, as a generator that has raised would report the end.
         """
         if self._failure is not None:
             raise self._failure
@@ -172,7 +172,7 @@ class Listen:
         return self._due is not None
 
     def _resume(self) -> None:
-        """After an interrupt, go on from the frontier; fail if only a part of a batch was delivered."""
+        """After an interrupt, continue from the frontier; fail if only a part of a batch was delivered."""
         if self._due is not None:
             return
         if self._is_midway:
@@ -264,7 +264,7 @@ class Listen:
         yield
 
     def _look_again(self, version: Version, missing: Missing) -> None:
-        """After a blob has vanished: a read-only client goes on from the newest state; others raise `missing`."""
+        """After a blob has vanished: a read-only client continues from the newest state; others raise `missing`."""
         if error := self._handle.expired():
             raise error from missing
         if not self._handle.read_only or self._handle.machine.fetch().seqno == version.seqno:

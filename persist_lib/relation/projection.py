@@ -135,7 +135,7 @@ def _chosen(schema: Schema, columns: Sequence[str]) -> tuple[Column, ...]:
 def added_up(tables: Iterable[pa.Table], schema: Schema | None, merge_bytes: int) -> Iterator[pa.Table]:
     """Add up rows of `schema.contents` that come in any order. The sums come in order, as tables of bounded size.
 
-    Without a schema there are no columns besides `_diff`, and the sum of all diffs is the one row.
+    Without a schema there are no columns other than `_diff`, and the sum of all diffs is the one row.
     """
     if schema is None:
         yield _total(tables)

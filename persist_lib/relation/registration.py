@@ -195,7 +195,7 @@ class Lent(Registration):
 
 
 def lease_ended(machine: Machine, writer: str) -> LeaseExpired:
-    """The error where the id under which tasks wrote parts has ended, so that nobody can append them any more."""
+    """The error where the id under which tasks wrote parts has ended, so that they can never be appended."""
     return LeaseExpired(
         f"shard {machine.shard}: the lease of the stage {writer} has ended, so what was written under it may be "
         "deleted at any time, and can never be appended. Nothing was appended. Write again, with a longer lease "

@@ -82,7 +82,7 @@ def restore(
 ) -> Restored:
     """Append what leads from the contents now to those as of `to`; without a writer, only say what that is.
 
-    Another append in between makes it begin anew, so that it takes back what is there at the time of the append.
+    Another append in between makes it begin again, so that it takes back what is there at the time of the append.
     """
     while True:
         with open_reader() as read:
@@ -95,7 +95,7 @@ def restore(
             try:
                 return _restore(read, reading, open_writer, to, deadline)
             except Missing as missing:
-                read.look_again(reading, to, missing)  # where blobs may vanish, it goes on from a newer state
+                read.look_again(reading, to, missing)  # where blobs may vanish, it continues from a newer state
             except _Overtaken as error:
                 if deadline.has_passed():
                     raise _timed_out(read.shard, deadline) from error

@@ -1,6 +1,6 @@
 """Staged writes, the half of the commit: one batch of what all tasks wrote, appended by one compare-and-append.
 
-An append takes the time from the newest state, anew in each attempt of the commit, so that it never loses to another
+An append takes the time from the newest state, again in each attempt of the commit, so that it never loses to another
 writer. With a `producer` it is committed once, however often it is repeated, by whichever process: the shard remembers
 the last sequence number of each producer.
 """
@@ -74,7 +74,7 @@ class StagedVerbs(OrderedWriter[Brought, Done], Generic[Brought, Answered, Done,
         """Append what tasks wrote, all of it by one compare-and-append, at the next time.
 
         The time is the shard's upper; where times are a clock, now if that is later; or `at`, which must be upper or
-        later. It is chosen anew when another writer was first, so this never raises UpperMismatch without `at`. For a
+        later. It is chosen again when another writer was first, so this never raises UpperMismatch without `at`. For a
         stage with bounds it is the `compare_and_append` of these. Nothing staged is no append, unless there are bounds.
 
         With a `producer`, a name and a sequence number, the append is committed once, as in `compare_and_append`:

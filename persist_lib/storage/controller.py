@@ -1,7 +1,7 @@
 """The controller: what collections there are, and what is done to them. A library, not a server.
 
 Any process may have one, and any number may be at work at once. Each command is decided by one append to the catalog,
-is the same command however often it is sent with its id, and is finished by whoever comes next if its process dies.
+is the same command however often it is sent with its id, and is finished by another process if its own dies.
 """
 
 from __future__ import annotations

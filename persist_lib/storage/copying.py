@@ -131,7 +131,7 @@ def handed_over_at(timeline: Timeline, new: RenditionRecord) -> int | None:
 
 
 class _Share:
-    """The updates of one new shard in one stretch, read from all old shards: anew each time it is iterated."""
+    """The updates of one new shard in one stretch, read from all old shards: again each time it is iterated."""
 
     def __init__(
         self, reader: CollectionReader, old: RenditionRecord, new: RenditionRecord, index: int, first: int, last: int,

@@ -113,7 +113,7 @@ def append_once(write: WriteHandle, rows: list[dict[str, object]], lower: int, u
     while True:
         try:
             write.compare_and_append(rows, lower, upper, timeout=deadline.left_s(), token=token)
-        except (Indeterminate, LeaseExpired):  # after the latter, the handle registers anew
+        except (Indeterminate, LeaseExpired):  # after the latter, the handle registers again
             if deadline.has_passed():
                 raise
             deadline.pause(0.05)

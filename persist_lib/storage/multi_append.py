@@ -50,7 +50,7 @@ def append_staged(stagings: Sequence[Staging], start: int, end: int, deadline: D
     """Append what was staged for the times `[start, end)` to all shards of all these collections.
 
     That is one transaction, where the store has any; else each shard by itself, so that a reader of one collection may
-    be ahead of another's for a while. Raises UpperMismatch when somebody else was first in a shard; without
+    be ahead of another's for a while. Raises UpperMismatch when another writer was first in a shard; without
     transactions some of it may be there then.
     """
     bounds = at(start), at(end)

@@ -294,7 +294,7 @@ class CollectionReader:
     def promise(self, upper: Antichain, deadline: Deadline) -> None:
         """See to it that no handover can be before `upper`, up to which the data is there."""
         if self.client.read_only:
-            # Somebody else promises: a writer, another reader, or the duty.
+            # Others promise: a writer, another reader, or the duty.
             try:
                 self._holder.wait_for_upper(upper, min(deadline.remaining_s(), LONGEST_WAIT_S))
             except TimedOut:
@@ -305,7 +305,7 @@ class CollectionReader:
         while True:
             try:
                 self._promiser.advance_upper(upper, timeout=max(PROMISE_S, deadline.remaining_s()))
-            except LeaseExpired:  # of the writer, which registers anew
+            except LeaseExpired:  # of the writer, which registers again
                 if deadline.has_passed():
                     raise
             else:

@@ -1,9 +1,9 @@
 """The rendition shard of a collection: which rendition is the collection, from when on.
 
 Its updates are (rendition, t, +-1), and its upper is a promise: below it, nothing about renditions will ever change.
-So whoever needs the time t first sees that this upper has passed t. It is moved there by an empty append, once the data
-is there (data first, then the promise). A handover is one append at or beyond it, so it changes nothing that anybody
-has read.
+So a reader that needs the time t first sees that this upper has passed t. It is moved there by an empty append, once
+the data is there (data first, then the promise). A handover is one append at or beyond it, so it changes nothing that
+was read.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class Renditions:
             except SinceViolation:
                 if reader.since.time == since:
                     raise
-                # History was given up just now, by somebody else or by the handle itself: what is left is read anew.
+                # History was given up just now, by another reader or by the handle itself: what is left is read again.
             else:
                 return known
 

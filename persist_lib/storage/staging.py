@@ -4,7 +4,7 @@
         staged = stage.ticket.write(tables)            # in any process; each row goes to its key's shard
         writer.append_staged([staged, ...])            # all shards, and the promise, or nothing
 
-Parts belong to the rendition for which they were written. Where another one was handed over to meanwhile, the commit
+Parts belong to the rendition for which they were written. Where another one was handed over to since, the commit
 reads them and writes them once more, for its shards; so a job of hours does not lose to a handover.
 """
 
@@ -167,7 +167,7 @@ class CollectionStaging(Committing, StagedVerbs[pa.Table, CollectionStaged, Writ
             self._check_time(deadline, "other writers were first")
         except HandedOver:
             discard(prepared)
-            self._check_time(deadline, "it was handed over meanwhile")
+            self._check_time(deadline, "it was handed over since")
         except LeaseExpired as error:
             self._check_stage(error, prepared)
             raise

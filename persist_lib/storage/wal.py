@@ -79,6 +79,6 @@ def check_handover(client: Client, collection: CollectionRecord) -> None:
 def append_of(write: WriteHandle, collection: CollectionRecord, lower: Antichain, time: int) -> Append:
     """The part of a handover that is in the WAL: its upper moves past the handover's time in the same transaction.
 
-    So whoever reads at that time or later reads the WAL after the handover, and sees it.
+    So a reader at that time or later reads the WAL after the handover, and sees it.
     """
     return Append(write, [mark_of(collection.id, HANDED_OVER, time)], lower, time + 1)

@@ -52,7 +52,7 @@ class CollectionWriter(CollectionStaging):
     def append(self, updates: object, lower: object, new_upper: object, *, timeout: float | None = None) -> Written:
         """Append those updates with times in `[lower, new_upper)` that the collection does not have yet.
 
-        For writers that write identical data: whoever is first at a time wins, and the others add what lies beyond.
+        For writers that write identical data: the first at a time wins, and the others add what lies beyond.
         Each shard is appended to by itself; a call that was killed in between is finished by the next one, of any
         writer. Raises UpperMismatch when there is a gap before `lower`.
         """
@@ -89,7 +89,7 @@ class CollectionWriter(CollectionStaging):
         return self._in_turn(timeout, advance)
 
     def promise(self, upper: int, *, timeout: float | None = None) -> Timeline:
-        """See to it that no handover can be before `upper`, and answer what is so then.
+        """See to it that no handover can be before `upper`, and return the timeline then.
 
         For definite writers whose rows depend on which rendition is the collection. They are about to append up to
         there: a promise is for ever, and readers wait for what is promised.

@@ -121,7 +121,7 @@ class Writing(Verbs[pa.Table, Active, Written, Written]):
         return span, span.end
 
     def _upper_to_change(self, span: Span, deadline: Deadline) -> Antichain:
-        """The upper of all shards of a rendition, which is one while nobody is in between.
+        """The upper of all shards of a rendition, which is one unless a commit is under way.
 
         SUBTLE: as far as this process knows. It has just read them; and where that is too old, the append is refused.
         """

@@ -2,7 +2,7 @@
 
 A table is a collection on a timeline, whose tables share their times. On a timeline in YOLO mode each statement is one
 append to its table. On one in WAL mode a transaction over any number of its tables is one append to the timeline's WAL,
-which appliers copy to the tables later; readers read through it meanwhile.
+which appliers copy to the tables later; readers read through it until then.
 """
 
 from __future__ import annotations

@@ -119,7 +119,7 @@ class Tables:
         return self.controller.drop(name, dry_run=parse_flag(dry_run, "dry_run"), command=command, timeout=timeout)
 
     def rename(self, name: str, to: str, *, command: str | None = None, timeout: float | None = None) -> Description:
-        """Give a table another name. Transactions that have begun go on."""
+        """Give a table another name. Transactions that have begun continue."""
         return self.controller.rename(name, to, command=command, timeout=timeout)
 
     def insert(self, name: str, rows: object, *, dry_run: bool = False, timeout: float | None = None) -> Done:

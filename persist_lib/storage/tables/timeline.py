@@ -1,7 +1,7 @@
 """A timeline as one process sees it: what its tables share, and what differs between its two modes.
 
 A statement or a transaction goes the same way in both: it takes a time to read at, looks at rows as of it, and is
-committed if nobody was first; otherwise it takes a newer time, and reads again only what changed in between.
+committed if no other writer was first; otherwise it takes a newer time, and reads again only what changed in between.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ T = TypeVar("T")
 Want = Callable[[Schema], RowSelection]
 """Makes of a table's columns what is wanted of it."""
 Sending = Callable[[bytes], None]
-"""Is told the token of an append before that is sent."""
+"""Gets the token of an append before that is sent."""
 
 
 def no_matter(_token: bytes) -> None:
-    """Nobody wants to know."""
+    """Ignore the token."""
 
 
 class AsOf(NamedTuple):
@@ -103,7 +103,7 @@ class Line(ABC):
 
     @abstractmethod
     def changed(self, view: View, from_: int, to: int, wanted: RowSelection) -> pa.Table | None:
-        """What was added to the wanted rows in `(from_, to]`. None: they have to be read anew."""
+        """What was added to the wanted rows in `(from_, to]`. None: they have to be read again."""
 
     @abstractmethod
     def try_commit(
@@ -111,7 +111,7 @@ class Line(ABC):
     ) -> Committed | None:
         """Commit changes that were made of the contents as of a time. None if something was committed since.
 
-        `sending` is told the token first. Raises Indeterminate, with the token, if it is not known at the deadline
+        `sending` gets the token first. Raises Indeterminate, with the token, if it is not known at the deadline
         whether this was committed.
         """
 
@@ -183,14 +183,14 @@ class Line(ABC):
         found = self.view_of(view.record)
         if found.schema != view.schema:
             raise SchemaMismatch(
-                f"table {view.name!r} was handed over to a rendition with other columns meanwhile: {found.schema}. "
+                f"table {view.name!r} was handed over to a rendition with other columns since: {found.schema}. "
                 "Nothing was written; begin again",
                 table=view.name, expected=view.schema, actual=found.schema,
             )  # fmt: skip
         return found
 
     def view_of(self, record: CollectionRecord) -> View:
-        """The same by its record: a table that was renamed meanwhile is still that table."""
+        """The same by its record: a table that was renamed since is still that table."""
         current = self.catalog.fetch(self.heads.get(self.catalog.shard)).collections.get(record.id)
         if current is None or current.state == "dropping":
             raise self.dropped(record.name)
@@ -310,7 +310,7 @@ class Line(ABC):
 def until_decided(call: Callable[[], object], deadline: Deadline, doubts: list[Indeterminate] | None = None) -> None:
     """Do an append again, with its token and times, until it is known what became of it.
 
-    Raises what refuses it, for certain; Indeterminate at the deadline. `doubts` gets what was in doubt meanwhile.
+    Raises what refuses it, for certain; Indeterminate at the deadline. `doubts` gets what was in doubt on the way.
     """
     while True:
         try:

@@ -88,7 +88,7 @@ class Transaction:
             self._pins.enter_context(line.pinned(self.as_of))
 
     def insert(self, table: str, rows: object) -> Counts:
-        """Add rows: tables, frames, dicts or models. Raises ConstraintViolated; the transaction can go on then."""
+        """Add rows: tables, frames, dicts or models. Raises ConstraintViolated; the transaction can continue then."""
         return self._do(table, lambda schema: Insert(table, schema, rows))
 
     def upsert(self, table: str, rows: object) -> Counts:
@@ -134,7 +134,7 @@ class Transaction:
     def commit(self) -> Done:
         """Commit what was changed, by one append to the WAL. Nothing changed is nothing written.
 
-        Raises WriteConflict (nothing was written: begin again), NotFound for a table that was dropped meanwhile,
+        Raises WriteConflict (nothing was written: begin again), NotFound for a table that was dropped since,
         TimedOut, and Indeterminate with the token if it is not known whether it was committed.
         """
         self._check_open()

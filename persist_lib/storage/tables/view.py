@@ -139,7 +139,7 @@ class View:
             self.reader.let_go(time)
 
     def promise(self, upper: int, timeout_s: float) -> Timeline:
-        """See to it that no handover can be before `upper`, and answer what is so then."""
+        """See to it that no handover can be before `upper`, and return the timeline then."""
         if self._promiser is None:
             self._promiser = self.client.open_writer(self.record.shard, schema_for("ms"), layer=LAYER)
         if _time(self.timeline().upper) < upper:

@@ -46,14 +46,14 @@ def apply(line: WalLine, deadline: Deadline, only: str | None = None) -> Applied
     for table, record in _tables(line).items():
         if record is None:
             with line.lock:
-                line.tail.drop(table, wal_upper)  # it is dropped: nobody can read it
+                line.tail.drop(table, wal_upper)  # it is dropped: it can never be read
             continue
         if only is not None and table != only:
             continue
         try:
             found = apply_table(line, line.view_of(record), deadline)
         except (NotFound, ShardFinished):
-            continue  # dropped meanwhile
+            continue  # dropped since
         if found is not None:
             done.append(record.name)
             count += found

@@ -21,7 +21,7 @@ CHUNK_ROWS = 8192
 MOST_BYTES = 64 << 20
 """How much of a WAL one process keeps in memory. Beyond that it keeps the newer half, and reads what is older."""
 ENTRY_BYTES = 1024
-"""What a row of a WAL takes in memory besides its data, about."""
+"""What a row of a WAL takes in memory beyond its data, about."""
 
 
 @dataclass(slots=True)
@@ -106,7 +106,7 @@ class Tail:
         return [table for table, entries in self._by_table.items() if entries]
 
     def drop(self, table: str, to: int) -> None:
-        """Forget a table's entries up to a time, which nobody needs any more."""
+        """Forget a table's entries up to a time, which is not needed any more."""
         entries = self._by_table.get(table)
         if entries and entries[0].time <= to:
             kept = [entry for entry in entries if entry.time > to]

@@ -166,7 +166,7 @@ class WalLine(Line):
         """The upper of a rendition, and the rows up to a time that the WAL has and the rendition does not.
 
         SUBTLE: rows up to `floor` are in their tables, and may be gone from the WAL. But this process may know a table
-        as it was before that: then it is read anew.
+        as it was before that: then it is read again.
         """
         with self.lock:
             upper = view.upper(span)
@@ -219,7 +219,7 @@ class WalLine(Line):
     def _load(self) -> None:
         """Read what is new in the state of the WAL that this process knows."""
         reader = self._reader or self._register()
-        if reader.read_only and at(self._loaded) < reader.since:  # it holds nothing, and the WAL was tidied meanwhile
+        if reader.read_only and at(self._loaded) < reader.since:  # it holds nothing, and the WAL was tidied since
             self.reset()
             reader = self._register()
         upper = reader.upper.time or 0
@@ -250,7 +250,7 @@ class WalLine(Line):
             marked |= {entry.table for entry in entries if entry.is_mark}
         changes.release()
         for name in marked & self._views.keys():
-            self._views[name].reader.timeline()  # read anew: a handover that the look may not have seen
+            self._views[name].reader.timeline()  # read again: a handover that the look may not have seen
 
     def _freshen(self, view: View) -> None:
         if view.id in self.gone:

@@ -72,7 +72,7 @@ def _retract(client: Client, shard: str, to: int, deadline: Deadline, write: Wri
 
 
 def _retracted(reader: ReadHandle, rows: pa.Table, as_of: int, to: int, deadline: Deadline, write: WriteHandle) -> bool:
-    """Retract rows that are there as of a time: also later, if nobody else retracted any of them in between."""
+    """Retract rows that are there as of a time: also later, if no other process retracted any of them in between."""
     changes = replacing(SCHEMA, rows, rows.slice(0, 0))
     while not deadline.has_passed():
         upper = as_of + 1
@@ -81,7 +81,7 @@ def _retracted(reader: ReadHandle, rows: pa.Table, as_of: int, to: int, deadline
         try:
             write.compare_and_append(at_time(changes, time), upper, time + 1)
         except Indeterminate:
-            return False  # perhaps they are gone: it is read anew
+            return False  # perhaps they are gone: it is read again
         except UpperMismatch:
             with reader.changes(as_of) as since:
                 for table in since.batches():

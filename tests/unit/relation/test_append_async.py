@@ -206,7 +206,7 @@ def test_waiting_for_what_was_accepted_before_ends_with_the_timeout(make: Callab
     first = t.outstanding()
     started = time.monotonic()
     arguments = ([row(1, time=1)], 1, 2) if call == "compare_and_append" else ()
-    with pytest.raises(TimedOut, match=r"They go on, .*\. This call did nothing else"):
+    with pytest.raises(TimedOut, match=r"They continue, .*\. This call did nothing else"):
         getattr(t.write, call)(*arguments, timeout=0.3)
     assert time.monotonic() - started < 5
     t.gate.open.set()
