@@ -48,7 +48,7 @@ lint: $(PROJECT) ## format, lint, types, import contract, words
 	scripts/prose
 
 # The ground floor: where most slips show first. About 80 s of CPU.
-CHECKED := tests/scripts $(addprefix tests/unit/,core kernel convert format schema runtime shard write streams pending_area)
+CHECKED := tests/scripts $(addprefix tests/unit/,core kernel convert format schema runtime shard relation streams pending_area)
 
 check: lint ## the same and the fast tests of the ground floor (a minute)
 	$(PYTEST) -q -n 2 -m "not slow and not ($(HEAVY))" $(CHECKED)

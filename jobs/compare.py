@@ -28,8 +28,8 @@ from jobs.watch import Tells, silent
 from jobs.works import carry_out, pieces
 from persist_lib.client import Client
 from persist_lib.storage import Controller
+from persist_lib.storage.compare_task import run as run_work
 from persist_lib.storage.comparing import Comparison
-from persist_lib.storage.judging import run as run_work
 from persist_lib.times import TimeLike
 
 

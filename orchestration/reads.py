@@ -24,7 +24,7 @@ from persist_lib.core.sums import Sums
 from persist_lib.format.digest import CHUNK
 from persist_lib.format.sums import add_up
 from persist_lib.location.wrap.spending import Spending
-from persist_lib.read.handle import ReadHandle
+from persist_lib.relation.reader import ReadHandle
 from persist_lib.shard.runs import inputs_of, overlapping
 
 RANGES = 64

@@ -32,7 +32,11 @@ from persist_lib.location.wrap.metering import Metrics
 from persist_lib.location.wrap.spending import charged
 from persist_lib.maintain import Survey, Surveyor, Worker
 from persist_lib.maintain.upkeep import Progress, Upkeep
-from persist_lib.read.handle import PURPOSE_LETTERS, ReadHandle
+from persist_lib.relation.append_many import Append, append_together
+from persist_lib.relation.reader import PURPOSE_LETTERS, ReadHandle
+from persist_lib.relation.registration import parse_bounds
+from persist_lib.relation.restore import Restored, complete, restore
+from persist_lib.relation.writer import Appended, Batching, WriteHandle
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.schema.schema import Schema, check_schema
 from persist_lib.shard.commit import Machine
@@ -41,11 +45,6 @@ from persist_lib.shard.outcomes import Verdict, judge
 from persist_lib.shard.schemas import create_if_missing, schema_id
 from persist_lib.shard.terms import Terms, parse_layer
 from persist_lib.times import TimeLike
-from persist_lib.write.appending import parse_bounds
-from persist_lib.write.handle import Appended, Batching, WriteHandle
-from persist_lib.write.many import Append, append_together
-from persist_lib.write.quiet import complete
-from persist_lib.write.restore import Restored, restore
 
 if TYPE_CHECKING:
     from persist_lib.storage.controller import Controller

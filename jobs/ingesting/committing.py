@@ -28,10 +28,10 @@ from persist_lib.kernel.by_key import replacing
 from persist_lib.kernel.columns import at_time
 from persist_lib.kernel.keyset import Keys
 from persist_lib.kernel.packing import unpacked
+from persist_lib.relation.key_lookup import Looking
+from persist_lib.relation.next_time import next_time
+from persist_lib.relation.writer import WriteHandle
 from persist_lib.schema.schema import DIFF, DIFF_FIELD, Schema
-from persist_lib.write.handle import WriteHandle
-from persist_lib.write.looking import Looking
-from persist_lib.write.times import next_time
 
 TIMEOUT_S = 600.0
 

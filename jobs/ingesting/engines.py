@@ -17,7 +17,7 @@ from jobs.ingesting.work import Done, Work, run_task
 from jobs.parallel import in_parallel
 from jobs.stop import Stop
 from persist_lib.location.wrap.spending import Spending
-from persist_lib.write.staged import Stage
+from persist_lib.relation.stage import Stage
 
 Tells = Callable[[int, int], None]
 

@@ -27,8 +27,8 @@ from persist_lib.arguments import check_type
 from persist_lib.client import Client
 from persist_lib.errors import InvalidUsage, NotFound
 from persist_lib.ids import parse_shard_id
+from persist_lib.relation.stage import Stage
 from persist_lib.schema.schema import Schema
-from persist_lib.write.staged import Stage
 
 LOOKS = 100
 """How often the journal and the shard are read until they belong together."""

@@ -22,9 +22,9 @@ from persist_lib.frontier import at
 from persist_lib.kernel.consolidate import consolidate
 from persist_lib.kernel.fingerprint import fingerprint
 from persist_lib.kernel.merge import merge_runs
+from persist_lib.relation.next_time import next_time
+from persist_lib.relation.writer import WriteHandle
 from persist_lib.schema.schema import DIFF, TIME, Schema
-from persist_lib.write.handle import WriteHandle
-from persist_lib.write.times import next_time
 
 ATTEMPTS = 32
 """How often a run makes its difference anew because other runs were first."""

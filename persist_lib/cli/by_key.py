@@ -18,8 +18,8 @@ from persist_lib.times import Times
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
     from persist_lib.client import Client
+    from persist_lib.relation.appends import Changed
     from persist_lib.schema.schema import Schema
-    from persist_lib.write.verbs import Changed
 
 Rows = Annotated[
     Path,

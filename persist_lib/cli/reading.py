@@ -15,8 +15,8 @@ from persist_lib.errors import InvalidUsage
 from persist_lib.times import Times
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
-    from persist_lib.read.doors import Doors as Rows
-    from persist_lib.read.listen import Event
+    from persist_lib.relation.conversions import Doors as Rows
+    from persist_lib.relation.listen import Event
     from persist_lib.schema.schema import Schema
 
 Start = Annotated[
@@ -209,7 +209,7 @@ def listen(
 
 def tell(session: Session, schema: Schema, event: Event) -> None:
     """Print one event of a listener."""
-    from persist_lib.read.listen import Progress
+    from persist_lib.relation.listen import Progress
 
     if isinstance(event, Progress):
         session.answer({"progress": values.jsonable(event.frontier)}, f"progress {schema.show(event.frontier)}")

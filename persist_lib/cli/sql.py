@@ -77,7 +77,7 @@ def sql(
 
 
 def _installed() -> None:
-    from persist_lib.read.doors import installed
+    from persist_lib.relation.conversions import installed
 
     installed("duckdb", "sql", "persist sql")
 
@@ -102,7 +102,7 @@ def _tables(
     diff: bool,
 ) -> list[tuple[str, int, Schema]]:
     """Open the shards that the query names, and register them. Returns their names, times and schemas."""
-    from persist_lib.read.engines import dataset_of
+    from persist_lib.relation.engines import dataset_of
     from persist_lib.times import Times, once
 
     named = {reference.table: (reference.shard, times[reference]) for reference in query.references}

@@ -291,7 +291,7 @@ def _change(
 def _updated(tables: Tables, name: str, schema: Schema, rows: Iterator[Any], dry_run: bool) -> Done:
     import pyarrow as pa
 
-    from persist_lib.storage.tables.by_rows import new_values
+    from persist_lib.storage.tables.statements import new_values
 
     found = list(rows)
     given = new_values(name, schema, pa.concat_tables(found) if found else schema.data.empty_table())

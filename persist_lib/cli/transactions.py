@@ -16,7 +16,7 @@ from persist_lib.errors import InvalidUsage
 from persist_lib.kernel.by_key import Counts
 from persist_lib.schema.schema import Schema
 from persist_lib.storage.tables import Tables, Transaction
-from persist_lib.storage.tables.by_rows import new_values
+from persist_lib.storage.tables.statements import new_values
 
 Op = Literal["insert", "upsert", "update", "delete"]
 

@@ -12,9 +12,9 @@ from persist_lib.core.plan.expiry import has_ended
 from persist_lib.core.state import State
 from persist_lib.errors import Busy, PersistError
 from persist_lib.ids import ShardId, WriterId
+from persist_lib.relation.registration import Registration
 from persist_lib.shard.commit import Committed, Machine
 from persist_lib.shard.leases import Leases
-from persist_lib.write.registration import Registration
 
 log = logging.getLogger("persist.maintenance")
 

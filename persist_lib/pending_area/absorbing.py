@@ -31,12 +31,12 @@ from persist_lib.pending_area.objects import Batch
 from persist_lib.pending_area.outcome import Absorbed, Disagreement
 from persist_lib.pending_area.pieces import PIECE_BATCHES, Committer, Pick, fits, pick_of
 from persist_lib.pending_area.sweeping import Sweep, chain_of
+from persist_lib.relation.registration import Registration
 from persist_lib.schema.schema import Schema
 from persist_lib.shard.commit import Committed, Machine
 from persist_lib.shard.leases import Leases
 from persist_lib.shard.terms import claim, retire_writers
 from persist_lib.times import PER_SECOND
-from persist_lib.write.registration import Registration
 
 log = logging.getLogger("persist.pending")
 OWNER, LAYER = "pending area", "pending"

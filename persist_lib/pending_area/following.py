@@ -24,8 +24,8 @@ from persist_lib.pending_area.comparing import sums_of
 from persist_lib.pending_area.emitted import Emitted
 from persist_lib.pending_area.listing import Listing, read_listing
 from persist_lib.pending_area.objects import Batch, decode
-from persist_lib.read.handle import ReadHandle
-from persist_lib.read.listen import Event, Progress, Updates
+from persist_lib.relation.listen import Event, Progress, Updates
+from persist_lib.relation.reader import ReadHandle
 from persist_lib.shard.runs import read_updates
 
 log = logging.getLogger("persist.pending")

@@ -26,12 +26,11 @@ from persist_lib.ids import PartKey
 from persist_lib.location.wrap.deadline import within as within_deadline
 from persist_lib.pending_area.listing import Content
 from persist_lib.pending_area.objects import Batch
+from persist_lib.relation.registration import Registration, inline_room, undoubted
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import Schema
 from persist_lib.shard.batches import Builder, Built
 from persist_lib.shard.commit import Committed, Machine
-from persist_lib.write.appending import inline_room, undoubted
-from persist_lib.write.registration import Registration
 
 PIECE_BYTES = 32 << 20
 """The most bytes of pending objects in one piece, unless a single one has more."""

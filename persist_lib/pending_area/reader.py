@@ -16,9 +16,8 @@ from persist_lib.kernel.consolidate import consolidate
 from persist_lib.kernel.multiplicity import built
 from persist_lib.pending_area.emitted import Emitted
 from persist_lib.pending_area.following import Follower, check_emitted, look_again
-from persist_lib.read.handle import ReadHandle
-from persist_lib.read.listen import BACK_OFF, Event, Progress
-from persist_lib.read.waiting import Patience
+from persist_lib.relation.listen import BACK_OFF, Event, Patience, Progress
+from persist_lib.relation.reader import ReadHandle
 from persist_lib.runtime.forks import Stage, enrol
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import TIME

@@ -20,7 +20,7 @@ from persist_lib.core.state import Batch, State
 from persist_lib.frontier import MAX_TIME, Antichain, at
 from persist_lib.ids import ShardId
 from persist_lib.kernel.columns import integers
-from persist_lib.read.handle import ReadHandle
+from persist_lib.relation.reader import ReadHandle
 from persist_lib.schema.schema import TIME
 from persist_lib.shard.cutting import stretches
 from persist_lib.shard.runs import Stored, inputs_of, newest_schema, overlapping

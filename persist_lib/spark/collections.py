@@ -20,8 +20,8 @@ from persist_lib.client import Client
 from persist_lib.core.plan.compaction import TaskInput
 from persist_lib.errors import LeaseExpired, NotFound, ShardFinished
 from persist_lib.format.predicate import Where
-from persist_lib.read.handle import ReadHandle
-from persist_lib.read.snapshot import KeyRange
+from persist_lib.relation.reader import ReadHandle
+from persist_lib.relation.row_selection import KeyRange
 from persist_lib.schema.schema import DIFF, TIME, Schema
 from persist_lib.spark.slices import (
     LEAST_BYTES,
@@ -35,12 +35,12 @@ from persist_lib.spark.slices import (
     whole_slice,
 )
 from persist_lib.storage.comparing import in_columns
-from persist_lib.storage.conform import check_additive, widened
 from persist_lib.storage.controller import Controller
-from persist_lib.storage.difference import difference
+from persist_lib.storage.difference_cache import difference
 from persist_lib.storage.reader import CollectionReader
 from persist_lib.storage.records import CollectionRecord
-from persist_lib.storage.timeline import Span, Timeline
+from persist_lib.storage.renditions import Span, Timeline
+from persist_lib.storage.schema_compat import check_additive, widened
 
 PURPOSE = "Spark"
 

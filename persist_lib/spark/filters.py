@@ -19,7 +19,7 @@ from pyspark.sql import datasource as d
 from persist_lib.errors import InvalidUsage
 from persist_lib.format.predicate import Where
 from persist_lib.frontier import MAX_TIME
-from persist_lib.read.snapshot import KeyRange
+from persist_lib.relation.row_selection import KeyRange
 from persist_lib.schema.schema import TIME, Schema
 from persist_lib.times import PER_SECOND
 

@@ -10,8 +10,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 
 from persist_lib.frontier import TOP, Antichain, at
-from persist_lib.read.handle import ReadHandle
-from persist_lib.read.snapshot import KeyRange
+from persist_lib.relation.reader import ReadHandle
+from persist_lib.relation.row_selection import KeyRange
 from persist_lib.spark.admission import DEFAULT_BYTES, Admission, Limits, Source
 from persist_lib.spark.collections import Piece, Shown, Steps, before, handover_sections, unleased
 from persist_lib.spark.holding import Holding
@@ -20,8 +20,7 @@ from persist_lib.spark.reading import LATEST, Table, newest
 from persist_lib.spark.slices import Section, Slice, handle_of, plan_slices
 from persist_lib.storage.reader import CollectionReader
 from persist_lib.storage.records import CollectionRecord
-from persist_lib.storage.timeline import Span
-from persist_lib.storage.upper import upper_of
+from persist_lib.storage.renditions import Span, upper_of
 
 
 class Following(ABC):

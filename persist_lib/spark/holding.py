@@ -15,7 +15,7 @@ from persist_lib.ids import parse_hold_name
 from persist_lib.shard.commit import Machine
 from persist_lib.spark.leasing import let_go, take
 from persist_lib.spark.offsets import Offset, Position
-from persist_lib.storage.asked import parse_hold
+from persist_lib.storage.collection_arguments import parse_hold
 
 STARTING = b"Spark stream, starting"
 RUNNING = b"Spark stream"

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from persist_lib.arguments import shown
 from persist_lib.errors import InvalidUsage, NewerFormat
-from persist_lib.read.snapshot import KeyRange
+from persist_lib.relation.row_selection import KeyRange
 from persist_lib.spark.slices import Section
 
 VERSION = 1

@@ -15,16 +15,16 @@ from persist_lib.client import Client
 from persist_lib.client import open as open_client
 from persist_lib.config import Config
 from persist_lib.errors import PersistError, SchemaMismatch
+from persist_lib.relation.stage import Staged, Ticket
+from persist_lib.relation.writer import WriteHandle
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.schema.schema import Schema
 from persist_lib.settings import config_of
 from persist_lib.shard.commit import Machine
 from persist_lib.spark.options import subject_of
 from persist_lib.storage import CollectionWriter, Controller
-from persist_lib.storage.conform import is_additive
+from persist_lib.storage.schema_compat import is_additive
 from persist_lib.storage.staged import CollectionStaged, CollectionTicket
-from persist_lib.write.handle import WriteHandle
-from persist_lib.write.staged import Staged, Ticket
 
 OWNER = "Spark"
 """Whose writers these are, in lists of them."""

@@ -29,7 +29,7 @@ from persist_lib.format.predicate import Where
 from persist_lib.frontier import MAX_TIME
 from persist_lib.kernel.columns import array_of, integers
 from persist_lib.kernel.multiplicity import places
-from persist_lib.read.handle import ReadHandle
+from persist_lib.relation.reader import ReadHandle
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.schema.schema import DIFF, TIME, Schema
 from persist_lib.spark import leasing

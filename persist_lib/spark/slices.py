@@ -26,9 +26,10 @@ from persist_lib.frontier import MAX_TIME, at
 from persist_lib.ids import ShardId
 from persist_lib.kernel.merge import merge_runs
 from persist_lib.location.api import Blob
-from persist_lib.read.handle import ReadHandle
-from persist_lib.read.held import resuming
-from persist_lib.read.snapshot import KeyRange, Split
+from persist_lib.relation.changes import resuming
+from persist_lib.relation.reader import ReadHandle
+from persist_lib.relation.row_selection import KeyRange
+from persist_lib.relation.snapshot import Split
 from persist_lib.schema.schema import DIFF, Schema
 from persist_lib.shard.cutting import stretches
 from persist_lib.shard.runs import Stored, inputs_of, newest_schema, overlapping

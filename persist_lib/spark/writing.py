@@ -25,6 +25,8 @@ from persist_lib.client import Client
 from persist_lib.convert.casting import cast_column
 from persist_lib.errors import AlreadyProduced, InvalidUsage, NotFound, SchemaMismatch
 from persist_lib.kernel.columns import array_of
+from persist_lib.relation.appends import Appended
+from persist_lib.relation.differences import DELETE
 from persist_lib.schema.schema import DIFF, TIME, Schema
 from persist_lib.schema.types import parse_type
 from persist_lib.spark.options import Options
@@ -32,8 +34,6 @@ from persist_lib.spark.plans import AnyStaged, AnyTicket, Mode, Plan, collection
 from persist_lib.spark.types import column_type, persist_schema
 from persist_lib.storage.writing import Written
 from persist_lib.times import Times, parse_unit
-from persist_lib.write.differences import DELETE
-from persist_lib.write.pending import Appended
 
 CREATION = ("key", "times", "unique", "non_negative", "shards")
 WRITE = (*CREATION, "upsert", "deletes", "at", "lower", "upper", "lease_s", "query", "epoch")

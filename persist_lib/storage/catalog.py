@@ -31,9 +31,12 @@ from persist_lib.errors import (
 from persist_lib.frontier import MINIMUM, Antichain, at
 from persist_lib.ids import CATALOG
 from persist_lib.ids import NAME as SHARD_NAME
-from persist_lib.read.handle import ReadHandle
+from persist_lib.relation.next_time import next_time
+from persist_lib.relation.reader import ReadHandle
+from persist_lib.relation.writer import WriteHandle
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import DIFF, TIME, Schema
+from persist_lib.storage.metadata_shard import append_once, out_of_time, unheld
 from persist_lib.storage.names import OF_CATALOGS
 from persist_lib.storage.records import (
     CollectionRecord,
@@ -44,9 +47,6 @@ from persist_lib.storage.records import (
     decode,
     encode,
 )
-from persist_lib.storage.small import append_once, out_of_time, unheld
-from persist_lib.write.handle import WriteHandle
-from persist_lib.write.times import next_time
 
 SCHEMA = Schema(key={"kind": "string not null", "id": "string not null"}, value={"body": "string not null"}, times="ms")
 RETENTION = "90 days"
@@ -165,7 +165,7 @@ class Catalog:
             if not rows:
                 return answer
             time = next_time(
-                SCHEMA, write.machine.shard, contents.upper, self.client.runtime, self.client.consensus.now
+                SCHEMA, f"shard {write.shard}", contents.upper, self.client.runtime, self.client.consensus.now
             )
             try:
                 append_once(

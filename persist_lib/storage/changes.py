@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -13,17 +12,16 @@ from persist_lib.arguments import not_pickled
 from persist_lib.convert.times import shown_times
 from persist_lib.errors import InvalidUsage
 from persist_lib.format.predicate import Where
-from persist_lib.read.doors import Doors
+from persist_lib.relation.conversions import Doors
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import TIME, Schema
-from persist_lib.storage.conform import check_additive, conformed
-from persist_lib.storage.difference import difference
-from persist_lib.storage.kept import kept_difference
+from persist_lib.storage.difference_cache import difference, kept_difference
+from persist_lib.storage.schema_compat import check_additive, conformed
 
 if TYPE_CHECKING:
     from persist_lib.storage.reader import CollectionReader
-    from persist_lib.storage.timeline import Span
+    from persist_lib.storage.renditions import Span
 
 
 class CollectionChanges(Doors):
@@ -75,14 +73,6 @@ class CollectionChanges(Doors):
         """Nothing is held but by the reader. Idempotent."""
 
     __reduce__ = not_pickled("A table of changes", "Pass its rows, as in changes.to_arrow()")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.release()
 
 
 def updates_between(reader: CollectionReader, from_: int | None, to: int, deadline: Deadline) -> Iterator[pa.Table]:

@@ -7,27 +7,37 @@ is part of the append, which then loses to a handover that was first.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import TypeAlias
 
 import pyarrow as pa
 
 from persist_lib.client import Client
-from persist_lib.errors import InvalidUsage, UpperMismatch
+from persist_lib.core.state import Outcome
+from persist_lib.errors import Indeterminate, InvalidUsage, PersistError, UpperMismatch
 from persist_lib.format.parts import within as updates_within
 from persist_lib.frontier import Antichain, at
+from persist_lib.ids import SeqNo
+from persist_lib.kernel.columns import at_time
 from persist_lib.location.wrap.deadline import within
+from persist_lib.location.wrap.spending import Spending
+from persist_lib.relation.append_many import Append
+from persist_lib.relation.next_time import Named
+from persist_lib.relation.registration import undoubted
+from persist_lib.relation.staged_commit import Prepared
+from persist_lib.relation.verbs import Change, Changes, Turn
+from persist_lib.relation.writer import WriteHandle
 from persist_lib.runtime.ambient import Deadline
-from persist_lib.storage.at_once import at_once
-from persist_lib.storage.records import CollectionRecord, RenditionRecord
-from persist_lib.storage.routing import routed
-from persist_lib.storage.timeline import Span
-from persist_lib.storage.upper import meet
-from persist_lib.storage.writing import PAUSE_S, Writing
-from persist_lib.times import Unit
-from persist_lib.write.committing import Prepared
-from persist_lib.write.handle import WriteHandle
-from persist_lib.write.many import Append
+from persist_lib.schema.empty import empty_table
+from persist_lib.shard.commit import Machine
+from persist_lib.shard.outcomes import Verdict, find_since
+from persist_lib.shard.refusals import named
+from persist_lib.storage.parallel import at_once
+from persist_lib.storage.partition_rows import routed
+from persist_lib.storage.records import RenditionRecord
+from persist_lib.storage.renditions import Span, meet
+from persist_lib.storage.writing import PAUSE_S, Active, Writing, Written
 
 Brought: TypeAlias = pa.Table | Mapping[str, Prepared]
 """Updates, or what staged writes come to for each shard of the one rendition that is written."""
@@ -41,12 +51,112 @@ class HandedOver(Exception):
 class Committing(Writing):
     """A writer that commits updates to all shards at once, or definite ones to each shard by itself."""
 
-    def __init__(
-        self, client: Client, collection: CollectionRecord, unit: Unit | None, only: RenditionRecord | None,
-        owner: str = "",
-    ) -> None:  # fmt: skip
-        super().__init__(client, collection, unit, only, owner)
-        self._registered: set[str] = set()
+    # --- appends that are accepted, and changes at the next time ------------------------------------------------------
+
+    def _producing(self) -> Machine:
+        return self.shard(self.collection.shard).machine
+
+    def _bring(self, tables: Iterator[pa.Table], _bounds: tuple[Antichain, Antichain], _deadline: Deadline) -> pa.Table:
+        return pa.concat_tables([empty_table(self.schema.updates), *tables])
+
+    def _brought_again(self, brought: pa.Table, _deadline: Deadline) -> pa.Table:
+        return brought
+
+    def _count_of(self, brought: pa.Table) -> int:
+        return int(brought.num_rows)
+
+    def _commit_brought(
+        self, brought: pa.Table, bounds: tuple[Antichain, Antichain], deadline: Deadline, token: bytes | None,
+        producer: tuple[str, int] | None, spent: Spending,
+    ) -> Written:  # fmt: skip
+        sent = self._commit(brought, *bounds, deadline, token, producer)
+        return Written(bounds[1], brought.num_rows, sent, spent.cost)
+
+    def _committed_before(
+        self, _token: bytes, _bounds: tuple[Antichain, Antichain], _count: int, refusal: PersistError, _spent: Spending
+    ) -> Written:
+        raise refusal  # the appends to the shards were judged already
+
+    def _append_placed(
+        self, _table: pa.Table, deadline: Deadline, token: bytes | None, since: SeqNo | None,
+        _producer: tuple[str, int] | None,
+    ) -> Written:  # fmt: skip
+        """What became of an append that a server placed in a shard by its own name: of one of this collection's.
+
+        Raises Indeterminate if that is not in the shard: it may be on its way, and no append here would exclude it.
+        """
+        if token is None or since is None:
+            raise AssertionError("no server places the appends of a collection")
+        with Spending() as spent:
+            shard = (self._only or self._timeline().spans[0].rendition).names[0]
+            found = within(deadline, partial(find_since, self.client.machine(shard), token, since))
+            if isinstance(found, Outcome):
+                return Written(found.upper, 0, token, spent.cost, (found.upper.time or 1) - 1)
+        raise Indeterminate(
+            f"collection {self.name!r}: the append with this token was made to the shard {shard} by its own name. It "
+            f"is not there up to v{found}, and may still be on its way. This call wrote nothing. Read the collection "
+            "later to find out what became of it",
+            token=token, collection=self.name,
+        )  # fmt: skip
+
+    def _judge(self, known: Named, deadline: Deadline) -> Verdict:
+        """In the rendition that was the collection at its lower.
+
+        Where that is not known any more, the oldest one that is known may still say that it has the append.
+        """
+        timeline, lower = self._timeline(), known.lower.time or 0
+        is_known = self._only is not None or timeline.since <= lower
+        rendition = self._only or timeline.at(max(lower, timeline.since)).rendition
+        verdict = within(deadline, partial(self.client.judge_append, rendition.names[0], *known))
+        if is_known or verdict.seqno is not None:
+            return verdict
+        show = self.schema.show
+        why = (
+            f"which rendition was the collection at {show(lower)} is given up: history begins at {show(timeline.since)}"
+        )
+        return Verdict("unknown", None, why)
+
+    def _next_turn(self, deadline: Deadline) -> Turn[Active]:
+        timeline = self._timeline()
+        span, later = self._span_to_write(timeline)
+        upper = self._upper_to_change(span, deadline)
+        machines = [self.shard(name).machine for name in span.rendition.names]
+        places = [(machine, machine.version) for machine in machines]
+        return Turn(upper, places, partial(routed, span.rendition), Active(timeline, span, later))
+
+    def _try_turn(
+        self, call: Change, turn: Turn[Active], changes: Changes, named: Named, deadline: Deadline
+    ) -> Written | None:
+        (token, lower, upper), (timeline, span, later) = named, turn.basis
+        try:
+            if later is not None and later <= named.time:
+                # What the keys have there is looked up in the rendition that is the collection by then.
+                over = timeline.over(lower.time or 0, upper.time)
+                self._close_old(changes.table.slice(0, 0), over, deadline, token)
+                return None
+            seen = None if self._only is not None else span.command
+            rows = at_time(changes.table, named.time)
+            self._commit(rows, lower, upper, deadline, token, call.producer, seen)
+        except (UpperMismatch, HandedOver):
+            return None
+        return Written(upper, rows.num_rows, token, call.spent.cost, named.time, *changes.counts)
+
+    def _repeated(self, known: Named, _seqno: SeqNo, spent: Spending) -> Written:
+        return Written(known.upper, 0, known.token, spent.cost, known.time)
+
+    def _unwritten(self, _turn: Turn[Active], changes: Changes, spent: Spending) -> Written:
+        return Written(changes.lower, changes.table.num_rows, b"", spent.cost, None, *changes.counts)
+
+    def _plain(self, answer: Written) -> Written:
+        return answer
+
+    def _gap(self, lower: Antichain, upper: Antichain) -> PersistError:
+        return self._mismatch(lower, UpperMismatch("", expected=lower, actual=upper))
+
+    def _outrun(self, deadline: Deadline, races: int) -> PersistError:
+        return self._out_of_time(deadline, f"other writers, or a handover, were first {races} times")
+
+    # --- commits ------------------------------------------------------------------------------------------------------
 
     def _commit(
         self, brought: Brought, lower: Antichain, upper: Antichain, deadline: Deadline, token: bytes | None,
@@ -126,13 +236,13 @@ class Committing(Writing):
             for write, updates in self._brought(rendition, brought, start, end)
         ]
         try:
-            self._send(appends, deadline, token)
+            self._send_all(appends, deadline, token)
         except UpperMismatch as error:
             if error.fields.get("shard") == self.collection.shard:
                 raise
             raise self._mismatch(lower, error) from error
 
-    def _send(self, appends: Sequence[Append], deadline: Deadline, token: bytes) -> None:
+    def _send_all(self, appends: Sequence[Append], deadline: Deadline, token: bytes) -> None:
         send_all(self.client, appends, deadline, token, self._registered, together=self.has_transactions)
 
     def _close_old(self, brought: Brought, over: Pieces, deadline: Deadline, token: bytes) -> Antichain:
@@ -151,7 +261,7 @@ class Committing(Writing):
         for first, end, span in over[:-1]:
             appends = [Append(self.shard(name), [], first, Antichain(end)) for name in span.rendition.names]
             try:
-                self._send(appends, deadline, token)
+                self._send_all(appends, deadline, token)
             except UpperMismatch as error:
                 raise self._mismatch(at(first), error) from error
         return at(start)
@@ -205,7 +315,10 @@ def send_all(
     timeout = deadline.left_s()
     if len(appends) > 1 and together:
         new = [one.write for one in appends if one.write.shard not in registered and _registers(one)]
-        within(deadline, lambda: at_once(client.runtime, lambda write: write.id, new))  # registers them
+        try:
+            within(deadline, lambda: at_once(client.runtime, lambda write: write.id, new))  # registers them
+        except Indeterminate as error:
+            raise undoubted(new[0].shard, error, named([write.machine.shard for write in new])) from error
         registered.update(write.shard for write in new)
         client.compare_and_append_many(appends, timeout=timeout, token=token)
         return

@@ -25,8 +25,8 @@ from persist_lib.kernel.pairs import pairs
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import DIFF, TIME, Schema
-from persist_lib.storage.conform import widened
 from persist_lib.storage.records import RenditionRecord
+from persist_lib.storage.schema_compat import widened
 from persist_lib.times import TimeLike, Times
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """The controller: what collections there are, and what is done to them. A library, not a server.
 
 Any process may have one, and any number may be at work at once. Each command is decided by one append to the catalog,
-is the same command however often it is sent with its id, and is finished by whoever comes next if its process dies.
+is the same command however often it is sent with its id, and is finished by another process if its own dies.
 """
 
 from __future__ import annotations
@@ -14,29 +14,28 @@ import msgspec
 
 from persist_lib.arguments import check_type, parse_flag, parse_integer, parse_text
 from persist_lib.errors import InvalidUsage, NameTaken
-from persist_lib.read.handle import PURPOSE_LETTERS
+from persist_lib.relation.reader import PURPOSE_LETTERS
+from persist_lib.relation.writer import Batching
 from persist_lib.schema.schema import Schema, check_schema
 from persist_lib.shard.terms import Downgraded
-from persist_lib.storage.asked import (
+from persist_lib.storage.catalog import Changes, Contents, has_shard, setting
+from persist_lib.storage.collection_arguments import (
     Retention,
     parse_hold,
     parse_rendition,
     parse_retention,
 )
-from persist_lib.storage.catalog import Changes, Contents, has_shard, setting
+from persist_lib.storage.creation import Evolving, Making
 from persist_lib.storage.describe import Capability, Description, Tended
 from persist_lib.storage.describing import capabilities, describe
-from persist_lib.storage.evolving import Evolving
 from persist_lib.storage.handover import Handovers
-from persist_lib.storage.making import Making
+from persist_lib.storage.maintenance import tend
 from persist_lib.storage.names import minted, parse_collection_name
 from persist_lib.storage.reader import CollectionReader
 from persist_lib.storage.records import CollectionRecord, CommandRecord, Kind, Mode
-from persist_lib.storage.tend import tend
 from persist_lib.storage.wal import has_wal
 from persist_lib.storage.writer import CollectionWriter
 from persist_lib.times import TimeLike
-from persist_lib.write.handle import Batching
 
 if TYPE_CHECKING:
     from persist_lib.storage.sources import Sources

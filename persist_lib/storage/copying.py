@@ -20,11 +20,10 @@ from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import DIFF, TIME, Schema
 from persist_lib.storage.changes import integer_times
 from persist_lib.storage.names import LAYER
+from persist_lib.storage.partition_rows import routed
 from persist_lib.storage.reader import CollectionReader
 from persist_lib.storage.records import RenditionRecord
-from persist_lib.storage.routing import routed
-from persist_lib.storage.timeline import Timeline
-from persist_lib.storage.upper import meet
+from persist_lib.storage.renditions import Timeline, meet
 
 Transform = Callable[[pa.Table], pa.Table]
 """Makes of rows in the old columns rows in the new ones. It must be a pure function of each row, and pass on `_time`
@@ -132,7 +131,7 @@ def handed_over_at(timeline: Timeline, new: RenditionRecord) -> int | None:
 
 
 class _Share:
-    """The updates of one new shard in one stretch, read from all old shards: anew each time it is iterated."""
+    """The updates of one new shard in one stretch, read from all old shards: again each time it is iterated."""
 
     def __init__(
         self, reader: CollectionReader, old: RenditionRecord, new: RenditionRecord, index: int, first: int, last: int,

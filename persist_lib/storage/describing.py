@@ -9,12 +9,11 @@ import msgspec
 from persist_lib.client import Client
 from persist_lib.core.state import State
 from persist_lib.frontier import Antichain, at
-from persist_lib.storage.at_once import states_of
 from persist_lib.storage.catalog import Contents
 from persist_lib.storage.describe import Capability, Description, RenditionDescription
+from persist_lib.storage.parallel import states_of
 from persist_lib.storage.records import CollectionRecord, RenditionRecord
-from persist_lib.storage.timeline import Renditions, Timeline
-from persist_lib.storage.upper import upper_by
+from persist_lib.storage.renditions import Renditions, Timeline, upper_by
 
 
 def timeline_of(client: Client, collection: CollectionRecord, rendition: RenditionRecord) -> Timeline:

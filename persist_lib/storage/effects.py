@@ -26,16 +26,16 @@ from persist_lib.errors import (
     UpperMismatch,
 )
 from persist_lib.frontier import Antichain, at
+from persist_lib.relation.append_many import Append
 from persist_lib.runtime.ambient import Deadline
-from persist_lib.storage.at_once import at_once
 from persist_lib.storage.catalog import Catalog, Changes, Contents, has_shard, setting
+from persist_lib.storage.metadata_shard import append_once, out_of_time
 from persist_lib.storage.names import LAYER
+from persist_lib.storage.parallel import at_once
 from persist_lib.storage.records import CollectionRecord, CommandRecord, RenditionRecord, schema_of
-from persist_lib.storage.small import append_once, out_of_time
-from persist_lib.storage.timeline import Renditions, Timeline, row_of, schema_for
+from persist_lib.storage.renditions import Renditions, Timeline, row_of, schema_for
 from persist_lib.storage.wal import DROPPED, append_of, has_wal, mark, wal_shard
 from persist_lib.storage.wal import SCHEMA as WAL
-from persist_lib.write.many import Append
 
 R = TypeVar("R", CollectionRecord, RenditionRecord)
 HOLD = "collection"

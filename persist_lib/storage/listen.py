@@ -14,12 +14,12 @@ from persist_lib.arguments import not_pickled
 from persist_lib.convert.times import shown_times
 from persist_lib.errors import Determinate, PersistError, SchemaChanged, TimedOut
 from persist_lib.frontier import MAX_TIME, TOP, Antichain, at
-from persist_lib.read.listen import Event, Progress, Updates
+from persist_lib.relation.listen import Event, Progress, Updates
 from persist_lib.storage.changes import handed_over, updates_between
 
 if TYPE_CHECKING:
     from persist_lib.storage.reader import CollectionReader
-    from persist_lib.storage.timeline import Span
+    from persist_lib.storage.renditions import Span
 
 
 class CollectionListen:

@@ -29,27 +29,27 @@ from persist_lib.errors import (
 )
 from persist_lib.frontier import MAX_TIME, TOP, Antichain, at
 from persist_lib.kernel.columns import at_time
-from persist_lib.read.handle import ReadHandle, parse_columns
-from persist_lib.read.snapshot import Snapshot
+from persist_lib.relation.next_time import format_token
+from persist_lib.relation.reader import ReadHandle
+from persist_lib.relation.restore import time_passed
+from persist_lib.relation.row_selection import parse_columns
+from persist_lib.relation.snapshot import Snapshot
+from persist_lib.relation.writer import WriteHandle
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import Schema
-from persist_lib.storage.at_once import at_once
 from persist_lib.storage.changes import CollectionChanges
-from persist_lib.storage.conform import check_additive, is_additive
-from persist_lib.storage.difference import retracted
+from persist_lib.storage.difference_cache import retracted
 from persist_lib.storage.listen import CollectionListen
+from persist_lib.storage.metadata_shard import unheld
 from persist_lib.storage.names import LAYER
+from persist_lib.storage.parallel import at_once
 from persist_lib.storage.records import CollectionRecord, RenditionRecord
-from persist_lib.storage.small import unheld
+from persist_lib.storage.renditions import Renditions, Span, Timeline, schema_for, upper_by, upper_of
+from persist_lib.storage.schema_compat import check_additive, is_additive
 from persist_lib.storage.snapshot import CollectionSnapshot
-from persist_lib.storage.timeline import Renditions, Span, Timeline, schema_for
-from persist_lib.storage.upper import upper_by, upper_of
 from persist_lib.storage.writer import CollectionWriter
 from persist_lib.times import TimeLike, Times, Unit
-from persist_lib.write.handle import WriteHandle
-from persist_lib.write.quiet import time_passed
-from persist_lib.write.times import format_token
 
 if TYPE_CHECKING:
     import pyarrow.compute as pc
@@ -294,7 +294,7 @@ class CollectionReader:
     def promise(self, upper: Antichain, deadline: Deadline) -> None:
         """See to it that no handover can be before `upper`, up to which the data is there."""
         if self.client.read_only:
-            # Somebody else promises: a writer, another reader, or the duty.
+            # Others promise: a writer, another reader, or the duty.
             try:
                 self._holder.wait_for_upper(upper, min(deadline.remaining_s(), LONGEST_WAIT_S))
             except TimedOut:
@@ -305,7 +305,7 @@ class CollectionReader:
         while True:
             try:
                 self._promiser.advance_upper(upper, timeout=max(PROMISE_S, deadline.remaining_s()))
-            except LeaseExpired:  # of the writer, which registers anew
+            except LeaseExpired:  # of the writer, which registers again
                 if deadline.has_passed():
                     raise
             else:

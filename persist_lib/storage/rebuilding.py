@@ -27,15 +27,15 @@ from persist_lib.frontier import at
 from persist_lib.kernel.columns import at_time
 from persist_lib.location.api import Blob
 from persist_lib.location.wrap.spending import Spending
-from persist_lib.read.snapshot import Split
+from persist_lib.relation.snapshot import Split
+from persist_lib.relation.stage import Stage, Staged, Ticket
+from persist_lib.relation.writer import WriteHandle
 from persist_lib.schema.schema import TIME
 from persist_lib.storage.copying import Transform, hold_name, transformed
 from persist_lib.storage.names import LAYER
+from persist_lib.storage.partition_rows import Spreading, Write
 from persist_lib.storage.reader import CollectionReader
 from persist_lib.storage.records import RenditionRecord
-from persist_lib.storage.spreading import Spreading, Write
-from persist_lib.write.handle import WriteHandle
-from persist_lib.write.staged import Stage, Staged, Ticket
 
 
 class Work(msgspec.Struct, frozen=True):

@@ -93,7 +93,7 @@ class TimelineRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class CommandRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """A command: what was asked (as text), and what came of it. A pending one is finished by whoever comes next.
+    """A command: what was asked (as text), and what came of it. A pending one is finished by any process.
 
     `number` counts the commands of a catalog. `refused` is the reason why it was not done, once that is certain.
     """

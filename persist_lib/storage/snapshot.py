@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import reduce
 from operator import add
-from types import TracebackType
-from typing import Self
 
 import pyarrow as pa
 
 from persist_lib.arguments import not_pickled, parse_integer
 from persist_lib.core.cost import Cost
 from persist_lib.format.predicate import Where
-from persist_lib.read.doors import Rows
-from persist_lib.read.projection import is_projection
-from persist_lib.read.snapshot import MOST_SPLITS, Snapshot
+from persist_lib.relation.conversions import Rows
+from persist_lib.relation.projection import is_projection
+from persist_lib.relation.snapshot import MOST_SPLITS, Snapshot
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import Schema
@@ -114,14 +112,6 @@ class CollectionSnapshot(Rows):
     __reduce__ = not_pickled(
         "A snapshot", "Pass its splits, as in snapshot.splits(1), and read them in the other process"
     )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.release()
 
     def _named(self) -> str:
         return f"this snapshot of collection {self._name!r} as of {self._view.schema.show_as_of(self.as_of)}"

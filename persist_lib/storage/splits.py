@@ -12,11 +12,11 @@ import pyarrow as pa
 from persist_lib.errors import redacted
 from persist_lib.kernel.multiplicity import built, repeated
 from persist_lib.location.api import Blob
-from persist_lib.read.projection import added_up, narrowed, projection_of
-from persist_lib.read.snapshot import Snapshot, Split
+from persist_lib.relation.projection import added_up, narrowed, projection_of
+from persist_lib.relation.snapshot import Snapshot, Split
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import Schema
-from persist_lib.storage.conform import conformed, widened
+from persist_lib.storage.schema_compat import conformed, widened
 
 FINER = 4
 """How many pieces make up a group, where groups do not fall on shards."""

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 
 import msgspec
-import numpy as np
 
-from persist_lib.arguments import not_pickled, shown
+from persist_lib.arguments import not_pickled
 from persist_lib.core.cost import Cost
-from persist_lib.errors import InvalidUsage
 from persist_lib.frontier import Antichain
+from persist_lib.relation.stage import Stage, Staged, Ticket
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.shard.leases import Leased
-from persist_lib.storage.at_once import at_once
-from persist_lib.storage.records import CollectionRecord, RenditionRecord
-from persist_lib.storage.spreading import Spreading, Write
-from persist_lib.write.staged import Stage, Staged, Ticket
+from persist_lib.storage.parallel import at_once
+from persist_lib.storage.partition_rows import Spreading, Write
+from persist_lib.storage.records import RenditionRecord
 
 
 class CollectionStaged(msgspec.Struct, frozen=True, array_like=True):
@@ -84,39 +82,6 @@ def _write(ticket: CollectionTicket, writes: Sequence[Write], updates: object) -
     return CollectionStaged(
         runtime.token(), ticket.collection, ticket.rendition.number, staged, first.bounds, rows, cost
     )
-
-
-def parse_staged(staged: object, collection: CollectionRecord) -> list[CollectionStaged]:
-    """A list of what tasks wrote for this collection, each of them once. Raises InvalidUsage."""
-    is_list = isinstance(staged, Iterable) and not isinstance(staged, (str, bytes, Mapping, np.ndarray))
-    found: list[CollectionStaged] = []
-    for one in staged if is_list else [staged]:  # type: ignore[attr-defined]
-        if not isinstance(one, CollectionStaged):
-            raise InvalidUsage(
-                f"staged must be a list of what ticket.write of a collection's stage answered: got {shown(one)}. "
-                "Nothing was appended",
-                value=one,
-            )
-        if one.collection != collection.id:
-            raise InvalidUsage(
-                f"collection {collection.name!r}: these parts were written for another collection. Nothing was "
-                "appended; pass them to a writer of that one",
-                collection=collection.name,
-            )
-        found.append(one)
-    if len({one.id for one in found}) < len(found):
-        raise InvalidUsage(
-            f"collection {collection.name!r}: the answer of a task is there twice, and would be appended twice. "
-            "Nothing was appended; pass the one answer of each task whose result counts",
-            collection=collection.name,
-        )
-    if len({one.bounds for one in found}) > 1:
-        raise InvalidUsage(
-            f"collection {collection.name!r}: these parts come from stages with different bounds of times. Nothing was "
-            "appended; append those of each stage by themselves",
-            collection=collection.name,
-        )
-    return found
 
 
 def by_shard(staged: Sequence[CollectionStaged], names: Sequence[str]) -> dict[str, list[Staged]]:

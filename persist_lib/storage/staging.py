@@ -4,17 +4,18 @@
         staged = stage.ticket.write(tables)            # in any process; each row goes to its key's shard
         writer.append_staged([staged, ...])            # all shards, and the promise, or nothing
 
-Parts belong to the rendition for which they were written. Where another one was handed over to meanwhile, the commit
+Parts belong to the rendition for which they were written. Where another one was handed over to since, the commit
 reads them and writes them once more, for its shards; so a job of hours does not lose to a handover.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import NamedTuple
 
 import msgspec
+import pyarrow as pa
 
 from persist_lib.core import refusals as r
 from persist_lib.core.cost import Cost
@@ -30,36 +31,23 @@ from persist_lib.errors import (
     ShardFinished,
     UpperMismatch,
 )
-from persist_lib.frontier import MAX_TIME, Antichain, at
+from persist_lib.frontier import Antichain, at
 from persist_lib.kernel.by_key import Counts
 from persist_lib.location.wrap.spending import Spending
+from persist_lib.relation.next_time import next_time
+from persist_lib.relation.registration import check_produced, lease_ended
+from persist_lib.relation.stage import LEASE_S, Stage, can_append, parse_staged, token_of
+from persist_lib.relation.staged_commit import Prepared
+from persist_lib.relation.staging import StagedChange, StagedVerbs
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table
-from persist_lib.storage.at_once import at_once, states_of
-from persist_lib.storage.committing import HandedOver, Pieces, discard
+from persist_lib.storage.committing import Committing, HandedOver, Pieces, discard
 from persist_lib.storage.names import LAYER
+from persist_lib.storage.parallel import at_once, states_of
 from persist_lib.storage.records import RenditionRecord
-from persist_lib.storage.staged import CollectionStage, CollectionStaged, CollectionTicket, by_shard, parse_staged
-from persist_lib.storage.timeline import Span, Timeline
-from persist_lib.storage.verbs import Verbs
+from persist_lib.storage.renditions import Span, Timeline
+from persist_lib.storage.staged import CollectionStage, CollectionStaged, CollectionTicket, by_shard
 from persist_lib.storage.writing import Written
-from persist_lib.times import TimeLike
-from persist_lib.write.appending import check_produced
-from persist_lib.write.committing import Prepared, Rule
-from persist_lib.write.differences import Overwriting, Upserting
-from persist_lib.write.registration import lease_ended
-from persist_lib.write.staged import LEASE_S, Stage, can_append, token_of
-from persist_lib.write.staging import PASS_S
-from persist_lib.write.times import next_time
-
-
-class _Change(NamedTuple):
-    """What is to become of staged rows: appended as they are, or as a rule says; and when, if the caller says that."""
-
-    kind: type[Rule] | None
-    everything: bool
-    when: int | None
-    bounds: tuple[Antichain, Antichain] | None
 
 
 class _Call(NamedTuple):
@@ -67,14 +55,14 @@ class _Call(NamedTuple):
 
     staged: Sequence[CollectionStaged]
     written: list[Sequence[CollectionStaged]]
-    change: _Change
+    change: StagedChange
     producer: tuple[str, int] | None
     deadline: Deadline
     spent: Spending
     restaged: ExitStack
 
 
-class CollectionStaging(Verbs):
+class CollectionStaging(Committing, StagedVerbs[pa.Table, CollectionStaged, Written, Written]):
     """The calls of a collection's writer that stage writes of many processes, and append them together."""
 
     def stage(
@@ -85,21 +73,21 @@ class CollectionStaging(Verbs):
         As a shard's `stage`. With bounds the rows have a `_time` of their own in `[lower, new_upper)`, and all of them
         belong to one rendition.
         """
-        self._check_mode("stage")
+        self._check_verb("stage")
         if new_upper is not None and self._times().frontier(new_upper, "new_upper").is_top():
             raise InvalidUsage(
                 f"collection {self.name!r}: a stage ends before the end of all times; close the collection with "
                 "compare_and_append"
             )
         rendition = self._staging_rendition(lower)
-        with self._turn:
+        with self._lock:
             stages = self._stages_of(rendition, lease_s, lower, new_upper)
         return CollectionStage(self.client.runtime, self.collection.id, rendition, stages)
 
     def resume_stage(self, ticket: CollectionTicket) -> CollectionStage:
         """The stage of a ticket that another process opened, to write more or to close it."""
         self._check_ticket(ticket)
-        with self._turn:
+        with self._lock:
             stages = [self.shard(one.shard).resume_stage(one) for one in ticket.tickets]
         return CollectionStage(self.client.runtime, self.collection.id, ticket.rendition, stages)
 
@@ -111,58 +99,32 @@ class CollectionStaging(Verbs):
         states = states_of(self.client, ticket.rendition.names)
         return all(can_append(state, one) for one, state in zip(ticket.tickets, states, strict=True))
 
-    def append_staged(
-        self,
-        staged: Iterable[CollectionStaged],
-        *,
-        at: TimeLike | None = None,
-        producer: tuple[str, int] | None = None,
-        timeout: float | None = None,
-    ) -> Written:
-        """Append what tasks wrote to all shards, in one transaction, at the next time.
+    def _parse_staged(self, staged: object) -> list[CollectionStaged]:
+        def other(one: CollectionStaged) -> str | None:
+            return None if one.collection == self.collection.id else "another collection"
 
-        Arguments, times and errors are those of a shard's `append_staged`. A producer is remembered with the
-        collection, and needs a store with transactions.
-        """
-        found = parse_staged(staged, self.collection)
-        when = None if at is None else self._times().parse(at, "at")
-        bounds = found[0].bounds if found else None
-        if when is not None and (bounds is not None or when >= MAX_TIME):
-            raise InvalidUsage("`at` is a time before the last one, and only for a stage without bounds of its own")
-        return self._commit_staged(found, _Change(None, False, when, bounds), producer, timeout)
-
-    def upsert_staged(
-        self, staged: Iterable[CollectionStaged], *, producer: tuple[str, int] | None = None,
-        timeout: float | None = None,
-    ) -> Written:  # fmt: skip
-        """Make each row that tasks wrote the one row of its key, at the next time, as a shard's `upsert_staged`."""
-        return self._commit_staged(
-            self._parse_timeless(staged), _Change(Upserting, False, None, None), producer, timeout
-        )
-
-    def overwrite_staged(
-        self, staged: Iterable[CollectionStaged], *, producer: tuple[str, int] | None = None,
-        timeout: float | None = None,
-    ) -> Written:  # fmt: skip
-        """Make the contents what tasks wrote, at the next time, as a shard's `overwrite_staged`. Nothing empties it."""
-        return self._commit_staged(
-            self._parse_timeless(staged), _Change(Overwriting, True, None, None), producer, timeout
-        )
+        return parse_staged(staged, CollectionStaged, *self._told(), other)
 
     def _check_ticket(self, ticket: object) -> None:
         if not isinstance(ticket, CollectionTicket) or ticket.collection != self.collection.id:
             raise InvalidUsage(f"collection {self.name!r}: a stage is resumed with a ticket of the same collection")
 
-    def _commit_staged(
-        self, staged: Sequence[CollectionStaged], change: _Change, producer: tuple[str, int] | None,
+    def _append_staged(
+        self, staged: list[CollectionStaged], change: StagedChange, producer: tuple[str, int] | None,
         timeout: float | None,
     ) -> Written:  # fmt: skip
-        self._check_mode("append_staged")
-        producer = self._parse_producer(producer)
-        is_long = change.kind is not None or bool(self.schema.constraints)
-        deadline = self._deadline(PASS_S if timeout is None and is_long else timeout)
-        self._settle(deadline)
-        with self._turn, Spending() as spent, ExitStack() as restaged:
+        return self._in_turn(timeout, lambda deadline: self._carry_out(staged, change, producer, deadline))
+
+    _change_staged = _append_staged
+
+    def _carry_out(
+        self,
+        staged: Sequence[CollectionStaged],
+        change: StagedChange,
+        producer: tuple[str, int] | None,
+        deadline: Deadline,
+    ) -> Written:
+        with Spending() as spent, ExitStack() as restaged:
             if producer is not None:
                 check_produced(self.shard(self.collection.shard).machine, producer)
             if not (change.everything or change.bounds or any(one.staged for one in staged)):
@@ -205,7 +167,7 @@ class CollectionStaging(Verbs):
             self._check_time(deadline, "other writers were first")
         except HandedOver:
             discard(prepared)
-            self._check_time(deadline, "it was handed over meanwhile")
+            self._check_time(deadline, "it was handed over since")
         except LeaseExpired as error:
             self._check_stage(error, prepared)
             raise
@@ -243,7 +205,7 @@ class CollectionStaging(Verbs):
 
     def _prepare(
         self, into: dict[str, Prepared], staged: Sequence[CollectionStaged], rendition: RenditionRecord,
-        change: _Change, bounds: tuple[Antichain, Antichain], deadline: Deadline, spent: Spending,
+        change: StagedChange, bounds: tuple[Antichain, Antichain], deadline: Deadline, spent: Spending,
     ) -> None:  # fmt: skip
         """Make a batch of what is staged for each shard. One after the other, as each may take the memory of a pass."""
         time = None if change.bounds is not None else (bounds[1].time or 1) - 1
@@ -256,13 +218,13 @@ class CollectionStaging(Verbs):
             discard(into)
             raise
 
-    def _close_before(self, start: int, change: _Change, over: Pieces, deadline: Deadline) -> None:
+    def _close_before(self, start: int, change: StagedChange, over: Pieces, deadline: Deadline) -> None:
         """Say that nothing more comes before a handover, so that the rows go to the rendition after it."""
         if change.bounds is not None:
             self._check_one_side(change.bounds, start)
         self._close_old(empty_table(self.schema.updates), over, deadline, self.client.runtime.token())
 
-    def _staged_bounds(self, change: _Change, upper: Antichain) -> tuple[Antichain, Antichain]:
+    def _staged_bounds(self, change: StagedChange, upper: Antichain) -> tuple[Antichain, Antichain]:
         if change.bounds is not None:
             return change.bounds
         time = next_time(self.schema, self.name, upper, self.client.runtime, self.client.consensus.now)
@@ -297,7 +259,7 @@ class CollectionStaging(Verbs):
                 ) from error  # fmt: skip
         return found
 
-    def _drop_staged(self, staged: Sequence[CollectionStaged], change: _Change) -> None:
+    def _drop_staged(self, staged: Sequence[CollectionStaged], change: StagedChange) -> None:
         """Delete parts of which only the difference was appended. What cannot be deleted is the audit's."""
         if change.kind is None:
             return
@@ -336,12 +298,6 @@ class CollectionStaging(Verbs):
         shard = error.fields.get("shard")
         if isinstance(shard, str) and shard in prepared and prepared[shard].is_lent():
             raise lease_ended(self.shard(shard).machine, str(error.fields.get("id"))) from error
-
-    def _parse_timeless(self, staged: object) -> list[CollectionStaged]:
-        found = parse_staged(staged, self.collection)
-        if any(one.bounds is not None for one in found):
-            raise InvalidUsage("the rows of a stage with bounds have times of their own, and are appended as they are")
-        return found
 
 
 def _written(upper: Antichain, time: int | None, token: bytes, prepared: Mapping[str, Prepared], cost: Cost) -> Written:

@@ -11,13 +11,13 @@ from __future__ import annotations
 from persist_lib.client import Client
 from persist_lib.errors import Indeterminate, InvalidUsage, UpperMismatch
 from persist_lib.frontier import Antichain
+from persist_lib.relation.append_many import Append
+from persist_lib.relation.writer import WriteHandle
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import Schema
+from persist_lib.storage.metadata_shard import out_of_time
 from persist_lib.storage.names import LAYER
 from persist_lib.storage.records import CollectionRecord
-from persist_lib.storage.small import out_of_time
-from persist_lib.write.handle import WriteHandle
-from persist_lib.write.many import Append
 
 SCHEMA = Schema(
     key={"at": "uint64 not null", "table": "string not null", "chunk": "int64 not null"},
@@ -79,6 +79,6 @@ def check_handover(client: Client, collection: CollectionRecord) -> None:
 def append_of(write: WriteHandle, collection: CollectionRecord, lower: Antichain, time: int) -> Append:
     """The part of a handover that is in the WAL: its upper moves past the handover's time in the same transaction.
 
-    So whoever reads at that time or later reads the WAL after the handover, and sees it.
+    So a reader at that time or later reads the WAL after the handover, and sees it.
     """
     return Append(write, [mark_of(collection.id, HANDED_OVER, time)], lower, time + 1)

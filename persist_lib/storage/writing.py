@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import threading
-from abc import ABC, abstractmethod
+from typing import NamedTuple
 
 import msgspec
 import pyarrow as pa
 
-from persist_lib.arguments import parse_seconds
 from persist_lib.client import Client
-from persist_lib.convert.updates import check_times, iter_updates
 from persist_lib.core.cost import Cost
 from persist_lib.errors import InvalidUsage, SchemaMismatch, TimedOut, UpperMismatch
 from persist_lib.frontier import MINIMUM, Antichain, at
 from persist_lib.ids import parse_producer
+from persist_lib.relation.appends import Batching
+from persist_lib.relation.verbs import Verbs
+from persist_lib.relation.writer import WriteHandle
 from persist_lib.runtime.ambient import Deadline
-from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import Schema
-from persist_lib.storage.at_once import at_once, states_of
 from persist_lib.storage.names import LAYER
+from persist_lib.storage.parallel import at_once, states_of
 from persist_lib.storage.records import CollectionRecord, RenditionRecord
-from persist_lib.storage.timeline import Renditions, Span, Timeline
-from persist_lib.storage.upper import meet, upper_of
-from persist_lib.times import Times, Unit
-from persist_lib.write.handle import WriteHandle
+from persist_lib.storage.renditions import Renditions, Span, Timeline, meet, upper_of
+from persist_lib.times import Unit
 
 PAUSE_S = 0.05
 """Between two looks at a rendition that is still being copied."""
@@ -47,7 +44,15 @@ class Written(msgspec.Struct, frozen=True):
     deleted: int = 0
 
 
-class Writing(ABC):
+class Active(NamedTuple):
+    """The rendition that is written, what is known of the others, and where another one follows."""
+
+    timeline: Timeline
+    span: Span
+    later: int | None
+
+
+class Writing(Verbs[pa.Table, Active, Written, Written]):
     """A writer's handles of the collection's shards, and its view of which rendition is written.
 
     It writes one rendition only, if it was opened for one that is not the collection yet.
@@ -55,12 +60,14 @@ class Writing(ABC):
 
     def __init__(
         self, client: Client, collection: CollectionRecord, unit: Unit | None, only: RenditionRecord | None,
-        owner: str = "",
+        batching: Batching | None = None, owner: str = "",
     ) -> None:  # fmt: skip
         self.client, self.collection, self._only, self._owner = client, collection, only, owner
         self._renditions = Renditions(client, collection.shard, unit, collection.name)
-        self._turn = threading.RLock()
+        what, runtime, config = f"collection {collection.name!r}", client.runtime, client.config
+        super().__init__(what, collection.shard, runtime, config, client.consensus.now, batching)
         self._writers: dict[str, WriteHandle] = {}
+        self._registered: set[str] = set()
         self._closed = False
         rendition = only or self._span_to_write(self._timeline())[0].rendition
         self.mode = rendition.mode
@@ -100,12 +107,7 @@ class Writing(ABC):
                 ) from error
         return self._writers[name]
 
-    @abstractmethod
-    def _settle(self, deadline: Deadline) -> None:
-        """Let the appends that were accepted before this call end. Raises NotSent if one of them failed unseen."""
-
-    def _close_handles(self) -> None:
-        """Retire this writer in all shards. Idempotent."""
+    def _retire(self) -> None:
         self._closed = True
         at_once(self.client.runtime, WriteHandle.close, list(self._writers.values()))
 
@@ -119,7 +121,7 @@ class Writing(ABC):
         return span, span.end
 
     def _upper_to_change(self, span: Span, deadline: Deadline) -> Antichain:
-        """The upper of all shards of a rendition, which is one while nobody is in between.
+        """The upper of all shards of a rendition, which is one unless a commit is under way.
 
         SUBTLE: as far as this process knows. It has just read them; and where that is too old, the append is refused.
         """
@@ -138,20 +140,6 @@ class Writing(ABC):
         if timeline.is_closed():
             raise self._renditions.dropped()
         return timeline
-
-    def _parsed(self, updates: object, lower: Antichain, upper: Antichain, times: Times) -> pa.Table:
-        only = lower.time if lower.time is not None and upper.time == lower.time + 1 else None
-        tables = [empty_table(self.schema.updates)]
-        for table in iter_updates(self.schema, updates, time=only, times=times):
-            check_times(table, lower, upper, times)
-            tables.append(table)
-        return pa.concat_tables(tables)
-
-    def _times(self) -> Times:
-        return Times(self.schema.times, self.client.consensus.now)
-
-    def _deadline(self, timeout: float | None) -> Deadline:
-        return self.client.runtime.deadline(self.client.config.timeout_s if timeout is None else parse_seconds(timeout))
 
     def _parse_producer(self, producer: object) -> tuple[str, int] | None:
         found = parse_producer(producer)
@@ -177,7 +165,13 @@ class Writing(ABC):
         if self._closed:
             raise InvalidUsage(f"this writer of collection {self.name!r} was closed; open a new one")
 
-    def _check_mode(self, verb: str) -> None:
+    def _is_closed(self) -> bool:
+        return self._closed
+
+    def _told(self) -> tuple[str, dict[str, str]]:
+        return self._what, {"collection": self.name}
+
+    def _check_verb(self, verb: str) -> None:
         self._check_open()
         if (verb == "append") != (self.mode == "append"):
             one = "write.append of identical data" if self.mode == "append" else "compare_and_append, upsert and so on"

@@ -12,6 +12,8 @@ from persist_lib.core.state import State
 from persist_lib.errors import Damage, Indeterminate, InvalidUsage, LeaseExpired, PersistError, Refused
 from persist_lib.frontier import Antichain
 from persist_lib.ids import SeqNo
+from persist_lib.relation.append_many import Append, append_together
+from persist_lib.relation.registration import timed_out
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.shard.commit import Wanted
 from persist_lib.shard.outcomes import REFUSED
@@ -19,8 +21,6 @@ from persist_lib.streams.fencing import hold_command
 from persist_lib.streams.lock import WriterLock, commit_together
 from persist_lib.streams.plan import Step
 from persist_lib.streams.stream import Stream
-from persist_lib.write.appending import timed_out
-from persist_lib.write.many import Append, append_together
 
 T = TypeVar("T")
 DOUBT_PAUSE_S = 0.25

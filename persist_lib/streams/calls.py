@@ -9,7 +9,7 @@ import msgspec
 import pyarrow as pa
 
 from persist_lib.frontier import Antichain
-from persist_lib.write.pending import Pending
+from persist_lib.relation.appends import Pending
 
 if TYPE_CHECKING:
     from persist_lib.streams.writer import StreamWriter

@@ -10,12 +10,12 @@ from persist_lib.client import Client
 from persist_lib.core.holds import layer_of
 from persist_lib.errors import Corrupt, InvalidName, NewerFormat
 from persist_lib.ids import NAME, parse_shard_id
-from persist_lib.read.handle import ReadHandle
+from persist_lib.relation.append_many import Append, append_together
+from persist_lib.relation.reader import ReadHandle
+from persist_lib.relation.writer import WriteHandle
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import DIFF, TIME, Schema
 from persist_lib.shard.commit import Wanted
-from persist_lib.write.handle import WriteHandle
-from persist_lib.write.many import Append, append_together
 
 SHARD = "streams.list"
 SCHEMA = Schema(key={"name": "string not null"}, value={"body": "string not null"})

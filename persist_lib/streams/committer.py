@@ -29,6 +29,9 @@ from persist_lib.errors import (
 from persist_lib.frontier import MINIMUM, Antichain
 from persist_lib.ids import SeqNo, ShardId
 from persist_lib.location.wrap.spending import Spending
+from persist_lib.relation.append_queue import Answer, Outbox, not_sent
+from persist_lib.relation.appends import Appended, AppendFuture, Pending, copied
+from persist_lib.relation.registration import timed_out
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.runtime.forks import Stage, enrol
 from persist_lib.runtime.threads import SLICE_S, is_ending
@@ -37,9 +40,6 @@ from persist_lib.streams.calls import Call, Op
 from persist_lib.streams.lock import WriterLock
 from persist_lib.streams.plan import Step, plan
 from persist_lib.streams.stream import Stream
-from persist_lib.write.appending import timed_out
-from persist_lib.write.pending import Appended, AppendFuture, Pending, copied
-from persist_lib.write.queue import Answer, Outbox, not_sent
 
 Check = Callable[[Callable[[str], Antichain]], Sequence[Op]]
 FATAL = (Refused, Indeterminate, Damage)

@@ -8,7 +8,7 @@ from typing import Literal, Self
 import pyarrow as pa
 
 from persist_lib.frontier import Antichain
-from persist_lib.read.snapshot import Snapshot
+from persist_lib.relation.snapshot import Snapshot
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import DIFF, Schema
 

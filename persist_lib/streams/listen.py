@@ -13,8 +13,7 @@ from persist_lib.arguments import not_pickled
 from persist_lib.client import Client
 from persist_lib.errors import Determinate, PersistError, TimedOut
 from persist_lib.frontier import MAX_TIME, TOP, Antichain, at
-from persist_lib.read.listen import Progress, Updates
-from persist_lib.read.waiting import Patience
+from persist_lib.relation.listen import Patience, Progress, Updates
 from persist_lib.streams.plan import from_unsealed
 from persist_lib.streams.stream import sealed_upper
 

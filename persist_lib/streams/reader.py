@@ -14,9 +14,10 @@ from persist_lib.core.state import State
 from persist_lib.errors import InvalidUsage, SinceViolation
 from persist_lib.frontier import TOP, Antichain, at
 from persist_lib.location.wrap.spending import Spending
-from persist_lib.read.handle import ReadHandle
-from persist_lib.read.listen import Listen
-from persist_lib.read.snapshot import KeyRange, Snapshot
+from persist_lib.relation.listen import Listen
+from persist_lib.relation.reader import ReadHandle
+from persist_lib.relation.row_selection import RowSelection
+from persist_lib.relation.snapshot import Snapshot
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import Schema
 from persist_lib.streams.catalog import Record
@@ -167,7 +168,7 @@ class StreamReader:
             if upper != at(0):
                 # Not through `snapshot`, which would read the newest state, and wait for the commit that is under way.
                 as_of = stream.newest_sealed()
-                snapshot = Snapshot(sealed, sealed.acquire(as_of), as_of, KeyRange(), None, Spending())
+                snapshot = Snapshot(sealed, sealed.acquire(as_of), as_of, RowSelection(sealed.schema), Spending())
         return Contents(self.schema, upper, snapshot, _table(self.schema, unsealed), _table(self.schema, accepted))
 
     def _as_of(self, upper: Antichain) -> Snapshot | None:

@@ -8,8 +8,8 @@ import pyarrow as pa
 
 from persist_lib.convert.times import shown_times
 from persist_lib.frontier import MAX_TIME, TOP, at
-from persist_lib.read.handle import ReadHandle
-from persist_lib.read.listen import Event, Progress, Updates
+from persist_lib.relation.listen import Event, Progress, Updates
+from persist_lib.relation.reader import ReadHandle
 from persist_lib.schema.schema import DIFF
 from persist_lib.streams.plan import u64
 from persist_lib.streams.reader import StreamReader

@@ -18,8 +18,10 @@ from persist_lib.format.predicate import Where
 from persist_lib.frontier import MAX_TIME, Antichain
 from persist_lib.kernel.consolidate import consolidate
 from persist_lib.location.wrap.spending import Spending
-from persist_lib.read.changes import Changes
-from persist_lib.read.handle import ReadHandle
+from persist_lib.relation.append_many import Append
+from persist_lib.relation.changes import Changes
+from persist_lib.relation.reader import ReadHandle
+from persist_lib.relation.writer import WriteHandle
 from persist_lib.schema.schema import DIFF, Schema
 from persist_lib.shard.commit import Machine
 from persist_lib.shard.schemas import schema_id
@@ -40,8 +42,6 @@ from persist_lib.streams.plan import (
     u64,
     unsealed_schema,
 )
-from persist_lib.write.handle import WriteHandle
-from persist_lib.write.many import Append
 
 FEW_TABLES = 8
 """So many pieces of unsealed updates are not put together, however small they are."""

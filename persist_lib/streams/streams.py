@@ -18,6 +18,7 @@ from persist_lib.core.formats import CREATED, PRODUCERS
 from persist_lib.core.holds import layer_of
 from persist_lib.errors import InvalidUsage, NameTaken, NotFound
 from persist_lib.frontier import Antichain
+from persist_lib.relation.appends import Appended
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import Schema, check_schema
 from persist_lib.shard.commit import Wanted
@@ -30,7 +31,6 @@ from persist_lib.streams.plan import AT, unsealed_schema
 from persist_lib.streams.reader import StreamReader
 from persist_lib.streams.stream import Stream
 from persist_lib.streams.writer import StreamWriter, multi_write
-from persist_lib.write.pending import Appended
 
 Mode = Literal["full", "read"]
 RETENTION = 100

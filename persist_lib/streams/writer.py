@@ -12,12 +12,12 @@ from persist_lib.arguments import not_pickled, parse_seconds, shown
 from persist_lib.convert.updates import check_times, iter_updates
 from persist_lib.errors import InvalidUsage
 from persist_lib.frontier import Antichain, at
+from persist_lib.relation.appends import ROOM_BYTES, Appended, is_shared, take_over
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import Schema
 from persist_lib.streams.calls import AllowCompaction, Op, Seal, Write
 from persist_lib.streams.plan import LAST_TIME, check_negatable
 from persist_lib.times import Times
-from persist_lib.write.pending import ROOM_BYTES, Appended, is_shared, take_over
 
 if TYPE_CHECKING:
     from persist_lib.streams.committer import Committer

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import persist_lib as persist
 from persist_lib.format.predicate import Where
 from persist_lib.kernel.consolidate import consolidate
-from persist_lib.read.projection import added_up, projection_of
+from persist_lib.relation.projection import added_up, projection_of
 
 VALUES: dict[str, st.SearchStrategy[Any]] = {
     "int8": st.sampled_from([-128, -1, 0, 1, 127]),

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 import persist_lib as persist
 from persist_lib.kernel.order import sort_updates
 from persist_lib.kernel.pairs import pairs
-from persist_lib.write.differences import DELETE
-from persist_lib.write.staged import Staged
+from persist_lib.relation.differences import DELETE
+from persist_lib.relation.stage import Staged
 from tests.worlds import World
 
 KEYED = persist.Schema(key={"k": "int8"}, value={"v": "string"})
@@ -128,8 +128,8 @@ def test_a_staged_upsert_leaves_what_an_upsert_and_a_delete_leave(
     before = [(row, max(-9, min(9, diff))) for row, diff in before]
     with pytest.MonkeyPatch.context() as patch, World().client(config) as client:
         if not is_small:
-            patch.setattr("persist_lib.write.differences.SMALL_BYTES", -1)
-            patch.setattr("persist_lib.write.differences.MOST_RUNS", 2)
+            patch.setattr("persist_lib.relation.differences.SMALL_BYTES", -1)
+            patch.setattr("persist_lib.relation.differences.MOST_RUNS", 2)
             patch.setattr("persist_lib.kernel.pairs.PAIR_BYTES", 1)
         write = client.open_writer("s", KEYED)
         write.append_now(rows(before))
@@ -166,8 +166,8 @@ def test_a_staged_overwrite_leaves_what_was_staged(
     after = before if are_same else [(row, max(-9, min(9, diff))) for row, diff in after]
     with pytest.MonkeyPatch.context() as patch, World().client(config) as client:
         if not is_small:
-            patch.setattr("persist_lib.write.differences.SMALL_BYTES", -1)
-            patch.setattr("persist_lib.write.differences.MOST_RUNS", 2)
+            patch.setattr("persist_lib.relation.differences.SMALL_BYTES", -1)
+            patch.setattr("persist_lib.relation.differences.MOST_RUNS", 2)
             patch.setattr("persist_lib.kernel.pairs.PAIR_BYTES", 1)
         write = client.open_writer("s", KEYED)
         write.append_now(rows(before))
@@ -188,8 +188,8 @@ def test_constraints_hold_after_a_staged_append_or_nothing_was_written(
     updates = [(row, -1 if is_retracted else 1) for row, is_retracted in after]
     with pytest.MonkeyPatch.context() as patch, World().client() as client:
         if not is_small:
-            patch.setattr("persist_lib.write.differences.SMALL_BYTES", -1)
-            patch.setattr("persist_lib.write.differences.MOST_RUNS", 2)
+            patch.setattr("persist_lib.relation.differences.SMALL_BYTES", -1)
+            patch.setattr("persist_lib.relation.differences.MOST_RUNS", 2)
             patch.setattr("persist_lib.kernel.pairs.PAIR_BYTES", 1)
         write = client.open_writer("s", UNIQUE)
         write.append_now(rows(first))

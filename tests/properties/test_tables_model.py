@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 import persist_lib as persist
-from persist_lib.storage.tables import Tables, tail
+from persist_lib.storage.tables import Tables, wal_cache
 from persist_lib.storage.tables.transaction import Transaction
 from tests.worlds import World
 
@@ -247,11 +247,11 @@ class NothingKeptModel(WalModel):
     """Nothing of the WAL is kept in memory: it is read each time."""
 
     def __init__(self) -> None:
-        self.kept, tail.MOST_BYTES = tail.MOST_BYTES, 0
+        self.kept, wal_cache.MOST_BYTES = wal_cache.MOST_BYTES, 0
         super().__init__()
 
     def teardown(self) -> None:
-        tail.MOST_BYTES = self.kept
+        wal_cache.MOST_BYTES = self.kept
         super().teardown()
 
 

@@ -29,7 +29,7 @@ from persist_lib.ids import WriterId
 from persist_lib.shard.commit import Machine
 from persist_lib.shard.terms import retire_writers
 from persist_lib.storage.tables import Tables
-from persist_lib.storage.tables.wal_line import WalLine
+from persist_lib.storage.tables.wal_timeline import WalLine
 from persist_lib.streams.committer import Committer
 from persist_lib.testing import contents_of
 from tests.late import AtStep, Line, Lost, Served, fetch

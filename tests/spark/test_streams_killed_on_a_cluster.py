@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 
 import persist_lib as persist
+from persist_lib.relation.stage import LEASE_S
 from persist_lib.testing import check_swept, check_world
-from persist_lib.write.staged import LEASE_S
 from tests import servers
 from tests.spark.killing import CONFIG, SCHEMA, Driver, fed, kill_one
 from tests.spark.places import Cluster

@@ -25,15 +25,15 @@ from persist_lib.errors import Corrupt, Fenced, InvalidUsage, LeaseExpired, Newe
 from persist_lib.events.api import EVENTS, Held, Key, Kind, Opening, Put
 from persist_lib.events.stores.shared import FORMAT, as_bytes, fenced
 from persist_lib.frontier import MINIMUM
-from persist_lib.read.handle import ReadHandle
+from persist_lib.relation.reader import ReadHandle
+from persist_lib.relation.registration import Registration
+from persist_lib.relation.writer import WriteHandle
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import Schema
 from persist_lib.shard.commit import Build, Committed, Machine
 from persist_lib.shard.leases import Leases
 from persist_lib.shard.schemas import create_if_missing, schema_id
 from persist_lib.shard.terms import retire_writers
-from persist_lib.write.handle import WriteHandle
-from persist_lib.write.registration import Registration
 
 DEFAULT = "events"
 NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}")

@@ -15,14 +15,14 @@ from typing import NamedTuple
 
 from persist_lib.client import Client
 from persist_lib.errors import Corrupt, InvalidUsage, SinceViolation, UpperMismatch
-from persist_lib.read.handle import ReadHandle
+from persist_lib.relation.next_time import store_time
+from persist_lib.relation.reader import ReadHandle
+from persist_lib.relation.writer import WriteHandle
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import DIFF, TIME, Schema
+from persist_lib.storage.metadata_shard import append_once, out_of_time, unheld
 from persist_lib.storage.names import OF_SOURCES
-from persist_lib.storage.small import append_once, out_of_time, unheld
 from persist_lib.storage.sources.protocol import HOLD, MOST_ADDRESS, Mark
-from persist_lib.write.handle import WriteHandle
-from persist_lib.write.times import store_time
 
 SCHEMA = Schema(
     key={"partition": "string not null"}, value={"address": "uint64 not null", "check": "string not null"},

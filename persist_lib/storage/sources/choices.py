@@ -14,8 +14,8 @@ import pyarrow as pa
 from persist_lib.client import Client
 from persist_lib.errors import Determinate, HoldConflict, NotFound, ShardFinished, UpperMismatch
 from persist_lib.schema.schema import DIFF, TIME, Schema
+from persist_lib.storage.metadata_shard import finish_shard, unheld
 from persist_lib.storage.names import OF_SOURCES
-from persist_lib.storage.small import finish_shard, unheld
 from persist_lib.storage.sources.records import HOLD
 
 SCHEMA = Schema(key={"number": "int64 not null"}, value={"bytes": "binary not null"}, unique=True)

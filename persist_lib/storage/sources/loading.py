@@ -16,7 +16,7 @@ import pyarrow as pa
 from persist_lib.arguments import parse_integer
 from persist_lib.errors import Gone, InvalidUsage
 from persist_lib.runtime.ambient import Deadline
-from persist_lib.storage.definite import append_staged, open_stage
+from persist_lib.storage.multi_append import append_staged, open_stage
 from persist_lib.storage.sources.bindings import Bound, Marks
 from persist_lib.storage.sources.declared import Collection
 from persist_lib.storage.sources.kafka import Kafka

@@ -19,8 +19,8 @@ from persist_lib.kernel.multiplicity import built
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import Schema, check_schema
 from persist_lib.storage.comparing import Comparison
+from persist_lib.storage.metadata_shard import out_of_time
 from persist_lib.storage.records import schema_form
-from persist_lib.storage.small import out_of_time
 from persist_lib.storage.sources.bindings import Marks
 from persist_lib.storage.sources.declared import Decoding, Meaning
 from persist_lib.storage.sources.derived import follow, in_unit

@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import msgspec
 
 from persist_lib.runtime.each import Each
+from persist_lib.storage.renditions import Renditions, upper_of
 from persist_lib.storage.sources.bindings import Marks
 from persist_lib.storage.sources.derived import clock_of, reader_of
 from persist_lib.storage.sources.following import Following
 from persist_lib.storage.sources.health import EVERY_MS, UNSEEN_MS, fetch_rows, is_alive
 from persist_lib.storage.sources.protocol import Mark, TellsUnread, settled
 from persist_lib.storage.sources.records import SourceRecord
-from persist_lib.storage.timeline import Renditions
-from persist_lib.storage.upper import upper_of
 
 if TYPE_CHECKING:
     from persist_lib.storage.sources.sources import Sources

@@ -13,8 +13,8 @@ from persist_lib.errors import NotFound
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import DIFF, Schema
 from persist_lib.storage.describe import Owners
+from persist_lib.storage.metadata_shard import Bodies, Row
 from persist_lib.storage.records import Record, decode, encode, schema_of
-from persist_lib.storage.small import Bodies, Row
 from persist_lib.storage.sources.declared import Decoding, From, Meaning
 from persist_lib.storage.sources.postgres import Known
 from persist_lib.storage.sources.protocol import HOLD

@@ -13,7 +13,7 @@ from persist_lib.client import Client
 from persist_lib.errors import Determinate, Diverged
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import DIFF, Schema
-from persist_lib.storage.small import Bodies
+from persist_lib.storage.metadata_shard import Bodies
 from persist_lib.storage.sources.registry import UNKNOWN, Registry, Written
 
 SCHEMA = Schema(key={"id": "int64 not null"}, value={"body": "string not null"}, times="ms", unique=True)

@@ -11,7 +11,7 @@ from persist_lib.arguments import check_type, parse_integer, parse_seconds, pars
 from persist_lib.errors import NameTaken, NotFound, PersistError
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import Schema
-from persist_lib.storage.asked import MOST_SHARDS, Retention, parse_retention
+from persist_lib.storage.collection_arguments import MOST_SHARDS, Retention, parse_retention
 from persist_lib.storage.names import parse_collection_name, parse_command_id
 from persist_lib.storage.records import schema_form
 from persist_lib.storage.sources import mending

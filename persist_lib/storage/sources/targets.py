@@ -13,8 +13,8 @@ from persist_lib.kernel.columns import array_of, integers
 from persist_lib.kernel.consolidate import consolidate
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import DIFF, TIME, Schema
+from persist_lib.storage.partition_rows import routed
 from persist_lib.storage.reader import CollectionReader
-from persist_lib.storage.routing import routed
 from persist_lib.storage.snapshot import CollectionSnapshot
 from persist_lib.storage.writer import CollectionWriter
 

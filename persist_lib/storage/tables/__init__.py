@@ -2,17 +2,17 @@
 
 A table is a collection on a timeline, whose tables share their times. On a timeline in YOLO mode each statement is one
 append to its table. On one in WAL mode a transaction over any number of its tables is one append to the timeline's WAL,
-which appliers copy to the tables later; readers read through it meanwhile.
+which appliers copy to the tables later; readers read through it until then.
 """
 
 from __future__ import annotations
 
-from persist_lib.storage.tables.applying import Applied
-from persist_lib.storage.tables.contents import TableSnapshot
 from persist_lib.storage.tables.lag import Behind, Lag
-from persist_lib.storage.tables.listening import TableListen
 from persist_lib.storage.tables.statements import Done
+from persist_lib.storage.tables.table_listen import TableListen
+from persist_lib.storage.tables.table_snapshot import TableSnapshot
 from persist_lib.storage.tables.tables import Tables
 from persist_lib.storage.tables.transaction import Transaction
+from persist_lib.storage.tables.wal_apply import Applied
 
 __all__ = ["Applied", "Behind", "Done", "Lag", "TableListen", "TableSnapshot", "Tables", "Transaction"]

@@ -17,15 +17,14 @@ from persist_lib.errors import NotFound, SinceViolation
 from persist_lib.kernel.columns import integers
 from persist_lib.storage.catalog import Catalog, Contents
 from persist_lib.storage.effects import HOLD, is_held_back
+from persist_lib.storage.metadata_shard import unheld
 from persist_lib.storage.records import CollectionRecord, TimelineRecord
-from persist_lib.storage.small import unheld
+from persist_lib.storage.renditions import Renditions, Span, meet
 from persist_lib.storage.tables.view import needs_settling
-from persist_lib.storage.timeline import Renditions, Span
-from persist_lib.storage.upper import meet
 from persist_lib.storage.wal import DROPPED, SCHEMA, wal_shard
 
 ATTEMPTS = 10
-"""How often a WAL is read anew because it was tidied meanwhile."""
+"""How often a WAL is read again because it was tidied since."""
 
 
 class Behind(NamedTuple):
@@ -102,7 +101,7 @@ def fetch_lag(catalog: Catalog, record: TimelineRecord) -> Lag:
         mine = rows.filter(pc.equal(rows.column("table"), table))
         if (dropped := _dropped(mine)) is not None:  # the mark is needed until the catalog says so too
             keep = min(keep, dropped - 1)
-        with suppress(NotFound):  # dropped meanwhile
+        with suppress(NotFound):  # dropped since
             for found, needed in _behind(catalog, collection, mine):
                 behind.append(found)
                 keep = min(keep, needed - 1)

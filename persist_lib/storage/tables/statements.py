@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -20,8 +20,9 @@ from persist_lib.kernel.by_key import Counts, count_deleted, count_upserted, one
 from persist_lib.kernel.columns import array_of, at_time
 from persist_lib.kernel.constraints import find_violation
 from persist_lib.kernel.keyset import Keys
+from persist_lib.kernel.order import adjacent_ties, take
+from persist_lib.relation.row_selection import RowSelection, added_up, by_keys
 from persist_lib.schema.schema import DIFF, DIFF_FIELD, Schema
-from persist_lib.storage.tables.wanted import Wanted, added_up, by_keys
 
 Change = Callable[[pa.Table], pa.Table] | Mapping[str, Any]
 """New rows of old ones: a function of an Arrow table, or for each column a value, an expression or a function."""
@@ -46,7 +47,7 @@ class Done(msgspec.Struct, frozen=True):
 class Statement(ABC):
     """One statement on one table. `wanted` are the rows that it looks at; None if it does not look."""
 
-    def __init__(self, table: str, schema: Schema, wanted: Wanted | None = None) -> None:
+    def __init__(self, table: str, schema: Schema, wanted: RowSelection | None = None) -> None:
         self.table, self.schema, self.wanted = table, schema, wanted
 
     @abstractmethod
@@ -123,7 +124,9 @@ class Update(Statement):
                 f"update takes a function of a pyarrow.Table, or a mapping of columns: got {shown(change)}"
             )
         self._change = change
-        self.wanted = Wanted.of(schema) if keys is None and filter is None else _chosen(table, schema, keys, filter)
+        self.wanted = (
+            RowSelection.of(schema) if keys is None and filter is None else _chosen(table, schema, keys, filter)
+        )
 
     def changes(self, old: pa.Table) -> tuple[pa.Table, Counts]:
         """The old rows out, what was made of them in."""
@@ -162,7 +165,7 @@ class Update(Statement):
             )  # fmt: skip
 
 
-def _chosen(table: str, schema: Schema, keys: object, filter: pc.Expression | None) -> Wanted:  # noqa: A002
+def _chosen(table: str, schema: Schema, keys: object, filter: pc.Expression | None) -> RowSelection:  # noqa: A002
     if (keys is None) == (filter is None):
         raise InvalidUsage(
             f"table {table!r}: say which rows are meant, by either keys= or filter=; for all of them, "
@@ -171,7 +174,7 @@ def _chosen(table: str, schema: Schema, keys: object, filter: pc.Expression | No
         )
     if keys is not None:
         return by_keys(schema, Keys.of(schema, parse_keys(schema, keys)))
-    return Wanted.of(schema, filter=filter)
+    return RowSelection.of(schema, filter=filter)
 
 
 def _computed(data: pa.Table, change: Mapping[str, Any]) -> pa.Table:
@@ -203,3 +206,46 @@ def _repeated(value: object, field: pa.Field, count: int) -> pa.Array:
         raise InvalidUsage(
             f"column {field.name!r} is {field.type}, and {shown(value)} is no value of it", column=field.name
         ) from error
+
+
+class NewValues(NamedTuple):
+    """Rows of `schema`, whose columns are the key and some of a table's value columns: one row a key, in order."""
+
+    schema: Schema
+    rows: pa.Table
+
+    def keys(self) -> pa.Table:
+        """The keys of the rows that change."""
+        return self.rows.select(self.schema.key_names)
+
+    def changed(self, old: pa.Table) -> pa.Table:
+        """The rows of a table, which are in canonical order and have these keys, with the new values."""
+        keys = [column.combine_chunks() for column in old.select(self.schema.key_names).columns]
+        ties = adjacent_ties(keys)
+        is_new = np.ones(old.num_rows, np.bool_)
+        is_new[1:] = True if ties is None else ~ties
+        found = take(self.rows, Keys.of(self.schema, old).find(self.rows))
+        places = np.cumsum(is_new) - 1
+        for column in self.schema.value:
+            index = old.schema.get_field_index(column.name)
+            old = old.set_column(index, old.schema.field(index), take(found.select([column.name]), places).column(0))
+        return old
+
+
+def new_values(table: str, schema: Schema, rows: pa.Table) -> NewValues:
+    """Rows of a table's key and of some of its value columns. Raises InvalidUsage."""
+    values = [column.name for column in schema.value]
+    names = rows.column_names
+    if unknown := [name for name in names if name not in schema.names]:
+        meant = did_you_mean(unknown[0], schema.names)
+        raise InvalidUsage(
+            f"table {table!r} has no column {unknown[0]!r}. {meant}It has {schema.names}", table=table, columns=unknown
+        )
+    some = Schema(schema.key, [column for column in schema.value if column.name in names])
+    if not some.value:
+        raise InvalidUsage(
+            f"table {table!r}: an update has the key columns, {schema.key_names}, and some of {values}, which change: "
+            f"got {names}",
+            table=table, columns=names,
+        )  # fmt: skip
+    return NewValues(some, one_row_each(some, parse_rows(some, rows)))

@@ -14,30 +14,30 @@ from persist_lib.arguments import not_pickled, parse_flag, parse_seconds, parse_
 from persist_lib.errors import InvalidUsage
 from persist_lib.frontier import at
 from persist_lib.ids import parse_token
-from persist_lib.read.handle import PURPOSE_LETTERS
-from persist_lib.read.listen import Updates
+from persist_lib.relation.listen import Updates
+from persist_lib.relation.next_time import bounds_of
+from persist_lib.relation.reader import PURPOSE_LETTERS
+from persist_lib.relation.row_selection import RowSelection
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import TIME, Schema, check_schema
-from persist_lib.storage.asked import Retention
+from persist_lib.storage.collection_arguments import Retention
 from persist_lib.storage.describe import Description, Tended
 from persist_lib.storage.effects import settle
 from persist_lib.storage.names import parse_collection_name
 from persist_lib.storage.records import Mode, TableMode
-from persist_lib.storage.tables.applying import Applied, apply
-from persist_lib.storage.tables.contents import TableSnapshot
+from persist_lib.storage.tables.direct_timeline import YoloLine
 from persist_lib.storage.tables.lag import Lag, fetch_lag
-from persist_lib.storage.tables.line import AsOf, Line
-from persist_lib.storage.tables.listening import TableListen
 from persist_lib.storage.tables.statements import Change, Delete, Done, Insert, Statement, Update, Upsert
-from persist_lib.storage.tables.tidying import tidy
+from persist_lib.storage.tables.table_listen import TableListen
+from persist_lib.storage.tables.table_snapshot import TableSnapshot
+from persist_lib.storage.tables.timeline import AsOf, Line
 from persist_lib.storage.tables.timelines import Timelines, line_of
 from persist_lib.storage.tables.transaction import Transaction, run
-from persist_lib.storage.tables.wal_line import WalLine
-from persist_lib.storage.tables.wanted import Wanted
-from persist_lib.storage.tables.yolo_line import YoloLine
+from persist_lib.storage.tables.wal_apply import Applied, apply
+from persist_lib.storage.tables.wal_timeline import WalLine
+from persist_lib.storage.tables.wal_truncation import tidy
 from persist_lib.times import TimeLike, Times
-from persist_lib.write.times import bounds_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -119,7 +119,7 @@ class Tables:
         return self.controller.drop(name, dry_run=parse_flag(dry_run, "dry_run"), command=command, timeout=timeout)
 
     def rename(self, name: str, to: str, *, command: str | None = None, timeout: float | None = None) -> Description:
-        """Give a table another name. Transactions that have begun go on."""
+        """Give a table another name. Transactions that have begun continue."""
         return self.controller.rename(name, to, command=command, timeout=timeout)
 
     def insert(self, name: str, rows: object, *, dry_run: bool = False, timeout: float | None = None) -> Done:
@@ -230,8 +230,8 @@ class Tables:
         newest = parse_flag(newest, "newest")
         deadline = self._deadline(timeout)
 
-        def want(schema: Schema) -> Wanted:
-            return Wanted.of(
+        def want(schema: Schema) -> RowSelection:
+            return RowSelection.of(
                 schema, columns=columns, key=key, key_from=key_from, key_to=key_to, keys=keys, filter=filter,
                 diff=diff,
             )  # fmt: skip

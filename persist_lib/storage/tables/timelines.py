@@ -11,9 +11,9 @@ from persist_lib.storage.catalog import Catalog, Changes, Contents, setting
 from persist_lib.storage.effects import HOLD
 from persist_lib.storage.names import LAYER, parse_collection_name
 from persist_lib.storage.records import TableMode, TimelineRecord
-from persist_lib.storage.tables.line import Line
-from persist_lib.storage.tables.wal_line import WalLine
-from persist_lib.storage.tables.yolo_line import YoloLine
+from persist_lib.storage.tables.direct_timeline import YoloLine
+from persist_lib.storage.tables.timeline import Line
+from persist_lib.storage.tables.wal_timeline import WalLine
 from persist_lib.storage.wal import SCHEMA as WAL
 from persist_lib.storage.wal import minted_timeline, wal_shard
 

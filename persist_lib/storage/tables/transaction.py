@@ -15,15 +15,15 @@ from persist_lib.kernel.by_key import Counts
 from persist_lib.kernel.keyset import Keys
 from persist_lib.kernel.order import take
 from persist_lib.location.wrap.spending import Spending
+from persist_lib.relation.row_selection import RowSelection, added_up
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import Schema
-from persist_lib.storage.tables.contents import TableSnapshot
-from persist_lib.storage.tables.line import Line
 from persist_lib.storage.tables.statements import Change, Delete, Done, Insert, Statement, Update, Upsert
+from persist_lib.storage.tables.table_snapshot import TableSnapshot
+from persist_lib.storage.tables.timeline import Line
 from persist_lib.storage.tables.view import View
-from persist_lib.storage.tables.wal_line import WalLine
-from persist_lib.storage.tables.wanted import Wanted, added_up
+from persist_lib.storage.tables.wal_timeline import WalLine
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -88,7 +88,7 @@ class Transaction:
             self._pins.enter_context(line.pinned(self.as_of))
 
     def insert(self, table: str, rows: object) -> Counts:
-        """Add rows: tables, frames, dicts or models. Raises ConstraintViolated; the transaction can go on then."""
+        """Add rows: tables, frames, dicts or models. Raises ConstraintViolated; the transaction can continue then."""
         return self._do(table, lambda schema: Insert(table, schema, rows))
 
     def upsert(self, table: str, rows: object) -> Counts:
@@ -124,7 +124,7 @@ class Transaction:
     ) -> TableSnapshot:
         """The rows as of `as_of`, with what this transaction has changed. The arguments are those of a snapshot."""
         view = self._view(table)
-        wanted = Wanted.of(
+        wanted = RowSelection.of(
             view.schema, columns=columns, key=key, key_from=key_from, key_to=key_to, keys=keys, filter=filter,
             diff=diff,
         )  # fmt: skip
@@ -134,7 +134,7 @@ class Transaction:
     def commit(self) -> Done:
         """Commit what was changed, by one append to the WAL. Nothing changed is nothing written.
 
-        Raises WriteConflict (nothing was written: begin again), NotFound for a table that was dropped meanwhile,
+        Raises WriteConflict (nothing was written: begin again), NotFound for a table that was dropped since,
         TimedOut, and Indeterminate with the token if it is not known whether it was committed.
         """
         self._check_open()
@@ -188,7 +188,7 @@ class Transaction:
         self._pending[view.id] = view, added_up(view.schema, before, changes)
         return counts
 
-    def _contents(self, view: View, wanted: Wanted) -> pa.Table:
+    def _contents(self, view: View, wanted: RowSelection) -> pa.Table:
         rows = self._line.contents(view, self.as_of, wanted, self._deadline())
         pending = self._pending.get(view.id)
         return rows if pending is None else added_up(view.schema, rows, wanted.kept(pending[1]))

@@ -8,19 +8,18 @@ from persist_lib.client import Client
 from persist_lib.frontier import TOP, Antichain
 from persist_lib.ids import SeqNo
 from persist_lib.location.wrap.spending import Spending
-from persist_lib.read.changes import Changes
-from persist_lib.read.handle import ReadHandle
+from persist_lib.relation.changes import Changes
+from persist_lib.relation.reader import ReadHandle
+from persist_lib.relation.row_selection import RowSelection, added_up
+from persist_lib.relation.writer import WriteHandle
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import TIME, Schema
 from persist_lib.storage.names import LAYER
 from persist_lib.storage.reader import CollectionReader
 from persist_lib.storage.records import CollectionRecord, RenditionRecord
-from persist_lib.storage.tables.wanted import Wanted, added_up
-from persist_lib.storage.timeline import Span, Timeline, schema_for
-from persist_lib.storage.upper import upper_by
+from persist_lib.storage.renditions import Span, Timeline, schema_for, upper_by
 from persist_lib.storage.writer import CollectionWriter
-from persist_lib.write.handle import WriteHandle
 
 
 class Heads:
@@ -118,14 +117,14 @@ class View:
         """Readers of the shards of a span's rendition."""
         return self.reader.shards_of(span.rendition)
 
-    def contents(self, span: Span, time: int, wanted: Wanted) -> pa.Table:
+    def contents(self, span: Span, time: int, wanted: RowSelection) -> pa.Table:
         """The wanted rows as of a time at which the span's shards are complete, with all columns."""
         if time < 0:  # nothing was written yet
             return empty_table(wanted.schema.contents)
-        parts = [wanted.whole().snapshot(handle, time).to_arrow() for handle in self.handles(span)]
+        parts = [handle.snapshot_known(time, wanted.whole()).to_arrow() for handle in self.handles(span)]
         return added_up(wanted.schema, *parts)
 
-    def changed(self, span: Span, from_: int, to: int, wanted: Wanted) -> pa.Table:
+    def changed(self, span: Span, from_: int, to: int, wanted: RowSelection) -> pa.Table:
         """What was added to the wanted rows in `(from_, to]`: contents, to be added up with those as of `from_`."""
         tables = []
         for handle in self.handles(span):
@@ -140,7 +139,7 @@ class View:
             self.reader.let_go(time)
 
     def promise(self, upper: int, timeout_s: float) -> Timeline:
-        """See to it that no handover can be before `upper`, and answer what is so then."""
+        """See to it that no handover can be before `upper`, and return the timeline then."""
         if self._promiser is None:
             self._promiser = self.client.open_writer(self.record.shard, schema_for("ms"), layer=LAYER)
         if _time(self.timeline().upper) < upper:

@@ -11,8 +11,8 @@ import pytest
 import persist_lib as persist
 from persist_lib.client import Client
 from persist_lib.errors import InvalidUsage, LeaseExpired, PersistError
-from persist_lib.read.handle import ReadHandle
-from persist_lib.write.handle import WriteHandle
+from persist_lib.relation.reader import ReadHandle
+from persist_lib.relation.writer import WriteHandle
 from tests.worlds import SCHEMA, World, row
 
 

@@ -14,8 +14,8 @@ from persist_lib.errors import AlreadyProduced, Indeterminate, InvalidUsage, Sha
 from persist_lib.frontier import TOP, at
 from persist_lib.ids import ShardId
 from persist_lib.location.commands import Answered, Proposed
+from persist_lib.relation.next_time import since_of
 from persist_lib.testing import check_world, contents_of
-from persist_lib.write.times import since_of
 from tests.unit.server.serving import SHARD, W1, W2, append
 from tests.unit.server.test_sending import Place, Taking
 from tests.worlds import SCHEMA, World, row

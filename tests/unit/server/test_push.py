@@ -22,7 +22,7 @@ from persist_lib.location.rpc import followed, line
 from persist_lib.location.rpc.followed import Followed
 from persist_lib.location.rpc.line import Line
 from persist_lib.location.rpc.subscriptions import Subscriptions
-from persist_lib.read import waiting
+from persist_lib.relation import listen as following
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.server import backlog, pushing
 from persist_lib.server.serving import ShardServer
@@ -95,7 +95,7 @@ def test_a_waiting_snapshot_wakes_without_polling(site: Site, monkeypatch: pytes
 
 def test_a_row_that_is_never_pushed_costs_time_and_is_not_lost(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(followed, "CHECK_S", 0.1)
-    monkeypatch.setattr(waiting, "LONGEST_WAIT_S", 0.15)
+    monkeypatch.setattr(following, "LONGEST_WAIT_S", 0.15)
     take = Subscriptions._take
 
     def lose(self: Subscriptions, line_: Line, told: Pushed) -> None:
@@ -112,7 +112,7 @@ def test_a_row_that_is_never_pushed_costs_time_and_is_not_lost(site: Site, monke
 
 def test_a_timeout_is_never_told_by_what_was_pushed_alone(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     without_checks(monkeypatch)
-    monkeypatch.setattr(waiting, "LONGEST_WAIT_S", 1e6)
+    monkeypatch.setattr(following, "LONGEST_WAIT_S", 1e6)
     monkeypatch.setattr(Followed, "add", lambda *_: None)  # nothing that is pushed comes
     client = site.client(runtime=QUIET)
     read, rows = client.open_reader("s"), []
@@ -378,7 +378,7 @@ def test_a_listener_without_push_polls_as_before(site: Site, monkeypatch: pytest
 def test_what_waits_in_a_pending_area_is_not_put_off_until_the_shard_changes(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(waiting, "LONGEST_WAIT_S", 1e6)
+    monkeypatch.setattr(following, "LONGEST_WAIT_S", 1e6)
     without_checks(monkeypatch)
     client = site.client(runtime=QUIET)
     reader, writer = pending_area.create(client, "area", SCHEMA), pending_area.Writer(site.url, "area", "a", SCHEMA)

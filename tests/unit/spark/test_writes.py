@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from pyspark.sql import types as t
 
 import persist_lib as persist
+from persist_lib.relation.stage import LEASE_S, Staged
 from persist_lib.spark import plans, sinking
 from persist_lib.spark.sinking import Answer, BatchWriter, StreamWriter
 from persist_lib.spark.types import arrow_schema, spark_schema
-from persist_lib.write.staged import LEASE_S, Staged
 from tests.torture.roles import open_ahead
 
 FRAME = t.StructType([t.StructField("id", t.LongType(), False), t.StructField("word", t.StringType())])

@@ -16,13 +16,13 @@ import pytest
 import persist_lib as persist
 from persist_lib.client import Client
 from persist_lib.frontier import at
-from persist_lib.storage import changes, committing, effects, listen, tend, writer
+from persist_lib.storage import changes, committing, effects, listen, maintenance, writer
 from persist_lib.storage.catalog import setting
 from persist_lib.storage.controller import Controller
-from persist_lib.storage.difference import difference
+from persist_lib.storage.difference_cache import difference
+from persist_lib.storage.metadata_shard import unheld
 from persist_lib.storage.reader import CollectionReader
-from persist_lib.storage.small import unheld
-from persist_lib.storage.timeline import schema_for
+from persist_lib.storage.renditions import schema_for
 from persist_lib.testing import Model, contents_of
 from tests.renditions import Listening, Told, check, create, handed, write
 from tests.worlds import World, row, updates
@@ -62,13 +62,13 @@ def an_old_rendition_stays_as_long_as_its_times_can_be_read(world: World) -> Non
 
 
 def drop_early(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(tend, "_is_over", lambda record, timeline: record.begun and timeline.last.rendition != record)
+    patch.setattr(maintenance, "_is_over", lambda record, timeline: record.begun and timeline.last.rendition != record)
 
     def mark(self: Any, record: Any) -> None:
         gone = setting(msgspec.structs.replace(record, state="dropping"))
         self._catalog.change(lambda _: (gone, None), self._deadline)
 
-    patch.setattr(tend._Tending, "_mark", mark)
+    patch.setattr(maintenance._Tending, "_mark", mark)
 
 
 def a_listener_needs_nothing_of_the_old_rendition_at_the_handover(world: World) -> None:
@@ -165,13 +165,13 @@ def a_rendition_can_be_read_from_any_time_at_which_it_may_follow(world: World) -
 
 
 def no_hold_before(patch: pytest.MonkeyPatch) -> None:
-    kept = tend._hold_of
+    kept = maintenance._hold_of
 
     def hold_of(record: Any, timeline: Any, upper: Any) -> tuple[int, str]:
         starts = [span for span in timeline.spans if span.rendition.number == record.number]
         return kept(record, timeline, upper) if starts else (19, "nobody reads it yet")
 
-    patch.setattr(tend, "_hold_of", hold_of)
+    patch.setattr(maintenance, "_hold_of", hold_of)
 
 
 def who_registers_first_can_read_what_it_found(world: World) -> None:

@@ -98,7 +98,7 @@ def test_appends_on_both_sides_of_a_handover_are_sent_apart(client: persist.Clie
         copying = threading.Thread(target=copy)
         copying.start()
         try:
-            answers = writer._send_accepted(waiting)
+            answers = writer._send(waiting)
         finally:
             stops.set()
             copying.join()
@@ -157,7 +157,7 @@ def test_an_unknown_outcome_is_decided_by_the_token_for_all_that_were_sent_toget
                 for time, one in zip((1, 2, 3), made, strict=True)
             ]
             cut.is_ready = True
-            answers = writer._send_accepted(waiting)
+            answers = writer._send(waiting)
             cut.is_ready = cut.is_cut = False
             assert all(isinstance(one, persist.Indeterminate) for one in answers), answers
             token = answers[0].fields["token"]  # type: ignore[union-attr]

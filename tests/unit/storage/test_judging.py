@@ -12,9 +12,9 @@ import pytest
 
 import persist_lib as persist
 from jobs.compare import compare
-from persist_lib.storage import Controller, changes, kept
-from persist_lib.storage.difference import difference
-from persist_lib.storage.judging import run
+from persist_lib.storage import Controller, changes, difference_cache
+from persist_lib.storage.compare_task import run
+from persist_lib.storage.difference_cache import difference
 from persist_lib.testing import contents_of
 from tests.renditions import Listening, Told, create, write
 from tests.worlds import SCHEMA, WIDER, World, row, updates
@@ -132,7 +132,7 @@ def test_a_difference_of_something_else_is_not_used(world: World, monkeypatch: p
             compare(controller, "c", new, as_of=2, keep=True)
         elif what == "half":
             with monkeypatch.context() as patch:
-                patch.setattr(kept.Keeping, "commit", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+                patch.setattr(difference_cache.Keeping, "commit", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
                 with pytest.raises(KeyboardInterrupt):
                     compare(controller, "c", new, keep=True)
         else:

@@ -12,7 +12,7 @@ import pytest
 
 import persist_lib as persist
 from persist_lib.client import Client
-from persist_lib.write.times import FAR_MS
+from persist_lib.relation.next_time import FAR_MS
 from tests.worlds import World
 
 SCHEMA = persist.Schema({"id": "int64 not null"}, {"word": "string"}, times="ms")

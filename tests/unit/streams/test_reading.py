@@ -12,7 +12,7 @@ import persist_lib as persist
 from persist_lib import streams
 from persist_lib.ids import SeqNo
 from persist_lib.location import open_location
-from persist_lib.read.handle import ReadHandle
+from persist_lib.relation.reader import ReadHandle
 from persist_lib.streams import reader as readers
 from tests.gated import LONG_S
 from tests.streaming import SCHEMA, start, update

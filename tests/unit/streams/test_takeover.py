@@ -15,13 +15,13 @@ import pytest
 import persist_lib as persist
 from persist_lib import streams
 from persist_lib.core import commands as c
+from persist_lib.relation.registration import Registration
 from persist_lib.shard.terms import retire_writers
 from persist_lib.streams import fencing, opening
 from persist_lib.streams import streams as runtimes
 from persist_lib.streams.catalog import Catalog
 from persist_lib.streams.lock import SHARD, WriterLock
 from persist_lib.testing import Rival
-from persist_lib.write.registration import Registration
 from tests.streaming import SCHEMA, all_of, start, update
 from tests.worlds import World
 

@@ -16,6 +16,7 @@ import pytest
 from persist_lib.errors import Gone, InvalidUsage, Refused, UpperMismatch
 from persist_lib.frontier import at
 from persist_lib.kernel.packing import unpacked
+from persist_lib.relation.writer import WriteHandle
 from persist_lib.storage import writing
 from persist_lib.storage.sources import (
     Collection,
@@ -31,7 +32,6 @@ from persist_lib.storage.sources.load_tasks import Answer, Piece, Work, begin, s
 from persist_lib.storage.sources.loading import Loading, Loads, check_loadable
 from persist_lib.storage.sources.reclock import Window
 from persist_lib.storage.sources.records import SourceRecord
-from persist_lib.write.handle import WriteHandle
 from tests.loading import Place
 
 WAITING = Meaning(envelope="debezium", transactions=Transactions(topic="t"))

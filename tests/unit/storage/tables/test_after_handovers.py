@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import persist_lib as persist
-from persist_lib.storage.tables import applying, view, wal_line, yolo_line
+from persist_lib.storage.tables import direct_timeline, view, wal_apply, wal_timeline
 from tests.unit.storage.tables.banks import UNIQUE, read, rows
 
 
@@ -74,7 +74,7 @@ def test_a_table_that_is_read_too_early_is_noticed(
     client: persist.Client, mode: Any, mutant: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     handed_over(client, mode)
-    for module in (view, applying, wal_line, yolo_line):
+    for module in (view, wal_apply, wal_timeline, direct_timeline):
         monkeypatch.setattr(module, "needs_settling", mutant)
     tables = client.controller().tables()
     try:

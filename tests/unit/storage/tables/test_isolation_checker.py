@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import persist_lib as persist
-from persist_lib.storage.tables.tail import Tail
 from persist_lib.storage.tables.transaction import Transaction
-from persist_lib.storage.tables.wal_line import WalLine
+from persist_lib.storage.tables.wal_cache import Tail
+from persist_lib.storage.tables.wal_timeline import WalLine
 from tests.torture.isolation import Key, Outcome, Recorded, Value, anomalies
 from tests.worlds import World
 

@@ -9,8 +9,8 @@ import pyarrow.compute as pc
 import pytest
 
 import persist_lib as persist
-from persist_lib.storage.tables import Tables, applying, tail
-from persist_lib.storage.tables.wal_line import WalLine
+from persist_lib.storage.tables import Tables, wal_apply, wal_cache
+from persist_lib.storage.tables.wal_timeline import WalLine
 from tests.unit.storage.tables.banks import UNIQUE, read, rows
 
 WORDS = persist.Schema({"id": "int64 not null"}, {"word": "string"}, unique=True)
@@ -27,7 +27,7 @@ def client() -> Iterator[persist.Client]:
 def bound(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """The most that is kept."""
     found = BYTES if request.param == "some" else 0
-    monkeypatch.setattr(tail, "MOST_BYTES", found)
+    monkeypatch.setattr(wal_cache, "MOST_BYTES", found)
     return found
 
 
@@ -105,7 +105,7 @@ def test_listeners_get_each_update_once(client: persist.Client, bound: int) -> N
 def test_appliers_take_some_megabytes_at_a_time_and_never_a_part_of_a_transaction(
     client: persist.Client, bound: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(applying, "ROUND_BYTES", 20_000)
+    monkeypatch.setattr(wal_apply, "ROUND_BYTES", 20_000)
     tables = filled(client)
     with tables.transaction() as t:
         t.upsert("words", [{"id": n, "word": "y" * 5000} for n in range(50)])
@@ -114,7 +114,7 @@ def test_appliers_take_some_megabytes_at_a_time_and_never_a_part_of_a_transactio
     assert tables.lag().tables == ()
     table = tables.controller.catalog.fetch().find("words").id
     end = tables.read_time() + 1
-    given = list(applying.rounds(line_of(tables).entries(table, 0, end - 1), WORDS, end))
+    given = list(wal_apply.rounds(line_of(tables).entries(table, 0, end - 1), WORDS, end))
     assert len(given) > 5
     uppers = [upper for _, upper in given]
     assert (sorted(set(uppers)), uppers[-1]) == (uppers, end)
@@ -145,15 +145,15 @@ def test_an_interrupted_load_is_done_again_once(client: persist.Client, monkeypa
     other = client.controller().tables()
     assert read(other, "a") == {1: 1}
     tables.upsert("a", rows((1, 2), (2, 2)))
-    add = tail.Tail.add
+    add = wal_cache.Tail.add
 
-    def interrupted(self: tail.Tail, entries: list[tail.Entry]) -> None:
+    def interrupted(self: wal_cache.Tail, entries: list[wal_cache.Entry]) -> None:
         add(self, entries)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(tail.Tail, "add", interrupted)
+    monkeypatch.setattr(wal_cache.Tail, "add", interrupted)
     with pytest.raises(KeyboardInterrupt):
         other.read("a")
-    monkeypatch.setattr(tail.Tail, "add", add)
+    monkeypatch.setattr(wal_cache.Tail, "add", add)
     assert read(other, "a") == {1: 2, 2: 2}
     assert words(other) == EXPECTED

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 import pytest
 
 import persist_lib as persist
-from persist_lib.storage.tables import Tables, applying, wal_line
+from persist_lib.storage.tables import Tables, wal_apply, wal_timeline
 from tests.unit.storage.tables.banks import SCHEMA, UNIQUE, read, rows
 
 
@@ -141,8 +141,8 @@ def test_the_wal_keeps_what_an_unapplied_table_has_not_got(tables: Tables, clien
     tables.insert("b", rows((1, 1)))
     tables.upsert("a", rows((1, 5)))
     line = tables._timelines.line("default")
-    assert isinstance(line, wal_line.WalLine)
-    applying.apply_table(line, line.view("a"), client.runtime.deadline(10))
+    assert isinstance(line, wal_timeline.WalLine)
+    wal_apply.apply_table(line, line.view("a"), client.runtime.deadline(10))
     tables.tidy()
     hold = client.inspect(line.shard).state.holds["collection"].since.time
     upper = min(

@@ -1,1 +1,0 @@
-"""The read handle: snapshots, splits, listening."""

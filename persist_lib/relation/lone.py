@@ -1,0 +1,273 @@
+"""Writing a lone shard: one place, whose own state says all that a call has to know."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from functools import partial
+
+import msgspec
+import pyarrow as pa
+
+from persist_lib.core import commands as c
+from persist_lib.core import refusals as r
+from persist_lib.core.state import Outcome, Version
+from persist_lib.errors import Indeterminate, LeaseExpired, PersistError, TimedOut, UpperMismatch
+from persist_lib.format.parts import within as within_times
+from persist_lib.frontier import MINIMUM, Antichain, at
+from persist_lib.ids import SeqNo
+from persist_lib.kernel.columns import at_time
+from persist_lib.kernel.consolidate import consolidate
+from persist_lib.location.wrap.deadline import within
+from persist_lib.location.wrap.spending import Spending
+from persist_lib.relation.appends import Appended, Batching, Changed
+from persist_lib.relation.commit import Kind, Place, Share, commit_shares
+from persist_lib.relation.key_lookup import check_constraints
+from persist_lib.relation.next_time import Named, format_since, next_time
+from persist_lib.relation.registration import Registration, inline_room, outrun, timed_out, undoubted, whole
+from persist_lib.relation.verbs import Change, Changes, Turn, Verbs
+from persist_lib.runtime.ambient import Deadline
+from persist_lib.schema.empty import empty_table
+from persist_lib.schema.schema import Schema
+from persist_lib.shard.batches import Builder, Built
+from persist_lib.shard.commit import Machine
+from persist_lib.shard.leases import Leases
+from persist_lib.shard.outcomes import Verdict, committed_before, find_since, judge
+
+Batched = tuple[Builder, Built]
+"""What one commit sends, and what uploaded it."""
+
+
+class LoneWriter(Verbs[Batched, None, Appended, Changed]):
+    """The steps of a writer's calls on one shard, under one writer id."""
+
+    def __init__(
+        self, machine: Machine, leases: Leases, schema: Schema, schema_id: int, batching: Batching | None = None,
+        owner: str = "", registration: Registration | None = None, layer: str = "",
+    ) -> None:  # fmt: skip
+        self.machine, self.schema, self._schema_id, self._leases = machine, schema, schema_id, leases
+        self._registration = registration or Registration(machine, leases, "ingest", owner, layer)
+        config, runtime, now = machine.config, machine.runtime, machine.consensus.now
+        super().__init__(f"shard {machine.shard}", machine.shard, runtime, config, now, batching)
+
+    def _fetch_writable(self) -> Version:
+        """The newest version, for a call that has nothing to write. Raises if every write would be refused."""
+        if self._registration.is_closed:
+            raise self._registration.closed_already()
+        version = self.machine.fetch()
+        if version.state.is_finished():
+            raise self.machine.refused(r.Finished())
+        return version
+
+    # --- accepted appends -------------------------------------------------------------------------------------------
+
+    def _check_verb(self, verb: str) -> None:
+        if verb == "append_async" and self._registration.is_closed:
+            raise self._registration.closed_already()
+
+    def _producing(self) -> Machine:
+        return self.machine
+
+    def _bring(self, tables: Iterator[pa.Table], bounds: tuple[Antichain, Antichain], deadline: Deadline) -> Batched:
+        builder = self._builder(deadline)
+        return builder, self._build(builder, tables, *bounds, deadline)
+
+    def _brought_again(self, brought: Batched, deadline: Deadline) -> Batched:
+        return self._builder(deadline), brought[1]
+
+    def _count_of(self, brought: Batched) -> int:
+        return brought[1].batch.count
+
+    def _commit_brought(
+        self, brought: Batched, _bounds: tuple[Antichain, Antichain], deadline: Deadline, token: bytes | None,
+        producer: tuple[str, int] | None, spent: Spending,
+    ) -> Appended:  # fmt: skip
+        return self._commit(*brought, whole, c.CompareAndAppend, deadline, token, spent, producer)
+
+    def _committed_before(
+        self, token: bytes, bounds: tuple[Antichain, Antichain], count: int, refusal: PersistError, spent: Spending
+    ) -> Appended:
+        seqno = committed_before(self.machine, token, *bounds, refusal)
+        return Appended(seqno, bounds[1], count, token, 0, spent.cost)
+
+    def _retire(self) -> None:
+        self._registration.close()
+
+    def _out_of_time(self, deadline: Deadline, why: str) -> TimedOut:
+        return timed_out(self.machine.shard, deadline, why)
+
+    # --- changes at the next time -----------------------------------------------------------------------------------
+
+    def _judge(self, known: Named, deadline: Deadline) -> Verdict:
+        return within(deadline, partial(judge, self.machine, *known))
+
+    def _next_turn(self, deadline: Deadline) -> Turn[None]:
+        version = within(deadline, self._fetch_writable)
+        return Turn(version.state.upper, ((self.machine, version),), lambda table: (table,), None)
+
+    def _try_turn(
+        self, call: Change, _turn: Turn[None], changes: Changes, named: Named, deadline: Deadline
+    ) -> Changed | None:
+        token, lower, upper = named
+        builder, tables = self._builder(deadline), iter((at_time(changes.table, named.time),))
+        built = self._build(builder, tables, lower, upper, deadline, is_checked=call.is_checked)
+        kind, spent = c.CompareAndAppend, call.spent
+        try:
+            done = self._commit(builder, built, whole, kind, deadline, token, spent, call.producer)
+        except UpperMismatch:
+            return None
+        answer = Changed(done.seqno, done.upper, done.count, done.token, done.attempts, done.cost, named.time)
+        return msgspec.structs.replace(answer, **changes.counts._asdict())
+
+    def _repeated(self, known: Named, seqno: SeqNo, spent: Spending) -> Changed:
+        return Changed(seqno, known.upper, 0, known.token, 0, spent.cost, known.time)
+
+    def _unwritten(self, turn: Turn[None], changes: Changes, spent: Spending) -> Changed:
+        seqno = turn.places[0][1].seqno
+        answer = Changed(seqno, changes.lower, changes.table.num_rows, b"", 0, spent.cost)
+        return msgspec.structs.replace(answer, **changes.counts._asdict())
+
+    def _plain(self, answer: Changed) -> Appended:
+        return Appended(*msgspec.structs.astuple(answer)[: len(Appended.__struct_fields__)])
+
+    def _is_closed(self) -> bool:
+        return self._registration.is_closed
+
+    def _gap(self, lower: Antichain, upper: Antichain) -> PersistError:
+        return self.machine.refused(r.WrongUpper(lower, upper))
+
+    def _outrun(self, deadline: Deadline, races: int) -> PersistError:
+        return outrun(self.machine, self.schema, deadline, races, " or with fewer keys at once")
+
+    def _is_placed(self) -> bool:
+        """Whether a server puts appends where upper is (`core.placing`). Constraints are checked at one upper."""
+        return self.machine.places_appends and not self.schema.constraints
+
+    def _append_placed(
+        self, table: pa.Table, deadline: Deadline, token: bytes | None, since: SeqNo | None,
+        producer: tuple[str, int] | None,
+    ) -> Appended:  # fmt: skip
+        machine, races = self.machine, 0
+        with Spending() as spent:
+            while True:
+                if since is not None and token is not None:
+                    found = within(deadline, partial(find_since, machine, token, since))
+                    if isinstance(found, Outcome):
+                        return Appended(found.seqno, found.upper, 0, token, 0, spent.cost)
+                    since = found
+                if not table.num_rows:
+                    return self._nothing(deadline, spent)
+                sent = token or format_since(machine.runtime, machine.seen)
+                time = self._likely_time()
+                builder = self._builder(deadline)
+                tables = iter((at_time(table, time),))
+                built = self._build(builder, tables, MINIMUM, at(time + 1), deadline, is_checked=True)
+                try:
+                    return self._commit(builder, built, whole, c.AppendNow, deadline, sent, spent, producer, since)
+                except LeaseExpired:
+                    races += 1
+                    if self._registration.is_closed:
+                        raise
+                if deadline.has_passed():
+                    raise outrun(machine, self.schema, deadline, races)
+
+    def _likely_time(self) -> int:
+        """The next time as far as this process knows. It stays in the data if it is that; else it is moved."""
+        upper = self.machine.upper
+        return 0 if upper.is_top() else next_time(self.schema, self._what, upper, self._runtime, self._now)
+
+    def _nothing(self, deadline: Deadline, spent: Spending) -> Appended:
+        """No updates are no append."""
+        version = self._before(lambda: within(deadline, self._fetch_writable))
+        upper = version.state.upper
+        if upper.is_top():
+            raise self.machine.refused(r.WrongUpper(upper, upper))
+        return Appended(version.seqno, upper, 0, b"", 0, spent.cost)
+
+    # --- batches, and their shares of a commit ----------------------------------------------------------------------
+
+    def _append_rest(
+        self, tables: Iterator[pa.Table], lower: Antichain, upper: Antichain, deadline: Deadline,
+        token: bytes | None, spent: Spending,
+    ) -> Appended:  # fmt: skip
+        """`append` where there are constraints: what lies beyond upper is checked there, and appended only there."""
+        table = pa.concat_tables([empty_table(self.schema.updates), *tables])
+        races = 0
+        while True:
+            reached = self._before(lambda: within(deadline, self._fetch_writable)).state.upper
+            if reached < lower:
+                raise self.machine.refused(r.WrongUpper(lower, reached))
+            builder = self._builder(deadline)
+            if upper <= reached:  # the shard has all of it, and never less: there is nothing to check
+                built = self._build(builder, iter((table,)), lower, upper, deadline, is_checked=True)
+                return self._commit(builder, built, whole, c.Append, deadline, token, spent)
+            rest = within_times(table, reached.time, None)
+            built = self._build(builder, iter((rest,)), reached, upper, deadline)
+            try:
+                return self._commit(builder, built, whole, c.CompareAndAppend, deadline, token, spent)
+            except UpperMismatch:
+                races += 1
+            if deadline.has_passed():
+                raise self._outrun(deadline, races)
+
+    def _builder(self, deadline: Deadline) -> Builder:
+        machine = self.machine
+        return Builder(
+            machine.shard, lambda: self._registration.register(deadline), self.schema, self._schema_id, machine.blob,
+            machine.config, machine.runtime, deadline,
+        )  # fmt: skip
+
+    def _build(
+        self, builder: Builder, tables: Iterator[pa.Table], lower: Antichain, upper: Antichain, deadline: Deadline,
+        *, by_time: bool = False, is_checked: bool = False,
+    ) -> Built:  # fmt: skip
+        """The batch of these updates. Its constraints are checked, unless `is_checked` says that they hold."""
+        try:
+            if self.schema.constraints and not is_checked:
+                tables = iter(self._constrained(tables, lower, deadline))
+            inline_bytes = inline_room(self.machine, self.machine.version.state)
+            if self._registration.is_closed:
+                inline_bytes = sys.maxsize  # upload nothing: it can only have been committed before the handle closed
+            return builder.build(tables, lower, upper, inline_bytes=inline_bytes, by_time=by_time)
+        except Indeterminate as error:
+            raise undoubted(self.machine.shard, error) from error
+
+    def _constrained(self, tables: Iterator[pa.Table], lower: Antichain, deadline: Deadline) -> list[pa.Table]:
+        """The same updates in one table. Raises ConstraintViolated if a constraint would not hold after them."""
+        if not (held := list(tables)):
+            return []
+        table = consolidate(self.schema, pa.concat_tables(held))
+        check_constraints(self.machine, table, lower, deadline)
+        return [table]
+
+    def _commit(
+        self,
+        builder: Builder,
+        built: Built,
+        place: Place,
+        kind: Kind,
+        deadline: Deadline,
+        token: bytes | None,
+        spent: Spending,
+        producer: tuple[str, int] | None = None,
+        since: SeqNo | None = None,
+    ) -> Appended:
+        token = token or self.machine.runtime.token()
+        share = self._share(builder, built, place, kind, deadline, token, producer, since)
+        return commit_shares((share,), deadline, token, spent)[0]
+
+    def _share(
+        self, builder: Builder, built: Built, place: Place, kind: Kind, deadline: Deadline, token: bytes,
+        producer: tuple[str, int] | None = None, since: SeqNo | None = None,
+    ) -> Share:  # fmt: skip
+        """A share of the batch that was built, under this writer's id. Registers the writer if it has no id yet."""
+        try:
+            if builder.has_uploaded and deadline.has_passed():
+                raise timed_out(self.machine.shard, deadline, "its updates took that long to be uploaded")
+            writer = self._registration.register(deadline)
+        except Exception as error:
+            builder.discard()  # no command refers to what was uploaded
+            if isinstance(error, Indeterminate):
+                raise undoubted(self.machine.shard, error) from error
+            raise
+        return Share(self.machine, self._registration, writer, builder, built, place, kind, token, producer, since)

@@ -1,0 +1,157 @@
+"""Which rows and columns a read is of: keys, and a filter. They are read of shards, or kept of rows in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
+
+import pyarrow as pa
+
+from persist_lib.arguments import did_you_mean, parse_flag, shown
+from persist_lib.convert.by_key import parse_keys
+from persist_lib.errors import InvalidUsage
+from persist_lib.format.predicate import Where
+from persist_lib.kernel import packing
+from persist_lib.kernel.consolidate import consolidate
+from persist_lib.kernel.keys import encode_key, slice_sorted
+from persist_lib.kernel.keyset import Keys
+from persist_lib.kernel.order import take
+from persist_lib.relation.projection import projection_of
+from persist_lib.schema.empty import empty_table
+from persist_lib.schema.schema import Schema
+
+if TYPE_CHECKING:
+    import pyarrow.compute as pc
+
+
+class KeyRange(NamedTuple):
+    """Encoded keys in `[lower, upper)`; None means no bound."""
+
+    lower: bytes | None = None
+    upper: bytes | None = None
+
+    @classmethod
+    def of(
+        cls,
+        schema: Schema,
+        key: Sequence[object] | None,
+        key_from: Sequence[object] | None,
+        key_to: Sequence[object] | None,
+    ) -> KeyRange:
+        """The keys that start with `key`, or those in `[key_from, key_to)`: values of the leading key columns."""
+        if key is not None and (key_from is not None or key_to is not None):
+            raise InvalidUsage("pass either key, or key_from and key_to", key=key)
+        if key is not None:
+            start = encode_key(schema, _tuple(key))
+            return cls(start, _after_prefix(start))
+        lower = None if key_from is None else encode_key(schema, _tuple(key_from))
+        upper = None if key_to is None else encode_key(schema, _tuple(key_to))
+        return cls(lower, upper)
+
+    def meet(self, other: KeyRange) -> KeyRange:
+        """The keys that are in both ranges."""
+        lowers = [bound for bound in (self.lower, other.lower) if bound is not None]
+        uppers = [bound for bound in (self.upper, other.upper) if bound is not None]
+        return KeyRange(max(lowers, default=None), min(uppers, default=None))
+
+
+class RowSelection(NamedTuple):
+    """Rows by their keys and by a filter, and the columns of them that are to be read (None: all)."""
+
+    schema: Schema
+    range_: KeyRange = KeyRange()
+    keys: Keys | None = None
+    where: Where | None = None
+    columns: tuple[str, ...] | None = None
+    diff: bool = False
+    """Whether the reader wants each distinct row once, with `_diff`, and not each row as often as it is there."""
+
+    @classmethod
+    def of(
+        cls, schema: Schema, what: str = "the table", *, columns: object = None, key: Sequence[object] | None = None,
+        key_from: Sequence[object] | None = None, key_to: Sequence[object] | None = None, keys: object = None,
+        filter: pc.Expression | None = None,  # noqa: A002 - what every reader of Arrow calls it
+        diff: bool = False,
+    ) -> RowSelection:  # fmt: skip
+        """What the arguments of a read of `what` say. Raises InvalidUsage."""
+        range_ = KeyRange.of(schema, key, key_from, key_to)
+        if keys is not None and range_ != KeyRange():
+            raise InvalidUsage("pass either keys, or key, or key_from and key_to", keys=keys)
+        found = None if keys is None else keys_of(schema, keys)
+        names, where = parse_columns(schema, what, columns), Where.of(schema.data, filter)
+        return cls(schema, range_, found, where, names, parse_flag(diff, "diff"))
+
+    def whole(self) -> RowSelection:
+        """The same rows with all their columns."""
+        return self._replace(columns=None)
+
+    def kept(self, rows: pa.Table) -> pa.Table:
+        """Those of some rows, which are in canonical order, with all their columns."""
+        if self.range_ != KeyRange():
+            rows = slice_sorted(self.schema, rows, self.range_.lower, self.range_.upper)
+        if self.keys is not None:
+            rows = take(rows, self.keys.find(rows))
+        return rows if self.where is None else self.where.kept(rows)
+
+    def narrowed(self, rows: pa.Table) -> pa.Table:
+        """The chosen columns of rows, added up."""
+        if self.columns is None:
+            return rows
+        names = [f.name for f in self.schema.contents if f.name in self.columns or f.name == "_diff"]
+        narrow = rows.select(names)
+        schema = projection_of(self.schema, self.columns)
+        return narrow if schema is None else consolidate(schema, narrow.select([*schema.names, "_diff"])).select(names)
+
+
+def by_keys(schema: Schema, keys: Keys) -> RowSelection:
+    """All rows that have these keys."""
+    return RowSelection(schema, keys=keys)
+
+
+def added_up(schema: Schema, *tables: pa.Table) -> pa.Table:
+    """Tables of contents, added up, in canonical order."""
+    return consolidate(schema, pa.concat_tables([empty_table(schema.contents), *tables]))
+
+
+def parse_columns(schema: Schema, what: str, columns: object) -> tuple[str, ...] | None:
+    """The names of columns to read; None for all. Raises InvalidUsage for what `what` does not have."""
+    if columns is None:
+        return None
+    if isinstance(columns, (str, bytes, Mapping)) or not isinstance(columns, Iterable):
+        raise InvalidUsage(
+            f"columns must be a list of names, some of {schema.names}: got {shown(columns)}", columns=columns
+        )
+    names = tuple(columns)
+    if unknown := [name for name in names if not isinstance(name, str) or name not in schema.names]:
+        meant = did_you_mean(unknown[0], schema.names)
+        raise InvalidUsage(f"{what} has no columns {shown(unknown)}. {meant}It has {schema.names}", columns=columns)
+    return names
+
+
+def keys_of(schema: Schema, keys: object) -> Keys:
+    """The distinct keys among what a caller passed. Raises InvalidUsage."""
+    return Keys.of(schema, parse_keys(schema, keys))
+
+
+def packed(keys: Keys) -> bytes:
+    """Keys as bytes, which compare, hash and pickle as a split does."""
+    return packing.packed(keys.table.combine_chunks())
+
+
+@lru_cache(maxsize=8)
+def unpacked(schema: Schema, data: bytes) -> Keys:
+    """The keys again, which are in order."""
+    return Keys(schema, packing.unpacked(data))
+
+
+def _after_prefix(prefix: bytes) -> bytes | None:
+    """The least bytes above everything that starts with `prefix`; None for none."""
+    stripped = prefix.rstrip(b"\xff")
+    return stripped[:-1] + bytes([stripped[-1] + 1]) if stripped else None
+
+
+def _tuple(values: object) -> tuple[object, ...]:
+    if not isinstance(values, (tuple, list)):
+        raise InvalidUsage(f"a key is a tuple of values of the leading key columns, got {shown(values)}", key=values)
+    return tuple(values)

@@ -1,0 +1,281 @@
+"""The commit of staged writes: put together, checked or compared with the contents, and appended under the stage's id.
+
+An append alone takes the time from the newest state in each attempt. What depends on the contents is found at one
+upper, is committed only if upper is still there, and is found again when another writer was first. What is to be
+committed together with other shards is prepared, at one upper and one time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import NamedTuple, TypeVar
+
+import msgspec
+import pyarrow as pa
+
+from persist_lib.core import commands as c
+from persist_lib.core import refusals as r
+from persist_lib.core.placing import counted_at
+from persist_lib.core.state import Batch, State, Version
+from persist_lib.core.sums import Sums
+from persist_lib.errors import Indeterminate, LeaseExpired, PersistError, UpperMismatch
+from persist_lib.format.paths import blob_key
+from persist_lib.frontier import Antichain
+from persist_lib.ids import WriterId
+from persist_lib.kernel.by_key import Counts
+from persist_lib.kernel.columns import at_time
+from persist_lib.location.wrap.deadline import within
+from persist_lib.location.wrap.spending import Spending
+from persist_lib.relation.appends import Appended, Changed
+from persist_lib.relation.commit import Kind, Place, Share, commit_shares
+from persist_lib.relation.differences import Overwriting, Pair, Source, Upserting, assembled, batch_of, check_all
+from persist_lib.relation.next_time import next_time
+from persist_lib.relation.registration import (
+    Lent,
+    Registration,
+    check_newest,
+    check_produced,
+    inline_room,
+    lease_ended,
+    outrun,
+    undoubted,
+    whole,
+)
+from persist_lib.relation.stage import Staged, token_of
+from persist_lib.runtime.ambient import Deadline
+from persist_lib.schema.schema import Schema
+from persist_lib.shard.batches import Builder, Built, Laid
+from persist_lib.shard.commit import Machine
+from persist_lib.shard.leases import Leases
+
+T = TypeVar("T")
+Rule = Upserting | Overwriting
+
+
+class Prepared(NamedTuple):
+    """What was staged for one shard, as the batch that it comes to at one upper. Nothing refers to it yet."""
+
+    builder: Builder
+    built: Built
+    place: Place
+    registration: Registration
+    counts: Counts
+    staged: c.Staged = ()
+
+    def is_empty(self) -> bool:
+        """Whether it changes nothing."""
+        return not self.built.batch.parts
+
+    def is_lent(self) -> bool:
+        """Whether it is appended under the id of a stage, and not under the handle's own."""
+        return isinstance(self.registration, Lent)
+
+    def share(self, machine: Machine, token: bytes, deadline: Deadline) -> Share:
+        """The share of an append to several shards."""
+        writer = self.registration.register(deadline)
+        builder, built, place = self.builder, self.built, self.place
+        kind, staged = c.CompareAndAppend, self.staged
+        return Share(machine, self.registration, writer, builder, built, place, kind, token, staged=staged)
+
+
+class Commit:
+    """One commit of staged writes, until a deadline. Used with the handle's lock held."""
+
+    def __init__(
+        self, machine: Machine, leases: Leases, schema: Schema, schema_id: int, registration: Registration,
+        uploader: Callable[[], WriterId], producer: tuple[str, int] | None, deadline: Deadline, spent: Spending,
+        staged: Sequence[Staged],
+    ) -> None:  # fmt: skip
+        self._machine = machine
+        self._leases = leases
+        self._schema = schema
+        self._schema_id = schema_id
+        self._registration = registration
+        self._uploader = uploader
+        self._producer = producer
+        self._deadline = deadline
+        self._spent = spent
+        self._races = 0
+        self._names = tuple(one.name for one in staged)
+        self._token = token_of(one.id for one in staged) if staged else machine.runtime.token()
+
+    def append(self, staged: Sequence[Staged], when: int | None) -> Appended:
+        """Append all of it, at `when` or at the next time; where it has times of its own, at these."""
+        builder = self._builder()
+        built = self._assembled(staged, builder)
+        bounds = staged[0].bounds
+        if self._schema.constraints:
+            return self._append_checked(builder, built, staged, when)
+        if bounds is None and when is None and self._machine.places_appends:
+            return self._send(builder, built, whole, c.AppendNow)
+        return self._send(builder, built, whole if bounds is not None else partial(self._next, when))
+
+    def _append_checked(self, builder: Builder, built: Built, staged: Sequence[Staged], when: int | None) -> Appended:
+        """The same, at an upper at which its constraints were checked."""
+        bounds = staged[0].bounds
+        source = self._source(staged, everything=False)
+        while True:
+            version = self._writable()
+            with source.at(version, self._schema.key_names, self._deadline) as (version, both):
+                lower = version.state.upper
+                if bounds is not None and lower != bounds[0]:
+                    return self._send(builder, built, whole)  # which is refused, unless it was committed before
+                place, time = whole, None
+                if bounds is None:
+                    time = (self._next(when, built, version.state).upper.time or 1) - 1
+                    place = partial(_fixed, lower, time)
+                self._before(partial(check_all, self._machine, self._schema, both, time))
+            try:
+                return self._send(builder, built, place)
+            except UpperMismatch as error:
+                if bounds is not None or when is not None:
+                    raise
+                self._lost(error)
+
+    def change(self, staged: Sequence[Staged], rule: Rule, *, everything: bool) -> Changed:
+        """Append the changes that the rule makes of what is staged and of the newest contents."""
+        machine = self._machine
+        source = self._source(staged, everything=everything)
+        while True:
+            version, builder = self._writable(), self._builder()
+            with source.at(version, rule.names, self._deadline) as (version, both):
+                lower = version.state.upper
+                time = next_time(self._schema, f"shard {machine.shard}", lower, machine.runtime, machine.consensus.now)
+                built = self._changes(builder, rule, both, version.state, time)
+            if not built.batch.parts:
+                self.drop(staged)
+                done = Appended(version.seqno, lower, 0, b"", 0, self._spent.cost)
+                return _changed(done, None, rule)
+            try:
+                done = self._send(builder, built, partial(_fixed, lower, time))
+            except UpperMismatch as error:
+                self._lost(error)
+                continue
+            self.drop(staged)
+            return _changed(done, time, rule)
+
+    def prepare(
+        self, staged: Sequence[Staged], rule: Rule | None, bounds: tuple[Antichain, Antichain], time: int | None,
+        *, everything: bool,
+    ) -> Prepared:  # fmt: skip
+        """What is staged (or what the rule makes of it) as a batch with these bounds, at `time` or at its own times.
+
+        Raises UpperMismatch when upper is not where the bounds begin, as far as this had to look.
+        """
+        machine, builder, schema = self._machine, self._builder(), self._schema
+        if not (staged or everything):
+            built = Built(batch_of((), Sums(), bounds).batch)
+            return Prepared(builder, built, whole, self._registration, Counts())
+        if rule is None and not schema.constraints:
+            built = self._assembled(staged, builder)
+        else:
+            source = self._source(staged, everything=everything)
+            names = schema.key_names if rule is None else rule.names
+            with source.at(self._writable(), names, self._deadline) as (version, both):
+                if (upper := version.state.upper) != bounds[0]:
+                    raise machine.refused(r.WrongUpper(bounds[0], upper))
+                if rule is None:
+                    self._before(partial(check_all, machine, schema, both, time))
+                    built = self._assembled(staged, builder)
+                else:
+                    built = self._changes(builder, rule, both, version.state, 0 if time is None else time)
+        place = whole if time is None else partial(_fixed, bounds[0], time)
+        counts = Counts() if rule is None else rule.counts
+        return Prepared(builder, built, place, self._registration, counts, self._names)
+
+    def rows(self, staged: Sequence[Staged]) -> Iterator[pa.Table]:
+        """What is staged, in order, each data once a time, in tables of bounded size."""
+        return self._source(staged, everything=False).rows(self._machine.state)
+
+    def _assembled(self, staged: Sequence[Staged], builder: Builder) -> Built:
+        machine, state = self._machine, self._machine.state
+        build = partial(assembled, staged, builder, self._schema, state.schemas, inline_room(machine, state))
+        built: Built = self._before(build)
+        return built
+
+    def _changes(self, builder: Builder, rule: Rule, both: Iterator[Pair], state: State, time: int) -> Built:
+        """What the rule makes of what is staged and of the contents in a state, written at time 0."""
+        machine = self._machine
+        check_newest(machine, self._schema, state)
+        changes = (at_time(table, 0) for table in rule.over(both, time))
+        lay = partial(builder.lay, changes, inline_bytes=inline_room(machine, state))
+        laid: Laid = self._before(lay)
+        return batch_of(laid.parts, laid.sums, None, laid.table)
+
+    def _source(self, staged: Sequence[Staged], *, everything: bool) -> Source:
+        parts = [part for one in staged for part in one.parts]
+        machine, leases = self._machine, self._leases
+        make = partial(Source, machine, leases, self._schema, parts, self._uploader, everything=everything)
+        source: Source = self._before(make)
+        return source
+
+    def _next(self, when: int | None, built: Built, state: State) -> Batch:
+        """The batch at the time that this state gives it."""
+        machine, upper = self._machine, state.upper
+        if when is not None and not upper.is_before(when):
+            raise machine.refused(r.WrongUpper(Antichain(when), upper))
+        time = (
+            next_time(self._schema, f"shard {machine.shard}", upper, machine.runtime, machine.consensus.now)
+            if when is None
+            else when
+        )
+        return counted_at(built.batch, upper, time)
+
+    def _writable(self) -> Version:
+        version = self._before(self._machine.fetch)
+        if version.state.is_finished():
+            raise self._machine.refused(r.Finished())
+        if version.state.upper.is_top():
+            raise self._machine.refused(r.WrongUpper(version.state.upper, version.state.upper))
+        check_produced(self._machine, self._producer)
+        return version
+
+    def _builder(self) -> Builder:
+        machine = self._machine
+        return Builder(
+            machine.shard, self._uploader, self._schema, self._schema_id, machine.blob, machine.config,
+            machine.runtime, self._deadline,
+        )  # fmt: skip
+
+    def _send(self, builder: Builder, built: Built, place: Place, kind: Kind = c.CompareAndAppend) -> Appended:
+        """Commit a batch under the stage's id."""
+        machine, registration = self._machine, self._registration
+        token, names = self._token, self._names
+        writer = registration.register(self._deadline)
+        share = Share(machine, registration, writer, builder, built, place, kind, token, self._producer, staged=names)
+        try:
+            return commit_shares((share,), self._deadline, token, self._spent)[0]
+        except LeaseExpired as error:
+            raise lease_ended(machine, writer) from error
+
+    def _before(self, step: Callable[[], T]) -> T:
+        """Do a step before anything is sent: whatever is in doubt of it, nothing was appended."""
+        try:
+            return within(self._deadline, step)
+        except Indeterminate as error:
+            raise undoubted(self._machine.shard, error) from error
+
+    def _lost(self, error: UpperMismatch) -> None:
+        """Another writer was first. Raises TimedOut when there is no time left to try again."""
+        self._races += 1
+        if not self._deadline.has_passed():
+            return
+        raise outrun(self._machine, self._schema, self._deadline, self._races) from error
+
+    def drop(self, staged: Sequence[Staged]) -> None:
+        """Delete staged parts that nothing will ever refer to, as only the difference was appended."""
+        keys = [blob_key(one.shard, part.key) for one in staged for part in one.parts if part.inline is None]
+        if keys:
+            with suppress(PersistError):  # the audit deletes what is left, once the stage is closed
+                within(self._machine.runtime.deadline(10.0), partial(self._machine.blob.delete_many, keys))
+
+
+def _fixed(lower: Antichain, time: int, built: Built, _state: State) -> Batch:
+    return counted_at(built.batch, lower, time)
+
+
+def _changed(done: Appended, time: int | None, rule: Rule) -> Changed:
+    changed = Changed(done.seqno, done.upper, done.count, done.token, done.attempts, done.cost, time)
+    return msgspec.structs.replace(changed, **rule.counts._asdict())

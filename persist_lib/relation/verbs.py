@@ -1,0 +1,294 @@
+"""Writing by key (upsert and delete) and appending at the next time, over however many places hold the rows.
+
+Each call finds the upper and what it has to know of the contents there, and appends at that upper by one commit. If
+another writer was first, nothing was written, and the call reads what is new and tries again. So each call is against
+the contents just before it. What a caller read before the call is not looked at: an upsert of such a value plus one
+goes over another writer's. A `compare_and_append` at the upper that was read, and a transaction of tables, do not.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import pyarrow as pa
+
+from persist_lib.arguments import parse_flag
+from persist_lib.convert.by_key import parse_keys, parse_rows, without_times
+from persist_lib.core.state import Version
+from persist_lib.errors import LeaseExpired, PersistError, SchemaMismatch
+from persist_lib.frontier import Antichain
+from persist_lib.ids import SeqNo, parse_token
+from persist_lib.kernel.by_key import Counts, count_deleted, count_upserted, one_row_each, replacing
+from persist_lib.kernel.consolidate import consolidate
+from persist_lib.kernel.keyset import Keys
+from persist_lib.location.wrap.spending import Spending
+from persist_lib.relation.key_lookup import Looking
+from persist_lib.relation.next_time import Named, next_time, since_of
+from persist_lib.relation.ordered_writer import Brought, Done, OrderedWriter
+from persist_lib.relation.registration import check_produced
+from persist_lib.runtime.ambient import Deadline
+from persist_lib.schema.empty import empty_table
+from persist_lib.schema.schema import Schema
+from persist_lib.shard.commit import Machine
+from persist_lib.shard.outcomes import Verdict, forgotten
+
+Counted = TypeVar("Counted")
+"""What a change by key answers: what an append does, and what became of the keys."""
+Basis = TypeVar("Basis")
+"""What else a turn rests on: of a collection, which rendition it is, and where another one follows."""
+
+
+class Turn(NamedTuple, Generic[Basis]):
+    """What a change is computed from: the upper, and the places that hold the rows, each as of a version.
+
+    `shares` cuts rows (or keys) into those of each place.
+    """
+
+    lower: Antichain
+    places: Sequence[tuple[Machine, Version]]
+    shares: Callable[[pa.Table], Sequence[pa.Table]]
+    basis: Basis
+
+
+class Changes(NamedTuple):
+    """Updates without times to append at `lower`, and what they amount to by key."""
+
+    lower: Antichain
+    table: pa.Table
+    counts: Counts = Counts()
+
+
+Finding = Callable[[Turn[Any], Deadline], Changes]
+"""Makes the changes of a turn."""
+
+
+class Change(NamedTuple):
+    """A call at the next time: what it appends, whether constraints were checked already, and for which producer."""
+
+    find: Finding
+    spent: Spending
+    is_checked: bool = True
+    producer: tuple[str, int] | None = None
+
+
+class Verbs(OrderedWriter[Brought, Done], Generic[Brought, Basis, Done, Counted]):
+    """The calls that find out by themselves at which time to write, and what to retract."""
+
+    def append_now(
+        self,
+        updates: object,
+        *,
+        timeout: float | None = None,
+        token: bytes | None = None,
+        producer: tuple[str, int] | None = None,
+    ) -> Done:
+        """Append updates at the next time: upper; where times are a clock, now if that is later.
+
+        `updates` is what `compare_and_append` takes, without `_time`; all of it is held in memory. The time is
+        `answer.upper.time - 1`. No updates are no append: nothing is written, and upper stays. `timeout`, `token` and
+        errors are those of `upsert`. SUBTLE: unlike an upsert, this call does the same again when it is repeated
+        without the token of its Indeterminate. With a `producer`, a name and a sequence number, it does not: it raises
+        AlreadyProduced, as `compare_and_append` says.
+        """
+        self._check_verb("append_now")
+        since, producer = None if token is None else since_of(parse_token(token)), self._parse_producer(producer)
+        known = Named.of(token) if since is None else None
+        empty = empty_table(self.schema.contents)
+        tables = [table.select(empty.schema.names) for table in without_times(self.schema, updates)]
+        table = pa.concat_tables([empty, *tables])
+
+        def append(deadline: Deadline) -> Done:
+            if token is None and producer is not None:
+                check_produced(self._producing(), producer)
+            if since is not None or (token is None and self._is_placed()):
+                return self._append_placed(table, deadline, token, since, producer)
+            with Spending() as spent:
+                change = Change(lambda turn, _: Changes(turn.lower, table), spent, False, producer)
+                return self._plain(self._at_next_time(change, known, deadline))
+
+        return self._in_turn(timeout, append)
+
+    def upsert(
+        self, rows: object, *, timeout: float | None = None, token: bytes | None = None, dry_run: bool = False
+    ) -> Counted:
+        """Make each of `rows` the one row of its key, at the next time. Rows of other keys stay as they are.
+
+        `rows` is what `append_now` takes, without `_time` and `_diff`; all of it is held in memory. What is there for
+        these keys is looked up, in the row groups that can hold them, and retracted in the same append. Rows that
+        are there already are not written again. Of several writers that upsert one key, the last one's row stays: a row
+        that was made of one read before may go over another writer's. Two different rows for one key are refused:
+        InvalidUsage names the keys. Raises SchemaMismatch where rows of these keys have something in columns that were
+        added since the writer was opened, as it cannot say what to retract.
+
+        `timeout` is in seconds, for everything. Raises TimedOut when other writers were first all that time, and
+        UpperMismatch when it is closed for writing; then nothing was written. After Indeterminate, call again
+        with the `token` that the error carries, and the same rows: if the first call was committed, that one answers.
+        With `dry_run` nothing is written: the counts say what would be done now.
+        """
+        self._check_verb("upsert")
+        is_dry, known = parse_flag(dry_run, "dry_run"), Named.of(token)
+        new = one_row_each(self.schema, parse_rows(self.schema, rows))
+        return self._change(_ByKey(self.schema, new, new, self._told()), timeout, known, is_dry=is_dry)
+
+    def delete(
+        self, keys: object, *, timeout: float | None = None, token: bytes | None = None, dry_run: bool = False
+    ) -> Counted:
+        """Retract all rows of these keys, at the next time. Keys that have none are left alone.
+
+        `keys` is what `read.snapshot(keys=...)` takes. `timeout`, `token`, `dry_run` and errors are those of
+        `upsert`.
+        """
+        self._check_verb("delete")
+        is_dry, known = parse_flag(dry_run, "dry_run"), Named.of(token)
+        table = parse_keys(self.schema, keys)
+        return self._change(_ByKey(self.schema, table, None, self._told()), timeout, known, is_dry=is_dry)
+
+    def _change(self, find: Finding, timeout: float | None, known: Named | None, *, is_dry: bool) -> Counted:
+        def change(deadline: Deadline) -> Counted:
+            with Spending() as spent:
+                return self._at_next_time(Change(find, spent), known, deadline, is_dry=is_dry)
+
+        return self._in_turn(timeout, change)
+
+    def _at_next_time(self, call: Change, known: Named | None, deadline: Deadline, *, is_dry: bool = False) -> Counted:
+        """Append what the newest contents ask for, at the next time; again if another writer was first.
+
+        `known` is the append of an earlier call: its outcome answers, and it is sent again while it can be committed.
+        SUBTLE: the first attempt of a repeated call may come through at any moment, also between two steps of the
+        repetition. So a token that is found open is sent only at an upper that is still its lower. Where upper has
+        moved since, it is judged again, and not replaced by a fresh one.
+        """
+        races = 0
+        while True:
+            if known is not None:
+                verdict = self._certain(known, deadline)
+                if verdict.seqno is not None:
+                    return self._repeated(known, verdict.seqno, call.spent)
+                known = known if verdict.answer == "open" else None
+            turn = self._before(partial(self._next_turn, deadline))
+            if turn.lower.is_top():
+                raise self._gap(turn.lower, turn.lower)
+            changes = self._before(partial(call.find, turn, deadline))
+            if known is not None and self._has_moved(known, changes.lower):
+                continue
+            named = known or (self._fresh(changes.lower) if changes.table.num_rows else None)
+            if named is None or is_dry or not changes.table.num_rows:
+                return self._unwritten(turn, changes, call.spent)
+            try:
+                if (answer := self._try_turn(call, turn, changes, named, deadline)) is not None:
+                    return answer
+            except LeaseExpired:
+                if self._is_closed():
+                    raise
+            races += 1
+            if deadline.has_passed():
+                raise self._outrun(deadline, races)
+
+    def _certain(self, known: Named, deadline: Deadline) -> Verdict:
+        verdict = self._judge(known, deadline)
+        if verdict.answer == "unknown":
+            raise forgotten(self._what, known.token, verdict)
+        return verdict
+
+    def _has_moved(self, known: Named, upper: Antichain) -> bool:
+        """Whether upper has passed the lower of an append since it was found open."""
+        if upper < known.lower:  # its token is of another place, or this one was put back to an earlier state
+            raise self._gap(known.lower, upper)
+        return upper != known.lower
+
+    def _fresh(self, lower: Antichain) -> Named:
+        """A name of its own, at the next time. Raises InvalidUsage where times end."""
+        return Named.fresh(self._runtime, lower, next_time(self.schema, self._what, lower, self._runtime, self._now))
+
+    @abstractmethod
+    def _plain(self, answer: Counted) -> Done:
+        """An answer without counts by key."""
+
+    def _is_placed(self) -> bool:
+        """Whether a server puts appends where upper is when their turn comes, so that no race is lost."""
+        return False
+
+    def _told(self) -> tuple[str, dict[str, str]]:
+        """What it writes, for messages, and as the field of errors."""
+        return self._what, {"shard": self._shard}
+
+    @abstractmethod
+    def _append_placed(
+        self, table: pa.Table, deadline: Deadline, token: bytes | None, since: SeqNo | None,
+        producer: tuple[str, int] | None,
+    ) -> Done:  # fmt: skip
+        """Append wherever upper is then. A call with the token of an earlier one appends only if that did not."""
+
+    @abstractmethod
+    def _judge(self, known: Named, deadline: Deadline) -> Verdict:
+        """What became of the append of an earlier call. Reads the location."""
+
+    @abstractmethod
+    def _next_turn(self, deadline: Deadline) -> Turn[Basis]:
+        """Where an append can be made now. Reads the location, and writes nothing."""
+
+    @abstractmethod
+    def _try_turn(
+        self, call: Change, turn: Turn[Basis], changes: Changes, named: Named, deadline: Deadline
+    ) -> Counted | None:
+        """Append the changes, if upper is still where they were found; None if another writer was first."""
+
+    @abstractmethod
+    def _repeated(self, known: Named, seqno: SeqNo, spent: Spending) -> Counted:
+        """The answer where an earlier call was committed."""
+
+    @abstractmethod
+    def _unwritten(self, turn: Turn[Basis], changes: Changes, spent: Spending) -> Counted:
+        """The answer where nothing is written: nothing is to be changed, or it is a dry run."""
+
+    @abstractmethod
+    def _is_closed(self) -> bool:
+        """Whether the writer was closed. Until then one whose lease ended is registered again."""
+
+    @abstractmethod
+    def _gap(self, lower: Antichain, upper: Antichain) -> PersistError:
+        """The error where an append begins at `lower`, and upper is another one."""
+
+    @abstractmethod
+    def _outrun(self, deadline: Deadline, races: int) -> PersistError:
+        """The error where other writers were first until the deadline."""
+
+
+class _ByKey:
+    """The changes that make rows the only ones of their keys (or, without rows, that take the keys' rows away)."""
+
+    def __init__(
+        self, schema: Schema, keyed: pa.Table, rows: pa.Table | None, told: tuple[str, dict[str, str]]
+    ) -> None:
+        self._schema, self._keyed, self._rows, self._told = schema, keyed, rows, told
+        self._keys = Keys.of(schema, keyed)
+        self._looking: dict[str, Looking] = {}
+
+    def __call__(self, turn: Turn[Any], deadline: Deadline) -> Changes:
+        schema, found, uppers = self._schema, [empty_table(self._schema.contents)], set()
+        for (machine, version), share in zip(turn.places, turn.shares(self._keyed), strict=True):
+            keys = self._keys if len(turn.places) == 1 else Keys.of(schema, share)
+            looking = self._looking.setdefault(machine.shard, Looking(machine, keys))
+            version, rows = looking.contents(version, deadline)  # noqa: PLW2901 - a newer one, where objects are gone
+            uppers.add(version.state.upper)
+            found.append(self._narrow(rows, version.state.schemas[-1]))
+        old = found[1] if len(found) == 2 else consolidate(schema, pa.concat_tables(found))
+        changes = replacing(schema, old, old.slice(0, 0) if self._rows is None else self._rows)
+        counts = count_deleted(self._keys, old) if self._rows is None else count_upserted(self._keys, old, changes)
+        # SUBTLE: an append at an upper that not all looks were at would be of older contents; this one loses its race.
+        return Changes(max(uppers) if len(uppers) == 1 else turn.lower, changes, counts)
+
+    def _narrow(self, rows: pa.Table, newest: Schema) -> pa.Table:
+        """Rows in the writer's columns. Raises SchemaMismatch where that would lose something of them."""
+        schema, (what, fields) = self._schema, self._told
+        added = [name for name in rows.schema.names if name not in schema.contents.names]
+        if any(rows.column(name).null_count < len(rows) for name in added):
+            raise SchemaMismatch(
+                f"{what} has the columns {added} since this writer was opened, and rows of these keys have something "
+                "in them, which it cannot retract. Nothing was written; open a new writer",
+                actual=newest, expected=schema, **fields,
+            )  # fmt: skip
+        return rows.select(schema.contents.names) if added else rows

@@ -1,1 +1,0 @@
-"""The write handle: appends, queued appends, appends to many shards."""
