@@ -5,13 +5,13 @@ from __future__ import annotations
 import datetime as dt
 import logging
 from collections.abc import Mapping
-from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol
 
 from persist_lib.core.plan.expiry import has_ended
 from persist_lib.core.state import State
 from persist_lib.errors import Busy, PersistError
 from persist_lib.ids import ShardId, WriterId
+from persist_lib.runtime.resource import Resource
 from persist_lib.shard.commit import Committed, Machine
 from persist_lib.shard.leases import Leases
 from persist_lib.write.registration import Registration
@@ -28,7 +28,7 @@ class Uploader(Protocol):
         ...
 
 
-class Worker:
+class Worker(Resource):
     """One shard's worker for the length of a `with` block. The first use of `id` registers it, the end retires it.
 
     With `alone`, `id` raises Busy while another maintenance writer of this shard is live. That saves work done twice;
@@ -63,6 +63,10 @@ class Worker:
                 log.warning("shard %s: could not retire the worker's id: %s", self.machine.shard, error)
             self._refuse(others)
 
+    def close(self) -> None:
+        """Retire the id. Idempotent."""
+        self._registration.close()
+
     def _others(self, state: State) -> dict[WriterId, int]:
         """The maintenance writers whose lease has not ended, and until when it lasts."""
         now = self.machine.consensus.now()
@@ -77,18 +81,6 @@ class Worker:
         if others:
             worker = max(others, key=lambda id_: others[id_])
             raise _busy(self.machine.shard, worker, others[worker], self.machine.consensus.now())
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            self._registration.close()
-        except Exception:
-            if error is None:
-                raise  # otherwise the first error matters more; the lease ends by itself
 
 
 def _busy(shard: ShardId, worker: WriterId, lease_until: int, now: int) -> Busy:

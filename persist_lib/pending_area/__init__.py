@@ -16,15 +16,17 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from persist_lib.pending_area.area import absorb, acquire_read_handle, choose, create, delete, discard
     from persist_lib.pending_area.counting import PendingCensus, census, due_collections, pending_collections
+    from persist_lib.pending_area.listen import PendingListen
     from persist_lib.pending_area.outcome import Absorbed, Disagreement
-    from persist_lib.pending_area.reader import PendingListen, PendingReader
+    from persist_lib.pending_area.reader import PendingReader
     from persist_lib.pending_area.writer import Put, Writer
 
 _NAMES = {
     "area": ("absorb", "acquire_read_handle", "choose", "create", "delete", "discard"),
     "counting": ("PendingCensus", "census", "due_collections", "pending_collections"),
     "outcome": ("Absorbed", "Disagreement"),
-    "reader": ("PendingListen", "PendingReader"),
+    "listen": ("PendingListen",),
+    "reader": ("PendingReader",),
     "writer": ("Put", "Writer"),
 }
 _WHERE = {name: module for module, names in _NAMES.items() for name in names}

@@ -6,9 +6,6 @@ It opens no database, registers nowhere, holds no lease and reads nothing. Crede
 
 from __future__ import annotations
 
-from types import TracebackType
-from typing import Self
-
 import msgspec
 import pyarrow as pa
 
@@ -23,6 +20,7 @@ from persist_lib.location.wrap.deadline import within
 from persist_lib.location.wrap.retrying import retry
 from persist_lib.pending_area.objects import encode
 from persist_lib.runtime.ambient import Runtime
+from persist_lib.runtime.resource import Resource
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import Schema, check_schema
 from persist_lib.times import Times
@@ -40,7 +38,7 @@ class Put(msgspec.Struct, frozen=True):
     size: int
 
 
-class Writer:
+class Writer(Resource):
     """Puts the batches of one writer of a collection. Safe to use from several threads, and as a context manager.
 
         with pending_area.Writer("s3://bucket/prefix", "readings", "edge-7", SCHEMA) as write:
@@ -116,14 +114,6 @@ class Writer:
         self._puts.close()
 
     __reduce__ = not_pickled("A writer", "Open one in the other process")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"Writer({self.collection!r}, {self.writer!r})"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-from typing import Literal, Self
+from typing import Literal
 
 import pyarrow as pa
 
 from persist_lib.frontier import Antichain
 from persist_lib.read.snapshot import Snapshot
+from persist_lib.runtime.resource import Resource
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import DIFF, Schema
 
@@ -17,7 +17,7 @@ Ahead = Literal["sealed", "durable", "accepted"]
 STATE = "_state"
 
 
-class Contents:
+class Contents(Resource):
     """The contents of a stream at one moment, for use in a `with` block: `sealed`, and beyond it `unsealed`.
 
     `sealed` is a snapshot of the sealed shard, None if nothing is sealed yet. `unsealed` and `accepted` are tables of
@@ -54,10 +54,4 @@ class Contents:
         if self.sealed is not None:
             self.sealed.release()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.release()
+    close = release

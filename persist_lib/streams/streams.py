@@ -6,8 +6,7 @@ import threading
 import weakref
 from concurrent.futures import Future
 from contextlib import ExitStack
-from types import TracebackType
-from typing import Literal, Self
+from typing import Literal
 
 import msgspec
 
@@ -19,6 +18,7 @@ from persist_lib.core.holds import layer_of
 from persist_lib.errors import InvalidUsage, NameTaken, NotFound
 from persist_lib.frontier import Antichain
 from persist_lib.runtime.ambient import Deadline
+from persist_lib.runtime.resource import Resource
 from persist_lib.schema.schema import Schema, check_schema
 from persist_lib.shard.commit import Wanted
 from persist_lib.shard.schemas import schema_id
@@ -76,7 +76,7 @@ class Shared:
                 self.committer.stop(deadline)
 
 
-class Streams:
+class Streams(Resource):
     """The streams of a location. `open` makes one. Safe to use from several threads, and as a context manager.
 
     A runtime that writes is the only one of its location, as long as it holds the writer's lock. `clone` gives another
@@ -190,18 +190,6 @@ class Streams:
         """
         self._is_closed = True
         self._stop(timeout)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            self.close()
-        except Exception:
-            if error is None:
-                raise  # otherwise the error of the block matters more
 
     __reduce__ = not_pickled("A runtime of streams", "Open one in the other process: one that only reads")
 

@@ -1,4 +1,4 @@
-"""Following a collection: through the shard up to its upper, beyond it through the batches of one writer.
+"""Listening to a collection: through the shard up to its upper, beyond it through the batches of one writer.
 
 SUBTLE: a reader takes from the pending area only what lies beyond the upper of a version that it holds, and lists after
 it holds that version. A batch becomes garbage at a later seqno than any version whose upper is before the batch's. So
@@ -15,17 +15,20 @@ import pyarrow as pa
 
 from persist_lib.convert.times import shown_times
 from persist_lib.core.state import State, Version
-from persist_lib.errors import Corrupt, Missing, NewerFormat
+from persist_lib.errors import Corrupt, Diverged, Missing, NewerFormat
 from persist_lib.format.parts import within
 from persist_lib.format.paths import blob_key, pending_prefix
 from persist_lib.frontier import MAX_TIME, Antichain, at
 from persist_lib.location.wrap.around import listed, next_page
-from persist_lib.pending_area.comparing import sums_of
-from persist_lib.pending_area.emitted import Emitted
+from persist_lib.pending_area.comparing import NONE, TimeSums, added, sums_of
 from persist_lib.pending_area.listing import Listing, read_listing
 from persist_lib.pending_area.objects import Batch, decode
 from persist_lib.read.handle import ReadHandle
-from persist_lib.read.listen import Event, Progress, Updates
+from persist_lib.read.listen import BACK_OFF, Event, Progress, Updates
+from persist_lib.read.waiting import Patience
+from persist_lib.runtime.ambient import Deadline
+from persist_lib.runtime.follow import Follow
+from persist_lib.schema.schema import Schema
 from persist_lib.shard.runs import read_updates
 
 log = logging.getLogger("persist.pending")
@@ -33,30 +36,110 @@ AROUND_S = 1.0
 """How long the writer that is followed may have nothing new before the others are looked at. That lists all of them."""
 
 
-class Follower:
-    """A frontier, and what comes after it. `emitted` notes what was given beyond the merged upper.
+class Emitted:
+    """The sums by time over `[lower, upper)` of what was read from the pending area and is not checked yet.
 
-    `due` is the event to deliver next, and whether more of its batch follows. Whoever takes it sets it to None.
+    What is read twice is compared at once, what was absorbed since with the shard.
+    """
+
+    def __init__(self, shard: str, schema: Schema) -> None:
+        self._shard, self._schema = shard, schema
+        self.lower = self.upper = 0
+        self._sums = NONE
+        self._from: tuple[tuple[int, int, str], ...] = ()
+
+    def copy(self) -> Emitted:
+        """The same for another reader."""
+        made = Emitted(self._shard, self._schema)
+        made.lower, made.upper, made._sums, made._from = self.lower, self.upper, self._sums, self._from
+        return made
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to check."""
+        return self.lower >= self.upper
+
+    def add(self, lower: int, upper: int, sums: TimeSums, key: str) -> None:
+        """Note that the updates with times in `[lower, upper)` were given, as the batch with this key has them.
+
+        Raises Diverged if other updates were given for one of these times before.
+        """
+        if self.is_empty or lower > self.upper:
+            self.lower = self.upper = lower
+            self._sums, self._from = NONE, ()
+        both = max(lower, self.lower), min(upper, self.upper)
+        if both[0] < both[1]:
+            self._compare(self._sums.between(*both), sums.between(*both), f"the pending batch {key} has")
+        if upper > self.upper:
+            self._sums = added([self._sums, sums.between(max(lower, self.upper), upper)])
+            self._from = (*self._from, (self.upper, upper, key))
+            self.upper = upper
+
+    def check(self, upper: int, ours: TimeSums) -> None:
+        """Compare what was given before `upper` with the sums of the shard over `[lower, upper)`, and forget it.
+
+        Raises Diverged if they are not the same.
+        """
+        self._compare(self._sums.between(self.lower, upper), ours, "the shard has")
+        self.forget(upper)
+
+    def forget(self, upper: int) -> None:
+        """Forget what was given before `upper`."""
+        self.lower = min(upper, self.upper)
+        self._sums = self._sums.between(self.lower, self.upper)
+        self._from = tuple(one for one in self._from if one[1] > self.lower)
+
+    def _compare(self, given: TimeSums, other: TimeSums, who: str) -> None:
+        if (time := given.first_difference(other)) is None:
+            return
+        keys = [key for lower, upper, key in self._from if lower <= time < upper]
+        raise Diverged(
+            f"collection {self._shard}: at {self._schema.show(time)}, {who} other updates than this reader was given "
+            f"from {' and '.join(keys) or 'another batch'}: the writers disagree. Drop what was read from that time "
+            "on, and read again with merged_only=True, or once it is known who is right: `persist pending show`",
+            collection=self._shard, shard=self._shard, time=time, keys=tuple(keys),
+        )  # fmt: skip
+
+
+class PendingListen(Follow[Event]):
+    """An iterator of `Updates` and `Progress`. To end its lease early, close it or use a `with` block.
+
+    `writer` is the one that is followed beyond the merged upper, and `emitted` notes what was given there.
     """
 
     def __init__(
-        self, handle: ReadHandle, frontier: Antichain, until: Antichain, emitted: Emitted, *,
-        merged_only: bool, is_eager: bool = False,
+        self, handle: ReadHandle, start: Antichain, until: Antichain, timeout_s: float | None, emitted: Emitted, *,
+        merged_only: bool, owns: bool, is_eager: bool = False,
     ) -> None:  # fmt: skip
-        self.frontier, self.until = frontier, until
+        shard = handle.machine.shard
+        super().__init__(handle.machine.runtime, start, until, timeout_s, f"collection {shard}", shard=shard)
         self.writer: str | None = None
-        self.due: tuple[Event, bool] | None = None
-        self._handle, self._emitted, self.merged_only = handle, emitted, merged_only
-        self._is_eager = is_eager
-        self._after = ""  # behind which key of the writer to go on
+        self._handle, self._emitted, self._merged_only = handle, emitted, merged_only
+        self._owns, self._is_eager = owns, is_eager
+        self._after = ""  # behind which key of the writer to continue
         self._looked_s: float | None = None
 
-    def is_done(self) -> bool:
-        """Whether nothing more is wanted, or nothing more can come."""
-        return self.frontier.is_top() or self.until <= self.frontier
+    def close(self) -> None:
+        """End the listener's lease. Idempotent."""
+        self._steps = None
+        if self._owns:
+            self._handle.close()
 
-    def look(self) -> Iterator[None]:
-        """Make due what there is now beyond the frontier: for each batch its updates, then progress. Yields each time.
+    def show(self, frontier: Antichain) -> str:
+        """A frontier in the collection's times."""
+        return self._handle.schema.show(frontier)
+
+    def begin(self, deadline: Deadline) -> None:
+        """Begin to wait. What writers put into the area, no store tells: only what is merged."""
+        machine, poll_s = self._handle.machine, self._handle.machine.config.poll_s
+        self._patience = Patience(machine, deadline, poll_s, BACK_OFF * poll_s, tells_all=self._merged_only)
+
+    def pause(self) -> None:
+        """Wait until there may be more."""
+        self._patience.pause(self._handle.machine.version.seqno)
+
+    def fetch(self) -> Iterator[None]:
+        """Make due what there is now beyond the frontier: for each batch its updates, then progress.
 
         Raises Diverged when what was given earlier is not what the shard has, and LeaseExpired and SinceViolation as
         any read.
@@ -70,19 +153,12 @@ class Follower:
             state = reading.version.state
             check_emitted(self._handle, self._emitted, state)
             yield from self._merged(state)
-            while not self.merged_only and not self.is_done() and (batch := self._next(state)) is not None:
-                yield from self._given(batch, state)
+            while not self._merged_only and not self.is_done() and (batch := self._next(state)) is not None:
+                yield from self._pending(batch, state)
         except Missing as missing:
             look_again(self._handle, reading.version, missing)
         finally:
             reading.release()
-
-    def tables(self) -> Iterator[pa.Table]:
-        """The updates that there are now beyond the frontier."""
-        for _ in self.look():
-            if self.due is not None and isinstance(event := self.due[0], Updates):
-                yield event.table
-            self.due = None
 
     def _merged(self, state: State) -> Iterator[None]:
         machine, schema = self._handle.machine, self._handle.schema
@@ -95,31 +171,32 @@ class Follower:
             )
             if self._handle.read_only:
                 tables = list(tables)  # an object may vanish half way, and what was delivered must not come again
-            for table in tables:
-                if table.num_rows:
-                    self.due = Updates(shown_times(schema, table)), True
-                    yield
-            progress = Progress(upper), False
-            self.due, self.frontier = progress, upper  # SUBTLE: an interrupt leaves both set, or neither
-            yield
+            yield from self._step(tables, upper, self._after)
 
-    def _given(self, batch: Batch, state: State) -> Iterator[None]:
+    def _pending(self, batch: Batch, state: State) -> Iterator[None]:
         """The updates of a pending batch from the frontier on."""
-        lower, upper, schema = self.frontier.time or 0, batch.name.upper.meet(self.until), self._handle.schema
+        lower, upper = self.frontier.time or 0, batch.name.upper.meet(self.until)
         table = within(batch.table, lower, upper.time)
         sums = sums_of(state.schemas[-1], [table])
         self._emitted.add(lower, upper.time or MAX_TIME, sums, batch.name.key)
         key = blob_key(self._handle.machine.shard, batch.name.key)
-        if table.num_rows:
-            self.due = Updates(shown_times(schema, table.select(schema.updates.names))), True
-            yield
+        after = max(self._after, key) if batch.name.writer == self.writer else self._after
+        yield from self._step([table.select(self._handle.schema.updates.names)], upper, after)
+
+    def _step(self, tables: Iterable[pa.Table], upper: Antichain, after: str) -> Iterator[None]:
+        for table in tables:
+            if table.num_rows:
+                self.due = Updates(shown_times(self._handle.schema, table)), True
+                yield
         progress = Progress(upper), False
-        self._after = max(self._after, key) if batch.name.writer == self.writer else self._after
-        self.due, self.frontier = progress, upper
+        self.due, self.frontier, self._after = progress, upper, after
         yield
+        if self._owns and upper.time is not None:  # give up, at the next tick, what was delivered and checked
+            least = upper.time if self._emitted.is_empty else min(upper.time, self._emitted.lower)
+            self._handle.let_go(at(max(0, least - 1)))
 
     def _next(self, state: State) -> Batch | None:
-        """A sound batch that goes on from the frontier; of the writer that is followed, if it has one."""
+        """A sound batch that continues from the frontier; of the writer that is followed, if it has one."""
         if self.writer is not None and (batch := self._best(self._of_writer(self.writer), state)) is not None:
             return batch
         machine = self._handle.machine
