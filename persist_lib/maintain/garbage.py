@@ -20,7 +20,6 @@ from persist_lib.ids import PartKey, SeqNo, parse_rollup_key
 from persist_lib.location.api import StaysInPlace, Upload
 from persist_lib.location.wrap.around import sends_in_pieces
 from persist_lib.location.wrap.spending import charged
-from persist_lib.maintain.call import Call
 from persist_lib.shard.commit import Machine
 
 Progress = Callable[[int, int], None]
@@ -107,6 +106,12 @@ def audit_orphans(machine: Machine, *, dry_run: bool = False, progress: Progress
     return Audited(gone, size, plan.live, plan.pending, plan.swept, failed, loose, len(aborted), sum(aborted))
 
 
+def together(first: Audited, second: Audited) -> Audited:
+    """What two audits in a row found."""
+    names = ("orphans", "size", "swept", "uploads", "uploads_size", "cost")
+    return msgspec.structs.replace(second, **{name: getattr(first, name) + getattr(second, name) for name in names})
+
+
 def _unfinished(machine: Machine) -> tuple[dict[PartKey, list[Upload]], dict[str, str]]:
     """Unfinished uploads by key, and why they could not be listed. Orphans are deleted also when that listing fails."""
     found: dict[PartKey, list[Upload]] = {}
@@ -154,8 +159,3 @@ def _delete(machine: Machine, keys: tuple[PartKey, ...], progress: Progress | No
 def _truncate(machine: Machine, plan: GarbagePlan) -> int:
     below = SeqNo(plan.truncate_below)
     return machine.consensus.truncate(machine.shard, below) if below > 1 else 0
-
-
-def do_garbage(call: Call) -> Collected:
-    """The duty `garbage`."""
-    return collect(call.machine, dry_run=call.dry_run, progress=call.progress)

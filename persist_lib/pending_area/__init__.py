@@ -14,21 +14,33 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from persist_lib.pending_area.area import absorb, acquire_read_handle, choose, create, delete, discard
-    from persist_lib.pending_area.counting import PendingCensus, census, due_collections, pending_collections
+    from persist_lib.pending_area.area import (
+        PendingCensus,
+        absorb,
+        acquire_read_handle,
+        census,
+        choose,
+        create,
+        delete,
+        discard,
+        due_collections,
+        pending_collections,
+    )
     from persist_lib.pending_area.listen import PendingListen
-    from persist_lib.pending_area.outcome import Absorbed, Disagreement
+    from persist_lib.pending_area.listing import Absorbed, Disagreement
     from persist_lib.pending_area.reader import PendingReader
     from persist_lib.pending_area.writer import Put, Writer
 
 _NAMES = {
-    "area": ("absorb", "acquire_read_handle", "choose", "create", "delete", "discard"),
-    "counting": ("PendingCensus", "census", "due_collections", "pending_collections"),
-    "outcome": ("Absorbed", "Disagreement"),
+    "area": (
+        "PendingCensus", "absorb", "acquire_read_handle", "census", "choose", "create", "delete", "discard",
+        "due_collections", "pending_collections",
+    ),
+    "listing": ("Absorbed", "Disagreement"),
     "listen": ("PendingListen",),
     "reader": ("PendingReader",),
     "writer": ("Put", "Writer"),
-}
+}  # fmt: skip
 _WHERE = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = [

@@ -20,9 +20,9 @@ from persist_lib.format.parts import within
 from persist_lib.format.paths import blob_key, pending_prefix
 from persist_lib.frontier import MAX_TIME, Antichain, at
 from persist_lib.location.wrap.around import listed, next_page
-from persist_lib.pending_area.comparing import NONE, TimeSums, added, sums_of
+from persist_lib.pending_area.late import first_exact, shard_sums
 from persist_lib.pending_area.listing import Listing, read_listing
-from persist_lib.pending_area.objects import Batch, decode
+from persist_lib.pending_area.objects import NONE, Batch, TimeSums, added, decode, sums_of
 from persist_lib.read.handle import ReadHandle
 from persist_lib.read.listen import BACK_OFF, Event, Progress, Updates
 from persist_lib.read.waiting import Patience
@@ -266,14 +266,11 @@ def check_emitted(handle: ReadHandle, emitted: Emitted, state: State) -> None:
     What cannot be compared any more, as a read-only reader holds no history, is forgotten.
     """
     upper = emitted.upper if state.upper.time is None else min(emitted.upper, state.upper.time)
-    since = state.since.time
-    first = upper if since is None else max(emitted.lower, since + 1 if since else 0)
+    first = first_exact(state, emitted.lower)
     if emitted.is_empty or upper <= emitted.lower:
         return
-    if first > emitted.lower:
-        emitted.forget(min(first, upper))
+    if first is None or first > emitted.lower:
+        emitted.forget(upper if first is None else min(first, upper))
     if emitted.lower < upper:
-        schema, machine = state.schemas[-1], handle.machine
-        batches = [b for b in state.trace if b.lower.is_before(upper - 1) and at(emitted.lower) < b.upper]
-        tables = read_updates(machine.reads, machine.shard, batches, emitted.lower, upper, state.schemas, schema)
-        emitted.check(upper, sums_of(schema, tables))
+        machine = handle.machine
+        emitted.check(upper, shard_sums(machine.reads, machine.shard, state, emitted.lower, upper))

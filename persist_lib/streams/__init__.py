@@ -6,15 +6,16 @@ Its unsealed updates are durable in a second shard until a seal covers them.
 
 from __future__ import annotations
 
-from persist_lib.streams.calls import AllowCompaction, Seal, Write
-from persist_lib.streams.contents import Contents
 from persist_lib.streams.listen import Accepted, StreamListen, Unsealed
 from persist_lib.streams.lock import Lock, break_lock, fetch_lock
-from persist_lib.streams.opening import open  # noqa: A004 - `streams.open` is what users write
-from persist_lib.streams.reader import StreamReader
-from persist_lib.streams.source import persisted_source
+from persist_lib.streams.opening import (
+    Wiped,
+    open,  # noqa: A004 - `streams.open` is what users write
+    wipe_all,
+)
+from persist_lib.streams.plan import AllowCompaction, Seal, Write
+from persist_lib.streams.reader import Contents, StreamReader, persisted_source
 from persist_lib.streams.streams import Streams
-from persist_lib.streams.wiping import Wiped, wipe_all
 from persist_lib.streams.writer import StreamWriter
 
 __all__ = [

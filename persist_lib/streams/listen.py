@@ -19,8 +19,8 @@ from persist_lib.streams.plan import from_unsealed
 from persist_lib.streams.stream import sealed_upper
 
 if TYPE_CHECKING:
-    from persist_lib.streams.calls import Call
     from persist_lib.streams.committer import Committer
+    from persist_lib.streams.plan import Call
     from persist_lib.streams.reader import StreamReader
 
 
@@ -161,6 +161,3 @@ class StreamListen(Follow[StreamEvent]):
 def _last(upper: Antichain) -> int:
     """The last time before a frontier."""
     return MAX_TIME if upper.time is None else upper.time - 1
-
-
-__all__ = ["Accepted", "StreamEvent", "StreamListen", "Unsealed"]

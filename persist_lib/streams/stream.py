@@ -24,8 +24,7 @@ from persist_lib.schema.schema import DIFF, Schema
 from persist_lib.shard.commit import Machine
 from persist_lib.shard.schemas import schema_id
 from persist_lib.streams.catalog import Record
-from persist_lib.streams.fencing import HOLD, FencedRegistration
-from persist_lib.streams.lock import WriterLock
+from persist_lib.streams.lock import HOLD, FencedRegistration, WriterLock
 from persist_lib.streams.plan import (
     AT,
     SEALER,

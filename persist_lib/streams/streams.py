@@ -24,8 +24,7 @@ from persist_lib.shard.commit import Wanted
 from persist_lib.shard.schemas import schema_id
 from persist_lib.streams.catalog import LAYER, Catalog, Record, parse_stream_name, shard_name
 from persist_lib.streams.committer import Committer
-from persist_lib.streams.fencing import fence
-from persist_lib.streams.lock import WriterLock
+from persist_lib.streams.lock import WriterLock, fence
 from persist_lib.streams.plan import AT, unsealed_schema
 from persist_lib.streams.reader import StreamReader
 from persist_lib.streams.stream import Stream

@@ -14,8 +14,7 @@ from persist_lib.errors import InvalidUsage
 from persist_lib.frontier import Antichain, at
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import Schema
-from persist_lib.streams.calls import AllowCompaction, Op, Seal, Write
-from persist_lib.streams.plan import LAST_TIME, check_negatable
+from persist_lib.streams.plan import LAST_TIME, AllowCompaction, Op, Seal, Write, check_negatable
 from persist_lib.times import Times
 from persist_lib.write.pending import ROOM_BYTES, Appended, is_shared, take_over
 

@@ -20,7 +20,7 @@ from persist_lib.location import open_location
 from persist_lib.location.memory.stores import MemoryConsensus
 from persist_lib.location.wrap.around import Operation
 from persist_lib.maintain import Scrubbed, known_damage
-from persist_lib.maintain.marks import recall
+from persist_lib.maintain.scrub_memory import recall
 from persist_lib.testing import Fate, Outcome, check_swept
 from tests.shards import EAGER, TINY, filled
 from tests.worlds import SCHEMA, World, row

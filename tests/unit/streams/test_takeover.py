@@ -16,7 +16,8 @@ import persist_lib as persist
 from persist_lib import streams
 from persist_lib.core import commands as c
 from persist_lib.shard.terms import retire_writers
-from persist_lib.streams import fencing, opening
+from persist_lib.streams import lock as fencing
+from persist_lib.streams import opening
 from persist_lib.streams import streams as runtimes
 from persist_lib.streams.catalog import Catalog
 from persist_lib.streams.lock import SHARD, WriterLock
@@ -158,7 +159,7 @@ def _hold_unfenced(mp: pytest.MonkeyPatch) -> None:
         return c.SetHold(fencing.HOLD, kept, None if hold is None else hold.opaque, b"%d" % lock.epoch)
 
     mp.setattr(fencing, "hold_command", anyone)
-    mp.setattr("persist_lib.streams.attempts.hold_command", anyone)
+    mp.setattr("persist_lib.streams.committer.hold_command", anyone)
 
 
 def _create_unfenced(mp: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from persist_lib import streams
 from persist_lib.streams import lock, opening
 from persist_lib.streams.catalog import Catalog
 from persist_lib.streams.lock import WriterLock
-from persist_lib.streams.wiping import wipe
+from persist_lib.streams.opening import wipe
 from persist_lib.testing import Rival
 from tests.streaming import SCHEMA, all_of, start, update
 from tests.worlds import World

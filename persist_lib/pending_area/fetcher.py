@@ -11,10 +11,8 @@ from persist_lib.errors import Corrupt, NewerFormat
 from persist_lib.format.paths import blob_key
 from persist_lib.ids import ShardId
 from persist_lib.location.api import Blob
-from persist_lib.pending_area.comparing import TimeSums, sums_of
-from persist_lib.pending_area.listing import SHOWN, Content, Listing
-from persist_lib.pending_area.objects import Batch, decode
-from persist_lib.pending_area.outcome import Disagreement
+from persist_lib.pending_area.listing import SHOWN, Content, Disagreement, Listing
+from persist_lib.pending_area.objects import Batch, TimeSums, decode, sums_of
 from persist_lib.schema.schema import Schema
 
 THREADS = 16
