@@ -31,7 +31,8 @@ from persist_lib.location.stack import open_stack, wrap
 from persist_lib.location.wrap.metering import Metrics
 from persist_lib.location.wrap.spending import charged
 from persist_lib.maintain import Survey, Surveyor, Worker
-from persist_lib.maintain.duties import Progress, Upkeep
+from persist_lib.maintain.duties import Upkeep
+from persist_lib.maintain.worker import Progress
 from persist_lib.read.handle import PURPOSE_LETTERS, ReadHandle
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.schema.schema import Schema, check_schema

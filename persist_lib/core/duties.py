@@ -45,8 +45,8 @@ DUTIES: tuple[Duty, ...] = (
     Duty(
         "leases", "Retire readers and writers whose lease has ended.",
         """
-    They find out at their next call. A writer then registers anew by itself; a reader has to be opened anew. This does
-    not move since; it moves with the next reader or hold that moves.
+    They find out at their next call. A writer then registers again by itself; a reader has to be opened again. This
+    does not move since; it moves with the next reader or hold that moves.
 
     \b
     persist leases --all --dry-run      ids that are overdue, for how long, and what they hold back

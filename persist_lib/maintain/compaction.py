@@ -44,7 +44,7 @@ from persist_lib.ids import SeqNo, ShardId, WriterId
 from persist_lib.location.api import Blob
 from persist_lib.location.wrap.spending import charged
 from persist_lib.location.wrap.stopping import Stopped, check_not_stopped
-from persist_lib.maintain.worker import Uploader, Worker
+from persist_lib.maintain.worker import Progress, Uploader, Worker
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.shard.batches import as_part
 from persist_lib.shard.commit import Committed, Machine
@@ -66,9 +66,6 @@ class Cuts(Protocol):
         """How many tasks to make of a request that reads `size` bytes, where a task may read `task_bytes`."""
         ...
 
-
-Progress = Callable[[int, int], None]
-"""Called with the number of updates that are merged and the total number, which grows if there are further rounds."""
 
 MOST_ROUNDS = 16
 """A round merges what one merge can read at once. So many rounds are only needed while others append all the time."""
@@ -107,12 +104,10 @@ class Compacted(msgspec.Struct, frozen=True):
 
     @property
     def bytes_in(self) -> int:
-        """Bytes read."""
         return sum(applied.bytes_in for applied in self.applied)
 
     @property
     def bytes_out(self) -> int:
-        """Bytes written."""
         return sum(applied.bytes_out for applied in self.applied)
 
 
@@ -157,7 +152,7 @@ def compact(
         kept = sum(one.updates_in for one in applied)
         stopped.add_note(
             f"shard {machine.shard}: {len(applied)} of {len(requests)} requests were committed, {kept:,} updates, and "
-            "are kept. The rest is as it was before; compact again to go on"
+            "are kept. The rest is as it was before; compact again to continue"
         )
         raise
     if damaged:
@@ -173,7 +168,6 @@ class _Told:
         self._done = self._total = 0
 
     def begin(self, updates: int) -> None:
-        """A round of so many updates begins."""
         self._total += updates
 
     def during(self, request: Request, tasks: Sequence[MergeTask], results: Iterable[TaskResult]) -> list[TaskResult]:
@@ -185,7 +179,6 @@ class _Told:
         return found
 
     def end(self, request: Request) -> None:
-        """The request is done, or left out."""
         self._done += request.count
         self._progress(self._done, self._total)
 

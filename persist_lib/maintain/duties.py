@@ -25,7 +25,7 @@ from persist_lib.maintain.liveness import Expired, Retained, expire, retain
 from persist_lib.maintain.repair import Repaired, Upgraded, repair, upgrade
 from persist_lib.maintain.rollups import RolledUp, roll_up
 from persist_lib.maintain.scrub import Adder, Scrubbed, scrub
-from persist_lib.maintain.worker import Worker
+from persist_lib.maintain.worker import Progress, Worker
 from persist_lib.runtime.each import Each
 from persist_lib.shard.commit import Machine
 from persist_lib.shard.leases import Leases
@@ -87,11 +87,9 @@ class Call:
 
     @property
     def machine(self) -> Machine:
-        """The shard."""
         return self.worker.machine
 
     def do(self, duty: str) -> Any:
-        """Do the duty of this name, and return what it did."""
         return FUNCTIONS[duty](self)
 
 
@@ -171,10 +169,6 @@ def maintain(
             tried.failed["retire the worker"] = error
     tried.check(f"shard {machine.shard}: {{}} duties")
     return Maintained(tried.done, before, take_census(machine, policy))
-
-
-Progress = Callable[[int, int], None]
-"""Called with how many steps are done and how many there are."""
 
 
 class Upkeep(ABC):

@@ -6,8 +6,6 @@ object that cannot be deleted stays on the list. If a listing fails, less is del
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import msgspec
 
 from persist_lib.core import commands as c
@@ -20,10 +18,9 @@ from persist_lib.ids import PartKey, SeqNo, parse_rollup_key
 from persist_lib.location.api import StaysInPlace, Upload
 from persist_lib.location.wrap.around import sends_in_pieces
 from persist_lib.location.wrap.spending import charged
+from persist_lib.maintain.worker import Progress
 from persist_lib.shard.commit import Machine
 
-Progress = Callable[[int, int], None]
-"""Called with the number of objects that are deleted and the total number."""
 PAGE = 1000
 
 

@@ -55,7 +55,7 @@ def repair(machine: Machine, *, dry_run: bool = False) -> Repaired:
     """Drop the newest versions of a shard, from the first one that cannot be read. Does nothing if all can be read.
 
     With `dry_run` nothing changes, and the result says what would be dropped. Raises NotFound if there is no such
-    shard, and NewerFormat if a newer release wrote a version: that is no damage. Raises Missing if the remaining
+    shard, and NewerFormat if a newer release wrote a version: that is not damage. Raises Missing if the remaining
     versions could not be read either, and HistoryRegressed if another process committed at the same time.
     """
     rows = _all_rows(machine.consensus, machine.shard)

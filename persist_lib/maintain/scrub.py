@@ -24,6 +24,7 @@ from persist_lib.location.api import Blob
 from persist_lib.location.wrap.deadline import within
 from persist_lib.location.wrap.spending import charged
 from persist_lib.maintain.scrub_memory import Remembered, recall, remember
+from persist_lib.maintain.worker import Progress
 from persist_lib.schema.schema import Schema
 from persist_lib.shard.commit import Machine
 from persist_lib.shard.runs import Stored, inputs_of
@@ -84,11 +85,11 @@ class Scrubbed(msgspec.Struct, frozen=True):
         elif self.left:
             text = "nothing new: no batch was read"
         elif self.skipped:
-            return f"nothing was read: {_batches(self.skipped)} of before were not asked for"
+            return f"nothing was read: {_batches(self.skipped)} of earlier versions were not asked for"
         else:
             return "nothing was read: the shard is empty"
         text += f"; {earlier}" if self.left else ""
-        return text + (f"; {_batches(self.skipped)} of before were not read" if self.skipped else "")
+        return text + (f"; {_batches(self.skipped)} of earlier versions were not read" if self.skipped else "")
 
 
 def _batches(count: int) -> str:
@@ -105,7 +106,7 @@ SAVE_S = 30.0
 REMEMBER_S = 5.0
 """How long to try. A store that takes no writes must not hold up the scrubs of a thousand shards."""
 SAVE_DAMAGE_S = 1.0
-"""The same, once there is damage that nobody knows yet."""
+"""The same, once there is damage that is not remembered yet."""
 
 
 class Findings:
@@ -162,7 +163,7 @@ class Findings:
             self.save()
 
     def save(self) -> None:
-        """Remember what was found so far, unless that is remembered already. `answer` tells a failure."""
+        """Remember what was found so far, unless that is remembered already. `answer` says if that failed."""
         damaged = sorted(self._damaged.values(), key=lambda mark: (mark.id, mark.identity))
         marks = Marks(self._version.seqno, tuple(sorted(self._sound)), tuple(damaged))
         self._saved_s, self._is_urgent = self._machine.runtime.monotonic(), False
@@ -174,7 +175,7 @@ class Findings:
         except PersistError as error:
             self._why_not = error.message
             shard = self._machine.shard
-            log.warning("shard %s: the scrub goes on, but what it finds cannot be remembered: %s", shard, error)
+            log.warning("shard %s: the scrub continues, but what it finds cannot be remembered: %s", shard, error)
             return
         self._stored = Remembered(frozenset(marks.sound), dict(self._damaged), marks.seqno, keys)
 
@@ -210,8 +211,6 @@ class Findings:
 
 TASK_BYTES = 64 * MIB
 """The bytes that one task reads, approximately."""
-
-Progress = Callable[[int, int], None]
 
 
 class SumTask(msgspec.Struct, frozen=True, array_like=True):

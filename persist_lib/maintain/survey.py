@@ -27,11 +27,11 @@ from persist_lib.location.api import AnswersDebts, Blob, Consensus
 from persist_lib.location.wrap.deadline import within
 from persist_lib.location.wrap.spending import charged
 from persist_lib.maintain.survey_cache import Remembered, latest
+from persist_lib.maintain.worker import Progress
 from persist_lib.runtime.ambient import Deadline, Runtime
 from persist_lib.shard.commit import Machine
 from persist_lib.shard.log import fetch_newer, fetch_newest
 
-Progress = Callable[[int, int], None]
 ORPHANS_MS = 7 * 86_400_000
 """Orphans are looked for this often, also on a shard that did not move: an upload leaves no trace in the log."""
 LEAST_THREADS = 8
@@ -119,7 +119,6 @@ class Surveyor:
         seconds: float | None,
         progress: Progress | None,
     ) -> Survey:
-        """See `Client.survey`."""
         marks = _parse_done(done)
         most = None if most is None else parse_integer(most, "most")
         deadline = None if seconds is None else self._runtime.deadline(parse_seconds(seconds, "seconds"))
@@ -271,11 +270,9 @@ class _Looking:
         return any(look is not self.looks.get(name) for name, look in before.items())
 
     def memory(self, settings: str) -> Memory:
-        """What the next survey starts from."""
         return Memory(settings, dict(self.looks), dict(self.failed))
 
     def survey(self) -> Survey:
-        """What was found."""
         waiting = sum(1 for name in self.heads if name not in self.failed and not self._is_current(name))
         looks = {name: look for name, look in self.looks.items() if look.seqno}
         unread = {name: why for name, (_, why) in self.failed.items()}
@@ -317,7 +314,7 @@ def ask_for_debts(
     """What is due on all shards, as a survey of its own would find it; None if the server has other settings.
 
     Asks again for shards that wait to be looked at, until the deadline, or once if `most` is given. Those that move
-    again meanwhile are not waited for.
+    again during this are not waited for.
     """
     first: Debts | None = None
     while True:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from persist_lib.core.plan.expiry import has_ended
@@ -17,15 +17,15 @@ from persist_lib.shard.leases import Leases
 from persist_lib.write.registration import Registration
 
 log = logging.getLogger("persist.maintenance")
+Progress = Callable[[int, int], None]
+"""Called with how much is done and how much there is: updates that are merged, objects, batches or shards."""
 
 
 class Uploader(Protocol):
     """An object that has the id of a live writer. Parts are uploaded under that id."""
 
     @property
-    def id(self) -> WriterId:
-        """The writer's id."""
-        ...
+    def id(self) -> WriterId: ...
 
 
 class Worker(Resource):
@@ -64,7 +64,6 @@ class Worker(Resource):
             self._refuse(others)
 
     def close(self) -> None:
-        """Retire the id. Idempotent."""
         self._registration.close()
 
     def _others(self, state: State) -> dict[WriterId, int]:
@@ -77,7 +76,6 @@ class Worker(Resource):
         }
 
     def _refuse(self, others: Mapping[WriterId, int]) -> None:
-        """Raise Busy if there are others."""
         if others:
             worker = max(others, key=lambda id_: others[id_])
             raise _busy(self.machine.shard, worker, others[worker], self.machine.consensus.now())

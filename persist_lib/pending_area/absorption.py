@@ -1,8 +1,8 @@
 """Absorption: pending batches from the shard's upper on enter the shard, one piece after the other.
 
 Any number of processes may absorb at once, and each may die anywhere. A piece is one transition from exactly one upper
-to the next, so nothing enters twice; whoever was late looks again. Before a time is absorbed, all batches that are
-listed for it are compared. Where two of them disagree, none is absorbed until an operator chooses.
+to the next, so nothing enters twice; a process that was late looks again. Before a time is absorbed, all batches that
+are listed for it are compared. Where two of them disagree, none is absorbed until an operator chooses.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ Keys = tuple[tuple[PartKey, int], ...]
 
 
 class Pick(NamedTuple):
-    """A pending batch that goes on from `lower`: `table` has its updates from there on."""
+    """A pending batch that continues from `lower`: `table` has its updates from there on."""
 
     content: Content
     batch: Batch
@@ -105,7 +105,7 @@ class Committer:
     def commit(self, piece: list[Pick], gone: Keys) -> Committed | r.Refusal:
         """Have a piece enter the shard. `gone` are the pending batches that become garbage with it.
 
-        Raises Indeterminate when it is not known whether it did. The next pass looks at the shard, and goes on from
+        Raises Indeterminate when it is not known whether it did. The next pass looks at the shard, and continues from
         there: its upper decides, so nothing is absorbed twice.
         """
         machine, registration = self._machine, self._registration
@@ -163,7 +163,7 @@ would otherwise put the upper there, and all that others write until then would 
 MOST_GARBAGE = 5_000
 """How many keys of garbage a state may carry before a pass collects in between."""
 MOST_HELD = 50_000
-"""How many it may carry at most, where readers hold them. A pass stops there; the next one goes on."""
+"""How many it may carry at most, where readers hold them. A pass stops there; the next one continues."""
 PASSES = 20
 
 
@@ -178,7 +178,7 @@ class Choice(msgspec.Struct, frozen=True):
 def absorb_shard(
     machine: Machine, leases: Leases, *, choice: Choice | None = None, dry_run: bool = False
 ) -> Absorbed:  # fmt: skip
-    """Absorb what can be absorbed, and make garbage of what nobody needs. See `area.absorb`."""
+    """Absorb what can be absorbed, and make garbage of what nothing needs, as `area.absorb` says."""
     registration = Registration(machine, leases, "ingest", OWNER, LAYER)
     done = Absorbed(machine.shard, machine.fetch().state.upper)
     try:
@@ -233,7 +233,6 @@ class _Pass:
         """Whether the listing had more than is kept of one."""
 
     def run(self) -> Absorbed:
-        """Make the pass."""
         machine, runtime = self._machine, self._machine.runtime
         state = machine.fetch().state
         prefix = pending_prefix(machine.shard)
@@ -261,7 +260,7 @@ class _Pass:
         self._done = msgspec.structs.replace(self._done, **changes)
 
     def _absorb(self, listing: Listing, fetcher: Fetcher, state: State, frontier: int) -> None:
-        """Absorb piece by piece, until nothing goes on or writers disagree."""
+        """Absorb piece by piece, until nothing continues or writers disagree."""
         self._start = frontier
         beyond = listing.contents((listing.rows["upper"] > frontier).nonzero()[0])
         contents = [content for content in beyond if content.upper <= _latest(self._machine, state.schemas[-1])]
@@ -292,7 +291,7 @@ class _Pass:
             self._tell(gap=sweep.frontier)
 
     def _pick(self, sweep: Sweep, fetcher: Fetcher) -> Pick | None:
-        """What goes on from the frontier; None if nothing does, or if writers disagree and nobody chose."""
+        """What continues from the frontier; None if nothing does, or if writers disagree and there is no choice."""
         frontier, against = sweep.frontier, None
         for content in sweep.candidates():
             if (batch := fetcher.read(content)) is None:
@@ -341,7 +340,7 @@ class _Pass:
         return None
 
     def _commit(self, committer: Committer, piece: list[Pick], listing: Listing) -> bool:
-        """Have a piece enter the shard. Returns whether to go on."""
+        """Have a piece enter the shard. Returns whether to continue."""
         upper = piece[-1].content.upper
         gone = self._gone(piece, listing, upper)
         if not self._dry_run:
@@ -395,7 +394,7 @@ class _Pass:
 
 
 def _latest(machine: Machine, schema: Schema) -> float:
-    """The latest upper that a batch may have to be absorbed; infinite where times are no clock."""
+    """The latest upper that a batch may have to be absorbed; infinite where times are plain integers."""
     if schema.times is None:
         return float("inf")
     per_second = PER_SECOND[schema.times]

@@ -38,10 +38,9 @@ CLIENT = 'persist.open("file:./data")'
 def create(client: Client, name: str, schema: Schema) -> PendingReader:
     """Make a collection with a pending area, unless it exists, and return a reader of it.
 
-    From then on anybody may put batches there, and nothing else appends to its shard (OfLayer). Nothing else has to be
-    done for a writer. Raises SchemaMismatch when
-    there is a shard of that name with another schema, and InvalidUsage for a schema with constraints and for a shard
-    of a format before 3.
+    From then on any program may put batches there, and nothing else appends to its shard (OfLayer). Nothing else has to
+    be done for a writer. Raises SchemaMismatch when there is a shard of that name with another schema, and InvalidUsage
+    for a schema with constraints and for a shard of a format before 3.
     """
     check_no_constraints(check_schema(schema))
     client = check_type(client, Client, "client", CLIENT)
@@ -60,10 +59,10 @@ def acquire_read_handle(client: Client, name: str) -> PendingReader:
 
 
 def absorb(client: Client, name: str, *, dry_run: bool = False) -> Absorbed:
-    """Absorb what was put into a collection's pending area, and make garbage of what nobody needs.
+    """Absorb what was put into a collection's pending area, and make garbage of what nothing needs.
 
-    Any number of processes may do this at once, and each may die anywhere; doing it again goes on. Where writers
-    disagree about a time, nothing from then on is absorbed: the answer says so, and `choose` goes on. With `dry_run`
+    Any number of processes may do this at once, and each may die anywhere; doing it again continues. Where writers
+    disagree about a time, nothing from then on is absorbed: the answer says so, and `choose` decides. With `dry_run`
     nothing is changed, and the answer says what would be done. Garbage is deleted by `client.maintain`.
 
     Raises NotFound when there is no such shard, and Indeterminate when it is not known whether the last piece was

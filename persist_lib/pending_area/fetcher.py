@@ -110,7 +110,6 @@ class Fetcher:
         return found
 
     def writers(self, content: Content) -> set[str]:
-        """The names of all its writers."""
         return {self._listing.writers[writer] for writer in self._listing.rows[content.members]["writer"]}
 
     def disagreement(self, time: int, contents: Sequence[Content], *, with_shard: bool = False) -> Disagreement:

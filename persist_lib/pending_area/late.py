@@ -1,8 +1,8 @@
 """Late batches: those whose times the shard has already. They are compared while that is possible, and discarded.
 
 They never become garbage at sight, but by a transition, which refuses what is referred to and what is still needed. A
-reader at an older version may follow their writer; their deletion waits for it. Beneath a tombstone nobody reads any
-more, and all that is pending is deleted at once.
+reader at an older version may follow their writer; their deletion waits for it. Beneath a tombstone there are no
+readers, and all that is pending is deleted at once.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def discard_keys(machine: Machine, keys: Sequence[tuple[PartKey, int]]) -> int:
 
 
 def delete_all(machine: Machine, entries: Iterable[BlobEntry], done: Absorbed, *, dry_run: bool) -> Absorbed:
-    """Delete all pending batches beneath a tombstone, page by page. What is no batch stays, and is told."""
+    """Delete all pending batches beneath a tombstone, page by page. What is not a batch stays, and is counted."""
     foreign, deleted, failed = Others(), 0, dict[str, str]()
     for page in pages(entries, PAGE):
         batches = []

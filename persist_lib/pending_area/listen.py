@@ -49,14 +49,12 @@ class Emitted:
         self._from: tuple[tuple[int, int, str], ...] = ()
 
     def copy(self) -> Emitted:
-        """The same for another reader."""
         made = Emitted(self._shard, self._schema)
         made.lower, made.upper, made._sums, made._from = self.lower, self.upper, self._sums, self._from
         return made
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to check."""
         return self.lower >= self.upper
 
     def add(self, lower: int, upper: int, sums: TimeSums, key: str) -> None:
@@ -120,22 +118,19 @@ class PendingListen(Follow[Event]):
         self._looked_s: float | None = None
 
     def close(self) -> None:
-        """End the listener's lease. Idempotent."""
         self._steps = None
         if self._owns:
             self._handle.close()
 
     def show(self, frontier: Antichain) -> str:
-        """A frontier in the collection's times."""
         return self._handle.schema.show(frontier)
 
     def begin(self, deadline: Deadline) -> None:
-        """Begin to wait. What writers put into the area, no store tells: only what is merged."""
+        """Begin to wait. Stores send notifications only of what is merged, not of what writers put."""
         machine, poll_s = self._handle.machine, self._handle.machine.config.poll_s
         self._patience = Patience(machine, deadline, poll_s, BACK_OFF * poll_s, tells_all=self._merged_only)
 
     def pause(self) -> None:
-        """Wait until there may be more."""
         self._patience.pause(self._handle.machine.version.seqno)
 
     def fetch(self) -> Iterator[None]:
@@ -221,7 +216,7 @@ class PendingListen(Follow[Event]):
             self._after = page.entries[-1].key  # these are all behind the frontier, for good
 
     def _best(self, listing: Listing, state: State) -> Batch | None:
-        """The sound batch that goes on from the frontier and reaches furthest; None if there is none."""
+        """The sound batch that continues from the frontier and reaches furthest; None if there is none."""
         frontier = np.uint64(self.frontier.time or 0)
         rows = listing.rows
         places = np.flatnonzero((rows["lower"] <= frontier) & (rows["upper"] > frontier))
@@ -252,7 +247,7 @@ class PendingListen(Follow[Event]):
 def look_again(handle: ReadHandle, version: Version, missing: Missing) -> None:
     """An object of a version is gone: raise LeaseExpired if this reader is not live any more, else `missing`.
 
-    A read-only reader holds nothing. It goes on from the newest version, if that is another one.
+    A read-only reader holds nothing. It continues from the newest version, if that is another one.
     """
     if error := handle.expired():
         raise error from missing

@@ -1,7 +1,7 @@
 """What lies in a pending area, as columns: some eighty bytes for each batch, however long its name.
 
 The batches are grouped by what they hold: batches of several writers with the same times, count and digest are one
-`Content` with several members, and nobody has to read more than one of them.
+`Content` with several members, and a reader needs only one of them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MOST = 1_000_000
 """The most batches that are kept of one listing: those with the earliest times. Another pass has the rest."""
 PAGE = 10_000
 SHOWN = 20
-"""How many names are told of things that are counted."""
+"""How many names are given of things that are counted."""
 T = TypeVar("T")
 Indices = npt.NDArray[np.int64]
 
@@ -46,7 +46,7 @@ class Content(NamedTuple):
 
     @property
     def id(self) -> tuple[int, int, int, str]:
-        """What it holds, whoever wrote it."""
+        """What it holds, whichever writer it is from."""
         return self[:4]
 
 
@@ -57,7 +57,6 @@ class Others(msgspec.Struct, frozen=True):
     names: tuple[str, ...] = ()
 
     def with_(self, name: str) -> Others:
-        """The same and one more."""
         return Others(self.count + 1, (*self.names, name) if self.count < SHOWN else self.names)
 
 
@@ -77,7 +76,6 @@ class Listing:
         return len(self.rows)
 
     def name(self, index: int) -> PendingName:
-        """What the name of a batch says."""
         row = self.rows[index]
         upper = Antichain(int(row["upper"]))
         return PendingName(self.writers[row["writer"]], int(row["lower"]), upper, int(row["count"]), _text(row))
@@ -180,7 +178,7 @@ class Sweep:
         self._around = [content for content in self._around if content.upper > to]
 
     def candidates(self) -> list[Content]:
-        """The contents that go on from the frontier, the best first: what reaches furthest, and is not cut."""
+        """The contents that continue from the frontier, the best first: what reaches furthest, and is not cut."""
         self._read(self.frontier + 1)
         found = [content for content in self._around if content.lower <= self.frontier]
         return sorted(found, key=lambda content: (-content.upper, content.lower != self.frontier, content.id))
@@ -236,7 +234,7 @@ class Absorbed(msgspec.Struct, frozen=True):
     """What became of the batches of a pending area.
 
     `batches` were absorbed with `updates`, of these `adopted` without being rewritten. `discarded` are others that
-    nobody needs: those of other writers for the same times, and late ones. `left` are still pending, beyond `upper`.
+    nothing needs: those of other writers for the same times, and late ones. `left` are still pending, beyond `upper`.
     """
 
     shard: str
@@ -267,5 +265,5 @@ class Absorbed(msgspec.Struct, frozen=True):
 
     @property
     def is_blocked(self) -> bool:
-        """Whether somebody has to choose, as writers disagree about a time that the shard does not have."""
+        """Whether an operator has to choose, as writers disagree about a time that the shard does not have."""
         return any(not one.is_late for one in self.disagreements)

@@ -2,7 +2,7 @@
 
 A batch is one part as shards have them, so that it can be adopted as it is. A batch without updates is an object
 without bytes. The name has the digest of the bytes, which is checked before any value is used. All that a state would
-say of a part is computed anew from the rows: nothing that a foreign object says of itself is believed.
+say of a part is computed from the rows: nothing that a foreign object says of itself is believed.
 """
 
 from __future__ import annotations

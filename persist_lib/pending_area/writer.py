@@ -26,7 +26,7 @@ from persist_lib.schema.schema import Schema, check_schema
 from persist_lib.times import Times
 
 MOST_BYTES = 1 << 30
-"""The most that the updates of one batch may take in memory: whoever absorbs it has all of it there."""
+"""The most that the updates of one batch may take in memory: an absorber has all of it there."""
 TIMEOUT_S = 60.0
 
 
@@ -47,7 +47,7 @@ class Writer(Resource):
     `url` is where the location's blobs are; `collection` the name of its shard; `writer` the name of this writer, 1 to
     100 letters, digits, `_`, `-` or `.`. Names have to be unique: that is the user's affair. All writers of a
     collection write the same updates, each for as many of the times as it has seen. `schema` is the collection's.
-    Nothing of this is looked up: a wrong name or schema is found by whoever absorbs.
+    Nothing of this is looked up: a wrong name or schema is found when it is absorbed.
     """
 
     def __init__(

@@ -44,7 +44,6 @@ class Runtime:
         check_callable(self.clock_ms, "clock_ms", "nothing")
 
     def entropy(self) -> int:
-        """Return 64 random bits."""
         return self.random.getrandbits(64)
 
     def token(self) -> bytes:

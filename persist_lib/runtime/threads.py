@@ -45,9 +45,7 @@ class Lock(Protocol):
         """Take the lock, waiting at most `timeout` seconds (-1: no limit). Returns whether it was taken."""
         ...
 
-    def release(self) -> None:
-        """Give the lock back."""
-        ...
+    def release(self) -> None: ...
 
 
 def taking(lock: Lock, seconds: float = -1) -> Iterator[Lock]:
@@ -75,7 +73,7 @@ def giving_back(held: Iterable[Lock]) -> Callable[[], object]:
 def aside(call: Callable[[], T]) -> T:
     """Run `call` in a thread that gets no interrupts, and return its result or raise its error.
 
-    When an interrupt ends the wait, the call goes on in that thread and ends by itself.
+    When an interrupt ends the wait, the call continues in that thread and ends by itself.
     """
     if threading.get_ident() != threading.main_thread().ident:
         return call()
@@ -196,7 +194,6 @@ class Flag:
         self._raised: SimpleQueue[None] = SimpleQueue()
 
     def set(self) -> None:
-        """Raise the flag."""
         self._raised.put(None)
 
     def wait(self, seconds: float) -> bool:
@@ -217,7 +214,6 @@ class Condition(threading.Condition):
     __exit__ = property(attrgetter("_lock.__exit__"))
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait as `threading.Condition.wait` does."""
         waiter = _thread.allocate_lock()
         waiter.acquire()
         self._waiters.append(waiter)  # type: ignore[attr-defined]
@@ -255,7 +251,6 @@ class Threads(ThreadPoolExecutor):
     """A pool whose tasks run in the context of the submitting thread: with its deadline and its spending counters."""
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> futures.Future[T]:
-        """As any pool does."""
         future: Future[T] = Future()
         # SUBTLE: one copy per task, as two threads cannot enter the same context at once.
         call = partial(copy_context().run, fn, *args, **kwargs)
@@ -270,12 +265,10 @@ class Threads(ThreadPoolExecutor):
     def map(
         self, fn: Callable[..., T], *iterables: Iterable[Any], timeout: float | None = None, chunksize: int = 1
     ) -> Iterator[T]:
-        """As any pool does."""
         values = [list(iterable) for iterable in iterables]
         return aside(partial(super().map, fn, *values, timeout=timeout, chunksize=chunksize))
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """As any pool does."""
         aside(partial(super().shutdown, wait, cancel_futures=cancel_futures))
 
 

@@ -19,21 +19,6 @@ from persist_lib.streams.streams import Streams
 from persist_lib.streams.writer import StreamWriter
 
 __all__ = [
-    "Accepted",
-    "AllowCompaction",
-    "Contents",
-    "Lock",
-    "Seal",
-    "StreamListen",
-    "StreamReader",
-    "StreamWriter",
-    "Streams",
-    "Unsealed",
-    "Wiped",
-    "Write",
-    "break_lock",
-    "fetch_lock",
-    "open",
-    "persisted_source",
-    "wipe_all",
-]
+    "Accepted", "AllowCompaction", "Contents", "Lock", "Seal", "StreamListen", "StreamReader", "StreamWriter",
+    "Streams", "Unsealed", "Wiped", "Write", "break_lock", "fetch_lock", "open", "persisted_source", "wipe_all",
+]  # fmt: skip

@@ -80,7 +80,7 @@ class Committer:
         self._begin()
         self._outbox.after_fork_in_child()
         self._dead = Fenced(
-            f"this runtime of the streams of {self._client.url} belongs to the parent of this process, which goes on "
+            f"this runtime of the streams of {self._client.url} belongs to the parent of this process, which continues "
             "with it. Nothing was changed; open a runtime here only if the parent stops",
             epoch=self.lock.epoch, found=self.lock.epoch, owner="",
         )  # fmt: skip
@@ -164,7 +164,7 @@ class Committer:
             return [call for call in self.in_flight if not call.future.done()]
 
     def settle(self, deadline: Deadline) -> None:
-        """Wait until all calls that were accepted before this have ended. Raises TimedOut; they go on then."""
+        """Wait until all calls that were accepted before this have ended. Raises TimedOut; they continue then."""
         self._outbox.settle(deadline)
 
     def stop(self, deadline: Deadline) -> None:

@@ -61,12 +61,10 @@ class StreamListen(Follow[StreamEvent]):
         self._arrived: int | None = None  # the last place in the order of arrival whose updates were given
 
     def close(self) -> None:
-        """End the listener's leases. Idempotent."""
         self._steps = None
         self._reader.close()
 
     def show(self, frontier: Antichain) -> str:
-        """A frontier in the stream's times."""
         return self._reader.schema.show(frontier)
 
     def keeps(self, _failure: PersistError) -> bool:
@@ -74,7 +72,6 @@ class StreamListen(Follow[StreamEvent]):
         return False
 
     def begin(self, deadline: Deadline) -> None:
-        """Begin to wait for more, until `deadline`."""
         self._deadline = deadline
         self._patience = Patience(self._unsealed.machine, deadline, self._poll_s, BACK_OFF * self._poll_s)
 
@@ -89,7 +86,7 @@ class StreamListen(Follow[StreamEvent]):
         return self._has_due()
 
     def pause(self) -> None:
-        """Wait until there may be more. No store tells what is in this process."""
+        """Wait until there may be more. Stores send no notifications of what is in this process."""
         if self._committer is None:
             self._patience.pause(self._unsealed.machine.version.seqno)
         else:

@@ -35,7 +35,7 @@ SHARD = "streams.lock"
 WRITER = "writer"
 SCHEMA = Schema(key={"name": "string not null"})
 ENCODING = 1
-"""What this release stores of streams. Older data is wiped if the location was told so, newer data is never touched."""
+"""What this release stores of streams. Older data is wiped if `open` says so, newer data is never touched."""
 RENEW_BELOW = 0.6
 """The lease is renewed when less than this share of it is left."""
 
@@ -77,7 +77,7 @@ def lock_of(state: State) -> Lock:
         return msgspec.json.decode(hold.opaque, type=Lock)
     except msgspec.MsgspecError as error:
         raise Corrupt(
-            f"shard {SHARD}: the hold {WRITER!r} has the fencing value {hold.opaque!r}, which is no lock: {error}. "
+            f"shard {SHARD}: the hold {WRITER!r} has the fencing value {hold.opaque!r}, which is not a lock: {error}. "
             "Something else has set it. Nothing was changed",
             key=SHARD,
         ) from error
@@ -92,9 +92,9 @@ def fetch_lock(client: Client) -> Lock | None:
 def break_lock(client: Client, *, epoch: int | None = None) -> Lock:
     """Free the lock, so that the next runtime can take it without a reentrance id. Returns it as it is then.
 
-    Whoever held it registers no writer and creates no stream from then on; the next takeover ends its writes as well.
+    The runtime that held it registers no writer and creates no stream from then on; the next takeover ends its writes.
     With `epoch`, the lock is only freed if that is still its epoch; otherwise this raises Locked. Does nothing when
-    nobody holds it. Raises NotFound where there were never any streams.
+    no runtime holds it. Raises NotFound where there were never any streams.
     """
     epoch = None if epoch is None else parse_integer(epoch, "epoch")
     if fetch_lock(client) is None:
@@ -297,5 +297,5 @@ def hold_command(state: State, lock: WriterLock, since: Antichain | None = None)
 def epoch_of(opaque: bytes) -> int:
     """The epoch that a stream's hold has as its fencing value."""
     if not opaque.isdigit():
-        raise Corrupt(f"the hold {HOLD!r} has the fencing value {opaque!r}, which is no epoch", key=HOLD)
+        raise Corrupt(f"the hold {HOLD!r} has the fencing value {opaque!r}, which is not an epoch", key=HOLD)
     return int(opaque)

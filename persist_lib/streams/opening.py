@@ -34,7 +34,7 @@ RETENTION_HOLD = "retention"
 
 
 class Wiped(msgspec.Struct, frozen=True):
-    """The sealed shards that a wipe dropped, and those that are `left` because somebody still reads them."""
+    """The sealed shards that a wipe dropped, and those that are `left` because they still have readers."""
 
     dropped: tuple[str, ...]
     left: tuple[str, ...]
@@ -92,7 +92,7 @@ def _finish(client: Client, name: str, hold: str) -> bool:
             client.release_hold(name, one)
     try:
         client.finish(name)
-    except StillRead:  # somebody opened a reader at this moment
+    except StillRead:  # a reader was opened at this moment
         return False
     except ShardFinished:
         pass

@@ -78,17 +78,14 @@ class Call(Pending):
         )
 
     def written(self, stream: str) -> list[pa.Table]:
-        """What it writes to the stream of this name."""
         return [op.table for op in self.ops if op.stream == stream and op.table is not None]
 
     @property
     def moves_since(self) -> bool:
-        """Whether it moves a since."""
         return any(op.since is not None for op in self.ops)
 
     @property
     def appends(self) -> bool:
-        """Whether it writes or seals."""
         return any(op.since is None for op in self.ops)
 
 
@@ -111,7 +108,6 @@ class Step:
 
     @property
     def seals(self) -> bool:
-        """Whether the frontier moves."""
         return self.lower < self.upper
 
     def fresh(self) -> list[pa.Table]:

@@ -86,7 +86,7 @@ class Stream:
             raise UpperMismatch(
                 f"stream {self.name!r} is sealed up to {self.schema.show(self.upper)}, and the upper of its shard "
                 f"{self.sealed.shard} is {self.schema.show(sealed.upper)}: something else than a stream has appended "
-                "to it. Nothing was changed. Only read that shard; its updates are there, and the stream cannot go on",
+                "to it. Nothing was changed. Only read that shard; its updates are there. The stream cannot continue",
                 shard=self.sealed.shard, expected=self.upper, actual=sealed.upper,
             )  # fmt: skip
         self.keep_again(room)
@@ -159,7 +159,6 @@ class Stream:
         self.upper = step.upper
 
     def close(self) -> None:
-        """Retire its writers. Idempotent."""
         try:
             self.write_sealed.close()
         finally:

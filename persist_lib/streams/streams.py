@@ -105,7 +105,7 @@ class Streams(Resource):
     def create_or_load(self, name: str, schema: Schema) -> tuple[StreamWriter, StreamReader]:
         """The handles to write and to read a stream, which is created if there is none.
 
-        Raises SchemaMismatch when the stream has another schema, NameTaken when a shard of that name is no stream,
+        Raises SchemaMismatch when the stream has another schema, NameTaken when a shard of that name is not a stream,
         Fenced when another runtime took over, and InvalidUsage in a runtime that only reads.
         """
         committer = self._writing("create_or_load")
@@ -161,7 +161,7 @@ class Streams(Resource):
         return found
 
     def flush(self, *, timeout: float | None = None) -> None:
-        """Wait until the calls that were made before this one have ended. Raises TimedOut; they go on then."""
+        """Wait until the calls that were made before this one have ended. Raises TimedOut; they continue then."""
         committer = self._writing("flush")
         committer.settle(committer.deadline(timeout))
 
@@ -185,7 +185,7 @@ class Streams(Resource):
     def stop(self, *, timeout: float | None = None) -> None:
         """Finish what was accepted, take nothing more, and release the writer's lock, for all clones. Idempotent.
 
-        What is not committed after `timeout` seconds fails. An error that no future has told is raised.
+        What is not committed after `timeout` seconds fails. An error that no caller got from a future is raised.
         """
         self._is_closed = True
         self._stop(timeout)
@@ -213,8 +213,8 @@ class Streams(Resource):
         found = client.machine(name).try_fetch()
         if found is not None and not found.state.is_finished():
             raise NameTaken(
-                f"there is a shard {name!r} in {client.url} already, and it is no stream. Nothing was created; choose "
-                "another name",
+                f"there is a shard {name!r} in {client.url} already, and it is not a stream. Nothing was created; "
+                "choose another name",
                 stream=name, shard=name,
             )  # fmt: skip
         check_free(client, name)

@@ -72,11 +72,9 @@ class StreamWriter:
         return multi_write(self._committer, [AllowCompaction(self, since)], timeout)
 
     def is_of(self, committer: Committer) -> bool:
-        """Whether it writes through this committer."""
         return self._committer is committer
 
     def times(self) -> Times:
-        """How a call reads times."""
         return Times(self.schema.times, self._committer.clock_ms)
 
     __reduce__ = not_pickled("A stream's writer", "There is one writer a location")

@@ -20,22 +20,7 @@ from persist_lib.testing.faults import (
 from persist_lib.testing.model import Model, contents_of, updates_of
 
 __all__ = [
-    "Chances",
-    "Fate",
-    "FaultyBlob",
-    "FaultyConsensus",
-    "ManualClock",
-    "Model",
-    "Outcome",
-    "Plan",
-    "RecordingLocation",
-    "Rival",
-    "Script",
-    "World",
-    "check_history",
-    "check_swept",
-    "check_world",
-    "contents_of",
-    "read_history",
-    "updates_of",
-]
+    "Chances", "Fate", "FaultyBlob", "FaultyConsensus", "ManualClock", "Model", "Outcome", "Plan",
+    "RecordingLocation", "Rival", "Script", "World", "check_history", "check_swept", "check_world",
+    "contents_of", "read_history", "updates_of",
+]  # fmt: skip

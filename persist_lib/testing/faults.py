@@ -128,7 +128,6 @@ class Chances:
         self._is_stopped = True
 
     def go_on(self) -> None:
-        """Draw faults again."""
         self._is_stopped = False
 
 
@@ -214,7 +213,6 @@ class RecordingBlob(AroundBlob):
         self.requests = requests
 
     def around(self, operation: Operation, call: Callable[[], T]) -> T:
-        """Record it."""
         self.requests.append(operation)
         return call()
 
@@ -227,7 +225,6 @@ class RecordingConsensus(AroundConsensus):
         self.requests = requests
 
     def around(self, operation: Operation, call: Callable[[], T]) -> T:
-        """Record it."""
         self.requests.append(operation)
         return call()
 
@@ -246,5 +243,4 @@ class RecordingLocation:
         return sum(1 for request in self.requests if not kinds or request.kind in kinds)
 
     def clear(self) -> None:
-        """Forget what was recorded."""
         self.requests.clear()

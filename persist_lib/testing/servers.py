@@ -96,7 +96,6 @@ class _Server(Resource):
 
     @property
     def has_ended(self) -> bool:
-        """Whether the process is gone."""
         return self.process.poll() is not None
 
     def close(self) -> None:
@@ -148,7 +147,6 @@ class PostgresServer(_Server):
 
     @property
     def url(self) -> str:
-        """The server's URL, for psycopg and for Persist."""
         return f"postgresql://postgres@127.0.0.1:{self.port}/postgres"
 
     def start(self) -> None:

@@ -323,48 +323,6 @@ def test_a_reader_whose_lease_ended_says_so_wherever_what_it_held_is_gone(area: 
             act()
 
 
-def test_a_poll_that_fails_delivers_nothing_of_what_came_before_the_failure(area: Area, monkeypatch):
-    area.put("a", 0, 3)
-    area.absorb()
-    area.put("a", 3, 6)
-    listener = area.reader.listen(0)
-    around, strike = type(area.client.blob).around, [0]
-
-    def failing(self: Any, operation: Operation, call: Any) -> Any:
-        if operation.kind == "list" and not strike:
-            raise Determinate("no answer")
-        return around(self, operation, call)
-
-    monkeypatch.setattr(type(area.client.blob), "around", failing)
-    strike.clear()
-    with pytest.raises(Determinate):
-        listener.poll()
-    assert listener.frontier == at(1)
-    with pytest.raises(Determinate):
-        listener.poll()
-
-
-def test_an_interrupted_poll_gives_its_events_at_the_next_call(area: Area, monkeypatch):
-    area.put("a", 0, 3)
-    area.absorb()
-    area.put("a", 3, 6)
-    around, strike = type(area.client.blob).around, [0]
-
-    def interrupted(self: Any, operation: Operation, call: Any) -> Any:
-        if operation.kind == "list" and not strike:
-            strike.append(1)
-            raise KeyboardInterrupt
-        return around(self, operation, call)
-
-    heard = Heard(area.reader.listen(0), 1)
-    monkeypatch.setattr(type(area.client.blob), "around", interrupted)
-    strike.clear()
-    with pytest.raises(KeyboardInterrupt):
-        heard.poll()
-    area.world.clock.advance(2)
-    assert heard.poll().updates == expected(1, 6)
-
-
 def test_where_since_is_upper_the_shard_is_waited_for(area: Area):
     area.put("a", 0, 6)
     area.absorb()
