@@ -25,10 +25,8 @@ from persist_lib.core.sums import Sums, total
 from persist_lib.errors import Indeterminate, PersistError, ShardFinished
 from persist_lib.format.encoded import describe
 from persist_lib.format.parts import within
-from persist_lib.format.paths import pending_prefix
 from persist_lib.frontier import MINIMUM, at
 from persist_lib.ids import PartKey
-from persist_lib.location.wrap.around import listed
 from persist_lib.location.wrap.deadline import within as within_deadline
 from persist_lib.location.wrap.spending import charged
 from persist_lib.location.wrap.stopping import check_not_stopped
@@ -43,7 +41,7 @@ from persist_lib.pending_area.listing import (
     Listing,
     Sweep,
     chain_of,
-    read_listing,
+    fetch_listing,
 )
 from persist_lib.pending_area.objects import Batch
 from persist_lib.runtime.ambient import Deadline
@@ -235,10 +233,9 @@ class _Pass:
     def run(self) -> Absorbed:
         machine, runtime = self._machine, self._machine.runtime
         state = machine.fetch().state
-        prefix = pending_prefix(machine.shard)
         if state.is_finished():
-            return delete_all(machine, listed(machine.blob, prefix), self._done, dry_run=self._dry_run)
-        listing = read_listing(machine.shard, listed(machine.blob, prefix), known_of(state))
+            return delete_all(machine, self._done, dry_run=self._dry_run)
+        listing = fetch_listing(machine, known_of(state))
         self._tell(lower=state.upper, upper=state.upper, endless=listing.endless, foreign=listing.foreign)
         self.is_partial = listing.horizon is not None
         with runtime.pool(THREADS, "persist-pending") as pool:

@@ -19,20 +19,21 @@ from persist_lib.core.cost import Cost
 from persist_lib.core.formats import PENDING_AREA
 from persist_lib.core.leases import needed_by
 from persist_lib.errors import InvalidUsage, NotFound, ShardFinished, StillRead
-from persist_lib.format.paths import pending_prefix
 from persist_lib.frontier import MAX_TIME, MINIMUM, Antichain
 from persist_lib.ids import NAME, PENDING
-from persist_lib.location.wrap.around import listed, next_page
+from persist_lib.location.wrap.around import next_page
 from persist_lib.location.wrap.spending import charged
 from persist_lib.pending_area.absorption import LAYER, Choice, absorb_shard, own
 from persist_lib.pending_area.late import PAGE, discard_keys, known_of
-from persist_lib.pending_area.listing import Absorbed, Others, chain_of, read_listing
+from persist_lib.pending_area.listing import Absorbed, Others, chain_of, fetch_listing
 from persist_lib.pending_area.reader import PendingReader
 from persist_lib.pending_area.writer import check_no_constraints, parse_writer
 from persist_lib.runtime.each import Each
 from persist_lib.schema.schema import Schema, check_schema
 
-CLIENT = 'persist.open("file:./data")'
+
+def _checked(client: Client) -> Client:
+    return check_type(client, Client, "client", 'persist.open("file:./data")')
 
 
 def create(client: Client, name: str, schema: Schema) -> PendingReader:
@@ -43,8 +44,7 @@ def create(client: Client, name: str, schema: Schema) -> PendingReader:
     for a schema with constraints and for a shard of a format before 3.
     """
     check_no_constraints(check_schema(schema))
-    client = check_type(client, Client, "client", CLIENT)
-    client.open_writer(name, schema).close()
+    _checked(client).open_writer(name, schema).close()
     own(client.machine(name))
     return acquire_read_handle(client, name)
 
@@ -54,8 +54,7 @@ def acquire_read_handle(client: Client, name: str) -> PendingReader:
 
     Raises NotFound when there is no such shard.
     """
-    client = check_type(client, Client, "client", CLIENT)
-    return PendingReader(client.open_reader(name, purpose="pending area"))
+    return PendingReader(_checked(client).open_reader(name, purpose="pending area"))
 
 
 def absorb(client: Client, name: str, *, dry_run: bool = False) -> Absorbed:
@@ -79,9 +78,9 @@ def choose(client: Client, name: str, writer: str, through: object = None, *, dr
     garbage. What is in the shard already is not changed. Raises InvalidUsage when nothing is in dispute.
     """
     dry_run, writer = parse_flag(dry_run, "dry_run"), parse_writer(writer)
-    client, end = check_type(client, Client, "client", CLIENT), None
+    end = None
     if through is not None:
-        found = client.machine(name).times().frontier(through, "through")
+        found = _checked(client).machine(name).times().frontier(through, "through")
         end = MAX_TIME if found.time is None else found.time
     looked = _absorb(client, name, None, dry_run=True)
     disputed = [one for one in looked.disagreements if not one.is_late]
@@ -99,8 +98,7 @@ def delete(client: Client, name: str) -> None:
     Raises StillRead while a reader or a hold needs it. Batches that are put later are deleted by `absorb`, which
     `persist pending absorb` and the asset in Dagster do from time to time.
     """
-    client = check_type(client, Client, "client", CLIENT)
-    state = client.machine(name).fetch().state
+    state = _checked(client).machine(name).fetch().state
     if not state.is_finished():
         if by := needed_by(state):
             raise StillRead(
@@ -116,8 +114,7 @@ def delete(client: Client, name: str) -> None:
 
 
 def _absorb(client: Client, name: str, choice: Choice | None, *, dry_run: bool) -> Absorbed:
-    client = check_type(client, Client, "client", CLIENT)
-    machine = client.machine(name)
+    machine = _checked(client).machine(name)
     if client.read_only and not dry_run:
         raise InvalidUsage("absorb needs a client that may write; this one was opened with read_only=True")
     state = machine.fetch().state
@@ -134,10 +131,9 @@ def discard(client: Client, name: str, writer: str, *, dry_run: bool = False) ->
     where they are. Batches whose times the shard does not have yet are never touched. Raises NotFound.
     """
     dry_run, writer = parse_flag(dry_run, "dry_run"), parse_writer(writer)
-    machine = check_type(client, Client, "client", CLIENT).machine(name)
+    machine = _checked(client).machine(name)
     state = machine.fetch().state
-    prefix = f"{pending_prefix(machine.shard)}{writer}/"
-    listing = read_listing(machine.shard, listed(machine.blob, prefix), known_of(state))
+    listing = fetch_listing(machine, known_of(state), writer)
     keyed = listing.keyed(listing.late(state.upper))
     if dry_run:
         return len(keyed)
@@ -176,10 +172,9 @@ class PendingCensus(msgspec.Struct, frozen=True):
 @charged
 def census(client: Client, name: str) -> PendingCensus:
     """Count what lies in a collection's pending area, a thousand batches a request. Raises NotFound."""
-    client = check_type(client, Client, "client", 'persist.open("file:./data")')
-    machine = client.machine(name)
+    machine = _checked(client).machine(name)
     state = machine.fetch().state
-    listing = read_listing(machine.shard, listed(machine.blob, pending_prefix(machine.shard)))
+    listing = fetch_listing(machine)
     rows, upper = listing.rows, state.upper
     found = []
     is_late = np.ones(len(rows), bool) if upper.time is None else rows["upper"] <= np.uint64(upper.time)
@@ -207,8 +202,7 @@ def pending_collections(client: Client) -> Iterator[str]:
 
     Costs one request for each where the store lists in pages, else one for all.
     """
-    client = check_type(client, Client, "client", 'persist.open("file:./data")')
-    blob, prefix, after = client.blob, f"{PENDING}/", ""
+    blob, prefix, after = _checked(client).blob, f"{PENDING}/", ""
     told: set[str] = set()
     while True:
         page = next_page(blob, prefix, after)
@@ -237,7 +231,7 @@ def _is_due(client: Client, name: str) -> bool:
         state = machine.fetch().state
     except NotFound:
         return False
-    listing = read_listing(machine.shard, listed(machine.blob, pending_prefix(machine.shard)), known_of(state))
+    listing = fetch_listing(machine, known_of(state))
     late = len(listing.late(state.upper))
     beyond = listing.contents(np.flatnonzero(listing.rows["upper"] > np.uint64(state.upper.time or 0)))
     goes_on = state.upper.time is not None and bool(chain_of(beyond, state.upper.time))

@@ -7,7 +7,7 @@ readers, and all that is pending is deleted at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 
 import msgspec
 
@@ -16,10 +16,11 @@ from persist_lib.core import refusals as r
 from persist_lib.core.pending import parse_pending_key
 from persist_lib.core.state import State
 from persist_lib.errors import Missing
-from persist_lib.format.paths import pending_key
+from persist_lib.format.paths import pending_key, pending_prefix
 from persist_lib.frontier import at
 from persist_lib.ids import PartKey, ShardId
-from persist_lib.location.api import Blob, BlobEntry, StaysInPlace
+from persist_lib.location.api import Blob, StaysInPlace
+from persist_lib.location.wrap.around import listed
 from persist_lib.pending_area.fetcher import Fetcher, Id
 from persist_lib.pending_area.listing import SHOWN, Absorbed, Content, Disagreement, Listing, Others, pages
 from persist_lib.pending_area.objects import TimeSums, sums_of
@@ -90,10 +91,10 @@ def discard_keys(machine: Machine, keys: Sequence[tuple[PartKey, int]]) -> int:
     return count
 
 
-def delete_all(machine: Machine, entries: Iterable[BlobEntry], done: Absorbed, *, dry_run: bool) -> Absorbed:
+def delete_all(machine: Machine, done: Absorbed, *, dry_run: bool) -> Absorbed:
     """Delete all pending batches beneath a tombstone, page by page. What is not a batch stays, and is counted."""
     foreign, deleted, failed = Others(), 0, dict[str, str]()
-    for page in pages(entries, PAGE):
+    for page in pages(listed(machine.blob, pending_prefix(machine.shard)), PAGE):
         batches = []
         for entry in page:
             if parse_pending_key(pending_key(machine.shard, entry.key)) is None:

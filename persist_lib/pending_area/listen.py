@@ -19,9 +19,9 @@ from persist_lib.errors import Corrupt, Diverged, Missing, NewerFormat
 from persist_lib.format.parts import within
 from persist_lib.format.paths import blob_key, pending_prefix
 from persist_lib.frontier import MAX_TIME, Antichain, at
-from persist_lib.location.wrap.around import listed, next_page
+from persist_lib.location.wrap.around import next_page
 from persist_lib.pending_area.late import first_exact, shard_sums
-from persist_lib.pending_area.listing import Listing, read_listing
+from persist_lib.pending_area.listing import Listing, fetch_listing, read_listing
 from persist_lib.pending_area.objects import NONE, Batch, TimeSums, added, decode, sums_of
 from persist_lib.read.handle import ReadHandle
 from persist_lib.read.listen import BACK_OFF, Event, Progress, Updates
@@ -199,7 +199,7 @@ class PendingListen(Follow[Event]):
         if self._looked_s is not None and not self._is_eager and now - self._looked_s < AROUND_S:
             return None
         self._looked_s = now
-        batch = self._best(read_listing(machine.shard, listed(machine.blob, pending_prefix(machine.shard))), state)
+        batch = self._best(fetch_listing(machine), state)
         if batch is not None and batch.name.writer != self.writer:
             self.writer, self._after = batch.name.writer, ""
         return batch

@@ -17,10 +17,12 @@ import numpy.typing as npt
 
 from persist_lib.core.cost import Cost
 from persist_lib.core.pending import PendingName, parse_pending_key
-from persist_lib.format.paths import pending_key
+from persist_lib.format.paths import pending_key, pending_prefix
 from persist_lib.frontier import MINIMUM, Antichain
 from persist_lib.ids import PartKey, ShardId
 from persist_lib.location.api import BlobEntry
+from persist_lib.location.wrap.around import listed
+from persist_lib.shard.commit import Machine
 
 MOST = 1_000_000
 """The most batches that are kept of one listing: those with the earliest times. Another pass has the rest."""
@@ -139,6 +141,12 @@ def read_listing(shard: ShardId, entries: Iterable[BlobEntry], known: Container[
     if count > most:
         kept, horizon = _earliest(kept, most, horizon)
     return Listing(list(writers), np.concatenate(kept) if kept else np.empty(0, ROW), endless, foreign, horizon)
+
+
+def fetch_listing(machine: Machine, known: Container[str] = (), writer: str = "") -> Listing:
+    """What is pending in a shard's area, or there of one writer, without what is `known`."""
+    prefix = pending_prefix(machine.shard) + (f"{writer}/" if writer else "")
+    return read_listing(machine.shard, listed(machine.blob, prefix), known)
 
 
 def _earliest(
