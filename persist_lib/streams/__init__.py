@@ -13,10 +13,9 @@ from persist_lib.streams.opening import (
     open,  # noqa: A004 - `streams.open` is what users write
     wipe_all,
 )
-from persist_lib.streams.plan import AllowCompaction, Seal, Write
 from persist_lib.streams.reader import Contents, StreamReader, persisted_source
 from persist_lib.streams.streams import Streams
-from persist_lib.streams.writer import StreamWriter
+from persist_lib.streams.writer import AllowCompaction, Seal, StreamWriter, Write
 
 __all__ = [
     "Accepted", "AllowCompaction", "Contents", "Lock", "Seal", "StreamListen", "StreamReader", "StreamWriter",

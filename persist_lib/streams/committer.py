@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import TypeVar
 
+from persist_lib.arguments import parse_seconds
 from persist_lib.client import Client
 from persist_lib.core import commands as c
 from persist_lib.core.cost import Cost
@@ -86,8 +87,8 @@ class Committer:
         )  # fmt: skip
 
     def deadline(self, timeout: float | None) -> Deadline:
-        """The deadline of a call that may take that many seconds (None: as the settings say)."""
-        return self._client.runtime.deadline(self._client.config.timeout_s if timeout is None else timeout)
+        """The deadline of a call that may take that many seconds (None: as the settings say). Raises InvalidUsage."""
+        return deadline_of(self._client, timeout)
 
     def clock_ms(self) -> int:
         """Now, for times that are relative to it."""
@@ -261,6 +262,11 @@ class Committer:
             found = self.streams.setdefault(stream.name, stream)
             self._kept_bytes += stream.size if found is stream else 0
         return found
+
+
+def deadline_of(client: Client, timeout: float | None) -> Deadline:
+    """The deadline of a call that may take that many seconds (None: as the settings say). Raises InvalidUsage."""
+    return client.runtime.deadline(client.config.timeout_s if timeout is None else parse_seconds(timeout))
 
 
 def _named(calls: Sequence[Call]) -> ShardId:

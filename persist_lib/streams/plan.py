@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -19,30 +18,6 @@ from persist_lib.kernel.columns import array_of
 from persist_lib.kernel.consolidate import I64_MIN
 from persist_lib.schema.schema import DIFF, TIME, Column, Schema
 from persist_lib.write.pending import Pending
-
-if TYPE_CHECKING:
-    from persist_lib.streams.writer import StreamWriter
-
-
-class Write(msgspec.Struct, frozen=True):
-    """One of several calls to be made together: the stream's writer, and the arguments of its `write`."""
-
-    writer: StreamWriter
-    updates: object
-
-
-class Seal(msgspec.Struct, frozen=True):
-    """One of several calls to be made together: the stream's writer, and the arguments of its `seal`."""
-
-    writer: StreamWriter
-    upper: object
-
-
-class AllowCompaction(msgspec.Struct, frozen=True):
-    """One of several calls to be made together: the stream's writer, and the arguments of its `allow_compaction`."""
-
-    writer: StreamWriter
-    since: object
 
 
 class Op(msgspec.Struct, frozen=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import pyarrow as pa
 
@@ -23,14 +23,11 @@ from persist_lib.runtime.resource import Resource
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import DIFF, Schema
 from persist_lib.streams.catalog import Record
+from persist_lib.streams.committer import Committer, deadline_of
 from persist_lib.streams.listen import StreamListen
 from persist_lib.streams.plan import beyond, from_unsealed, unsealed_schema
 from persist_lib.streams.stream import sealed_upper
 from persist_lib.times import Times
-
-if TYPE_CHECKING:
-    from persist_lib.streams.committer import Committer
-
 
 Ahead = Literal["sealed", "durable", "accepted"]
 """How far a read looks: only what is sealed; what is durable as well; or also what waits for its commit."""
@@ -140,8 +137,7 @@ class StreamReader:
         the location then.
         """
         committer = self._writing(ahead)
-        timeout_s = self._client.config.timeout_s if timeout is None else parse_seconds(timeout)
-        deadline = self._client.runtime.deadline(timeout_s)
+        deadline = deadline_of(self._client, timeout)
         while True:
             try:
                 return self._contents(ahead, committer)

@@ -23,7 +23,7 @@ from persist_lib.schema.schema import Schema, check_schema
 from persist_lib.shard.commit import Wanted
 from persist_lib.shard.schemas import schema_id
 from persist_lib.streams.catalog import LAYER, Catalog, Record, parse_stream_name, shard_name
-from persist_lib.streams.committer import Committer
+from persist_lib.streams.committer import Committer, deadline_of
 from persist_lib.streams.lock import WriterLock, fence
 from persist_lib.streams.plan import AT, unsealed_schema
 from persist_lib.streams.reader import StreamReader
@@ -180,21 +180,18 @@ class Streams(Resource):
                 self._shared.clones -= 1
                 left = self._shared.clones
             if left == 0:
-                self._stop(None)
+                self._shared.stop(deadline_of(self._shared.client, None))
 
     def stop(self, *, timeout: float | None = None) -> None:
         """Finish what was accepted, take nothing more, and release the writer's lock, for all clones. Idempotent.
 
         What is not committed after `timeout` seconds fails. An error that no caller got from a future is raised.
         """
+        deadline = deadline_of(self._shared.client, timeout)
         self._is_closed = True
-        self._stop(timeout)
+        self._shared.stop(deadline)
 
     __reduce__ = not_pickled("A runtime of streams", "Open one in the other process: one that only reads")
-
-    def _stop(self, timeout: float | None) -> None:
-        client = self._shared.client
-        self._shared.stop(client.runtime.deadline(client.config.timeout_s if timeout is None else timeout))
 
     def _reader(self, name: str, record: Record, schema: Schema) -> StreamReader:
         schema_id(self.client.machine(record.sealed), schema)

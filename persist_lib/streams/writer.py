@@ -4,22 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING
 
+import msgspec
 import pyarrow as pa
 
-from persist_lib.arguments import not_pickled, parse_seconds, shown
+from persist_lib.arguments import not_pickled, shown
 from persist_lib.convert.updates import check_times, iter_updates
 from persist_lib.errors import InvalidUsage
 from persist_lib.frontier import Antichain, at
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import Schema
-from persist_lib.streams.plan import LAST_TIME, AllowCompaction, Op, Seal, Write, check_negatable
+from persist_lib.streams.committer import Committer
+from persist_lib.streams.plan import LAST_TIME, Op, check_negatable
 from persist_lib.times import Times
 from persist_lib.write.pending import ROOM_BYTES, Appended, is_shared, take_over
 
-if TYPE_CHECKING:
-    from persist_lib.streams.committer import Committer
+
+class Write(msgspec.Struct, frozen=True):
+    """One of several calls to be made together: the stream's writer, and the arguments of its `write`."""
+
+    writer: StreamWriter
+    updates: object
+
+
+class Seal(msgspec.Struct, frozen=True):
+    """One of several calls to be made together: the stream's writer, and the arguments of its `seal`."""
+
+    writer: StreamWriter
+    upper: object
+
+
+class AllowCompaction(msgspec.Struct, frozen=True):
+    """One of several calls to be made together: the stream's writer, and the arguments of its `allow_compaction`."""
+
+    writer: StreamWriter
+    since: object
+
 
 Part = Write | Seal | AllowCompaction
 Accepted = Callable[[str], Antichain]
@@ -86,7 +106,7 @@ def multi_write(committer: Committer, parts: object, timeout: float | None) -> F
         raise _no_parts(parts)
     found = list(parts)
     committer.check()
-    deadline = committer.deadline(timeout if timeout is None else parse_seconds(timeout))
+    deadline = committer.deadline(timeout)
     taken = [_taken(committer, part) for part in found]
     size = ROOM_BYTES + sum(table.nbytes for _, table in taken if table is not None)
     return committer.accept(lambda accepted: _checked(taken, accepted), size, deadline)

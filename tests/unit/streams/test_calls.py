@@ -364,6 +364,14 @@ def test_a_wrong_call_is_refused_at_once(
     assert place.write.upper == persist.at(2)
 
 
+@pytest.mark.parametrize("verb", ["flush", "stop"])
+@pytest.mark.parametrize("timeout", ["soon", -1.0, float("nan")])
+def test_a_wrong_timeout_of_the_runtime_is_refused_and_changes_nothing(place: Place, verb: str, timeout: Any) -> None:
+    with pytest.raises(persist.InvalidUsage, match="timeout"):
+        getattr(place.runtime, verb)(timeout=timeout)
+    assert place.write.write([update(5, 9)]).result().count == 1
+
+
 def test_a_diff_that_has_no_opposite_is_refused(place: Place) -> None:
     with pytest.raises(persist.DiffOverflow, match="no opposite"):
         place.write.write([update(1, 5, diff=-(2**63))])

@@ -279,6 +279,17 @@ def test_a_listener_ahead_goes_on_after_nothing_came(world: World) -> None:
         assert [row["_time"] for row in next(events).table.to_pylist()] == [3]  # type: ignore[union-attr]
 
 
+def test_a_listener_ahead_can_be_polled(world: World) -> None:
+    write, read = start(world).create_or_load("s", SCHEMA)
+    write.write([update(1, 3), update(2, 7)]).result()
+    write.seal(5).result()
+    with read.listen(0, ahead="durable") as events:
+        assert [type(event) for event in events.poll()] == [streams.Unsealed, persist.Updates, persist.Progress]
+        assert events.poll() == []
+        write.write([update(3, 8)]).result()
+        assert [type(event) for event in events.poll()] == [streams.Unsealed, persist.Progress]
+
+
 @pytest.mark.parametrize("given", [0, 1, 2])
 def test_a_listener_ahead_that_is_interrupted_goes_on_or_says_that_it_cannot(
     world: World, monkeypatch: pytest.MonkeyPatch, given: int
