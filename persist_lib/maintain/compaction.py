@@ -336,7 +336,7 @@ def filled(state: State) -> int:
 def still_there(state: State, request: Request) -> bool:
     """Whether all inputs of a request are still in the trace, unchanged.
 
-    SUBTLE: a batch that a compactor rewrote alone kept its id, but it is a different batch. So the batches are compared
+    A batch that a compactor rewrote alone kept its id, but it is a different batch. So the batches are compared
     as a whole.
     """
     batches = {batch.id: batch for batch in state.trace}

@@ -122,7 +122,7 @@ def _unfinished(machine: Machine) -> tuple[dict[PartKey, list[Upload]], dict[str
 
 
 def _abort(machine: Machine, uploads: list[Upload]) -> dict[str, str]:
-    """SUBTLE: an upload that could not be aborted is named by its id. Its key may be that of a deleted orphan."""
+    """An upload that could not be aborted is named by its id. Its key may be that of a deleted orphan."""
     if uploads and isinstance(machine.consensus, StaysInPlace):
         machine.consensus.check_in_place()
     if not uploads or (blob := sends_in_pieces(machine.blob)) is None:

@@ -285,7 +285,7 @@ def judge(machine: Machine, batch: Batch, answers: Sequence[Sums | Damage]) -> s
 
     None if it was replaced while it was read, and its objects are gone.
 
-    SUBTLE: a batch that was rewritten alone kept its id, but has other parts. So it is compared as a whole.
+    A batch that was rewritten alone kept its id, but has other parts. So it is compared as a whole.
     """
     damage = [answer for answer in answers if isinstance(answer, Damage)]
     if not damage:

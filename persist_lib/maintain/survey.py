@@ -183,7 +183,7 @@ class Surveyor:
         try:
             looking.found(name, look() if deadline is None else within(deadline, look))
         except PersistError as error:
-            # SUBTLE: when there was no time to try again, a failure of the store says nothing of the shard. It waits.
+            # When there was no time to try again, a failure of the store says nothing of the shard. It waits.
             if isinstance(error, Damage) or deadline is None or not deadline.has_passed():
                 looking.could_not_read(name, error)
 

@@ -52,7 +52,7 @@ class Worker(Resource):
     def _check_alone(self, registered: Committed) -> None:
         """Retire the fresh id and raise Busy if another worker was live when this one registered.
 
-        SUBTLE: the commit tells. Two workers that register at once do so in one order, so exactly the second one sees
+        The commit tells. Two workers that register at once do so in one order, so exactly the second one sees
         the other. A look before the registration could be made by both at once, and by neither afterwards.
         """
         if self.alone and (others := self._others(registered.before)):

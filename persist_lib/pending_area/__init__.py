@@ -50,7 +50,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Return a name of this package. SUBTLE: a writer must not load what the others need, such as database drivers."""
+    """Return a name of this package. A writer must not load what the others need, such as database drivers."""
     if (module := _WHERE.get(name)) is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = found = getattr(import_module(f"{__name__}.{module}"), name)

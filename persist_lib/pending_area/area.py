@@ -212,7 +212,7 @@ def pending_collections(client: Client) -> Iterator[str]:
         told.update(fresh)
         if page.is_last or not page.entries:
             return
-        # Behind all keys of the last one. SUBTLE: names are not in the order of keys, as `-` and `.` precede `/`.
+        # Behind all keys of the last one. Names are not in the order of keys, as `-` and `.` precede `/`.
         after = max(page.entries[-1].key, f"{prefix}{names[-1]}/\U0010ffff")
 
 

@@ -44,7 +44,7 @@ class Fetcher:
     def ahead(self, contents: Sequence[Content]) -> None:
         """Begin to read these, which will be asked for soon, in this order."""
         if self._has(contents, 0) and self._has(contents, min(AHEAD, len(contents)) - TOGETHER):
-            return  # SUBTLE: this is asked once a content, so that looking at each of them here would be the most work
+            return  # This is asked once a content, so that looking at each of them here would be the most work
         wanted = [content for content in contents[:AHEAD] if content.id not in self._under_way]
         if not wanted or (len(wanted) < TOGETHER and contents[0].id in self._under_way):
             return

@@ -144,7 +144,7 @@ def _against_newest(machine: Machine, fetcher: Fetcher, content: Content, before
 def first_exact(state: State, lower: int) -> int | None:
     """The first time from `lower` on at which the shard has what was written at that time; None if there is none.
 
-    SUBTLE: at since itself it also has what was advanced to it.
+    At since itself it also has what was advanced to it.
     """
     since = state.since.time
     return None if since is None else max(lower, since + 1 if since else 0)

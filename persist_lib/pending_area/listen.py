@@ -1,6 +1,6 @@
 """Listening to a collection: through the shard up to its upper, beyond it through the batches of one writer.
 
-SUBTLE: a reader takes from the pending area only what lies beyond the upper of a version that it holds, and lists after
+A reader takes from the pending area only what lies beyond the upper of a version that it holds, and lists after
 it holds that version. A batch becomes garbage at a later seqno than any version whose upper is before the batch's. So
 nothing that was listed is deleted while the version is held, that is until every object of the plan has been read.
 """

@@ -157,7 +157,7 @@ def _earliest(
     cut = int(np.partition(rows["lower"], most)[most])
     cut = cut if horizon is None else min(cut, horizon)
     earlier = rows[rows["lower"] < np.uint64(cut)]
-    # SUBTLE: where more than that begin at one time, some are left out. They are compared when they are late.
+    # Where more than that begin at one time, some are left out. They are compared when they are late.
     return ([earlier], cut) if len(earlier) else ([rows[rows["lower"] == np.uint64(cut)][:most]], cut + 1)
 
 

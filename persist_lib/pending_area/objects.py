@@ -132,7 +132,7 @@ def _part(
 def _notes_are_true(table: pa.Table, schema: Schema, file: PartFile) -> bool:
     """Whether the keys that the object notes of its row groups are those of its rows: ranges of keys are read by them.
 
-    SUBTLE: a writer whose schema has the same columns with another key notes others.
+    A writer whose schema has the same columns with another key notes others.
     """
     groups, place = [], 0
     for rows in file.group_rows:

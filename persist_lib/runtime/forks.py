@@ -73,7 +73,7 @@ def enrol(renewed: Renewed, stage: Stage) -> None:
 
 
 def _in_order() -> list[Renewed]:
-    # SUBTLE: a copy, made by one call of C, as objects may be collected and leave the registry at any moment.
+    # A copy, made by one call of C, as objects may be collected and leave the registry at any moment.
     found = sorted(_enrolled.copy().items(), key=lambda item: (item[1][0], item[0]))
     return [renewed for _, (_, of) in found if (renewed := of()) is not None]
 

@@ -37,7 +37,7 @@ class Reread(Generic[T]):
     def get(self) -> T:
         """The value by the files as they are now."""
         with self._lock:
-            # SUBTLE: looked at before they are read, so that a change in between is seen the next time.
+            # Looked at before they are read, so that a change in between is seen the next time.
             marks = self._look()
             if marks != self._marks:
                 self._marks = marks

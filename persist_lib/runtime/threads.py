@@ -128,7 +128,7 @@ enrol(_aside, Stage.THREADS)
 
 
 def _start_thread() -> None:
-    # SUBTLE: `start` waits on a condition, which an interrupt would leave held. This thread gets no interrupts.
+    # `start` waits on a condition, which an interrupt would leave held. This thread gets no interrupts.
     try:
         threading.Thread(target=_serve, name=ASIDE, daemon=True).start()
     except (RuntimeError, MemoryError):  # no room for one more thread: this one carries out the task
@@ -186,7 +186,7 @@ class Bell:
 class Flag:
     """A flag that one thread waits for. One call of C raises it, so an interrupt cannot leave it half raised.
 
-    SUBTLE: the thread that waits must be one that gets no interrupts, so never the main one: between two calls of
+    The thread that waits must be one that gets no interrupts, so never the main one: between two calls of
     `wait` the flag is taken down and raised again. Others wait for a `Bell`.
     """
 
@@ -209,7 +209,7 @@ class Flag:
 class Condition(threading.Condition):
     """A `threading.Condition` over a non-reentrant lock. One call of C enters it, and one leaves it."""
 
-    # SUBTLE: what `with` calls is looked up on the class, as a descriptor: here the lock's own methods.
+    # What `with` calls is looked up on the class, as a descriptor: here the lock's own methods.
     __enter__ = property(attrgetter("_lock.__enter__"))
     __exit__ = property(attrgetter("_lock.__exit__"))
 
@@ -237,7 +237,7 @@ class Future(futures.Future[T]):
 
 
 _ends = SimpleQueue[None]()
-# SUBTLE: pools also wait for their threads in such hooks, while the main thread still counts as alive. Hooks run last
+# Pools also wait for their threads in such hooks, while the main thread still counts as alive. Hooks run last
 # in, first out, and theirs was added when `concurrent.futures.thread` was imported above. There is no public name.
 threading._register_atexit(_ends.put, None)  # type: ignore[attr-defined]  # noqa: SLF001
 
@@ -252,7 +252,7 @@ class Threads(ThreadPoolExecutor):
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> futures.Future[T]:
         future: Future[T] = Future()
-        # SUBTLE: one copy per task, as two threads cannot enter the same context at once.
+        # One copy per task, as two threads cannot enter the same context at once.
         call = partial(copy_context().run, fn, *args, **kwargs)
 
         def begin() -> None:

@@ -44,7 +44,7 @@ class StreamListen(Follow[StreamEvent]):
 
     With the `committer` of the runtime that writes the stream, also of `Accepted`.
 
-    SUBTLE: each step takes one version of the unsealed shard, and sealed updates only as far as the stream was sealed
+    Each step takes one version of the unsealed shard, and sealed updates only as far as the stream was sealed
     in that version. So between two `Progress` each update moves from unsealed to sealed as a whole.
     """
 
@@ -111,7 +111,7 @@ class StreamListen(Follow[StreamEvent]):
     def _has_come(self) -> bool:
         """Whether the unsealed shard has come further than what was given.
 
-        SUBTLE: the process that writes it does not ask the location, which would wait for the commit that is under way.
+        The process that writes it does not ask the location, which would wait for the commit that is under way.
         """
         machine, given = self._unsealed.machine, at(0 if self._arrived is None else self._arrived + 1)
         if self._committer is None:

@@ -141,7 +141,7 @@ class WriterLock:
             if found.epoch and found.encoding < ENCODING and not wipes:
                 raise _older(self._client.url, found)
             before = found
-            # SUBTLE: while older data is being wiped, the lock still says that it is there.
+            # While older data is being wiped, the lock still says that it is there.
             return _set(state, self._ours(found.epoch + 1, now, found.encoding if found.epoch else ENCODING))
 
         self.epoch = lock_of(self._machine.commit(build).after).epoch
@@ -198,7 +198,7 @@ class WriterLock:
 
     def _renewing(self, state: State, now: int, *, wiped: bool = False) -> c.SetHold:
         found = self._still_ours(state)
-        # SUBTLE: always a later end, so that there is always a transition: its row is what fences the others.
+        # Always a later end, so that there is always a transition: its row is what fences the others.
         later = max(now, found.lease_until + 1 - self._client.config.lease_ms)
         return _set(state, self._ours(found.epoch, later, ENCODING if wiped else found.encoding))
 
@@ -277,7 +277,7 @@ def fence(client: Client, record: Record, lock: WriterLock) -> None:
 
     Raises Fenced when a newer epoch was here.
     """
-    # SUBTLE: the hold first, as nothing else registers an id from then on. A new stream has none before.
+    # The hold first, as nothing else registers an id from then on. A new stream has none before.
     client.machine(record.sealed).commit(lambda state, _now: hold_command(state, lock))
     for name in (record.sealed, record.unsealed):
         retire_writers(client.machine(name))

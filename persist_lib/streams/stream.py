@@ -1,6 +1,6 @@
 """One stream as the runtime that writes it knows it: how far it has come, and what of it is not sealed yet.
 
-SUBTLE: all of this is what is durable for certain. It changes only after a commit whose outcome is known.
+All of this is what is durable for certain. It changes only after a commit whose outcome is known.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class Stream:
     def read_back(self, upper: Antichain) -> Iterator[pa.Table]:
         """The durable unsealed updates with times before `upper`, in tables of bounded size, read from the shard.
 
-        SUBTLE: not by a snapshot, which has one number for each row, and none where a sum is beyond 64 bits. What is
+        Not by a snapshot, which has one number for each row, and none where a sum is beyond 64 bits. What is
         written and retracted may come as two updates here, which are added up where they are appended.
         """
         if self.arrival == 0:
