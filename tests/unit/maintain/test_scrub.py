@@ -112,7 +112,7 @@ def test_the_sentence_claims_only_what_was_read(world: World) -> None:
     skipped = client.scrub("s", after=seqno)
     assert (skipped.batches, skipped.left, skipped.skipped) == (0, 2, 1)
     assert "is right" not in skipped.says
-    assert "1 batch of before" in skipped.says
+    assert "1 batch of earlier versions" in skipped.says
 
 
 def test_a_scrub_without_news_writes_nothing_and_asks_for_two_objects(world: World) -> None:

@@ -408,7 +408,7 @@ def test_schemas_that_a_stream_cannot_have_are_refused(place: Place) -> None:
 
 def test_a_shard_that_is_no_stream_is_left_alone(place: Place) -> None:
     place.client.open_writer("plain", SCHEMA).compare_and_append([], 0, 1)
-    with pytest.raises(persist.NameTaken, match="no stream"):
+    with pytest.raises(persist.NameTaken, match="not a stream"):
         place.runtime.create_or_load("plain", SCHEMA)
     place.client.open_writer("half.unsealed", SCHEMA).compare_and_append([], 0, 1)
     _, read = place.runtime.create_or_load("half", SCHEMA)
