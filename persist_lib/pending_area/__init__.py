@@ -26,10 +26,10 @@ if TYPE_CHECKING:
         due_collections,
         pending_collections,
     )
-    from persist_lib.pending_area.listen import PendingListen
+    from persist_lib.pending_area.area_listen import PendingListen
+    from persist_lib.pending_area.area_reader import PendingReader
+    from persist_lib.pending_area.area_writer import Put, Writer
     from persist_lib.pending_area.listing import Absorbed, Disagreement
-    from persist_lib.pending_area.reader import PendingReader
-    from persist_lib.pending_area.writer import Put, Writer
 
 _NAMES = {
     "area": (
@@ -37,9 +37,9 @@ _NAMES = {
         "due_collections", "pending_collections",
     ),
     "listing": ("Absorbed", "Disagreement"),
-    "listen": ("PendingListen",),
-    "reader": ("PendingReader",),
-    "writer": ("Put", "Writer"),
+    "area_listen": ("PendingListen",),
+    "area_reader": ("PendingReader",),
+    "area_writer": ("Put", "Writer"),
 }  # fmt: skip
 _WHERE = {name: module for module, names in _NAMES.items() for name in names}
 

@@ -32,7 +32,7 @@ from persist_lib.location.wrap.spending import charged
 from persist_lib.location.wrap.stopping import check_not_stopped
 from persist_lib.maintain import Worker, collect, roll_up
 from persist_lib.pending_area.fetcher import AHEAD, THREADS, Fetcher, Id
-from persist_lib.pending_area.late import delete_all, discard_late, known_of
+from persist_lib.pending_area.late_batches import delete_all, discard_late, known_of
 from persist_lib.pending_area.listing import (
     SHOWN,
     Absorbed,

@@ -6,16 +6,16 @@ Its unsealed updates are durable in a second shard until a seal covers them.
 
 from __future__ import annotations
 
-from persist_lib.streams.listen import Accepted, StreamListen, Unsealed
-from persist_lib.streams.lock import Lock, break_lock, fetch_lock
-from persist_lib.streams.opening import (
+from persist_lib.streams.lifecycle import (
     Wiped,
     open,  # noqa: A004 - `streams.open` is what users write
     wipe_all,
 )
-from persist_lib.streams.reader import Contents, StreamReader, persisted_source
-from persist_lib.streams.streams import Streams
-from persist_lib.streams.writer import AllowCompaction, Seal, StreamWriter, Write
+from persist_lib.streams.lock import Lock, break_lock, fetch_lock
+from persist_lib.streams.stream_listen import Accepted, StreamListen, Unsealed
+from persist_lib.streams.stream_reader import Contents, StreamReader, persisted_source
+from persist_lib.streams.stream_runtime import Streams
+from persist_lib.streams.stream_writer import AllowCompaction, Seal, StreamWriter, Write
 
 __all__ = [
     "Accepted", "AllowCompaction", "Contents", "Lock", "Seal", "StreamListen", "StreamReader", "StreamWriter",

@@ -39,9 +39,9 @@ from persist_lib.runtime.forks import Stage, enrol
 from persist_lib.runtime.threads import SLICE_S, is_ending
 from persist_lib.shard.commit import Wanted
 from persist_lib.shard.outcomes import REFUSED
+from persist_lib.streams.commit_plan import Call, Op, Step, plan
 from persist_lib.streams.lock import WriterLock, commit_together, hold_command
-from persist_lib.streams.plan import Call, Op, Step, plan
-from persist_lib.streams.stream import Stream
+from persist_lib.streams.stream_state import Stream
 from persist_lib.write.appending import timed_out
 from persist_lib.write.many import Append, append_together
 from persist_lib.write.pending import Appended, AppendFuture, Pending, copied

@@ -27,7 +27,7 @@ from persist_lib.shard.commit import Build, Committed, Done, Machine, Undone, Wa
 from persist_lib.shard.leases import Leases
 from persist_lib.shard.schemas import create_if_missing
 from persist_lib.shard.terms import claim, retire_writers
-from persist_lib.streams.catalog import LAYER, Record
+from persist_lib.streams.stream_list import LAYER, Record
 from persist_lib.write.registration import Registration
 
 log = logging.getLogger("persist.streams")

@@ -13,7 +13,7 @@ from persist_lib import streams
 from persist_lib.ids import SeqNo
 from persist_lib.location import open_location
 from persist_lib.read.handle import ReadHandle
-from persist_lib.streams import reader as readers
+from persist_lib.streams import stream_reader as readers
 from tests.gated import LONG_S
 from tests.streaming import SCHEMA, start, update
 from tests.unit.streams.test_calls import Place

@@ -16,11 +16,11 @@ import persist_lib as persist
 from persist_lib import streams
 from persist_lib.core import commands as c
 from persist_lib.shard.terms import retire_writers
+from persist_lib.streams import lifecycle
 from persist_lib.streams import lock as fencing
-from persist_lib.streams import opening
-from persist_lib.streams import streams as runtimes
-from persist_lib.streams.catalog import Catalog
+from persist_lib.streams import stream_runtime as runtimes
 from persist_lib.streams.lock import SHARD, WriterLock
+from persist_lib.streams.stream_list import Catalog
 from persist_lib.testing import Rival
 from persist_lib.write.registration import Registration
 from tests.streaming import SCHEMA, all_of, start, update
@@ -205,7 +205,7 @@ def _load_before_retire(mp: pytest.MonkeyPatch) -> None:
         fencing.fence(self.client, record, committer.lock)
         return stream
 
-    mp.setattr(opening, "take_over", lambda *_: None)
+    mp.setattr(lifecycle, "take_over", lambda *_: None)
     mp.setattr(runtimes, "fence", lambda *_: None)
     mp.setattr(runtimes.Streams, "_load", load_first)
 

@@ -15,13 +15,13 @@ from persist_lib.read.listen import BACK_OFF, Progress, Updates
 from persist_lib.read.waiting import Patience
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.runtime.follow import Follow
-from persist_lib.streams.plan import from_unsealed
-from persist_lib.streams.stream import sealed_upper
+from persist_lib.streams.commit_plan import from_unsealed
+from persist_lib.streams.stream_state import sealed_upper
 
 if TYPE_CHECKING:
+    from persist_lib.streams.commit_plan import Call
     from persist_lib.streams.committer import Committer
-    from persist_lib.streams.plan import Call
-    from persist_lib.streams.reader import StreamReader
+    from persist_lib.streams.stream_reader import StreamReader
 
 
 class Unsealed(NamedTuple):

@@ -23,10 +23,10 @@ from persist_lib.location import Location
 from persist_lib.location.open import Place, open_location
 from persist_lib.location.wrap.around import AroundConsensus, Operation, T
 from persist_lib.runtime.ambient import Runtime
-from persist_lib.streams.catalog import Catalog, Record, make_list
 from persist_lib.streams.committer import Committer
 from persist_lib.streams.lock import ENCODING, HOLD, WriterLock, fence, fetch_lock
-from persist_lib.streams.streams import Mode, Shared, Streams, take_over
+from persist_lib.streams.stream_list import Catalog, Record, make_list
+from persist_lib.streams.stream_runtime import Mode, Shared, Streams, take_over
 
 DROPPED = "-"
 """What the name of a dropped stream begins with in the list. So a new stream can have its name at once."""

@@ -23,9 +23,7 @@ from persist_lib.read.handle import ReadHandle
 from persist_lib.schema.schema import DIFF, Schema
 from persist_lib.shard.commit import Machine
 from persist_lib.shard.schemas import schema_id
-from persist_lib.streams.catalog import Record
-from persist_lib.streams.lock import HOLD, FencedRegistration, WriterLock
-from persist_lib.streams.plan import (
+from persist_lib.streams.commit_plan import (
     AT,
     SEALER,
     Step,
@@ -39,6 +37,8 @@ from persist_lib.streams.plan import (
     u64,
     unsealed_schema,
 )
+from persist_lib.streams.lock import HOLD, FencedRegistration, WriterLock
+from persist_lib.streams.stream_list import Record
 from persist_lib.write.handle import WriteHandle
 from persist_lib.write.many import Append
 

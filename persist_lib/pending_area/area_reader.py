@@ -11,7 +11,7 @@ from persist_lib.errors import Missing, NotComplete, PersistError
 from persist_lib.frontier import MAX_TIME, TOP, Antichain, at
 from persist_lib.kernel.consolidate import consolidate
 from persist_lib.kernel.multiplicity import built
-from persist_lib.pending_area.listen import Emitted, PendingListen, check_emitted, look_again
+from persist_lib.pending_area.area_listen import Emitted, PendingListen, check_emitted, look_again
 from persist_lib.read.handle import ReadHandle
 from persist_lib.read.listen import Updates
 from persist_lib.read.waiting import Patience

@@ -20,7 +20,7 @@ from persist_lib.format.parts import within
 from persist_lib.format.paths import blob_key, pending_prefix
 from persist_lib.frontier import MAX_TIME, Antichain, at
 from persist_lib.location.wrap.around import next_page
-from persist_lib.pending_area.late import first_exact, shard_sums
+from persist_lib.pending_area.late_batches import first_exact, shard_sums
 from persist_lib.pending_area.listing import Listing, fetch_listing, read_listing
 from persist_lib.pending_area.objects import NONE, Batch, TimeSums, added, decode, sums_of
 from persist_lib.read.handle import ReadHandle

@@ -22,11 +22,11 @@ from persist_lib.read.snapshot import KeyRange, Snapshot
 from persist_lib.runtime.resource import Resource
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import DIFF, Schema
-from persist_lib.streams.catalog import Record
+from persist_lib.streams.commit_plan import beyond, from_unsealed, unsealed_schema
 from persist_lib.streams.committer import Committer, deadline_of
-from persist_lib.streams.listen import StreamListen
-from persist_lib.streams.plan import beyond, from_unsealed, unsealed_schema
-from persist_lib.streams.stream import sealed_upper
+from persist_lib.streams.stream_list import Record
+from persist_lib.streams.stream_listen import StreamListen
+from persist_lib.streams.stream_state import sealed_upper
 from persist_lib.times import Times
 
 Ahead = Literal["sealed", "durable", "accepted"]
