@@ -123,8 +123,8 @@ def _unfinished(machine: Machine) -> tuple[dict[PartKey, list[Upload]], dict[str
 
 def _abort(machine: Machine, uploads: list[Upload]) -> dict[str, str]:
     """An upload that could not be aborted is named by its id. Its key may be that of a deleted orphan."""
-    if uploads and isinstance(machine.consensus, StaysInPlace):
-        machine.consensus.check_in_place()
+    if uploads:
+        check_in_place(machine)
     if not uploads or (blob := sends_in_pieces(machine.blob)) is None:
         return {}
     return {upload.id: f"{upload.key}: {error}" for upload, error in blob.abort_uploads(uploads).items()}
@@ -143,14 +143,18 @@ def _delete(machine: Machine, keys: tuple[PartKey, ...], progress: Progress | No
     failed: dict[str, str] = {}
     for start in range(0, len(keys), PAGE):
         page = {blob_key(machine.shard, key): key for key in keys[start : start + PAGE]}
-        # The deletion was decided from this log, which must still be the log that other processes commit to.
-        if isinstance(machine.consensus, StaysInPlace):
-            machine.consensus.check_in_place()
+        check_in_place(machine)
         errors = machine.blob.delete_many(list(page))
         failed |= {page[key]: str(error) for key, error in errors.items()}
         if progress is not None:
             progress(min(start + PAGE, len(keys)), len(keys))
     return failed
+
+
+def check_in_place(machine: Machine) -> None:
+    """Raise unless the log from which a deletion was decided is still the one that other processes commit to."""
+    if isinstance(machine.consensus, StaysInPlace):
+        machine.consensus.check_in_place()
 
 
 def _truncate(machine: Machine, plan: GarbagePlan) -> int:

@@ -19,8 +19,9 @@ from persist_lib.errors import Missing
 from persist_lib.format.paths import pending_key, pending_prefix
 from persist_lib.frontier import at
 from persist_lib.ids import PartKey, ShardId
-from persist_lib.location.api import Blob, StaysInPlace
+from persist_lib.location.api import Blob
 from persist_lib.location.wrap.around import listed
+from persist_lib.maintain.garbage import check_in_place
 from persist_lib.pending_area.fetcher import Fetcher, Id
 from persist_lib.pending_area.listing import SHOWN, Absorbed, Content, Disagreement, Listing, Others, pages
 from persist_lib.pending_area.objects import TimeSums, sums_of
@@ -102,8 +103,7 @@ def delete_all(machine: Machine, done: Absorbed, *, dry_run: bool) -> Absorbed:
             else:
                 batches.append(entry.key)
         if not dry_run and batches:
-            if isinstance(machine.consensus, StaysInPlace):
-                machine.consensus.check_in_place()
+            check_in_place(machine)
             failed |= {key: str(error) for key, error in machine.blob.delete_many(batches).items()}
         deleted += len(batches)
     top = machine.state.upper
