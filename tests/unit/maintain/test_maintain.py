@@ -1,4 +1,4 @@
-"""Maintenance: each duty does what it says, may be repeated, raced and interrupted, and changes nobody's contents."""
+"""Maintenance: each duty does what it says, may be repeated, raced and interrupted, and changes no contents."""
 
 from __future__ import annotations
 

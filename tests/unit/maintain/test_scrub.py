@@ -261,7 +261,7 @@ def test_two_scrubs_at_once_never_lose_a_mark_of_damage(world: World, before: st
 
 
 class Paused:
-    """A scrub in a thread of its own, which stops before each request to Blob until `step` lets it go on."""
+    """A scrub in a thread of its own, which stops before each request to Blob until `step` lets it continue."""
 
     def __init__(self, world: World) -> None:
         self._go, self._stopped = threading.Semaphore(0), threading.Semaphore(0)

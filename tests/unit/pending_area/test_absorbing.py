@@ -65,7 +65,7 @@ def test_overlaps_within_a_writer_and_between_writers_count_once(area: Area, cut
     assert area.pending() == []
 
 
-def test_a_gap_stops_it_and_is_told(area: Area):
+def test_a_gap_stops_it_and_is_named(area: Area):
     area.put("a", 0, 3)
     area.put("b", 5, 8)
     done = area.absorb()
@@ -117,7 +117,7 @@ def test_a_damaged_copy_of_a_batch_is_skipped_for_a_sound_one(area: Area):
     assert area.merged() == plain(said(0, 6), 5)
 
 
-def test_a_damaged_batch_that_nobody_else_has_stops_it(area: Area):
+def test_a_damaged_batch_that_no_other_writer_has_stops_it(area: Area):
     area.put("a", 0, 3)
     area.damage(key := area.put("a", 3, 5))
     area.put("a", 5, 9)
@@ -138,7 +138,7 @@ def test_batches_without_updates_move_upper(area: Area):
     assert area.merged() == plain(said(9, 12), 13)
 
 
-def test_a_batch_without_an_end_is_told_and_not_absorbed(area: Area):
+def test_a_batch_without_an_end_is_counted_and_not_absorbed(area: Area):
     from msgspec.structs import replace  # noqa: PLC0415
 
     from persist_lib.format.paths import blob_key  # noqa: PLC0415
@@ -491,7 +491,7 @@ def test_delete_leaves_nothing_and_what_comes_later_goes_as_well(area: Area):
     assert area.absorb().deleted == 1
 
 
-def test_a_shard_that_is_not_there_or_too_old_is_told(world: World):
+def test_a_shard_that_is_not_there_or_too_old_is_named(world: World):
     client = world.client(persist.Config(format=2))
     with pytest.raises(NotFound):
         pending_area.absorb(client, NAME)

@@ -58,7 +58,7 @@ def test_contents_are_those_of_a_plain_list_at_every_time_before_and_after_absor
     assert area.reader.upper == at(14)
 
 
-def test_what_nobody_has_put_yet_is_waited_for(area: Area):
+def test_what_is_not_put_yet_is_waited_for(area: Area):
     area.put("a", 0, 3)
     with pytest.raises(TimedOut, match="have come to"):
         area.reader.contents(3, timeout=0.2, diff=True)
@@ -130,7 +130,7 @@ def test_merged_only_reads_nothing_from_the_pending_area(area: Area):
     assert len(listener.poll()) == 2
 
 
-def test_what_was_absorbed_otherwise_raises_diverged_and_goes_on_raising_it(area: Area):
+def test_what_was_absorbed_otherwise_raises_diverged_again_and_again(area: Area):
     area.put("a", 0, 3)
     listener, merged = area.reader.listen(0), area.reader.listen(0, merged_only=True)
     listener.poll()

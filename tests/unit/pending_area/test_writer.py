@@ -117,7 +117,7 @@ def test_a_schema_with_constraints_is_refused(world: World):
         Writer(world.inner.url, NAME, "a", {"id": "int64"})  # type: ignore[arg-type]
 
 
-def test_a_location_that_is_not_there_is_told(tmp_path: Path):
+def test_a_location_that_is_not_there_is_named(tmp_path: Path):
     with pytest.raises(NotFound):
         Writer(f"file:{tmp_path}/none", NAME, "a", SCHEMA)
     with pytest.raises(InvalidUsage):

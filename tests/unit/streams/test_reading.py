@@ -268,7 +268,7 @@ def test_a_listener_ahead_ends_where_it_was_told_and_says_when_nothing_comes(wor
     assert [row["_time"] for e in got if isinstance(e, persist.Updates) for row in e.table.to_pylist()] == [3]
 
 
-def test_a_listener_ahead_goes_on_after_nothing_came(world: World) -> None:
+def test_a_listener_ahead_continues_after_nothing_came(world: World) -> None:
     write, read = start(world).create_or_load("s", SCHEMA)
     with read.listen(0, ahead="durable", timeout=0.1) as events:
         with pytest.raises(persist.TimedOut, match="iterate on"):
@@ -291,7 +291,7 @@ def test_a_listener_ahead_can_be_polled(world: World) -> None:
 
 
 @pytest.mark.parametrize("given", [0, 1, 2])
-def test_a_listener_ahead_that_is_interrupted_goes_on_or_says_that_it_cannot(
+def test_a_listener_ahead_that_is_interrupted_continues_or_says_that_it_cannot(
     world: World, monkeypatch: pytest.MonkeyPatch, given: int
 ) -> None:
     write, read = start(world).create_or_load("s", SCHEMA)
