@@ -1,7 +1,7 @@
 """Collections in Dagster: an asset with a partition for each, a job that tends them, and jobs for what people decide.
 
-Tending is a duty over collections, not over shards, so it is not in the table of duties: a pass looks at all
-collections of the location, and most find nothing to do. `rebuild`, `compare` and `handover` are about one collection.
+A pass looks at all collections of the location, and most find nothing to do. `rebuild`, `compare` and `handover` are
+about one collection.
 """
 
 # SUBTLE: no `from __future__ import annotations` here, as Dagster reads the annotations of what it decorates.
@@ -34,6 +34,7 @@ from orchestration.reports import DRY_RUN, Event, figure
 from orchestration.resources import Persist
 from orchestration.runs import is_unfinished
 from persist_lib.client import Client
+from persist_lib.core.duties import BY_NAME
 from persist_lib.errors import InvalidUsage, PersistError
 from persist_lib.runtime.each import Each
 from persist_lib.storage import Controller, Description
@@ -41,11 +42,7 @@ from persist_lib.storage.describe import Step, Tended
 from persist_lib.storage.tables import Lag
 
 COLLECTIONS = "collections"
-CRON = "*/5 * * * *"
-TENDS = (
-    "Settle commands, promise, move holds, take away renditions and collections that nobody needs, and apply and tidy "
-    "the WALs of tables."
-)
+DUTY = BY_NAME[COLLECTIONS]
 
 
 class TendConfig(dg.Config):
@@ -95,7 +92,7 @@ class RebuildConfig(dg.Config):
 def collections_asset(mount: Mount) -> dg.AssetSpec:
     """The asset that all jobs of this module report to."""
     return dg.AssetSpec(
-        mount.key(COLLECTIONS), description=f"The collections of the location. {TENDS}", owners=["team:storage"],
+        mount.key(COLLECTIONS), description=f"The collections of the location. {DUTY.does}", owners=["team:storage"],
         partitions_def=defined(mount, PARTITIONS), group_name=mount.group, kinds={"python"},
     )  # fmt: skip
 
@@ -111,9 +108,9 @@ def collection_schedule(mount: Mount, job: dg.JobDefinition, status: dg.DefaultS
     """Tend collections where there is something to do. Looking costs one request without a catalog."""
 
     @dg.schedule(
-        name=f"{job.name}_schedule", job=job, cron_schedule=CRON, execution_timezone="UTC", default_status=status,
-        tags={"persist/duty": job.name}, required_resource_keys={mount.persist},
-        description=f"{TENDS} Runs only where that is due.",
+        name=f"{job.name}_schedule", job=job, cron_schedule=DUTY.schedule, execution_timezone="UTC",
+        default_status=status, tags={"persist/duty": job.name}, required_resource_keys={mount.persist},
+        description=f"{DUTY.does} Runs only where that is due.",
     )  # fmt: skip
     def when_due(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
         persist: Persist = getattr(context.resources, mount.persist)
@@ -176,7 +173,7 @@ def tend_op(mount: Mount) -> dg.OpDefinition:
         if wrong:
             raise dg.Failure(f"Not all could be looked after; the others were. {'; '.join(wrong)}")
 
-    return _op(mount, COLLECTIONS, TENDS, tended)
+    return _op(mount, COLLECTIONS, DUTY.does, tended)
 
 
 def collections_check(mount: Mount) -> dg.AssetChecksDefinition:

@@ -1,7 +1,6 @@
 """Pending areas in Dagster: an asset, a job that absorbs what writers put, and a schedule that asks if that is due.
 
-Absorption is about collections whose writers nobody knows, so it is not in the table of duties: what is due is found by
-listing what was put. Garbage that it makes is deleted by the duty `garbage`.
+What is due is found by listing what was put. Garbage that absorption makes is deleted by the duty `garbage`.
 """
 
 # SUBTLE: no `from __future__ import annotations` here, as Dagster reads the annotations of what it decorates.
@@ -20,14 +19,14 @@ from orchestration.reports import DRY_RUN, Event, figure
 from orchestration.resources import Persist
 from orchestration.runs import is_unfinished
 from orchestration.schedules import LOOK_S
+from persist_lib.core.duties import BY_NAME
 from persist_lib.errors import PersistError
 from persist_lib.pending_area import Absorbed, absorb, due_collections, pending_collections
 from persist_lib.runtime.each import Each, why
 from persist_lib.storage.sources.records import owners_of
 
 PENDING = "pending"
-CRON = "*/5 * * * *"
-ABSORBS = "Absorb what writers without coordination put into the pending areas of collections."
+DUTY = BY_NAME[PENDING]
 MOST_NAMED = 20
 
 
@@ -41,7 +40,7 @@ class PendingConfig(dg.Config):
 def pending_asset(mount: Mount) -> dg.AssetSpec:
     """The asset that the job reports to."""
     return dg.AssetSpec(
-        mount.key(PENDING), description=ABSORBS, owners=["team:storage"], partitions_def=defined(mount, PARTITIONS),
+        mount.key(PENDING), description=DUTY.does, owners=["team:storage"], partitions_def=defined(mount, PARTITIONS),
         group_name=mount.group, kinds={"python"},
     )  # fmt: skip
 
@@ -55,9 +54,9 @@ def pending_schedule(mount: Mount, job: dg.JobDefinition, status: dg.DefaultSche
     """Absorb where something is due. Looking costs a listing of what is pending, a thousand batches a request."""
 
     @dg.schedule(
-        name=f"{job.name}_schedule", job=job, cron_schedule=CRON, execution_timezone="UTC", default_status=status,
-        tags={"persist/duty": job.name}, required_resource_keys={mount.persist},
-        description=f"{ABSORBS} Runs only where that is due.",
+        name=f"{job.name}_schedule", job=job, cron_schedule=DUTY.schedule, execution_timezone="UTC",
+        default_status=status, tags={"persist/duty": job.name}, required_resource_keys={mount.persist},
+        description=f"{DUTY.does} Runs only where that is due.",
     )  # fmt: skip
     def when_due(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
         persist: Persist = getattr(context.resources, mount.persist)
@@ -79,7 +78,7 @@ def absorb_op(mount: Mount) -> dg.OpDefinition:
     """Absorb collections one after the other. What fails or is in dispute is told at the end; the others are done."""
 
     @dg.op(
-        name=mount.named("absorption_of_pending"), description=ABSORBS, out={}, required_resource_keys={mount.persist}
+        name=mount.named("absorption_of_pending"), description=DUTY.does, out={}, required_resource_keys={mount.persist}
     )
     def of_pending(context: dg.OpExecutionContext, config: PendingConfig) -> Iterator[Event]:
         persist: Persist = getattr(context.resources, mount.persist)

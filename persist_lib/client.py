@@ -31,7 +31,8 @@ from persist_lib.location.stack import open_stack, wrap
 from persist_lib.location.wrap.metering import Metrics
 from persist_lib.location.wrap.spending import charged
 from persist_lib.maintain import Survey, Surveyor, Worker
-from persist_lib.maintain.upkeep import Progress, Upkeep
+from persist_lib.maintain.duties import Upkeep
+from persist_lib.maintain.worker import Progress
 from persist_lib.relation.append_many import Append, append_together
 from persist_lib.relation.reader import PURPOSE_LETTERS, ReadHandle
 from persist_lib.relation.registration import parse_bounds

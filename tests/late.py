@@ -14,7 +14,7 @@ from persist_lib.location.wrap.around import Operation
 from persist_lib.relation.writer import WriteHandle
 from persist_lib.shard.commit import Machine
 from persist_lib.testing import Rival
-from persist_lib.testing.rival import RACED
+from persist_lib.testing.faults import RACED
 from tests.served import Sharing
 from tests.streaming import SCHEMA, update
 from tests.worlds import World

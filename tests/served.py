@@ -20,8 +20,7 @@ from persist_lib.location.wrap.around import AroundConsensus, Operation
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.server.serving import ShardServer
 from persist_lib.testing import FaultyConsensus, Outcome, Rival
-from persist_lib.testing.faults import Chances, Plan
-from persist_lib.testing.rival import RACED
+from persist_lib.testing.faults import RACED, Chances, Plan
 from tests.faults.proxy import Proxy
 from tests.worlds import Clocked, World
 

@@ -12,7 +12,7 @@ from persist_lib.location.wrap.around import Operation
 from persist_lib.location.wrap.cache_files import FOLDER
 from persist_lib.location.wrap.caching import Cache, CachingBlob, fetch
 from persist_lib.runtime.ambient import Runtime
-from persist_lib.testing.recording import RecordingBlob
+from persist_lib.testing.faults import RecordingBlob
 
 
 def files_of(path: Path) -> list[Path]:

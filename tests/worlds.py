@@ -13,9 +13,8 @@ from persist_lib.location.api import Consensus
 from persist_lib.location.wrap.around import AroundConsensus, Operation
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.testing import Fate, FaultyBlob, FaultyConsensus, ManualClock, Outcome, Rival
-from persist_lib.testing.faults import Plan
+from persist_lib.testing.faults import Plan, RecordingBlob, RecordingConsensus
 from persist_lib.testing.model import Update, updates_from
-from persist_lib.testing.recording import RecordingBlob, RecordingConsensus
 
 T = TypeVar("T")
 SCHEMA = persist.Schema(key={"id": "int64 not null"}, value={"word": "string"})

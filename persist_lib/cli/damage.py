@@ -11,12 +11,12 @@ from persist_lib.ids import ShardId
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
     from persist_lib.client import Client
-    from persist_lib.maintain.marks import Remembered
+    from persist_lib.maintain.scrub_memory import Remembered
 
 
 def look(client: Client, shards: Sequence[str]) -> dict[str, Remembered]:
     """Return what scrubs remember of these shards, by one listing; a failure is in it, and stops nothing else."""
-    from persist_lib.maintain.marks import Remembered, known_damage
+    from persist_lib.maintain.scrub_memory import Remembered, known_damage
 
     if not shards:
         return {}

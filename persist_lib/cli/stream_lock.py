@@ -139,7 +139,7 @@ def wipe(
     persist streams wipe --yes
     """
     from persist_lib import streams
-    from persist_lib.streams.catalog import Catalog
+    from persist_lib.streams.stream_list import Catalog
 
     if not (dry_run or yes):
         confirm(session, session.location, "dropping all its streams", "location")

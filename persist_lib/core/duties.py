@@ -1,10 +1,10 @@
-"""The duties: what keeps a shard small, cheap and clean. One table, one name each.
+"""The duties: what keeps shards, collections, tables and pending areas small, cheap and clean. One name each.
 
 The library's `maintain`, the commands of `persist`, their keys in JSON, and Dagster's assets, jobs and schedules are
-made from this table. A new duty is a line here, a module in `maintain/`, a test, and a line in docs/operations.md.
+made from this table. A new duty is a line here, a function in `maintain.duties.FUNCTIONS`, a test, and a line in
+docs/operations.md.
 
-Only facts are here, so that `persist --help` does not load Arrow. `entry` names the function that carries a duty out,
-in `maintain`; `maintain.duties.carry_out` calls it.
+Only facts are here, so that `persist --help` does not load Arrow.
 """
 
 from __future__ import annotations
@@ -21,8 +21,6 @@ class Duty(NamedTuple):
     """One kind of upkeep. `name` is its command, its key, its asset, its job and the start of its schedule's name."""
 
     name: str
-    entry: str
-    """`module:function` in `persist_lib.maintain`; it takes a `Call`, and answers what it did."""
     does: str
     """What it does, in one sentence: the first line of its command's help, and the asset's description."""
     help: str = ""
@@ -39,14 +37,16 @@ class Duty(NamedTuple):
     """What its Dagster job does, in order. Empty: only this."""
     kinds: tuple[str, ...] = ()
     """What it is made with, for Dagster's graph."""
+    carrier: str = "shard"
+    """What it looks after. Those of a shard reach every layer, as all of them keep their data in shards."""
 
 
 DUTIES: tuple[Duty, ...] = (
     Duty(
-        "leases", "liveness:do_leases", "Retire readers and writers whose lease has ended.",
+        "leases", "Retire readers and writers whose lease has ended.",
         """
-    They find out at their next call. A writer then registers anew by itself; a reader has to be opened anew. This does
-    not move since; it moves with the next reader or hold that moves.
+    They find out at their next call. A writer then registers again by itself; a reader has to be opened again. This
+    does not move since; it moves with the next reader or hold that moves.
 
     \b
     persist leases --all --dry-run      ids that are overdue, for how long, and what they hold back
@@ -54,7 +54,7 @@ DUTIES: tuple[Duty, ...] = (
         schedule="* * * * *",
     ),
     Duty(
-        "retention", "liveness:do_retention", "Give up the history that the retention policy does not keep.",
+        "retention", "Give up the history that the retention policy does not keep.",
         """
     As far as readers and holds allow.
 
@@ -65,7 +65,7 @@ DUTIES: tuple[Duty, ...] = (
         after=("leases",),
     ),
     Duty(
-        "compaction", "compaction:do_compaction", "Merge batches that are in debt, so that reading stays fast.",
+        "compaction", "Merge batches that are in debt, so that reading stays fast.",
         """
     Never changes a shard's contents. The price is that of the requests, at the location's prices (see --prices).
     `persist plan` shows the same as --dry-run.
@@ -78,7 +78,7 @@ DUTIES: tuple[Duty, ...] = (
         job=("leases", "retention", "compaction", "rollups", "garbage", "census"),
     ),
     Duty(
-        "rollups", "rollups:do_rollups", "Copy a shard's state to Blob, if that is due, so that opening it stays fast.",
+        "rollups", "Copy a shard's state to Blob, if that is due, so that opening it stays fast.",
         """
     Garbage may wait for it, too.
 
@@ -89,7 +89,7 @@ DUTIES: tuple[Duty, ...] = (
         after=("compaction",),
     ),
     Duty(
-        "garbage", "garbage:do_garbage", "Delete garbage that no reader can reach any more, and truncate the log.",
+        "garbage", "Delete garbage that no reader can reach any more, and truncate the log.",
         """
     No age is consulted: an object goes when no live reader can still read a state that refers to it. What has to wait
     is listed with the reader, or the missing rollup, that it waits for.
@@ -101,7 +101,7 @@ DUTIES: tuple[Duty, ...] = (
         after=("rollups",), schedule="7 * * * *", job=("retention", "rollups", "garbage"),
     ),
     Duty(
-        "orphans", "orphans:do_orphans", "Delete objects that were uploaded but never linked, and never can be.",
+        "orphans", "Delete objects that were uploaded but never linked, and never can be.",
         """
     Lists the shard's objects, then reads its state. An object of a live writer is pending: it may be linked yet.
 
@@ -111,7 +111,7 @@ DUTIES: tuple[Duty, ...] = (
         after=("garbage",), is_last=True, schedule="23 2 * * *",
     ),
     Duty(
-        "scrub", "scrub:do_scrub", "Read every batch again, and verify digests, counts and fingerprints.",
+        "scrub", "Read every batch again, and verify digests, counts and fingerprints.",
         """
     Changes no data. It remembers in the location what it found: batches known to be damaged are read again each time,
     until they are sound or gone. With --new, batches that were found sound are not. Exit code 3 if anything is damaged.
@@ -124,7 +124,7 @@ DUTIES: tuple[Duty, ...] = (
         after=("compaction",), is_upkeep=False, schedule="41 3 * * 0", kinds=("spark", "parquet"),
     ),
     Duty(
-        "census", "census:do_census",
+        "census",
         "Count everything about shards: batches, debt, garbage, leases, rollups, dollars.",
         """
     Without names, of all shards.
@@ -138,8 +138,21 @@ DUTIES: tuple[Duty, ...] = (
 )  # fmt: skip
 """In the order that frees the most: what is expired lets since move, what is compacted becomes garbage, and so on."""
 
+LAYER_DUTIES: tuple[Duty, ...] = (
+    Duty(
+        "collections", "Settle commands, promise, move holds, take away renditions and collections that nobody needs, "
+        "and apply and tidy the WALs of tables.",
+        schedule="*/5 * * * *", carrier="collection",
+    ),
+    Duty(
+        "pending", "Absorb what writers without coordination put into the pending areas of collections.",
+        schedule="*/5 * * * *", carrier="pending area",
+    ),
+)  # fmt: skip
+"""The duties of what stands on shards. They find what is due: `Controller.tend`, `pending_area.absorb`."""
+
 NAMES: tuple[str, ...] = tuple(duty.name for duty in DUTIES)
-BY_NAME: Mapping[str, Duty] = {duty.name: duty for duty in DUTIES}
+BY_NAME: Mapping[str, Duty] = {duty.name: duty for duty in (*DUTIES, *LAYER_DUTIES)}
 
 
 def figures_of(answer: object) -> dict[str, int | float]:

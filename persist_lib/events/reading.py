@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from types import TracebackType
-from typing import Self
 
 from persist_lib.arguments import not_pickled, parse_integer
 from persist_lib.errors import InvalidUsage, Missing, NotFound
@@ -14,9 +12,10 @@ from persist_lib.events.api import EVENTS, Event, Held, RecordStore, Scans, Veri
 from persist_lib.events.fragments import Whole, fetch, put_together
 from persist_lib.events.record import check_follows
 from persist_lib.events.writing import MOST_ID
+from persist_lib.runtime.resource import Resource
 
 
-class LogReader:
+class LogReader(Resource):
     """See `api.Reader`."""
 
     def __init__(self, records: RecordStore, where: str) -> None:
@@ -117,14 +116,6 @@ class LogReader:
             "Nothing was changed; restore it from a copy",
             key=f"{id_}:0",
         )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<reader of {self._where}, last {self.last}>"

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-from typing import Self
-
 from persist_lib.events.api import Kind, Opening, RecordStore
 from persist_lib.events.fragments import check_limit
 from persist_lib.events.kinds import load_kind
@@ -12,9 +9,10 @@ from persist_lib.events.reading import LogReader
 from persist_lib.events.specifier import DEFAULT, Specifier, parse_specifier, take_limit
 from persist_lib.events.writing import LogWriter, open_writer
 from persist_lib.runtime.ambient import Runtime
+from persist_lib.runtime.resource import Resource
 
 
-class LogStore:
+class LogStore(Resource):
     """See `api.Store`. Each writer and each reader opens a driver of its own."""
 
     def __init__(self, specifier: Specifier, kind: Kind, runtime: Runtime) -> None:
@@ -52,14 +50,6 @@ class LogStore:
         if self._records is not None:
             self._records.close()
             self._records = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<events in {self.specifier}>"

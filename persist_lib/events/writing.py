@@ -7,8 +7,7 @@ import os
 import threading
 from collections import OrderedDict
 from queue import Empty, SimpleQueue
-from types import TracebackType
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 from persist_lib.arguments import not_pickled, parse_integer, parse_seconds, parse_text, shown
 from persist_lib.errors import (
@@ -26,6 +25,7 @@ from persist_lib.events.fragments import cut, fetch
 from persist_lib.events.record import EVENT, NOTE, NOTHING
 from persist_lib.events.recovery import Tail, recover
 from persist_lib.runtime.ambient import Runtime
+from persist_lib.runtime.resource import Resource
 from persist_lib.runtime.threads import SLICE_S, Bell, Future, aside
 
 log = logging.getLogger("persist.events")
@@ -48,7 +48,7 @@ class _Entry(NamedTuple):
     future: Future[None]
 
 
-class LogWriter:
+class LogWriter(Resource):
     """See `api.Writer`. SUBTLE: one call (`put`) accepts an entry, so an interrupt comes before or after that.
 
     What the caller's side notes afterwards (`accepted`, the bytes) may lag by an entry then. The thread goes by what it
@@ -288,14 +288,6 @@ class LogWriter:
             raise InvalidUsage(f"{self._where}: there is no event {id_}", id=id_)
         whole.release()
         return whole.label.digest
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<writer of {self._where}, epoch {self.epoch}, last {self._last}>"

@@ -23,8 +23,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
-from types import TracebackType
-from typing import Self, TypeAlias
+from typing import TypeAlias
 
 from persist_lib.arguments import shown
 from persist_lib.core.cost import S3_LIST
@@ -38,6 +37,7 @@ from persist_lib.location.scheme import Opening, Scheme
 from persist_lib.location.wrap.read_only import ReadOnlyBlob, ReadOnlyConsensus, RefusesWrites
 from persist_lib.location.wrap.retrying import TIMEOUT_S
 from persist_lib.runtime.ambient import Runtime
+from persist_lib.runtime.resource import Resource
 
 ENTRY_POINTS = "persist.locations"
 Place: TypeAlias = "str | os.PathLike[str]"
@@ -65,7 +65,7 @@ BUILT_IN: Mapping[str, Scheme] = {
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Location:
+class Location(Resource):
     """An open Blob and Consensus, and the absolute URLs by which any process can open the same. Pickles as its URLs."""
 
     url: str
@@ -82,14 +82,6 @@ class Location:
         """Release connections and files. Idempotent."""
         self.blob.close()
         self.consensus.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __reduce__(self) -> tuple[Callable[..., Location], tuple[object, ...]]:
         return _reopen, (self.url, self.consensus_url, self.read_only)

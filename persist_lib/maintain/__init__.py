@@ -14,44 +14,16 @@ from persist_lib.maintain.compaction import Compacted, Engine, compact, local_en
 from persist_lib.maintain.duties import Maintained, maintain
 from persist_lib.maintain.garbage import Audited, Collected, audit_orphans, collect
 from persist_lib.maintain.liveness import Expired, Retained, expire, retain
-from persist_lib.maintain.marks import known_damage
-from persist_lib.maintain.repair import Repaired, repair
+from persist_lib.maintain.repair import Repaired, Upgraded, repair, upgrade
 from persist_lib.maintain.rollups import RolledUp, roll_up
-from persist_lib.maintain.scrub import Adder, scrub
-from persist_lib.maintain.scrubbed import Scrubbed
+from persist_lib.maintain.scrub import Adder, Scrubbed, scrub
+from persist_lib.maintain.scrub_memory import known_damage
 from persist_lib.maintain.survey import Survey, Surveyor
-from persist_lib.maintain.upgrade import Upgraded, upgrade
 from persist_lib.maintain.worker import Worker
 
 __all__ = [
-    "Adder",
-    "Audited",
-    "Census",
-    "Collected",
-    "Compacted",
-    "Engine",
-    "Expired",
-    "Maintained",
-    "Repaired",
-    "Retained",
-    "RolledUp",
-    "Scrubbed",
-    "Survey",
-    "Surveyor",
-    "Upgraded",
-    "Worker",
-    "audit_orphans",
-    "census_of",
-    "collect",
-    "compact",
-    "expire",
-    "known_damage",
-    "local_engine",
-    "maintain",
-    "repair",
-    "retain",
-    "roll_up",
-    "scrub",
-    "take_census",
-    "upgrade",
-]
+    "Adder", "Audited", "Census", "Collected", "Compacted", "Engine", "Expired", "Maintained", "Repaired",
+    "Retained", "RolledUp", "Scrubbed", "Survey", "Surveyor", "Upgraded", "Worker", "audit_orphans",
+    "census_of", "collect", "compact", "expire", "known_damage", "local_engine", "maintain", "repair", "retain",
+    "roll_up", "scrub", "take_census", "upgrade",
+]  # fmt: skip

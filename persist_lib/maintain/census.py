@@ -12,7 +12,6 @@ from persist_lib.core.state import State, Version
 from persist_lib.core.trace import Level, levels
 from persist_lib.frontier import Antichain
 from persist_lib.ids import SeqNo
-from persist_lib.maintain.call import Call
 from persist_lib.shard.commit import Machine
 from persist_lib.times import Unit
 
@@ -104,8 +103,3 @@ def census_of(shard: str, version: Version, now: int, policy: Policy | None = No
 
 def _stored(state: State) -> int:
     return state.size + sum(rollup.size for rollup in state.rollups.values())
-
-
-def do_census(call: Call) -> Census:
-    """The duty `census`."""
-    return take_census(call.machine, call.policy)

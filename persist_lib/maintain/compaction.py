@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor
 from contextlib import suppress
 from itertools import islice, pairwise
 from typing import Protocol, runtime_checkable
@@ -31,18 +32,25 @@ from persist_lib.core.plan.compaction import (
     task_inputs,
 )
 from persist_lib.core.plan.cutting import cut_evenly
+from persist_lib.core.plan.fan_in import SHARE
 from persist_lib.core.state import State
+from persist_lib.core.sums import total
 from persist_lib.errors import Damage, Missing
+from persist_lib.format.encoded import EncodedPart
+from persist_lib.format.merged import merge_to_parts, parts_of
+from persist_lib.format.paths import blob_key, part_key
 from persist_lib.frontier import Antichain
-from persist_lib.ids import SeqNo, WriterId
+from persist_lib.ids import SeqNo, ShardId, WriterId
+from persist_lib.location.api import Blob
 from persist_lib.location.wrap.spending import charged
 from persist_lib.location.wrap.stopping import Stopped, check_not_stopped
-from persist_lib.maintain.call import Call
-from persist_lib.maintain.task import run_task
-from persist_lib.maintain.worker import Uploader, Worker
+from persist_lib.maintain.worker import Progress, Uploader, Worker
+from persist_lib.runtime.ambient import Runtime
+from persist_lib.shard.batches import as_part
 from persist_lib.shard.commit import Committed, Machine
 from persist_lib.shard.cutting import Within, stretches
-from persist_lib.shard.runs import overlapping
+from persist_lib.shard.gathering import gather
+from persist_lib.shard.runs import Stored, overlapping
 
 log = logging.getLogger("persist.compaction")
 
@@ -58,9 +66,6 @@ class Cuts(Protocol):
         """How many tasks to make of a request that reads `size` bytes, where a task may read `task_bytes`."""
         ...
 
-
-Progress = Callable[[int, int], None]
-"""Called with the number of updates that are merged and the total number, which grows if there are further rounds."""
 
 MOST_ROUNDS = 16
 """A round merges what one merge can read at once. So many rounds are only needed while others append all the time."""
@@ -99,12 +104,10 @@ class Compacted(msgspec.Struct, frozen=True):
 
     @property
     def bytes_in(self) -> int:
-        """Bytes read."""
         return sum(applied.bytes_in for applied in self.applied)
 
     @property
     def bytes_out(self) -> int:
-        """Bytes written."""
         return sum(applied.bytes_out for applied in self.applied)
 
 
@@ -149,7 +152,7 @@ def compact(
         kept = sum(one.updates_in for one in applied)
         stopped.add_note(
             f"shard {machine.shard}: {len(applied)} of {len(requests)} requests were committed, {kept:,} updates, and "
-            "are kept. The rest is as it was before; compact again to go on"
+            "are kept. The rest is as it was before; compact again to continue"
         )
         raise
     if damaged:
@@ -165,7 +168,6 @@ class _Told:
         self._done = self._total = 0
 
     def begin(self, updates: int) -> None:
-        """A round of so many updates begins."""
         self._total += updates
 
     def during(self, request: Request, tasks: Sequence[MergeTask], results: Iterable[TaskResult]) -> list[TaskResult]:
@@ -177,7 +179,6 @@ class _Told:
         return found
 
     def end(self, request: Request) -> None:
-        """The request is done, or left out."""
         self._done += request.count
         self._progress(self._done, self._total)
 
@@ -335,15 +336,40 @@ def filled(state: State) -> int:
 def still_there(state: State, request: Request) -> bool:
     """Whether all inputs of a request are still in the trace, unchanged.
 
-    SUBTLE: a batch that a compactor rewrote alone kept its id, but it is a different batch. So the batches are compared
+    A batch that a compactor rewrote alone kept its id, but it is a different batch. So the batches are compared
     as a whole.
     """
     batches = {batch.id: batch for batch in state.trace}
     return all(batches.get(batch.id) == batch for batch in request.inputs)
 
 
-def do_compaction(call: Call) -> Compacted:
-    """The duty `compaction`."""
-    return compact(
-        call.machine, call.worker, policy=call.policy, engine=call.engine, dry_run=call.dry_run, progress=call.progress
-    )
+def run_task(task: MergeTask, blob: Blob, entropy: Callable[[], int], pool: Executor | None = None) -> TaskResult:
+    """Merge the task's key range and upload the parts, under fresh keys below the uploader's id.
+
+    Small inputs are read in the pool, if there is one; otherwise the calling thread does everything.
+
+    Running it twice leaves orphans, never damage. Raises Missing if an input is gone, Corrupt if one is damaged.
+    """
+    shard, parts, sums = ShardId(task.shard), [], []
+    for encoded in _merged(task, blob, pool or Runtime(background=False).pool(1, "persist-merge")):
+        key = part_key(WriterId(task.uploader), entropy())
+        blob.set(blob_key(shard, key), encoded.data)
+        parts.append(as_part(encoded, key, task.schema))
+        sums.append(encoded.said.sums)
+        del encoded  # otherwise it stays in memory while the next one is built
+    return TaskResult(tuple(parts), total(sums))
+
+
+def _merged(task: MergeTask, blob: Blob, pool: Executor) -> Iterator[EncodedPart]:
+    """The parts that replace the task's inputs. Small inputs are gathered first; often all inputs are small."""
+    shard, schema = ShardId(task.shard), task.schemas[task.schema]
+    stored = Stored(blob, shard, task.schemas, schema, task.key_lower, task.key_upper)
+    inputs = overlapping(task.inputs, task.key_lower, task.key_upper)
+    gathered = gather(stored, inputs, task.advance_to, task.merge_bytes // SHARE, pool)
+    if gathered.table is not None and not gathered.rest:
+        tables = [gathered.table] if gathered.table.num_rows else []
+        return parts_of(tables, schema, task.schema, task.part_bytes, pool.map)
+    return merge_to_parts(
+        gathered.streams(stored), schema, task.schema,
+        advance_to=task.advance_to, part_bytes=task.part_bytes, merge_bytes=task.merge_bytes,
+    )  # fmt: skip

@@ -1,26 +1,31 @@
-"""Does all duties of one shard, in the order of the table in `core.duties`."""
+"""The duties of one shard: what carries out each of the table in `core.duties`, and the calls of a client for them."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from functools import partial
-from importlib import import_module
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from persist_lib.core.cost import Cost
-from persist_lib.core.duties import BY_NAME, DUTIES
-from persist_lib.core.plan.compaction import Policy
+from persist_lib.arguments import check_callable, check_type, parse_flag, parse_integer
+from persist_lib.config import Config
+from persist_lib.core.cost import Cost, Prices
+from persist_lib.core.duties import DUTIES
+from persist_lib.core.formats import FIRST, NEWEST
+from persist_lib.core.plan.compaction import Policy, policy_of
 from persist_lib.errors import PersistError
+from persist_lib.frontier import MAX_TIME
 from persist_lib.location.wrap.spending import charged
-from persist_lib.maintain.call import Call
 from persist_lib.maintain.census import Census, take_census
-from persist_lib.maintain.compaction import Compacted, Engine
-from persist_lib.maintain.garbage import Audited, Collected
-from persist_lib.maintain.liveness import Expired, Retained
-from persist_lib.maintain.rollups import RolledUp
-from persist_lib.maintain.worker import Worker
+from persist_lib.maintain.compaction import Compacted, Engine, compact
+from persist_lib.maintain.garbage import Audited, Collected, audit_orphans, collect, together
+from persist_lib.maintain.liveness import Expired, Retained, expire, retain
+from persist_lib.maintain.repair import Repaired, Upgraded, repair, upgrade
+from persist_lib.maintain.rollups import RolledUp, roll_up
+from persist_lib.maintain.scrub import Adder, Scrubbed, scrub
+from persist_lib.maintain.worker import Progress, Worker
 from persist_lib.runtime.each import Each
 from persist_lib.shard.commit import Machine
 from persist_lib.shard.leases import Leases
@@ -66,11 +71,56 @@ class Maintained(msgspec.Struct, frozen=True):
         return self.done["orphans"]
 
 
-def entry_of(duty: str) -> Callable[[Call], Any]:
-    """The function that carries out a duty of the table, as its `entry` names it."""
-    module, _, name = BY_NAME[duty].entry.partition(":")
-    entry: Callable[[Call], Any] = getattr(import_module(f"persist_lib.maintain.{module}"), name)
-    return entry
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One shard, and how to do a duty there. A duty ignores the fields that it does not need.
+
+    `worker` registers when a duty first asks for its id. With `dry_run` the duty changes nothing and returns what it
+    would do.
+    """
+
+    worker: Worker
+    leases: Leases
+    policy: Policy | None = None
+    engine: Engine | None = None
+    dry_run: bool = False
+
+    @property
+    def machine(self) -> Machine:
+        return self.worker.machine
+
+    def do(self, duty: str) -> Any:
+        return FUNCTIONS[duty](self)
+
+
+def _compaction(call: Call) -> Compacted:
+    return compact(call.machine, call.worker, policy=call.policy, engine=call.engine, dry_run=call.dry_run)
+
+
+def _orphans(call: Call) -> Audited:
+    """Delete the objects that were never linked.
+
+    A loose rollup may still be linked by its writer. A newer rollup prevents that; then a second audit can delete it.
+    """
+    audited = audit_orphans(call.machine, dry_run=call.dry_run)
+    if audited.loose_rollups and not call.dry_run:
+        with Worker(call.machine, call.leases, alone=call.worker.alone) as worker:
+            roll_up(call.machine, worker, force=True)
+        audited = together(audited, audit_orphans(call.machine))
+    return audited
+
+
+FUNCTIONS: Mapping[str, Callable[[Call], Any]] = {
+    "leases": lambda call: expire(call.machine, dry_run=call.dry_run),
+    "retention": lambda call: retain(call.machine, dry_run=call.dry_run),
+    "compaction": _compaction,
+    "rollups": lambda call: roll_up(call.machine, call.worker, dry_run=call.dry_run),
+    "garbage": lambda call: collect(call.machine, dry_run=call.dry_run),
+    "orphans": _orphans,
+    "scrub": lambda call: scrub(call.machine, is_kept=not call.dry_run),
+    "census": lambda call: take_census(call.machine, call.policy),
+}
+"""The function that carries out each duty of the table."""
 
 
 def carry_out(
@@ -88,7 +138,7 @@ def carry_out(
     while another worker is at the shard.
     """
     with Worker(machine, leases, alone=alone) as worker:
-        return entry_of(duty)(Call(worker, leases, policy=policy, dry_run=dry_run))
+        return Call(worker, leases, policy=policy, dry_run=dry_run).do(duty)
 
 
 @charged
@@ -114,12 +164,170 @@ def maintain(
         try:
             with Worker(machine, leases, alone=alone) as worker:
                 call = Call(worker, leases, policy=policy, engine=engine, dry_run=dry_run)
-                tried.add(names, partial(_upkeep, call), PersistError)
+                tried.add(names, call.do, PersistError)
         except PersistError as error:
             tried.failed["retire the worker"] = error
     tried.check(f"shard {machine.shard}: {{}} duties")
     return Maintained(tried.done, before, take_census(machine, policy))
 
 
-def _upkeep(call: Call, duty: str) -> Any:
-    return entry_of(duty)(call)
+class Upkeep(ABC):
+    """The calls of a client that look after a shard. Each may be repeated at any time, and none changes its contents.
+
+    The one exception is `repair`, which takes back what cannot be read.
+    """
+
+    config: Config
+    prices: Prices
+    leases: Leases
+
+    @abstractmethod
+    def machine(self, name: str) -> Machine:
+        """The machine of the shard with this name."""
+
+    @abstractmethod
+    def _writable(self, what: str) -> None:
+        """Raise InvalidUsage if this client is read-only. `what` names the call that would change something."""
+
+    def policy(self, policy: Policy | None = None) -> Policy:
+        """The policy by which this client plans compaction: `policy`, or one made of the client's settings.
+
+        Fields that `policy` leaves open are taken from the settings.
+        """
+        if policy is not None:
+            check_type(policy, Policy, "policy", "persist.Policy(weight=0.5)")
+        return policy_of(self.config, policy, self.prices)
+
+    def census(self, name: str, policy: Policy | None = None) -> Census:
+        """Return the shard's figures: batches, debt, garbage, leases, rollups and dollars. Changes nothing."""
+        return take_census(self.machine(name), self.policy(policy))
+
+    def maintain(
+        self,
+        name: str,
+        *,
+        policy: Policy | None = None,
+        engine: Engine | None = None,
+        dry_run: bool = False,
+        alone: bool = False,
+    ) -> Maintained:
+        """Carry out all duties of upkeep on a shard, in this process, before this call returns.
+
+        When a duty fails, the others are still done, and the gravest failure is raised at the end. That error keeps its
+        own type, and has two more fields: `failed` (messages, by duty) and `done` (answers, by duty). With `dry_run`
+        nothing is changed, and the answers say what would be done. May be repeated at any time. `alone` is as in
+        `compact`.
+        """
+        policy, dry_run, alone = self.policy(policy), parse_flag(dry_run, "dry_run"), parse_flag(alone, "alone")
+        _check_engine(engine)
+        return maintain(self.machine(name), self.leases, policy=policy, engine=engine, dry_run=dry_run, alone=alone)
+
+    @charged
+    def compact(
+        self,
+        name: str,
+        *,
+        policy: Policy | None = None,
+        engine: Engine | None = None,
+        dry_run: bool = False,
+        alone: bool = False,
+        progress: Progress | None = None,
+    ) -> Compacted:
+        """Merge the batches that are in debt, so that reads stay fast. Never changes the shard's contents.
+
+        `engine` runs the merge tasks (None: this process does), and `progress` is called with how many are done and how
+        many there are. With `dry_run` nothing is changed, and the answer says what would be merged. With `alone` it
+        raises Busy, and changes nothing, while another process compacts the shard or rolls it up.
+        """
+        policy, dry_run, alone = self.policy(policy), parse_flag(dry_run, "dry_run"), parse_flag(alone, "alone")
+        _check_engine(engine)
+        _check_progress(progress)
+        with Worker(self.machine(name), self.leases, alone=alone) as worker:
+            return compact(worker.machine, worker, policy=policy, engine=engine, dry_run=dry_run, progress=progress)
+
+    @charged
+    def roll_up(self, name: str, *, force: bool = False, dry_run: bool = False, alone: bool = False) -> RolledUp:
+        """Copy the shard's state to Blob, if that is due or `force` is true. This keeps opening the shard fast.
+
+        `alone` is as in `compact`.
+        """
+        force, dry_run, alone = parse_flag(force, "force"), parse_flag(dry_run, "dry_run"), parse_flag(alone, "alone")
+        with Worker(self.machine(name), self.leases, alone=alone) as worker:
+            return roll_up(worker.machine, worker, force=force, dry_run=dry_run)
+
+    def expire(self, name: str, *, dry_run: bool = False) -> Expired:
+        """Retire the readers and writers whose lease has ended. They learn of it at their next commit."""
+        return expire(self.machine(name), dry_run=parse_flag(dry_run, "dry_run"))
+
+    def retain(self, name: str, *, dry_run: bool = False) -> Retained:
+        """Move the retention hold to where the shard's retention policy, set by `set_retention`, puts it."""
+        return retain(self.machine(name), dry_run=parse_flag(dry_run, "dry_run"))
+
+    def collect(self, name: str, *, dry_run: bool = False, progress: Progress | None = None) -> Collected:
+        """Delete the garbage that no reader can reach any more, and truncate the log."""
+        _check_progress(progress)
+        return collect(self.machine(name), dry_run=parse_flag(dry_run, "dry_run"), progress=progress)
+
+    def audit_orphans(self, name: str, *, dry_run: bool = False, progress: Progress | None = None) -> Audited:
+        """Delete the uploaded objects that no state refers to and that no writer can ever link."""
+        _check_progress(progress)
+        return audit_orphans(self.machine(name), dry_run=parse_flag(dry_run, "dry_run"), progress=progress)
+
+    def scrub(
+        self,
+        name: str,
+        *,
+        after: int = 0,
+        new_only: bool = False,
+        engine: Adder | None = None,
+        progress: Progress | None = None,
+    ) -> Scrubbed:
+        """Read every batch again, and verify its digests, counts and fingerprint. Changes no data.
+
+        What it found is remembered in the location. Batches known to be damaged are read each time. With `new_only`,
+        those that an earlier scrub found sound are not; with `after`, those written at or before that seqno are not.
+        Damage does not end the scrub: the answer lists it in `damaged`, and `says` it all in a sentence.
+        """
+        _check_engine(engine)
+        _check_progress(progress)
+        after, new_only = parse_integer(after, "after", 0, MAX_TIME), parse_flag(new_only, "new_only")
+        return scrub(self.machine(name), after=after, new_only=new_only, engine=engine, progress=progress)
+
+    def upgrade(self, name: str, to: int = NEWEST, *, dry_run: bool = False) -> Upgraded:
+        """Write the shard's log in format `to` from now on. The default is the newest format that this release knows.
+
+        Call this when every program that uses the shard knows that format. From then on older programs refuse the shard
+        with NewerFormat before they do anything. The change cannot be undone. A shard that has the format already, or
+        is finished, is left as it is. Raises InvalidUsage for a format that this release does not know, or that is
+        older than the shard's.
+        """
+        to, dry_run = parse_integer(to, "to", FIRST, NEWEST), parse_flag(dry_run, "dry_run")
+        if not dry_run:
+            self._writable("upgrade")
+        return upgrade(self.machine(name), to, dry_run=dry_run)
+
+    def repair(self, name: str, *, dry_run: bool = False) -> Repaired:
+        """Take back the first version of a shard that cannot be read, and all versions after it. Do a dry run first.
+
+        Use it for a log that is damaged, or that holds a row that no reader can decode. Versions before the first such
+        one stay as they were; data that was appended from there on is lost. No other client may use the shard during
+        the repair, and clients that have seen a version that is taken back raise HistoryRegressed from then on. Changes
+        nothing when every version can be read.
+
+        Raises NewerFormat when a newer release wrote the log: upgrade this program instead. Raises Missing when a
+        repair would not make the shard readable.
+        """
+        dry_run = parse_flag(dry_run, "dry_run")
+        if not dry_run:
+            self._writable("repair")
+        return repair(self.machine(name), dry_run=dry_run)
+
+
+def _check_engine(engine: object) -> None:
+    if engine is not None:
+        check_callable(engine, "engine", "merge tasks that answers their results, or None")
+
+
+def _check_progress(progress: object) -> None:
+    if progress is not None:
+        check_callable(progress, "progress", "how many are done and how many there are, or None")

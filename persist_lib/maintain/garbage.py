@@ -6,8 +6,6 @@ object that cannot be deleted stays on the list. If a listing fails, less is del
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import msgspec
 
 from persist_lib.core import commands as c
@@ -20,11 +18,9 @@ from persist_lib.ids import PartKey, SeqNo, parse_rollup_key
 from persist_lib.location.api import StaysInPlace, Upload
 from persist_lib.location.wrap.around import sends_in_pieces
 from persist_lib.location.wrap.spending import charged
-from persist_lib.maintain.call import Call
+from persist_lib.maintain.worker import Progress
 from persist_lib.shard.commit import Machine
 
-Progress = Callable[[int, int], None]
-"""Called with the number of objects that are deleted and the total number."""
 PAGE = 1000
 
 
@@ -107,6 +103,12 @@ def audit_orphans(machine: Machine, *, dry_run: bool = False, progress: Progress
     return Audited(gone, size, plan.live, plan.pending, plan.swept, failed, loose, len(aborted), sum(aborted))
 
 
+def together(first: Audited, second: Audited) -> Audited:
+    """What two audits in a row found."""
+    names = ("orphans", "size", "swept", "uploads", "uploads_size", "cost")
+    return msgspec.structs.replace(second, **{name: getattr(first, name) + getattr(second, name) for name in names})
+
+
 def _unfinished(machine: Machine) -> tuple[dict[PartKey, list[Upload]], dict[str, str]]:
     """Unfinished uploads by key, and why they could not be listed. Orphans are deleted also when that listing fails."""
     found: dict[PartKey, list[Upload]] = {}
@@ -120,9 +122,9 @@ def _unfinished(machine: Machine) -> tuple[dict[PartKey, list[Upload]], dict[str
 
 
 def _abort(machine: Machine, uploads: list[Upload]) -> dict[str, str]:
-    """SUBTLE: an upload that could not be aborted is named by its id. Its key may be that of a deleted orphan."""
-    if uploads and isinstance(machine.consensus, StaysInPlace):
-        machine.consensus.check_in_place()
+    """An upload that could not be aborted is named by its id. Its key may be that of a deleted orphan."""
+    if uploads:
+        check_in_place(machine)
     if not uploads or (blob := sends_in_pieces(machine.blob)) is None:
         return {}
     return {upload.id: f"{upload.key}: {error}" for upload, error in blob.abort_uploads(uploads).items()}
@@ -141,9 +143,7 @@ def _delete(machine: Machine, keys: tuple[PartKey, ...], progress: Progress | No
     failed: dict[str, str] = {}
     for start in range(0, len(keys), PAGE):
         page = {blob_key(machine.shard, key): key for key in keys[start : start + PAGE]}
-        # The deletion was decided from this log, which must still be the log that other processes commit to.
-        if isinstance(machine.consensus, StaysInPlace):
-            machine.consensus.check_in_place()
+        check_in_place(machine)
         errors = machine.blob.delete_many(list(page))
         failed |= {page[key]: str(error) for key, error in errors.items()}
         if progress is not None:
@@ -151,11 +151,12 @@ def _delete(machine: Machine, keys: tuple[PartKey, ...], progress: Progress | No
     return failed
 
 
+def check_in_place(machine: Machine) -> None:
+    """Raise unless the log from which a deletion was decided is still the one that other processes commit to."""
+    if isinstance(machine.consensus, StaysInPlace):
+        machine.consensus.check_in_place()
+
+
 def _truncate(machine: Machine, plan: GarbagePlan) -> int:
     below = SeqNo(plan.truncate_below)
     return machine.consensus.truncate(machine.shard, below) if below > 1 else 0
-
-
-def do_garbage(call: Call) -> Collected:
-    """The duty `garbage`."""
-    return collect(call.machine, dry_run=call.dry_run, progress=call.progress)

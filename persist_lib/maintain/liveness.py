@@ -11,7 +11,6 @@ from persist_lib.core.plan.retention import plan_retention
 from persist_lib.core.state import RETENTION, State
 from persist_lib.frontier import Antichain
 from persist_lib.location.wrap.spending import charged
-from persist_lib.maintain.call import Call
 from persist_lib.shard.commit import Committed, Machine
 
 
@@ -61,13 +60,3 @@ def retain(machine: Machine, *, dry_run: bool = False) -> Retained:
 
     answer = machine.commit(move)
     return Retained(state.retention, state.since, answer.after.since)
-
-
-def do_leases(call: Call) -> Expired:
-    """The duty `leases`."""
-    return expire(call.machine, dry_run=call.dry_run)
-
-
-def do_retention(call: Call) -> Retained:
-    """The duty `retention`."""
-    return retain(call.machine, dry_run=call.dry_run)

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import msgspec
 
+from persist_lib.core import commands as c
 from persist_lib.core.state import State, Version
 from persist_lib.core.validate import check_state
 from persist_lib.errors import Damage, HistoryRegressed, Missing, NewerFormat, NotFound, PersistError
@@ -54,7 +55,7 @@ def repair(machine: Machine, *, dry_run: bool = False) -> Repaired:
     """Drop the newest versions of a shard, from the first one that cannot be read. Does nothing if all can be read.
 
     With `dry_run` nothing changes, and the result says what would be dropped. Raises NotFound if there is no such
-    shard, and NewerFormat if a newer release wrote a version: that is no damage. Raises Missing if the remaining
+    shard, and NewerFormat if a newer release wrote a version: that is not damage. Raises Missing if the remaining
     versions could not be read either, and HistoryRegressed if another process committed at the same time.
     """
     rows = _all_rows(machine.consensus, machine.shard)
@@ -184,3 +185,24 @@ class _Until(AroundConsensus):
 
     def scan(self, key: str, from_seqno: SeqNo, limit: int) -> list[Row]:
         return [row for row in self.inner.scan(key, from_seqno, limit) if row.seqno <= self._last]
+
+
+class Upgraded(msgspec.Struct, frozen=True):
+    """The shard's format before and after; they are equal if nothing had to be done."""
+
+    before: int
+    after: int
+
+
+def upgrade(machine: Machine, format_: int, *, dry_run: bool = False) -> Upgraded:
+    """Move the shard to `format_`, and return its format before and after. With `dry_run` nothing changes.
+
+    Doing it again changes nothing. There is no way back to an older format.
+    """
+    state = machine.fetch().state
+    if state.is_finished():
+        return Upgraded(state.format, state.format)
+    if dry_run and format_ >= state.format:
+        return Upgraded(state.format, format_)
+    committed = machine.commit(lambda _state, _now: c.Upgrade(format_))
+    return Upgraded(committed.before.format, committed.after.format)

@@ -12,7 +12,6 @@ from persist_lib.core.state import State
 from persist_lib.format.paths import blob_key, rollup_key
 from persist_lib.ids import SeqNo, WriterId
 from persist_lib.location.wrap.spending import charged
-from persist_lib.maintain.call import Call
 from persist_lib.maintain.worker import Worker
 from persist_lib.shard.commit import Committed, Machine
 from persist_lib.shard.log import encode_rollup
@@ -90,8 +89,3 @@ def write_rollup(machine: Machine, worker: WriterId) -> RolledUp:
     if isinstance(answer, r.TooOld):
         return RolledUp(None, version.seqno, 0, behind)
     raise machine.refused(answer)
-
-
-def do_rollups(call: Call) -> RolledUp:
-    """The duty `rollups`."""
-    return roll_up(call.machine, call.worker, force=call.force, dry_run=call.dry_run)

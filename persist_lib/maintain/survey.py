@@ -7,6 +7,7 @@ was, so its look is taken from memory (`maintain.remembered`). The state of the 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 
 import msgspec
 
@@ -25,13 +26,12 @@ from persist_lib.ids import SeqNo, ShardId, parse_shard_id
 from persist_lib.location.api import AnswersDebts, Blob, Consensus
 from persist_lib.location.wrap.deadline import within
 from persist_lib.location.wrap.spending import charged
-from persist_lib.maintain.asking import ask_for_debts
-from persist_lib.maintain.remembered import Remembered, latest
+from persist_lib.maintain.survey_cache import Remembered, latest
+from persist_lib.maintain.worker import Progress
 from persist_lib.runtime.ambient import Deadline, Runtime
 from persist_lib.shard.commit import Machine
 from persist_lib.shard.log import fetch_newer, fetch_newest
 
-Progress = Callable[[int, int], None]
 ORPHANS_MS = 7 * 86_400_000
 """Orphans are looked for this often, also on a shard that did not move: an upload leaves no trace in the log."""
 LEAST_THREADS = 8
@@ -119,7 +119,6 @@ class Surveyor:
         seconds: float | None,
         progress: Progress | None,
     ) -> Survey:
-        """See `Client.survey`."""
         marks = _parse_done(done)
         most = None if most is None else parse_integer(most, "most")
         deadline = None if seconds is None else self._runtime.deadline(parse_seconds(seconds, "seconds"))
@@ -184,7 +183,7 @@ class Surveyor:
         try:
             looking.found(name, look() if deadline is None else within(deadline, look))
         except PersistError as error:
-            # SUBTLE: when there was no time to try again, a failure of the store says nothing of the shard. It waits.
+            # When there was no time to try again, a failure of the store says nothing of the shard. It waits.
             if isinstance(error, Damage) or deadline is None or not deadline.has_passed():
                 looking.could_not_read(name, error)
 
@@ -271,11 +270,9 @@ class _Looking:
         return any(look is not self.looks.get(name) for name, look in before.items())
 
     def memory(self, settings: str) -> Memory:
-        """What the next survey starts from."""
         return Memory(settings, dict(self.looks), dict(self.failed))
 
     def survey(self) -> Survey:
-        """What was found."""
         waiting = sum(1 for name in self.heads if name not in self.failed and not self._is_current(name))
         looks = {name: look for name, look in self.looks.items() if look.seqno}
         unread = {name: why for name, (_, why) in self.failed.items()}
@@ -297,3 +294,43 @@ def _parse_done(done: object) -> dict[str, list[str]]:
 def _check_duty(duty: object) -> None:
     if not (isinstance(duty, str) and duty in NAMES):
         raise InvalidUsage(f"there is no duty {shown(duty)}; there are {', '.join(NAMES)}", argument="duty", value=duty)
+
+
+ROUND_S = 5.0
+"""How long one request may take. What is not looked at by then is asked for by the next one."""
+GRACE_S = 30.0
+"""How much longer than a survey's own time a request is tried, if the server does not answer at once."""
+
+
+def ask_for_debts(
+    answers: AnswersDebts,
+    settings: str,
+    done: Mapping[str, Sequence[str]],
+    most: int | None,
+    deadline: Deadline | None,
+    runtime: Runtime,
+    progress: Callable[[int, int], None] | None,
+) -> Debts | None:
+    """What is due on all shards, as a survey of its own would find it; None if the server has other settings.
+
+    Asks again for shards that wait to be looked at, until the deadline, or once if `most` is given. Those that move
+    again during this are not waited for.
+    """
+    first: Debts | None = None
+    while True:
+        seconds = ROUND_S if deadline is None else min(ROUND_S, deadline.remaining_s())
+        call = partial(answers.debts, settings, done if first is None else {}, most, seconds)
+        if (found := within(runtime.deadline(seconds + GRACE_S), call)) is None:
+            return None
+        first = first or found
+        left = _left(first, found)
+        if progress is not None:
+            progress(len(found.heads) - left, len(found.heads))
+        if not left or most is not None or (deadline is not None and deadline.has_passed()):
+            return found
+
+
+def _left(first: Debts, found: Debts) -> int:
+    """How many shards have not been looked at since the first answer."""
+    waits = (name for name in found.moved if name in first.moved and name not in found.unread)
+    return sum(1 for name in waits if name not in found.looks or found.looks[name].looked_ms < first.now)

@@ -4,31 +4,31 @@ from __future__ import annotations
 
 import datetime as dt
 import logging
-from collections.abc import Mapping
-from types import TracebackType
-from typing import Protocol, Self
+from collections.abc import Callable, Mapping
+from typing import Protocol
 
 from persist_lib.core.plan.expiry import has_ended
 from persist_lib.core.state import State
 from persist_lib.errors import Busy, PersistError
 from persist_lib.ids import ShardId, WriterId
 from persist_lib.relation.registration import Registration
+from persist_lib.runtime.resource import Resource
 from persist_lib.shard.commit import Committed, Machine
 from persist_lib.shard.leases import Leases
 
 log = logging.getLogger("persist.maintenance")
+Progress = Callable[[int, int], None]
+"""Called with how much is done and how much there is: updates that are merged, objects, batches or shards."""
 
 
 class Uploader(Protocol):
     """An object that has the id of a live writer. Parts are uploaded under that id."""
 
     @property
-    def id(self) -> WriterId:
-        """The writer's id."""
-        ...
+    def id(self) -> WriterId: ...
 
 
-class Worker:
+class Worker(Resource):
     """One shard's worker for the length of a `with` block. The first use of `id` registers it, the end retires it.
 
     With `alone`, `id` raises Busy while another maintenance writer of this shard is live. That saves work done twice;
@@ -52,7 +52,7 @@ class Worker:
     def _check_alone(self, registered: Committed) -> None:
         """Retire the fresh id and raise Busy if another worker was live when this one registered.
 
-        SUBTLE: the commit tells. Two workers that register at once do so in one order, so exactly the second one sees
+        The commit tells. Two workers that register at once do so in one order, so exactly the second one sees
         the other. A look before the registration could be made by both at once, and by neither afterwards.
         """
         if self.alone and (others := self._others(registered.before)):
@@ -62,6 +62,9 @@ class Worker:
                 self._registration.forget()  # its lease ends by itself
                 log.warning("shard %s: could not retire the worker's id: %s", self.machine.shard, error)
             self._refuse(others)
+
+    def close(self) -> None:
+        self._registration.close()
 
     def _others(self, state: State) -> dict[WriterId, int]:
         """The maintenance writers whose lease has not ended, and until when it lasts."""
@@ -73,22 +76,9 @@ class Worker:
         }
 
     def _refuse(self, others: Mapping[WriterId, int]) -> None:
-        """Raise Busy if there are others."""
         if others:
             worker = max(others, key=lambda id_: others[id_])
             raise _busy(self.machine.shard, worker, others[worker], self.machine.consensus.now())
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            self._registration.close()
-        except Exception:
-            if error is None:
-                raise  # otherwise the first error matters more; the lease ends by itself
 
 
 def _busy(shard: ShardId, worker: WriterId, lease_until: int, now: int) -> Busy:

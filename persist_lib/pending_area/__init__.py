@@ -14,19 +14,33 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from persist_lib.pending_area.area import absorb, acquire_read_handle, choose, create, delete, discard
-    from persist_lib.pending_area.counting import PendingCensus, census, due_collections, pending_collections
-    from persist_lib.pending_area.outcome import Absorbed, Disagreement
-    from persist_lib.pending_area.reader import PendingListen, PendingReader
-    from persist_lib.pending_area.writer import Put, Writer
+    from persist_lib.pending_area.area import (
+        PendingCensus,
+        absorb,
+        acquire_read_handle,
+        census,
+        choose,
+        create,
+        delete,
+        discard,
+        due_collections,
+        pending_collections,
+    )
+    from persist_lib.pending_area.area_listen import PendingListen
+    from persist_lib.pending_area.area_reader import PendingReader
+    from persist_lib.pending_area.area_writer import Put, Writer
+    from persist_lib.pending_area.listing import Absorbed, Disagreement
 
 _NAMES = {
-    "area": ("absorb", "acquire_read_handle", "choose", "create", "delete", "discard"),
-    "counting": ("PendingCensus", "census", "due_collections", "pending_collections"),
-    "outcome": ("Absorbed", "Disagreement"),
-    "reader": ("PendingListen", "PendingReader"),
-    "writer": ("Put", "Writer"),
-}
+    "area": (
+        "PendingCensus", "absorb", "acquire_read_handle", "census", "choose", "create", "delete", "discard",
+        "due_collections", "pending_collections",
+    ),
+    "listing": ("Absorbed", "Disagreement"),
+    "area_listen": ("PendingListen",),
+    "area_reader": ("PendingReader",),
+    "area_writer": ("Put", "Writer"),
+}  # fmt: skip
 _WHERE = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = [
@@ -36,7 +50,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Return a name of this package. SUBTLE: a writer must not load what the others need, such as database drivers."""
+    """Return a name of this package. A writer must not load what the others need, such as database drivers."""
     if (module := _WHERE.get(name)) is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = found = getattr(import_module(f"{__name__}.{module}"), name)

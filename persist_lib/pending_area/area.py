@@ -5,39 +5,46 @@ A collection is a shard. Whatever reads shards reads what was absorbed; a reader
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
+
+import msgspec
+import numpy as np
 
 from persist_lib.arguments import check_type, parse_flag
 from persist_lib.client import Client
 from persist_lib.core import refusals as r
+from persist_lib.core.cost import Cost
 from persist_lib.core.formats import PENDING_AREA
 from persist_lib.core.leases import needed_by
-from persist_lib.errors import InvalidUsage, ShardFinished, StillRead
-from persist_lib.format.paths import pending_prefix
-from persist_lib.frontier import MAX_TIME
-from persist_lib.location.wrap.around import listed
-from persist_lib.pending_area.absorbing import LAYER, Choice, absorb_shard, own
-from persist_lib.pending_area.late import PAGE, discard_keys, known_of
-from persist_lib.pending_area.listing import read_listing
-from persist_lib.pending_area.outcome import Absorbed
-from persist_lib.pending_area.reader import PendingReader
-from persist_lib.pending_area.writer import check_no_constraints, parse_writer
+from persist_lib.errors import InvalidUsage, NotFound, ShardFinished, StillRead
+from persist_lib.frontier import MAX_TIME, MINIMUM, Antichain
+from persist_lib.ids import NAME, PENDING
+from persist_lib.location.wrap.around import next_page
+from persist_lib.location.wrap.spending import charged
+from persist_lib.pending_area.absorption import LAYER, Choice, absorb_shard, own
+from persist_lib.pending_area.area_reader import PendingReader
+from persist_lib.pending_area.area_writer import check_no_constraints, parse_writer
+from persist_lib.pending_area.late_batches import PAGE, discard_keys, known_of
+from persist_lib.pending_area.listing import Absorbed, Others, chain_of, fetch_listing
+from persist_lib.runtime.each import Each
 from persist_lib.schema.schema import Schema, check_schema
 
-CLIENT = 'persist.open("file:./data")'
+
+def _checked(client: Client) -> Client:
+    return check_type(client, Client, "client", 'persist.open("file:./data")')
 
 
 def create(client: Client, name: str, schema: Schema) -> PendingReader:
     """Make a collection with a pending area, unless it exists, and return a reader of it.
 
-    From then on anybody may put batches there, and nothing else appends to its shard (OfLayer). Nothing else has to be
-    done for a writer. Raises SchemaMismatch when
-    there is a shard of that name with another schema, and InvalidUsage for a schema with constraints and for a shard
-    of a format before 3.
+    From then on any program may put batches there, and nothing else appends to its shard (OfLayer). Nothing else has to
+    be done for a writer. Raises SchemaMismatch when there is a shard of that name with another schema, and InvalidUsage
+    for a schema with constraints and for a shard of a format before 3.
     """
     check_no_constraints(check_schema(schema))
-    client = check_type(client, Client, "client", CLIENT)
-    client.open_writer(name, schema).close()
+    _checked(client).open_writer(name, schema).close()
     own(client.machine(name))
     return acquire_read_handle(client, name)
 
@@ -47,15 +54,14 @@ def acquire_read_handle(client: Client, name: str) -> PendingReader:
 
     Raises NotFound when there is no such shard.
     """
-    client = check_type(client, Client, "client", CLIENT)
-    return PendingReader(client.open_reader(name, purpose="pending area"))
+    return PendingReader(_checked(client).open_reader(name, purpose="pending area"))
 
 
 def absorb(client: Client, name: str, *, dry_run: bool = False) -> Absorbed:
-    """Absorb what was put into a collection's pending area, and make garbage of what nobody needs.
+    """Absorb what was put into a collection's pending area, and make garbage of what nothing needs.
 
-    Any number of processes may do this at once, and each may die anywhere; doing it again goes on. Where writers
-    disagree about a time, nothing from then on is absorbed: the answer says so, and `choose` goes on. With `dry_run`
+    Any number of processes may do this at once, and each may die anywhere; doing it again continues. Where writers
+    disagree about a time, nothing from then on is absorbed: the answer says so, and `choose` decides. With `dry_run`
     nothing is changed, and the answer says what would be done. Garbage is deleted by `client.maintain`.
 
     Raises NotFound when there is no such shard, and Indeterminate when it is not known whether the last piece was
@@ -72,9 +78,9 @@ def choose(client: Client, name: str, writer: str, through: object = None, *, dr
     garbage. What is in the shard already is not changed. Raises InvalidUsage when nothing is in dispute.
     """
     dry_run, writer = parse_flag(dry_run, "dry_run"), parse_writer(writer)
-    client, end = check_type(client, Client, "client", CLIENT), None
+    end = None
     if through is not None:
-        found = client.machine(name).times().frontier(through, "through")
+        found = _checked(client).machine(name).times().frontier(through, "through")
         end = MAX_TIME if found.time is None else found.time
     looked = _absorb(client, name, None, dry_run=True)
     disputed = [one for one in looked.disagreements if not one.is_late]
@@ -92,8 +98,7 @@ def delete(client: Client, name: str) -> None:
     Raises StillRead while a reader or a hold needs it. Batches that are put later are deleted by `absorb`, which
     `persist pending absorb` and the asset in Dagster do from time to time.
     """
-    client = check_type(client, Client, "client", CLIENT)
-    state = client.machine(name).fetch().state
+    state = _checked(client).machine(name).fetch().state
     if not state.is_finished():
         if by := needed_by(state):
             raise StillRead(
@@ -109,8 +114,7 @@ def delete(client: Client, name: str) -> None:
 
 
 def _absorb(client: Client, name: str, choice: Choice | None, *, dry_run: bool) -> Absorbed:
-    client = check_type(client, Client, "client", CLIENT)
-    machine = client.machine(name)
+    machine = _checked(client).machine(name)
     if client.read_only and not dry_run:
         raise InvalidUsage("absorb needs a client that may write; this one was opened with read_only=True")
     state = machine.fetch().state
@@ -127,11 +131,108 @@ def discard(client: Client, name: str, writer: str, *, dry_run: bool = False) ->
     where they are. Batches whose times the shard does not have yet are never touched. Raises NotFound.
     """
     dry_run, writer = parse_flag(dry_run, "dry_run"), parse_writer(writer)
-    machine = check_type(client, Client, "client", CLIENT).machine(name)
+    machine = _checked(client).machine(name)
     state = machine.fetch().state
-    prefix = f"{pending_prefix(machine.shard)}{writer}/"
-    listing = read_listing(machine.shard, listed(machine.blob, prefix), known_of(state))
+    listing = fetch_listing(machine, known_of(state), writer)
     keyed = listing.keyed(listing.late(state.upper))
     if dry_run:
         return len(keyed)
     return sum(discard_keys(machine, keyed[start : start + PAGE]) for start in range(0, len(keyed), PAGE))
+
+
+class WriterCensus(msgspec.Struct, frozen=True):
+    """The batches of one writer: how many, their updates and bytes, and the times `[lower, upper)` that they span.
+
+    `late` are those whose times the shard has already; they wait to be discarded or deleted.
+    """
+
+    writer: str
+    batches: int
+    late: int
+    updates: int
+    size: int
+    lower: int
+    upper: int
+
+
+class PendingCensus(msgspec.Struct, frozen=True):
+    """What lies in a pending area. `upper` is the merged one, `reaches` how far batches continue it without a gap."""
+
+    shard: str
+    upper: Antichain = MINIMUM
+    reaches: Antichain = MINIMUM
+    batches: int = 0
+    size: int = 0
+    writers: tuple[WriterCensus, ...] = ()
+    endless: Others = Others()
+    foreign: Others = Others()
+    cost: Cost = Cost()
+
+
+@charged
+def census(client: Client, name: str) -> PendingCensus:
+    """Count what lies in a collection's pending area, a thousand batches a request. Raises NotFound."""
+    machine = _checked(client).machine(name)
+    state = machine.fetch().state
+    listing = fetch_listing(machine)
+    rows, upper = listing.rows, state.upper
+    found = []
+    is_late = np.ones(len(rows), bool) if upper.time is None else rows["upper"] <= np.uint64(upper.time)
+    for number, writer in enumerate(listing.writers):
+        own = rows["writer"] == number
+        some = rows[own]
+        if not len(some):
+            continue
+        totals = int(some["count"].sum()), int(some["size"].sum())
+        spans = int(some["lower"].min()), int(some["upper"].max())
+        found.append(WriterCensus(writer, len(some), int(is_late[own].sum()), *totals, *spans))
+    reaches = upper
+    if upper.time is not None:
+        chain = chain_of(listing.contents(np.flatnonzero(~is_late)), upper.time)
+        reaches = Antichain(chain[-1].upper) if chain else upper
+    found.sort(key=lambda one: one.writer)
+    return PendingCensus(
+        machine.shard, upper, reaches, len(rows), int(rows["size"].sum()), tuple(found), listing.endless,
+        listing.foreign,
+    )  # fmt: skip
+
+
+def pending_collections(client: Client) -> Iterator[str]:
+    """The names under which something is pending, also of shards that are not there (any more).
+
+    Costs one request for each where the store lists in pages, else one for all.
+    """
+    blob, prefix, after = _checked(client).blob, f"{PENDING}/", ""
+    told: set[str] = set()
+    while True:
+        page = next_page(blob, prefix, after)
+        names = [entry.key.removeprefix(prefix).partition("/")[0] for entry in page.entries]
+        fresh = sorted({name for name in names if NAME.fullmatch(name)} - told)
+        yield from fresh
+        told.update(fresh)
+        if page.is_last or not page.entries:
+            return
+        # Behind all keys of the last one. Names are not in the order of keys, as `-` and `.` precede `/`.
+        after = max(page.entries[-1].key, f"{prefix}{names[-1]}/\U0010ffff")
+
+
+def due_collections(client: Client) -> Each[bool]:
+    """Of each collection with something pending: whether an absorption would find something to do, by listings alone.
+
+    Batches that are garbage already, or adopted, count for nothing. A name without a shard has nothing to do. One that
+    cannot be looked at stops none of the others.
+    """
+    return Each[bool]().add(pending_collections(client), partial(_is_due, client))
+
+
+def _is_due(client: Client, name: str) -> bool:
+    try:
+        machine = client.machine(name)
+        state = machine.fetch().state
+    except NotFound:
+        return False
+    listing = fetch_listing(machine, known_of(state))
+    late = len(listing.late(state.upper))
+    beyond = listing.contents(np.flatnonzero(listing.rows["upper"] > np.uint64(state.upper.time or 0)))
+    goes_on = state.upper.time is not None and bool(chain_of(beyond, state.upper.time))
+    return bool(late or goes_on or (state.is_finished() and len(listing)))

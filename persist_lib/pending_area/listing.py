@@ -1,28 +1,35 @@
 """What lies in a pending area, as columns: some eighty bytes for each batch, however long its name.
 
 The batches are grouped by what they hold: batches of several writers with the same times, count and digest are one
-`Content` with several members, and nobody has to read more than one of them.
+`Content` with several members, and a reader needs only one of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator
-from typing import NamedTuple
+import heapq
+from collections.abc import Container, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from persist_lib.core.cost import Cost
 from persist_lib.core.pending import PendingName, parse_pending_key
-from persist_lib.format.paths import pending_key
-from persist_lib.frontier import Antichain
+from persist_lib.format.paths import pending_key, pending_prefix
+from persist_lib.frontier import MINIMUM, Antichain
 from persist_lib.ids import PartKey, ShardId
 from persist_lib.location.api import BlobEntry
+from persist_lib.location.wrap.around import listed
+from persist_lib.shard.commit import Machine
 
 MOST = 1_000_000
 """The most batches that are kept of one listing: those with the earliest times. Another pass has the rest."""
+PAGE = 10_000
 SHOWN = 20
-"""How many names are told of things that are counted."""
+"""How many names are given of things that are counted."""
+T = TypeVar("T")
 Indices = npt.NDArray[np.int64]
 
 ROW = np.dtype(
@@ -41,7 +48,7 @@ class Content(NamedTuple):
 
     @property
     def id(self) -> tuple[int, int, int, str]:
-        """What it holds, whoever wrote it."""
+        """What it holds, whichever writer it is from."""
         return self[:4]
 
 
@@ -52,7 +59,6 @@ class Others(msgspec.Struct, frozen=True):
     names: tuple[str, ...] = ()
 
     def with_(self, name: str) -> Others:
-        """The same and one more."""
         return Others(self.count + 1, (*self.names, name) if self.count < SHOWN else self.names)
 
 
@@ -72,7 +78,6 @@ class Listing:
         return len(self.rows)
 
     def name(self, index: int) -> PendingName:
-        """What the name of a batch says."""
         row = self.rows[index]
         upper = Antichain(int(row["upper"]))
         return PendingName(self.writers[row["writer"]], int(row["lower"]), upper, int(row["count"]), _text(row))
@@ -116,7 +121,7 @@ def read_listing(shard: ShardId, entries: Iterable[BlobEntry], known: Container[
     writers: dict[str, int] = {}
     kept: list[npt.NDArray[np.void]] = []
     endless, foreign, horizon, count = Others(), Others(), None, 0
-    for chunk in _chunks(entries):
+    for chunk in pages(entries, PAGE):
         rows = []
         for entry in chunk:
             if (key := pending_key(shard, entry.key)) in known:
@@ -138,6 +143,12 @@ def read_listing(shard: ShardId, entries: Iterable[BlobEntry], known: Container[
     return Listing(list(writers), np.concatenate(kept) if kept else np.empty(0, ROW), endless, foreign, horizon)
 
 
+def fetch_listing(machine: Machine, known: Container[str] = (), writer: str = "") -> Listing:
+    """What is pending in a shard's area, or there of one writer, without what is `known`."""
+    prefix = pending_prefix(machine.shard) + (f"{writer}/" if writer else "")
+    return read_listing(machine.shard, listed(machine.blob, prefix), known)
+
+
 def _earliest(
     kept: list[npt.NDArray[np.void]], most: int, horizon: int | None
 ) -> tuple[list[npt.NDArray[np.void]], int]:
@@ -146,20 +157,121 @@ def _earliest(
     cut = int(np.partition(rows["lower"], most)[most])
     cut = cut if horizon is None else min(cut, horizon)
     earlier = rows[rows["lower"] < np.uint64(cut)]
-    # SUBTLE: where more than that begin at one time, some are left out. They are compared when they are late.
+    # Where more than that begin at one time, some are left out. They are compared when they are late.
     return ([earlier], cut) if len(earlier) else ([rows[rows["lower"] == np.uint64(cut)][:most]], cut + 1)
 
 
-def _chunks(entries: Iterable[BlobEntry], rows: int = 10_000) -> Iterator[list[BlobEntry]]:
-    chunk: list[BlobEntry] = []
-    for entry in entries:
-        chunk.append(entry)
-        if len(chunk) == rows:
-            yield chunk
-            chunk = []
-    if chunk:
-        yield chunk
+def pages(things: Iterable[T], size: int) -> Iterator[list[T]]:
+    """The same things, `size` at a time."""
+    left = iter(things)
+    return iter(lambda: list(islice(left, size)), [])
 
 
 def _text(row: np.void) -> str:
     return bytes(row["digest"]).decode()
+
+
+class Sweep:
+    """A frontier that moves through contents, which are in the order of their lowers."""
+
+    def __init__(self, contents: Sequence[Content], frontier: int) -> None:
+        self.frontier = frontier
+        self._contents = contents
+        self._next = 0
+        self._around: list[Content] = []
+
+    def advance(self, to: int) -> None:
+        """Move the frontier. It never moves back."""
+        self.frontier = to
+        self._around = [content for content in self._around if content.upper > to]
+
+    def candidates(self) -> list[Content]:
+        """The contents that continue from the frontier, the best first: what reaches furthest, and is not cut."""
+        self._read(self.frontier + 1)
+        found = [content for content in self._around if content.lower <= self.frontier]
+        return sorted(found, key=lambda content: (-content.upper, content.lower != self.frontier, content.id))
+
+    def overlapping(self, upper: int) -> list[Content]:
+        """The contents that have some of the times from the frontier to `upper`."""
+        self._read(upper)
+        return [content for content in self._around if content.lower < upper]
+
+    def _read(self, before: int) -> None:
+        """Have all contents around that begin before a time, and end after the frontier."""
+        while self._next < len(self._contents) and self._contents[self._next].lower < before:
+            content = self._contents[self._next]
+            self._next += 1
+            if content.upper > self.frontier:
+                self._around.append(content)
+
+
+def chain_of(contents: Sequence[Content], frontier: int) -> list[Content]:
+    """The contents that a sweep would pick if all of them were sound, one after the other without a gap."""
+    chain: list[Content] = []
+    heap: list[tuple[int, bool, int, Content]] = []
+    place = 0
+    while True:
+        while place < len(contents) and contents[place].lower <= frontier:
+            content = contents[place]
+            heapq.heappush(heap, (-content.upper, content.lower != frontier, place, content))
+            place += 1
+        if not heap or (best := heap[0][3]).upper <= frontier:
+            return chain
+        chain.append(best)
+        frontier = best.upper
+
+
+class Disagreement(msgspec.Struct, frozen=True):
+    """Batches that hold other updates for the same time. `time` is the earliest one, `writers` who says what.
+
+    Each side is one content, with the key of one of its batches, and the names of its writers (the first ones). A side
+    without writers is the shard: then the batch of the other side came late, and what the shard has stays as it is.
+    """
+
+    time: int
+    keys: tuple[str, ...]
+    writers: tuple[tuple[str, ...], ...]
+
+    @property
+    def is_late(self) -> bool:
+        """Whether it is about a time that the shard has already."""
+        return () in self.writers
+
+
+class Absorbed(msgspec.Struct, frozen=True):
+    """What became of the batches of a pending area.
+
+    `batches` were absorbed with `updates`, of these `adopted` without being rewritten. `discarded` are others that
+    nothing needs: those of other writers for the same times, and late ones. `left` are still pending, beyond `upper`.
+    """
+
+    shard: str
+    lower: Antichain = MINIMUM
+    upper: Antichain = MINIMUM
+    batches: int = 0
+    adopted: int = 0
+    updates: int = 0
+    size: int = 0
+    discarded: int = 0
+    deleted: int = 0
+    """Batches deleted beneath a tombstone."""
+    left: int = 0
+    transitions: int = 0
+    gap: int | None = None
+    """A time from which on nothing continues, though batches beyond it are there; None if there is no such time."""
+    ahead: int = 0
+    """Batches that end too far ahead of the store's clock, and are not absorbed before that has come closer."""
+    disagreements: tuple[Disagreement, ...] = ()
+    damaged: dict[str, str] = {}
+    """Batches that are not what their names say, and why."""
+    endless: Others = Others()
+    foreign: Others = Others()
+    waits: str = ""
+    """Why it stopped before everything that could be absorbed was."""
+    cost: Cost = Cost()
+    """The requests that it made to the location. A dry run only reads."""
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether an operator has to choose, as writers disagree about a time that the shard does not have."""
+        return any(not one.is_late for one in self.disagreements)

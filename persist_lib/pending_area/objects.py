@@ -2,14 +2,17 @@
 
 A batch is one part as shards have them, so that it can be adopted as it is. A batch without updates is an object
 without bytes. The name has the digest of the bytes, which is checked before any value is used. All that a state would
-say of a part is computed anew from the rows: nothing that a foreign object says of itself is believed.
+say of a part is computed from the rows: nothing that a foreign object says of itself is believed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import xxhash
 
@@ -23,6 +26,7 @@ from persist_lib.format.parts import encode_part, is_sorted
 from persist_lib.frontier import Antichain
 from persist_lib.kernel.columns import integers
 from persist_lib.kernel.consolidate import consolidate
+from persist_lib.kernel.fingerprint import diffs_of, hash_rows
 from persist_lib.kernel.keys import bounds
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import DIFF, TIME, Schema
@@ -128,7 +132,7 @@ def _part(
 def _notes_are_true(table: pa.Table, schema: Schema, file: PartFile) -> bool:
     """Whether the keys that the object notes of its row groups are those of its rows: ranges of keys are read by them.
 
-    SUBTLE: a writer whose schema has the same columns with another key notes others.
+    A writer whose schema has the same columns with another key notes others.
     """
     groups, place = [], 0
     for rows in file.group_rows:
@@ -148,3 +152,52 @@ def _corrupt(name: PendingName, why: str) -> Corrupt:
 
 
 __all__ = ["Batch", "decode", "encode", "name_digest"]
+
+
+U64 = npt.NDArray[np.uint64]
+
+
+class TimeSums(NamedTuple):
+    """For each time that has updates, ascending: their diff sum and their fingerprint, modulo 2**64."""
+
+    times: U64
+    diffs: U64
+    prints: U64
+
+    def between(self, lower: int, upper: int) -> TimeSums:
+        """Those of the times in `[lower, upper)`."""
+        first, last = np.searchsorted(self.times, np.array([lower, upper], np.uint64))
+        return TimeSums(*(column[first:last] for column in self))
+
+    def first_difference(self, other: TimeSums) -> int | None:
+        """The earliest time at which both are not the same; None if there is none."""
+        both = added([self, TimeSums(other.times, np.negative(other.diffs), np.negative(other.prints))])
+        return int(both.times[0]) if len(both.times) else None
+
+
+NONE = TimeSums(*(np.empty(0, np.uint64) for _ in range(3)))
+
+
+def sums_of(schema: Schema, tables: Iterable[pa.Table]) -> TimeSums:
+    """The sums by time over the updates of these tables."""
+    total = NONE
+    for table in tables:
+        if table.num_rows:
+            diffs = diffs_of(table)
+            prints = hash_rows(schema, table) * diffs
+            times = table.column(TIME).to_numpy().astype(np.uint64, copy=False)
+            total = added([total, TimeSums(times, diffs, prints)])
+    return total
+
+
+def added(sums: Iterable[TimeSums]) -> TimeSums:
+    """All of them together; times at which they cancel out are left out."""
+    columns = [np.concatenate(column) for column in zip(*sums, strict=True)]
+    times, order = np.unique(columns[0], return_inverse=True)
+    totals = []
+    for values in columns[1:]:
+        total = np.zeros(len(times), np.uint64)
+        np.add.at(total, order, values)
+        totals.append(total)
+    kept = (totals[0] != 0) | (totals[1] != 0)
+    return TimeSums(times[kept], totals[0][kept], totals[1][kept])

@@ -32,7 +32,7 @@ from persist_lib.kernel.merge import merge_runs
 from persist_lib.kernel.order import take
 from persist_lib.kernel.pairs import pairs
 from persist_lib.location.wrap.deadline import within
-from persist_lib.maintain.task import run_task
+from persist_lib.maintain.compaction import run_task
 from persist_lib.relation import contents
 from persist_lib.relation.key_lookup import Looking, violated
 from persist_lib.relation.stage import Staged

@@ -44,7 +44,6 @@ class Runtime:
         check_callable(self.clock_ms, "clock_ms", "nothing")
 
     def entropy(self) -> int:
-        """Return 64 random bits."""
         return self.random.getrandbits(64)
 
     def token(self) -> bytes:
@@ -98,3 +97,21 @@ class Deadline(msgspec.Struct, frozen=True):
     def pause(self, seconds: float, jitter: float = 0.5) -> None:
         """Sleep for `seconds`, shortened or lengthened by up to the share `jitter`, but not beyond the deadline."""
         self.runtime.sleep(min(self.remaining_s(), seconds * self.runtime.random.uniform(1 - jitter, 1 + jitter)))
+
+
+class Backoff:
+    """The pauses between the attempts of one call: `first_s`, then each `growth` times the last, up to `longest_s`."""
+
+    def __init__(self, first_s: float, longest_s: float, growth: float = 2.0) -> None:
+        self._first_s, self._longest_s, self._growth = first_s, longest_s, growth
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin with the first pause again, as an attempt has succeeded."""
+        self.pause_s = min(self._first_s, self._longest_s)
+        """The next pause, in seconds."""
+
+    def take(self) -> float:
+        """The next pause, in seconds. The one after it is longer."""
+        taken, self.pause_s = self.pause_s, min(self._longest_s, self.pause_s * self._growth)
+        return taken

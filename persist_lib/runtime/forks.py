@@ -5,11 +5,11 @@ threads do not exist there, and open connections belong to the parent. So the re
 threads or connections at every fork:
 
 - `before_fork`, if the object has it: end what is under way, and begin nothing more. Stages go from the top down.
-- `after_fork_in_parent`, if the object has `before_fork`: go on. Stages go from the bottom up.
+- `after_fork_in_parent`, if the object has `before_fork`: continue. Stages go from the bottom up.
 - `after_fork_in_child`: replace what belongs to the parent. Stages go from the bottom up, so that what an object
   depends on is renewed before it.
 
-The registry holds weak references, so it keeps no object alive. Python tells it of forks by `os.fork` and
+The registry holds weak references, so it keeps no object alive. Python calls it for forks by `os.fork` and
 multiprocessing. It does not learn of forks by native code.
 """
 
@@ -73,7 +73,7 @@ def enrol(renewed: Renewed, stage: Stage) -> None:
 
 
 def _in_order() -> list[Renewed]:
-    # SUBTLE: a copy, made by one call of C, as objects may be collected and leave the registry at any moment.
+    # A copy, made by one call of C, as objects may be collected and leave the registry at any moment.
     found = sorted(_enrolled.copy().items(), key=lambda item: (item[1][0], item[0]))
     return [renewed for _, (_, of) in found if (renewed := of()) is not None]
 

@@ -1,4 +1,4 @@
-"""What is made of files that others replace, such as certificates and tokens: made anew when a file changes."""
+"""What is made of files that others replace, such as certificates and tokens: made again when a file changes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Mark = tuple[int, int, int]
 class Reread(Generic[T]):
     """A value that `make` makes of the bytes of some files. Safe to use from several threads.
 
-    It is made anew when a file was replaced or written to. If that fails, the last value stays in force until a file
+    It is made again when a file was replaced or written to. If that fails, the last value stays in force until a file
     changes again, and a warning is logged: half of a change must not end what runs. Files that belong together are best
     replaced one right after the other, each by a rename.
     """
@@ -37,7 +37,7 @@ class Reread(Generic[T]):
     def get(self) -> T:
         """The value by the files as they are now."""
         with self._lock:
-            # SUBTLE: looked at before they are read, so that a change meanwhile is seen the next time.
+            # Looked at before they are read, so that a change in between is seen the next time.
             marks = self._look()
             if marks != self._marks:
                 self._marks = marks
@@ -47,7 +47,7 @@ class Reread(Generic[T]):
                     self.failures, self.is_stale = self.failures + 1, True
                     log.warning("%s; what was read before stays in force", error.message)
                 else:
-                    log.info("%s was read anew", self._what)
+                    log.info("%s was read again", self._what)
             return self._value
 
     def _look(self) -> list[Mark | None]:

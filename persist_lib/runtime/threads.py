@@ -45,9 +45,7 @@ class Lock(Protocol):
         """Take the lock, waiting at most `timeout` seconds (-1: no limit). Returns whether it was taken."""
         ...
 
-    def release(self) -> None:
-        """Give the lock back."""
-        ...
+    def release(self) -> None: ...
 
 
 def taking(lock: Lock, seconds: float = -1) -> Iterator[Lock]:
@@ -75,7 +73,7 @@ def giving_back(held: Iterable[Lock]) -> Callable[[], object]:
 def aside(call: Callable[[], T]) -> T:
     """Run `call` in a thread that gets no interrupts, and return its result or raise its error.
 
-    When an interrupt ends the wait, the call goes on in that thread and ends by itself.
+    When an interrupt ends the wait, the call continues in that thread and ends by itself.
     """
     if threading.get_ident() != threading.main_thread().ident:
         return call()
@@ -130,7 +128,7 @@ enrol(_aside, Stage.THREADS)
 
 
 def _start_thread() -> None:
-    # SUBTLE: `start` waits on a condition, which an interrupt would leave held. This thread gets no interrupts.
+    # `start` waits on a condition, which an interrupt would leave held. This thread gets no interrupts.
     try:
         threading.Thread(target=_serve, name=ASIDE, daemon=True).start()
     except (RuntimeError, MemoryError):  # no room for one more thread: this one carries out the task
@@ -188,7 +186,7 @@ class Bell:
 class Flag:
     """A flag that one thread waits for. One call of C raises it, so an interrupt cannot leave it half raised.
 
-    SUBTLE: the thread that waits must be one that gets no interrupts, so never the main one: between two calls of
+    The thread that waits must be one that gets no interrupts, so never the main one: between two calls of
     `wait` the flag is taken down and raised again. Others wait for a `Bell`.
     """
 
@@ -196,7 +194,6 @@ class Flag:
         self._raised: SimpleQueue[None] = SimpleQueue()
 
     def set(self) -> None:
-        """Raise the flag."""
         self._raised.put(None)
 
     def wait(self, seconds: float) -> bool:
@@ -212,12 +209,11 @@ class Flag:
 class Condition(threading.Condition):
     """A `threading.Condition` over a non-reentrant lock. One call of C enters it, and one leaves it."""
 
-    # SUBTLE: what `with` calls is looked up on the class, as a descriptor: here the lock's own methods.
+    # What `with` calls is looked up on the class, as a descriptor: here the lock's own methods.
     __enter__ = property(attrgetter("_lock.__enter__"))
     __exit__ = property(attrgetter("_lock.__exit__"))
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait as `threading.Condition.wait` does."""
         waiter = _thread.allocate_lock()
         waiter.acquire()
         self._waiters.append(waiter)  # type: ignore[attr-defined]
@@ -241,7 +237,7 @@ class Future(futures.Future[T]):
 
 
 _ends = SimpleQueue[None]()
-# SUBTLE: pools also wait for their threads in such hooks, while the main thread still counts as alive. Hooks run last
+# Pools also wait for their threads in such hooks, while the main thread still counts as alive. Hooks run last
 # in, first out, and theirs was added when `concurrent.futures.thread` was imported above. There is no public name.
 threading._register_atexit(_ends.put, None)  # type: ignore[attr-defined]  # noqa: SLF001
 
@@ -255,9 +251,8 @@ class Threads(ThreadPoolExecutor):
     """A pool whose tasks run in the context of the submitting thread: with its deadline and its spending counters."""
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> futures.Future[T]:
-        """As any pool does."""
         future: Future[T] = Future()
-        # SUBTLE: one copy per task, as two threads cannot enter the same context at once.
+        # One copy per task, as two threads cannot enter the same context at once.
         call = partial(copy_context().run, fn, *args, **kwargs)
 
         def begin() -> None:
@@ -270,12 +265,10 @@ class Threads(ThreadPoolExecutor):
     def map(
         self, fn: Callable[..., T], *iterables: Iterable[Any], timeout: float | None = None, chunksize: int = 1
     ) -> Iterator[T]:
-        """As any pool does."""
         values = [list(iterable) for iterable in iterables]
         return aside(partial(super().map, fn, *values, timeout=timeout, chunksize=chunksize))
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """As any pool does."""
         aside(partial(super().shutdown, wait, cancel_futures=cancel_futures))
 
 

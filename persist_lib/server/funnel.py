@@ -27,7 +27,7 @@ from persist_lib.errors import Determinate, Indeterminate, InvalidUsage, Overloa
 from persist_lib.ids import SeqNo
 from persist_lib.location.commands import Answered, dated
 from persist_lib.location.wrap.deadline import within
-from persist_lib.runtime.ambient import Deadline
+from persist_lib.runtime.ambient import Backoff, Deadline
 from persist_lib.server.answering import committed, refused
 from persist_lib.server.failures import forgotten, still_open, stopped, timed_out
 from persist_lib.server.queue import Queue
@@ -187,18 +187,16 @@ class Funnel:
         As `doubt.settle`, and for as long as it takes. Meanwhile requests of the lot that nobody waits for any longer
         fail as unknown. When nobody can know, all of the lot have.
         """
-        pause_s = DOUBT_PAUSE_S
+        backoff = Backoff(DOUBT_PAUSE_S, LONGEST_PAUSE_S)
 
         def wait(doubt: Indeterminate, _last: PersistError) -> None:
-            nonlocal pause_s
             if self._gives_up:
                 raise in_doubt(sent, doubt) from doubt
             for request in lot:
                 if request.is_over:
                     request.fail(in_doubt(sent, doubt))
             self.let_go(self.queue.remove(attrgetter("is_over")))
-            self._patience().pause(pause_s)
-            pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
+            self._patience().pause(backoff.take())
 
         try:
             won = settle(partial(self.ask, send), sent, wait)

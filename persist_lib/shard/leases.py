@@ -15,11 +15,9 @@ import subprocess
 import sys
 import threading
 import weakref
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
-from types import TracebackType
-from typing import IO, Self
+from typing import IO
 
 from persist_lib.config import Config
 from persist_lib.core.commands import Heartbeat, Retire
@@ -28,6 +26,7 @@ from persist_lib.errors import Determinate, Indeterminate, LeaseExpired, NewerFo
 from persist_lib.ids import ReaderId, WriterId
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.runtime.forks import Stage, enrol
+from persist_lib.runtime.resource import Resource
 from persist_lib.runtime.threads import Flag, aside
 from persist_lib.shard.commit import Machine
 
@@ -282,24 +281,8 @@ class Leases:
             log.warning("the renewing process ended; the thread alone keeps leases up")
 
 
-class Leased(ABC):
-    """A handle with an id of its own. As a context manager it retires the id at the end."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Retire the id. Idempotent."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            self.close()
-        except Determinate:
-            if error is None:
-                raise  # otherwise the error of the block matters more, and the lease ends by itself
+class Leased(Resource):
+    """A handle with an id of its own, which `close` retires. Where that fails, the lease ends by itself."""
 
 
 def was_closed(machine: Machine, what: str) -> LeaseExpired:

@@ -18,7 +18,7 @@ from persist_lib.errors import Indeterminate, NotFound, TimedOut
 from persist_lib.frontier import MINIMUM
 from persist_lib.ids import SeqNo
 from persist_lib.location.commands import Answered, Proposed, TakesCommands, undated
-from persist_lib.runtime.ambient import Deadline
+from persist_lib.runtime.ambient import Backoff, Deadline
 from persist_lib.shard.answers import Committed, Done, Undone
 from persist_lib.shard.log import fetch_at, follow_to, followed
 
@@ -81,7 +81,7 @@ def until_answered(
     Raises Indeterminate when that is so until `deadline`, and Determinate if they were certainly not committed.
     """
     doubt: Indeterminate | None = None
-    pause_s = AGAIN_S
+    backoff = Backoff(AGAIN_S, LONGEST_PAUSE_S)
     while True:
         try:
             return taker.commit_commands(proposed, token, deadline.left_s(), is_repeated=doubt is not None)
@@ -94,8 +94,7 @@ def until_answered(
                 "answers what happened; delete nothing that it refers to",
                 shard=proposed[0].shard, token=token,
             ) from doubt  # fmt: skip
-        deadline.pause(pause_s)
-        pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
+        deadline.pause(backoff.take())
 
 
 def _make(wanted: Sequence[Wanted]) -> list[c.Command]:

@@ -6,33 +6,18 @@ Its unsealed updates are durable in a second shard until a seal covers them.
 
 from __future__ import annotations
 
-from persist_lib.streams.calls import AllowCompaction, Seal, Write
-from persist_lib.streams.contents import Contents
-from persist_lib.streams.listen import Accepted, StreamListen, Unsealed
+from persist_lib.streams.lifecycle import (
+    Wiped,
+    open,  # noqa: A004 - `streams.open` is what users write
+    wipe_all,
+)
 from persist_lib.streams.lock import Lock, break_lock, fetch_lock
-from persist_lib.streams.opening import open  # noqa: A004 - `streams.open` is what users write
-from persist_lib.streams.reader import StreamReader
-from persist_lib.streams.source import persisted_source
-from persist_lib.streams.streams import Streams
-from persist_lib.streams.wiping import Wiped, wipe_all
-from persist_lib.streams.writer import StreamWriter
+from persist_lib.streams.stream_listen import Accepted, StreamListen, Unsealed
+from persist_lib.streams.stream_reader import Contents, StreamReader, persisted_source
+from persist_lib.streams.stream_runtime import Streams
+from persist_lib.streams.stream_writer import AllowCompaction, Seal, StreamWriter, Write
 
 __all__ = [
-    "Accepted",
-    "AllowCompaction",
-    "Contents",
-    "Lock",
-    "Seal",
-    "StreamListen",
-    "StreamReader",
-    "StreamWriter",
-    "Streams",
-    "Unsealed",
-    "Wiped",
-    "Write",
-    "break_lock",
-    "fetch_lock",
-    "open",
-    "persisted_source",
-    "wipe_all",
-]
+    "Accepted", "AllowCompaction", "Contents", "Lock", "Seal", "StreamListen", "StreamReader", "StreamWriter",
+    "Streams", "Unsealed", "Wiped", "Write", "break_lock", "fetch_lock", "open", "persisted_source", "wipe_all",
+]  # fmt: skip

@@ -12,9 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
 from contextlib import ExitStack
 from functools import partial
+from typing import TypeVar
 
+from persist_lib.arguments import parse_seconds
 from persist_lib.client import Client
+from persist_lib.core import commands as c
 from persist_lib.core.cost import Cost
+from persist_lib.core.state import State
 from persist_lib.errors import (
     BufferFull,
     Damage,
@@ -22,6 +26,7 @@ from persist_lib.errors import (
     Fenced,
     Indeterminate,
     InvalidUsage,
+    LeaseExpired,
     PersistError,
     Refused,
     TimedOut,
@@ -29,17 +34,18 @@ from persist_lib.errors import (
 from persist_lib.frontier import MINIMUM, Antichain
 from persist_lib.ids import SeqNo, ShardId
 from persist_lib.location.wrap.spending import Spending
+from persist_lib.relation.append_many import Append, append_together
 from persist_lib.relation.append_queue import Answer, Outbox, not_sent
 from persist_lib.relation.appends import Appended, AppendFuture, Pending, copied
 from persist_lib.relation.registration import timed_out
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.runtime.forks import Stage, enrol
 from persist_lib.runtime.threads import SLICE_S, is_ending
-from persist_lib.streams.attempts import check_since, commit_steps, until_decided
-from persist_lib.streams.calls import Call, Op
-from persist_lib.streams.lock import WriterLock
-from persist_lib.streams.plan import Step, plan
-from persist_lib.streams.stream import Stream
+from persist_lib.shard.commit import Wanted
+from persist_lib.shard.outcomes import REFUSED
+from persist_lib.streams.commit_plan import Call, Op, Step, plan
+from persist_lib.streams.lock import WriterLock, commit_together, hold_command
+from persist_lib.streams.stream_state import Stream
 
 Check = Callable[[Callable[[str], Antichain]], Sequence[Op]]
 FATAL = (Refused, Indeterminate, Damage)
@@ -75,14 +81,14 @@ class Committer:
         self._begin()
         self._outbox.after_fork_in_child()
         self._dead = Fenced(
-            f"this runtime of the streams of {self._client.url} belongs to the parent of this process, which goes on "
+            f"this runtime of the streams of {self._client.url} belongs to the parent of this process, which continues "
             "with it. Nothing was changed; open a runtime here only if the parent stops",
             epoch=self.lock.epoch, found=self.lock.epoch, owner="",
         )  # fmt: skip
 
     def deadline(self, timeout: float | None) -> Deadline:
-        """The deadline of a call that may take that many seconds (None: as the settings say)."""
-        return self._client.runtime.deadline(self._client.config.timeout_s if timeout is None else timeout)
+        """The deadline of a call that may take that many seconds (None: as the settings say). Raises InvalidUsage."""
+        return deadline_of(self._client, timeout)
 
     def clock_ms(self) -> int:
         """Now, for times that are relative to it."""
@@ -159,7 +165,7 @@ class Committer:
             return [call for call in self.in_flight if not call.future.done()]
 
     def settle(self, deadline: Deadline) -> None:
-        """Wait until all calls that were accepted before this have ended. Raises TimedOut; they go on then."""
+        """Wait until all calls that were accepted before this have ended. Raises TimedOut; they continue then."""
         self._outbox.settle(deadline)
 
     def stop(self, deadline: Deadline) -> None:
@@ -258,6 +264,11 @@ class Committer:
         return found
 
 
+def deadline_of(client: Client, timeout: float | None) -> Deadline:
+    """The deadline of a call that may take that many seconds (None: as the settings say). Raises InvalidUsage."""
+    return client.runtime.deadline(client.config.timeout_s if timeout is None else parse_seconds(timeout))
+
+
 def _named(calls: Sequence[Call]) -> ShardId:
     return ShardId(", ".join(sorted({op.stream for call in calls for op in call.ops})))
 
@@ -269,3 +280,84 @@ def _answer(
     upper = streams[first].upper if first else MINIMUM
     count = sum(op.table.num_rows for op in call.ops if op.table is not None)
     return Appended(found.get(first, SeqNo(0)), upper, count, token, 1, cost)
+
+
+T = TypeVar("T")
+DOUBT_PAUSE_S = 0.25
+"""The pause between two attempts to find out what became of a commit, after those that each attempt makes itself."""
+
+
+def check_since(steps: Mapping[str, Step]) -> None:
+    """A move of since was checked against seals that may have failed since then."""
+    for name, step in steps.items():
+        if step.since is not None and not step.since < step.upper:
+            raise InvalidUsage(
+                f"stream {name!r} is sealed up to {step.upper} only, as a seal before this call failed, so since "
+                f"cannot move to {step.since}. Nothing was changed; seal it first",
+                stream=name,
+            )
+
+
+def commit_steps(
+    client: Client, lock: WriterLock, streams: Mapping[str, Stream], steps: Mapping[str, Step], token: bytes,
+    deadline: Deadline,
+) -> dict[str, SeqNo]:  # fmt: skip
+    """One attempt. Returns the newest seqno of each stream's shard that it changed."""
+    appends, holds, names = list[Append](), list[Wanted](), list[str]()
+    for name, step in sorted(steps.items()):
+        stream = streams[name]
+        if step.seals or step.tables:
+            more = stream.appends(step)
+            appends += more
+            names += [name] * len(more)
+        if step.since is not None and stream.since < step.since:
+            holds.append(Wanted(stream.sealed, partial(_moving, lock=lock, since=step.since)))
+    if appends:
+        done = append_together(appends, client.consensus, client.machine, deadline, token, holds)
+        return {name: one.seqno for name, one in zip(reversed(names), reversed(done), strict=True)}
+    if holds:
+        commit_together(holds, deadline, token)
+    return {}
+
+
+def until_decided(
+    attempt: Callable[[Deadline], T], deadline: Deadline, again_s: float, gives_up: Callable[[], bool]
+) -> T:
+    """Repeat an attempt until it is certain what became of it, also beyond the deadline.
+
+    Attempts beyond the deadline take at most `again_s` seconds each. Raises Indeterminate only as a last resort: when
+    the runtime `gives_up`, or it cannot be found out any more.
+    SUBTLE: after an unknown outcome, an error that says "this attempt did nothing" says nothing of those before.
+    Only an answer, or a refusal of the shard, decides.
+    """
+    runtime, doubt = deadline.runtime, None
+    while True:
+        trying = deadline if doubt is None else runtime.deadline(again_s)
+        try:
+            return attempt(trying)
+        except LeaseExpired as error:
+            if not error.id:  # this runtime has closed its handle: that says nothing of earlier attempts
+                raise doubt or error from error
+            # Certainly not committed: its id was retired before. The next attempt registers, with the lock's row.
+            if deadline.has_passed():
+                raise timed_out(error.shard, deadline, "the lease of its writer ended") from error
+            doubt = None
+            continue
+        except Refused:
+            raise
+        except Indeterminate as error:
+            doubt = error
+            if isinstance(error.__cause__, REFUSED):  # the shard has forgotten it
+                raise
+        except PersistError as error:
+            if doubt is None:
+                raise
+            if isinstance(error, Damage):
+                raise doubt from error
+        if gives_up():
+            raise doubt
+        runtime.deadline(2 * DOUBT_PAUSE_S).pause(DOUBT_PAUSE_S)
+
+
+def _moving(state: State, _now: int, *, lock: WriterLock, since: Antichain) -> c.SetHold | c.DowngradeHold:
+    return hold_command(state, lock, since)

@@ -20,20 +20,22 @@ from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
 from persist_lib.core.state import State
 from persist_lib.errors import Corrupt, Fenced, Locked, NewerFormat, NotFound, PersistError
-from persist_lib.frontier import MINIMUM
+from persist_lib.frontier import MINIMUM, Antichain
+from persist_lib.relation.registration import Registration
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import Schema
-from persist_lib.shard.commit import Build, Done, Undone, Wanted, try_commit_all
+from persist_lib.shard.commit import Build, Committed, Done, Machine, Undone, Wanted, try_commit_all
+from persist_lib.shard.leases import Leases
 from persist_lib.shard.schemas import create_if_missing
-from persist_lib.shard.terms import claim
-from persist_lib.streams.catalog import LAYER
+from persist_lib.shard.terms import claim, retire_writers
+from persist_lib.streams.stream_list import LAYER, Record
 
 log = logging.getLogger("persist.streams")
 SHARD = "streams.lock"
-HOLD = "writer"
+WRITER = "writer"
 SCHEMA = Schema(key={"name": "string not null"})
 ENCODING = 1
-"""What this release stores of streams. Older data is wiped if the location was told so, newer data is never touched."""
+"""What this release stores of streams. Older data is wiped if `open` says so, newer data is never touched."""
 RENEW_BELOW = 0.6
 """The lease is renewed when less than this share of it is left."""
 
@@ -61,7 +63,7 @@ class _Encoding(msgspec.Struct):
 
 def lock_of(state: State) -> Lock:
     """The lock in a state of its shard. Raises NewerFormat for one that a newer release wrote."""
-    hold = state.holds.get(HOLD)
+    hold = state.holds.get(WRITER)
     if hold is None:
         return Lock()
     try:
@@ -75,7 +77,7 @@ def lock_of(state: State) -> Lock:
         return msgspec.json.decode(hold.opaque, type=Lock)
     except msgspec.MsgspecError as error:
         raise Corrupt(
-            f"shard {SHARD}: the hold {HOLD!r} has the fencing value {hold.opaque!r}, which is no lock: {error}. "
+            f"shard {SHARD}: the hold {WRITER!r} has the fencing value {hold.opaque!r}, which is not a lock: {error}. "
             "Something else has set it. Nothing was changed",
             key=SHARD,
         ) from error
@@ -84,15 +86,15 @@ def lock_of(state: State) -> Lock:
 def fetch_lock(client: Client) -> Lock | None:
     """The lock of a client's location, read from it; None where there were never any streams."""
     version = client.machine(SHARD).try_fetch()
-    return None if version is None or HOLD not in version.state.holds else lock_of(version.state)
+    return None if version is None or WRITER not in version.state.holds else lock_of(version.state)
 
 
 def break_lock(client: Client, *, epoch: int | None = None) -> Lock:
     """Free the lock, so that the next runtime can take it without a reentrance id. Returns it as it is then.
 
-    Whoever held it registers no writer and creates no stream from then on; the next takeover ends its writes as well.
+    The runtime that held it registers no writer and creates no stream from then on; the next takeover ends its writes.
     With `epoch`, the lock is only freed if that is still its epoch; otherwise this raises Locked. Does nothing when
-    nobody holds it. Raises NotFound where there were never any streams.
+    no runtime holds it. Raises NotFound where there were never any streams.
     """
     epoch = None if epoch is None else parse_integer(epoch, "epoch")
     if fetch_lock(client) is None:
@@ -139,7 +141,7 @@ class WriterLock:
             if found.epoch and found.encoding < ENCODING and not wipes:
                 raise _older(self._client.url, found)
             before = found
-            # SUBTLE: while older data is being wiped, the lock still says that it is there.
+            # While older data is being wiped, the lock still says that it is there.
             return _set(state, self._ours(found.epoch + 1, now, found.encoding if found.epoch else ENCODING))
 
         self.epoch = lock_of(self._machine.commit(build).after).epoch
@@ -196,7 +198,7 @@ class WriterLock:
 
     def _renewing(self, state: State, now: int, *, wiped: bool = False) -> c.SetHold:
         found = self._still_ours(state)
-        # SUBTLE: always a later end, so that there is always a transition: its row is what fences the others.
+        # Always a later end, so that there is always a transition: its row is what fences the others.
         later = max(now, found.lease_until + 1 - self._client.config.lease_ms)
         return _set(state, self._ours(found.epoch, later, ENCODING if wiped else found.encoding))
 
@@ -224,8 +226,8 @@ class WriterLock:
 
 def _set(state: State, lock: Lock) -> c.SetHold:
     """The command that makes this the lock, if the lock is still as in `state`."""
-    hold = state.holds.get(HOLD)
-    return c.SetHold(HOLD, MINIMUM, None if hold is None else hold.opaque, msgspec.json.encode(lock))
+    hold = state.holds.get(WRITER)
+    return c.SetHold(WRITER, MINIMUM, None if hold is None else hold.opaque, msgspec.json.encode(lock))
 
 
 def _older(url: str, found: Lock) -> NewerFormat:
@@ -248,3 +250,52 @@ def commit_together(wanted: Sequence[Wanted], deadline: Deadline, token: bytes |
 
 
 __all__ = ["Build", "Lock", "WriterLock", "break_lock", "commit_together", "fetch_lock", "lock_of"]
+
+
+HOLD = "stream"
+"""The hold of a sealed shard that keeps the stream's history. Its fencing value is an epoch."""
+
+
+class FencedRegistration(Registration):
+    """A writer id that is registered together with the lock's row.
+
+    SUBTLE: to retire a predecessor's ids is not enough, as one that is refused would register again. And the hold's
+    fencing value matters because moving since needs no id.
+    """
+
+    def __init__(self, machine: Machine, leases: Leases, lock: WriterLock, owner: str) -> None:
+        super().__init__(machine, leases, "ingest", owner, LAYER)
+        self._lock = lock
+
+    def _commit(self, build: Build, deadline: Deadline) -> Committed:
+        done = commit_together((Wanted(self._machine, build), self._lock.row()), deadline)[0]
+        return done if isinstance(done, Committed) else self._machine.commit(build, deadline.remaining_s())
+
+
+def fence(client: Client, record: Record, lock: WriterLock) -> None:
+    """End what predecessors may still do to a stream. Call this once the lock is taken, and load the stream after it.
+
+    Raises Fenced when a newer epoch was here.
+    """
+    # The hold first, as nothing else registers an id from then on. A new stream has none before.
+    client.machine(record.sealed).commit(lambda state, _now: hold_command(state, lock))
+    for name in (record.sealed, record.unsealed):
+        retire_writers(client.machine(name))
+
+
+def hold_command(state: State, lock: WriterLock, since: Antichain | None = None) -> c.SetHold | c.DowngradeHold:
+    """The command that makes the hold this epoch's, or moves it there (`since`: a frontier). It never moves back."""
+    hold, mine = state.holds.get(HOLD), b"%d" % lock.epoch
+    if hold is not None and (found := epoch_of(hold.opaque)) > lock.epoch:
+        raise lock.fenced(Lock(found))
+    least, expected = (state.since, None) if hold is None else (hold.since, hold.opaque)
+    if since is None:
+        return c.SetHold(HOLD, least, expected, mine)
+    return c.DowngradeHold(HOLD, least.join(since), expected, mine)
+
+
+def epoch_of(opaque: bytes) -> int:
+    """The epoch that a stream's hold has as its fencing value."""
+    if not opaque.isdigit():
+        raise Corrupt(f"the hold {HOLD!r} has the fencing value {opaque!r}, which is not an epoch", key=HOLD)
+    return int(opaque)

@@ -5,29 +5,22 @@ and checks of a whole shard.
 """
 
 from persist_lib.testing.checks import World, check_history, check_swept, check_world, read_history
-from persist_lib.testing.clock import ManualClock
-from persist_lib.testing.faults import Chances, Fate, FaultyBlob, FaultyConsensus, Outcome, Plan, Script
+from persist_lib.testing.faults import (
+    Chances,
+    Fate,
+    FaultyBlob,
+    FaultyConsensus,
+    ManualClock,
+    Outcome,
+    Plan,
+    RecordingLocation,
+    Rival,
+    Script,
+)
 from persist_lib.testing.model import Model, contents_of, updates_of
-from persist_lib.testing.recording import RecordingLocation
-from persist_lib.testing.rival import Rival
 
 __all__ = [
-    "Chances",
-    "Fate",
-    "FaultyBlob",
-    "FaultyConsensus",
-    "ManualClock",
-    "Model",
-    "Outcome",
-    "Plan",
-    "RecordingLocation",
-    "Rival",
-    "Script",
-    "World",
-    "check_history",
-    "check_swept",
-    "check_world",
-    "contents_of",
-    "read_history",
-    "updates_of",
-]
+    "Chances", "Fate", "FaultyBlob", "FaultyConsensus", "ManualClock", "Model", "Outcome", "Plan",
+    "RecordingLocation", "Rival", "Script", "World", "check_history", "check_swept", "check_world",
+    "contents_of", "read_history", "updates_of",
+]  # fmt: skip

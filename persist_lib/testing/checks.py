@@ -44,7 +44,6 @@ class World(msgspec.Struct, frozen=True):
 
     @property
     def state(self) -> State:
-        """The newest state."""
         return self.versions[-1].state
 
 
@@ -148,7 +147,7 @@ def check_history(versions: Sequence[Version], rows: Sequence[LogRow] = ()) -> N
 def _check_batch(client: Client, shard: str, state: State, batch: Batch) -> None:
     """Recompute from the bytes everything that the state says about a batch.
 
-    SUBTLE: this does not use `format.sums`, on purpose. A mistake there would be stored, and a check that shares the
+    This does not use `format.sums`, on purpose. A mistake there would be stored, and a check that shares the
     mistake would not find it.
     """
     count = diff_sum = print_ = 0
@@ -204,7 +203,7 @@ def _check_keys(client: Client, shard: str, versions: tuple[Version, ...], rows:
     start = prefix(ShardId(shard))
     sizes = {PartKey(entry.key.removeprefix(start)): entry.size for entry in client.blob.list(start)}
     newest = versions[-1]
-    # What is in the pending area is no orphan; but what a state refers to has to be there.
+    # What is in the pending area is not an orphan; but what a state refers to has to be there.
     known = {key for version in versions for key in (*_parts(version.state), *version.state.garbage)}
     below = ((pending_key(ShardId(shard), e.key), e.size) for e in client.blob.list(pending_prefix(ShardId(shard))))
     sizes |= {key: size for key, size in below if key in known}

@@ -1,23 +1,62 @@
-"""Locations that fail as planned: by a script ("the second set"), or at random from a seed.
+"""What a test controls: a clock; locations that fail as planned; rivals, for races without threads; and recordings.
 
 plan = Script({("compare_and_set", 2): Outcome.HAPPENED_UNKNOWN})
 consensus = FaultyConsensus(MemoryConsensus(), plan)
+
+rival = Rival(consensus)
+rival.before_next(lambda: other_writer.append(…))
+writer.append(…)                                  # loses the race, on every machine, every time
 """
 
 from __future__ import annotations
 
 import random
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from enum import Enum
 from typing import NamedTuple, Protocol, TypeVar
 
 from persist_lib.errors import Determinate, Indeterminate
 from persist_lib.location.api import Blob, Consensus
+from persist_lib.location.open import Location
 from persist_lib.location.wrap.around import AroundBlob, AroundConsensus, Operation
+from persist_lib.runtime.ambient import Runtime
 
 T = TypeVar("T")
+START_NS = 1_700_000_000_000_000_000
+
+
+class ManualClock:
+    """A clock for `open_location(clock=…)`: calling it returns nanoseconds since the epoch. Sleeping takes no time."""
+
+    def __init__(self, start_ns: int = START_NS) -> None:
+        self._now_ns = start_ns
+        self._lock = threading.Lock()
+
+    def __call__(self) -> int:
+        return self._now_ns
+
+    def advance(self, seconds: float) -> None:
+        """Move the clock on by `seconds`. A negative number moves it back, as happens to real clocks."""
+        with self._lock:
+            self._now_ns += round(seconds * 1_000_000_000)
+
+    def monotonic(self) -> float:
+        """The clock in seconds, for deadlines."""
+        return self._now_ns / 1_000_000_000
+
+    def sleep(self, seconds: float) -> None:
+        """Move the clock on by `seconds` and return at once."""
+        self.advance(seconds)
+
+    def runtime(self, seed: int = 0) -> Runtime:
+        """A runtime on this clock. It is repeatable, never waits, and does no work in the background."""
+        return Runtime(
+            monotonic=self.monotonic, sleep=self.sleep, random=random.Random(seed), background=False,
+            clock_ms=lambda: self._now_ns // 1_000_000,
+        )  # fmt: skip
 
 
 class Outcome(Enum):
@@ -89,7 +128,6 @@ class Chances:
         self._is_stopped = True
 
     def go_on(self) -> None:
-        """Draw faults again."""
         self._is_stopped = False
 
 
@@ -132,3 +170,77 @@ class FaultyConsensus(_Faulty, AroundConsensus):
     def __init__(self, inner: Consensus, plan: Plan, sleep: Callable[[float], None] = _no_sleep) -> None:
         super().__init__(inner)
         self.plan, self.sleep = plan, sleep
+
+
+RACED = frozenset({"compare_and_set", "compare_and_set_many", "commit_commands"})
+"""Through a shard server, the commands are sent where a client would make its compare-and-set otherwise."""
+
+
+class Rival(AroundConsensus):
+    """A Consensus that calls an act just before a compare-and-set: each act once, in the order of `before_next`."""
+
+    def __init__(self, inner: Consensus) -> None:
+        super().__init__(inner)
+        self._acts: deque[Callable[[], object]] = deque()
+
+    def before_next(self, act: Callable[[], object]) -> None:
+        """Call `act` just before the next compare-and-set that has no act yet. The act may use this same Consensus."""
+        self._acts.append(act)
+
+    @property
+    def waiting(self) -> int:
+        """How many acts have not been called yet. It is 0 at the end of a test in which every race took place."""
+        return len(self._acts)
+
+    def around(self, operation: Operation, call: Callable[[], T]) -> T:
+        """Call the next act first, if `operation` is a compare-and-set."""
+        if operation.kind in RACED and self._acts:
+            # Taken off before it is called: the act's own compare-and-sets must not race against it again.
+            acts, self._acts = self._acts, deque()
+            act = acts.popleft()
+            try:
+                act()
+            finally:
+                self._acts.extendleft(reversed(acts))
+        return call()
+
+
+class RecordingBlob(AroundBlob):
+    """A Blob whose operations are appended to `requests` before they are carried out."""
+
+    def __init__(self, inner: Blob, requests: list[Operation]) -> None:
+        super().__init__(inner)
+        self.requests = requests
+
+    def around(self, operation: Operation, call: Callable[[], T]) -> T:
+        self.requests.append(operation)
+        return call()
+
+
+class RecordingConsensus(AroundConsensus):
+    """A Consensus whose operations are appended to `requests` before they are carried out."""
+
+    def __init__(self, inner: Consensus, requests: list[Operation]) -> None:
+        super().__init__(inner)
+        self.requests = requests
+
+    def around(self, operation: Operation, call: Callable[[], T]) -> T:
+        self.requests.append(operation)
+        return call()
+
+
+class RecordingLocation:
+    """A location that records its requests in `requests`, in order. Pass `location` to the code under test."""
+
+    def __init__(self, location: Location) -> None:
+        self.requests: list[Operation] = []
+        self.blob = RecordingBlob(location.blob, self.requests)
+        self.consensus = RecordingConsensus(location.consensus, self.requests)
+        self.location = replace(location, blob=self.blob, consensus=self.consensus)
+
+    def count(self, *kinds: str) -> int:
+        """How many requests of these kinds there were (of any kind, if none is given)."""
+        return sum(1 for request in self.requests if not kinds or request.kind in kinds)
+
+    def clear(self) -> None:
+        self.requests.clear()

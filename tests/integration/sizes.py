@@ -27,7 +27,7 @@ from persist_lib.config import MIB
 from persist_lib.core.plan.compaction import MergeTask, TaskResult, plan_compaction
 from persist_lib.location.api import Blob
 from persist_lib.maintain import Engine, local_engine
-from persist_lib.maintain.task import run_task
+from persist_lib.maintain.compaction import run_task
 from persist_lib.settings import config_of
 
 SCHEMA = persist.Schema({"key": "int64"}, {"state": "string", "amount": "int64"})

@@ -106,7 +106,7 @@ def test_many_batches_are_absorbed_in_bounded_memory_with_few_listings():
         assert (done.upper, done.left, done.waits) == (at(each * UPDATES), 0, "")
         assert done.batches + done.discarded == BATCHES
         assert blob.lists <= 2 * pages + 10
-        assert done.cost.gets <= 2 * each + 200, "each content is read once, whoever wrote it"
+        assert done.cost.gets <= 2 * each + 200, "each content is read once, however many wrote it"
         assert peak < 32 * MIB + 800 * BATCHES
         assert len(client.inspect(SHARD).state.garbage) <= 7_000
         for _ in range(3):

@@ -161,4 +161,4 @@ def test_a_listing_takes_one_request_for_each_page_of_batches():
         before = len(server.requests())
         done = pending_area.absorb(client, NAME)
         assert (done.upper.time, done.batches, done.discarded, listings(before)) == (20, 20, 100, 3)
-        assert done.cost.gets < 60, "each content is read once, whoever wrote it"
+        assert done.cost.gets < 60, "each content is read once, however many wrote it"

@@ -22,7 +22,7 @@ from persist_lib.location.s3.consensus import S3Consensus
 from persist_lib.location.wrap.metering import Meter, MeteredBlob
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.shard.commit import Machine
-from persist_lib.testing.recording import RecordingLocation
+from persist_lib.testing.faults import RecordingLocation
 from tests import servers
 from tests.faults.proxy import Proxy
 from tests.worlds import SCHEMA, row

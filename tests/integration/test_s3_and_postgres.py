@@ -18,7 +18,7 @@ from persist_lib.location import open_location
 from persist_lib.location.postgres.sessions import PREPARED_AFTER
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.testing import check_world, contents_of
-from persist_lib.testing.recording import RecordingLocation
+from persist_lib.testing.faults import RecordingLocation
 from tests import servers
 from tests.faults.proxy import Proxy
 

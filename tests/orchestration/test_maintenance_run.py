@@ -156,9 +156,9 @@ def test_an_engine_that_loses_data_is_caught_before_anything_is_committed(
     client: persist.Client, folder: Path, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = write(client, "s", batches=4, rows=200)
-    from persist_lib.maintain import task  # noqa: PLC0415
+    from persist_lib.maintain import compaction  # noqa: PLC0415
 
-    whole = task.run_task
+    whole = compaction.run_task
 
     def loses(one: Any, blob: Any, entropy: Any, *rest: Any) -> Any:
         cut = one.inputs[:-1]

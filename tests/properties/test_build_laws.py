@@ -17,7 +17,7 @@ from persist_lib.runtime.ambient import Runtime
 from persist_lib.schema.schema import Schema
 from persist_lib.shard.batches import Builder, Built
 from persist_lib.shard.runs import inputs_of, open_runs
-from persist_lib.testing.clock import ManualClock
+from persist_lib.testing.faults import ManualClock
 from tests.properties.kernel_updates import Update, build, read, totals
 
 SHARD, SCHEMA = ShardId("s"), Schema({"k": "int8"}, {"v": "int8"})

@@ -23,7 +23,7 @@ from persist_lib.kernel.keys import encode_row
 from persist_lib.kernel.merge import merge_contents, merge_runs
 from persist_lib.kernel.order import is_sorted
 from persist_lib.location.memory.stores import MemoryBlob
-from persist_lib.maintain.task import run_task
+from persist_lib.maintain.compaction import run_task
 from persist_lib.relation import contents
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.schema.schema import Schema

@@ -163,7 +163,7 @@ def is_like(found: dict[str, Found], plain: Plain) -> bool:
 
 
 class Program:
-    """A program that is started anew whenever it was killed, and goes on with the first call that is not there."""
+    """A program that is started again whenever it was killed, and continues with the first call that is not there."""
 
     def __init__(self, config: persist.Config, world: World | None = None) -> None:
         self.world, self.config = world or World(), config
@@ -184,7 +184,7 @@ class Program:
                 self.done = number + 1
             runtime.stop()
         except Killed:
-            self.world.clients.pop()  # nobody closes it
+            self.world.clients.pop()  # it is never closed
 
     def check(self) -> None:
         """The next runtime finds all that is acknowledged, and perhaps the call that was under way, whole."""

@@ -21,7 +21,7 @@ from jobs.engine import SparkEngine, engine_for
 from jobs.stop import Stop
 from persist_lib.core.plan.compaction import MergeTask, TaskResult
 from persist_lib.location.api import Blob
-from persist_lib.maintain.task import run_task
+from persist_lib.maintain.compaction import run_task
 from tests.spark.collections import SMALL, check, contents, damage_a_part, referred, stored, write
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(180)]

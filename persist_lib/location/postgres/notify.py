@@ -19,7 +19,7 @@ from psycopg import sql
 
 from persist_lib.errors import PersistError
 from persist_lib.ids import SeqNo
-from persist_lib.runtime.ambient import Runtime
+from persist_lib.runtime.ambient import Backoff, Runtime
 from persist_lib.runtime.forks import Stage, enrol
 
 OPTION = "persist_notify"
@@ -153,7 +153,7 @@ class Notifier:
         self._changed.notify_all()
 
     def _run(self) -> None:
-        bell, pause_s = self._bell, RETRY_S
+        bell, backoff = self._bell, Backoff(RETRY_S, LONGEST_RETRY_S)
         if bell is None:
             return
         try:
@@ -165,9 +165,9 @@ class Notifier:
                 except (psycopg.Error, PersistError, OSError):
                     with self._changed:
                         self._lose()
-                    pause_s = RETRY_S if lasts.has_passed() else pause_s
-                    self._rest(bell[0], pause_s)
-                    pause_s = min(LONGEST_RETRY_S, pause_s * 2)
+                    if lasts.has_passed():
+                        backoff.reset()
+                    self._rest(bell[0], backoff.take())
         finally:
             with self._changed:
                 self._lose()

@@ -19,7 +19,7 @@ from persist_lib.location.api import Blob, Consensus
 from persist_lib.location.commands import TakesCommands
 from persist_lib.location.rpc.servers import Servers
 from persist_lib.location.scheme import Stores
-from persist_lib.runtime.ambient import Runtime
+from persist_lib.runtime.ambient import Backoff, Runtime
 from persist_lib.runtime.forks import Stage, enrol
 
 log = logging.getLogger("persist")
@@ -48,7 +48,7 @@ class Behind:
         self._opened: tuple[Blob, Consensus] | None = None
         self._heart: Heart | None = None
         self._is_away, self._is_closed = False, False
-        self._pause_s, self._next_look = FIRST_PAUSE_S, 0.0
+        self._backoff, self._next_look = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S), 0.0
         enrol(self, Stage.STORES)
 
     def after_fork_in_child(self) -> None:
@@ -68,8 +68,9 @@ class Behind:
         self.consensus()
         if not self._is_away:
             with self._lock:
-                self._is_away, self._pause_s = True, FIRST_PAUSE_S
-                self._next_look = self._runtime.monotonic() + self._pause_s
+                self._is_away = True
+                self._backoff.reset()
+                self._next_look = self._runtime.monotonic() + self._backoff.take()
             log.warning("no shard server answers, so this client asks the store itself until one does: %s", error)
 
     def consensus(self) -> Consensus:
@@ -108,6 +109,5 @@ class Behind:
             now = self._runtime.monotonic()
             if now < self._next_look:
                 return False
-            self._pause_s = min(LONGEST_PAUSE_S, 2 * self._pause_s)
-            self._next_look = now + self._pause_s
+            self._next_look = now + self._backoff.take()
             return True

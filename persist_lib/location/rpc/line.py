@@ -17,7 +17,7 @@ import grpc
 from persist_lib.errors import Determinate, PersistError
 from persist_lib.format.pushed import FOLLOW, Pushed, decode_pushed, encode_follow
 from persist_lib.location.rpc.servers import CONNECT_S, NOT_DONE, Server
-from persist_lib.runtime.ambient import Runtime
+from persist_lib.runtime.ambient import Backoff, Runtime
 
 log = logging.getLogger("persist.push")
 FIRST_PAUSE_S = 0.2
@@ -92,20 +92,21 @@ class Line:
             self._call.cancel()
 
     def _run(self) -> None:
-        pause_s = FIRST_PAUSE_S
+        backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         while not self._is_over():
             try:
                 self._serve()
-                pause_s = FIRST_PAUSE_S
+                backoff.reset()
                 continue
             except grpc.RpcError as error:
-                pause_s = UNABLE_S if error.code() in NOT_DONE else pause_s
+                if error.code() in NOT_DONE:
+                    backoff.pause_s = UNABLE_S
             except PersistError:
                 pass
             except Exception:  # a message that is none, a channel that was closed: as if the server were gone
                 log.info("push from a shard server ended; it is tried again", exc_info=True)
-                pause_s = LONGEST_PAUSE_S
-            pause_s = self._until_back(pause_s)
+                backoff.pause_s = LONGEST_PAUSE_S
+            self._until_back(backoff)
 
     def _is_over(self) -> bool:
         """Whether the thread ends now: closed, or nothing is followed here and nothing was for a while."""
@@ -150,15 +151,14 @@ class Line:
                 self._said = self._call = None
             self._lose(self)
 
-    def _until_back(self, pause_s: float) -> float:
-        """Wait until the server answers again, while anything may be followed here. Returns the next pause."""
+    def _until_back(self, backoff: Backoff) -> None:
+        """Wait until the server answers again, while anything may be followed here."""
         while not self._is_closed:
             self.is_gone = True
-            deadline = self._runtime.deadline(pause_s)
+            deadline = self._runtime.deadline(backoff.take())
             while not (self._is_closed or deadline.has_passed()):
                 with suppress(Empty):
                     self._wake.get(timeout=deadline.left_s())
-            pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
             if self._is_wanted():
                 try:
                     with self._server.connected(CONNECT_S):
@@ -166,4 +166,3 @@ class Line:
                 except Exception as error:  # noqa: BLE001 - whatever it is, the server is not back
                     log.debug("the shard server is not back: %s", error)
         self.is_gone = False
-        return pause_s

@@ -24,7 +24,7 @@ from persist_lib.location.inode import Identity
 from persist_lib.location.sqlite import file as sqlite_file
 from persist_lib.location.sqlite.connections import Connections, Session
 from persist_lib.location.wrap.deadline import patience_s
-from persist_lib.runtime.ambient import Deadline, Runtime
+from persist_lib.runtime.ambient import Backoff, Deadline, Runtime
 from persist_lib.runtime.threads import Lock, taking
 
 T = TypeVar("T")
@@ -268,15 +268,16 @@ class Patience:
 
     def __init__(self, runtime: Runtime, seconds: float) -> None:
         self._runtime = runtime
-        self._deadline = Deadline(runtime, seconds, 0.0)
+        self._deadline, self._backoff = Deadline(runtime, seconds, 0.0), Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, 1.3)
         self._seconds = seconds
 
     def __call__(self, prior_calls: int) -> bool:
         if prior_calls == 0:
             self._deadline = self._runtime.deadline(patience_s(self._seconds))
+            self._backoff.reset()
         if self._deadline.has_passed():
             return False
-        self._deadline.pause(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 1.3 ** min(prior_calls, 20)))
+        self._deadline.pause(self._backoff.take())
         return True
 
 

@@ -19,7 +19,7 @@ from persist_lib.location.api import Blob, Change, Consensus
 from persist_lib.location.wrap.around import AroundBlob, AroundConsensus, Operation
 from persist_lib.location.wrap.deadline import deadline_or, within
 from persist_lib.location.wrap.stopping import Stopped, check_not_stopped
-from persist_lib.runtime.ambient import Deadline, Runtime
+from persist_lib.runtime.ambient import Backoff, Deadline, Runtime
 
 T = TypeVar("T")
 FIRST_PAUSE_S = 0.005
@@ -40,7 +40,7 @@ def retry(call: Callable[[], T], *, is_idempotent: bool, deadline: Deadline) -> 
     Raises its last failure. SUBTLE: if any failure left the outcome unknown, that one is raised instead, because a
     later determinate failure says nothing about the earlier attempt.
     """
-    pause, doubt = FIRST_PAUSE_S, None
+    backoff, doubt = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S), None
     while True:
         try:
             return call()
@@ -51,10 +51,9 @@ def retry(call: Callable[[], T], *, is_idempotent: bool, deadline: Deadline) -> 
                     raise
             if isinstance(error, (DiskFull, Stopped)):
                 raise doubt or error from error.__cause__  # waiting makes no room
-            if deadline.remaining_s() <= pause / 2:
+            if deadline.remaining_s() <= backoff.pause_s / 2:
                 raise doubt or error from error.__cause__
-        deadline.pause(pause)
-        pause = min(LONGEST_PAUSE_S, pause * 2)
+        deadline.pause(backoff.take())
 
 
 class _Retrying:
@@ -98,14 +97,13 @@ class RetryingBlob(_Retrying, AroundBlob):
         return within(deadline, lambda: self._delete_many(keys, deadline))
 
     def _delete_many(self, keys: Sequence[str], deadline: Deadline) -> dict[str, Exception]:
-        pause = FIRST_PAUSE_S
+        again = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         failures = retry(
             lambda: _unless_stopped(lambda: self.inner.delete_many(keys)), is_idempotent=True, deadline=deadline
         )
-        while failures and deadline.remaining_s() > pause / 2 and any(map(_is_of_the_world, failures.values())):
-            deadline.pause(pause)
+        while failures and deadline.remaining_s() > again.pause_s / 2 and any(map(_is_of_the_world, failures.values())):
+            deadline.pause(again.take())
             check_not_stopped()
-            pause = min(LONGEST_PAUSE_S, pause * 2)
             left = list(failures)
             failures = retry(lambda left=left: self.inner.delete_many(left), is_idempotent=True, deadline=deadline)  # type: ignore[misc]
         return failures

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from persist_lib.arguments import check_type, parse_integer, parse_seconds, parse_text
 from persist_lib.errors import NameTaken, NotFound, PersistError
-from persist_lib.runtime.ambient import Deadline
+from persist_lib.runtime.ambient import Backoff, Deadline
 from persist_lib.schema.schema import Schema
 from persist_lib.storage.collection_arguments import MOST_SHARDS, Retention, parse_retention
 from persist_lib.storage.names import parse_collection_name, parse_command_id
@@ -314,7 +314,7 @@ def _run(
     sources: Sources, name: str, ingestion: Ingestion, report: Report, stop: Callable[[], bool], told: Told | None,
     interval_s: float, *, until_idle: bool,
 ) -> Progress | None:  # fmt: skip
-    runtime, failures = sources.client.runtime, 0
+    runtime, backoff = sources.client.runtime, Backoff(2 * interval_s, LONGEST_PAUSE_S)
     last: Progress | None = None
     while not stop():
         try:
@@ -327,13 +327,13 @@ def _run(
                     return last
                 runtime.sleep(interval_s)
                 continue
-            last, failures = ingestion.step(), 0
+            last = ingestion.step()
+            backoff.reset()
         except PASSING as error:
-            failures += 1
             report.say("stalled", f"{type(error).__name__}: {error.message}")
             if told is not None:
                 told(error)
-            runtime.sleep(min(LONGEST_PAUSE_S, interval_s * 2 ** min(failures, 10)) * runtime.random.uniform(0.5, 1.0))
+            runtime.sleep(backoff.take() * runtime.random.uniform(0.5, 1.0))
             continue
         report.progress(last)
         if told is not None:

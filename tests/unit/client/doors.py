@@ -19,7 +19,7 @@ import persist_lib as persist
 from persist_lib import pending_area, streams
 from persist_lib.core.pending import PendingName, parse_pending_key
 from persist_lib.location import open_location
-from persist_lib.testing.clock import ManualClock
+from persist_lib.testing.faults import ManualClock
 
 HOUR = 3_600_000
 NOON = dt.datetime(2026, 11, 22, tzinfo=dt.UTC)

@@ -17,7 +17,7 @@ from persist_lib.location import open_location
 from persist_lib.location.wrap.metering import CLASS_OF
 from persist_lib.location.wrap.spending import CLASSES
 from persist_lib.runtime.ambient import Runtime
-from persist_lib.testing.recording import RecordingLocation
+from persist_lib.testing.faults import RecordingLocation
 
 SCHEMA = persist.Schema(key={"id": "int64 not null"}, value={"word": "string"})
 DEAR = Prices(put=1.0, get=0.5, list=3.0, delete=0.25, commit=10.0, query=100.0)

@@ -13,7 +13,7 @@ from persist_lib.location.memory.stores import MemoryBlob, MemoryConsensus
 from persist_lib.schema.schema import Schema
 from persist_lib.shard.commit import Build, Committed, Machine
 from persist_lib.shard.log import encode_rollup
-from persist_lib.testing.clock import ManualClock
+from persist_lib.testing.faults import ManualClock
 
 SHARD = ShardId("orders")
 WRITER = format_writer_id(1)

@@ -28,7 +28,7 @@ from persist_lib.location.wrap.around import AroundBlob, Operation
 from persist_lib.location.wrap.cache_files import FOLDER, CacheFiles
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.testing import contents_of
-from persist_lib.testing.recording import RecordingLocation
+from persist_lib.testing.faults import RecordingLocation
 from tests.shelf import Shelf, files_of
 
 ROOT = Path(__file__).parents[3]

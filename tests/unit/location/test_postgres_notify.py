@@ -20,7 +20,7 @@ from persist_lib.location.api import Newest
 from persist_lib.location.postgres.consensus import PostgresConsensus, canonical
 from persist_lib.location.postgres.notify import Notifier
 from persist_lib.runtime.ambient import Runtime
-from persist_lib.testing.recording import RecordingLocation
+from persist_lib.testing.faults import RecordingLocation
 from tests import servers
 from tests.faults.proxy import Fault, Proxy
 from tests.worlds import SCHEMA, row

@@ -41,7 +41,7 @@ def stored(world: World) -> list[str]:
 
 
 class Meanwhile(AroundConsensus):
-    """Another process acts just before or after the heads are told."""
+    """Another process acts just before or after the heads are read."""
 
     def __init__(self, inner: Consensus, act: Callable[[], object], *, after: bool = False) -> None:
         super().__init__(inner)

@@ -1,4 +1,4 @@
-"""Maintenance workers that ask to be alone exclude each other, whoever started them, and leave nothing behind."""
+"""Maintenance workers that ask to be alone exclude each other, whatever started them, and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_the_second_worker_is_refused_and_told_who_is_at_work_until_when(world: 
             assert "Nothing was changed" in str(busy)
             assert " UTC, which is in 900 s" in str(busy)
         assert second.inspect("s").seqno == seqno, "it looked first, and did not even register"
-        assert not second.compact("s", policy=EAGER, alone=True, dry_run=True).applied, "a dry run disturbs nobody"
+        assert not second.compact("s", policy=EAGER, alone=True, dry_run=True).applied, "a dry run disturbs no other"
         assert second.compact("s", policy=EAGER).applied, "who does not ask to be alone is not kept out"
     assert second.roll_up("s", force=True, alone=True).key
     assert writers(first) == []
@@ -81,7 +81,7 @@ def test_a_worker_that_registers_between_the_look_and_the_commit_is_seen_and_the
     assert writers(first) == []
 
 
-def test_an_ended_lease_and_an_ingesting_writer_keep_nobody_out(world: World) -> None:
+def test_an_ended_lease_and_an_ingesting_writer_keep_no_worker_out(world: World) -> None:
     client = world.client(TINY)
     filled(client, 6)
     with client.open_writer("s", client.inspect("s").state.schemas[-1]) as write:
@@ -89,7 +89,7 @@ def test_an_ended_lease_and_an_ingesting_writer_keep_nobody_out(world: World) ->
         assert alone(client).id
         world.clock.advance(TINY.lease_ms / 1000 + 1)
         with alone(client) as next_:
-            assert next_.id, "the first one's lease has ended, though nobody has retired it"
+            assert next_.id, "the first one's lease has ended, though it was not retired"
 
 
 def test_busy_is_raised_though_the_fresh_id_cannot_be_retired(world: World) -> None:

@@ -1,4 +1,4 @@
-"""Maintenance: each duty does what it says, may be repeated, raced and interrupted, and changes nobody's contents."""
+"""Maintenance: each duty does what it says, may be repeated, raced and interrupted, and changes no contents."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import persist_lib as persist
 from persist_lib.core.duties import DUTIES
 from persist_lib.core.plan.compaction import MergeTask, TaskResult
 from persist_lib.errors import CompactionRefused, Determinate, Indeterminate
-from persist_lib.maintain import garbage, liveness, local_engine
+from persist_lib.maintain import duties, local_engine
 from persist_lib.maintain.rollups import write_rollup
 from persist_lib.testing import Outcome, Rival, Script, check_swept, check_world, contents_of
 from tests.commands import invoke
@@ -373,8 +373,8 @@ def test_of_several_failures_the_gravest_is_raised_and_all_are_named(
     def fails(*_: object, **__: object) -> None:
         raise Determinate("the store is away")
 
-    monkeypatch.setattr(liveness, "retain", fails)
-    monkeypatch.setattr(garbage, "collect", fails)
+    monkeypatch.setattr(duties, "retain", fails)
+    monkeypatch.setattr(duties, "collect", fails)
     with pytest.raises(persist.Corrupt, match=f"3 of {len(UPKEEP)} duties failed") as caught:
         client.maintain("s")
     assert str(caught.value).count("the store is away") == 2

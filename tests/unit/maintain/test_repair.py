@@ -1,4 +1,4 @@
-"""A shard whose newest rows nobody can read gets a way back, which first says what it would drop."""
+"""A shard whose newest rows cannot be read gets a way back, which first says what it would drop."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_who_has_seen_what_was_taken_back_is_refused_and_changes_nothing(world: 
     fresh.compare_and_append([row(9, time=2)], 2, 3)
 
 
-def test_a_shard_whose_very_first_row_is_unreadable_is_made_anew(world: World) -> None:
+def test_a_shard_whose_very_first_row_is_unreadable_is_made_again(world: World) -> None:
     body = msgspec.msgpack.encode([1, b"t", "Create", 0, bytes(16), None, {"schemas": [{"id": "int64"}]}])
     assert world.inner.consensus.compare_and_set(SHARD, None, framed(ROW_MAGIC, 1, body))
     client = world.client()

@@ -1,4 +1,4 @@
-"""Of all who append to a shard, one rolls up when that is due: no herd, and nobody who dies ends it for good."""
+"""Of all that append to a shard, one rolls up when that is due: no herd, and none that dies ends it for good."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def world() -> Iterator[World]:
 
 
 def append(write: persist.WriteHandle) -> int:
-    """Append as contenders do: from the upper that one is told. Answers the seqno."""
+    """Append as contenders do: from the upper that they get. Answers the seqno."""
     while True:
         upper = write.upper.time or 0
         try:

@@ -20,7 +20,7 @@ from persist_lib.location import open_location
 from persist_lib.location.memory.stores import MemoryConsensus
 from persist_lib.location.wrap.around import Operation
 from persist_lib.maintain import Scrubbed, known_damage
-from persist_lib.maintain.marks import recall
+from persist_lib.maintain.scrub_memory import recall
 from persist_lib.testing import Fate, Outcome, check_swept
 from tests.shards import EAGER, TINY, filled
 from tests.worlds import SCHEMA, World, row
@@ -112,7 +112,7 @@ def test_the_sentence_claims_only_what_was_read(world: World) -> None:
     skipped = client.scrub("s", after=seqno)
     assert (skipped.batches, skipped.left, skipped.skipped) == (0, 2, 1)
     assert "is right" not in skipped.says
-    assert "1 batch of before" in skipped.says
+    assert "1 batch of earlier versions" in skipped.says
 
 
 def test_a_scrub_without_news_writes_nothing_and_asks_for_two_objects(world: World) -> None:
@@ -261,7 +261,7 @@ def test_two_scrubs_at_once_never_lose_a_mark_of_damage(world: World, before: st
 
 
 class Paused:
-    """A scrub in a thread of its own, which stops before each request to Blob until `step` lets it go on."""
+    """A scrub in a thread of its own, which stops before each request to Blob until `step` lets it continue."""
 
     def __init__(self, world: World) -> None:
         self._go, self._stopped = threading.Semaphore(0), threading.Semaphore(0)

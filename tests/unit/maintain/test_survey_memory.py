@@ -69,7 +69,7 @@ def test_it_is_written_when_that_is_worth_it(world: World) -> None:
     assert "set" not in asked(world, client.survey), "nothing has changed"
 
 
-def test_it_is_written_again_if_somebody_deletes_it(world: World) -> None:
+def test_it_is_written_again_if_it_is_deleted(world: World) -> None:
     client = world.client()
     make(client, "s")
     client.survey()

@@ -1,4 +1,4 @@
-"""A shard's log moves to a newer format while it is used, and only when it is told to."""
+"""A shard's log moves to a newer format while it is used, and only when that is asked for."""
 
 from __future__ import annotations
 

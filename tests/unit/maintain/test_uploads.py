@@ -1,4 +1,4 @@
-"""The audit gives up uploads in pieces whose writer is gone for ever, no others, and goes on where it sees none."""
+"""The audit gives up uploads in pieces whose writer is gone for ever, no others, and continues where it sees none."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CONFIG = persist.Config(lease_ms=1000, inline_bytes=0)
 
 
 class Uploading:
-    """Clients of one location on S3, whose clock a test moves, and uploads that nobody finishes."""
+    """Clients of one location on S3, whose clock a test moves, and uploads that are never finished."""
 
     def __init__(self) -> None:
         self.clock = ManualClock()
@@ -181,7 +181,7 @@ def killed_in_the_middle_of_an_upload(url: str) -> None:
     assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
 
 
-def test_what_a_killed_process_left_half_written_in_a_directory_is_told_and_deleted(tmp_path: Path) -> None:
+def test_what_a_killed_process_left_half_written_in_a_directory_is_named_and_deleted(tmp_path: Path) -> None:
     url, left = f"file:{tmp_path}/data", tmp_path / "data/blob/.tmp"
     killed_in_the_middle_of_an_upload(url)
     (half,) = [path for path in left.rglob("*") if path.is_file() and path.name != "lock"]
@@ -203,7 +203,7 @@ def test_what_a_killed_process_left_half_written_in_a_directory_is_told_and_dele
 
 
 @pytest.mark.slow
-def test_a_half_written_file_of_a_retired_writer_goes_though_its_process_lives_and_it_starts_anew(
+def test_a_half_written_file_of_a_retired_writer_goes_though_its_process_lives_and_it_starts_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Like a paused one, whose lease ended. What it stores then is an orphan, for the next audit."""

@@ -20,7 +20,7 @@ Rows = list[dict[str, Any]]
 
 
 def said(lower: int, upper: int, word: str = "w") -> Rows:
-    """What happens in these times, of which all writers say the same; with another word, somebody says another."""
+    """What happens in these times, of which all writers say the same; with another word, one says something else."""
     return [row(time % 7, word, time, 1 if time % 3 else -1) for time in range(lower, upper)]
 
 

@@ -12,7 +12,7 @@ import persist_lib as persist
 from persist_lib import pending_area
 from persist_lib.errors import InvalidUsage, NotFound, SinceViolation, StillRead
 from persist_lib.frontier import TOP, at
-from persist_lib.pending_area import absorbing, listing, objects, pieces
+from persist_lib.pending_area import absorption, listing, objects
 from persist_lib.testing import check_swept, check_world, contents_of
 from tests.unit.pending_area.areas import NAME, Area, name_of, plain, said
 from tests.worlds import SCHEMA, SMALL, WIDER, World, row
@@ -65,7 +65,7 @@ def test_overlaps_within_a_writer_and_between_writers_count_once(area: Area, cut
     assert area.pending() == []
 
 
-def test_a_gap_stops_it_and_is_told(area: Area):
+def test_a_gap_stops_it_and_is_named(area: Area):
     area.put("a", 0, 3)
     area.put("b", 5, 8)
     done = area.absorb()
@@ -117,7 +117,7 @@ def test_a_damaged_copy_of_a_batch_is_skipped_for_a_sound_one(area: Area):
     assert area.merged() == plain(said(0, 6), 5)
 
 
-def test_a_damaged_batch_that_nobody_else_has_stops_it(area: Area):
+def test_a_damaged_batch_that_no_other_writer_has_stops_it(area: Area):
     area.put("a", 0, 3)
     area.damage(key := area.put("a", 3, 5))
     area.put("a", 5, 9)
@@ -138,7 +138,7 @@ def test_batches_without_updates_move_upper(area: Area):
     assert area.merged() == plain(said(9, 12), 13)
 
 
-def test_a_batch_without_an_end_is_told_and_not_absorbed(area: Area):
+def test_a_batch_without_an_end_is_counted_and_not_absorbed(area: Area):
     from msgspec.structs import replace  # noqa: PLC0415
 
     from persist_lib.format.paths import blob_key  # noqa: PLC0415
@@ -390,7 +390,7 @@ def test_an_absorber_that_was_late_looks_again(area: Area, monkeypatch):
     for lower in range(0, 12, 3):
         area.put("a", lower, lower + 3)
     other = area.world.client(SMALL)
-    commit, met = pieces.Committer.commit, list[Any]()
+    commit, met = absorption.Committer.commit, list[Any]()
 
     def late(self: Any, *arguments: Any) -> Any:
         if not met:
@@ -398,7 +398,7 @@ def test_an_absorber_that_was_late_looks_again(area: Area, monkeypatch):
             pending_area.absorb(other, NAME)
         return commit(self, *arguments)
 
-    monkeypatch.setattr(pieces.Committer, "commit", late)
+    monkeypatch.setattr(absorption.Committer, "commit", late)
     done = area.absorb()
     assert done.upper == at(12)
     assert area.merged() == plain(said(0, 12), 11)
@@ -414,16 +414,16 @@ def test_a_listing_larger_than_is_kept_takes_several_passes(area: Area, monkeypa
 
 
 def test_a_piece_has_bounds(area: Area, monkeypatch):
-    monkeypatch.setattr(pieces, "PIECE_BATCHES", 4)
+    monkeypatch.setattr(absorption, "PIECE_BATCHES", 4)
     for lower in range(10):
         area.put("a", lower, lower + 1)
     assert area.absorb().transitions == 3
 
 
 def test_much_garbage_is_collected_in_between_or_it_waits(area: Area, monkeypatch):
-    monkeypatch.setattr(pieces, "PIECE_BATCHES", 4)
-    monkeypatch.setattr(absorbing, "MOST_GARBAGE", 8)
-    monkeypatch.setattr(absorbing, "MOST_HELD", 12)
+    monkeypatch.setattr(absorption, "PIECE_BATCHES", 4)
+    monkeypatch.setattr(absorption, "MOST_GARBAGE", 8)
+    monkeypatch.setattr(absorption, "MOST_HELD", 12)
     for lower in range(40):
         area.put("a", lower, lower + 1)
     done = area.absorb()
@@ -491,7 +491,7 @@ def test_delete_leaves_nothing_and_what_comes_later_goes_as_well(area: Area):
     assert area.absorb().deleted == 1
 
 
-def test_a_shard_that_is_not_there_or_too_old_is_told(world: World):
+def test_a_shard_that_is_not_there_or_too_old_is_named(world: World):
     client = world.client(persist.Config(format=2))
     with pytest.raises(NotFound):
         pending_area.absorb(client, NAME)

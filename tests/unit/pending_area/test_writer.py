@@ -95,7 +95,7 @@ def test_a_sum_that_does_not_fit_is_refused(area: Area):
 
 
 def test_more_than_a_batch_may_have_is_refused(area: Area, monkeypatch):
-    monkeypatch.setattr("persist_lib.pending_area.writer.MOST_BYTES", 1000)
+    monkeypatch.setattr("persist_lib.pending_area.area_writer.MOST_BYTES", 1000)
     with pytest.raises(InvalidUsage, match="take more"):
         area.writer("a").put(pa.Table.from_pylist([row(i) for i in range(99)], SCHEMA.updates), 0, 1)
     assert area.pending() == []
@@ -117,7 +117,7 @@ def test_a_schema_with_constraints_is_refused(world: World):
         Writer(world.inner.url, NAME, "a", {"id": "int64"})  # type: ignore[arg-type]
 
 
-def test_a_location_that_is_not_there_is_told(tmp_path: Path):
+def test_a_location_that_is_not_there_is_named(tmp_path: Path):
     with pytest.raises(NotFound):
         Writer(f"file:{tmp_path}/none", NAME, "a", SCHEMA)
     with pytest.raises(InvalidUsage):

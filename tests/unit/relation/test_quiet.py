@@ -9,7 +9,7 @@ import pytest
 import persist_lib as persist
 from persist_lib.core.holds import LAYER_HOLDS
 from persist_lib.storage.effects import HOLD as COLLECTION
-from persist_lib.streams.fencing import HOLD as STREAM
+from persist_lib.streams.lock import HOLD as STREAM
 from tests.worlds import World
 
 CLOCK = persist.Schema({"id": "int64"}, {"word": "string"}, times="ms")

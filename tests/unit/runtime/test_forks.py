@@ -27,7 +27,7 @@ def forked(call: Callable[[], object]) -> str:
     answer, told = os.pipe()
     if not (child := os.fork()):
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(WITHIN_S)  # a lock that nobody gives back
+        signal.alarm(WITHIN_S)  # a lock that is never given back
         try:
             said = repr(call())
         except BaseException as error:  # noqa: BLE001 - told to the parent
@@ -88,7 +88,7 @@ def test_one_that_fails_keeps_no_other_from_being_told(fails: str) -> None:
     del kept
 
 
-def test_the_registry_keeps_nobody() -> None:
+def test_the_registry_keeps_no_object_alive() -> None:
     said: list[str] = []
     Renewed("dropped", said, Stage.STORES)
     gc.collect()

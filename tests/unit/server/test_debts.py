@@ -14,7 +14,7 @@ import persist_lib as persist
 from persist_lib.core.duties import NAMES
 from persist_lib.errors import InvalidUsage, NotAllowed
 from persist_lib.location.wrap.around import AroundConsensus, Operation
-from persist_lib.maintain import asking
+from persist_lib.maintain import survey
 from persist_lib.server import looks
 from persist_lib.server.serving import ShardServer
 from tests.shards import TINY
@@ -182,13 +182,13 @@ def test_what_was_not_looked_at_yet_waits_and_is_kept_between_requests(
     monkeypatch.setattr(looks, "LONGEST_S", 0.0)  # each request looks at nothing: what is there is what was kept
     assert client.survey(seconds=0).waiting == len(NAMED) - 10
     rounds = iter(range(100))
-    monkeypatch.setattr(asking, "ROUND_S", 0.0)
+    monkeypatch.setattr(survey, "ROUND_S", 0.0)
 
     def told(done: int, of: int) -> None:
         seen.append((done, of))
         if next(rounds) == 3:
             monkeypatch.setattr(looks, "LONGEST_S", 5.0)
-            monkeypatch.setattr(asking, "ROUND_S", 5.0)
+            monkeypatch.setattr(survey, "ROUND_S", 5.0)
 
     found = client.survey(progress=told)
     assert found.waiting == 0

@@ -12,7 +12,7 @@ from persist_lib.core.state import RETENTION
 from persist_lib.errors import InvalidUsage, NewerFormat, SchemaMismatch, SinceViolation, TimedOut, UpperMismatch
 from persist_lib.ids import SeqNo, parse_shard_id
 from persist_lib.location import open_location
-from persist_lib.testing.clock import ManualClock
+from persist_lib.testing.faults import ManualClock
 
 KEY, VALUE = {"id": "int64"}, {"w": "string"}
 CLOCK, PLAIN = persist.Schema(KEY, VALUE, times="ms"), persist.Schema(KEY, VALUE)

@@ -32,9 +32,7 @@ from persist_lib.frontier import TOP, at
 from persist_lib.ids import ReaderId, SeqNo
 from persist_lib.location.wrap.around import AroundConsensus, Operation
 from persist_lib.shard.refusals import refused
-from persist_lib.testing.faults import FaultyConsensus, Outcome, Script
-from persist_lib.testing.recording import RecordingConsensus
-from persist_lib.testing.rival import Rival
+from persist_lib.testing.faults import FaultyConsensus, Outcome, RecordingConsensus, Rival, Script
 from tests.unit.core.core_shard import CREATE, SCHEMA, SHARD, WRITER, Store, always, append_next, appending, roll_up
 
 

@@ -25,8 +25,7 @@ from persist_lib.shard.contention import (
     STRETCH,
     Pace,
 )
-from persist_lib.testing.recording import RecordingConsensus
-from persist_lib.testing.rival import Rival
+from persist_lib.testing.faults import RecordingConsensus, Rival
 from tests.unit.core.core_shard import CREATE, Store, always, appending, batch
 
 RIVAL = format_writer_id(2)

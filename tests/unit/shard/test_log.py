@@ -16,7 +16,7 @@ from persist_lib.location.api import Row
 from persist_lib.location.memory.stores import MemoryBlob, MemoryConsensus
 from persist_lib.location.wrap.around import Operation
 from persist_lib.shard.log import SCAN_ROWS, fetch_newer, fetch_newest, row_to_follow
-from persist_lib.testing.recording import RecordingBlob, RecordingConsensus
+from persist_lib.testing.faults import RecordingBlob, RecordingConsensus
 from tests.unit.core.core_shard import SHARD, Store, always, append_next, roll_up
 
 

@@ -126,11 +126,11 @@ def test_what_is_written_and_sealed_by_one_commit_never_enters_the_unsealed_shar
     place.gate.open.set()
     futures.wait([blocked, *together])
     state = place.client.inspect("s.unsealed").state
-    assert state.count - before <= 3  # the two writes of before, and the retraction of one of them
+    assert state.count - before <= 3  # the two earlier writes, and the retraction of one of them
     assert unsealed_in(place.read) == BASE | {(1, "w", 1001): 1}
 
 
-def test_a_time_that_calls_before_have_sealed_is_refused_at_once_and_harms_nobody(place: Place) -> None:
+def test_a_time_that_calls_before_have_sealed_is_refused_at_once_and_harms_no_other(place: Place) -> None:
     first = place.outstanding()
     sealing = place.write.seal(10)
     with pytest.raises(persist.InvalidUsage, match="times must be in"):
@@ -150,7 +150,7 @@ def test_a_call_that_fails_fails_every_call_behind_it(place: Place) -> None:
     place.gate.open.set()
     first.result()
     wait_for(sealing.done)
-    with pytest.raises(persist.NotSent, match="failed"):  # a call of somebody who does not know of it yet
+    with pytest.raises(persist.NotSent, match="failed"):  # a call of a caller that does not know of it yet
         place.write.seal(11)
     with pytest.raises(persist.TimedOut):
         late.result()
@@ -179,7 +179,7 @@ def test_an_unknown_outcome_blocks_the_calls_behind_it_until_it_is_decided(happe
     if happened:
         place.gate.answers_lost = True
     else:
-        place.gate.outcome = persist.Indeterminate("nobody knows")
+        place.gate.outcome = persist.Indeterminate("no answer")
     writing = place.write.write([update(2, 5)])
     sealing = place.write.seal(10, timeout=60)
     time.sleep(1.0)
@@ -194,7 +194,7 @@ def test_an_unknown_outcome_blocks_the_calls_behind_it_until_it_is_decided(happe
 
 def test_a_runtime_that_is_stopped_with_an_unknown_outcome_says_so_and_the_next_one_finds_out() -> None:
     place = Place(timeout_s=0.3)
-    place.gate.outcome = persist.Indeterminate("nobody knows")
+    place.gate.outcome = persist.Indeterminate("no answer")
     writing = place.write.write([update(2, 5)])
     wait_for(lambda: place.gate.passed > 0)
     sealing = place.write.seal(10)
@@ -364,6 +364,14 @@ def test_a_wrong_call_is_refused_at_once(
     assert place.write.upper == persist.at(2)
 
 
+@pytest.mark.parametrize("verb", ["flush", "stop"])
+@pytest.mark.parametrize("timeout", ["soon", -1.0, float("nan")])
+def test_a_wrong_timeout_of_the_runtime_is_refused_and_changes_nothing(place: Place, verb: str, timeout: Any) -> None:
+    with pytest.raises(persist.InvalidUsage, match="timeout"):
+        getattr(place.runtime, verb)(timeout=timeout)
+    assert place.write.write([update(5, 9)]).result().count == 1
+
+
 def test_a_diff_that_has_no_opposite_is_refused(place: Place) -> None:
     with pytest.raises(persist.DiffOverflow, match="no opposite"):
         place.write.write([update(1, 5, diff=-(2**63))])
@@ -400,7 +408,7 @@ def test_schemas_that_a_stream_cannot_have_are_refused(place: Place) -> None:
 
 def test_a_shard_that_is_no_stream_is_left_alone(place: Place) -> None:
     place.client.open_writer("plain", SCHEMA).compare_and_append([], 0, 1)
-    with pytest.raises(persist.NameTaken, match="no stream"):
+    with pytest.raises(persist.NameTaken, match="not a stream"):
         place.runtime.create_or_load("plain", SCHEMA)
     place.client.open_writer("half.unsealed", SCHEMA).compare_and_append([], 0, 1)
     _, read = place.runtime.create_or_load("half", SCHEMA)
@@ -428,7 +436,7 @@ def test_streams_of_each_codec_and_of_clock_times(place: Place, schema: persist.
     assert read.snapshot().to_arrow().num_rows == 2
 
 
-def test_a_stream_whose_shard_was_given_columns_goes_on_with_them(world: World) -> None:
+def test_a_stream_whose_shard_was_given_columns_continues_with_them(world: World) -> None:
     runtime = start(world)
     write, _ = runtime.create_or_load("s", SCHEMA)
     write.write([update(1, 5)]).result()

@@ -11,9 +11,8 @@ import persist_lib as persist
 from persist_lib.errors import Corrupt, Determinate, Indeterminate
 from persist_lib.frontier import at
 from persist_lib.runtime.ambient import Deadline, Runtime
-from persist_lib.streams.attempts import check_since, until_decided
-from persist_lib.streams.calls import Op
-from persist_lib.streams.plan import Step, plan
+from persist_lib.streams.commit_plan import Op, Step, plan
+from persist_lib.streams.committer import check_since, until_decided
 from tests.streaming import SCHEMA
 
 

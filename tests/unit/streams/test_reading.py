@@ -13,7 +13,7 @@ from persist_lib import streams
 from persist_lib.ids import SeqNo
 from persist_lib.location import open_location
 from persist_lib.relation.reader import ReadHandle
-from persist_lib.streams import reader as readers
+from persist_lib.streams import stream_reader as readers
 from tests.gated import LONG_S
 from tests.streaming import SCHEMA, start, update
 from tests.unit.streams.test_calls import Place
@@ -268,7 +268,7 @@ def test_a_listener_ahead_ends_where_it_was_told_and_says_when_nothing_comes(wor
     assert [row["_time"] for e in got if isinstance(e, persist.Updates) for row in e.table.to_pylist()] == [3]
 
 
-def test_a_listener_ahead_goes_on_after_nothing_came(world: World) -> None:
+def test_a_listener_ahead_continues_after_nothing_came(world: World) -> None:
     write, read = start(world).create_or_load("s", SCHEMA)
     with read.listen(0, ahead="durable", timeout=0.1) as events:
         with pytest.raises(persist.TimedOut, match="iterate on"):
@@ -279,8 +279,19 @@ def test_a_listener_ahead_goes_on_after_nothing_came(world: World) -> None:
         assert [row["_time"] for row in next(events).table.to_pylist()] == [3]  # type: ignore[union-attr]
 
 
+def test_a_listener_ahead_can_be_polled(world: World) -> None:
+    write, read = start(world).create_or_load("s", SCHEMA)
+    write.write([update(1, 3), update(2, 7)]).result()
+    write.seal(5).result()
+    with read.listen(0, ahead="durable") as events:
+        assert [type(event) for event in events.poll()] == [streams.Unsealed, persist.Updates, persist.Progress]
+        assert events.poll() == []
+        write.write([update(3, 8)]).result()
+        assert [type(event) for event in events.poll()] == [streams.Unsealed, persist.Progress]
+
+
 @pytest.mark.parametrize("given", [0, 1, 2])
-def test_a_listener_ahead_that_is_interrupted_goes_on_or_says_that_it_cannot(
+def test_a_listener_ahead_that_is_interrupted_continues_or_says_that_it_cannot(
     world: World, monkeypatch: pytest.MonkeyPatch, given: int
 ) -> None:
     write, read = start(world).create_or_load("s", SCHEMA)

@@ -17,10 +17,11 @@ from persist_lib import streams
 from persist_lib.core import commands as c
 from persist_lib.relation.registration import Registration
 from persist_lib.shard.terms import retire_writers
-from persist_lib.streams import fencing, opening
-from persist_lib.streams import streams as runtimes
-from persist_lib.streams.catalog import Catalog
+from persist_lib.streams import lifecycle
+from persist_lib.streams import lock as fencing
+from persist_lib.streams import stream_runtime as runtimes
 from persist_lib.streams.lock import SHARD, WriterLock
+from persist_lib.streams.stream_list import Catalog
 from persist_lib.testing import Rival
 from tests.streaming import SCHEMA, all_of, start, update
 from tests.worlds import World
@@ -36,7 +37,7 @@ def world() -> Iterator[World]:
 
 
 class Predecessor:
-    """A runtime that is paused and goes on, at any moment. It remembers what it was told to be durable."""
+    """A runtime that is paused and continues, at any moment. It remembers what was acknowledged."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -84,7 +85,7 @@ def create(old: Predecessor) -> None:
 
 
 def write_after_expiry(old: Predecessor) -> None:
-    """Its id has expired by then, so it has to register anew."""
+    """Its id has expired by then, so it has to register again."""
     machine = old.runtime.client.machine("s0.unsealed")
     for id_ in machine.fetch().state.writers:
         machine.commit(lambda _state, _now, id_=id_: c.Retire(id_))  # type: ignore[misc]
@@ -95,9 +96,9 @@ ACTS = [write, seal, move_since, create, write_after_expiry]
 
 
 def check_takeover(world: World, act: Act, place: int) -> bool:
-    """The predecessor acts just before the successor's commit number `place`, and goes on after it. False: no such one.
+    """The predecessor acts just before the successor's commit number `place`, and continues then. False: no such one.
 
-    What it was told to be durable is there for the successor, and after the takeover it commits nothing more.
+    What was acknowledged to it is there for the successor, and after the takeover it commits nothing more.
     """
     old, rival = Predecessor(world), Rival(world.inner.consensus)
     for _ in range(place):
@@ -158,7 +159,7 @@ def _hold_unfenced(mp: pytest.MonkeyPatch) -> None:
         return c.SetHold(fencing.HOLD, kept, None if hold is None else hold.opaque, b"%d" % lock.epoch)
 
     mp.setattr(fencing, "hold_command", anyone)
-    mp.setattr("persist_lib.streams.attempts.hold_command", anyone)
+    mp.setattr("persist_lib.streams.committer.hold_command", anyone)
 
 
 def _create_unfenced(mp: pytest.MonkeyPatch) -> None:
@@ -204,7 +205,7 @@ def _load_before_retire(mp: pytest.MonkeyPatch) -> None:
         fencing.fence(self.client, record, committer.lock)
         return stream
 
-    mp.setattr(opening, "take_over", lambda *_: None)
+    mp.setattr(lifecycle, "take_over", lambda *_: None)
     mp.setattr(runtimes, "fence", lambda *_: None)
     mp.setattr(runtimes.Streams, "_load", load_first)
 
@@ -255,7 +256,7 @@ def test_a_lease_that_is_renewed_does_not_end(world: World) -> None:
         start(world)
 
 
-def test_a_runtime_that_was_paused_beyond_its_lease_goes_on_if_nobody_took_over(world: World) -> None:
+def test_a_runtime_that_was_paused_beyond_its_lease_continues_if_no_other_took_over(world: World) -> None:
     first = start(world)
     write, read = first.create_or_load("s0", SCHEMA)
     write.write([update(1, 5)]).result()
@@ -300,7 +301,7 @@ def test_a_broken_lock_can_be_taken_and_its_holder_registers_nothing_more(world:
     assert streams.fetch_lock(client).epoch == 3  # type: ignore[union-attr]
 
 
-def test_breaking_a_lock_that_nobody_holds_changes_nothing(world: World) -> None:
+def test_breaking_a_lock_that_is_free_changes_nothing(world: World) -> None:
     with pytest.raises(persist.NotFound):
         streams.break_lock(world.client())
     start(world).stop()

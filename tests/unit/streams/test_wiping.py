@@ -8,10 +8,10 @@ import pytest
 
 import persist_lib as persist
 from persist_lib import streams
-from persist_lib.streams import lock, opening
-from persist_lib.streams.catalog import Catalog
+from persist_lib.streams import lifecycle, lock
+from persist_lib.streams.lifecycle import wipe
 from persist_lib.streams.lock import WriterLock
-from persist_lib.streams.wiping import wipe
+from persist_lib.streams.stream_list import Catalog
 from persist_lib.testing import Rival
 from tests.streaming import SCHEMA, all_of, start, update
 from tests.worlds import World
@@ -35,7 +35,7 @@ def fill(world: World) -> None:
 
 def encoding(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     monkeypatch.setattr(lock, "ENCODING", number)
-    monkeypatch.setattr(opening, "ENCODING", number)
+    monkeypatch.setattr(lifecycle, "ENCODING", number)
 
 
 def test_what_an_older_encoding_wrote_is_refused_unless_a_wipe_is_asked_for(

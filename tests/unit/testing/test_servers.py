@@ -1,4 +1,4 @@
-"""The servers to test with: they end when they are told to, and with whoever started them."""
+"""The servers to test with: they end when they are stopped, and with the process that started them."""
 
 from __future__ import annotations
 

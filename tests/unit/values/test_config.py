@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from persist_lib.config import MIB, Config
 from persist_lib.errors import InvalidUsage
 from persist_lib.runtime.ambient import Runtime
-from persist_lib.testing.clock import ManualClock
+from persist_lib.testing.faults import ManualClock
 
 
 def test_the_defaults_are_valid_and_frozen():

@@ -62,7 +62,7 @@ def recall(blob: Blob, shard: ShardId) -> Remembered:
 def remember(machine: Machine, marks: Marks, replaces: Sequence[str]) -> tuple[str, ...]:
     """Store `marks`, then delete the objects `replaces`. Returns the keys that hold what is remembered now.
 
-    Without any marks it only deletes. SUBTLE: the objects are deleted last. A scrub that dies in between leaves them,
+    Without any marks it only deletes. The objects are deleted last. A scrub that dies in between leaves them,
     and the next one reads and replaces them all.
     """
     keys: tuple[str, ...] = ()

@@ -1,6 +1,6 @@
 """One stream as the runtime that writes it knows it: how far it has come, and what of it is not sealed yet.
 
-SUBTLE: all of this is what is durable for certain. It changes only after a commit whose outcome is known.
+All of this is what is durable for certain. It changes only after a commit whose outcome is known.
 """
 
 from __future__ import annotations
@@ -25,10 +25,7 @@ from persist_lib.relation.writer import WriteHandle
 from persist_lib.schema.schema import DIFF, Schema
 from persist_lib.shard.commit import Machine
 from persist_lib.shard.schemas import schema_id
-from persist_lib.streams.catalog import Record
-from persist_lib.streams.fencing import HOLD, FencedRegistration
-from persist_lib.streams.lock import WriterLock
-from persist_lib.streams.plan import (
+from persist_lib.streams.commit_plan import (
     AT,
     SEALER,
     Step,
@@ -42,6 +39,8 @@ from persist_lib.streams.plan import (
     u64,
     unsealed_schema,
 )
+from persist_lib.streams.lock import HOLD, FencedRegistration, WriterLock
+from persist_lib.streams.stream_list import Record
 
 FEW_TABLES = 8
 """So many pieces of unsealed updates are not put together, however small they are."""
@@ -87,7 +86,7 @@ class Stream:
             raise UpperMismatch(
                 f"stream {self.name!r} is sealed up to {self.schema.show(self.upper)}, and the upper of its shard "
                 f"{self.sealed.shard} is {self.schema.show(sealed.upper)}: something else than a stream has appended "
-                "to it. Nothing was changed. Only read that shard; its updates are there, and the stream cannot go on",
+                "to it. Nothing was changed. Only read that shard; its updates are there. The stream cannot continue",
                 shard=self.sealed.shard, expected=self.upper, actual=sealed.upper,
             )  # fmt: skip
         self.keep_again(room)
@@ -113,7 +112,7 @@ class Stream:
     def read_back(self, upper: Antichain) -> Iterator[pa.Table]:
         """The durable unsealed updates with times before `upper`, in tables of bounded size, read from the shard.
 
-        SUBTLE: not by a snapshot, which has one number for each row, and none where a sum is beyond 64 bits. What is
+        Not by a snapshot, which has one number for each row, and none where a sum is beyond 64 bits. What is
         written and retracted may come as two updates here, which are added up where they are appended.
         """
         if self.arrival == 0:
@@ -160,7 +159,6 @@ class Stream:
         self.upper = step.upper
 
     def close(self) -> None:
-        """Retire its writers. Idempotent."""
         try:
             self.write_sealed.close()
         finally:

@@ -69,7 +69,7 @@ def shard_name(client: Client, name: str) -> str:
 
 
 def make_list(client: Client) -> None:
-    """Make the list if there is none, and see to it that nothing else appends to it. Idempotent."""
+    """Make the list if there is none, and keep all others from appending to it. Idempotent."""
     with client.open_writer(SHARD, SCHEMA, layer=LAYER) as write:
         if layer_of(write.machine.state) != LAYER:
             client.set_retention(SHARD, RETENTION, layer=LAYER)
@@ -105,7 +105,6 @@ class Catalog:
         self._known = upper + 1, after
 
     def close(self) -> None:
-        """Close what it has open. Idempotent."""
         if self._writer is not None:
             self._writer.close()
 
@@ -137,7 +136,7 @@ def _decoded(name: str, body: str) -> Record:
             "Nothing was touched; upgrade this program",
         ) from error
     except msgspec.DecodeError as error:
-        raise Corrupt(f"shard {SHARD}: what it says of stream {name!r} is no JSON: {error}", key=SHARD) from error
+        raise Corrupt(f"shard {SHARD}: what it says of stream {name!r} is not JSON: {error}", key=SHARD) from error
     if not NAME.fullmatch(record.unsealed):
-        raise Corrupt(f"shard {SHARD}: stream {name!r} has a shard {record.sealed!r}, which is no name", key=SHARD)
+        raise Corrupt(f"shard {SHARD}: stream {name!r} has a shard {record.sealed!r}, which is not a name", key=SHARD)
     return record

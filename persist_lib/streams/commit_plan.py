@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -15,8 +16,53 @@ from persist_lib.frontier import Antichain, at
 from persist_lib.ids import MOST_SEQUENCE
 from persist_lib.kernel.columns import array_of
 from persist_lib.kernel.consolidate import I64_MIN
+from persist_lib.relation.appends import Pending
 from persist_lib.schema.schema import DIFF, TIME, Column, Schema
-from persist_lib.streams.calls import Op
+
+
+class Op(msgspec.Struct, frozen=True):
+    """A checked part of a call: what it does to the stream of this name. One of the three is set."""
+
+    stream: str
+    table: pa.Table | None = None
+    upper: Antichain | None = None
+    since: Antichain | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Call(Pending):
+    """One accepted call."""
+
+    ops: tuple[Op, ...] = ()
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether it shares no commit: it moves both a since and something else."""
+        return self.moves_since and self.appends
+
+    def is_followed_by(self, other: Pending) -> bool:
+        """Whether one commit may do both.
+
+        A seal and a move of since are two transitions of the same shard, so they are two commits.
+        """
+        return (
+            isinstance(other, Call)
+            and not other.is_alone
+            and self.appends == other.appends
+            and self.deadline.ends <= other.deadline.ends
+        )
+
+    def written(self, stream: str) -> list[pa.Table]:
+        return [op.table for op in self.ops if op.stream == stream and op.table is not None]
+
+    @property
+    def moves_since(self) -> bool:
+        return any(op.since is not None for op in self.ops)
+
+    @property
+    def appends(self) -> bool:
+        return any(op.since is None for op in self.ops)
+
 
 AT = "_at"
 """The key column of an unsealed shard that has the time of an update. Its `_time` is the order of arrival."""
@@ -37,7 +83,6 @@ class Step:
 
     @property
     def seals(self) -> bool:
-        """Whether the frontier moves."""
         return self.lower < self.upper
 
     def fresh(self) -> list[pa.Table]:

@@ -6,8 +6,7 @@ import threading
 import weakref
 from concurrent.futures import Future
 from contextlib import ExitStack
-from types import TracebackType
-from typing import Literal, Self
+from typing import Literal
 
 import msgspec
 
@@ -20,17 +19,17 @@ from persist_lib.errors import InvalidUsage, NameTaken, NotFound
 from persist_lib.frontier import Antichain
 from persist_lib.relation.appends import Appended
 from persist_lib.runtime.ambient import Deadline
+from persist_lib.runtime.resource import Resource
 from persist_lib.schema.schema import Schema, check_schema
 from persist_lib.shard.commit import Wanted
 from persist_lib.shard.schemas import schema_id
-from persist_lib.streams.catalog import LAYER, Catalog, Record, parse_stream_name, shard_name
-from persist_lib.streams.committer import Committer
-from persist_lib.streams.fencing import fence
-from persist_lib.streams.lock import WriterLock
-from persist_lib.streams.plan import AT, unsealed_schema
-from persist_lib.streams.reader import StreamReader
-from persist_lib.streams.stream import Stream
-from persist_lib.streams.writer import StreamWriter, multi_write
+from persist_lib.streams.commit_plan import AT, unsealed_schema
+from persist_lib.streams.committer import Committer, deadline_of
+from persist_lib.streams.lock import WriterLock, fence
+from persist_lib.streams.stream_list import LAYER, Catalog, Record, parse_stream_name, shard_name
+from persist_lib.streams.stream_reader import StreamReader
+from persist_lib.streams.stream_state import Stream
+from persist_lib.streams.stream_writer import StreamWriter, multi_write
 
 Mode = Literal["full", "read"]
 RETENTION = 100
@@ -76,7 +75,7 @@ class Shared:
                 self.committer.stop(deadline)
 
 
-class Streams:
+class Streams(Resource):
     """The streams of a location. `open` makes one. Safe to use from several threads, and as a context manager.
 
     A runtime that writes is the only one of its location, as long as it holds the writer's lock. `clone` gives another
@@ -106,7 +105,7 @@ class Streams:
     def create_or_load(self, name: str, schema: Schema) -> tuple[StreamWriter, StreamReader]:
         """The handles to write and to read a stream, which is created if there is none.
 
-        Raises SchemaMismatch when the stream has another schema, NameTaken when a shard of that name is no stream,
+        Raises SchemaMismatch when the stream has another schema, NameTaken when a shard of that name is not a stream,
         Fenced when another runtime took over, and InvalidUsage in a runtime that only reads.
         """
         committer = self._writing("create_or_load")
@@ -162,7 +161,7 @@ class Streams:
         return found
 
     def flush(self, *, timeout: float | None = None) -> None:
-        """Wait until the calls that were made before this one have ended. Raises TimedOut; they go on then."""
+        """Wait until the calls that were made before this one have ended. Raises TimedOut; they continue then."""
         committer = self._writing("flush")
         committer.settle(committer.deadline(timeout))
 
@@ -181,33 +180,18 @@ class Streams:
                 self._shared.clones -= 1
                 left = self._shared.clones
             if left == 0:
-                self._stop(None)
+                self._shared.stop(deadline_of(self._shared.client, None))
 
     def stop(self, *, timeout: float | None = None) -> None:
         """Finish what was accepted, take nothing more, and release the writer's lock, for all clones. Idempotent.
 
-        What is not committed after `timeout` seconds fails. An error that no future has told is raised.
+        What is not committed after `timeout` seconds fails. An error that no caller got from a future is raised.
         """
+        deadline = deadline_of(self._shared.client, timeout)
         self._is_closed = True
-        self._stop(timeout)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            self.close()
-        except Exception:
-            if error is None:
-                raise  # otherwise the error of the block matters more
+        self._shared.stop(deadline)
 
     __reduce__ = not_pickled("A runtime of streams", "Open one in the other process: one that only reads")
-
-    def _stop(self, timeout: float | None) -> None:
-        client = self._shared.client
-        self._shared.stop(client.runtime.deadline(client.config.timeout_s if timeout is None else timeout))
 
     def _reader(self, name: str, record: Record, schema: Schema) -> StreamReader:
         schema_id(self.client.machine(record.sealed), schema)
@@ -226,8 +210,8 @@ class Streams:
         found = client.machine(name).try_fetch()
         if found is not None and not found.state.is_finished():
             raise NameTaken(
-                f"there is a shard {name!r} in {client.url} already, and it is no stream. Nothing was created; choose "
-                "another name",
+                f"there is a shard {name!r} in {client.url} already, and it is not a stream. Nothing was created; "
+                "choose another name",
                 stream=name, shard=name,
             )  # fmt: skip
         check_free(client, name)

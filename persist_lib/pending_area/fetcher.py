@@ -11,10 +11,8 @@ from persist_lib.errors import Corrupt, NewerFormat
 from persist_lib.format.paths import blob_key
 from persist_lib.ids import ShardId
 from persist_lib.location.api import Blob
-from persist_lib.pending_area.comparing import TimeSums, sums_of
-from persist_lib.pending_area.listing import SHOWN, Content, Listing
-from persist_lib.pending_area.objects import Batch, decode
-from persist_lib.pending_area.outcome import Disagreement
+from persist_lib.pending_area.listing import SHOWN, Content, Disagreement, Listing
+from persist_lib.pending_area.objects import Batch, TimeSums, decode, sums_of
 from persist_lib.schema.schema import Schema
 
 THREADS = 16
@@ -46,7 +44,7 @@ class Fetcher:
     def ahead(self, contents: Sequence[Content]) -> None:
         """Begin to read these, which will be asked for soon, in this order."""
         if self._has(contents, 0) and self._has(contents, min(AHEAD, len(contents)) - TOGETHER):
-            return  # SUBTLE: this is asked once a content, so that looking at each of them here would be the most work
+            return  # This is asked once a content, so that looking at each of them here would be the most work
         wanted = [content for content in contents[:AHEAD] if content.id not in self._under_way]
         if not wanted or (len(wanted) < TOGETHER and contents[0].id in self._under_way):
             return
@@ -112,7 +110,6 @@ class Fetcher:
         return found
 
     def writers(self, content: Content) -> set[str]:
-        """The names of all its writers."""
         return {self._listing.writers[writer] for writer in self._listing.rows[content.members]["writer"]}
 
     def disagreement(self, time: int, contents: Sequence[Content], *, with_shard: bool = False) -> Disagreement:

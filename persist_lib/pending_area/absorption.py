@@ -1,8 +1,8 @@
 """Absorption: pending batches from the shard's upper on enter the shard, one piece after the other.
 
 Any number of processes may absorb at once, and each may die anywhere. A piece is one transition from exactly one upper
-to the next, so nothing enters twice; whoever was late looks again. Before a time is absorbed, all batches that are
-listed for it are compared. Where two of them disagree, none is absorbed until an operator chooses.
+to the next, so nothing enters twice; a process that was late looks again. Before a time is absorbed, all batches that
+are listed for it are compared. Where two of them disagree, none is absorbed until an operator chooses.
 """
 
 from __future__ import annotations
@@ -10,33 +10,146 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
+from typing import NamedTuple
 
 import msgspec
+import pyarrow as pa
 
+from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
 from persist_lib.core.holds import layer_of
-from persist_lib.core.state import State
-from persist_lib.errors import PersistError, ShardFinished
-from persist_lib.format.paths import pending_prefix
-from persist_lib.frontier import at
+from persist_lib.core.state import Batch as TraceBatch
+from persist_lib.core.state import Part, State
+from persist_lib.core.sums import Sums, total
+from persist_lib.errors import Indeterminate, PersistError, ShardFinished
+from persist_lib.format.encoded import describe
+from persist_lib.format.parts import within
+from persist_lib.frontier import MINIMUM, at
 from persist_lib.ids import PartKey
-from persist_lib.location.wrap.around import listed
+from persist_lib.location.wrap.deadline import within as within_deadline
 from persist_lib.location.wrap.spending import charged
 from persist_lib.location.wrap.stopping import check_not_stopped
 from persist_lib.maintain import Worker, collect, roll_up
-from persist_lib.pending_area.fetching import AHEAD, THREADS, Fetcher, Id
-from persist_lib.pending_area.late import delete_all, discard_late, known_of
-from persist_lib.pending_area.listing import SHOWN, Content, Listing, read_listing
+from persist_lib.pending_area.fetcher import AHEAD, THREADS, Fetcher, Id
+from persist_lib.pending_area.late_batches import delete_all, discard_late, known_of
+from persist_lib.pending_area.listing import (
+    SHOWN,
+    Absorbed,
+    Content,
+    Disagreement,
+    Listing,
+    Sweep,
+    chain_of,
+    fetch_listing,
+)
 from persist_lib.pending_area.objects import Batch
-from persist_lib.pending_area.outcome import Absorbed, Disagreement
-from persist_lib.pending_area.pieces import PIECE_BATCHES, Committer, Pick, fits, pick_of
-from persist_lib.pending_area.sweeping import Sweep, chain_of
-from persist_lib.relation.registration import Registration
+from persist_lib.relation.registration import Registration, inline_room, undoubted
+from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import Schema
+from persist_lib.shard.batches import Builder, Built
 from persist_lib.shard.commit import Committed, Machine
 from persist_lib.shard.leases import Leases
 from persist_lib.shard.terms import claim, retire_writers
 from persist_lib.times import PER_SECOND
+
+PIECE_BYTES = 32 << 20
+"""The most bytes of pending objects in one piece, unless a single one has more."""
+PIECE_BATCHES = 1000
+ADOPTED_MOST = 8
+"""The most adopted objects in one batch: each is a run of its own for every reader, until it is compacted."""
+
+Keys = tuple[tuple[PartKey, int], ...]
+
+
+class Pick(NamedTuple):
+    """A pending batch that continues from `lower`: `table` has its updates from there on."""
+
+    content: Content
+    batch: Batch
+    lower: int
+    table: pa.Table
+
+    @property
+    def is_adopted(self) -> bool:
+        """Whether its object enters the trace as it is."""
+        return self.batch.part is not None and self.table.num_rows > 0
+
+
+def pick_of(content: Content, batch: Batch, frontier: int) -> Pick:
+    """The part of a pending batch that lies at or beyond the frontier."""
+    table = batch.table if frontier <= content.lower else within(batch.table, frontier, None)
+    return Pick(content, batch, frontier, table)
+
+
+def fits(piece: list[Pick], size: int, pick: Pick) -> bool:
+    """Whether a batch can enter the shard in the same transition as those before it, which have `size` bytes."""
+    if not piece:
+        return True
+    is_full = size + pick.batch.size > PIECE_BYTES or len(piece) >= PIECE_BATCHES
+    if is_full or pick.is_adopted != piece[0].is_adopted:
+        return False
+    # What is adopted counts from the batch's lower on, so only the first of several can be cut.
+    return not pick.is_adopted or (len(piece) < ADOPTED_MOST and pick.lower == pick.content.lower)
+
+
+class Committer:
+    """Commits pieces for one absorber. `schemas` are those that the pieces' tables were read with."""
+
+    def __init__(self, machine: Machine, registration: Registration, schemas: Sequence[Schema]) -> None:
+        self._machine, self._registration, self._schemas = machine, registration, schemas
+
+    def commit(self, piece: list[Pick], gone: Keys) -> Committed | r.Refusal:
+        """Have a piece enter the shard. `gone` are the pending batches that become garbage with it.
+
+        Raises Indeterminate when it is not known whether it did. The next pass looks at the shard, and continues from
+        there: its upper decides, so nothing is absorbed twice.
+        """
+        machine, registration = self._machine, self._registration
+        deadline = machine.runtime.deadline(machine.config.timeout_s)
+        builder = Builder(
+            machine.shard, lambda: registration.register(deadline), self._schemas[-1], len(self._schemas) - 1,
+            machine.blob, machine.config, machine.runtime, deadline,
+        )  # fmt: skip
+        built = self._adopted(piece) if piece[0].is_adopted else self._rewritten(builder, piece, deadline)
+        token = machine.runtime.token()
+        while True:
+            command = c.Absorb(registration.register(deadline), token, built.batch, gone, 0)
+            answer = machine.try_commit(partial(self._lasting, command), deadline.left_s(), token)
+            if isinstance(answer, r.InlineFull):
+                built = builder.externalised(built)
+                continue
+            if isinstance(answer, r.NotLive):
+                registration.forget()
+            return answer
+
+    def _lasting(self, command: c.Absorb, _state: State, now: int) -> c.Absorb:
+        """The command, with a lease from now on."""
+        return msgspec.structs.replace(command, lease_until=now + self._machine.config.lease_ms)
+
+    def _rewritten(self, builder: Builder, piece: list[Pick], deadline: Deadline) -> Built:
+        lower, upper = at(piece[0].lower), at(piece[-1].content.upper)
+        room = inline_room(self._machine, self._machine.state)
+        tables = (pick.table for pick in piece if pick.table.num_rows)
+        try:
+            return within_deadline(deadline, lambda: builder.build(tables, lower, upper, inline_bytes=room))
+        except Indeterminate as error:
+            raise undoubted(self._machine.shard, error) from error
+
+    def _adopted(self, piece: list[Pick]) -> Built:
+        schema, parts, sums = self._schemas[-1], list[Part](), list[Sums]()
+        for pick in piece:
+            if pick.batch.part is not None:
+                parts.append(pick.batch.part)
+                sums.append(describe(schema, pick.table).sums)
+        all_, is_cut = total(sums), piece[0].lower > piece[0].content.lower
+        return Built(
+            TraceBatch(
+                0, 0, at(piece[0].lower), at(piece[-1].content.upper), MINIMUM, all_.count, all_.diff_sum,
+                all_.fingerprint, tuple(parts), tuple(range(len(parts))), exact=not is_cut,
+            )
+        )  # fmt: skip
+
 
 log = logging.getLogger("persist.pending")
 OWNER, LAYER = "pending area", "pending"
@@ -47,7 +160,7 @@ would otherwise put the upper there, and all that others write until then would 
 MOST_GARBAGE = 5_000
 """How many keys of garbage a state may carry before a pass collects in between."""
 MOST_HELD = 50_000
-"""How many it may carry at most, where readers hold them. A pass stops there; the next one goes on."""
+"""How many it may carry at most, where readers hold them. A pass stops there; the next one continues."""
 PASSES = 20
 
 
@@ -62,7 +175,7 @@ class Choice(msgspec.Struct, frozen=True):
 def absorb_shard(
     machine: Machine, leases: Leases, *, choice: Choice | None = None, dry_run: bool = False
 ) -> Absorbed:  # fmt: skip
-    """Absorb what can be absorbed, and make garbage of what nobody needs. See `area.absorb`."""
+    """Absorb what can be absorbed, and make garbage of what nothing needs, as `area.absorb` says."""
     registration = Registration(machine, leases, "ingest", OWNER, LAYER)
     done = Absorbed(machine.shard, machine.fetch().state.upper)
     try:
@@ -117,13 +230,11 @@ class _Pass:
         """Whether the listing had more than is kept of one."""
 
     def run(self) -> Absorbed:
-        """Make the pass."""
         machine, runtime = self._machine, self._machine.runtime
         state = machine.fetch().state
-        prefix = pending_prefix(machine.shard)
         if state.is_finished():
-            return delete_all(machine, listed(machine.blob, prefix), self._done, dry_run=self._dry_run)
-        listing = read_listing(machine.shard, listed(machine.blob, prefix), known_of(state))
+            return delete_all(machine, self._done, dry_run=self._dry_run)
+        listing = fetch_listing(machine, known_of(state))
         self._tell(lower=state.upper, upper=state.upper, endless=listing.endless, foreign=listing.foreign)
         self.is_partial = listing.horizon is not None
         with runtime.pool(THREADS, "persist-pending") as pool:
@@ -145,7 +256,7 @@ class _Pass:
         self._done = msgspec.structs.replace(self._done, **changes)
 
     def _absorb(self, listing: Listing, fetcher: Fetcher, state: State, frontier: int) -> None:
-        """Absorb piece by piece, until nothing goes on or writers disagree."""
+        """Absorb piece by piece, until nothing continues or writers disagree."""
         self._start = frontier
         beyond = listing.contents((listing.rows["upper"] > frontier).nonzero()[0])
         contents = [content for content in beyond if content.upper <= _latest(self._machine, state.schemas[-1])]
@@ -176,7 +287,7 @@ class _Pass:
             self._tell(gap=sweep.frontier)
 
     def _pick(self, sweep: Sweep, fetcher: Fetcher) -> Pick | None:
-        """What goes on from the frontier; None if nothing does, or if writers disagree and nobody chose."""
+        """What continues from the frontier; None if nothing does, or if writers disagree and there is no choice."""
         frontier, against = sweep.frontier, None
         for content in sweep.candidates():
             if (batch := fetcher.read(content)) is None:
@@ -225,7 +336,7 @@ class _Pass:
         return None
 
     def _commit(self, committer: Committer, piece: list[Pick], listing: Listing) -> bool:
-        """Have a piece enter the shard. Returns whether to go on."""
+        """Have a piece enter the shard. Returns whether to continue."""
         upper = piece[-1].content.upper
         gone = self._gone(piece, listing, upper)
         if not self._dry_run:
@@ -279,7 +390,7 @@ class _Pass:
 
 
 def _latest(machine: Machine, schema: Schema) -> float:
-    """The latest upper that a batch may have to be absorbed; infinite where times are no clock."""
+    """The latest upper that a batch may have to be absorbed; infinite where times are plain integers."""
     if schema.times is None:
         return float("inf")
     per_second = PER_SECOND[schema.times]

@@ -3,32 +3,76 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, get_args
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, get_args
 
 import pyarrow as pa
 
 from persist_lib.arguments import not_pickled, parse_seconds, shown
 from persist_lib.client import Client
+from persist_lib.convert.times import shown_times
 from persist_lib.core.state import State
 from persist_lib.errors import InvalidUsage, SinceViolation
-from persist_lib.frontier import TOP, Antichain, at
+from persist_lib.frontier import MAX_TIME, TOP, Antichain, at
+from persist_lib.kernel.columns import at_time
 from persist_lib.location.wrap.spending import Spending
-from persist_lib.relation.listen import Listen
+from persist_lib.relation.listen import Event, Listen, Progress, Updates
 from persist_lib.relation.reader import ReadHandle
 from persist_lib.relation.row_selection import RowSelection
 from persist_lib.relation.snapshot import Snapshot
+from persist_lib.runtime.resource import Resource
 from persist_lib.schema.empty import empty_table
-from persist_lib.schema.schema import Schema
-from persist_lib.streams.catalog import Record
-from persist_lib.streams.contents import Ahead, Contents
-from persist_lib.streams.listen import StreamListen
-from persist_lib.streams.plan import beyond, from_unsealed, unsealed_schema
-from persist_lib.streams.stream import sealed_upper
+from persist_lib.schema.schema import DIFF, Schema
+from persist_lib.streams.commit_plan import beyond, from_unsealed, unsealed_schema
+from persist_lib.streams.committer import Committer, deadline_of
+from persist_lib.streams.stream_list import Record
+from persist_lib.streams.stream_listen import StreamListen
+from persist_lib.streams.stream_state import sealed_upper
 from persist_lib.times import Times
 
-if TYPE_CHECKING:
-    from persist_lib.streams.committer import Committer
+Ahead = Literal["sealed", "durable", "accepted"]
+"""How far a read looks: only what is sealed; what is durable as well; or also what waits for its commit."""
+STATE = "_state"
+
+
+class Contents(Resource):
+    """The contents of a stream at one moment, for use in a `with` block: `sealed`, and beyond it `unsealed`.
+
+    `sealed` is a snapshot of the sealed shard, None if nothing is sealed yet. `unsealed` and `accepted` are tables of
+    updates with their times: those that are durable, and those that wait for their commit. None of them is at a time
+    before `upper`, the sealed frontier.
+    """
+
+    def __init__(
+        self, schema: Schema, upper: Antichain, sealed: Snapshot | None, unsealed: pa.Table, accepted: pa.Table
+    ) -> None:
+        self.schema, self.upper = schema, upper
+        self.sealed, self.unsealed, self.accepted = sealed, unsealed, accepted
+
+    def to_arrow(self) -> pa.Table:
+        """All of it in one table: the columns, `_diff`, and `_state`: `sealed`, `unsealed` or `accepted`.
+
+        These are updates: what is not sealed may take rows away. Add up `_diff` by the columns for the contents as they
+        would be if all of it were sealed.
+        """
+        names = [*self.schema.names, DIFF]
+        parts = {
+            "sealed": empty_table(self.schema.contents) if self.sealed is None else self.sealed.consolidated_table(),
+            "unsealed": self.unsealed,
+            "accepted": self.accepted,
+        }
+        marked = [
+            table.select(names).append_column(STATE, pa.repeat(pa.scalar(state), table.num_rows))
+            for state, table in parts.items()
+        ]
+        return pa.concat_tables(marked)
+
+    def release(self) -> None:
+        """Stop keeping the state that is read from. Idempotent."""
+        if self.sealed is not None:
+            self.sealed.release()
+
+    close = release
 
 
 class StreamReader:
@@ -94,8 +138,7 @@ class StreamReader:
         the location then.
         """
         committer = self._writing(ahead)
-        timeout_s = self._client.config.timeout_s if timeout is None else parse_seconds(timeout)
-        deadline = self._client.runtime.deadline(timeout_s)
+        deadline = deadline_of(self._client, timeout)
         while True:
             try:
                 return self._contents(ahead, committer)
@@ -188,3 +231,26 @@ class StreamReader:
 
 def _table(schema: Schema, tables: Sequence[pa.Table]) -> pa.Table:
     return pa.concat_tables([empty_table(schema.updates), *tables])
+
+
+def persisted_source(
+    read: StreamReader | ReadHandle, as_of: object, *, until: object = TOP, timeout: float | None = None
+) -> Iterator[Event]:
+    """The sealed contents as of a time as updates at that time, then sealed updates and progress, as `listen` has them.
+
+    Waits until `as_of` is sealed, and then for what comes, until the frontier `until`; raises TimedOut when nothing
+    comes for `timeout` seconds (None: it waits for ever). Close the iterator, or exhaust it, to end its lease. All that
+    it gives up to a progress adds up to the contents at that frontier.
+    """
+    handle = read.sealed if isinstance(read, StreamReader) else read
+    schema = handle.schema
+    start = Times(schema.times, handle.machine.consensus.now).as_of(as_of)
+    with (
+        handle.snapshot(start, timeout=timeout, diff=True) as snapshot,
+        handle.listen(start, until=until, timeout=timeout) as news,
+    ):
+        for table in snapshot.batches():
+            yield Updates(shown_times(schema, at_time(table, start)))
+        snapshot.release()
+        yield Progress(at(start + 1) if start < MAX_TIME else TOP)
+        yield from news

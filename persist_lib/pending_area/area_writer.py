@@ -6,9 +6,6 @@ It opens no database, registers nowhere, holds no lease and reads nothing. Crede
 
 from __future__ import annotations
 
-from types import TracebackType
-from typing import Self
-
 import msgspec
 import pyarrow as pa
 
@@ -23,12 +20,13 @@ from persist_lib.location.wrap.deadline import within
 from persist_lib.location.wrap.retrying import retry
 from persist_lib.pending_area.objects import encode
 from persist_lib.runtime.ambient import Runtime
+from persist_lib.runtime.resource import Resource
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import Schema, check_schema
 from persist_lib.times import Times
 
 MOST_BYTES = 1 << 30
-"""The most that the updates of one batch may take in memory: whoever absorbs it has all of it there."""
+"""The most that the updates of one batch may take in memory: an absorber has all of it there."""
 TIMEOUT_S = 60.0
 
 
@@ -40,7 +38,7 @@ class Put(msgspec.Struct, frozen=True):
     size: int
 
 
-class Writer:
+class Writer(Resource):
     """Puts the batches of one writer of a collection. Safe to use from several threads, and as a context manager.
 
         with pending_area.Writer("s3://bucket/prefix", "readings", "edge-7", SCHEMA) as write:
@@ -49,7 +47,7 @@ class Writer:
     `url` is where the location's blobs are; `collection` the name of its shard; `writer` the name of this writer, 1 to
     100 letters, digits, `_`, `-` or `.`. Names have to be unique: that is the user's affair. All writers of a
     collection write the same updates, each for as many of the times as it has seen. `schema` is the collection's.
-    Nothing of this is looked up: a wrong name or schema is found by whoever absorbs.
+    Nothing of this is looked up: a wrong name or schema is found when it is absorbed.
     """
 
     def __init__(
@@ -116,14 +114,6 @@ class Writer:
         self._puts.close()
 
     __reduce__ = not_pickled("A writer", "Open one in the other process")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"Writer({self.collection!r}, {self.writer!r})"

@@ -4,23 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING
 
+import msgspec
 import pyarrow as pa
 
-from persist_lib.arguments import not_pickled, parse_seconds, shown
+from persist_lib.arguments import not_pickled, shown
 from persist_lib.convert.updates import check_times, iter_updates
 from persist_lib.errors import InvalidUsage
 from persist_lib.frontier import Antichain, at
 from persist_lib.relation.appends import ROOM_BYTES, Appended, is_shared, take_over
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import Schema
-from persist_lib.streams.calls import AllowCompaction, Op, Seal, Write
-from persist_lib.streams.plan import LAST_TIME, check_negatable
+from persist_lib.streams.commit_plan import LAST_TIME, Op, check_negatable
+from persist_lib.streams.committer import Committer
 from persist_lib.times import Times
 
-if TYPE_CHECKING:
-    from persist_lib.streams.committer import Committer
+
+class Write(msgspec.Struct, frozen=True):
+    """One of several calls to be made together: the stream's writer, and the arguments of its `write`."""
+
+    writer: StreamWriter
+    updates: object
+
+
+class Seal(msgspec.Struct, frozen=True):
+    """One of several calls to be made together: the stream's writer, and the arguments of its `seal`."""
+
+    writer: StreamWriter
+    upper: object
+
+
+class AllowCompaction(msgspec.Struct, frozen=True):
+    """One of several calls to be made together: the stream's writer, and the arguments of its `allow_compaction`."""
+
+    writer: StreamWriter
+    since: object
+
 
 Part = Write | Seal | AllowCompaction
 Accepted = Callable[[str], Antichain]
@@ -73,11 +92,9 @@ class StreamWriter:
         return multi_write(self._committer, [AllowCompaction(self, since)], timeout)
 
     def is_of(self, committer: Committer) -> bool:
-        """Whether it writes through this committer."""
         return self._committer is committer
 
     def times(self) -> Times:
-        """How a call reads times."""
         return Times(self.schema.times, self._committer.clock_ms)
 
     __reduce__ = not_pickled("A stream's writer", "There is one writer a location")
@@ -89,7 +106,7 @@ def multi_write(committer: Committer, parts: object, timeout: float | None) -> F
         raise _no_parts(parts)
     found = list(parts)
     committer.check()
-    deadline = committer.deadline(timeout if timeout is None else parse_seconds(timeout))
+    deadline = committer.deadline(timeout)
     taken = [_taken(committer, part) for part in found]
     size = ROOM_BYTES + sum(table.nbytes for _, table in taken if table is not None)
     return committer.accept(lambda accepted: _checked(taken, accepted), size, deadline)

@@ -96,7 +96,7 @@ class Remembered:
     def _write(self, now: int) -> Known:
         """Write what is known, and delete the older objects.
 
-        SUBTLE: another process may have written since this one read. What it looked at and did counts as well.
+        Another process may have written since this one read. What it looked at and did counts as well.
         """
         (memory, _, _), older = self._recall()
         newest = max((memory_ms(key) or 0 for key in older), default=0)

@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from types import TracebackType
-from typing import Self
 
 import pyarrow as pa
 
 from persist_lib.arguments import not_pickled, parse_flag, parse_seconds
-from persist_lib.errors import Determinate, Missing, NotComplete, PersistError, TimedOut
+from persist_lib.errors import Missing, NotComplete, PersistError
 from persist_lib.frontier import MAX_TIME, TOP, Antichain, at
 from persist_lib.kernel.consolidate import consolidate
 from persist_lib.kernel.multiplicity import built
-from persist_lib.pending_area.emitted import Emitted
-from persist_lib.pending_area.following import Follower, check_emitted, look_again
-from persist_lib.relation.listen import BACK_OFF, Event, Patience, Progress
+from persist_lib.pending_area.area_listen import Emitted, PendingListen, check_emitted, look_again
+from persist_lib.relation.listen import Patience, Updates
 from persist_lib.relation.reader import ReadHandle
 from persist_lib.runtime.forks import Stage, enrol
+from persist_lib.runtime.resource import Resource
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import TIME
 from persist_lib.times import TimeLike, Times
 
 
-class PendingReader:
+class PendingReader(Resource):
     """Reads one collection. `merged` is the reader of its shard, for everything that shards offer.
 
     Its version is the seqno that it holds, its frontier its since; both are durable, and kept up by a lease. What it
@@ -91,20 +88,20 @@ class PendingReader:
             with self.merged.snapshot(upper.time - 1, timeout=deadline.left_s(), diff=True) as snapshot:
                 held.append(snapshot.to_arrow())
         with self._lock:
-            follower = Follower(
-                self.merged, upper, at(time + 1) if time < MAX_TIME else TOP, self._emitted,
-                merged_only=False, is_eager=True,
+            news = PendingListen(
+                self.merged, upper, at(time + 1) if time < MAX_TIME else TOP, None, self._emitted, merged_only=False,
+                owns=False, is_eager=True,
             )  # fmt: skip
             while True:
-                held += [table.drop_columns([TIME]) for table in follower.tables()]
-                if follower.is_done():
+                held += [event.table.drop_columns([TIME]) for event in news.poll() if isinstance(event, Updates)]
+                if news.is_done():
                     return time, consolidate(schema, pa.concat_tables(held))
                 if deadline.has_passed():
                     raise NotComplete(
                         f"collection {self.shard}: waited {timeout_s:g} s for {schema.show(time)} to pass, and the "
-                        f"writers have come to {schema.show(follower.frontier)}. Nothing is lost; wait longer, or ask "
+                        f"writers have come to {schema.show(news.frontier)}. Nothing is lost; wait longer, or ask "
                         "for an earlier time",
-                        as_of=time, upper=follower.frontier, timeout_s=timeout_s, shard=self.shard,
+                        as_of=time, upper=news.frontier, timeout_s=timeout_s, shard=self.shard,
                     )  # fmt: skip
                 patience.pause(machine.version.seqno)
 
@@ -129,7 +126,9 @@ class PendingReader:
             if handle is not self.merged:
                 handle.close()
             raise
-        return PendingListen(handle, start, end, timeout, merged_only=merged_only, owns=handle is not self.merged)
+        first, emitted = at(start + 1) if start < MAX_TIME else TOP, Emitted(handle.shard, handle.schema)
+        owns = handle is not self.merged
+        return PendingListen(handle, first, end, timeout, emitted, merged_only=merged_only, owns=owns)
 
     def downgrade_since(self, since: object) -> None:
         """Give up history before `since`, as far as what was read beyond upper is checked. Never moves back."""
@@ -162,150 +161,3 @@ class PendingReader:
         self.merged.close()
 
     __reduce__ = not_pickled("A reader", "Acquire one in the other process")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-class PendingListen:
-    """An iterator of `Updates` and `Progress`. To end its lease early, close it or use a `with` block."""
-
-    def __init__(
-        self, handle: ReadHandle, as_of: int, until: Antichain, timeout_s: float | None, *,
-        merged_only: bool, owns: bool,
-    ) -> None:  # fmt: skip
-        self._handle, self._timeout_s, self._owns = handle, timeout_s, owns
-        self._emitted = Emitted(handle.shard, handle.schema)
-        start = at(as_of + 1) if as_of < MAX_TIME else TOP
-        self._follower = Follower(handle, start, until, self._emitted, merged_only=merged_only)
-        self._looking: Iterator[None] = iter(())
-        self._is_midway = False  # whether more of the last event's batch follows
-        self._polled: list[Event] = []  # events that a `poll` took before it was interrupted
-        self._polled_from = start
-        self._failure: PersistError | None = None
-
-    @property
-    def frontier(self) -> Antichain:
-        """How far the updates have been made due. What is due is delivered next."""
-        return self._follower.frontier
-
-    @property
-    def writer(self) -> str | None:
-        """The writer that is followed beyond the merged upper; None if none is yet."""
-        return self._follower.writer
-
-    def __iter__(self) -> Iterator[Event]:
-        return self
-
-    def __next__(self) -> Event:
-        if self._polled:
-            event = self._polled[0]
-            del self._polled[0]
-            return event
-        follower = self._follower
-        while not self._has_due():
-            if follower.is_done():
-                self.close()
-                raise StopIteration
-            self._wait()
-        (event, self._is_midway), follower.due = follower.due, None  # type: ignore[misc] # SUBTLE: no call from here on
-        return event
-
-    def poll(self) -> list[Event]:
-        """Return the events that have come by now, without waiting. If it raises, none of them counts as delivered."""
-        follower = self._follower
-        if not self._polled:
-            self._polled_from = follower.frontier
-        try:
-            for is_new in (False, True):  # what is left of an earlier look, and a new one
-                while self._has_due():
-                    self._polled += (follower.due[0],)  # type: ignore[index]
-                    self._is_midway, follower.due = follower.due[1], None  # type: ignore[index]
-                if not is_new and not follower.is_done():
-                    self._looking = follower.look()
-        except PersistError:
-            follower.frontier, self._polled = self._polled_from, []
-            raise
-        events, self._polled = self._polled, []
-        return events
-
-    def _wait(self) -> None:
-        """Look again, until something is due."""
-        machine, follower = self._handle.machine, self._follower
-        deadline = machine.runtime.deadline(float("inf") if self._timeout_s is None else self._timeout_s)
-        poll_s = machine.config.poll_s
-        # What writers put into the area, no store tells: only what is merged.
-        patience = Patience(machine, deadline, poll_s, BACK_OFF * poll_s, tells_all=follower.merged_only)
-        self._looking = follower.look()
-        while not self._has_due() and not follower.is_done():
-            if deadline.has_passed():
-                raise TimedOut(
-                    f"collection {machine.shard}: nothing came after {self._handle.schema.show(self.frontier)} for "
-                    f"{deadline.timeout_s:g} s. Nothing is lost: iterate on, or listen again from there",
-                    timeout_s=deadline.timeout_s, frontier=self.frontier,
-                )  # fmt: skip
-            patience.pause(machine.version.seqno)
-            self._looking = follower.look()
-
-    def _has_due(self) -> bool:
-        """Whether there is an event to deliver now.
-
-        SUBTLE: an interrupt may come after any call, and each event must be delivered once: see `read.listen`. A look
-        that was interrupted between the updates of a batch and the progress that covers them cannot go on.
-        """
-        if self._failure is not None:
-            raise self._failure
-        if self._follower.due is None:
-            try:
-                next(self._looking, None)
-            except PersistError as failure:
-                self._failure = failure
-                raise
-            except BaseException:
-                if self._follower.due is None:
-                    self._failure = self._cut_short() if self._is_midway else None
-                    self._looking = iter(())
-                raise
-            if self._is_progress():
-                self._give_up()
-        return self._follower.due is not None
-
-    def _is_progress(self) -> bool:
-        due = self._follower.due
-        return due is not None and isinstance(due[0], Progress)
-
-    def _cut_short(self) -> Determinate:
-        return Determinate(
-            f"collection {self._handle.shard}: listening was interrupted after a part of a batch was delivered. Drop "
-            f"its updates at or after {self._handle.schema.show(self.frontier)}, and listen again from there",
-            frontier=self.frontier, shard=self._handle.shard,
-        )  # fmt: skip
-
-    def _give_up(self) -> None:
-        """Give up the history that was delivered and checked, at the next tick."""
-        reached = self.frontier.time
-        if not self._owns or reached is None:
-            return
-        least = reached if self._emitted.is_empty else min(reached, self._emitted.lower)
-        self._handle.let_go(at(max(0, least - 1)))
-
-    def close(self) -> None:
-        """End the listener's lease. Idempotent."""
-        self._looking = iter(())
-        if self._owns:
-            self._handle.close()
-
-    __reduce__ = not_pickled("A listener", "Listen in the other process")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -1,14 +1,13 @@
 """Late batches: those whose times the shard has already. They are compared while that is possible, and discarded.
 
 They never become garbage at sight, but by a transition, which refuses what is referred to and what is still needed. A
-reader at an older version may follow their writer; their deletion waits for it. Beneath a tombstone nobody reads any
-more, and all that is pending is deleted at once.
+reader at an older version may follow their writer; their deletion waits for it. Beneath a tombstone there are no
+readers, and all that is pending is deleted at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Container, Iterator, Sequence
 
 import msgspec
 
@@ -17,19 +16,19 @@ from persist_lib.core import refusals as r
 from persist_lib.core.pending import parse_pending_key
 from persist_lib.core.state import State
 from persist_lib.errors import Missing
-from persist_lib.format.paths import pending_key
+from persist_lib.format.paths import pending_key, pending_prefix
 from persist_lib.frontier import at
-from persist_lib.ids import PartKey
-from persist_lib.location.api import BlobEntry, StaysInPlace
-from persist_lib.pending_area.comparing import TimeSums, sums_of
-from persist_lib.pending_area.fetching import Fetcher, Id
-from persist_lib.pending_area.listing import SHOWN, Content, Listing, Others
-from persist_lib.pending_area.outcome import Absorbed, Disagreement
+from persist_lib.ids import PartKey, ShardId
+from persist_lib.location.api import Blob
+from persist_lib.location.wrap.around import listed
+from persist_lib.maintain.garbage import check_in_place
+from persist_lib.pending_area.fetcher import Fetcher, Id
+from persist_lib.pending_area.listing import SHOWN, Absorbed, Content, Disagreement, Listing, Others, pages
+from persist_lib.pending_area.objects import TimeSums, sums_of
 from persist_lib.shard.commit import Committed, Machine
 from persist_lib.shard.runs import read_updates
 
 PAGE = 1000
-T = TypeVar("T")
 
 
 class Late(msgspec.Struct, frozen=True):
@@ -64,7 +63,7 @@ def discard_late(
                 yield from keyed
 
     count = 0
-    for page in _pages(found()):
+    for page in pages(found(), PAGE):
         if dry_run:
             count += len(page)
         elif has_room(len(page)):
@@ -93,10 +92,10 @@ def discard_keys(machine: Machine, keys: Sequence[tuple[PartKey, int]]) -> int:
     return count
 
 
-def delete_all(machine: Machine, entries: Iterable[BlobEntry], done: Absorbed, *, dry_run: bool) -> Absorbed:
-    """Delete all pending batches beneath a tombstone, page by page. What is no batch stays, and is told."""
+def delete_all(machine: Machine, done: Absorbed, *, dry_run: bool) -> Absorbed:
+    """Delete all pending batches beneath a tombstone, page by page. What is not a batch stays, and is counted."""
     foreign, deleted, failed = Others(), 0, dict[str, str]()
-    for page in _pages(entries):
+    for page in pages(listed(machine.blob, pending_prefix(machine.shard)), PAGE):
         batches = []
         for entry in page:
             if parse_pending_key(pending_key(machine.shard, entry.key)) is None:
@@ -104,8 +103,7 @@ def delete_all(machine: Machine, entries: Iterable[BlobEntry], done: Absorbed, *
             else:
                 batches.append(entry.key)
         if not dry_run and batches:
-            if isinstance(machine.consensus, StaysInPlace):
-                machine.consensus.check_in_place()
+            check_in_place(machine)
             failed |= {key: str(error) for key, error in machine.blob.delete_many(batches).items()}
         deleted += len(batches)
     top = machine.state.upper
@@ -123,15 +121,13 @@ def known_of(state: State) -> set[PartKey]:
 def _against(machine: Machine, fetcher: Fetcher, content: Content, *, dry_run: bool) -> Disagreement | None:
     """What a late content says other than the shard; None if nothing, or if it cannot be compared any more."""
     state = machine.state
-    # SUBTLE: at since itself the shard also has what was advanced to it.
-    since = state.since.time
-    first = None if since is None else max(content.lower, since + 1 if since else 0)
+    first = first_exact(state, content.lower)
     if first is None or first >= content.upper or not state.upper.has_passed(content.upper - 1):
         return None
     if (theirs := fetcher.sums(content)) is None:
         return None
     try:
-        ours = _shard_sums(machine, state, first, content.upper)
+        ours = shard_sums(machine.blob, machine.shard, state, first, content.upper)
     except Missing:  # collected since: nothing of the shard is held here
         return None if dry_run else _against_newest(machine, fetcher, content, state)
     time = ours.first_difference(theirs.between(first, content.upper))
@@ -145,19 +141,17 @@ def _against_newest(machine: Machine, fetcher: Fetcher, content: Content, before
     return _against(machine, fetcher, content, dry_run=False)
 
 
-def _shard_sums(machine: Machine, state: State, lower: int, upper: int) -> TimeSums:
+def first_exact(state: State, lower: int) -> int | None:
+    """The first time from `lower` on at which the shard has what was written at that time; None if there is none.
+
+    At since itself it also has what was advanced to it.
+    """
+    since = state.since.time
+    return None if since is None else max(lower, since + 1 if since else 0)
+
+
+def shard_sums(blob: Blob, shard: ShardId, state: State, lower: int, upper: int) -> TimeSums:
+    """The sums by time of what the shard has at times in `[lower, upper)`."""
     schema = state.schemas[-1]
     batches = [batch for batch in state.trace if batch.lower.is_before(upper - 1) and at(lower) < batch.upper]
-    tables = read_updates(machine.blob, machine.shard, batches, lower, upper, state.schemas, schema)
-    return sums_of(schema, tables)
-
-
-def _pages(things: Iterable[T]) -> Iterator[list[T]]:
-    page: list[T] = []
-    for thing in things:
-        page.append(thing)
-        if len(page) == PAGE:
-            yield page
-            page = []
-    if page:
-        yield page
+    return sums_of(schema, read_updates(blob, shard, batches, lower, upper, state.schemas, schema))
