@@ -6,6 +6,7 @@ import logging
 import os
 import threading
 from collections import OrderedDict
+from itertools import chain
 from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -193,7 +194,7 @@ class LogWriter:
                 for entry in entries:
                     self._add(batch, entry)
                 if batch.puts or batch.notes:
-                    self._records.put(self.epoch, [*batch.puts, *batch.notes])
+                    self._records.put(self.epoch, [*batch.puts, *chain.from_iterable(batch.notes.values())])
                 notes.forget_old(self._records, self.epoch, self._forgotten, batch.spaces)
                 self._last = batch.last
             except PersistError as error:
@@ -242,7 +243,7 @@ class LogWriter:
             entry.space, id_, entry.payload, kind=NOTE, log=self._records.log, epoch=self.epoch, previous=previous,
             limit=self._records.limit,
         )  # fmt: skip
-        batch.notes += puts
+        batch.notes[entry.space, id_] = puts  # one record of a key: of two snapshots after one event, the later one
         batch.spaces[entry.space] = id_
 
     def _add_event(self, batch: _Batch, entry: _Entry) -> None:
@@ -307,7 +308,7 @@ class _Batch:
     def __init__(self, last: int) -> None:
         self.last = last
         self.puts: list[Put] = []
-        self.notes: list[Put] = []
+        self.notes: dict[tuple[str, int], list[Put]] = {}
         self.spaces: dict[str, int] = {}
         self.payloads: dict[int, memoryview] = {}
         self.refused: dict[int, PersistError] = {}

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from persist_lib.errors import Corrupt, Determinate, Missing
 from persist_lib.events.api import EVENTS, Held, Key
 from persist_lib.events.stores.disk_files import claim_name, claims_in, failing, is_held, note_name, segment_name
-from persist_lib.events.stores.ending import REPAIR, EndMark
+from persist_lib.events.stores.end_mark import REPAIR, EndMark
 from persist_lib.events.stores.segments import LIMIT, Segment
 from persist_lib.runtime.ambient import Runtime
 

@@ -79,8 +79,7 @@ class EndMark:
 
     def note(self, log: bytes, puts: Sequence[Put]) -> None:
         """Say that these were committed."""
-        ids = [put.key.id for put in puts if put.key.space == EVENTS and put.key.fragment == 0]
-        if ids:
+        if ids := [put.key.id for put in puts if put.key.space == EVENTS and put.key.fragment == 0]:
             self.write(log, ids[-1])
 
     def write(self, log: bytes, last: int) -> None:
