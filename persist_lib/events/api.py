@@ -11,13 +11,29 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import NamedTuple, Protocol, Self, TypeAlias, runtime_checkable
 
 from persist_lib.runtime.ambient import Runtime
 
 Buffer: TypeAlias = "bytes | bytearray | memoryview"
 """Bytes of a caller. A writer does not copy them, so they may not change before the future is resolved."""
+
+
+MOST_ID = (1 << 63) - 1
+
+
+class Closes(Protocol):
+    """What is closed at the end of its `with` block."""
+
+    def close(self) -> None:
+        """Release what was opened. Idempotent."""
+        ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 class Event(NamedTuple):
@@ -27,11 +43,11 @@ class Event(NamedTuple):
     payload: memoryview
 
 
-class Writer(Protocol):
+class Writer(Closes, Protocol):
     """The one writer of a log. A newer writer fences it: from then on it acknowledges nothing more.
 
     One failure ends it: the events that it had accepted and not acknowledged fail too, and so does every later call.
-    What became of them is known to the next writer, which finds each either in the log or not. It is a context manager.
+    What became of them is known to the next writer, which finds each either in the log or not.
     """
 
     @property
@@ -87,15 +103,9 @@ class Writer(Protocol):
         """Finish what was accepted, and accept no more. Idempotent. Safety does not depend on it."""
         ...
 
-    def __enter__(self) -> Self: ...
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-
-class Reader(Protocol):
-    """Reads a log, of which it holds nothing. Used by one thread at a time. It is a context manager."""
+class Reader(Closes, Protocol):
+    """Reads a log, of which it holds nothing. Used by one thread at a time."""
 
     @property
     def last(self) -> int:
@@ -134,19 +144,9 @@ class Reader(Protocol):
         """The value that was last kept under this name; None if there is none."""
         ...
 
-    def close(self) -> None:
-        """Release what was opened. Idempotent."""
-        ...
 
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-
-class Store(Protocol):
-    """Where an event log is. Making one does no I/O. It is a context manager, which closes what it opened."""
+class Store(Closes, Protocol):
+    """Where an event log is. Making one does no I/O."""
 
     def writer(self, *, owner: str = "") -> Writer:
         """Become the writer: make the log if there is none, claim an epoch, and discard what lies beyond the first gap.
@@ -168,12 +168,6 @@ class Store(Protocol):
     def close(self) -> None:
         """Close the driver. Close writers and readers first. Idempotent."""
         ...
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
 
 
 EVENTS = "events"

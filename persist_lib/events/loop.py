@@ -12,27 +12,81 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent import futures
+from concurrent.futures import Future
 from contextlib import ExitStack
 from functools import partial
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Generic, Self
+from typing import Generic, NamedTuple, Self
 
 from persist_lib.arguments import LONGEST_S, parse_flag, parse_integer, parse_number, parse_seconds, shown
 from persist_lib.errors import InvalidUsage, PersistError, TimedOut
-from persist_lib.events.api import Store
-from persist_lib.events.flight import Flight
-from persist_lib.events.keeping import Keeping, Snapshot
-from persist_lib.events.moving import Progress, quiet
-from persist_lib.events.naming import name_of
-from persist_lib.events.outcomes import release_failed, tell_all
+from persist_lib.events.api import Store, Writer
+from persist_lib.events.in_flight import Done, EventFuture, Flight, Submitted, payload_of, release_failed, tell_all
+from persist_lib.events.marks import write_released
+from persist_lib.events.migrate import Progress, quiet
 from persist_lib.events.program import Input, Program, State, compute, encode_snapshot
-from persist_lib.events.starting import begin, take
-from persist_lib.events.store import open_store
-from persist_lib.events.submitted import Done, EventFuture, Submitted, payload_of
+from persist_lib.events.recovery import begin, take
+from persist_lib.events.store import name_of, open_store
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.runtime.forks import Stage, enrol
 from persist_lib.runtime.threads import Bell, Flag, aside
+
+
+class Snapshot(NamedTuple):
+    """The state after an event, as it is stored."""
+
+    event_id: int
+    data: bytes
+
+
+class Keeping:
+    """The mark and the snapshots of one loop. `tick` is called by one thread, `offer` by another.
+
+    `told` is called with a failure, which may be in any thread: the writer takes nothing more after it.
+    """
+
+    def __init__(
+        self, writer: Writer, marked: int, newest: int, every_s: float, told: Callable[[PersistError], None]
+    ) -> None:
+        self._writer, self._marked, self.newest = writer, marked, newest
+        self._every_s, self._next_s, self._told = every_s, 0.0, told
+        self._offered: Snapshot | None = None
+
+    def is_due(self, event_id: int, every: int) -> bool:
+        """Whether the state after this event is to be offered."""
+        return self._offered is None and event_id - self.newest >= every
+
+    def offer(self, snapshot: Snapshot) -> None:
+        """Store this one as soon as the mark has come so far."""
+        self._offered, self.newest = snapshot, snapshot.event_id
+
+    def tick(self, released: int, now_s: float) -> None:
+        """Store that the effects up to and with this event are released, if that is due."""
+        if released > self._marked and now_s >= self._next_s:
+            self._next_s = now_s + self._every_s
+            self.keep(released)
+
+    def keep(self, released: int) -> None:
+        """Store that now, and the snapshot that waits for it."""
+        try:
+            if released > self._marked:
+                self._watch(write_released(self._writer, released))
+                self._marked = released
+            if (snapshot := self._offered) is not None and snapshot.event_id <= self._marked:
+                self._watch(self._writer.write_snapshot(*snapshot))
+                self._offered = None
+        except PersistError as error:
+            self._told(error)
+
+    def _watch(self, answer: Future[None]) -> None:
+        answer.add_done_callback(self._look)
+
+    def _look(self, answer: Future[None]) -> None:
+        error = answer.exception()
+        if isinstance(error, PersistError):
+            self._told(error)
+
 
 log = logging.getLogger("persist.events")
 MOST_EVENTS = 1_024

@@ -16,9 +16,9 @@ import xxhash
 
 from persist_lib.errors import Corrupt, Missing
 from persist_lib.events.api import EVENTS, Put
+from persist_lib.events.record import REPAIR, lost
 
 SIZE = 24
-REPAIR = "`persist events repair` says what is left, and can go on from there"
 
 
 class EndMark:
@@ -33,11 +33,8 @@ class EndMark:
         marked = self.read(log)  # SUBTLE: before, as a writer may go on in between
         last = find_last()
         if marked > last:
-            raise Missing(
-                f"{self.path.parent} ends at event {last}, and {self.path} says that event {marked} was acknowledged: "
-                f"events {last + 1} to {marked} are gone. Nothing was changed; restore them from a copy. {REPAIR}",
-                key=f"{last + 1}:0",
-            )
+            why = f"{self.path} says that event {marked} was acknowledged"
+            raise lost(self.path.parent, last, marked, why, REPAIR)
         return last
 
     def read(self, log: bytes) -> int:

@@ -32,7 +32,7 @@ from persist_lib.events.stores.ordered import (
     encode_key,
     key_range,
 )
-from persist_lib.events.stores.shared import no_log, parse_path
+from persist_lib.events.stores.shared import no_log, parse_path, take_option
 from persist_lib.location.directories import fsync_directory, make_directories, no_room
 
 T = TypeVar("T")
@@ -286,8 +286,8 @@ def _write_failed(error: Exception, path: Path, *, is_committing: bool) -> Persi
 def open_lmdb(options: Sequence[str], opening: Opening) -> OrderedRecords:
     """Open the database in a directory: `lmdb:PATH[:map=BYTES]`."""
     usage = "a store of events in LMDB is lmdb:PATH[:map=BYTES]"
-    path = parse_path([option for option in options if not option.startswith("map=")], DEFAULT, usage)
-    maps = [option.removeprefix("map=") for option in options if option.startswith("map=")]
+    paths, maps = take_option(options, "map")
+    path = parse_path(paths, DEFAULT, usage)
     if len(maps) > 1 or not all(size.isdecimal() for size in maps):
         raise InvalidUsage(f"{usage}: got {len(options)} options")
     is_there = (path / DATA).exists()
@@ -384,4 +384,4 @@ def _meta(fd: int, at: int) -> _Meta | None:
     return _Meta(page, flags, magic, version, page_bytes, last_page, commit)
 
 
-KIND = Kind(open_lmdb, "a directory (./events.lmdb), map=BYTES of address space")
+KIND = Kind(open_lmdb)

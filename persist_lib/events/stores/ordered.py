@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from persist_lib.errors import InvalidUsage, Missing
-from persist_lib.events.api import EVENTS, Held, Key, Put
+from persist_lib.events.api import EVENTS, MOST_ID, Held, Key, Put
 from persist_lib.events.stores.end_mark import EndMark
 from persist_lib.events.stores.shared import encode_meta, fenced, open_meta, parse_epoch
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.runtime.forks import Stage, enrol
 
 T = TypeVar("T")
-MOST_ID = (1 << 63) - 1
 PAGE_BYTES = 4 << 20
 """About how many bytes of events are read at a time."""
 META, EPOCH, OWNER = b"\0meta", b"\0epoch", b"\0owner"

@@ -299,4 +299,4 @@ def open_pg(options: Sequence[str], opening: Opening) -> OrderedRecords:
     return OrderedRecords(PgEngine(options[0], name, opening))
 
 
-KIND = Kind(open_pg, r"a URL of PostgreSQL with \: for each colon, and a name (events)")
+KIND = Kind(open_pg)

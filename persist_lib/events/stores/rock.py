@@ -317,4 +317,4 @@ def _masked(data: bytes) -> int:
     return ((crc >> 15 | crc << 17) + MASK) & 0xFFFFFFFF
 
 
-KIND = Kind(open_rock, "a directory (./events.rock)")
+KIND = Kind(open_rock)

@@ -11,7 +11,7 @@ from botocore.exceptions import ClientError
 
 from persist_lib.errors import InvalidUsage, NotFound
 from persist_lib.events.api import Kind, Opening
-from persist_lib.events.conditional import ConditionalRecords
+from persist_lib.events.stores.conditional import ConditionalRecords
 from persist_lib.events.stores.shared import encode_meta, open_meta
 from persist_lib.location.s3.blob import body_of, delete_objects
 from persist_lib.location.s3.client import (
@@ -125,4 +125,4 @@ def _create(places: S3Places, where: str, opening: Opening) -> tuple[bytes, str]
     return found
 
 
-KIND = Kind(open_s3, r"a URL of S3 with \: for each colon")
+KIND = Kind(open_s3)

@@ -55,14 +55,18 @@ def open_meta(data: bytes, where: str) -> bytes:
             key=where,
         ) from error
     if not isinstance(version, int) or version > FORMAT:
-        raise NewerFormat(
-            f"{where} has format {version}, this release knows up to {FORMAT}; nothing was touched. Upgrade "
-            "persist-lib",
-            found=version, known=FORMAT,
-        )  # fmt: skip
+        raise newer(where, version)
     if len(log) != 8:
         raise Corrupt(f"{where} is damaged: the name of the log is {log.hex()!r}", key=where)
     return log
+
+
+def newer(where: object, found: object) -> NewerFormat:
+    """The error for what a newer release wrote."""
+    return NewerFormat(
+        f"{where} has format {found}, this release knows up to {FORMAT}; nothing was touched. Upgrade persist-lib",
+        found=found, known=FORMAT,
+    )  # fmt: skip
 
 
 def parse_epoch(data: bytes | None, where: str) -> int:
@@ -86,6 +90,13 @@ def parse_path(options: Sequence[str], default: str, usage: str) -> Path:
     if len(options) > 1 or not all(options):
         raise InvalidUsage(f"{usage}: got {len(options)} options")
     return Path(options[0] if options else default).absolute()
+
+
+def take_option(options: Sequence[str], name: str) -> tuple[list[str], list[str]]:
+    """The options without those of the form `name=value`, and their values."""
+    start = f"{name}="
+    rest = [option for option in options if not option.startswith(start)]
+    return rest, [option.removeprefix(start) for option in options if option.startswith(start)]
 
 
 def no_log(path: Path) -> NotFound:

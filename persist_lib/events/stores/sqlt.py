@@ -188,4 +188,4 @@ def open_sqlite(options: Sequence[str], opening: Opening) -> OrderedRecords:
     return OrderedRecords(SqliteEngine(path, opening.runtime), mark)
 
 
-KIND = Kind(open_sqlite, "a file (./events.sqlite)")
+KIND = Kind(open_sqlite)

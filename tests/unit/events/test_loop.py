@@ -13,10 +13,10 @@ import pytest
 
 import persist_lib as persist
 from persist_lib.errors import NotReleased
-from persist_lib.events.looking import set_released
 from persist_lib.events.loop import Loop
 from persist_lib.events.program import Program
-from persist_lib.events.starting import replay
+from persist_lib.events.recovery import replay
+from persist_lib.events.repair import set_released
 from tests.gated import wait_for
 from tests.unit.events.programs import LONG_S, Counter, Gate, raising
 from tests.unit.events.stored import MemoryStore

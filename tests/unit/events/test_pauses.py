@@ -18,7 +18,7 @@ from persist_lib.errors import Fenced, Indeterminate, NotSent, PersistError
 from persist_lib.events import open_store
 from persist_lib.events.store import LogStore
 from persist_lib.events.stores import disk
-from persist_lib.events.writing import LogWriter
+from persist_lib.events.writer import LogWriter
 from persist_lib.runtime.ambient import Runtime
 from tests.eventlogs import KINDS, contents, specifier, store_of, write
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from persist_lib.errors import InvalidUsage, PersistError
 from persist_lib.events import Kind, Opening, RecordStore, Specifier, known_kinds, open_store, parse_specifier
-from persist_lib.events import kinds as kinds_module
+from persist_lib.events import store as kinds_module
 from persist_lib.events.stores import disk
 
 

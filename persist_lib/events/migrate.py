@@ -26,8 +26,8 @@ from persist_lib.events.marks import (
     write_elsewhere,
     write_released,
 )
-from persist_lib.events.naming import log_of, name_of
-from persist_lib.events.pair import Pair
+from persist_lib.events.mirrored_store import Pair
+from persist_lib.events.store import log_of, name_of
 
 Progress = Callable[[int, int], object]
 """Called with the number of events that are done and their total number."""

@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future
 from threading import Lock
-from types import TracebackType
-from typing import Self
 
 from persist_lib.errors import Determinate, Indeterminate, InvalidUsage, NotSent, Refused
-from persist_lib.events.api import Buffer, Writer
+from persist_lib.events.api import Buffer, Closes, Writer
 from persist_lib.runtime import threads
 
 UNDONE = (Determinate, NotSent, Refused, InvalidUsage)
 """After one of these the event is not in that log."""
 
 
-class Pair:
+class Pair(Closes):
     """A `Writer` over two logs with the same events. A failure of one ends both."""
 
     def __init__(self, first: Writer, second: Writer) -> None:
@@ -60,12 +58,6 @@ class Pair:
             self._first.close(timeout)
         finally:
             self._second.close(timeout)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        self.close()
 
     def _both(self, write: Callable[[Writer], Future[None]]) -> Future[None]:
         first = write(self._first)

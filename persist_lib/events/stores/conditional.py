@@ -25,8 +25,18 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from persist_lib.errors import Corrupt, Determinate, Fenced, Indeterminate, Missing
 from persist_lib.events.api import EVENTS, Held, Key, Put
-from persist_lib.events.record import EVENT, FENCE, LONGEST_HEAD, NOTHING, Label, damaged, decode_head, encode_head
-from persist_lib.events.stores.shared import sent_again
+from persist_lib.events.record import (
+    EVENT,
+    FENCE,
+    LONGEST_HEAD,
+    NOTHING,
+    Label,
+    check_follows,
+    damaged,
+    decode_head,
+    encode_head,
+)
+from persist_lib.events.stores.shared import fenced, sent_again
 from persist_lib.runtime.ambient import Runtime
 
 T = TypeVar("T")
@@ -160,9 +170,7 @@ class ConditionalRecords:
         """Whether a record at the place behind the last event is an event that follows it."""
         if label.kind != EVENT or label.epoch < tail.epoch:
             return False
-        if label.previous != tail.digest:
-            what = f"event {label.id} of {self._where}"
-            raise damaged(what, f"it follows another event {tail.last} than the one that is there")
+        check_follows(label, tail.digest, tail.epoch, f"event {label.id} of {self._where}")
         return True
 
     def _label(self, key: Key, data: bytes) -> Label:
@@ -173,12 +181,7 @@ class ConditionalRecords:
         return label
 
     def _fenced(self, found: int) -> Fenced:
-        return Fenced(
-            f"another writer took over {self._where} (epoch {found}, and this one is {self._epoch}). What was "
-            "acknowledged is in the log; whether what was not acknowledged is, only the log says. Open a writer again "
-            "if this program is to write",
-            epoch=self._epoch, found=found,
-        )  # fmt: skip
+        return fenced(self._where, self._epoch, found, is_certain=False)
 
     def _newest_epoch(self) -> int:
         after = f"{CLAIMS}/{self._epoch:010d}"
