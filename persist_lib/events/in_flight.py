@@ -51,7 +51,6 @@ class Submitted:
     through_bytes: int
     """How many bytes were accepted up to and with this event, since the loop was opened."""
     future: EventFuture
-    computing_submitted: bool = False
     computing_done: bool = False
     persisting_submitted: bool = False
     persisting_done: bool = False

@@ -40,7 +40,7 @@ class Snapshot(NamedTuple):
     data: bytes
 
 
-class Keeping:
+class Checkpoint:
     """The mark and the snapshots of one loop. `tick` is called by one thread, `offer` by another.
 
     `told` is called with a failure, which may be in any thread: the writer takes nothing more after it.
@@ -144,7 +144,7 @@ class Loop(Generic[State]):
             self._opened = opened.pop_all()
         self._state = started.state
         self._flight = Flight(self.name, self._runtime, *bounds, started.last)
-        self._keeping = Keeping(self._writer, started.last, started.snapshot, every_s, self._flight.fail)
+        self._checkpoint = Checkpoint(self._writer, started.last, started.snapshot, every_s, self._flight.fail)
         self._computing: SimpleQueue[Submitted | None] = SimpleQueue()
         self._failure: PersistError | None = None
         self._is_told = False
@@ -268,7 +268,6 @@ class Loop(Generic[State]):
         except BaseException as error:  # noqa: BLE001 - told to whoever waits
             self._flight.fail(error, submitted)
             return
-        submitted.computing_submitted = True
         self._computing.put(submitted)
         submitted.persisting.add_done_callback(partial(self._persisted, submitted))
 
@@ -292,11 +291,11 @@ class Loop(Generic[State]):
             self._flight.computed(submitted)
 
     def _offer_snapshot(self, event_id: int, every: int) -> None:
-        if self._program.encode is None or not self._keeping.is_due(event_id, every):
+        if self._program.encode is None or not self._checkpoint.is_due(event_id, every):
             return
         try:
             # Now, and not when it is stored, as the next step may change this very object.
-            self._keeping.offer(Snapshot(event_id, encode_snapshot(self._program, self._state)))
+            self._checkpoint.offer(Snapshot(event_id, encode_snapshot(self._program, self._state)))
         except Exception:
             log.exception("%s: no snapshot of the state after event %d, as encode raised", self.name, event_id)
 
@@ -311,7 +310,7 @@ class Loop(Generic[State]):
                     failed = self._release_one(submitted)
                 elif is_decided:
                     break
-                self._keeping.tick(self.released, self._runtime.monotonic())
+                self._checkpoint.tick(self.released, self._runtime.monotonic())
             self._end(failed)
         except Exception as error:  # of letting go of the store
             log.exception("%s: could not end as it should", self.name)
@@ -342,7 +341,7 @@ class Loop(Generic[State]):
         self._failure = tell_all(self.name, left, self._flight.failing, failed, self._timeout_s)
         if self._failure is None:
             self._offer_snapshot(self.released, 1)
-        self._keeping.keep(self.released)
+        self._checkpoint.keep(self.released)
         self._opened.close()
 
 

@@ -26,7 +26,7 @@ from persist_lib.events.marks import (
     write_elsewhere,
     write_released,
 )
-from persist_lib.events.mirrored_store import Pair
+from persist_lib.events.mirrored_store import MirroredWriter
 from persist_lib.events.store import log_of, name_of
 
 Progress = Callable[[int, int], object]
@@ -149,7 +149,7 @@ def move(source: Store, target: Store, *, both: bool = False, progress: Progress
         write_elsewhere(second, HERE).result()
         if not both:
             first.close()
-        return Moved(Pair(first, second) if both else second, held.pop_all())
+        return Moved(MirroredWriter(first, second) if both else second, held.pop_all())
 
 
 def fill(read: Reader, write: Writer, progress: Progress = quiet) -> int:

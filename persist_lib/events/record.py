@@ -24,7 +24,7 @@ from persist_lib.events.api import EVENTS, Buffer, Held, Key
 
 VERSION = 1
 EVENT, FENCE, NOTE = 0, 1, 2
-"""Kinds of records: a part of an event; the claim of a place (see `conditional`); a part of a snapshot or mark."""
+"""Kinds of records: a part of an event; the claim of a place (see `stores.s3`); a part of a snapshot or mark."""
 FIELDS = struct.Struct(">BB8sQQI16s")
 DIGEST = 16
 NOTHING = bytes(DIGEST)

@@ -133,7 +133,7 @@ def test_on_s3_the_successor_comes_at_any_request(limit: int | None, moment: str
         takeover, counting = Takeover(open_store(place), moment), Counting(strikes)
 
         def arrange(records: Any, takeover: Takeover = takeover, counting: Counting = counting) -> None:
-            records._places.put = counting.of(records._places.put, takeover)
+            records._objects.put = counting.of(records._objects.put, takeover)
 
         acknowledged, error = predecessor(place, PAYLOADS, arrange)
         if not takeover.is_done:
