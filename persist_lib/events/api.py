@@ -1,6 +1,6 @@
 """What an event log is: the interface for programs (`Store`, `Writer`, `Reader`), and that of drivers (`RecordStore`).
 
-An event is bytes under an id: 1, 2, 3 and so on, without gaps. A writer acknowledges it when it is durable. What is so
+An event is bytes under an id: 1, 2, 3 and so on, without gaps. A writer acknowledges it when it is durable. What holds
 for every store (epochs, the chain, gaps, fragments, writing twice, snapshots, marks) is built once, above drivers.
 A driver only keeps records by key.
 """
@@ -186,7 +186,7 @@ class Key(NamedTuple):
 
 
 class Put(NamedTuple):
-    """A record to keep: `head`, at most some 80 bytes, and then `body`. They come apart so that nobody has to copy."""
+    """A record to keep: `head`, at most some 80 bytes, and then `body`. They come apart, to be copied nowhere."""
 
     key: Key
     head: bytes

@@ -66,7 +66,7 @@ class Submitted:
 
 
 def payload_of(event: object) -> bytes:
-    """The event's bytes, which nobody else can change. Raises InvalidUsage for anything else."""
+    """The event's bytes, which no other code can change. Raises InvalidUsage for anything else."""
     if isinstance(event, (bytes, bytearray, memoryview)):
         return bytes(event)
     hint = "; encode the text first" if isinstance(event, str) else ""
@@ -82,9 +82,9 @@ def not_accepted(name: str, why: BaseException) -> PersistError:
 def inherited(name: str, event_id: int | None = None) -> PersistError:
     """The error in a forked child."""
     if event_id is None:
-        return NotSent(f"{name}: this loop belongs to the parent of this process, which goes on with it", earlier="")
+        return NotSent(f"{name}: this loop belongs to the parent of this process, which continues with it", earlier="")
     return Indeterminate(
-        f"{name}: event {event_id} was accepted before the process was forked. The parent goes on with it, and there "
+        f"{name}: event {event_id} was accepted before the process was forked. The parent continues with it, and there "
         "its future says how it ends",
         event_id=event_id,
     )  # fmt: skip
@@ -103,13 +103,13 @@ def release_failed(name: str, effect: Effect, error: BaseException) -> PersistEr
     )  # fmt: skip
 
 
-def tell_all(
+def fail_all(
     name: str, left: Sequence[Submitted], failing: BaseException | None, failed: Callable[[], PersistError] | None,
     seconds: float,
 ) -> PersistError | None:  # fmt: skip
-    """Tell the submitters of all events that were under way what is certain.
+    """Fail the futures of all events that were under way, with what is certain.
 
-    Returns what is told of the first one; without any, why the loop has failed, and None if it has not. Waits for what
+    Returns the first one's error; without any, why the loop has failed, and None if it has not. Waits for what
     the store has been given, at most so many seconds: only the store knows what is in the log.
     """
     futures.wait([submitted.persisting for submitted in left if submitted.persisting is not None], seconds)
@@ -171,7 +171,7 @@ ROOM_BYTES = 256
 
 
 class Flight:
-    """`last` is the last event of the log, from which ids go on."""
+    """`last` is the last event of the log, after which new ids come."""
 
     def __init__(self, name: str, runtime: Runtime, most_events: int, most_bytes: int, last: int) -> None:
         self._name, self._runtime = name, runtime
@@ -211,7 +211,7 @@ class Flight:
         """Up to and with which event all effects are released."""
         return self._released.id
 
-    # --- by whoever submits ---
+    # --- by submitters ---
 
     def accept(self, payload: bytes, seconds: float, *, block: bool, waits: bool) -> Submitted:
         """Accept an event when there is room. Unless the caller `waits`, there is always room."""

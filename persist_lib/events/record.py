@@ -2,13 +2,13 @@
 
     fragment, count   each one byte below 128, else 0x84 and four bytes, and a colon behind it
     version, kind     one byte each
-    log               8 random bytes of the log, so that a record of another log is told from one of this
+    log               8 random bytes of the log, which tell a record of another log from one of this
     id, epoch         8 bytes each: of the event, and of the writer
     length            4 bytes: how many bytes of payload follow
     previous          16 bytes: the digest of the event before; of a snapshot, of the event that it follows
     digest            16 bytes, of all of the above, the space, the payload, and in fragment 0 of the others' digests
 
-All numbers are big-endian. The fragment's header comes first, as whoever reads must know first whether that is all.
+All numbers are big-endian. The fragment's header comes first, as a reader must know first whether that is all.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def damaged(what: str, why: str) -> Corrupt:
     return Corrupt(f"{what} is damaged: {why}. Nothing was changed; restore it from a copy", key=what)
 
 
-REPAIR = "`persist events repair` says what is left, and can go on from there"
+REPAIR = "`persist events repair` says what is left, and can continue from there"
 
 
 def lost(where: object, last: int, known: int, why: str, hint: str = "") -> Missing:

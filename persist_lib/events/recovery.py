@@ -24,7 +24,7 @@ log = logging.getLogger("persist.events")
 
 
 def take(store: Store, source: Store | None, *, both: bool, progress: Progress = quiet) -> Moved:
-    """Become the writer of a log, or move it here from another store first. Raises Refused if it goes on elsewhere."""
+    """Become the writer of a log, or move it here first. Raises Refused if it continues elsewhere."""
     if source is not None:
         return move(source, store, both=both, progress=progress)
     if both:

@@ -1,8 +1,8 @@
 """Mending a damaged log as far as that needs no guess: what does not verify is dropped, nothing is made up.
 
 What verifies is the first events, up to the first that is not as it was written: each follows the one before by its
-digest, so none behind that one can be told to be part of the log. Snapshots only shorten a start; an end mark, or the
-note of a closed log, only says where it ended.
+digest, so of those behind that one it is not known whether they are part of the log. Snapshots only shorten a start; an
+end mark, or the note of a closed log, only says where it ended.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from persist_lib.events.store import LogStore, log_of, name_of
 class Looked(msgspec.Struct, frozen=True):
     """A log: its last event, up to which one effects are released, and the event of its newest snapshot (0: none).
 
-    `log` is its id in hexadecimal digits; `elsewhere` says where it goes on, if that is in another store.
+    `log` is its id in hexadecimal digits; `elsewhere` says where it continues, if that is in another store.
     """
 
     last: int

@@ -69,7 +69,7 @@ def _escaped(option: str) -> str:
 
 
 def _kind_of(text: object) -> str:
-    """A specifier as messages quote it when its options cannot be told apart."""
+    """A specifier as messages quote it when its options cannot be taken apart."""
     if not isinstance(text, str):
         return shown(text)
     kind, colon, _ = text.partition(":")
@@ -236,7 +236,7 @@ def choose(given_input: str | None = None, given_output: str | None = None) -> C
 
     If both name the same store, the log is there. Otherwise it is moved from the input to the output first; an input
     that was not given counts only if there is a log. So with `-o` alone, a log in ./events is taken along, and the same
-    command goes on in the output from then on. Raises InvalidUsage for what names no store.
+    command continues in the output from then on. Raises InvalidUsage for what names no store.
     """
     source, target = (parse_specifier(DEFAULT if given is None else given) for given in (given_input, given_output))
     store = open_store(target)

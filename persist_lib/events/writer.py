@@ -156,7 +156,7 @@ class LogWriter(Closes):
             self._is_closed = True
             self._queue.put(None)
         self._run_without_thread()
-        self._wait(lambda: self._is_over, timeout, "it goes on finishing what it accepted")
+        self._wait(lambda: self._is_over, timeout, "it continues to finish what it accepted")
 
     def _wait(self, is_done: object, timeout: float | None, how: str) -> None:
         deadline = None if timeout is None else self._runtime.deadline(parse_seconds(timeout))

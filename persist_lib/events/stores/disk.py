@@ -333,7 +333,7 @@ class DiskRecords:
                 self._put_note(put)
 
     def _append(self, puts: list[Put]) -> None:
-        """Append a batch, and sync. SUBTLE: after a failure its bytes are cut off, as nobody knows what is durable."""
+        """Append a batch, and sync. SUBTLE: after a failure its bytes are cut off, durable or not."""
         if self._end >= SEGMENT_BYTES:
             with failing(Determinate, "begin a file in", self._events):
                 self._begin(puts[0].key.id)

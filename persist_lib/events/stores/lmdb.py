@@ -62,9 +62,9 @@ class _View(Held):
         self._array, self._transaction = array, transaction
 
     def release(self) -> None:
-        """End the transaction. SUBTLE: whoever kept a slice would read what is written there next, so it is told.
+        """End the transaction. SUBTLE: a kept slice would show what is written there next, so it is an error.
 
-        Each view of the memory refers to the array. While there is one, the transaction goes on, and nothing is
+        Each view of the memory refers to the array. While there is one, the transaction stays open, and nothing is
         written there: memory that a program still looks at never changes.
         """
         if self.body is not None:
@@ -218,7 +218,7 @@ class LmdbEngine(ByteEngine):
             start = yield from self._scan_some(start, end)
 
     def _scan_some(self, start: bytes, end: bytes) -> Generator[Held, None, bytes]:
-        """Read some records. Returns the key to go on from."""
+        """Read some records. Returns the key to continue from."""
         transaction, array, left = self._begin(), None, RECORDS
         try:
             cursor = transaction.cursor()
@@ -343,13 +343,13 @@ def check_file(path: Path) -> None:
 
 
 def make_room(path: Path) -> None:
-    """Let the file go on behind its last page, as far as a damaged offset in that page leads. It changes no page."""
+    """Let the file continue behind its last page, as far as a damaged offset in that page leads. It changes no page."""
     with suppress(OSError), path.open("r+b") as file:  # where it cannot be written, that page is not guarded
         first = _meta(file.fileno(), 0)
         second = first and _meta(file.fileno(), first.page_bytes)
         if first is not None and second:
             end = (max(first, second, key=_commit).last_page + 1) * first.page_bytes
-            # SUBTLE: never `truncate`, which would cut off what another process appends meanwhile.
+            # SUBTLE: never `truncate`, which would cut off what another process appends at the same time.
             os.posix_fallocate(file.fileno(), end, SLACK_BYTES)
 
 

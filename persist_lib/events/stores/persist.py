@@ -3,8 +3,8 @@ r"""Event logs as collections: `persist:URL[:SHARD][:consensus=URL]`, as in `per
 An event is a row of a shard at a time that is its id. So Spark, DuckDB and everything else that reads shards reads the
 log, as of any event, and the shard's upkeep keeps it. Snapshots and marks are rows of a second shard.
 
-Who writes is told by a hold of the shard, of which the fencing value is the writer's epoch. A takeover moves it, and
-then retires all ids that append. SUBTLE: a predecessor that finds its id retired registers anew, so its registration is
+A hold of the shard says who writes: its fencing value is the writer's epoch. A takeover moves it, and then retires all
+ids that append. SUBTLE: a predecessor that finds its id retired registers again, so its registration is
 built from the very state that has the hold, and refused unless the epoch is still its own.
 """
 
@@ -252,7 +252,7 @@ class PersistRecords:
 
 
 def _again_if_expired(call: Any) -> None:
-    """Call again if the lease had ended, as after a long pause: the handle registers anew, if it may."""
+    """Call again if the lease had ended, as after a long pause: the handle registers again, if it may."""
     try:
         call()
     except LeaseExpired:

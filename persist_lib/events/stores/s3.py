@@ -8,12 +8,12 @@ One object at a time is written, on a condition: that it is not there, or that i
     hint                              an event that is part of the log, from which the end is looked for
 
 A record belongs to the log if the one before it does, and it follows that one. There are no transactions, so a claim
-alone keeps nobody out: a predecessor's record can still arrive. SUBTLE: after the claim a writer therefore occupies
+alone keeps no writer out: a predecessor's record can still arrive. SUBTLE: after the claim a writer therefore occupies
 the place behind the last event with a fence. If it finds the predecessor's event there instead, that one is part of the
-log, and it goes on to the next place. Once the fence stands, the predecessor can write no event that follows the last
-one, so it acknowledges nothing more: what still arrives from it behind the fence follows an event that never came. The
-writer replaces its own fence by its first event, and what others left behind it, only if it is still as it was read,
-and only if its epoch is lower. So a writer that was itself fenced in the meantime replaces nothing.
+log, and it continues with the next place. Once the fence stands, the predecessor can write no event that follows the
+last one, so it acknowledges nothing more: what still arrives from it behind the fence follows an event that never came.
+The writer replaces its own fence by its first event, and what others left behind it, only if it is still as it was
+read, and only if its epoch is lower. So a writer that was itself fenced in the meantime replaces nothing.
 `tests/unit/events/test_fence_model.py` looks at all interleavings of this, and at what goes wrong without each rule.
 """
 
@@ -169,7 +169,7 @@ class S3Records:
             found = self._pool.map(self._head, [Key(EVENTS, id_, 0) for id_ in ids])
             for id_, label in zip(ids, found, strict=True):
                 if label is not None and label.epoch > (self._epoch or label.epoch):
-                    # SUBTLE: a slow writer that would go on behind a newer one's events would take its place from it.
+                    # SUBTLE: a slow writer that continued behind a newer one's events would take its place from it.
                     raise self._fenced(label.epoch)
                 if label is None or not self._is_next(tail, label):
                     self._check_beyond(tail, tail.epoch if label is None else max(tail.epoch, label.epoch), id_)

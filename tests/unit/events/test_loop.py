@@ -1,4 +1,4 @@
-"""The event loop: what is released, when, in which order, and what everybody is told when it stops."""
+"""The event loop: what is released, when, in which order, and what each submitter gets when it stops."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def test_a_computation_that_fails_stops_the_loop_with_nothing_of_it_or_after_it_
 def test_nothing_is_written_any_more_behind_a_failure(
     store: MemoryStore, counter: Counter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An event whose submitter is told that it was not written must not come into the log after that."""
+    """An event whose future says that it was not written must not come into the log after that."""
     stepping, writing = Gate(), Gate()
 
     def fail(_: object) -> None:

@@ -1,4 +1,4 @@
-"""Logs that the first version wrote, as files: later releases read them, go on with them, and write the same bytes."""
+"""Logs that the first version wrote, as files: later releases read them, continue them, and write the same bytes."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A writer that was paused, and goes on after its successor has begun: at any step, and for however long.
+"""A writer that was paused, and continues after its successor has begun: at any step, and for however long.
 
-What it was told is durable is in the log, nothing of it comes into the log later, and it is told nothing more.
+What was acknowledged to it is in the log, nothing of it comes into the log later, and nothing more is acknowledged.
 """
 
 from __future__ import annotations
