@@ -209,11 +209,11 @@ class Held:
             self.body.release()
 
 
-class RecordStore(Protocol):
-    """Keeps records of opaque bytes by key, durably. What third parties implement; one thread at a time writes.
+class Records(Protocol):
+    """Records of opaque bytes by key. Readers, also of other processes, may read while one thread writes.
 
-    Readers, also of other processes, may read at the same time. Failures of the world are Determinate (it certainly
-    did not happen), Indeterminate (it may have happened) and Damage, as in `persist_lib.location.api`.
+    Failures of the world are Determinate (it certainly did not happen), Indeterminate (it may have happened) and
+    Damage, as in `persist_lib.location.api`.
     """
 
     limit: int | None
@@ -224,9 +224,25 @@ class RecordStore(Protocol):
     def claim(self, owner: str) -> int:
         """Return an epoch above all before it, durably.
 
-        From the return on, no `put` of a lower epoch changes what `last` and `get` say of the events.
+        From the return on, no write of a lower epoch changes what is there of the events.
         """
         ...
+
+    def get(self, key: Key) -> Held | None:
+        """Return a record, or None when there is none. One request."""
+        ...
+
+    def ids(self, space: str) -> list[int]:
+        """The ids of a space other than that of the events of which fragment 0 is there, ascending. They are few."""
+        ...
+
+    def close(self) -> None:
+        """Release connections and files. Idempotent."""
+        ...
+
+
+class RecordStore(Records, Protocol):
+    """Keeps records durably. What third parties implement."""
 
     def last(self) -> int:
         """The greatest id such that fragment 0 of it and of each id before it is there; 0 if there is none."""
@@ -245,20 +261,8 @@ class RecordStore(Protocol):
         """
         ...
 
-    def get(self, key: Key) -> Held | None:
-        """Return a record, or None when there is none. One request."""
-        ...
-
-    def ids(self, space: str) -> list[int]:
-        """The ids of a space other than that of the events of which fragment 0 is there, ascending. They are few."""
-        ...
-
     def remove(self, epoch: int, space: str, below: int) -> None:
         """Remove all records of a space other than that of the events with an id below `below`. Raises Fenced."""
-        ...
-
-    def close(self) -> None:
-        """Release connections and files. Idempotent."""
         ...
 
 

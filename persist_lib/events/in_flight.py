@@ -281,7 +281,7 @@ class Flight:
                         timeout_s=seconds,
                     )  # fmt: skip
         finally:
-            self._line.remove(place)  # SUBTLE: first, and by one call, so that an interrupt leaves no place in line
+            self._line.remove(place)  # first, and by one call, so that an interrupt leaves no place in line
             self._room.ring()
         return taken[0]
 
@@ -341,7 +341,7 @@ class Flight:
             first = self._under_way[0]
             if first.failure is None and first.is_releasable:
                 found.append(first)
-            # SUBTLE: a failure counts when its event is the first: those before it are carried through.
+            # A failure counts when its event is the first: those before it are carried through.
             is_left = self.failing is not None and not first.persisting_submitted
             return bool(found) or first.failure is not None or is_left
 

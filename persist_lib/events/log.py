@@ -82,7 +82,7 @@ def cut(
     for fragment in range(1, count):
         key, body = Key(space, id_, fragment), view[fragment * room : (fragment + 1) * room]
         puts.append(Put(key, encode_head(key, count, kind, log, epoch, previous, body), body))
-    # SUBTLE: last, and with the digests of the others in its own: so it stands for all of them.
+    # Last, and with the digests of the others in its own: so it stands for all of them.
     key, body = Key(space, id_, 0), view[:room] if count > 1 else view
     head = encode_head(key, count, kind, log, epoch, previous, body, [put.head[-DIGEST:] for put in puts])
     puts.append(Put(key, head, body))

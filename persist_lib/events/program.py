@@ -45,7 +45,7 @@ class Effect(msgspec.Struct, frozen=True):
     def key(self) -> str:
         """The event's id, the effect's number, and the digest of the event, as in `17.0.9c1d3a5be0f2a477`.
 
-        SUBTLE: ids come up again where a log was restored from an older copy. The digest tells such effects apart.
+        Ids come up again where a log was restored from an older copy. The digest tells such effects apart.
         """
         return f"{self.event_id}.{self.number}.{self.digest:016x}"
 

@@ -33,7 +33,7 @@ class Specifier(NamedTuple):
         return ":".join([self.kind, *map(_escaped, self.options)])
 
     def __str__(self) -> str:
-        # SUBTLE: together, as colons that were not escaped have cut a URL into several options.
+        # together, as colons that were not escaped have cut a URL into several options.
         plain = ":".join([self.kind, *self.options])
         return self.text() if redacted(plain) == plain else redacted(plain)
 

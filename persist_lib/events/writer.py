@@ -48,7 +48,7 @@ class _Entry(NamedTuple):
 
 
 class LogWriter(Closes):
-    """See `api.Writer`. SUBTLE: one call (`put`) accepts an entry, so an interrupt comes before or after that.
+    """See `api.Writer`. One call (`put`) accepts an entry, so an interrupt comes before or after that.
 
     What the caller's side notes afterwards (`accepted`, the bytes) may lag by an entry then. The thread goes by what it
     finds in the queue: an id that comes twice is compared, and one that leaves a gap is refused.

@@ -310,7 +310,7 @@ class DiskRecords:
                 (self._events / name).unlink(missing_ok=True)
 
     def _begin(self, first: int) -> None:
-        """Begin a segment, durably. SUBTLE: it gets its name when its header is durable, so none is ever without."""
+        """Begin a segment, durably. It gets its name when its header is durable, so none is ever without."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -333,7 +333,7 @@ class DiskRecords:
                 self._put_note(put)
 
     def _append(self, puts: list[Put]) -> None:
-        """Append a batch, and sync. SUBTLE: after a failure its bytes are cut off, durable or not."""
+        """Append a batch, and sync. After a failure its bytes are cut off, durable or not."""
         if self._end >= SEGMENT_BYTES:
             with failing(Determinate, "begin a file in", self._events):
                 self._begin(puts[0].key.id)

@@ -30,7 +30,7 @@ class EndMark:
 
     def checked(self, log: bytes, find_last: Callable[[], int]) -> int:
         """Return the last event that `find_last` finds. Raises Missing if one behind it was acknowledged."""
-        marked = self.read(log)  # SUBTLE: before, as a writer may continue in between
+        marked = self.read(log)  # before, as a writer may continue in between
         last = find_last()
         if marked > last:
             why = f"{self.path} says that event {marked} was acknowledged"

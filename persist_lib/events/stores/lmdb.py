@@ -33,7 +33,7 @@ from persist_lib.events.stores.ordered import (
     key_range,
 )
 from persist_lib.events.stores.shared import no_log, parse_path, take_option
-from persist_lib.location.directories import fsync_directory, make_directories, no_room
+from persist_lib.location.directories import make_directories, no_room
 
 T = TypeVar("T")
 DEFAULT, DATA = "events.lmdb", "data.mdb"
@@ -116,20 +116,17 @@ def _acquire(path: Path, map_bytes: int, *, create: bool) -> Any:
 
 
 class _Changes:
-    """A transaction that writes."""
+    """A transaction."""
 
-    def __init__(self, transaction: Any, path: Path) -> None:
-        self._transaction, self._path = transaction, path
+    def __init__(self, engine: LmdbEngine, transaction: Any) -> None:
+        self._engine, self._transaction = engine, transaction
         self.put = transaction.put
 
     def get(self, key: bytes) -> bytes | None:
-        """SUBTLE: the length is looked at first, as one that is damaged leads out of the file."""
+        """The length is looked at first, as one that is damaged leads out of the file."""
         found = self._transaction.get(key)
         if found is not None and len(found) > SMALL_BYTES:
-            raise Corrupt(
-                f"the LMDB database {self._path} is damaged: {key!r} has {len(found)} bytes. Restore it from a copy",
-                key=str(self._path),
-            )
+            raise self._engine.damaged(f"{key!r} has {len(found)} bytes")
         return None if found is None else bytes(found)
 
     def delete(self, start: bytes, end: bytes) -> None:
@@ -141,39 +138,33 @@ class _Changes:
 class LmdbEngine(ByteEngine):
     """An environment that this process has open."""
 
-    limit = LIMIT
+    name, limit, failures = "LMDB", LIMIT, (lmdb.Error, OSError)
 
-    def __init__(self, path: Path, env: Any) -> None:
+    def __init__(self, path: Path, map_bytes: int, *, create: bool) -> None:
         super().__init__(path)
-        self._env = env
+        with self.reading():
+            self._env = _acquire(path, map_bytes, create=create)
 
-    def _begin(self) -> Any:
-        self.check_open()
-        try:
-            return self._env.begin(buffers=True)
-        except lmdb.Error as error:
-            raise _read_failed(error, self.where) from error
+    def is_damage(self, error: Exception) -> bool:
+        return isinstance(error, DAMAGED)
 
     def _read(self, work: Callable[[Any], T]) -> T:
-        with self._begin() as transaction:
-            try:
-                return work(transaction)
-            except lmdb.Error as error:
-                raise _read_failed(error, self.where) from error
+        with self.reading(), self._env.begin(buffers=True) as transaction:
+            return work(transaction)
 
     def batch(self, work: Callable[[Changes], T]) -> T:
         self.check_open()
         is_committing = False
         try:
             with self._env.begin(write=True) as transaction:
-                done = work(_Changes(transaction, self.where))
+                done = work(_Changes(self, transaction))
                 is_committing = True
         except lmdb.Error as error:
-            raise _write_failed(error, self.where, is_committing=is_committing) from error
+            raise self._write_failed(error, is_committing=is_committing) from error
         return done
 
     def value(self, key: bytes) -> bytes | None:
-        return self._read(lambda transaction: _Changes(transaction, self.where).get(key))
+        return self._read(lambda transaction: _Changes(self, transaction).get(key))
 
     def keys(self, start: bytes, end: bytes) -> Iterator[bytes]:
         def find(transaction: Any) -> list[bytes]:
@@ -196,30 +187,50 @@ class LmdbEngine(ByteEngine):
 
     def verify(self) -> None:
         """LMDB has no checksums: but all keys are in order, and there are as many as it counts."""
-        self._read(lambda transaction: _verify(transaction, self.where))
+        self._read(self._verify)
+
+    def _verify(self, transaction: Any) -> None:
+        before, count = b"", 0
+        for found in transaction.cursor().iternext(keys=True, values=False):
+            key, count = bytes(found), count + 1
+            if key <= before:
+                raise self.damaged("its keys are out of order")
+            before = key
+        if count != (expected := transaction.stat()["entries"]):
+            raise self.damaged(f"{count} of {expected} records are there")
+
+    def _write_failed(self, error: Exception, *, is_committing: bool) -> PersistError:
+        """A commit writes all pages, and then one that is there already: lack of room comes before that."""
+        if isinstance(error, lmdb.DiskError) and (full := no_room("events", self.where)) is not None:
+            return full
+        if isinstance(error, lmdb.MapFullError):
+            return InvalidUsage(f"the map of the LMDB database {self.where} is full; open it with a larger map=BYTES")
+        if self.is_damage(error):
+            return self.read_failed(error)
+        kind = Indeterminate if is_committing else Determinate
+        return kind(f"could not write to the LMDB database {self.where}: {error}", path=str(self.where))
 
     def get(self, key: Key) -> Held | None:
         start = encode_key(key)
-        transaction = self._begin()
-        try:
+        with self.reading():
+            transaction = self._env.begin(buffers=True)
             cursor = transaction.cursor()
             found = bytes(cursor.key()) if cursor.set_range(start) else b""
             if not found.startswith(start):
                 transaction.abort()
                 return None
             return _View(key, found[len(start) :], np.frombuffer(cursor.value(), np.uint8), transaction)
-        except lmdb.Error as error:
-            raise _read_failed(error, self.where) from error
 
     def scan(self, from_id: int, through: int) -> Iterator[Held]:
-        """SUBTLE: a transaction for some records only, as an open one keeps a writer from using pages again."""
+        """A transaction for some records only, as an open one keeps a writer from using pages again."""
         start, end = key_range(EVENTS, from_id, through)
         while start < end:
-            start = yield from self._scan_some(start, end)
+            with self.reading():
+                start = yield from self._scan_some(self._env.begin(buffers=True), start, end)
 
-    def _scan_some(self, start: bytes, end: bytes) -> Generator[Held, None, bytes]:
+    def _scan_some(self, transaction: Any, start: bytes, end: bytes) -> Generator[Held, None, bytes]:
         """Read some records. Returns the key to continue from."""
-        transaction, array, left = self._begin(), None, RECORDS
+        array, left = None, RECORDS
         try:
             cursor = transaction.cursor()
             is_there = cursor.set_range(start)
@@ -229,8 +240,6 @@ class LmdbEngine(ByteEngine):
                 if sys.getrefcount(array) > 2:
                     raise _still_used(name)
                 start, is_there, left = key + b"\0", cursor.next(), left - 1
-        except lmdb.Error as error:
-            raise _read_failed(error, self.where) from error
         except GeneratorExit:
             if array is not None and sys.getrefcount(array) > 2:
                 raise _still_used(name) from None
@@ -249,38 +258,9 @@ class LmdbEngine(ByteEngine):
         self._is_closed = True
         with _environments.lock:
             _end_kept()
-            # SUBTLE: closing it would unmap memory that a program still looks at. The next user gets the same.
+            # Closing it would unmap memory that a program still looks at. The next user gets the same.
             if _environments.give_back(self.where, is_kept=bool(_kept)):
                 self._env.close()
-
-
-def _verify(transaction: Any, path: Path) -> None:
-    before, count = b"", 0
-    for found in transaction.cursor().iternext(keys=True, values=False):
-        key, count = bytes(found), count + 1
-        if key <= before:
-            raise Corrupt(f"the LMDB database {path} is damaged: its keys are out of order", key=str(path))
-        before = key
-    if count != (expected := transaction.stat()["entries"]):
-        raise Corrupt(f"the LMDB database {path} is damaged: {count} of {expected} records are there", key=str(path))
-
-
-def _read_failed(error: Exception, path: Path) -> PersistError:
-    if isinstance(error, DAMAGED):
-        return Corrupt(f"the LMDB database {path} is damaged ({error}); restore it from a copy", key=str(path))
-    return Determinate(f"could not read the LMDB database {path}: {error}", path=str(path))
-
-
-def _write_failed(error: Exception, path: Path, *, is_committing: bool) -> PersistError:
-    """SUBTLE: a commit writes all pages, and then one that is there already: lack of room comes before that."""
-    if isinstance(error, lmdb.DiskError) and (full := no_room("events", path)) is not None:
-        return full
-    if isinstance(error, lmdb.MapFullError):
-        return InvalidUsage(f"the map of the LMDB database {path} is full; open it with a larger map=BYTES")
-    if isinstance(error, DAMAGED):
-        return _read_failed(error, path)
-    kind = Indeterminate if is_committing else Determinate
-    return kind(f"could not write to the LMDB database {path}: {error}", path=str(path))
 
 
 def open_lmdb(options: Sequence[str], opening: Opening) -> OrderedRecords:
@@ -290,23 +270,11 @@ def open_lmdb(options: Sequence[str], opening: Opening) -> OrderedRecords:
     path = parse_path(paths, DEFAULT, usage)
     if len(maps) > 1 or not all(size.isdecimal() for size in maps):
         raise InvalidUsage(f"{usage}: got {len(options)} options")
-    is_there = (path / DATA).exists()
-    if not is_there and not opening.create:
-        raise no_log(path)
-    try:
-        if not is_there:
-            make_directories(path)
-        env = _acquire(path, int(maps[0]) if maps else MAP_BYTES, create=opening.create)
-    except (lmdb.Error, OSError) as error:
-        raise _read_failed(error, path) from error
-    engine = LmdbEngine(path, env)
-    try:
-        if engine.prepare(opening.runtime, create=opening.create):
-            fsync_directory(path)
-    except BaseException:
-        engine.close()
-        raise
-    return OrderedRecords(engine, EndMark(path / "end"))
+    if not (path / DATA).exists():
+        if not opening.create:
+            raise no_log(path)
+        make_directories(path)
+    return LmdbEngine(path, int(maps[0]) if maps else MAP_BYTES, create=opening.create).records(opening)
 
 
 META_PAGE = struct.Struct("=QHHIIIQQIH90xQQ")
@@ -349,7 +317,7 @@ def make_room(path: Path) -> None:
         second = first and _meta(file.fileno(), first.page_bytes)
         if first is not None and second:
             end = (max(first, second, key=_commit).last_page + 1) * first.page_bytes
-            # SUBTLE: never `truncate`, which would cut off what another process appends at the same time.
+            # Never `truncate`, which would cut off what another process appends at the same time.
             os.posix_fallocate(file.fileno(), end, SLACK_BYTES)
 
 

@@ -26,7 +26,7 @@ from persist_lib.runtime.ambient import Runtime
 class Objects:
     """Objects by name. A version is an ETag: as each record says its epoch, no two have the same bytes.
 
-    SUBTLE: each request is sent again while it fails: a condition that our own request made false is recognised.
+    Each request is sent again while it fails: a condition that our own request made false is recognised.
     """
 
     def __init__(self, clients: Clients, runtime: Runtime) -> None:

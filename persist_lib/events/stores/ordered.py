@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import os
 import threading
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
-from persist_lib.errors import InvalidUsage, Missing
-from persist_lib.events.api import EVENTS, MOST_ID, Held, Key, Put
+from persist_lib.errors import Corrupt, Determinate, InvalidUsage, Missing, PersistError
+from persist_lib.events.api import EVENTS, MOST_ID, Held, Key, Opening, Put, Records, Scans
 from persist_lib.events.stores.end_mark import EndMark
 from persist_lib.events.stores.shared import encode_meta, fenced, open_meta, parse_epoch
-from persist_lib.runtime.ambient import Runtime
+from persist_lib.location.directories import fsync_directory
 from persist_lib.runtime.forks import Stage, enrol
 
 T = TypeVar("T")
@@ -34,49 +35,27 @@ class Span(NamedTuple):
     end: int = MOST_ID
 
 
-class Engine(ABC):
-    """What an ordered key-value store can do. Several threads and processes may read while one thread writes."""
+class Engine(Records, Scans, Protocol):
+    """What an ordered key-value store can do. No read transaction stays open for longer than a page of a scan."""
 
-    limit: int
-    log: bytes
-    """The name of the log that was opened."""
-
-    @abstractmethod
-    def claim(self, owner: str) -> int:
-        """Return the epoch after the newest one, durably."""
-
-    @abstractmethod
     def change(self, epoch: int, puts: Sequence[Put], gone: Span | None = None) -> None:
         """Remove the records of a span, then put these, all durable on return; raise Fenced unless `epoch` is newest.
 
         A put replaces a record of another space than that of the events.
         """
+        ...
 
-    @abstractmethod
-    def get(self, key: Key) -> Held | None:
-        """Return a record, or None when there is none."""
-
-    @abstractmethod
-    def scan(self, from_id: int, through: int) -> Iterator[Held]:
-        """Yield the records of these events in order. No read transaction may stay open for more than a page."""
-
-    @abstractmethod
     def last(self) -> int:
         """The greatest id of an event; 0 if there is none. Each batch continues what is there, so there are no gaps."""
+        ...
 
-    @abstractmethod
-    def ids(self, space: str) -> list[int]:
-        """The ids of a space of which fragment 0 is there, ascending."""
-
-    def verify(self) -> None:  # noqa: B027 - most have nothing to check
+    def verify(self) -> None:
         """Raise Corrupt unless the engine's own structures are sound."""
+        return
 
-    def let_go(self) -> None:  # noqa: B027 - most change nothing then
-        """The log has lost events: change nothing of what is left, and do not at closing."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Release what was opened. Idempotent."""
+    def let_go(self) -> None:
+        """The log has lost events: change nothing of what is left, also at closing."""
+        return
 
 
 class OrderedRecords:
@@ -150,18 +129,25 @@ class ByteEngine(Engine):
     value. So neither side joins or cuts anything, and one seek finds both. `where` is its path.
     """
 
+    name: ClassVar[str]
+    failures: ClassVar[tuple[type[Exception], ...]]
+
     def __init__(self, where: Path) -> None:
         self.where, self._pid, self._is_closed = where, os.getpid(), False
 
-    def prepare(self, runtime: Runtime, *, create: bool) -> bool:
-        """Find the log's name, and with `create` make the log if there is none. Returns whether it did."""
-        is_new = create and self.value(META) is None
-        if is_new:
-            if self.last_key(b"\xff" * 16) is not None:
-                raise InvalidUsage(f"{self.where} is a database of another program; nothing was touched")
-            self.batch(lambda changes: self._create(changes, encode_meta(runtime)))
-        self.log = open_meta(self.value(META) or b"", str(self.where))
-        return is_new
+    def records(self, opening: Opening) -> OrderedRecords:
+        """The store over this engine, in which the log is made if it may be. Closes the engine if that fails."""
+        try:
+            if opening.create and self.value(META) is None:
+                if self.last_key(b"\xff" * 16) is not None:
+                    raise InvalidUsage(f"{self.where} is a database of another program; nothing was touched")
+                self.batch(lambda changes: self._create(changes, encode_meta(opening.runtime)))
+                fsync_directory(self.where)
+            self.log = open_meta(self.value(META) or b"", str(self.where))
+        except BaseException:
+            self.close()
+            raise
+        return OrderedRecords(self, EndMark(self.where / "end"))
 
     def _create(self, changes: Changes, meta: bytes) -> None:
         if changes.get(META) is None:
@@ -182,6 +168,32 @@ class ByteEngine(Engine):
     @abstractmethod
     def batch(self, work: Callable[[Changes], T]) -> T:
         """Carry out what `work` does with the changes, durably on return; nothing of it if it raises."""
+
+    @abstractmethod
+    def is_damage(self, error: Exception) -> bool:
+        """Whether an error of the engine says that its files are damaged."""
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Raise errors of the engine as what they mean for a reader, and InvalidUsage if it is not open any more."""
+        self.check_open()
+        try:
+            yield
+        except PersistError:
+            raise
+        except self.failures as error:
+            raise self.read_failed(error) from error
+
+    def read_failed(self, error: Exception) -> PersistError:
+        """The error for one of the engine."""
+        if self.is_damage(error):
+            return self.damaged(str(error))
+        return Determinate(f"could not read the {self.name} database {self.where}: {error}", path=str(self.where))
+
+    def damaged(self, why: str) -> Corrupt:
+        """The error for what cannot be what was written."""
+        text = f"the {self.name} database {self.where} is damaged: {why}. Restore it from a copy"
+        return Corrupt(text, key=str(self.where))
 
     def check_open(self) -> None:
         """Raise InvalidUsage after `close`, and in a forked child."""

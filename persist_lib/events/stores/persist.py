@@ -4,7 +4,7 @@ An event is a row of a shard at a time that is its id. So Spark, DuckDB and ever
 log, as of any event, and the shard's upkeep keeps it. Snapshots and marks are rows of a second shard.
 
 A hold of the shard says who writes: its fencing value is the writer's epoch. A takeover moves it, and then retires all
-ids that append. SUBTLE: a predecessor that finds its id retired registers again, so its registration is
+ids that append. A predecessor that finds its id retired registers again, so its registration is
 built from the very state that has the hold, and refused unless the epoch is still its own.
 """
 

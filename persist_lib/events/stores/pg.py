@@ -167,7 +167,7 @@ class PgEngine(Engine):
         return self._runtime.deadline(patience_s(OPERATION_S))
 
     def _fenced(self, epoch: int, text: str, values: Sequence[tuple[Value, int]], doing: str) -> None:
-        """SUBTLE: done twice it has the same effect, as long as the epoch is this one. So it is sent again."""
+        """Done twice it has the same effect, as long as the epoch is this one. So it is sent again."""
         filled, attempts = self._filled(text, id=str(len(values) + 4)), 0
 
         def attempt() -> Record:

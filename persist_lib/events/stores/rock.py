@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from rocksdict import AccessType, DBRecoveryMode, Options, Rdict, ReadOptions, WriteBatch, WriteOptions
 
-from persist_lib.errors import Corrupt, Determinate, Indeterminate, InvalidUsage, Locked, PersistError
+from persist_lib.errors import Corrupt, Indeterminate, InvalidUsage, Locked, PersistError
 from persist_lib.events.api import EVENTS, Held, Key, Kind, Opening
 from persist_lib.events.stores.end_mark import EndMark
 from persist_lib.events.stores.ordered import (
@@ -69,7 +69,7 @@ class _Changes:
 class RockEngine(ByteEngine):
     """A database, opened for writing where it may be made."""
 
-    limit = LIMIT
+    name, limit, failures = "RocksDB", LIMIT, (Exception,)
 
     def __init__(self, path: Path, *, create: bool) -> None:
         super().__init__(path)
@@ -83,27 +83,23 @@ class RockEngine(ByteEngine):
             if (db := _writing.take(self.where)) is not None:
                 self._is_shared = True
                 return db
+            if (self.where / "CURRENT").exists():
+                check_files(self.where)
+            else:
+                EndMark(self.where / "end").check_new()
+            access = AccessType.read_write() if self._can_write else AccessType.read_only()
             try:
-                if (self.where / "CURRENT").exists():
-                    check_files(self.where)
-                else:
-                    EndMark(self.where / "end").check_new()
-                if not self._can_write:
-                    return Rdict(str(self.where), _options(), access_type=AccessType.read_only())
-                db = Rdict(str(self.where), _options(), access_type=AccessType.read_write())
-            except PersistError:
-                raise
+                db = Rdict(str(self.where), _options(), access_type=access)
             except Exception as error:
-                raise _open_failed(error, self.where) from error
+                raise self._open_failed(error) from error
+            if not self._can_write:
+                return db
             self._is_shared = True
             return _writing.add(self.where, db)
 
     def value(self, key: bytes) -> bytes | None:
-        self.check_open()
-        try:
+        with self.reading():
             found: bytes | None = self._db.get(key)
-        except Exception as error:
-            raise _read_failed(error, self.where) from error
         return found
 
     def batch(self, work: Callable[[Changes], T]) -> T:
@@ -125,13 +121,11 @@ class RockEngine(ByteEngine):
         self._catch_up()
         options = ReadOptions()
         options.set_iterate_upper_bound(end)
-        try:
+        with self.reading():
             found = self._db.iter(options)
             found.seek_to_last()
             key: bytes | None = found.key() if found.valid() else None
-            found.status()  # SUBTLE: an iterator that met damage is not valid either, as at the end
-        except Exception as error:
-            raise _read_failed(error, self.where) from error
+            found.status()  # an iterator that met damage is not valid either, as at the end
         return key
 
     def _catch_up(self) -> None:
@@ -143,20 +137,15 @@ class RockEngine(ByteEngine):
 
     def _between(self, start: bytes, end: bytes) -> Iterator[Any]:
         """An iterator of RocksDB, at each record of a range."""
-        self.check_open()
         options = ReadOptions()
         options.set_iterate_upper_bound(end)
-        try:
+        with self.reading():
             found = self._db.iter(options)
             found.seek(start)
             while found.valid():
                 yield found
                 found.next()
             found.status()
-        except PersistError:
-            raise
-        except Exception as error:
-            raise _read_failed(error, self.where) from error
 
     def keys(self, start: bytes, end: bytes) -> Iterator[bytes]:
         return (found.key() for found in self._between(start, end))
@@ -172,6 +161,19 @@ class RockEngine(ByteEngine):
             key = found.key()
             yield Held(Key(EVENTS, *decode_key(EVENTS, key)), memoryview(key)[KEY_BYTES:], memoryview(found.value()))
 
+    def is_damage(self, error: Exception) -> bool:
+        """Each text begins with the code of RocksDB's status: `rocksdict` has no other type for it."""
+        return str(error).partition(":")[0] == "Corruption"
+
+    def _open_failed(self, error: Exception) -> PersistError:
+        if not _is_locked(self.where):
+            return self.read_failed(error)
+        return Locked(
+            f"another process has {self.where} open for writing, alive or paused: RocksDB lets one process write. End "
+            f"that one; its lock ends with it ({error})",
+            owner=str(error),
+        )
+
     def close(self) -> None:
         if self._is_closed or self._pid != os.getpid():
             return
@@ -182,7 +184,7 @@ class RockEngine(ByteEngine):
                 if not self._is_shared or _writing.give_back(self.where):
                     db.close()
             except Exception as error:
-                raise _read_failed(error, self.where) from error
+                raise self.read_failed(error) from error
 
 
 def _options() -> Options:
@@ -194,16 +196,8 @@ def _options() -> Options:
     return options
 
 
-CORRUPTION = "Corruption"
-
-
-def _code_of(error: Exception) -> str:
-    """The code of RocksDB's status, with which each text of one begins: `rocksdict` has no other type for it."""
-    return str(error).partition(":")[0]
-
-
 def _is_locked(path: Path) -> bool:
-    """Whether another process holds RocksDB's lock. SUBTLE: only while this one does not, which would lose its own."""
+    """Whether another process holds RocksDB's lock. Asked only while this one does not, which would lose its own."""
     try:
         with (path / "LOCK").open("r+b") as lock:
             fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -214,22 +208,6 @@ def _is_locked(path: Path) -> bool:
     return False
 
 
-def _open_failed(error: Exception, path: Path) -> PersistError:
-    if _is_locked(path):
-        return Locked(
-            f"another process has {path} open for writing, alive or paused: RocksDB lets one process write. End that "
-            f"one; its lock ends with it ({error})",
-            owner=str(error),
-        )
-    return _read_failed(error, path)
-
-
-def _read_failed(error: Exception, path: Path) -> PersistError:
-    if _code_of(error) == CORRUPTION:
-        return Corrupt(f"the RocksDB database {path} is damaged ({error}); restore it from a copy", key=str(path))
-    return Determinate(f"could not read the RocksDB database {path}: {error}", path=str(path))
-
-
 def open_rock(options: Sequence[str], opening: Opening) -> OrderedRecords:
     """Open the database in a directory: `rock:PATH`."""
     path = parse_path(options, DEFAULT, "a store of events in RocksDB is rock:PATH")
@@ -237,13 +215,7 @@ def open_rock(options: Sequence[str], opening: Opening) -> OrderedRecords:
         if not opening.create:
             raise no_log(path)
         make_directories(path)
-    engine = RockEngine(path, create=opening.create)
-    try:
-        engine.prepare(opening.runtime, create=opening.create)
-    except BaseException:
-        engine.close()
-        raise
-    return OrderedRecords(engine, EndMark(path / "end"))
+    return RockEngine(path, create=opening.create).records(opening)
 
 
 CURRENT = re.compile(rb"MANIFEST-\d+\n")

@@ -198,7 +198,7 @@ class Segment:
         index = id_ - self.first
         if index + 1 < len(self.starts):
             return self.starts[index], self.starts[index + 1]
-        # SUBTLE: fragments of an event that never came may lie behind the last one.
+        # Fragments of an event that never came may lie behind the last one.
         return self.starts[index], self.end if self._start is None else self._start
 
     def read(self, from_id: int, through: int) -> Iterator[Held]:

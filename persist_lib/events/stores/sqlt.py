@@ -90,7 +90,7 @@ class SqliteEngine(Engine):
             done = work(session)
             check_in_place(session)
             session.cursor.execute("COMMIT")
-            # SUBTLE: again, so that a commit to a file that was replaced during it is never acknowledged.
+            # again, so that a commit to a file that was replaced during it is never acknowledged.
             check_in_place(session, IN_DOUBT)
             return done
 
