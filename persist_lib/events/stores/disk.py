@@ -36,14 +36,13 @@ from persist_lib.events.stores.segments import (
     claims_in,
     encode_frame,
     encode_header,
-    failing,
     is_held,
     note_name,
     segment_name,
     write_all,
     write_file,
 )
-from persist_lib.events.stores.shared import encode_meta, fenced, no_log, open_meta, parse_path
+from persist_lib.events.stores.shared import encode_meta, failing, fenced, make_place, open_meta, parse_path
 from persist_lib.location.directories import fsync_directory, make_directories, no_room
 from persist_lib.runtime.ambient import Runtime
 
@@ -414,15 +413,13 @@ def open_disk(options: Sequence[str], opening: Opening) -> DiskRecords:
     marker = root / "format.json"
     with failing(Determinate, "open", root):
         if not marker.exists():
-            if not opening.create:
-                raise no_log(root)
+            make_place(root, root, opening)
             _create(root, opening.runtime)
         return DiskRecords(root, open_meta(marker.read_bytes(), str(marker)), opening.runtime)
 
 
 def _create(root: Path, runtime: Runtime) -> None:
     """Make an empty log. Of several processes, one is first."""
-    make_directories(root)
     if foreign := [name for name in os.listdir(root) if not name.startswith(".") and name != "format.json"]:  # noqa: PTH208
         raise InvalidUsage(f"{root} holds other files ({foreign[0]}) and no event log. Choose another directory")
     write_file(root / "format.json", encode_meta(runtime) + b"\n", runtime, once=True)

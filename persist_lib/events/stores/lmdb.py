@@ -32,8 +32,8 @@ from persist_lib.events.stores.ordered import (
     encode_key,
     key_range,
 )
-from persist_lib.events.stores.shared import no_log, parse_path, take_option
-from persist_lib.location.directories import make_directories, no_room
+from persist_lib.events.stores.shared import make_place, parse_path, take_option
+from persist_lib.location.directories import no_room
 
 T = TypeVar("T")
 DEFAULT, DATA = "events.lmdb", "data.mdb"
@@ -271,9 +271,7 @@ def open_lmdb(options: Sequence[str], opening: Opening) -> OrderedRecords:
     if len(maps) > 1 or not all(size.isdecimal() for size in maps):
         raise InvalidUsage(f"{usage}: got {len(options)} options")
     if not (path / DATA).exists():
-        if not opening.create:
-            raise no_log(path)
-        make_directories(path)
+        make_place(path, path, opening)
     return LmdbEngine(path, int(maps[0]) if maps else MAP_BYTES, create=opening.create).records(opening)
 
 

@@ -30,8 +30,7 @@ from persist_lib.events.stores.ordered import (
     encode_key,
     key_range,
 )
-from persist_lib.events.stores.shared import as_bytes, no_log, parse_path
-from persist_lib.location.directories import make_directories
+from persist_lib.events.stores.shared import as_bytes, make_place, parse_path
 
 T = TypeVar("T")
 DEFAULT = "events.rock"
@@ -212,9 +211,7 @@ def open_rock(options: Sequence[str], opening: Opening) -> OrderedRecords:
     """Open the database in a directory: `rock:PATH`."""
     path = parse_path(options, DEFAULT, "a store of events in RocksDB is rock:PATH")
     if not (path / "CURRENT").exists():
-        if not opening.create:
-            raise no_log(path)
-        make_directories(path)
+        make_place(path, path, opening)
     return RockEngine(path, create=opening.create).records(opening)
 
 

@@ -17,10 +17,10 @@ from typing import NamedTuple
 
 import xxhash
 
-from persist_lib.errors import Corrupt, PersistError
+from persist_lib.errors import Corrupt
 from persist_lib.events.api import EVENTS, Held, Key, Put
 from persist_lib.events.stores.shared import FORMAT, newer
-from persist_lib.location.directories import fsync_directory, no_room
+from persist_lib.location.directories import fsync_directory
 from persist_lib.runtime.ambient import Runtime
 
 MAGIC = b"persist events\r\n"
@@ -317,14 +317,3 @@ def write_file(path: Path, content: bytes, runtime: Runtime, *, once: bool = Fal
     else:
         temporary.replace(path)
     fsync_directory(path.parent)
-
-
-@contextlib.contextmanager
-def failing(kind: type[PersistError], doing: str, path: Path) -> Iterator[None]:
-    """Raise an error of the system as `kind`, and a lack of room as DiskFull where nothing can have happened."""
-    try:
-        yield
-    except OSError as error:
-        if (full := no_room("events", path, error)) is not None:
-            raise full from error
-        raise kind(f"could not {doing} {path}: {error}", path=str(path), errno=error.errno) from error

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from persist_lib.errors import Corrupt, Fenced, InvalidUsage, NewerFormat, NotFound
-from persist_lib.events.api import Buffer
+from persist_lib.errors import Corrupt, Determinate, Fenced, InvalidUsage, NewerFormat, NotFound, PersistError
+from persist_lib.events.api import Buffer, Opening
+from persist_lib.location.directories import make_directories, no_room
 from persist_lib.location.wrap.deadline import within
 from persist_lib.location.wrap.retrying import retry
 from persist_lib.runtime.ambient import Runtime
@@ -99,6 +101,20 @@ def take_option(options: Sequence[str], name: str) -> tuple[list[str], list[str]
     return rest, [option.removeprefix(start) for option in options if option.startswith(start)]
 
 
-def no_log(path: Path) -> NotFound:
-    """The error where no log is, and none may be made."""
-    return NotFound(f"there is no event log in {path}. Check the path; a writer makes one", path=str(path))
+def make_place(path: Path, folder: Path, opening: Opening) -> None:
+    """Make the folder of a log that is not there. Raises NotFound unless one may be made."""
+    if not opening.create:
+        raise NotFound(f"there is no event log in {path}. Check the path; a writer makes one", path=str(path))
+    with failing(Determinate, "make", folder):
+        make_directories(folder)
+
+
+@contextlib.contextmanager
+def failing(kind: type[PersistError], doing: str, path: Path) -> Iterator[None]:
+    """Raise an error of the system as `kind`, and a lack of room as DiskFull where nothing can have happened."""
+    try:
+        yield
+    except OSError as error:
+        if (full := no_room("events", path, error)) is not None:
+            raise full from error
+        raise kind(f"could not {doing} {path}: {error}", path=str(path), errno=error.errno) from error

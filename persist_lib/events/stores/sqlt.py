@@ -12,8 +12,7 @@ from persist_lib.errors import Corrupt
 from persist_lib.events.api import EVENTS, Held, Key, Kind, Opening, Put
 from persist_lib.events.stores.end_mark import EndMark
 from persist_lib.events.stores.ordered import Engine, OrderedRecords, Span, scan_pages
-from persist_lib.events.stores.shared import fenced, no_log, parse_path
-from persist_lib.location.directories import make_directories
+from persist_lib.events.stores.shared import fenced, make_place, parse_path
 from persist_lib.location.sqlite import file as sqlite_file
 from persist_lib.location.sqlite.connections import Connections, Session
 from persist_lib.location.sqlite.consensus import BUSY_S, Patience, check_in_place, transaction
@@ -179,10 +178,8 @@ def open_sqlite(options: Sequence[str], opening: Opening) -> OrderedRecords:
     path = parse_path(options, DEFAULT, "a store of events in SQLite is sqlt:PATH")
     mark = EndMark(path.with_name(f"{path.name}-end"))
     if not path.exists():
-        if not opening.create:
-            raise no_log(path)
+        make_place(path, path.parent, opening)
         mark.check_new()
-        make_directories(path.parent)
         sqlite_file.create(path, opening.runtime.entropy, LAYOUT)
     sqlite_file.check_format(path, LAYOUT)
     return OrderedRecords(SqliteEngine(path, opening.runtime), mark)

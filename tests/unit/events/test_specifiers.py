@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from persist_lib.errors import InvalidUsage, PersistError
+from persist_lib.errors import Determinate, InvalidUsage, PersistError
 from persist_lib.events import Kind, Opening, RecordStore, Specifier, known_kinds, open_store, parse_specifier
 from persist_lib.events import store as kinds_module
 from persist_lib.events.stores import disk
@@ -119,6 +119,13 @@ def test_wrong_options_are_refused_before_anything_is_made(
     with pytest.raises(InvalidUsage, match="a store of events"):
         open_store(text).writer()
     assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize("kind", ["disk", "sqlt", "lmdb", "rock"])
+def test_a_place_that_cannot_be_made_is_a_determinate_failure(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(Determinate, match="Not a directory"):
+        open_store(f"{kind}:{tmp_path}/file/folder/log").writer()
 
 
 def test_other_packages_add_kinds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
