@@ -27,7 +27,7 @@ from persist_lib.events.marks import (
     write_released,
 )
 from persist_lib.events.mirrored_store import MirroredWriter
-from persist_lib.events.store import log_of, name_of
+from persist_lib.events.store import find_log, log_of, name_of
 
 Progress = Callable[[int, int], object]
 """Called with the number of events that are done and their total number."""
@@ -183,24 +183,14 @@ def _place(store: Store, name: str, *, is_part: bool = False) -> Elsewhere:
 
 def _check_two(source: Store, target: Store, names: tuple[str, str]) -> None:
     """Raise InvalidUsage if both are the same log, however they are spelled."""
-    try:
-        is_one = log_of(source) == log_of(target)
-    except NotFound:
-        return
-    if is_one:
+    if log_of(source) == find_log(target):
         raise InvalidUsage(f"{names[0]} and {names[1]} are the same log. Nothing was changed; name two stores")
 
 
 def _check_third(read: Reader, other: Store, name: str) -> None:
     """Raise Refused if a log continues elsewhere than in that other store."""
-    found = read_elsewhere(read)
-    if not found.store:
-        return
-    try:
-        is_other = found.log == log_of(other).hex()
-    except NotFound:
-        is_other = False
-    if not is_other:
+    log = find_log(other)
+    if log is None or read_elsewhere(read).log != log.hex():
         check_here(read, name)
 
 

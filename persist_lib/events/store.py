@@ -224,6 +224,14 @@ def log_of(store: Store) -> bytes:
         store.close()
 
 
+def find_log(store: Store) -> bytes | None:
+    """The same; None where there is none."""
+    try:
+        return log_of(store)
+    except NotFound:
+        return None
+
+
 class Chosen(NamedTuple):
     """The arguments `store` and `source` of a loop. They open nothing yet."""
 
@@ -243,14 +251,6 @@ def choose(given_input: str | None = None, given_output: str | None = None) -> C
     if source == target:
         return Chosen(store, None)
     origin = open_store(source)
-    if given_input is None and not _is_there(origin):
+    if given_input is None and find_log(origin) is None:
         return Chosen(store, None)
     return Chosen(store, origin)
-
-
-def _is_there(store: Store) -> bool:
-    try:
-        store.reader().close()
-    except NotFound:
-        return False
-    return True
