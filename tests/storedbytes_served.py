@@ -71,7 +71,7 @@ def _row(connection: Any, query: Any, values: tuple[object, ...]) -> Any:
 def _objects(where: str) -> Iterator[Place]:
     with open_store(where) as store:
         records: Any = store.records
-        for name in list(records._places.names("")):
+        for name in list(records._objects.names("")):
             if not name.startswith("events/") or int(name.split("/")[1]) in (2, len(FEW)):
-                data, _ = records._places.get(name)
-                yield name.partition("/")[0], data, partial(records._places.overwrite, name)
+                data, _ = records._objects.get(name)
+                yield name.partition("/")[0], data, partial(records._objects.overwrite, name)

@@ -29,18 +29,13 @@ from persist_lib.events.api import (
     Store,
     Writer,
 )
-from persist_lib.events.choosing import Chosen, choose
-from persist_lib.events.kinds import known_kinds
-from persist_lib.events.looking import Checked, Looked, check, look, set_released
+from persist_lib.events.in_flight import Done, EventFuture
 from persist_lib.events.loop import Loop
-from persist_lib.events.moving import Compared, Copied, compare, copy
-from persist_lib.events.naming import name_of
+from persist_lib.events.migrate import Compared, Copied, compare, copy
 from persist_lib.events.program import Effect, Input, Program
-from persist_lib.events.repair import Repaired, repair
-from persist_lib.events.specifier import Specifier, parse_specifier
-from persist_lib.events.starting import replay
-from persist_lib.events.store import open_store
-from persist_lib.events.submitted import Done, EventFuture
+from persist_lib.events.recovery import replay
+from persist_lib.events.repair import Checked, Looked, Repaired, check, look, repair, set_released
+from persist_lib.events.store import Chosen, Specifier, choose, known_kinds, name_of, open_store, parse_specifier
 
 __all__ = [
     "EVENTS",

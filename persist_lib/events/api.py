@@ -1,6 +1,6 @@
 """What an event log is: the interface for programs (`Store`, `Writer`, `Reader`), and that of drivers (`RecordStore`).
 
-An event is bytes under an id: 1, 2, 3 and so on, without gaps. A writer acknowledges it when it is durable. What is so
+An event is bytes under an id: 1, 2, 3 and so on, without gaps. A writer acknowledges it when it is durable. What holds
 for every store (epochs, the chain, gaps, fragments, writing twice, snapshots, marks) is built once, above drivers.
 A driver only keeps records by key.
 """
@@ -11,13 +11,29 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import NamedTuple, Protocol, Self, TypeAlias, runtime_checkable
 
 from persist_lib.runtime.ambient import Runtime
 
 Buffer: TypeAlias = "bytes | bytearray | memoryview"
 """Bytes of a caller. A writer does not copy them, so they may not change before the future is resolved."""
+
+
+MOST_ID = (1 << 63) - 1
+
+
+class Closes(Protocol):
+    """What is closed at the end of its `with` block."""
+
+    def close(self) -> None:
+        """Release what was opened. Idempotent."""
+        ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 class Event(NamedTuple):
@@ -27,11 +43,11 @@ class Event(NamedTuple):
     payload: memoryview
 
 
-class Writer(Protocol):
+class Writer(Closes, Protocol):
     """The one writer of a log. A newer writer fences it: from then on it acknowledges nothing more.
 
     One failure ends it: the events that it had accepted and not acknowledged fail too, and so does every later call.
-    What became of them is known to the next writer, which finds each either in the log or not. It is a context manager.
+    What became of them is known to the next writer, which finds each either in the log or not.
     """
 
     @property
@@ -87,15 +103,9 @@ class Writer(Protocol):
         """Finish what was accepted, and accept no more. Idempotent. Safety does not depend on it."""
         ...
 
-    def __enter__(self) -> Self: ...
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-
-class Reader(Protocol):
-    """Reads a log, of which it holds nothing. Used by one thread at a time. It is a context manager."""
+class Reader(Closes, Protocol):
+    """Reads a log, of which it holds nothing. Used by one thread at a time."""
 
     @property
     def last(self) -> int:
@@ -134,19 +144,9 @@ class Reader(Protocol):
         """The value that was last kept under this name; None if there is none."""
         ...
 
-    def close(self) -> None:
-        """Release what was opened. Idempotent."""
-        ...
 
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-
-class Store(Protocol):
-    """Where an event log is. Making one does no I/O. It is a context manager, which closes what it opened."""
+class Store(Closes, Protocol):
+    """Where an event log is. Making one does no I/O."""
 
     def writer(self, *, owner: str = "") -> Writer:
         """Become the writer: make the log if there is none, claim an epoch, and discard what lies beyond the first gap.
@@ -169,12 +169,6 @@ class Store(Protocol):
         """Close the driver. Close writers and readers first. Idempotent."""
         ...
 
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
 
 EVENTS = "events"
 """The space of the events. Other spaces hold snapshots and marks."""
@@ -192,7 +186,7 @@ class Key(NamedTuple):
 
 
 class Put(NamedTuple):
-    """A record to keep: `head`, at most some 80 bytes, and then `body`. They come apart so that nobody has to copy."""
+    """A record to keep: `head`, at most some 80 bytes, and then `body`. They come apart, to be copied nowhere."""
 
     key: Key
     head: bytes
@@ -215,11 +209,11 @@ class Held:
             self.body.release()
 
 
-class RecordStore(Protocol):
-    """Keeps records of opaque bytes by key, durably. What third parties implement; one thread at a time writes.
+class Records(Protocol):
+    """Records of opaque bytes by key. Readers, also of other processes, may read while one thread writes.
 
-    Readers, also of other processes, may read at the same time. Failures of the world are Determinate (it certainly
-    did not happen), Indeterminate (it may have happened) and Damage, as in `persist_lib.location.api`.
+    Failures of the world are Determinate (it certainly did not happen), Indeterminate (it may have happened) and
+    Damage, as in `persist_lib.location.api`.
     """
 
     limit: int | None
@@ -230,9 +224,25 @@ class RecordStore(Protocol):
     def claim(self, owner: str) -> int:
         """Return an epoch above all before it, durably.
 
-        From the return on, no `put` of a lower epoch changes what `last` and `get` say of the events.
+        From the return on, no write of a lower epoch changes what is there of the events.
         """
         ...
+
+    def get(self, key: Key) -> Held | None:
+        """Return a record, or None when there is none. One request."""
+        ...
+
+    def ids(self, space: str) -> list[int]:
+        """The ids of a space other than that of the events of which fragment 0 is there, ascending. They are few."""
+        ...
+
+    def close(self) -> None:
+        """Release connections and files. Idempotent."""
+        ...
+
+
+class RecordStore(Records, Protocol):
+    """Keeps records durably. What third parties implement."""
 
     def last(self) -> int:
         """The greatest id such that fragment 0 of it and of each id before it is there; 0 if there is none."""
@@ -251,20 +261,8 @@ class RecordStore(Protocol):
         """
         ...
 
-    def get(self, key: Key) -> Held | None:
-        """Return a record, or None when there is none. One request."""
-        ...
-
-    def ids(self, space: str) -> list[int]:
-        """The ids of a space other than that of the events of which fragment 0 is there, ascending. They are few."""
-        ...
-
     def remove(self, epoch: int, space: str, below: int) -> None:
         """Remove all records of a space other than that of the events with an id below `below`. Raises Fenced."""
-        ...
-
-    def close(self) -> None:
-        """Release connections and files. Idempotent."""
         ...
 
 

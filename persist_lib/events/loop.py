@@ -12,27 +12,81 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent import futures
+from concurrent.futures import Future
 from contextlib import ExitStack
 from functools import partial
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Generic, Self
+from typing import Generic, NamedTuple, Self
 
 from persist_lib.arguments import LONGEST_S, parse_flag, parse_integer, parse_number, parse_seconds, shown
 from persist_lib.errors import InvalidUsage, PersistError, TimedOut
-from persist_lib.events.api import Store
-from persist_lib.events.flight import Flight
-from persist_lib.events.keeping import Keeping, Snapshot
-from persist_lib.events.moving import Progress, quiet
-from persist_lib.events.naming import name_of
-from persist_lib.events.outcomes import release_failed, tell_all
+from persist_lib.events.api import Store, Writer
+from persist_lib.events.in_flight import Done, EventFuture, Flight, Submitted, fail_all, payload_of, release_failed
+from persist_lib.events.marks import write_released
+from persist_lib.events.migrate import Progress, quiet
 from persist_lib.events.program import Input, Program, State, compute, encode_snapshot
-from persist_lib.events.starting import begin, take
-from persist_lib.events.store import open_store
-from persist_lib.events.submitted import Done, EventFuture, Submitted, payload_of
+from persist_lib.events.recovery import begin, take
+from persist_lib.events.store import name_of, open_store
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.runtime.forks import Stage, enrol
 from persist_lib.runtime.threads import Bell, Flag, aside
+
+
+class Snapshot(NamedTuple):
+    """The state after an event, as it is stored."""
+
+    event_id: int
+    data: bytes
+
+
+class Checkpoint:
+    """The mark and the snapshots of one loop. `tick` is called by one thread, `offer` by another.
+
+    `failed` is called with a failure, which may be in any thread: the writer takes nothing more after it.
+    """
+
+    def __init__(
+        self, writer: Writer, marked: int, newest: int, every_s: float, failed: Callable[[PersistError], None]
+    ) -> None:
+        self._writer, self._marked, self.newest = writer, marked, newest
+        self._every_s, self._next_s, self._failed = every_s, 0.0, failed
+        self._offered: Snapshot | None = None
+
+    def is_due(self, event_id: int, every: int) -> bool:
+        """Whether the state after this event is to be offered."""
+        return self._offered is None and event_id - self.newest >= every
+
+    def offer(self, snapshot: Snapshot) -> None:
+        """Store this one as soon as the mark has come so far."""
+        self._offered, self.newest = snapshot, snapshot.event_id
+
+    def tick(self, released: int, now_s: float) -> None:
+        """Store that the effects up to and with this event are released, if that is due."""
+        if released > self._marked and now_s >= self._next_s:
+            self._next_s = now_s + self._every_s
+            self.keep(released)
+
+    def keep(self, released: int) -> None:
+        """Store that now, and the snapshot that waits for it."""
+        try:
+            if released > self._marked:
+                self._watch(write_released(self._writer, released))
+                self._marked = released
+            if (snapshot := self._offered) is not None and snapshot.event_id <= self._marked:
+                self._watch(self._writer.write_snapshot(*snapshot))
+                self._offered = None
+        except PersistError as error:
+            self._failed(error)
+
+    def _watch(self, answer: Future[None]) -> None:
+        answer.add_done_callback(self._look)
+
+    def _look(self, answer: Future[None]) -> None:
+        error = answer.exception()
+        if isinstance(error, PersistError):
+            self._failed(error)
+
 
 log = logging.getLogger("persist.events")
 MOST_EVENTS = 1_024
@@ -44,16 +98,16 @@ TIMEOUT_S = 60.0
 class Loop(Generic[State]):
     """A program that runs on an event log. Opening it replays the log; `submit` adds an event; `stop` ends it.
 
-    `store` is where the log goes on: a store, or its specifier. With a `source`, the log is moved from there first. It
-    goes on in the store alone, or with `both` in both: then an event is durable when both have it. `progress` is called
-    with counts of events while a log is moved.
+    `store` is where the log continues: a store, or its specifier. With a `source`, the log is moved from there first,
+    and continues in the store alone; or with `both` in both, and an event is durable when both have it. `progress` is
+    called with counts of events while a log is moved.
 
     At most `most_events` events, and `most_bytes` bytes of them, are under way: accepted, and their effects not
     released. How far effects are released is stored at most every `mark_every_s` seconds; a start after a crash
     releases again what was released since. `timeout_s` is how long calls wait if they do not say how long.
 
-    Safe to use from several threads. Raises, when it is opened: Refused for a log that goes on elsewhere, Diverged for
-    two stores with different logs, HistoryRegressed for a log that has lost events, NotReleased for an event that
+    Safe to use from several threads. Raises at opening: Refused for a log that continues elsewhere, Diverged for two
+    stores with different logs, HistoryRegressed for a log that has lost events, NotReleased for an event that
     cannot be computed or an effect that cannot be released, and what the store raises.
     """
 
@@ -90,10 +144,10 @@ class Loop(Generic[State]):
             self._opened = opened.pop_all()
         self._state = started.state
         self._flight = Flight(self.name, self._runtime, *bounds, started.last)
-        self._keeping = Keeping(self._writer, started.last, started.snapshot, every_s, self._flight.fail)
+        self._checkpoint = Checkpoint(self._writer, started.last, started.snapshot, every_s, self._flight.fail)
         self._computing: SimpleQueue[Submitted | None] = SimpleQueue()
         self._failure: PersistError | None = None
-        self._is_told = False
+        self._is_raised = False
         self._releaser: int | None = None
         self._pushed, self._is_ended = Flag(), False
         self._end_lock = threading.Lock()
@@ -118,11 +172,11 @@ class Loop(Generic[State]):
             raise
 
     def after_fork_in_child(self) -> None:
-        """The parent goes on; this process has no loop."""
+        """The parent's loop continues; this process has none."""
         self._flight.after_fork_in_child()
         self._end_lock = threading.Lock()
         self._ending = Bell(self._end_lock)
-        self._is_told = self._is_ended = True
+        self._is_raised = self._is_ended = True
 
     @property
     def accepted(self) -> int:
@@ -161,7 +215,7 @@ class Loop(Generic[State]):
     def stop(self, timeout: float | None = None) -> None:
         """Finish what was accepted, take no more, store the mark and a snapshot, and let go of the store. Idempotent.
 
-        Raises TimedOut after `timeout` seconds (None: the loop's `timeout_s`): stopping goes on, and can be waited for
+        Raises TimedOut after `timeout` seconds (None: the loop's `timeout_s`): it continues, and can be waited for
         again. Raises, once, why the loop had stopped by itself. Called by `release`, which it cannot wait for, it only
         takes no more events.
         """
@@ -174,11 +228,11 @@ class Loop(Generic[State]):
                 left = self.accepted - self.released
                 raise TimedOut(
                     f"{self.name}: after {deadline.timeout_s:g} s the effects of {left} accepted events are not all "
-                    "released. They go on; call stop again to wait for them",
+                    "released. It continues; call stop again to wait for them",
                     timeout_s=deadline.timeout_s,
                 )  # fmt: skip
-        if self._failure is not None and not self._is_told:
-            self._is_told = True
+        if self._failure is not None and not self._is_raised:
+            self._is_raised = True
             raise self._failure
 
     def _is_releasing(self) -> bool:
@@ -211,10 +265,9 @@ class Loop(Generic[State]):
             return
         try:
             submitted.persisting = self._writer.write(submitted.id, submitted.payload)
-        except BaseException as error:  # noqa: BLE001 - told to whoever waits
+        except BaseException as error:  # noqa: BLE001 - the waiting thread gets it
             self._flight.fail(error, submitted)
             return
-        submitted.computing_submitted = True
         self._computing.put(submitted)
         submitted.persisting.add_done_callback(partial(self._persisted, submitted))
 
@@ -226,23 +279,23 @@ class Loop(Generic[State]):
             self._flight.fail(error, submitted)
 
     def _compute(self) -> None:
-        """Compute one event after the other. After one that failed, the state is nothing to go on with."""
+        """Compute one event after the other. After one that failed, the state is not one to continue with."""
         while (submitted := self._computing.get()) is not None:
             try:
                 event = Input(submitted.id, submitted.payload)
                 self._state, submitted.effects = compute(self._program, self._state, event)
-            except BaseException as error:  # noqa: BLE001 - told to whoever waits
+            except BaseException as error:  # noqa: BLE001 - the waiting thread gets it
                 self._flight.fail(error, submitted)
                 return
             self._offer_snapshot(submitted.id, self._program.snapshot_every)
             self._flight.computed(submitted)
 
     def _offer_snapshot(self, event_id: int, every: int) -> None:
-        if self._program.encode is None or not self._keeping.is_due(event_id, every):
+        if self._program.encode is None or not self._checkpoint.is_due(event_id, every):
             return
         try:
             # Now, and not when it is stored, as the next step may change this very object.
-            self._keeping.offer(Snapshot(event_id, encode_snapshot(self._program, self._state)))
+            self._checkpoint.offer(Snapshot(event_id, encode_snapshot(self._program, self._state)))
         except Exception:
             log.exception("%s: no snapshot of the state after event %d, as encode raised", self.name, event_id)
 
@@ -257,7 +310,7 @@ class Loop(Generic[State]):
                     failed = self._release_one(submitted)
                 elif is_decided:
                     break
-                self._keeping.tick(self.released, self._runtime.monotonic())
+                self._checkpoint.tick(self.released, self._runtime.monotonic())
             self._end(failed)
         except Exception as error:  # of letting go of the store
             log.exception("%s: could not end as it should", self.name)
@@ -273,7 +326,7 @@ class Loop(Generic[State]):
         for effect in submitted.effects:
             try:
                 self._program.release(effect)
-            except BaseException as error:  # noqa: BLE001 - told to whoever waits
+            except BaseException as error:  # noqa: BLE001 - the waiting thread gets it
                 self._flight.fail(error, submitted)
                 return partial(release_failed, self.name, effect, error)
         self._flight.release_first()
@@ -285,10 +338,10 @@ class Loop(Generic[State]):
         self._pushed.wait(self._timeout_s)
         self._computing.put(None)
         left = self._flight.left()
-        self._failure = tell_all(self.name, left, self._flight.failing, failed, self._timeout_s)
+        self._failure = fail_all(self.name, left, self._flight.failing, failed, self._timeout_s)
         if self._failure is None:
             self._offer_snapshot(self.released, 1)
-        self._keeping.keep(self.released)
+        self._checkpoint.keep(self.released)
         self._opened.close()
 
 

@@ -1,4 +1,4 @@
-"""The small facts that a log keeps beside its events: how far effects are released, whether it goes on elsewhere."""
+"""The small facts that a log keeps beside its events: how far effects are released, whether it continues elsewhere."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class Released(msgspec.Struct, frozen=True):
 
 
 class Elsewhere(msgspec.Struct, frozen=True):
-    """The log goes on in another store: this one was moved away, or it is a copy that is not complete yet (`is_part`).
+    """The log continues in another store: this one was moved, or it is a copy that is not complete yet (`is_part`).
 
     `store` is the other one's specifier, without a password, and `log` the id of the log in it, in hexadecimal digits.
-    Empty: the log goes on here.
+    Empty: the log continues here.
     """
 
     store: str = ""
@@ -49,22 +49,22 @@ def write_released(writer: Writer, through: int) -> Future[None]:
 
 
 def read_elsewhere(reader: Reader) -> Elsewhere:
-    """Where the log goes on."""
+    """Where the log continues."""
     return _read(reader, ELSEWHERE, Elsewhere)
 
 
 def write_elsewhere(writer: Writer, mark: Elsewhere) -> Future[None]:
-    """Store where the log goes on."""
+    """Store where the log continues."""
     return writer.write_mark(ELSEWHERE, msgspec.json.encode(mark))
 
 
 def check_here(reader: Reader, name: str) -> None:
-    """Raise Refused if the log goes on in another store."""
+    """Raise Refused if the log continues in another store."""
     if (found := read_elsewhere(reader)).store:
         other, why = found.store, "this is a copy that is not complete" if found.is_part else "it was moved there"
         raise Refused(
-            f"the log in {name} goes on in {other}: {why}. Nothing was changed. Open the other store; or move the log "
-            "here, with that one as the source and this one as the store, which also finishes a copy",
+            f"the log in {name} continues in {other}: {why}. Nothing was changed. Open the other store; or move the "
+            "log here, with that one as the source and this one as the store, which also finishes a copy",
             store=name, other=other,
         )  # fmt: skip
 
@@ -72,12 +72,12 @@ def check_here(reader: Reader, name: str) -> None:
 def check_released(reader: Reader, name: str) -> int:
     """Up to which event effects are released. Raises HistoryRegressed if that one is beyond the log."""
     released = read_released(reader)
-    if released > reader.last and released > reader.refresh():  # a program may go on in it meanwhile
+    if released > reader.last and released > reader.refresh():  # a program may be writing to it
         raise HistoryRegressed(
             f"{name} ends at event {reader.last}, and effects were released up to event {released}: the log was "
-            "restored from an older copy, or lost events. No event was changed. Go on from a newer copy; or, if those "
-            f"events are lost for good, say so: `persist events mark {name} --through {reader.last}`. Ids are used "
-            "again then, and effects have other keys",
+            "restored from an older copy, or lost events. No event was changed. Continue from a newer copy; or, if "
+            f"those events are lost for good, say so: `persist events mark {name} --through {reader.last}`. Ids are "
+            "used again then, and effects have other keys",
             seen=released, head=reader.last,
         )  # fmt: skip
     return released

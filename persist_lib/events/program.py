@@ -45,7 +45,7 @@ class Effect(msgspec.Struct, frozen=True):
     def key(self) -> str:
         """The event's id, the effect's number, and the digest of the event, as in `17.0.9c1d3a5be0f2a477`.
 
-        SUBTLE: ids come up again where a log was restored from an older copy. The digest tells such effects apart.
+        Ids come up again where a log was restored from an older copy. The digest tells such effects apart.
         """
         return f"{self.event_id}.{self.number}.{self.digest:016x}"
 
@@ -55,7 +55,7 @@ class Program(Generic[State]):
     """A program for the event loop.
 
     - `step(state, event)` returns the next state and a list of effects. It is pure. It may change the state that it
-      gets and return that, as nobody else has it. It refuses an event by an effect, never by an exception: an event
+      gets and return that, as no other code has it. It refuses an event by an effect, never by an exception: an event
       that it raises on is in the log for good, and stops this start and each one that follows.
     - `initial()` makes the state before the first event.
     - `release(effect)` lets one effect out, and returns when that is done. It is called in the order of the events, by

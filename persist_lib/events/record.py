@@ -2,13 +2,13 @@
 
     fragment, count   each one byte below 128, else 0x84 and four bytes, and a colon behind it
     version, kind     one byte each
-    log               8 random bytes of the log, so that a record of another log is told from one of this
+    log               8 random bytes of the log, which tell a record of another log from one of this
     id, epoch         8 bytes each: of the event, and of the writer
     length            4 bytes: how many bytes of payload follow
     previous          16 bytes: the digest of the event before; of a snapshot, of the event that it follows
     digest            16 bytes, of all of the above, the space, the payload, and in fragment 0 of the others' digests
 
-All numbers are big-endian. The fragment's header comes first, as whoever reads must know first whether that is all.
+All numbers are big-endian. The fragment's header comes first, as a reader must know first whether that is all.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from typing import Any, NamedTuple
 
 import xxhash
 
-from persist_lib.errors import Corrupt, NewerFormat
+from persist_lib.errors import Corrupt, Missing, NewerFormat
 from persist_lib.events.api import EVENTS, Buffer, Held, Key
 
 VERSION = 1
 EVENT, FENCE, NOTE = 0, 1, 2
-"""Kinds of records: a part of an event; the claim of a place (see `conditional`); a part of a snapshot or mark."""
+"""Kinds of records: a part of an event; the claim of a place (see `stores.s3`); a part of a snapshot or mark."""
 FIELDS = struct.Struct(">BB8sQQI16s")
 DIGEST = 16
 NOTHING = bytes(DIGEST)
@@ -113,8 +113,8 @@ def _decode_number(record: memoryview, at: int, what: str) -> tuple[int, int]:
     return (first if size == 1 else int.from_bytes(record[at + 1 : at + 5], "big")), at + size + 1
 
 
-def open_record(held: Held, where: str) -> tuple[Label, memoryview]:
-    """What the head of a record says, and its part of the payload. Neither is verified yet."""
+def open_record(held: Held, where: str) -> tuple[Label, memoryview, memoryview]:
+    """What the head of a record says, the head, and its part of the payload. Nothing is verified yet."""
     what = name_of(held.key, where)
     label, end = decode_head(held.record, what)
     body = held.record[end:] if held.body is None else held.body
@@ -122,7 +122,7 @@ def open_record(held: Held, where: str) -> tuple[Label, memoryview]:
         raise damaged(what, f"it is cut: {body.nbytes} of {label.length} bytes of payload are there")
     if body.nbytes > label.length:
         raise damaged(what, f"it has {body.nbytes - label.length} bytes too many")
-    return label, body
+    return label, held.record[:end] if held.body is None else held.record, body
 
 
 def check_place(label: Label, key: Key, count: int | None, log: bytes, where: str) -> None:
@@ -160,3 +160,15 @@ def name_of(key: Key, where: str) -> str:
 def damaged(what: str, why: str) -> Corrupt:
     """The error for a record that is not what was written."""
     return Corrupt(f"{what} is damaged: {why}. Nothing was changed; restore it from a copy", key=what)
+
+
+REPAIR = "`persist events repair` says what is left, and can continue from there"
+
+
+def lost(where: object, last: int, known: int, why: str, hint: str = "") -> Missing:
+    """The error for a log that ends too early, as something else says."""
+    return Missing(
+        f"{where} ends at event {last}, and {why}: events {last + 1} to {known} are gone. Nothing was changed; restore "
+        f"them from a copy{hint and f'. {hint}'}",
+        key=f"{last + 1}:0",
+    )

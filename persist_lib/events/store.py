@@ -2,14 +2,156 @@
 
 from __future__ import annotations
 
-from persist_lib.events.api import Kind, Opening, RecordStore
-from persist_lib.events.fragments import check_limit
-from persist_lib.events.kinds import load_kind
-from persist_lib.events.reading import LogReader
-from persist_lib.events.specifier import DEFAULT, Specifier, parse_specifier, take_limit
-from persist_lib.events.writing import LogWriter, open_writer
+import re
+from collections.abc import Mapping
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import NamedTuple
+
+from persist_lib.arguments import did_you_mean, shown
+from persist_lib.errors import HIDDEN, InvalidUsage, NotFound, redacted
+from persist_lib.events.api import Kind, Opening, RecordStore, Store
+from persist_lib.events.log import check_limit
+from persist_lib.events.reader import LogReader
+from persist_lib.events.stores.shared import take_option
+from persist_lib.events.writer import LogWriter, open_writer
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.runtime.resource import Resource
+
+DEFAULT = "disk"
+PIECE = re.compile(r"((?:[^:\\]|\\[:\\]|\\)*)(:|\Z)")
+ESCAPE = re.compile(r"\\([:\\])")
+
+
+class Specifier(NamedTuple):
+    """A kind of store, and its options. Shown without passwords."""
+
+    kind: str
+    options: tuple[str, ...] = ()
+
+    def text(self) -> str:
+        """As it is written, passwords included."""
+        return ":".join([self.kind, *map(_escaped, self.options)])
+
+    def __str__(self) -> str:
+        # together, as colons that were not escaped have cut a URL into several options.
+        plain = ":".join([self.kind, *self.options])
+        return self.text() if redacted(plain) == plain else redacted(plain)
+
+    def __repr__(self) -> str:
+        return f"Specifier({str(self)!r})"
+
+
+def parse_specifier(text: object) -> Specifier:
+    """Take a specifier apart. Raises InvalidUsage, which quotes no options, as they may hold a password."""
+    if not isinstance(text, str) or not text.strip():
+        raise InvalidUsage(f"a store of events is kind[:options], as in 'disk:./ledger': got {_kind_of(text)}")
+    if not text.isprintable():
+        raise InvalidUsage(f"a store of events has unprintable characters: {_kind_of(text)}")
+    kind, *options = _split(text)
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_+-]*", kind):
+        raise InvalidUsage(f"a store of events begins with its kind, as in 'disk:./ledger': got {_kind_of(text)}")
+    return Specifier(kind, tuple(options))
+
+
+def _split(text: str) -> list[str]:
+    pieces, at = [], 0
+    while True:
+        found = PIECE.match(text, at)
+        assert found is not None  # noqa: S101 - it matches the empty text
+        pieces.append(ESCAPE.sub(r"\1", found[1]))
+        if not found[2]:
+            return pieces
+        at = found.end()
+
+
+def _escaped(option: str) -> str:
+    return option.replace("\\", "\\\\").replace(":", "\\:")
+
+
+def _kind_of(text: object) -> str:
+    """A specifier as messages quote it when its options cannot be taken apart."""
+    if not isinstance(text, str):
+        return shown(text)
+    kind, colon, _ = text.partition(":")
+    return shown(kind if "@" not in kind else HIDDEN) + (f" and options ({HIDDEN})" if colon else "")
+
+
+def take_limit(options: tuple[str, ...]) -> tuple[list[str], int | None]:
+    """The options without `limit=N`, and the limit on records that it sets (None: it is not there)."""
+    rest, limits = take_option(options, "limit")
+    if not limits:
+        return rest, None
+    if len(limits) > 1 or not limits[0].isdecimal() or len(limits[0]) > 12:
+        raise InvalidUsage(f"limit= is given once, as a number of bytes, as in limit=65536: got {shown(limits)}")
+    return rest, int(limits[0])
+
+
+ENTRY_POINTS = "persist.events"
+STORES = "persist_lib.events.stores"
+
+
+class _BuiltIn(NamedTuple):
+    """A kind of this library: its module, which is loaded when it is used, the extra it needs, and its options."""
+
+    module: str
+    extra: str | None
+    options: str
+
+
+BUILT_IN: Mapping[str, _BuiltIn] = {
+    "disk": _BuiltIn("disk", None, "a directory (./events)"),
+    "sqlt": _BuiltIn("sqlt", None, "a file (./events.sqlite)"),
+    "lmdb": _BuiltIn("lmdb", "lmdb", "a directory (./events.lmdb), map=BYTES of address space"),
+    "rock": _BuiltIn("rock", "rocksdb", "a directory (./events.rock)"),
+    "pg": _BuiltIn("pg", "postgres", r"a URL of PostgreSQL with \: for each colon, and a name (events)"),
+    "s3": _BuiltIn("s3", "s3", r"a URL of S3 with \: for each colon"),
+    "persist": _BuiltIn("persist", None, r"a location's URL with \: for each colon, a shard (events), consensus=URL"),
+}
+
+
+def known_kinds() -> dict[str, str]:
+    """Each kind that can be named, and what its options are."""
+    own = {name: built_in.options for name, built_in in BUILT_IN.items()}
+    return {point.name: f"of {point.value}" for point in entry_points(group=ENTRY_POINTS)} | own
+
+
+def load_kind(name: str) -> Kind:
+    """The kind of this name. Raises InvalidUsage: for an unknown one, or one whose extra is not installed."""
+    if (built_in := BUILT_IN.get(name)) is not None:
+        return _load(name, built_in)
+    added = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
+    if name not in added:
+        kinds = ", ".join(_listed(kind) for kind in sorted({*BUILT_IN, *added}))
+        raise InvalidUsage(
+            f"there is no kind of event store called {name!r}. {did_you_mean(name, [*BUILT_IN, *added])}There are: "
+            f"{kinds}. Others are added by packages with an entry point in the group {ENTRY_POINTS!r}",
+            kind=name,
+        )
+    kind = added[name].load()
+    if not isinstance(kind, Kind):
+        raise InvalidUsage(f"the entry point of {name} is no persist_lib.events.Kind: got {shown(kind)}", kind=name)
+    return kind
+
+
+def _listed(name: str) -> str:
+    extra = BUILT_IN[name].extra if name in BUILT_IN else None
+    return name if extra is None else f"{name} (pip install 'persist-lib[{extra}]')"
+
+
+def _load(name: str, built_in: _BuiltIn) -> Kind:
+    try:
+        module = import_module(f"{STORES}.{built_in.module}")
+    except ModuleNotFoundError as error:
+        if built_in.extra is None or error.name is None or error.name.startswith("persist_lib"):
+            raise
+        raise InvalidUsage(
+            f"event stores of the kind {name} need the package {error.name}, which is not installed: pip install "
+            f"'persist-lib[{built_in.extra}]'",
+            extra=built_in.extra,
+        ) from error
+    kind: Kind = module.KIND
+    return kind
 
 
 class LogStore(Resource):
@@ -63,3 +205,53 @@ def open_store(specifier: str | Specifier = DEFAULT, *, runtime: Runtime | None 
     """
     parsed = specifier if isinstance(specifier, Specifier) else parse_specifier(specifier)
     return LogStore(parsed, load_kind(parsed.kind), runtime or Runtime())
+
+
+def name_of(store: Store) -> str:
+    """The specifier of a store, without a password; of one without a specifier its type."""
+    specifier = getattr(store, "specifier", None)
+    return type(store).__name__ if specifier is None else str(specifier)
+
+
+def log_of(store: Store) -> bytes:
+    """The id of the log in a store, which no other log has. Raises NotFound where there is none.
+
+    SUBTLE: the driver is closed again. While a process has a connection to a SQLite database that only reads (that of a
+    shard in `file:`), its other connections to it may not write either.
+    """
+    try:
+        return store.records.log
+    finally:
+        store.close()
+
+
+def find_log(store: Store) -> bytes | None:
+    """The same; None where there is none."""
+    try:
+        return log_of(store)
+    except NotFound:
+        return None
+
+
+class Chosen(NamedTuple):
+    """The arguments `store` and `source` of a loop. They open nothing yet."""
+
+    store: Store
+    source: Store | None
+
+
+def choose(given_input: str | None = None, given_output: str | None = None) -> Chosen:
+    """Take a program's options `-i` and `-o`, which are specifiers of stores. Each defaults to `disk` (./events).
+
+    If both name the same store, the log is there. Otherwise it is moved from the input to the output first; an input
+    that was not given counts only if there is a log. So with `-o` alone, a log in ./events is taken along, and the same
+    command continues in the output from then on. Raises InvalidUsage for what names no store.
+    """
+    source, target = (parse_specifier(DEFAULT if given is None else given) for given in (given_input, given_output))
+    store = open_store(target)
+    if source == target:
+        return Chosen(store, None)
+    origin = open_store(source)
+    if given_input is None and find_log(origin) is None:
+        return Chosen(store, None)
+    return Chosen(store, origin)

@@ -6,6 +6,7 @@ import os
 import pickle
 import random
 import threading
+from concurrent.futures import Future
 from pathlib import Path
 
 import numpy as np
@@ -218,6 +219,22 @@ def test_snapshots_follow_their_event_and_the_newest_two_are_kept(store: LogStor
     with store.reader() as reader:
         assert reader.newest_snapshot(12) == (12, b"again")
         assert reader.newest_snapshot() == (13, b"x" * 400)
+
+
+def test_of_two_snapshots_that_wait_together_the_second_counts(any_kind: LogStore) -> None:
+    with any_kind.writer() as writer:
+        waiting: list[Future[None]] = []
+
+        def in_one_batch(_: Future[None]) -> None:
+            waiting.extend(writer.write_snapshot(1, state) for state in (b"first" * 90, b"second" * 70))
+
+        writer.write(1, b"one").add_done_callback(in_one_batch)
+        writer.flush(60)
+        for future in waiting:
+            future.result(60)
+        writer.write(2, b"two").result(60)
+    with any_kind.reader() as reader:
+        assert reader.newest_snapshot() == (1, b"second" * 70)
 
 
 def test_marks_are_replaced_whole(store: LogStore) -> None:

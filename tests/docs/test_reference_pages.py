@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 import persist_lib as persist
-from persist_lib.events import kinds
+from persist_lib.events import store as kinds
 from persist_lib.location.open import BUILT_IN
 from persist_lib.schema import types
 from scripts import site_pages

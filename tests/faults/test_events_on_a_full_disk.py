@@ -1,4 +1,4 @@
-"""Event logs on a file system that is really full: what was acknowledged stays, and writing goes on with more room."""
+"""Event logs on a file system that is really full: what was acknowledged stays, and more room helps."""
 
 from __future__ import annotations
 

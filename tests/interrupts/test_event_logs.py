@@ -1,4 +1,4 @@
-"""Ctrl-C at random moments of writing events: the writer goes on, and what it acknowledged is there, once."""
+"""Ctrl-C at random moments of writing events: the writer continues, and what it acknowledged is there, once."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ ACTS: dict[str, Callable[[Scene], object]] = {
 
 
 def check(scene: Scene, name: str) -> None:
-    """The loop goes on, or is stopped; another one starts promptly; nothing is lost, and nothing is there twice."""
+    """The loop continues, or is stopped; another one starts promptly; nothing is lost, and nothing is there twice."""
     if name in {"submit", "submit without room"}:
         with promptly("another thread"):
             elsewhere(lambda: scene.loop.submit(b"d").result(PROMPT_S))

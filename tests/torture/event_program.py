@@ -26,8 +26,7 @@ import msgspec
 import persist_lib as persist
 from examples.payments import Payment, Webhook, program
 from persist_lib import events
-from persist_lib.events.kinds import load_kind
-from persist_lib.events.store import LogStore
+from persist_lib.events.store import LogStore, load_kind
 
 ACCOUNTS = ("ada", "bob", "cleo", "dan")
 DRIVER = ("claim", "last", "discard", "put", "get", "ids", "remove", "close")

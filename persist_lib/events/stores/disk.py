@@ -18,46 +18,236 @@ import contextlib
 import fcntl
 import json
 import os
-from collections.abc import Sequence
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from persist_lib.errors import (
-    Corrupt,
-    Determinate,
-    Fenced,
-    Indeterminate,
-    InvalidUsage,
-    NotFound,
-    PersistError,
-)
-from persist_lib.events.api import EVENTS, Kind, Opening, Put
-from persist_lib.events.stores.disk_files import (
+from persist_lib.errors import Corrupt, Determinate, Indeterminate, InvalidUsage, Missing, PersistError
+from persist_lib.events.api import EVENTS, Held, Key, Kind, Opening, Put
+from persist_lib.events.record import REPAIR, lost
+from persist_lib.events.stores.end_mark import EndMark
+from persist_lib.events.stores.segments import (
+    HEADER_BYTES,
+    LIMIT,
+    Segment,
     claim_name,
     claims_in,
-    failing,
+    encode_frame,
+    encode_header,
+    is_held,
     note_name,
     segment_name,
     write_all,
     write_file,
 )
-from persist_lib.events.stores.disk_reading import DiskReading
-from persist_lib.events.stores.segments import FORMAT, HEADER_BYTES, encode_frame, encode_header, newer
+from persist_lib.events.stores.shared import encode_meta, failing, fenced, make_place, open_meta, parse_path
 from persist_lib.location.directories import fsync_directory, make_directories, no_room
 from persist_lib.runtime.ambient import Runtime
 
 DEFAULT = "events"
 SEGMENT_BYTES = 16 << 20
 """A segment that has become so large is not continued: its events are looked up by reading it once."""
+OPEN_SEGMENTS = 8
+TAKEOVER_S = 10.0
+"""How long a reader waits for a writer that has claimed the log and not begun to write yet."""
 
 
-class DiskRecords(DiskReading):
-    """See `api.RecordStore`."""
+class Place(NamedTuple):
+    """A segment that counts, and the last id up to which it does (None: it is the newest)."""
+
+    epoch: int
+    first: int
+    through: int | None
+
+
+class DiskRecords:
+    """See `api.RecordStore`. `_epoch` is the writer's own, and 0 for one that only reads."""
 
     def __init__(self, root: Path, log: bytes, runtime: Runtime) -> None:
-        super().__init__(root, log, runtime)
+        self.limit: int | None = LIMIT
+        self.log = log
+        self._root, self._events, self._runtime = root, root / EVENTS, runtime
+        self._open: OrderedDict[tuple[int, int], Segment] = OrderedDict()
+        self._places: list[Place] = []
+        self._lock = threading.Lock()
+        self._mark = EndMark(root / "end")
+        self._epoch = 0
         self._claim_fd = self._fd = -1
         self._end = self._batch = self._last_put = 0
         self._is_sound = True
+
+    # --- reading: which files count, where the events end, and where each one is ---
+
+    def last(self) -> int:
+        last = self._mark.checked(self.log, self._settled_last)
+        self._check_closed(last)
+        return last
+
+    def known_last(self) -> int:
+        closed = 0
+        with contextlib.suppress(Corrupt):
+            closed = self._closed_at()
+        return max(self._mark.known(self.log), closed)
+
+    def forget_end(self) -> None:
+        self._mark.write(self.log, self.find_last())
+        (self._root / "closed.json").unlink(missing_ok=True)
+
+    def find_last(self) -> int:
+        try:
+            return self._settled_last()
+        except Corrupt:
+            with self._lock:
+                newest = self._places[-1]
+                known = self._open.get((newest.epoch, newest.first))
+            return newest.first - 1 if known is None else known.last
+
+    def _settled_last(self) -> int:
+        deadline = self._runtime.deadline(TAKEOVER_S)
+        with failing(Determinate, "read", self._root):
+            while True:
+                with self._lock:
+                    last = self._find_last()
+                if last is not None:
+                    break
+                if deadline.has_passed():
+                    raise Determinate(
+                        f"a writer has claimed {self._root} and does not begin to write, so where the log ends is not "
+                        "decided. Try again when it has, or open another writer"
+                    )
+                deadline.pause(0.02)
+        return last
+
+    def _find_last(self) -> int | None:
+        """The last event, durable; None while a successor decides which events of its predecessors count."""
+        self._places = self._list()
+        newest = self._places[-1] if self._places else Place(0, 1, None)
+        last = newest.first - 1
+        if self._places:
+            try:
+                segment = self._segment(newest)
+            except FileNotFoundError:  # a successor began at the same event, and removed it: look again
+                return None
+            segment.scan()
+            last = segment.last
+            if last >= newest.first and self._epoch == 0:
+                segment.sync()  # what another process wrote, it may not have synced
+        claims = claims_in(self._root)
+        claim = max(claims, default=0)
+        is_settled = claim <= newest.epoch or claim == self._epoch or not is_held(self._root / claim_name(claim))
+        return last if is_settled and newest == (self._list() or [newest])[-1] else None
+
+    def _check_closed(self, last: int) -> None:
+        """Raise Missing if the log was closed with more events than there are."""
+        if (closed := self._closed_at()) > last:
+            raise lost(self._root, last, closed, f"it was closed with {closed}", REPAIR)
+
+    def _closed_at(self) -> int:
+        """Where the log ended when it was closed; 0 if it was not. Raises Corrupt."""
+        path = self._root / "closed.json"
+        try:
+            return int(json.loads(path.read_bytes())["last"])
+        except FileNotFoundError:
+            return 0
+        except (ValueError, KeyError, TypeError) as error:
+            raise Corrupt(
+                f"{path} is damaged: {error}. It says where the log ended. {REPAIR}", key=str(path)
+            ) from error
+
+    def _list(self) -> list[Place]:
+        """The segments that count, in the order of their events."""
+        try:
+            names = os.listdir(self._events)  # noqa: PTH208 - names only
+        except FileNotFoundError:
+            return []
+        parts = [name.partition("-") for name in names if not name.startswith(".")]
+        found = sorted((int(epoch), int(first)) for epoch, _, first in parts)
+        places: list[Place] = []
+        through: int | None = None
+        for epoch, first in reversed(found):
+            if through is None or first <= through:
+                places.append(Place(epoch, first, through))
+                through = first - 1
+        places.reverse()
+        if places and places[0].first != 1:
+            raise Missing(
+                f"{self._events} begins with event {places[0].first}: the files of events 1 to {places[0].first - 1} "
+                "are gone. Restore them from a copy",
+                key="1:0",
+            )
+        return places
+
+    def _segment(self, place: Place) -> Segment:
+        known = self._open.get((place.epoch, place.first))
+        if known is None:
+            path = self._events / segment_name(place.epoch, place.first)
+            known = self._open[place.epoch, place.first] = Segment(path, self.log, place.epoch, place.first)
+            while len(self._open) > OPEN_SEGMENTS:
+                self._open.popitem(last=False)[1].close()
+        self._open.move_to_end((place.epoch, place.first))
+        return known
+
+    def get(self, key: Key) -> Held | None:
+        with failing(Determinate, "read", self._root):
+            if key.space != EVENTS:
+                try:
+                    return Held(key, memoryview((self._root / key.space / note_name(key)).read_bytes()))
+                except FileNotFoundError:
+                    return None
+            with self._lock:
+                return self._get(key) or (self._get(key) if self._look_again() else None)
+
+    def _look_again(self) -> bool:
+        found = self._list()
+        is_other, self._places = found != self._places, found
+        for place in found:
+            if place.through is None and not is_other:
+                segment = self._segment(place)
+                end = segment.end
+                segment.scan()
+                is_other = segment.end > end
+        return is_other
+
+    def _get(self, key: Key) -> Held | None:
+        place = next((place for place in reversed(self._places) if place.first <= key.id), None)
+        if place is None or (place.through is not None and key.id > place.through):
+            return None
+        segment = self._segment(place)
+        if segment.last < key.id:
+            try:
+                segment.scan(place.through)
+            except Corrupt:
+                if segment.last < key.id:  # else it is of those before the damage
+                    raise
+        return segment.get(key)
+
+    def scan(self, from_id: int, through: int) -> Iterator[Held]:
+        with failing(Determinate, "read", self._root):
+            with self._lock:
+                places = self._list()
+            for place in places:
+                end = through if place.through is None else min(through, place.through)
+                if end < from_id or place.first > through:
+                    continue
+                segment = Segment(
+                    self._events / segment_name(place.epoch, place.first), self.log, place.epoch, place.first
+                )
+                try:
+                    yield from segment.read(max(from_id, place.first), end)
+                finally:
+                    segment.close()
+
+    def ids(self, space: str) -> list[int]:
+        with failing(Determinate, "read", self._root):
+            try:
+                names = os.listdir(self._root / space)  # noqa: PTH208 - names only
+            except FileNotFoundError:
+                return []
+        return sorted(int(name[:-2]) for name in names if name.endswith(".0") and not name.startswith("."))
+
+    # --- writing ---
 
     def claim(self, owner: str) -> int:
         with failing(Determinate, "become the writer of", self._root):
@@ -119,7 +309,7 @@ class DiskRecords(DiskReading):
                 (self._events / name).unlink(missing_ok=True)
 
     def _begin(self, first: int) -> None:
-        """Begin a segment, durably. SUBTLE: it gets its name when its header is durable, so none is ever without."""
+        """Begin a segment, durably. It gets its name when its header is durable, so none is ever without."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -142,7 +332,7 @@ class DiskRecords(DiskReading):
                 self._put_note(put)
 
     def _append(self, puts: list[Put]) -> None:
-        """Append a batch, and sync. SUBTLE: after a failure its bytes are cut off, as nobody knows what is durable."""
+        """Append a batch, and sync. After a failure its bytes are cut off, durable or not."""
         if self._end >= SEGMENT_BYTES:
             with failing(Determinate, "begin a file in", self._events):
                 self._begin(puts[0].key.id)
@@ -176,12 +366,7 @@ class DiskRecords(DiskReading):
         """Raise Fenced if a successor has removed this writer's claim."""
         if epoch != self._epoch or self._claim_fd < 0 or os.fstat(self._claim_fd).st_nlink == 0:
             found = max(claims_in(self._root), default=0)
-            raise Fenced(
-                f"another writer took over {self._root} (epoch {found}, and this one is {self._epoch}). What was "
-                "acknowledged is in the log; whether what was not acknowledged is, only the log says. Open a writer "
-                "again if this program is to write",
-                epoch=self._epoch, found=found,
-            )  # fmt: skip
+            raise fenced(str(self._root), self._epoch, found, is_certain=False)
 
     def _put_note(self, put: Put) -> None:
         folder = self._root / put.key.space
@@ -211,7 +396,7 @@ class DiskRecords(DiskReading):
         with self._lock:
             if self._fd >= 0 and self._is_sound and self._claim_fd >= 0 and os.fstat(self._claim_fd).st_nlink:
                 with contextlib.suppress(OSError):  # only so that a loss is noticed
-                    write_file(self._root / "closed.json", {"last": self._last_put}, self._runtime)
+                    write_file(self._root / "closed.json", b'{"last": %d}\n' % self._last_put, self._runtime)
             for fd in (self._fd, self._claim_fd):
                 if fd >= 0:
                     os.close(fd)
@@ -224,47 +409,20 @@ class DiskRecords(DiskReading):
 
 def open_disk(options: Sequence[str], opening: Opening) -> DiskRecords:
     """Open the log in a directory: `disk:PATH`."""
-    if len(options) > 1 or not all(options):
-        raise InvalidUsage(f"a store of events on disk is disk:PATH: got {len(options)} options ({', '.join(options)})")
-    root = Path(options[0] if options else DEFAULT).absolute()
+    root = parse_path(options, DEFAULT, "a store of events on disk is disk:PATH")
     marker = root / "format.json"
     with failing(Determinate, "open", root):
         if not marker.exists():
-            if not opening.create:
-                raise NotFound(f"there is no event log in {root}. Check the path; a writer makes one", path=str(root))
+            make_place(root, root, opening)
             _create(root, opening.runtime)
-        return DiskRecords(root, _check_marker(marker), opening.runtime)
+        return DiskRecords(root, open_meta(marker.read_bytes(), str(marker)), opening.runtime)
 
 
 def _create(root: Path, runtime: Runtime) -> None:
     """Make an empty log. Of several processes, one is first."""
-    make_directories(root)
     if foreign := [name for name in os.listdir(root) if not name.startswith(".") and name != "format.json"]:  # noqa: PTH208
         raise InvalidUsage(f"{root} holds other files ({foreign[0]}) and no event log. Choose another directory")
-    temporary = root / f".format.{runtime.entropy():016x}"
-    with temporary.open("xb") as file:
-        log = runtime.entropy().to_bytes(8, "big").hex()
-        file.write(json.dumps({"events": FORMAT, "log": log}).encode() + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
-    with contextlib.suppress(FileExistsError):
-        os.link(temporary, root / "format.json")
-    temporary.unlink()
-    fsync_directory(root)
+    write_file(root / "format.json", encode_meta(runtime) + b"\n", runtime, once=True)
 
 
-def _check_marker(marker: Path) -> bytes:
-    """The log's name. Raises NewerFormat, before anything else is looked at."""
-    try:
-        found = json.loads(marker.read_bytes())
-        version, log = found["events"], bytes.fromhex(found["log"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise Corrupt(
-            f"{marker} is not what Persist wrote: {error}. Restore it from a copy", key=str(marker)
-        ) from error
-    if not isinstance(version, int) or version > FORMAT:
-        raise newer(marker, version)
-    return log
-
-
-KIND = Kind(open_disk, "a directory (./events)")
+KIND = Kind(open_disk)

@@ -3,8 +3,8 @@ r"""Event logs as collections: `persist:URL[:SHARD][:consensus=URL]`, as in `per
 An event is a row of a shard at a time that is its id. So Spark, DuckDB and everything else that reads shards reads the
 log, as of any event, and the shard's upkeep keeps it. Snapshots and marks are rows of a second shard.
 
-Who writes is told by a hold of the shard, of which the fencing value is the writer's epoch. A takeover moves it, and
-then retires all ids that append. SUBTLE: a predecessor that finds its id retired registers anew, so its registration is
+A hold of the shard says who writes: its fencing value is the writer's epoch. A takeover moves it, and then retires all
+ids that append. A predecessor that finds its id retired registers again, so its registration is
 built from the very state that has the hold, and refused unless the epoch is still its own.
 """
 
@@ -21,9 +21,9 @@ import pyarrow as pa
 import persist_lib.client as clients
 from persist_lib.core import commands as c
 from persist_lib.core.state import State
-from persist_lib.errors import Corrupt, Fenced, InvalidUsage, LeaseExpired, NewerFormat, NotFound, UpperMismatch
+from persist_lib.errors import Corrupt, Fenced, InvalidUsage, LeaseExpired, NotFound, UpperMismatch
 from persist_lib.events.api import EVENTS, Held, Key, Kind, Opening, Put
-from persist_lib.events.stores.shared import FORMAT, as_bytes, fenced
+from persist_lib.events.stores.shared import FORMAT, as_bytes, fenced, newer, take_option
 from persist_lib.frontier import MINIMUM
 from persist_lib.relation.reader import ReadHandle
 from persist_lib.relation.registration import Registration
@@ -72,11 +72,7 @@ def lock_of(state: State, where: str) -> Lock | None:
     try:
         version = msgspec.json.decode(hold.opaque, type=_Format).events
         if version > FORMAT:
-            raise NewerFormat(
-                f"{where} has format {version}, this release knows up to {FORMAT}; nothing was touched. Upgrade "
-                "persist-lib",
-                found=version, known=FORMAT,
-            )  # fmt: skip
+            raise newer(where, version)
         return msgspec.json.decode(hold.opaque, type=Lock)
     except msgspec.MsgspecError as error:
         raise Corrupt(
@@ -256,7 +252,7 @@ class PersistRecords:
 
 
 def _again_if_expired(call: Any) -> None:
-    """Call again if the lease had ended, as after a long pause: the handle registers anew, if it may."""
+    """Call again if the lease had ended, as after a long pause: the handle registers again, if it may."""
     try:
         call()
     except LeaseExpired:
@@ -296,8 +292,7 @@ def _set(state: State, lock: Lock) -> c.SetHold:
 
 def open_persist(options: Sequence[str], opening: Opening) -> PersistRecords:
     """Open a log: `persist:URL[:SHARD][:consensus=URL]`."""
-    places = [option for option in options if not option.startswith("consensus=")]
-    consensus = [option.removeprefix("consensus=") for option in options if option.startswith("consensus=")]
+    places, consensus = take_option(options, "consensus")
     if not 1 <= len(places) <= 2 or len(consensus) > 1 or not all(places):
         raise InvalidUsage(
             r"a store of events in a shard is persist:URL[:SHARD][:consensus=URL], with \: for each colon in the URLs, "
@@ -317,4 +312,4 @@ def open_persist(options: Sequence[str], opening: Opening) -> PersistRecords:
         raise
 
 
-KIND = Kind(open_persist, r"a location's URL with \: for each colon, a shard (events), consensus=URL")
+KIND = Kind(open_persist)

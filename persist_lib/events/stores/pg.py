@@ -7,8 +7,7 @@ transaction, and looks at the epoch under a lock of the log's row. So a paused w
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 import psycopg
@@ -16,7 +15,8 @@ from psycopg import sql
 
 from persist_lib.errors import Corrupt, InvalidUsage, NewerFormat, NotFound
 from persist_lib.events.api import EVENTS, Held, Key, Kind, Opening, Put
-from persist_lib.events.stores.shared import FORMAT, as_bytes, fenced, pages, sent_again
+from persist_lib.events.stores.ordered import Engine, OrderedRecords, Span, pages, scan_pages
+from persist_lib.events.stores.shared import FORMAT, as_bytes, fenced, sent_again
 from persist_lib.location.postgres.consensus import (
     LOCK_SHARE,
     OPERATION_S,
@@ -50,7 +50,6 @@ LIMIT = 256 << 20
 ROWS = 2000
 """The most records in a statement, which takes at most 65,535 parameters."""
 STATEMENT_BYTES = 256 << 20
-PAGE_BYTES = 4 << 20
 CREATION_LOCK = 0x5052_4556_0000_0001  # "PREV"
 
 TABLES = """
@@ -114,14 +113,14 @@ SCAN = (
     f"SELECT id, fragment, head, body, NULL::int8, NULL::int8 {OF_SPACE} AND id BETWEEN $3 AND $4"
     " UNION ALL SELECT NULL, NULL, NULL, NULL, {clock}, $5"
 )
-MOST_ID = (1 << 63) - 1
 
 
-class PgRecords:
-    """See `api.RecordStore`. After a failure of the connection, a write is Indeterminate."""
+class PgEngine(Engine):
+    """The rows of a log. After a failure of the connection, a write is Indeterminate."""
+
+    limit = LIMIT
 
     def __init__(self, url: str, log_name: str, opening: Opening) -> None:
-        self.limit: int | None = LIMIT
         self._runtime = opening.runtime
         self._conninfo, self._schema = parse_url(url)
         self._name = f"log {log_name!r} of {describe(self._conninfo)}"
@@ -152,7 +151,7 @@ class PgRecords:
             except (Dropped, Rejected) as error:
                 raise read_failed(error, self._name) from error
 
-        return self._retried(attempt)
+        return sent_again(self._runtime, attempt)
 
     def _write(self, text: str, values: Sequence[tuple[Value, int]], doing: str) -> Record:
         deadline = self._deadline()
@@ -168,7 +167,7 @@ class PgRecords:
         return self._runtime.deadline(patience_s(OPERATION_S))
 
     def _fenced(self, epoch: int, text: str, values: Sequence[tuple[Value, int]], doing: str) -> None:
-        """SUBTLE: done twice it has the same effect, as long as the epoch is this one. So it is sent again."""
+        """Done twice it has the same effect, as long as the epoch is this one. So it is sent again."""
         filled, attempts = self._filled(text, id=str(len(values) + 4)), 0
 
         def attempt() -> Record:
@@ -176,12 +175,9 @@ class PgRecords:
             attempts += 1
             return self._write(filled, [(epoch, INT8), *values], doing)
 
-        answer = self._retried(attempt)
+        answer = sent_again(self._runtime, attempt)
         if decode_int(answer[0]) != 1:
             raise fenced(self._name, epoch, self._newest_epoch(), is_certain=attempts == 1)
-
-    def _retried(self, call: Callable[[], T]) -> T:
-        return sent_again(self._runtime, call)
 
     def _newest_epoch(self) -> int:
         return max((decode_int(epoch) for (epoch,) in self._read(NEWEST_EPOCH, [])), default=0)
@@ -189,7 +185,7 @@ class PgRecords:
     def claim(self, owner: str) -> int:
         # Sent again, it claims another epoch: that is no harm.
         epoch = decode_int(
-            self._retried(lambda: self._write(self._filled(CLAIM), [(owner, TEXT)], "claim an epoch"))[0]
+            sent_again(self._runtime, lambda: self._write(self._filled(CLAIM), [(owner, TEXT)], "claim an epoch"))[0]
         )
         if epoch == 0:
             raise NotFound(f"the {self._name} was dropped; open the store again")
@@ -198,21 +194,11 @@ class PgRecords:
     def last(self) -> int:
         return max((decode_int(id_) for (id_,) in self._read(LAST, [(EVENTS, TEXT)])), default=0)
 
-    def find_last(self) -> int:
-        return self.last()
-
-    def known_last(self) -> int:
-        return 0
-
-    def forget_end(self) -> None:
-        pass
-
-    def discard(self, epoch: int, last: int) -> None:
-        values: list[tuple[Value, int]] = [(EVENTS, TEXT), (last + 1, INT8), (MOST_ID, INT8)]
-        self._fenced(epoch, DELETE, values, "discard what lies beyond the end")
-
-    def put(self, epoch: int, puts: Sequence[Put]) -> None:
-        # In this order: what is kept of them is always a prefix, in which fragment 0 comes last.
+    def change(self, epoch: int, puts: Sequence[Put], gone: Span | None = None) -> None:
+        """In this order: what is kept of the puts, if they take several statements, is a prefix of them."""
+        if gone is not None:
+            values: list[tuple[Value, int]] = [(gone.space, TEXT), (gone.start, INT8), (gone.end, INT8)]
+            self._fenced(epoch, DELETE, values, f"remove {gone.space}")
         sizes = [(at, memoryview(put.body).nbytes) for at, put in enumerate(puts)]
         for start in range(0, len(puts), ROWS):
             for first, end in pages(sizes[start : start + ROWS], STATEMENT_BYTES):
@@ -230,27 +216,24 @@ class PgRecords:
         return Held(key, memoryview(rows[0][0] or b""), memoryview(rows[0][1] or b"")) if rows else None
 
     def scan(self, from_id: int, through: int) -> Iterator[Held]:
-        between = partial(self._between, SIZES)
-        while sizes := [(decode_int(id_), decode_int(size)) for id_, size in between(from_id, through)]:
-            sizes.sort()
-            for first, end in pages(sizes, PAGE_BYTES):
-                found = [
-                    (decode_int(id_), decode_int(fragment), head, body)
-                    for id_, fragment, head, body in self._between(SCAN, first, end)
-                ]
-                for id_, fragment, head, body in sorted(found, key=lambda row: row[:2]):
-                    yield Held(Key(EVENTS, id_, fragment), memoryview(head or b""), memoryview(body or b""))
-            from_id = end + 1
+        def sizes(first: int, end: int) -> list[tuple[int, int]]:
+            return [(decode_int(id_), decode_int(size)) for id_, size in self._between(SIZES, first, end)]
+
+        return scan_pages(sizes, self._page, from_id, through)
+
+    def _page(self, first: int, end: int) -> Iterator[Held]:
+        found = [
+            (decode_int(id_), decode_int(fragment), head, body)
+            for id_, fragment, head, body in self._between(SCAN, first, end)
+        ]
+        for id_, fragment, head, body in sorted(found, key=lambda row: row[:2]):
+            yield Held(Key(EVENTS, id_, fragment), memoryview(head or b""), memoryview(body or b""))
 
     def _between(self, text: str, from_id: int, through: int) -> list[Record]:
         return self._read(text, [(EVENTS, TEXT), (from_id, INT8), (through, INT8)])
 
     def ids(self, space: str) -> list[int]:
         return sorted(decode_int(id_) for (id_,) in self._read(IDS, [(space, TEXT)]))
-
-    def remove(self, epoch: int, space: str, below: int) -> None:
-        values: list[tuple[Value, int]] = [(space, TEXT), (0, INT8), (below - 1, INT8)]
-        self._fenced(epoch, DELETE, values, f"remove old {space}")
 
     def close(self) -> None:
         self._sessions.close()
@@ -303,7 +286,7 @@ def _check_layout(connection: psycopg.Connection, schema: str, name: str) -> boo
     return True
 
 
-def open_pg(options: Sequence[str], opening: Opening) -> PgRecords:
+def open_pg(options: Sequence[str], opening: Opening) -> OrderedRecords:
     """Open a log: `pg:URL[:NAME]`."""
     if not 1 <= len(options) <= 2 or not options[0].startswith(("postgresql://", "postgres://")):
         raise InvalidUsage(
@@ -313,7 +296,7 @@ def open_pg(options: Sequence[str], opening: Opening) -> PgRecords:
     name = options[1] if len(options) == 2 else DEFAULT
     if not NAME.fullmatch(name):
         raise InvalidUsage(f"a log's name must be 1 to 64 letters, digits, '.', '-' and '_': got {name!r}", name=name)
-    return PgRecords(options[0], name, opening)
+    return OrderedRecords(PgEngine(options[0], name, opening))
 
 
-KIND = Kind(open_pg, r"a URL of PostgreSQL with \: for each colon, and a name (events)")
+KIND = Kind(open_pg)

@@ -1,242 +1,189 @@
 """Event logs in RocksDB: `rock:PATH`. One synced batch makes all events durable that wait.
 
-A record's head stands in the key, as in LMDB. RocksDB opens a database for writing in one process at a time, by a lock
-that ends with the process: so a paused predecessor is not taken over, but refused (`Locked`) until it is ended.
+RocksDB opens a database for writing in one process at a time, by a lock that ends with the process: so a paused
+predecessor is not taken over, but refused (`Locked`) until it is ended. What it opens first is looked at before that:
+on some bytes of a damaged manifest it would wait for ever.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator, Sequence
+import re
+import struct
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rocksdict import AccessType, DBRecoveryMode, Options, Rdict, ReadOptions, WriteBatch, WriteOptions
 
-from persist_lib.errors import Corrupt, Determinate, Indeterminate, InvalidUsage, Locked, NotFound, PersistError
-from persist_lib.events.api import EVENTS, Held, Key, Kind, Opening, Put
-from persist_lib.events.stores.ending import EndMark
-from persist_lib.events.stores.rock_file import check_files
-from persist_lib.events.stores.shared import (
-    Guard,
-    as_bytes,
+from persist_lib.errors import Corrupt, Indeterminate, InvalidUsage, Locked, PersistError
+from persist_lib.events.api import EVENTS, Held, Key, Kind, Opening
+from persist_lib.events.stores.end_mark import EndMark
+from persist_lib.events.stores.ordered import (
+    KEY_BYTES,
+    ByteEngine,
+    Changes,
+    OpenOnce,
+    OrderedRecords,
     decode_key,
     encode_key,
-    encode_meta,
-    fenced,
     key_range,
-    open_meta,
-    parse_epoch,
 )
-from persist_lib.location.directories import make_directories
+from persist_lib.events.stores.shared import as_bytes, make_place, parse_path
 
+T = TypeVar("T")
 DEFAULT = "events.rock"
 LIMIT = 1 << 30
-META, EPOCH, OWNER = b"\0meta", b"\0epoch", b"\0owner"
+_writing = OpenOnce()
+"""Databases that this process has open for writing: its readers use the same."""
 
 
-class _Shared:
-    """A database that this process has open for writing: its readers use the same."""
+class _Changes:
+    """A batch: what is removed, and what is put after that."""
 
-    def __init__(self, db: Any) -> None:
-        self.db, self.users = db, 1
+    def __init__(self, engine: RockEngine) -> None:
+        self.get, self._engine = engine.value, engine
+        self._puts: dict[bytes, Any] = {}
+        self._deleted: list[bytes] = []
+
+    def put(self, key: bytes, value: Any) -> None:
+        self._puts[key] = as_bytes(value)
+
+    def delete(self, start: bytes, end: bytes) -> None:
+        self._deleted += self._engine.keys(start, end)
+        for key in [key for key in self._puts if start <= key < end]:
+            del self._puts[key]
+
+    def batch(self) -> WriteBatch:
+        """The same for RocksDB."""
+        batch = WriteBatch(raw_mode=True)
+        for key in self._deleted:
+            batch.delete(key)
+        for key, value in self._puts.items():
+            batch.put(key, value)
+        return batch
 
 
-_writing: dict[tuple[int, str], _Shared] = {}
-_guard = Guard()
+class RockEngine(ByteEngine):
+    """A database, opened for writing where it may be made."""
 
+    name, limit, failures = "RocksDB", LIMIT, (Exception,)
 
-class RockRecords:
-    """See `api.RecordStore`."""
-
-    def __init__(self, path: Path, opening: Opening) -> None:
-        self.limit: int | None = LIMIT
-        self._path, self._key, self._pid = path, (os.getpid(), str(path.resolve())), os.getpid()
-        self._opening = opening
+    def __init__(self, path: Path, *, create: bool) -> None:
+        super().__init__(path)
+        self._can_write, self._is_shared = create, False
         self._sync = WriteOptions()
         self._sync.sync = True
-        self._shared: _Shared | None = None
-        self._is_closed = False
-        self._end = EndMark(path / "end")
         self._db: Any = self._open()
-        try:
-            if opening.create:
-                self._create()
-            self.log = open_meta(self._get_meta(META) or b"", str(path))
-        except BaseException:
-            self.close()
-            raise
 
     def _open(self) -> Any:
-        with _guard.lock:
-            shared = _writing.get(self._key)
-            if shared is not None:
-                shared.users += 1
-                self._shared = shared
-                return shared.db
+        with _writing.lock:
+            if (db := _writing.take(self.where)) is not None:
+                self._is_shared = True
+                return db
+            if (self.where / "CURRENT").exists():
+                check_files(self.where)
+            else:
+                EndMark(self.where / "end").check_new()
+            access = AccessType.read_write() if self._can_write else AccessType.read_only()
             try:
-                if (self._path / "CURRENT").exists():
-                    check_files(self._path)
-                else:
-                    self._end.check_new()
-                if not self._opening.create:
-                    return Rdict(str(self._path), _options(), access_type=AccessType.read_only())
-                db = Rdict(str(self._path), _options(), access_type=AccessType.read_write())
-            except PersistError:
-                raise
+                db = Rdict(str(self.where), _options(), access_type=access)
             except Exception as error:
-                raise _open_failed(error, self._path) from error
-            self._shared = _writing[self._key] = _Shared(db)
-            return db
+                raise self._open_failed(error) from error
+            if not self._can_write:
+                return db
+            self._is_shared = True
+            return _writing.add(self.where, db)
 
-    def _create(self) -> None:
-        if self._get_meta(META) is not None:
-            return
-        if next(self._between(b"", b"\xff" * 16), None) is not None:
-            raise InvalidUsage(f"{self._path} is a RocksDB database of another program; nothing was touched")
-        self._commit({META: encode_meta(self._opening.runtime), EPOCH: b"0"}, [])
-
-    def _get_meta(self, key: bytes) -> bytes | None:
-        self._check()
-        try:
+    def value(self, key: bytes) -> bytes | None:
+        with self.reading():
             found: bytes | None = self._db.get(key)
-        except Exception as error:
-            raise _read_failed(error, self._path) from error
         return found
 
-    def _check(self) -> None:
-        if self._is_closed or self._pid != os.getpid():
-            raise InvalidUsage(f"the event log {self._path} was closed, or opened before a fork; open it again")
+    def batch(self, work: Callable[[Changes], T]) -> T:
+        if not self._can_write:
+            raise InvalidUsage(f"the event log {self.where} was opened for reading")
+        with _writing.lock:
+            done = work(changes := _Changes(self))
+            batch = changes.batch()
+            try:
+                self._db.write(batch, self._sync)
+            except Exception as error:
+                # Never DiskFull: RocksDB may have written a part of the bytes, and its log decides whether it counts.
+                raise Indeterminate(
+                    f"could not write to the RocksDB database {self.where}, and may have: {error}", path=str(self.where)
+                ) from error
+        return done
 
-    def _commit(self, puts: dict[bytes, bytes], deletes: Sequence[tuple[bytes, bytes]]) -> None:
-        """One batch, synced: deletions of ranges, and then what is put."""
-        self._check()
-        batch = WriteBatch(raw_mode=True)
-        for start, end in deletes:
-            for key, _ in self._between(start, end):
-                batch.delete(key)
-        for key, value in puts.items():
-            batch.put(key, value)
-        try:
-            self._db.write(batch, self._sync)
-        except Exception as error:
-            raise _write_failed(error, self._path) from error
-
-    def _check_epoch(self, epoch: int) -> None:
-        found = self._newest_epoch()
-        if found != epoch:  # another writer of this process
-            raise fenced(str(self._path), epoch, found)
-
-    def _newest_epoch(self) -> int:
-        return parse_epoch(self._get_meta(EPOCH), str(self._path))
-
-    def claim(self, owner: str) -> int:
-        if not self._opening.create:
-            raise InvalidUsage(f"the event log {self._path} was opened for reading")
-        with _guard.lock:
-            epoch = self._newest_epoch() + 1
-            self._commit({EPOCH: b"%d" % epoch, OWNER: owner.encode()}, [])
-        return epoch
-
-    def last(self) -> int:
-        return self._end.checked(self.log, self.find_last)
-
-    def find_last(self) -> int:
+    def last_key(self, end: bytes) -> bytes | None:
         self._catch_up()
-        start, end = key_range(EVENTS, 0, None)
         options = ReadOptions()
         options.set_iterate_upper_bound(end)
-        try:
+        with self.reading():
             found = self._db.iter(options)
             found.seek_to_last()
-            key = found.key() if found.valid() else None
-            found.status()  # SUBTLE: an iterator that met damage is not valid either, as at the end
-        except Exception as error:
-            raise _read_failed(error, self._path) from error
-        # Each batch continues what is there, so there are no gaps.
-        return 0 if key is None or key < start else decode_key(EVENTS, key)[0]
-
-    def known_last(self) -> int:
-        return self._end.known(self.log)
-
-    def forget_end(self) -> None:
-        self._end.write(self.log, self.find_last())
+            key: bytes | None = found.key() if found.valid() else None
+            found.status()  # an iterator that met damage is not valid either, as at the end
+        return key
 
     def _catch_up(self) -> None:
         """A database that is opened for reading shows what was there then."""
-        self._check()
-        if self._shared is None and not self._opening.create:
+        self.check_open()
+        if not self._is_shared:
             self._db.close()
             self._db = self._open()
 
-    def discard(self, epoch: int, last: int) -> None:
-        with _guard.lock:
-            self._check_epoch(epoch)
-            self._commit({}, [key_range(EVENTS, last + 1, None)])
-        self._end.write(self.log, last)
-
-    def put(self, epoch: int, puts: Sequence[Put]) -> None:
-        old = [(start, start + b"\xff" * 256) for start in (encode_key(p.key) for p in puts if p.key.space != EVENTS)]
-        with _guard.lock:
-            self._check_epoch(epoch)
-            self._commit({encode_key(put.key) + put.head: as_bytes(put.body) for put in puts}, old)
-            self._end.note(self.log, puts)
-
-    def get(self, key: Key) -> Held | None:
-        start = encode_key(key)
-        for found, value in self._between(start, start + b"\xff" * 256):
-            return Held(key, memoryview(found)[len(start) :], memoryview(value))
-        return None
-
-    def _between(self, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
-        self._check()
+    def _between(self, start: bytes, end: bytes) -> Iterator[Any]:
+        """An iterator of RocksDB, at each record of a range."""
         options = ReadOptions()
         options.set_iterate_upper_bound(end)
-        try:
+        with self.reading():
             found = self._db.iter(options)
             found.seek(start)
             while found.valid():
-                yield found.key(), found.value()
+                yield found
                 found.next()
             found.status()
-        except PersistError:
-            raise
-        except Exception as error:
-            raise _read_failed(error, self._path) from error
+
+    def keys(self, start: bytes, end: bytes) -> Iterator[bytes]:
+        return (found.key() for found in self._between(start, end))
+
+    def get(self, key: Key) -> Held | None:
+        start = encode_key(key)
+        for found in self._between(start, start + b"\xff" * 256):
+            return Held(key, memoryview(found.key())[len(start) :], memoryview(found.value()))
+        return None
 
     def scan(self, from_id: int, through: int) -> Iterator[Held]:
-        start, end = key_range(EVENTS, from_id, through + 1)
-        size = len(start)
-        for found, value in self._between(start, end):
-            yield Held(Key(EVENTS, *decode_key(EVENTS, found)), memoryview(found)[size:], memoryview(value))
+        for found in self._between(*key_range(EVENTS, from_id, through)):
+            key = found.key()
+            yield Held(Key(EVENTS, *decode_key(EVENTS, key)), memoryview(key)[KEY_BYTES:], memoryview(found.value()))
 
-    def ids(self, space: str) -> list[int]:
-        keys = (decode_key(space, key) for key, _ in self._between(*key_range(space, 0, None)))
-        return [id_ for id_, fragment in keys if fragment == 0]
+    def is_damage(self, error: Exception) -> bool:
+        """Each text begins with the code of RocksDB's status: `rocksdict` has no other type for it."""
+        return str(error).partition(":")[0] == "Corruption"
 
-    def remove(self, epoch: int, space: str, below: int) -> None:
-        with _guard.lock:
-            self._check_epoch(epoch)
-            self._commit({}, [key_range(space, 0, below)])
+    def _open_failed(self, error: Exception) -> PersistError:
+        if not _is_locked(self.where):
+            return self.read_failed(error)
+        return Locked(
+            f"another process has {self.where} open for writing, alive or paused: RocksDB lets one process write. End "
+            f"that one; its lock ends with it ({error})",
+            owner=str(error),
+        )
 
     def close(self) -> None:
         if self._is_closed or self._pid != os.getpid():
             return
         self._is_closed = True
-        self._end.close()
-        with _guard.lock:
-            if self._shared is None:
-                self._db.close()
-                return
-            self._shared.users -= 1
-            if self._shared.users == 0:
-                del _writing[self._key]
-                db, self._db, self._shared.db = self._db, None, None
-                try:
+        with _writing.lock:
+            db, self._db = self._db, None
+            try:
+                if not self._is_shared or _writing.give_back(self.where):
                     db.close()
-                except Exception as error:
-                    raise _read_failed(error, self._path) from error
+            except Exception as error:
+                raise self.read_failed(error) from error
 
 
 def _options() -> Options:
@@ -248,16 +195,8 @@ def _options() -> Options:
     return options
 
 
-CORRUPTION = "Corruption"
-
-
-def _code_of(error: Exception) -> str:
-    """The code of RocksDB's status, with which each text of one begins: `rocksdict` has no other type for it."""
-    return str(error).partition(":")[0]
-
-
 def _is_locked(path: Path) -> bool:
-    """Whether another process holds RocksDB's lock. SUBTLE: only while this one does not, which would lose its own."""
+    """Whether another process holds RocksDB's lock. Asked only while this one does not, which would lose its own."""
     try:
         with (path / "LOCK").open("r+b") as lock:
             fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -268,37 +207,83 @@ def _is_locked(path: Path) -> bool:
     return False
 
 
-def _open_failed(error: Exception, path: Path) -> PersistError:
-    if _is_locked(path):
-        return Locked(
-            f"another process has {path} open for writing, alive or paused: RocksDB lets one process write. End that "
-            f"one; its lock ends with it ({error})",
-            owner=str(error),
-        )
-    return _read_failed(error, path)
-
-
-def _read_failed(error: Exception, path: Path) -> PersistError:
-    if _code_of(error) == CORRUPTION:
-        return Corrupt(f"the RocksDB database {path} is damaged ({error}); restore it from a copy", key=str(path))
-    return Determinate(f"could not read the RocksDB database {path}: {error}", path=str(path))
-
-
-def _write_failed(error: Exception, path: Path) -> PersistError:
-    # Never DiskFull: RocksDB may have written a part of the batch's bytes, and whether it counts is told by its log.
-    return Indeterminate(f"could not write to the RocksDB database {path}, and may have: {error}", path=str(path))
-
-
-def open_rock(options: Sequence[str], opening: Opening) -> RockRecords:
+def open_rock(options: Sequence[str], opening: Opening) -> OrderedRecords:
     """Open the database in a directory: `rock:PATH`."""
-    if len(options) > 1 or not all(options):
-        raise InvalidUsage(f"a store of events in RocksDB is rock:PATH: got {len(options)} options")
-    path = Path(options[0] if options else DEFAULT).absolute()
+    path = parse_path(options, DEFAULT, "a store of events in RocksDB is rock:PATH")
     if not (path / "CURRENT").exists():
-        if not opening.create:
-            raise NotFound(f"there is no event log in {path}. Check the path; a writer makes one", path=str(path))
-        make_directories(path)
-    return RockRecords(path, opening)
+        make_place(path, path, opening)
+    return RockEngine(path, create=opening.create).records(opening)
 
 
-KIND = Kind(open_rock, "a directory (./events.rock)")
+CURRENT = re.compile(rb"MANIFEST-\d+\n")
+BLOCK = 32768
+HEADER = struct.Struct("<IHB")
+MOST_BYTES = 1 << 18
+"""How much of a manifest is verified. Ours have some hundred bytes, and a few for each file that is made later."""
+POLYNOMIAL, MASK = 0x82F63B78, 0xA282EAD8
+
+
+def _table() -> list[int]:
+    found = []
+    for value in range(256):
+        for _ in range(8):
+            value = value >> 1 ^ (POLYNOMIAL if value & 1 else 0)  # noqa: PLW2901
+        found.append(value)
+    return found
+
+
+TABLE = _table()
+
+
+def check_files(path: Path) -> None:
+    """Raise Corrupt if CURRENT names no manifest that is there, or a record of that one does not verify."""
+    current = path / "CURRENT"
+    try:
+        name = current.read_bytes()
+        if not CURRENT.fullmatch(name):
+            raise _damaged(current, f"it says {name[:40]!r}, where the name of a manifest belongs")
+        manifest = path / name.decode().strip()
+        with manifest.open("rb") as file:
+            at = _first_wrong(file.read(MOST_BYTES))
+    except FileNotFoundError as error:
+        if current.read_bytes() != name:
+            return check_files(path)  # a process that writes made a new manifest
+        raise _damaged(current, f"it names {name.decode().strip()}, which is not there") from error
+    if at is not None:
+        raise _damaged(manifest, f"its record at byte {at} does not verify")
+    return None
+
+
+def _damaged(file: Path, why: str) -> Corrupt:
+    return Corrupt(
+        f"{file} of a RocksDB database is damaged: {why}. Nothing was changed; restore it from a copy", key=str(file)
+    )
+
+
+def _first_wrong(data: bytes) -> int | None:
+    """Where the first whole record begins that does not verify. A record that is not whole may be torn."""
+    at = 0
+    while at + HEADER.size <= len(data):
+        if BLOCK - at % BLOCK < HEADER.size:
+            at += BLOCK - at % BLOCK
+            continue
+        masked, length, kind = HEADER.unpack_from(data, at)
+        end = at + HEADER.size + length
+        if end > len(data):
+            return None
+        if _masked(data[at + HEADER.size - 1 : end]) != masked and (kind or length or any(data[at:])):
+            return at
+        at = end
+    return None
+
+
+def _masked(data: bytes) -> int:
+    """The checksum (CRC-32C) as RocksDB stores it."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc = TABLE[(crc ^ byte) & 0xFF] ^ crc >> 8
+    crc ^= 0xFFFFFFFF
+    return ((crc >> 15 | crc << 17) + MASK) & 0xFFFFFFFF
+
+
+KIND = Kind(open_rock)

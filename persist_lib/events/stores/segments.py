@@ -6,19 +6,23 @@ frame that does not verify is torn, and was never acknowledged, if no frame of a
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import struct
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import xxhash
 
-from persist_lib.errors import Corrupt, NewerFormat
+from persist_lib.errors import Corrupt
 from persist_lib.events.api import EVENTS, Held, Key, Put
+from persist_lib.events.stores.shared import FORMAT, newer
+from persist_lib.location.directories import fsync_directory
+from persist_lib.runtime.ambient import Runtime
 
-FORMAT = 1
 MAGIC = b"persist events\r\n"
 HEADER = struct.Struct(">16sB8sQQ")
 HEADER_BYTES = HEADER.size + 8
@@ -78,14 +82,6 @@ def check_header(path: Path, data: bytes, log: bytes, epoch: int, first: int) ->
         found = HEADER.unpack_from(data) if len(data) >= HEADER.size else ()
         why = f"it is of another log ({found[2].hex()})" if found[:1] == (MAGIC,) and found[2] != log else "its header"
         raise Corrupt(f"{path} is damaged: {why}. Nothing was changed; restore it from a copy", key=str(path))
-
-
-def newer(path: Path, found: object) -> NewerFormat:
-    """The error for what a newer release wrote."""
-    return NewerFormat(
-        f"{path} has format {found}, this release knows up to {FORMAT}; nothing was touched. Upgrade persist-lib",
-        found=found, known=FORMAT,
-    )  # fmt: skip
 
 
 class Segment:
@@ -202,7 +198,7 @@ class Segment:
         index = id_ - self.first
         if index + 1 < len(self.starts):
             return self.starts[index], self.starts[index + 1]
-        # SUBTLE: fragments of an event that never came may lie behind the last one.
+        # Fragments of an event that never came may lie behind the last one.
         return self.starts[index], self.end if self._start is None else self._start
 
     def read(self, from_id: int, through: int) -> Iterator[Held]:
@@ -250,3 +246,74 @@ def _parse(data: bytes, begin: int, at: int, *, verify: bool) -> tuple[Frame | N
         if digest.digest() != data[body - 8 : body]:
             return None, None
     return frame, record
+
+
+MOST_VECTORS = 1020
+CLAIM = "epoch-"
+
+
+def claim_name(epoch: int) -> str:
+    """The file that claims an epoch."""
+    return f"{CLAIM}{epoch:010d}"
+
+
+def claims_in(root: Path) -> list[int]:
+    """The epochs that are claimed."""
+    names = os.listdir(root)  # noqa: PTH208 - names only
+    return [int(name.removeprefix(CLAIM)) for name in names if name.startswith(CLAIM)]
+
+
+def segment_name(epoch: int, first: int) -> str:
+    """The file of the events that a writer wrote, from an id on."""
+    return f"{epoch:010d}-{first:020d}"
+
+
+def note_name(key: Key) -> str:
+    """The file of a record of a snapshot or mark."""
+    return f"{key.id:020d}.{key.fragment}"
+
+
+def is_held(claim: Path) -> bool:
+    """Whether the process that made a claim lives (or is paused)."""
+    try:
+        fd = os.open(claim, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return True  # replaced by a newer one: look again
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def write_all(fd: int, pieces: Sequence[bytes | bytearray | memoryview]) -> int:
+    """Write buffers one after the other, without joining them. Returns how many bytes they have."""
+    total = 0
+    for start in range(0, len(pieces), MOST_VECTORS):
+        views = [memoryview(piece).cast("B") for piece in pieces[start : start + MOST_VECTORS]]
+        while views:
+            written = os.writev(fd, views)
+            total += written
+            while views and written >= len(views[0]):
+                written -= len(views.pop(0))
+            if written:
+                views[0] = views[0][written:]
+    return total
+
+
+def write_file(path: Path, content: bytes, runtime: Runtime, *, once: bool = False) -> None:
+    """Replace a file, durably and as a whole. `once`: it stays as it is if it is there."""
+    temporary = path.with_name(f".{path.stem}.{runtime.entropy():016x}")
+    with temporary.open("xb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    if once:
+        with contextlib.suppress(FileExistsError):
+            os.link(temporary, path)
+        temporary.unlink()
+    else:
+        temporary.replace(path)
+    fsync_directory(path.parent)

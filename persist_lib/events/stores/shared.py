@@ -1,35 +1,24 @@
-"""What drivers have in common: errors, keys as sorted bytes, what a log says of itself, and pages of a size."""
+"""What drivers have in common: what a log says of itself, its path, requests that are sent again, and errors."""
 
 from __future__ import annotations
 
+import contextlib
 import json
-import threading
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TypeVar
 
-from persist_lib.errors import Corrupt, Fenced, NewerFormat
-from persist_lib.events.api import Buffer, Key
+from persist_lib.errors import Corrupt, Determinate, Fenced, InvalidUsage, NewerFormat, NotFound, PersistError
+from persist_lib.events.api import Buffer, Opening
+from persist_lib.location.directories import make_directories, no_room
 from persist_lib.location.wrap.deadline import within
 from persist_lib.location.wrap.retrying import retry
 from persist_lib.runtime.ambient import Runtime
-from persist_lib.runtime.forks import Stage, enrol
 
 T = TypeVar("T")
 FORMAT = 1
 PATIENCE_S = 20.0
 """How long a failed request is sent again."""
-
-
-class Guard:
-    """A lock of a module. A forked child gets a new one, as a thread of the parent may hold the old one."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        enrol(self, Stage.STORES)
-
-    def after_fork_in_child(self) -> None:
-        """Renew the lock."""
-        self.lock = threading.Lock()
 
 
 def sent_again(runtime: Runtime, call: Callable[[], T]) -> T:
@@ -68,14 +57,18 @@ def open_meta(data: bytes, where: str) -> bytes:
             key=where,
         ) from error
     if not isinstance(version, int) or version > FORMAT:
-        raise NewerFormat(
-            f"{where} has format {version}, this release knows up to {FORMAT}; nothing was touched. Upgrade "
-            "persist-lib",
-            found=version, known=FORMAT,
-        )  # fmt: skip
+        raise newer(where, version)
     if len(log) != 8:
         raise Corrupt(f"{where} is damaged: the name of the log is {log.hex()!r}", key=where)
     return log
+
+
+def newer(where: object, found: object) -> NewerFormat:
+    """The error for what a newer release wrote."""
+    return NewerFormat(
+        f"{where} has format {found}, this release knows up to {FORMAT}; nothing was touched. Upgrade persist-lib",
+        found=found, known=FORMAT,
+    )  # fmt: skip
 
 
 def parse_epoch(data: bytes | None, where: str) -> int:
@@ -87,23 +80,6 @@ def parse_epoch(data: bytes | None, where: str) -> int:
     return int(data)
 
 
-def encode_key(key: Key) -> bytes:
-    """A key as bytes, in the order of ids and fragments within a space."""
-    return b"\1%b\0%b%b" % (key.space.encode(), key.id.to_bytes(8, "big"), key.fragment.to_bytes(4, "big"))
-
-
-def decode_key(space: str, key: bytes) -> tuple[int, int]:
-    """The id and the fragment of a key of this space. What follows is left alone."""
-    at = len(space) + 2
-    return int.from_bytes(key[at : at + 8], "big"), int.from_bytes(key[at + 8 : at + 12], "big")
-
-
-def key_range(space: str, from_id: int, below: int | None) -> tuple[bytes, bytes]:
-    """The keys of a space with ids in `[from_id, below)`: the first one, and the first behind them."""
-    name = b"\1%b" % space.encode()
-    return encode_key(Key(space, from_id, 0)), name + b"\1" if below is None else encode_key(Key(space, below, 0))
-
-
 def as_bytes(buffer: Buffer) -> bytes:
     """The same as `bytes`, without a copy if it is a view of the whole of some: for clients that take nothing else."""
     if isinstance(buffer, memoryview) and isinstance(buffer.obj, bytes) and buffer.nbytes == len(buffer.obj):
@@ -111,13 +87,34 @@ def as_bytes(buffer: Buffer) -> bytes:
     return bytes(buffer)
 
 
-def pages(sizes: Sequence[tuple[int, int]], most: int) -> Iterator[tuple[int, int]]:
-    """The first and the last id of each page, of ids and their sizes in order. A page has `most` bytes, or one id."""
-    start, total = 0, 0
-    for at, (_, size) in enumerate(sizes):
-        if at > start and total + size > most:
-            yield sizes[start][0], sizes[at - 1][0]
-            start, total = at, 0
-        total += size
-    if sizes:
-        yield sizes[start][0], sizes[-1][0]
+def parse_path(options: Sequence[str], default: str, usage: str) -> Path:
+    """The path of a store in files, which takes at most that option."""
+    if len(options) > 1 or not all(options):
+        raise InvalidUsage(f"{usage}: got {len(options)} options")
+    return Path(options[0] if options else default).absolute()
+
+
+def take_option(options: Sequence[str], name: str) -> tuple[list[str], list[str]]:
+    """The options without those of the form `name=value`, and their values."""
+    start = f"{name}="
+    rest = [option for option in options if not option.startswith(start)]
+    return rest, [option.removeprefix(start) for option in options if option.startswith(start)]
+
+
+def make_place(path: Path, folder: Path, opening: Opening) -> None:
+    """Make the folder of a log that is not there. Raises NotFound unless one may be made."""
+    if not opening.create:
+        raise NotFound(f"there is no event log in {path}. Check the path; a writer makes one", path=str(path))
+    with failing(Determinate, "make", folder):
+        make_directories(folder)
+
+
+@contextlib.contextmanager
+def failing(kind: type[PersistError], doing: str, path: Path) -> Iterator[None]:
+    """Raise an error of the system as `kind`, and a lack of room as DiskFull where nothing can have happened."""
+    try:
+        yield
+    except OSError as error:
+        if (full := no_room("events", path, error)) is not None:
+            raise full from error
+        raise kind(f"could not {doing} {path}: {error}", path=str(path), errno=error.errno) from error

@@ -8,11 +8,11 @@ from typing import TypeVar
 
 import apsw
 
-from persist_lib.errors import Corrupt, InvalidUsage, Missing, NotFound
+from persist_lib.errors import Corrupt
 from persist_lib.events.api import EVENTS, Held, Key, Kind, Opening, Put
-from persist_lib.events.stores.ending import EndMark
-from persist_lib.events.stores.shared import fenced, pages
-from persist_lib.location.directories import make_directories
+from persist_lib.events.stores.end_mark import EndMark
+from persist_lib.events.stores.ordered import Engine, OrderedRecords, Span, scan_pages
+from persist_lib.events.stores.shared import fenced, make_place, parse_path
 from persist_lib.location.sqlite import file as sqlite_file
 from persist_lib.location.sqlite.connections import Connections, Session
 from persist_lib.location.sqlite.consensus import BUSY_S, Patience, check_in_place, transaction
@@ -22,8 +22,6 @@ T = TypeVar("T")
 DEFAULT = "events.sqlite"
 LIMIT = 900_000_000
 """SQLite keeps at most 1,000,000,000 bytes in a row."""
-PAGE_BYTES = 4 << 20
-"""About how many bytes of events are read at a time."""
 IN_DOUBT = "Events were committed to what this process has open, which is not what is there now"
 
 # Fragment 0 of each event is a row of its own table, so that the common event is one append to one tree.
@@ -41,6 +39,8 @@ LAYOUT = sqlite_file.Layout(0x50524556, 1, SCHEMA)  # "PREV"
 CLAIM = "UPDATE log SET epoch = epoch + 1, owner = ? RETURNING epoch"
 PUT_EVENT = "INSERT OR REPLACE INTO event (id, head, body) VALUES (?, ?, ?)"
 PUT_OTHER = "INSERT OR REPLACE INTO other (space, id, fragment, head, body) VALUES (?, ?, ?, ?, ?)"
+DELETE_EVENTS = "DELETE FROM event WHERE id BETWEEN ? AND ?"
+DELETE_OTHERS = "DELETE FROM other WHERE space = ? AND id BETWEEN ? AND ?"
 GET_EVENT = "SELECT head, body FROM event WHERE id = ?"
 GET_OTHER = "SELECT head, body FROM other WHERE space = ? AND id = ? AND fragment = ?"
 SIZES = "SELECT id, length(body) FROM event WHERE id BETWEEN ? AND ? ORDER BY id LIMIT 8192"
@@ -50,18 +50,15 @@ HAS_OTHERS = f"SELECT 1 FROM other WHERE space = '{EVENTS}' AND id BETWEEN ? AND
 IDS = "SELECT id FROM other WHERE space = ? AND fragment = 0 ORDER BY id"
 
 
-class SqliteRecords:
-    """See `api.RecordStore`."""
+class SqliteEngine(Engine):
+    """A database in a file."""
+
+    limit = LIMIT
 
     def __init__(self, path: Path, runtime: Runtime) -> None:
-        self.limit: int | None = LIMIT
         self._path, self._runtime = path, runtime
         self._connections = Connections(self._connect, f"the event log {path}")
-        name = self._read("SELECT name FROM log", ())[0][0]
-        if not isinstance(name, bytes):
-            raise Corrupt(f"{path} is damaged: the log's name is no bytes. Restore it from a copy", key=str(path))
-        self.log = name
-        self._end = end_of(path)
+        self.log = self._bytes(self._read("SELECT name FROM log", ())[0][0], "the log's name")
 
     def _connect(self) -> apsw.Connection:
         try:
@@ -92,7 +89,7 @@ class SqliteRecords:
             done = work(session)
             check_in_place(session)
             session.cursor.execute("COMMIT")
-            # SUBTLE: again, so that a commit to a file that was replaced during it is never acknowledged.
+            # again, so that a commit to a file that was replaced during it is never acknowledged.
             check_in_place(session, IN_DOUBT)
             return done
 
@@ -105,61 +102,43 @@ class SqliteRecords:
         return self._connections.use(attempt)
 
     def claim(self, owner: str) -> int:
-        def claim(session: Session) -> int:
-            ((epoch,),) = session.cursor.execute(CLAIM, (owner,)).fetchall()
-            return self._int(epoch)
+        return self._write(lambda session: self._int(session.cursor.execute(CLAIM, (owner,)).fetchall()[0][0]), None)
 
-        self.last()  # SUBTLE: first, as SQLite would write over what a damaged write-ahead log still has
-        return self._write(claim, None)
-
-    def last(self) -> int:
-        try:
-            return self._end.checked(self.log, self.find_last)
-        except Missing:
-            self._connections.let_go()  # without writing the log back, which would remove what is left of it
-            raise
-
-    def find_last(self) -> int:
-        # Each transaction continues what is there, so there are no gaps.
-        newest = self._read("SELECT max(id) FROM event", ())[0][0]
-        return 0 if newest is None else self._int(newest)
-
-    def known_last(self) -> int:
-        return self._end.known(self.log)
-
-    def forget_end(self) -> None:
-        self._end.write(self.log, self.find_last())
-
-    def verify(self) -> None:
-        for (found,) in self._read("PRAGMA integrity_check(1)", ()):
-            if found != "ok":
-                raise Corrupt(f"{self._path} is damaged: {found}. Restore it from a copy", key=str(self._path))
-
-    def _int(self, found: object) -> int:
-        if type(found) is not int:  # SQLite keeps any type in any column
-            raise Corrupt(
-                f"{self._path} is damaged: it has {found!r} for a number. Restore it from a copy", key=str(self._path)
-            )
-        return found
-
-    def discard(self, epoch: int, last: int) -> None:
-        def discard(session: Session) -> None:
-            session.cursor.execute("DELETE FROM event WHERE id > ?", (last,))
-            session.cursor.execute("DELETE FROM other WHERE space = ? AND id > ?", (EVENTS, last))
-
-        self._write(discard, epoch)
-        self._end.write(self.log, last)
-
-    def put(self, epoch: int, puts: Sequence[Put]) -> None:
-        def put_all(session: Session) -> None:
+    def change(self, epoch: int, puts: Sequence[Put], gone: Span | None = None) -> None:
+        def change(session: Session) -> None:
+            if gone is not None:
+                session.cursor.execute(DELETE_OTHERS, gone)
+                if gone.space == EVENTS:
+                    session.cursor.execute(DELETE_EVENTS, gone[1:])
             for (space, id_, fragment), head, body in puts:
                 if space == EVENTS and fragment == 0:
                     session.cursor.execute(PUT_EVENT, (id_, head, body))
                 else:
                     session.cursor.execute(PUT_OTHER, (space, id_, fragment, head, body))
 
-        self._write(put_all, epoch)
-        self._end.note(self.log, puts)
+        self._write(change, epoch)
+
+    def last(self) -> int:
+        newest = self._read("SELECT max(id) FROM event", ())[0][0]
+        return 0 if newest is None else self._int(newest)
+
+    def verify(self) -> None:
+        for (found,) in self._read("PRAGMA integrity_check(1)", ()):
+            if found != "ok":
+                raise self._damaged(str(found))
+
+    def _damaged(self, why: str) -> Corrupt:
+        return Corrupt(f"{self._path} is damaged: {why}. Restore it from a copy", key=str(self._path))
+
+    def _int(self, found: object) -> int:
+        if type(found) is not int:  # SQLite keeps any type in any column
+            raise self._damaged(f"it has {found!r} for a number")
+        return found
+
+    def _bytes(self, found: object, what: str) -> bytes:
+        if not isinstance(found, bytes):
+            raise self._damaged(f"{what} is no bytes")
+        return found
 
     def get(self, key: Key) -> Held | None:
         is_event = key.space == EVENTS and key.fragment == 0
@@ -167,58 +146,43 @@ class SqliteRecords:
         return self._held(key, *rows[0]) if rows else None
 
     def _held(self, key: Key, head: object, body: object) -> Held:
-        if not (isinstance(head, bytes) and isinstance(body, bytes)):  # SQLite keeps any type in any column
-            raise Corrupt(f"{self._path} is damaged: record {key} is no bytes. Restore it from a copy", key=str(key))
-        return Held(key, memoryview(head), memoryview(body))
+        what = f"record {key}"
+        return Held(key, memoryview(self._bytes(head, what)), memoryview(self._bytes(body, what)))
 
     def scan(self, from_id: int, through: int) -> Iterator[Held]:
-        """Read pages of some megabytes, so that no read transaction stays open between two steps."""
-        while sizes := self._read(SIZES, (from_id, through)):
-            for first, end in pages([(self._int(id_), self._int(size)) for id_, size in sizes], PAGE_BYTES):
-                has_others = bool(self._read(HAS_OTHERS, (first, end)))
-                for id_, head, body in self._read(SCAN_EVENTS, (first, end)):
-                    key = Key(EVENTS, self._int(id_), 0)
-                    yield self._held(key, head, body)
-                    if has_others:
-                        yield from self._others(key.id)
-            from_id = end + 1
+        def sizes(first: int, end: int) -> list[tuple[int, int]]:
+            return [(self._int(id_), self._int(size)) for id_, size in self._read(SIZES, (first, end))]
 
-    def _others(self, id_: int) -> Iterator[Held]:
-        for fragment, head, body in self._read(SCAN_OTHERS, (id_,)):
-            yield self._held(Key(EVENTS, id_, self._int(fragment)), head, body)
+        return scan_pages(sizes, self._page, from_id, through)
+
+    def _page(self, first: int, end: int) -> Iterator[Held]:
+        has_others = bool(self._read(HAS_OTHERS, (first, end)))
+        for id_, head, body in self._read(SCAN_EVENTS, (first, end)):
+            yield self._held(Key(EVENTS, self._int(id_), 0), head, body)
+            for fragment, part, rest in self._read(SCAN_OTHERS, (self._int(id_),)) if has_others else ():
+                yield self._held(Key(EVENTS, self._int(id_), self._int(fragment)), part, rest)
 
     def ids(self, space: str) -> list[int]:
         return [self._int(id_) for (id_,) in self._read(IDS, (space,))]
 
-    def remove(self, epoch: int, space: str, below: int) -> None:
-        def remove(session: Session) -> None:
-            session.cursor.execute("DELETE FROM other WHERE space = ? AND id < ?", (space, below))
-
-        self._write(remove, epoch)
+    def let_go(self) -> None:
+        """Close connections without writing SQLite's log back, which would remove what is left of it."""
+        self._connections.let_go()
 
     def close(self) -> None:
         self._connections.close()
-        self._end.close()
 
 
-def end_of(path: Path) -> EndMark:
-    """The end mark of the log in a database."""
-    return EndMark(path.with_name(f"{path.name}-end"))
-
-
-def open_sqlite(options: Sequence[str], opening: Opening) -> SqliteRecords:
+def open_sqlite(options: Sequence[str], opening: Opening) -> OrderedRecords:
     """Open the database at a path: `sqlt:PATH`."""
-    if len(options) > 1 or not all(options):
-        raise InvalidUsage(f"a store of events in SQLite is sqlt:PATH: got {len(options)} options")
-    path = Path(options[0] if options else DEFAULT).absolute()
+    path = parse_path(options, DEFAULT, "a store of events in SQLite is sqlt:PATH")
+    mark = EndMark(path.with_name(f"{path.name}-end"))
     if not path.exists():
-        if not opening.create:
-            raise NotFound(f"there is no event log {path}. Check the path; a writer makes one", path=str(path))
-        end_of(path).check_new()
-        make_directories(path.parent)
+        make_place(path, path.parent, opening)
+        mark.check_new()
         sqlite_file.create(path, opening.runtime.entropy, LAYOUT)
     sqlite_file.check_format(path, LAYOUT)
-    return SqliteRecords(path, opening.runtime)
+    return OrderedRecords(SqliteEngine(path, opening.runtime), mark)
 
 
-KIND = Kind(open_sqlite, "a file (./events.sqlite)")
+KIND = Kind(open_sqlite)

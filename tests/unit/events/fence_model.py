@@ -1,4 +1,4 @@
-"""A small model of `events.conditional`: every interleaving of writers on places that are put on a condition.
+"""A small model of `events.stores.s3`: every interleaving of writers on places that are put on a condition.
 
 Writer 0 runs already, in epoch 1. The others may take over at any time. Each may stop for ever at any step, which is a
 crash, or go on however late, which is a pause; and what it has sent may arrive at any later time, or never. A writer

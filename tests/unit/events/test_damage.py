@@ -76,9 +76,9 @@ def _write_disk(opened: Any, records: Records) -> None:
 
 
 def _write_s3(opened: Any, records: Records) -> None:
-    opened._places.delete(["hint", *opened._places.names("events/")])
+    opened._objects.delete(["hint", *opened._objects.names("events/")])
     for (id_, fragment), record in records.items():
-        opened._places.overwrite(f"events/{id_:020d}/{fragment:010d}", record)
+        opened._objects.overwrite(f"events/{id_:020d}/{fragment:010d}", record)
 
 
 def _write_persist(opened: Any, records: Records) -> None:

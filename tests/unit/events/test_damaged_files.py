@@ -14,6 +14,7 @@ import pytest
 from persist_lib.errors import Corrupt, Damage, Locked, Missing
 from persist_lib.events import check, copy, open_store
 from persist_lib.events.store import LogStore
+from persist_lib.events.stores.end_mark import EndMark
 from tests.eventlogs import contents, write
 from tests.storedbytes import PAYLOADS, Wrong, ask, make
 from tests.unit.events.programs import Counter
@@ -107,6 +108,20 @@ def test_a_cut_end_of_a_killed_writers_file_is_missed(kind: str, tmp_path: Path)
         with pytest.raises(Missing, match="are gone"):
             use()
     assert kind != "sqlt" or path.read_bytes() == data[: len(data) * 3 // 4], "what is left of it is not written over"
+
+
+@pytest.mark.parametrize("kind", ["sqlt", "lmdb", "rock"])
+def test_a_log_that_lost_events_is_not_claimed(kind: str, tmp_path: Path) -> None:
+    store = open_store(f"{kind}:{tmp_path / 'events'}")
+    write(store, [b"one"])
+    with store.reader(), store as opened:
+        (path,) = tmp_path.rglob("*end")
+        EndMark(path).write(opened.records.log, 2)
+    with pytest.raises(Missing, match="Nothing was changed"):
+        store.writer()
+    path.unlink()
+    with store.writer() as writer:
+        assert writer.epoch == 2, "the failed start claimed none"
 
 
 @pytest.mark.parametrize("kind", ["sqlt", "lmdb", "rock"])

@@ -1,4 +1,4 @@
-"""The event loop: what is released, when, in which order, and what everybody is told when it stops."""
+"""The event loop: what is released, when, in which order, and what each submitter gets when it stops."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import pytest
 
 import persist_lib as persist
 from persist_lib.errors import NotReleased
-from persist_lib.events.looking import set_released
 from persist_lib.events.loop import Loop
 from persist_lib.events.program import Program
-from persist_lib.events.starting import replay
+from persist_lib.events.recovery import replay
+from persist_lib.events.repair import set_released
 from tests.gated import wait_for
 from tests.unit.events.programs import LONG_S, Counter, Gate, raising
 from tests.unit.events.stored import MemoryStore
@@ -173,7 +173,7 @@ def test_a_computation_that_fails_stops_the_loop_with_nothing_of_it_or_after_it_
 def test_nothing_is_written_any_more_behind_a_failure(
     store: MemoryStore, counter: Counter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An event whose submitter is told that it was not written must not come into the log after that."""
+    """An event whose future says that it was not written must not come into the log after that."""
     stepping, writing = Gate(), Gate()
 
     def fail(_: object) -> None:

@@ -1,4 +1,4 @@
-"""Two stores: copying a log, moving it to where it goes on, and what is refused before anything is written."""
+"""Two stores: copying a log, moving it to where it continues, and what is refused before anything is written."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 import persist_lib as persist
 from persist_lib.events import check
 from persist_lib.events.loop import Loop
-from persist_lib.events.moving import compare, copy
-from persist_lib.events.pair import joined
+from persist_lib.events.migrate import compare, copy
+from persist_lib.events.mirrored_store import joined
 from tests.gated import wait_for
 from tests.unit.events.programs import LONG_S, Counter
 from tests.unit.events.stored import MemoryStore
@@ -107,7 +107,7 @@ def test_a_copy_continues_with_what_is_new(first: MemoryStore, second: MemorySto
 
 
 def test_a_mark_beyond_what_was_copied_is_not_copied(first: MemoryStore, second: MemoryStore) -> None:
-    """A program goes on in the source meanwhile: its mark is read after its events."""
+    """A program writes to the source at the same time: its mark is read after its events."""
     copy(first, second)
     copy(first, second, progress=lambda *_: first.marks.update(released=b'{"through":9}'))
     assert second.marks["released"] == b'{"through":5}'
@@ -169,7 +169,7 @@ def test_whenever_it_dies_it_is_finished_by_the_next_and_nobody_takes_a_part_for
     except Killed:
         assert second.events == events[: len(second.events)]
         if second.is_there and 0 < len(second.events) < 5:
-            with pytest.raises(persist.Refused, match="goes on in first"):
+            with pytest.raises(persist.Refused, match="continues in first"):
                 Loop(second, counter.program)
     mend()
     mend = killed_after(second, writes)
@@ -183,7 +183,7 @@ def test_whenever_it_dies_it_is_finished_by_the_next_and_nobody_takes_a_part_for
     with Loop(second, counter.program) as loop:
         assert loop.submit(b"more").result(LONG_S).event_id == 6
     if act == "move":
-        with pytest.raises(persist.Refused, match="goes on in second"):
+        with pytest.raises(persist.Refused, match="continues in second"):
             Loop(first, counter.program)
     else:
         Loop(first, counter.program).stop()
@@ -195,18 +195,18 @@ def test_a_moved_log_goes_on_only_where_it_went(first: MemoryStore, second: Memo
         loop.submit(b"more").result(LONG_S)
     assert counter.released == ["6:more"]
     assert len(first.events) == 5
-    with pytest.raises(persist.Refused, match="the log in first goes on in second"):
+    with pytest.raises(persist.Refused, match="the log in first continues in second"):
         Loop(first, counter.program)
-    with pytest.raises(persist.Refused, match="goes on in second"):
+    with pytest.raises(persist.Refused, match="continues in second"):
         copy(first, MemoryStore("third"))
-    with pytest.raises(persist.Refused, match="goes on in second"):
+    with pytest.raises(persist.Refused, match="continues in second"):
         Loop(MemoryStore("third"), counter.program, source=first)
     with Loop(second, counter.program, source=first) as loop:
         assert loop.accepted == 6
     with Loop(first, counter.program, source=second) as loop:
         loop.submit(b"back").result(LONG_S)
     assert len(first.events) == 7
-    with pytest.raises(persist.Refused, match="goes on in first"):
+    with pytest.raises(persist.Refused, match="continues in first"):
         Loop(second, counter.program)
     assert counter.released == ["6:more", "7:back"]
 
@@ -363,7 +363,7 @@ def test_a_log_that_is_moved_until_it_is_claimed_does_not_go_on_here(
     first: MemoryStore, second: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     moved_when_claimed(first, second, monkeypatch)
-    with pytest.raises(persist.Refused, match="goes on in second: it was moved there"):
+    with pytest.raises(persist.Refused, match="continues in second: it was moved there"):
         Loop(first, Counter().program)
     with Loop(second, Counter().program) as loop:
         assert loop.accepted == 5
@@ -374,7 +374,7 @@ def test_neither_does_it_go_on_where_somebody_else_was_about_to_move_it(
 ) -> None:
     moved_when_claimed(first, second, monkeypatch)
     third = MemoryStore("third")
-    with pytest.raises(persist.Refused, match="goes on in second: it was moved there"):
+    with pytest.raises(persist.Refused, match="continues in second: it was moved there"):
         Loop(third, Counter().program, source=first)
     with third.reader() as reader:
         assert reader.last == 0

@@ -46,7 +46,7 @@ def make_newer(kind: str, store: LogStore, folder: Path) -> None:
             db.close()
         case "s3":
             records: Any = store.open_driver(create=False)
-            records._places.overwrite("events.json", json.dumps(newer).encode())
+            records._objects.overwrite("events.json", json.dumps(newer).encode())
             records.close()
         case _:
             with persist.open(store.specifier.options[0]) as client:

@@ -1,4 +1,4 @@
-"""Logs that the first version wrote, as files: later releases read them, go on with them, and write the same bytes."""
+"""Logs that the first version wrote, as files: later releases read them, continue them, and write the same bytes."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 
 from persist_lib.events import open_store
 from persist_lib.events.api import EVENTS
-from persist_lib.events.fragments import cut
-from persist_lib.events.record import EVENT, NOTHING
+from persist_lib.events.log import cut
+from persist_lib.events.record import NOTHING
 from persist_lib.events.stores.segments import HEADER_BYTES, encode_frame, encode_header
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "events_v1"
@@ -49,7 +49,7 @@ def test_this_release_writes_the_bytes_of_the_first_version() -> None:
         for batch, id_ in enumerate((first, first + 1)):
             payload = PAYLOADS[id_ - 1]
             puts, previous = cut(
-                EVENTS, id_, payload, kind=EVENT, log=log, epoch=epoch, previous=previous, limit=100
+                EVENTS, id_, payload, log=log, epoch=epoch, previous=previous, limit=100
             )  # fmt: skip
             for put in puts:
                 expected += encode_frame(put, batch, is_last=put is puts[-1]) + put.head + bytes(put.body)

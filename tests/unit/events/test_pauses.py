@@ -1,6 +1,6 @@
-"""A writer that was paused, and goes on after its successor has begun: at any step, and for however long.
+"""A writer that was paused, and continues after its successor has begun: at any step, and for however long.
 
-What it was told is durable is in the log, nothing of it comes into the log later, and it is told nothing more.
+What was acknowledged to it is in the log, nothing of it comes into the log later, and nothing more is acknowledged.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from persist_lib.errors import Fenced, Indeterminate, NotSent, PersistError
 from persist_lib.events import open_store
 from persist_lib.events.store import LogStore
 from persist_lib.events.stores import disk
-from persist_lib.events.writing import LogWriter
+from persist_lib.events.writer import LogWriter
 from persist_lib.runtime.ambient import Runtime
 from tests.eventlogs import KINDS, contents, specifier, store_of, write
 
@@ -133,7 +133,7 @@ def test_on_s3_the_successor_comes_at_any_request(limit: int | None, moment: str
         takeover, counting = Takeover(open_store(place), moment), Counting(strikes)
 
         def arrange(records: Any, takeover: Takeover = takeover, counting: Counting = counting) -> None:
-            records._places.put = counting.of(records._places.put, takeover)
+            records._objects.put = counting.of(records._objects.put, takeover)
 
         acknowledged, error = predecessor(place, PAYLOADS, arrange)
         if not takeover.is_done:

@@ -1,4 +1,4 @@
-"""A damaged log is mended as far as that needs no guess: the first events that verify stay, and the log goes on."""
+"""A damaged log is mended as far as that needs no guess: the first events that verify stay, and the log continues."""
 
 from __future__ import annotations
 

@@ -11,9 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from persist_lib.errors import InvalidUsage, PersistError
+import persist_lib as persist
+from persist_lib import events
+from persist_lib.errors import Determinate, InvalidUsage, PersistError
 from persist_lib.events import Kind, Opening, RecordStore, Specifier, known_kinds, open_store, parse_specifier
-from persist_lib.events import kinds as kinds_module
+from persist_lib.events import store as kinds_module
 from persist_lib.events.stores import disk
 
 
@@ -121,6 +123,13 @@ def test_wrong_options_are_refused_before_anything_is_made(
     assert [*tmp_path.iterdir()] == []
 
 
+@pytest.mark.parametrize("kind", ["disk", "sqlt", "lmdb", "rock"])
+def test_a_place_that_cannot_be_made_is_a_determinate_failure(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(Determinate, match="Not a directory"):
+        open_store(f"{kind}:{tmp_path}/file/folder/log").writer()
+
+
 def test_other_packages_add_kinds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = tmp_path / "third_party_events.py"
     of_ours = "from persist_lib.events.stores.disk import open_disk"
@@ -163,3 +172,31 @@ def test_a_limit_bounds_what_a_driver_is_given(tmp_path: Path) -> None:
         writer.write_snapshot(9, bytes(1000))
         writer.flush(30)
     assert max(most) == 100
+
+
+@pytest.fixture
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def named(given_input: str | None = None, given_output: str | None = None) -> tuple[str, str | None]:
+    store, source = events.choose(given_input, given_output)
+    return events.name_of(store), None if source is None else events.name_of(source)
+
+
+@pytest.mark.usefixtures("_here")
+def test_both_default_to_disk_and_an_input_that_was_not_given_counts_only_if_there_is_a_log() -> None:
+    assert named() == ("disk", None)
+    assert named(None, "sqlt:x") == ("sqlt:x", None)
+    assert named("sqlt:x", "sqlt:x") == ("sqlt:x", None)
+    assert named("sqlt:x") == ("disk", "sqlt:x"), "also one that is not there: it was given"
+    assert named("sqlt:x", "lmdb:y") == ("lmdb:y", "sqlt:x")
+    assert not list(Path().iterdir()), "nothing is opened"
+    events.open_store("disk").writer().close()
+    assert named(None, "sqlt:x") == ("sqlt:x", "disk")
+
+
+@pytest.mark.parametrize("given", [("", None), (None, ""), ("found:x", None), (None, "5"), ("disk:\n", None)])
+def test_what_names_no_store_is_refused(given: tuple[str | None, str | None]) -> None:
+    with pytest.raises(persist.InvalidUsage):
+        events.choose(*given)

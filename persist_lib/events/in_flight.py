@@ -8,20 +8,170 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent import futures
+from copy import copy
+from dataclasses import dataclass, field
 
-from persist_lib.errors import BufferFull, InvalidUsage, TimedOut
-from persist_lib.events.outcomes import inherited, not_accepted
-from persist_lib.events.submitted import EventFuture, Submitted
+import msgspec
+
+from persist_lib.arguments import shown
+from persist_lib.errors import BufferFull, Indeterminate, InvalidUsage, NotReleased, NotSent, PersistError, TimedOut
+from persist_lib.events.program import Effect
 from persist_lib.runtime.ambient import Runtime
-from persist_lib.runtime.threads import SLICE_S, Bell, is_ending
+from persist_lib.runtime.threads import SLICE_S, Bell, Future, is_ending
+
+
+class Done(msgspec.Struct, frozen=True):
+    """An event that is durable and computed, and whose effects are released: its id, and those effects."""
+
+    event_id: int
+    effects: tuple[Effect, ...]
+
+
+class EventFuture(Future[Done]):
+    """The future of a submitted event. It cannot be cancelled. `event_id` is known at once, and is not durable yet."""
+
+    def __init__(self, event_id: int) -> None:
+        super().__init__()
+        self.event_id = event_id
+        self.set_running_or_notify_cancel()
+
+
+@dataclass(slots=True, eq=False)
+class Submitted:
+    """One accepted event.
+
+    Computing and persisting have nothing to do with one another: each is submitted, and done at some later moment. Only
+    when both are done are the effects released. `failure` is why one of the two never will be.
+    """
+
+    id: int
+    payload: bytes
+    through_bytes: int
+    """How many bytes were accepted up to and with this event, since the loop was opened."""
+    future: EventFuture
+    computing_done: bool = False
+    persisting_submitted: bool = False
+    persisting_done: bool = False
+    effects: list[Effect] = field(default_factory=list)
+    failure: BaseException | None = None
+    persisting: futures.Future[None] | None = None
+    """What the store answered."""
+
+    @property
+    def is_releasable(self) -> bool:
+        """Whether its effects may be released, once those of all events before it are."""
+        return self.computing_done and self.persisting_done
+
+
+def payload_of(event: object) -> bytes:
+    """The event's bytes, which no other code can change. Raises InvalidUsage for anything else."""
+    if isinstance(event, (bytes, bytearray, memoryview)):
+        return bytes(event)
+    hint = "; encode the text first" if isinstance(event, str) else ""
+    raise InvalidUsage(f"event must be bytes: got {shown(event)}{hint}", argument="event", value=event)
+
+
+def not_accepted(name: str, why: BaseException) -> PersistError:
+    """The error of `submit` after the loop has stopped by itself."""
+    text = f"{name}: the loop has stopped, so this event was not accepted: {said(why)}"
+    return caused(NotSent(text, earlier=said(why)), why)
+
+
+def inherited(name: str, event_id: int | None = None) -> PersistError:
+    """The error in a forked child."""
+    if event_id is None:
+        return NotSent(f"{name}: this loop belongs to the parent of this process, which continues with it", earlier="")
+    return Indeterminate(
+        f"{name}: event {event_id} was accepted before the process was forked. The parent continues with it, and there "
+        "its future says how it ends",
+        event_id=event_id,
+    )  # fmt: skip
+
+
+def release_failed(name: str, effect: Effect, error: BaseException) -> PersistError:
+    """The error of the event of which an effect could not be released."""
+    return caused(
+        NotReleased(
+            f"{name}: event {effect.event_id} is in the log, and its effect number {effect.number} could not be "
+            f"released: {said(error)}. Nothing after it was released. It may have arrived; the next start releases it "
+            "again. If it never can be, say so: `persist events mark`",
+            event_id=effect.event_id, number=effect.number,
+        ),
+        error,
+    )  # fmt: skip
+
+
+def fail_all(
+    name: str, left: Sequence[Submitted], failing: BaseException | None, failed: Callable[[], PersistError] | None,
+    seconds: float,
+) -> PersistError | None:  # fmt: skip
+    """Fail the futures of all events that were under way, with what is certain.
+
+    Returns the first one's error; without any, why the loop has failed, and None if it has not. Waits for what
+    the store has been given, at most so many seconds: only the store knows what is in the log.
+    """
+    futures.wait([submitted.persisting for submitted in left if submitted.persisting is not None], seconds)
+    if not left:
+        return failing if isinstance(failing, PersistError) else None
+    why = left[0].failure or failing or RuntimeError("the program has ended")
+    first: PersistError | None = None
+    for submitted in left:
+        error = failed() if failed and first is None else _outcome(name, submitted, why)
+        first = first or error
+        submitted.future.set_exception(_again(error))
+    return first
+
+
+def _outcome(name: str, submitted: Submitted, why: BaseException) -> PersistError:
+    id_, answer = submitted.id, submitted.persisting
+    if not submitted.persisting_submitted:
+        text = f"{name}: event {id_} was accepted and not written, as the loop has stopped: {said(why)}"
+        return caused(NotSent(text, earlier=said(why), event_id=id_), why)
+    if (answer is None and submitted.failure is None) or (answer is not None and not answer.done()):
+        return Indeterminate(
+            f"{name}: the store has not answered whether event {id_} is durable, and the loop has stopped: "
+            f"{said(why)}. The next start finds out",
+            event_id=id_,
+        )
+    error = submitted.failure if answer is None else answer.exception()
+    if error is None:
+        own = submitted.failure
+        reason = f"step raised on it: {said(own)}" if own else f"the loop has stopped before: {said(why)}"
+        mend = ". Mend the program so that it refuses such an event by an effect" if own else ""
+        text = f"{name}: event {id_} is in the log, and its effects are not released, as {reason}{mend}. "
+        return caused(NotReleased(f"{text}The next start computes and releases it", event_id=id_), own or why)
+    if isinstance(error, PersistError):
+        return error
+    text = f"{name}: event {id_} may be in the log or not, as writing it failed: {said(error)}. "
+    return caused(Indeterminate(f"{text}The next start finds out", event_id=id_), error)
+
+
+def _again(error: PersistError) -> PersistError:
+    """A copy for one more thread that raises it: each raise adds to an exception's traceback."""
+    again = copy(error)
+    again.__cause__ = error.__cause__
+    return again
+
+
+def said(error: BaseException) -> str:
+    """An error as a part of a sentence."""
+    return str(error) if isinstance(error, PersistError) else shown(error)
+
+
+def caused(error: PersistError, cause: BaseException) -> PersistError:
+    """The error with its cause."""
+    error.__cause__ = cause
+    return error
+
 
 ROOM_BYTES = 256
 """What an event counts for beside its payload."""
 
 
 class Flight:
-    """`last` is the last event of the log, from which ids go on."""
+    """`last` is the last event of the log, after which new ids come."""
 
     def __init__(self, name: str, runtime: Runtime, most_events: int, most_bytes: int, last: int) -> None:
         self._name, self._runtime = name, runtime
@@ -61,7 +211,7 @@ class Flight:
         """Up to and with which event all effects are released."""
         return self._released.id
 
-    # --- by whoever submits ---
+    # --- by submitters ---
 
     def accept(self, payload: bytes, seconds: float, *, block: bool, waits: bool) -> Submitted:
         """Accept an event when there is room. Unless the caller `waits`, there is always room."""
@@ -131,7 +281,7 @@ class Flight:
                         timeout_s=seconds,
                     )  # fmt: skip
         finally:
-            self._line.remove(place)  # SUBTLE: first, and by one call, so that an interrupt leaves no place in line
+            self._line.remove(place)  # first, and by one call, so that an interrupt leaves no place in line
             self._room.ring()
         return taken[0]
 
@@ -191,7 +341,7 @@ class Flight:
             first = self._under_way[0]
             if first.failure is None and first.is_releasable:
                 found.append(first)
-            # SUBTLE: a failure counts when its event is the first: those before it are carried through.
+            # A failure counts when its event is the first: those before it are carried through.
             is_left = self.failing is not None and not first.persisting_submitted
             return bool(found) or first.failure is not None or is_left
 

@@ -1,8 +1,8 @@
 """Two logs: comparing them, copying one into the other, and moving a log to another store.
 
-Both end as they are if the process dies: the next call compares what is there already, byte for byte, and goes on. A
+Both end as they are if the process dies: the next call compares what is there already, byte for byte, and continues. A
 log that holds anything else is refused before anything is written to it. As long as a copy is not complete, it carries
-a mark that the log goes on elsewhere, so that nobody takes it for the log. A log that was moved carries it too.
+a mark that the log continues elsewhere, so that no program takes it for the log. A log that was moved carries it too.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from persist_lib.events.marks import (
     write_elsewhere,
     write_released,
 )
-from persist_lib.events.naming import log_of, name_of
-from persist_lib.events.pair import Pair
+from persist_lib.events.mirrored_store import MirroredWriter
+from persist_lib.events.store import find_log, log_of, name_of
 
 Progress = Callable[[int, int], object]
 """Called with the number of events that are done and their total number."""
@@ -79,7 +79,7 @@ def copy(source: Store, target: Store, *, dry_run: bool = False, progress: Progr
         read = held.enter_context(source.reader())
         _check_two(source, target, names)
         check_here(read, names[0])
-        check_released(read, names[0])  # a copy would go on as if nothing were gone
+        check_released(read, names[0])  # a copy would continue as if nothing were gone
         there = _checked(read, target, names, progress)
         if there > read.last:
             raise Diverged(
@@ -92,7 +92,7 @@ def copy(source: Store, target: Store, *, dry_run: bool = False, progress: Progr
         write = held.enter_context(target.writer(owner=f"copy of {names[0]}"))
         with target.reader() as before:
             _compare(read, before, there + 1, names, progress)
-            stays = read_elsewhere(before).is_moved  # then it does not go on here, whatever it has
+            stays = read_elsewhere(before).is_moved  # then it does not continue here, whatever it has
             begun = 1 + write.last
             if not stays and write.last < read.last:
                 write_elsewhere(write, _place(source, names[0], is_part=True)).result()
@@ -106,19 +106,19 @@ def copy(source: Store, target: Store, *, dry_run: bool = False, progress: Progr
 
 
 class Moved(NamedTuple):
-    """A log where it goes on: its writer, and what closes that."""
+    """A log where it continues: its writer, and what closes that."""
 
     writer: Writer
     held: ExitStack
 
 
 def move(source: Store, target: Store, *, both: bool = False, progress: Progress = quiet) -> Moved:
-    """Copy a log to where it goes on, and keep it from going on in the source.
+    """Copy a log to where it continues, and keep it from continuing in the source.
 
     Both logs are claimed, so that a program that still runs on either is fenced. If the target is ahead, as after a
-    move that was made before, the log goes on there. With `both`, the source gets what the target is ahead, and both go
-    on alike. Raises Diverged, before anything is written, if the two logs are not the same, and Refused if one of them
-    goes on in a third store.
+    move that was made before, the log continues there. With `both`, the source gets what the target is ahead, and both
+    continue alike. Raises Diverged, before anything is written, if the two logs are not the same, and Refused if one of
+    them continues in a third store.
     """
     names = name_of(source), name_of(target)
     with source.reader() as read:
@@ -144,12 +144,12 @@ def move(source: Store, target: Store, *, both: bool = False, progress: Progress
                 keep_beside(there, first, read)
         with source.reader() as read, target.reader() as there:
             _compare(read, there, begun, names, progress)
-        # SUBTLE: in this order. In between, neither goes on alone, and the next move finishes it.
+        # SUBTLE: in this order. In between, neither continues alone, and the next move finishes it.
         write_elsewhere(first, HERE if both else _place(target, names[1])).result()
         write_elsewhere(second, HERE).result()
         if not both:
             first.close()
-        return Moved(Pair(first, second) if both else second, held.pop_all())
+        return Moved(MirroredWriter(first, second) if both else second, held.pop_all())
 
 
 def fill(read: Reader, write: Writer, progress: Progress = quiet) -> int:
@@ -183,24 +183,14 @@ def _place(store: Store, name: str, *, is_part: bool = False) -> Elsewhere:
 
 def _check_two(source: Store, target: Store, names: tuple[str, str]) -> None:
     """Raise InvalidUsage if both are the same log, however they are spelled."""
-    try:
-        is_one = log_of(source) == log_of(target)
-    except NotFound:
-        return
-    if is_one:
+    if log_of(source) == find_log(target):
         raise InvalidUsage(f"{names[0]} and {names[1]} are the same log. Nothing was changed; name two stores")
 
 
 def _check_third(read: Reader, other: Store, name: str) -> None:
-    """Raise Refused if a log goes on elsewhere than in that other store."""
-    found = read_elsewhere(read)
-    if not found.store:
-        return
-    try:
-        is_other = found.log == log_of(other).hex()
-    except NotFound:
-        is_other = False
-    if not is_other:
+    """Raise Refused if a log continues elsewhere than in that other store."""
+    log = find_log(other)
+    if log is None or read_elsewhere(read).log != log.hex():
         check_here(read, name)
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from concurrent.futures import Future
-from threading import Lock
 
 from persist_lib.errors import Determinate, Indeterminate, InvalidUsage, NotSent, Refused
 from persist_lib.events.api import Buffer, Writer
@@ -15,46 +15,38 @@ UNDONE = (Determinate, NotSent, Refused, InvalidUsage)
 """After one of these the event is not in that log."""
 
 
-class Pair(Resource):
-    """A `Writer` over two logs with the same events. A failure of one ends both."""
+class MirroredWriter(Resource):
+    """A `Writer` over two logs with the same events. A failure of one ends both. Its epoch is that of the second."""
 
     def __init__(self, first: Writer, second: Writer) -> None:
         self._first, self._second = first, second
 
     @property
     def last(self) -> int:
-        """The last event that is durable in both."""
         return min(self._first.last, self._second.last)
 
     @property
     def accepted(self) -> int:
-        """The last event that both have accepted."""
         return min(self._first.accepted, self._second.accepted)
 
     @property
     def epoch(self) -> int:
-        """That of the second writer."""
         return self._second.epoch
 
     def write(self, id: int, payload: Buffer, *, timeout: float | None = None) -> Future[None]:  # noqa: A002
-        """Write the event to both."""
         return self._both(lambda writer: writer.write(id, payload, timeout=timeout))
 
     def write_snapshot(self, event_id: int, state: Buffer) -> Future[None]:
-        """Write the snapshot to both."""
         return self._both(lambda writer: writer.write_snapshot(event_id, state))
 
     def write_mark(self, name: str, value: Buffer) -> Future[None]:
-        """Write the mark to both."""
         return self._both(lambda writer: writer.write_mark(name, value))
 
     def flush(self, timeout: float | None = None) -> None:
-        """Wait for both."""
         self._first.flush(timeout)
         self._second.flush(timeout)
 
     def close(self, timeout: float | None = None) -> None:
-        """Close both."""
         try:
             self._first.close(timeout)
         finally:
@@ -71,19 +63,15 @@ class Pair(Resource):
 
 
 def joined(first: Future[None], second: Future[None]) -> Future[None]:
-    """A future that is done when both are. Where only one failed, nobody knows yet what the next start finds."""
+    """A future that is done when both are. Where only one failed, only the next start finds out what is in the logs."""
     answer: threads.Future[None] = threads.Future()
     answer.set_running_or_notify_cancel()
-    left, lock = [2], Lock()
+    done = itertools.count(1)
 
     def one_is_done(_: Future[None]) -> None:
-        with lock:
-            left[0] -= 1
-            is_last = not left[0]
-        if not is_last:
+        if next(done) < 2:
             return
-        error = _joined(first.exception(), second.exception())
-        if error is None:
+        if (error := _error_of(first.exception(), second.exception())) is None:
             answer.set_result(None)
         else:
             answer.set_exception(error)
@@ -93,13 +81,9 @@ def joined(first: Future[None], second: Future[None]) -> Future[None]:
     return answer
 
 
-def _joined(first: BaseException | None, second: BaseException | None) -> BaseException | None:
-    if first is None and second is None:
-        return None
-    if isinstance(first, UNDONE) and isinstance(second, UNDONE):
-        return first
+def _error_of(first: BaseException | None, second: BaseException | None) -> BaseException | None:
     error = first or second
-    if isinstance(error, Indeterminate):
+    if error is None or isinstance(error, Indeterminate) or (isinstance(first, UNDONE) and isinstance(second, UNDONE)):
         return error
     unknown = Indeterminate(
         f"one of two stores failed, and the event may be in the other: {error}. The next start finds out"

@@ -7,11 +7,9 @@ from contextlib import contextmanager
 
 from persist_lib.arguments import not_pickled, parse_integer
 from persist_lib.errors import InvalidUsage, Missing, NotFound
-from persist_lib.events import notes
-from persist_lib.events.api import EVENTS, Event, Held, RecordStore, Scans, Verifies
-from persist_lib.events.fragments import Whole, fetch, put_together
+from persist_lib.events.api import EVENTS, MOST_ID, Event, Held, RecordStore, Scans, Verifies
+from persist_lib.events.log import SNAPSHOTS, Log, Whole
 from persist_lib.events.record import check_follows
-from persist_lib.events.writing import MOST_ID
 from persist_lib.runtime.resource import Resource
 
 
@@ -19,10 +17,10 @@ class LogReader(Resource):
     """See `api.Reader`."""
 
     def __init__(self, records: RecordStore, where: str) -> None:
-        self._records, self._where = records, where
+        self._records, self._where, self._log = records, where, Log(records, where)
         self._is_closed = False
         self.last = records.last()
-        notes.check_evidence(records, where, self.last)
+        self._log.check_evidence(self.last)
 
     __reduce__ = not_pickled("a reader of events", "Open the store there.")
 
@@ -37,7 +35,7 @@ class LogReader(Resource):
         self._check()
         if id_ > self.last and id_ > self.refresh():
             raise NotFound(f"there is no event {id_} in {self._where}: the last one is {self.last}", id=id_)
-        whole = fetch(self._records, EVENTS, id_, self._where)
+        whole = self._log.fetch(EVENTS, id_)
         if whole is None:
             raise self._missing(id_)
         try:
@@ -56,7 +54,7 @@ class LogReader(Resource):
     def _replay(self, first: int, last: int) -> Iterator[Event]:
         if first > last:
             return
-        digest, epoch = notes.digest_of(self._records, first - 1, self._where), 0
+        digest, epoch = self._log.digest_of(first - 1), 0
         for id_, whole in enumerate(self._wholes(first, last), first):
             try:
                 check_follows(whole.label, digest, epoch, f"event {id_} of {self._where}")
@@ -69,7 +67,7 @@ class LogReader(Resource):
         """The events, verified one by one."""
         if not isinstance(self._records, Scans):
             for id_ in range(first, last + 1):
-                if (whole := fetch(self._records, EVENTS, id_, self._where)) is None:
+                if (whole := self._log.fetch(EVENTS, id_)) is None:
                     raise self._missing(id_)
                 yield whole
             return
@@ -79,27 +77,26 @@ class LogReader(Resource):
                 held = found.first_of(id_)
                 if held is None:
                     raise self._missing(id_)
-                yield put_together(held, found.rest_of(id_), self._records.log, self._where)
+                yield self._log.put_together(held, found.rest_of(id_))
         finally:
             found.close()
 
     def newest_snapshot(self, at_most: int | None = None) -> tuple[int, bytes] | None:
         self._check()
         most = self.last if at_most is None else parse_integer(at_most, "at_most", 0, MOST_ID)
-        return notes.newest_snapshot(self._records, self._where, min(most, self.last))
+        return self._log.newest_snapshot(min(most, self.last))
 
     def read_mark(self, name: str) -> bytes | None:
         self._check()
-        return notes.read_mark(self._records, self._where, name)
+        return self._log.read_mark(name)
 
     def verify(self) -> None:
         """Check what reading the events does not touch: snapshots, and what the driver alone can tell."""
         self._check()
         if isinstance(self._records, Verifies):
             self._records.verify()
-        for id_ in self._records.ids(notes.SNAPSHOTS):
-            if (whole := fetch(self._records, notes.SNAPSHOTS, id_, self._where)) is not None:
-                whole.release()
+        for id_ in self._records.ids(SNAPSHOTS):
+            self._log.label_of(SNAPSHOTS, id_)
 
     def close(self) -> None:
         if not self._is_closed:

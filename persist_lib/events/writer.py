@@ -6,24 +6,15 @@ import logging
 import os
 import threading
 from collections import OrderedDict
+from itertools import chain
 from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
 from persist_lib.arguments import not_pickled, parse_integer, parse_seconds, parse_text, shown
-from persist_lib.errors import (
-    AlreadyWritten,
-    BufferFull,
-    Indeterminate,
-    InvalidUsage,
-    NotSent,
-    PersistError,
-    TimedOut,
-)
-from persist_lib.events import notes
-from persist_lib.events.api import EVENTS, Buffer, Put, RecordStore
-from persist_lib.events.fragments import cut, fetch
-from persist_lib.events.record import EVENT, NOTE, NOTHING
-from persist_lib.events.recovery import Tail, recover
+from persist_lib.errors import AlreadyWritten, BufferFull, Indeterminate, InvalidUsage, NotSent, PersistError, TimedOut
+from persist_lib.events.api import EVENTS, MOST_ID, Buffer, Put, RecordStore
+from persist_lib.events.log import FORGET_EVERY, SNAPSHOTS, Log, check_limit, cut, space_of_mark
+from persist_lib.events.record import NOTHING
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.runtime.resource import Resource
 from persist_lib.runtime.threads import SLICE_S, Bell, Future, aside
@@ -34,7 +25,8 @@ MOST_EVENTS = 1024
 MOST_BYTES = 64 << 20
 BATCH_BYTES = 8 << 20
 """What is made durable together, at most. One payload may be larger."""
-MOST_ID = (1 << 63) - 1
+KEPT = 2
+"""How many snapshots, and versions of a mark, are kept."""
 DIGESTS = 4096
 """Of how many of the last events the digests are remembered, for snapshots of the state after them."""
 
@@ -49,17 +41,17 @@ class _Entry(NamedTuple):
 
 
 class LogWriter(Resource):
-    """See `api.Writer`. SUBTLE: one call (`put`) accepts an entry, so an interrupt comes before or after that.
+    """See `api.Writer`. One call (`put`) accepts an entry, so an interrupt comes before or after that.
 
     What the caller's side notes afterwards (`accepted`, the bytes) may lag by an entry then. The thread goes by what it
     finds in the queue: an id that comes twice is compared, and one that leaves a gap is refused.
     """
 
-    def __init__(self, records: RecordStore, where: str, runtime: Runtime, tail: Tail) -> None:
-        self._records, self._where, self._runtime = records, where, runtime
-        self.epoch = tail.epoch
-        self._last = self._accepted = tail.last
-        self._digests: OrderedDict[int, bytes] = OrderedDict({tail.last: tail.digest})
+    def __init__(self, opened: Log, epoch: int, last: int, digest: bytes, runtime: Runtime) -> None:
+        self._log, self._records, self._where, self._runtime = opened, opened.records, opened.where, runtime
+        self.epoch = epoch
+        self._last = self._accepted = last
+        self._digests: OrderedDict[int, bytes] = OrderedDict({last: digest})
         self._note_ids: dict[str, int] = {}
         self._forgotten: dict[str, int] = {}
         self._queue: SimpleQueue[_Entry | None] = SimpleQueue()
@@ -90,10 +82,10 @@ class LogWriter(Resource):
 
     def write_snapshot(self, event_id: int, state: Buffer) -> Future[None]:
         id_ = parse_integer(event_id, "event_id", 0, MOST_ID)
-        return self._accept(notes.SNAPSHOTS, id_, _view(state, "state"), None)
+        return self._accept(SNAPSHOTS, id_, _view(state, "state"), None)
 
     def write_mark(self, name: str, value: Buffer) -> Future[None]:
-        return self._accept(notes.space_of_mark(name), 0, _view(value, "value"), None)
+        return self._accept(space_of_mark(name), 0, _view(value, "value"), None)
 
     def _accept(self, space: str, id_: int, payload: memoryview, timeout: float | None) -> Future[None]:
         entry = _Entry(space, id_, payload, Future())
@@ -138,7 +130,7 @@ class LogWriter(Resource):
                 "written",
                 id=id_, last=self._accepted,
             )  # fmt: skip
-        if space == notes.SNAPSHOTS and id_ > self._accepted:
+        if space == SNAPSHOTS and id_ > self._accepted:
             raise InvalidUsage(
                 f"{self._where}: there cannot be a snapshot after event {id_}, as the last one is {self._accepted}",
                 id=id_, last=self._accepted,
@@ -157,7 +149,7 @@ class LogWriter(Resource):
             self._is_closed = True
             self._queue.put(None)
         self._run_without_thread()
-        self._wait(lambda: self._is_over, timeout, "it goes on finishing what it accepted")
+        self._wait(lambda: self._is_over, timeout, "it continues to finish what it accepted")
 
     def _wait(self, is_done: object, timeout: float | None, how: str) -> None:
         deadline = None if timeout is None else self._runtime.deadline(parse_seconds(timeout))
@@ -187,39 +179,38 @@ class LogWriter(Resource):
     def _carry_out(self, taken: list[_Entry | None]) -> None:
         """Make a batch durable, and resolve its futures in order."""
         entries = [entry for entry in taken if entry is not None]
-        batch = _Batch(self._last)
-        if self._failure is None:
-            try:
-                for entry in entries:
-                    self._add(batch, entry)
-                if batch.puts or batch.notes:
-                    self._records.put(self.epoch, [*batch.puts, *batch.notes])
-                notes.forget_old(self._records, self.epoch, self._forgotten, batch.spaces)
-                self._last = batch.last
-            except PersistError as error:
-                self._fail(entries, error)
-            except BaseException as error:  # noqa: BLE001 - the thread must end all futures
-                unknown = Indeterminate(
-                    f"{self._where}: could not write, and may have: {type(error).__name__}: {error}"
-                )
-                unknown.__cause__ = error
-                self._fail(entries, unknown)
+        batch, earlier = _Batch(self._last), self._failure
+        if earlier is None:
+            self._failure = self._write(batch, entries)
+        for entry in entries:
+            error = self._failure if earlier is None else _not_sent(earlier, self._where)
+            error = error or batch.refused.get(id(entry))
+            if error is None:
+                entry.future.set_result(None)
             else:
-                for entry in entries:
-                    _resolve(entry.future, batch.refused.get(id(entry)))
-        else:
-            for entry in entries:
-                _resolve(entry.future, _not_sent(self._failure, self._where))
+                entry.future.set_exception(error)
         self._ended += len(entries)
         self._ended_bytes += sum(entry.payload.nbytes for entry in entries)
         if taken[-1] is None:
             self._end()
         self._bell.ring()
 
-    def _fail(self, entries: list[_Entry], error: PersistError) -> None:
-        self._failure = error
-        for entry in entries:
-            _resolve(entry.future, error)
+    def _write(self, batch: _Batch, entries: list[_Entry]) -> PersistError | None:
+        """Write a batch. Returns what failed."""
+        try:
+            for entry in entries:
+                self._add(batch, entry)
+            if batch.puts or batch.notes:
+                self._records.put(self.epoch, [*batch.puts, *chain.from_iterable(batch.notes.values())])
+            self._forget_old(batch.spaces)
+            self._last = batch.last
+        except PersistError as error:
+            return error
+        except BaseException as error:  # noqa: BLE001 - the thread must end all futures
+            unknown = Indeterminate(f"{self._where}: could not write, and may have: {type(error).__name__}: {error}")
+            unknown.__cause__ = error
+            return unknown
+        return None
 
     def _end(self) -> None:
         try:
@@ -234,16 +225,33 @@ class LogWriter(Resource):
         if entry.space == EVENTS:
             self._add_event(batch, entry)
             return
-        if entry.space == notes.SNAPSHOTS:
+        if entry.space == SNAPSHOTS:
             id_, previous = entry.id, self._digest_of(entry.id)
         else:
-            id_, previous = notes.next_id(self._records, self._note_ids, entry.space), NOTHING
+            id_, previous = self._next_version(entry.space), NOTHING
         puts, _ = cut(
-            entry.space, id_, entry.payload, kind=NOTE, log=self._records.log, epoch=self.epoch, previous=previous,
+            entry.space, id_, entry.payload, log=self._records.log, epoch=self.epoch, previous=previous,
             limit=self._records.limit,
         )  # fmt: skip
-        batch.notes += puts
+        batch.notes[entry.space, id_] = puts  # one record of a key: of two snapshots after one event, the later one
         batch.spaces[entry.space] = id_
+
+    def _next_version(self, space: str) -> int:
+        """The id of the next version of a mark."""
+        if space not in self._note_ids:
+            self._note_ids[space] = max(self._records.ids(space), default=0)
+        self._note_ids[space] += 1
+        return self._note_ids[space]
+
+    def _forget_old(self, written: dict[str, int]) -> None:
+        """Remove what newer snapshots and versions have replaced. `written`: the newest id of each space written to."""
+        for space, newest in written.items():
+            if space != SNAPSHOTS and newest - self._forgotten.get(space, 0) < FORGET_EVERY:
+                continue
+            self._forgotten[space] = newest
+            there = self._records.ids(space)
+            if len(there) > KEPT:
+                self._records.remove(self.epoch, space, there[-KEPT])
 
     def _add_event(self, batch: _Batch, entry: _Entry) -> None:
         if entry.id <= batch.last:
@@ -257,7 +265,7 @@ class LogWriter(Resource):
         if entry.id != batch.last + 1:  # an interrupt kept the one before from being accepted
             raise InvalidUsage(f"{self._where}: event {entry.id} would leave a gap after {batch.last}", id=entry.id)
         puts, digest = cut(
-            EVENTS, entry.id, entry.payload, kind=EVENT, log=self._records.log, epoch=self.epoch,
+            EVENTS, entry.id, entry.payload, log=self._records.log, epoch=self.epoch,
             previous=self._digest_of(batch.last), limit=self._records.limit,
         )  # fmt: skip
         batch.puts += puts
@@ -271,7 +279,7 @@ class LogWriter(Resource):
         """Whether an event that is there, or in this batch, has these bytes."""
         if entry.id in batch.payloads:
             return batch.payloads[entry.id] == entry.payload
-        whole = fetch(self._records, EVENTS, entry.id, self._where)
+        whole = self._log.fetch(EVENTS, entry.id)
         try:
             return whole is not None and whole.payload == entry.payload
         finally:
@@ -279,15 +287,9 @@ class LogWriter(Resource):
                 whole.release()
 
     def _digest_of(self, id_: int) -> bytes:
-        if id_ == 0:
-            return NOTHING
         if (known := self._digests.get(id_)) is not None:
             return known
-        whole = fetch(self._records, EVENTS, id_, self._where)
-        if whole is None:
-            raise InvalidUsage(f"{self._where}: there is no event {id_}", id=id_)
-        whole.release()
-        return whole.label.digest
+        return self._log.digest_of(id_)
 
     def __repr__(self) -> str:
         return f"<writer of {self._where}, epoch {self.epoch}, last {self._last}>"
@@ -299,21 +301,38 @@ class _Batch:
     def __init__(self, last: int) -> None:
         self.last = last
         self.puts: list[Put] = []
-        self.notes: list[Put] = []
+        self.notes: dict[tuple[str, int], list[Put]] = {}
         self.spaces: dict[str, int] = {}
         self.payloads: dict[int, memoryview] = {}
         self.refused: dict[int, PersistError] = {}
 
 
 def open_writer(records: RecordStore, where: str, runtime: Runtime, owner: str) -> LogWriter:
-    """Claim an epoch, recover, and begin. Closes the driver if that fails."""
+    """Claim an epoch, find the end of the log, discard what lies beyond, and begin. Closes the driver if that fails."""
     parse_text(owner, "owner", 200)
     try:
-        tail = aside(lambda: recover(records, where, owner))
+        return LogWriter(opened := Log(records, where), *aside(lambda: _recover(opened, owner)), runtime)
     except BaseException:
         records.close()
         raise
-    return LogWriter(records, where, runtime, tail)
+
+
+def _recover(opened: Log, owner: str) -> tuple[int, int, bytes]:
+    """Become the writer: its epoch, the last event, and its digest.
+
+    SUBTLE: the order matters. What a predecessor still writes after the claim, it does not acknowledge: so all that was
+    acknowledged is there when the end is looked for. What lies beyond the first gap was not, as ids are acknowledged in
+    order. It is discarded durably before anything is written: otherwise the new event of that id would be refused for
+    ever, or the old one be taken for part of the log.
+    """
+    records = opened.records
+    check_limit(records.limit)
+    epoch = records.claim(owner)
+    last = records.last()
+    opened.check_evidence(last)
+    digest = opened.check_tail(last)
+    records.discard(epoch, last)
+    return epoch, last, digest
 
 
 def _view(payload: object, what: str) -> memoryview:
@@ -332,10 +351,3 @@ def _not_sent(failure: PersistError, where: str) -> NotSent:
     )
     error.__cause__ = failure
     return error
-
-
-def _resolve(future: Future[None], error: PersistError | None) -> None:
-    if error is None:
-        future.set_result(None)
-    else:
-        future.set_exception(error)

@@ -16,9 +16,9 @@ import xxhash
 
 from persist_lib.errors import Corrupt, Missing
 from persist_lib.events.api import EVENTS, Put
+from persist_lib.events.record import REPAIR, lost
 
 SIZE = 24
-REPAIR = "`persist events repair` says what is left, and can go on from there"
 
 
 class EndMark:
@@ -30,14 +30,11 @@ class EndMark:
 
     def checked(self, log: bytes, find_last: Callable[[], int]) -> int:
         """Return the last event that `find_last` finds. Raises Missing if one behind it was acknowledged."""
-        marked = self.read(log)  # SUBTLE: before, as a writer may go on in between
+        marked = self.read(log)  # before, as a writer may continue in between
         last = find_last()
         if marked > last:
-            raise Missing(
-                f"{self.path.parent} ends at event {last}, and {self.path} says that event {marked} was acknowledged: "
-                f"events {last + 1} to {marked} are gone. Nothing was changed; restore them from a copy. {REPAIR}",
-                key=f"{last + 1}:0",
-            )
+            why = f"{self.path} says that event {marked} was acknowledged"
+            raise lost(self.path.parent, last, marked, why, REPAIR)
         return last
 
     def read(self, log: bytes) -> int:
@@ -79,8 +76,7 @@ class EndMark:
 
     def note(self, log: bytes, puts: Sequence[Put]) -> None:
         """Say that these were committed."""
-        ids = [put.key.id for put in puts if put.key.space == EVENTS and put.key.fragment == 0]
-        if ids:
+        if ids := [put.key.id for put in puts if put.key.space == EVENTS and put.key.fragment == 0]:
             self.write(log, ids[-1])
 
     def write(self, log: bytes, last: int) -> None:
