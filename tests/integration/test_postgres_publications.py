@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from persist_lib.errors import Determinate, Gone, InvalidUsage
-from persist_lib.storage.sources.choices import Choices
+from persist_lib.storage.sources.agreed_value import Choices
 from persist_lib.storage.sources.postgres import Postgres
 from persist_lib.storage.sources.postgres.reader import TableReader
 from persist_lib.storage.sources.protocol import Mark

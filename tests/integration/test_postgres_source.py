@@ -15,7 +15,7 @@ import pytest
 import persist_lib as persist
 from persist_lib.errors import Determinate, Diverged, Gone, InvalidUsage, NotFound, SchemaChanged
 from persist_lib.storage.sources import Decoding, Meaning, Postgres, Sources
-from persist_lib.storage.sources.choices import Choices
+from persist_lib.storage.sources.agreed_value import Choices
 from persist_lib.storage.sources.conformance import check_diverged, check_gone, check_many, check_reader, read_all
 from persist_lib.storage.sources.postgres import reader as reading
 from persist_lib.storage.sources.postgres import snapshot

@@ -12,10 +12,10 @@ from persist_lib.config import MIB
 from persist_lib.errors import InvalidUsage
 from persist_lib.runtime.each import Each
 from persist_lib.storage.sources.health import named
-from persist_lib.storage.sources.news import News, look
+from persist_lib.storage.sources.work_detection import News, look
 
 if TYPE_CHECKING:
-    from persist_lib.storage.sources.described import SourceDescription
+    from persist_lib.storage.sources.health import SourceDescription
     from persist_lib.storage.sources.records import SourceRecord
     from persist_lib.storage.sources.sources import Sources
 

@@ -17,7 +17,7 @@ from persist_lib.storage.sources.health import SCHEMA as HEALTH
 from persist_lib.storage.sources.opening import make_outside, take_outside_away
 from persist_lib.storage.sources.pipeline import ERRORS, RAW
 from persist_lib.storage.sources.records import HOLD, Declared, SourceRecord, changed, minted
-from persist_lib.storage.sources.schemas import SCHEMA as SCHEMAS
+from persist_lib.storage.sources.schema_registry import SCHEMA as SCHEMAS
 from persist_lib.storage.sources.transactions import WAITING
 
 if TYPE_CHECKING:

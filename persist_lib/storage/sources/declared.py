@@ -17,7 +17,7 @@ from persist_lib.storage.sources.files import Files
 from persist_lib.storage.sources.kafka import Kafka
 from persist_lib.storage.sources.postgres import Postgres
 from persist_lib.storage.sources.protocol import SourceReader
-from persist_lib.storage.sources.registry import Registry
+from persist_lib.storage.sources.schema_registry import Registry
 
 Decoder = Literal["json", "csv", "text", "bytes", "rows", "avro", "pgoutput"]
 Envelope = Literal["none", "upsert", "debezium", "changes"]

@@ -7,7 +7,7 @@ from persist_lib.client import Client
 from persist_lib.errors import InvalidUsage
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import Schema, check_schema
-from persist_lib.storage.sources.choices import Choices
+from persist_lib.storage.sources.agreed_value import Choices
 from persist_lib.storage.sources.declared import Collection, Decoding, Meaning
 from persist_lib.storage.sources.pipeline import Pipeline
 from persist_lib.storage.sources.postgres import Known, Postgres

@@ -21,11 +21,10 @@ from persist_lib.kernel.columns import array_of, integers, joined, plain
 from persist_lib.kernel.consolidate import consolidate
 from persist_lib.schema.schema import DIFF, DIFF_FIELD, TIME, TIME_FIELD, Schema
 from persist_lib.storage.sources.declared import Decoding, Meaning, imported
-from persist_lib.storage.sources.decoding import DELETES, Decoded, decode, decode_changes
+from persist_lib.storage.sources.decoding import DELETES, Decoded, decode, decode_changes, decode_keyed
 from persist_lib.storage.sources.envelopes import Lookup, added, exactly, upserted
-from persist_lib.storage.sources.keyed import decode_keyed
 from persist_lib.storage.sources.postgres.changes import decode_table
-from persist_lib.storage.sources.registry import Written
+from persist_lib.storage.sources.schema_registry import Written
 from persist_lib.storage.sources.transactions import WAITING, hold_back
 
 _WHERE = {"partition": "string not null", "address": "uint64 not null"}

@@ -34,10 +34,9 @@ from persist_lib.storage.sources.bindings import Marks
 from persist_lib.storage.sources.derived import Clock, clock_of, reader_of
 from persist_lib.storage.sources.pipeline import Made, Pipeline
 from persist_lib.storage.sources.protocol import HoldsBack, SourceReader, TellsLags, TellsUnread, settled
-from persist_lib.storage.sources.reading import read_parts, schemas_of
-from persist_lib.storage.sources.reclock import Window, windows
+from persist_lib.storage.sources.reclock import Window, read_parts, schemas_of, windows
 from persist_lib.storage.sources.records import HOLD, SourceRecord, mend_number
-from persist_lib.storage.sources.schemas import Schemas
+from persist_lib.storage.sources.schema_registry import Schemas
 from persist_lib.storage.sources.targets import Target
 
 if TYPE_CHECKING:

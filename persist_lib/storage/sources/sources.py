@@ -14,18 +14,17 @@ from persist_lib.schema.schema import Schema
 from persist_lib.storage.asked import MOST_SHARDS, Retention, parse_retention
 from persist_lib.storage.names import parse_collection_name, parse_command_id
 from persist_lib.storage.records import schema_form
-from persist_lib.storage.sources import mending
+from persist_lib.storage.sources import reprocess
 from persist_lib.storage.sources.commands import asked, hold, names_of, settle, take_away
 from persist_lib.storage.sources.declared import Collection, Decoding, From, Meaning
 from persist_lib.storage.sources.declaring import completed
 from persist_lib.storage.sources.derived import clock_of, follow
-from persist_lib.storage.sources.described import SourceDescription
-from persist_lib.storage.sources.health import Report, fetch_rows, left_of, shown_rows, unread_of
+from persist_lib.storage.sources.health import Report, SourceDescription, fetch_rows, left_of, shown_rows, unread_of
 from persist_lib.storage.sources.loading import Loading, Loads
-from persist_lib.storage.sources.mending import Mended
 from persist_lib.storage.sources.opening import of_source
 from persist_lib.storage.sources.postgres import Postgres
 from persist_lib.storage.sources.records import Declared, SourceRecord, State, changed, minted
+from persist_lib.storage.sources.reprocess import Mended
 from persist_lib.storage.sources.running import PASSING, Ingestion, Progress
 
 if TYPE_CHECKING:
@@ -176,10 +175,10 @@ class Sources:
             check_type(decoding, Decoding, "decoding", 'Decoding(decoder="json")')
         if meaning is not None:
             check_type(meaning, Meaning, "meaning", 'Meaning(envelope="upsert")')
-        record = mending.declare(self, record, decoding, meaning, schema, decoded, deadline)
-        with closing(mending.Mending(self.controller, record, f"mend {name}"[:100])) as filling:
-            time = mending.fill(filling, deadline)
-        return mending.judged(self.controller, record, time, deadline)
+        record = reprocess.declare(self, record, decoding, meaning, schema, decoded, deadline)
+        with closing(reprocess.Mending(self.controller, record, f"mend {name}"[:100])) as filling:
+            time = reprocess.fill(filling, deadline)
+        return reprocess.judged(self.controller, record, time, deadline)
 
     def hand_over(self, name: str, *, timeout: float | None = None) -> int:
         """Make what `mend` decoded the collections, and go on so; return the time from which on it is so.
@@ -189,13 +188,13 @@ class Sources:
         HandoverRefused or TimedOut when the new renditions did not get as far as the present ones.
         """
         deadline, record = self._deadline(timeout), self.declared.find(parse_collection_name(name))
-        with closing(mending.Mending(self.controller, record, f"mend {name}"[:100])) as filling:
-            mending.fill(filling, deadline)
-        return mending.finish(self, mending.decide(self, record, deadline), deadline)
+        with closing(reprocess.Mending(self.controller, record, f"mend {name}"[:100])) as filling:
+            reprocess.fill(filling, deadline)
+        return reprocess.finish(self, reprocess.decide(self, record, deadline), deadline)
 
     def give_up(self, name: str, *, timeout: float | None = None) -> None:
         """Drop what `mend` decoded. Raises NotFound where nothing is being mended, HandoverRefused once decided."""
-        mending.give_up(self, self.find(name), self._deadline(timeout))
+        reprocess.give_up(self, self.find(name), self._deadline(timeout))
 
     def open(self, name: str, *, owner: str = "", loads: Loads | None = None) -> Ingestion:
         """Open an instance of a source, to go on step by step; with `loads`, one that loads much at once.
@@ -251,7 +250,7 @@ class Sources:
             record = self.declared.find(name)
         if record.mending is not None and record.mending.decided and not self.client.read_only:
             with suppress(PersistError):  # else the next one does
-                mending.finish(self, record, self._deadline(None))
+                reprocess.finish(self, record, self._deadline(None))
                 record = self.declared.find(record.name)
         if record.state == "dropping":
             raise NotFound(f"the source {name!r} is being dropped. Drop or reset it again to finish that", source=name)

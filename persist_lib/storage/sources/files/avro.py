@@ -24,7 +24,7 @@ from persist_lib.storage.sources.files.contents import PIECE, Contents, check_of
 from persist_lib.storage.sources.files.folders import File
 from persist_lib.storage.sources.files.reader import LineFiles
 from persist_lib.storage.sources.protocol import Mark
-from persist_lib.storage.sources.registry import Written
+from persist_lib.storage.sources.schema_registry import Written
 
 MAGIC = b"Obj\x01"
 SYNC = 16

@@ -19,9 +19,8 @@ import pyarrow as pa
 import xxhash
 
 from persist_lib.errors import Determinate, Diverged, Gone, NotFound
-from persist_lib.storage.sources.files.contents import Contents, Packed, check_of, end_of, line_end
+from persist_lib.storage.sources.files.contents import BOM, Contents, Packed, check_of, end_of, line_end, tables
 from persist_lib.storage.sources.files.folders import File, Folder, Opened, readable
-from persist_lib.storage.sources.files.lines import BOM, tables
 from persist_lib.storage.sources.protocol import START, Lag, Mark, Unread
 
 Identity = Literal["path", "first line"]

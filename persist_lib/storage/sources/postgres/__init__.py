@@ -12,7 +12,7 @@ from persist_lib.config import MIB
 from persist_lib.errors import InvalidUsage
 
 if TYPE_CHECKING:
-    from persist_lib.storage.sources.choices import Choices
+    from persist_lib.storage.sources.agreed_value import Choices
     from persist_lib.storage.sources.postgres.reader import TableReader
     from persist_lib.storage.sources.postgres.server import Table
 

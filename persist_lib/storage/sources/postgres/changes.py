@@ -24,8 +24,15 @@ from persist_lib.schema.schema import Schema
 from persist_lib.storage.sources.declared import Decoding
 from persist_lib.storage.sources.decoding import DELETES, Decoded
 from persist_lib.storage.sources.postgres.columns import changed, header_of, places_of
-from persist_lib.storage.sources.postgres.tuples import Texts, changed_texts, choose, copied_texts, slices
-from persist_lib.storage.sources.postgres.values import flags_of, typed
+from persist_lib.storage.sources.postgres.tuples import (
+    Texts,
+    changed_texts,
+    choose,
+    copied_texts,
+    flags_of,
+    slices,
+    typed,
+)
 
 Rows = npt.NDArray[np.int64]
 LookupAll = Callable[[pa.Table | None], pa.Table]

@@ -17,12 +17,11 @@ import pyarrow as pa
 
 from persist_lib.config import MIB
 from persist_lib.errors import Determinate, Diverged, Gone, ShardFinished
-from persist_lib.storage.sources.choices import Choices
+from persist_lib.storage.sources.agreed_value import Choices
 from persist_lib.storage.sources.postgres import server, snapshot
 from persist_lib.storage.sources.postgres.columns import changed
-from persist_lib.storage.sources.postgres.messages import TABLE_BYTES, copied_messages, messages_of
 from persist_lib.storage.sources.postgres.server import Table, asking, lsn_text, parse_lsn, slot_of
-from persist_lib.storage.sources.postgres.stream import Stream, Transaction
+from persist_lib.storage.sources.postgres.stream import TABLE_BYTES, Stream, Transaction, copied_messages, messages_of
 from persist_lib.storage.sources.postgres.wire import Wire
 from persist_lib.storage.sources.protocol import START, Mark
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 from persist_lib.config import MIB
 from persist_lib.errors import Determinate, Gone
 from persist_lib.kernel.packing import packed, unpacked
-from persist_lib.storage.sources.choices import Choices
+from persist_lib.storage.sources.agreed_value import Choices
 from persist_lib.storage.sources.postgres.columns import Column, Header
 from persist_lib.storage.sources.postgres.server import COLUMNS, Table, parse_lsn, slot_of
 from persist_lib.storage.sources.postgres.wire import Wire

@@ -25,7 +25,7 @@ from persist_lib.storage.sources.declared import Decoding, Meaning
 from persist_lib.storage.sources.files import avro as container
 from persist_lib.storage.sources.pipeline import Made, Pipeline
 from persist_lib.storage.sources.protocol import START
-from persist_lib.storage.sources.registry import Registry, Written
+from persist_lib.storage.sources.schema_registry import Registry, Written
 
 ROW = {
     "type": "record", "name": "Row",

@@ -27,8 +27,7 @@ from persist_lib.storage.sources import (
     Transactions,
 )
 from persist_lib.storage.sources.files.reader import LineFiles
-from persist_lib.storage.sources.load_tasks import Answer, Piece, Work, begin, settle
-from persist_lib.storage.sources.loading import Loading, Loads, check_loadable
+from persist_lib.storage.sources.loading import Answer, Loading, Loads, Piece, Work, begin, check_loadable, settle
 from persist_lib.storage.sources.reclock import Window
 from persist_lib.storage.sources.records import SourceRecord
 from persist_lib.write.handle import WriteHandle

@@ -19,7 +19,7 @@ from persist_lib.kernel.columns import array_of
 from persist_lib.storage.sources.declared import Decoding, Meaning
 from persist_lib.storage.sources.pipeline import Pipeline
 from persist_lib.storage.sources.postgres.columns import Column, Header, arrow_type, fits
-from persist_lib.storage.sources.postgres.values import typed
+from persist_lib.storage.sources.postgres.tuples import typed
 
 SCHEMA = persist.Schema(key={"id": "int32 not null"}, value={"word": "string", "count": "int64"}, times="ms")
 INT4, INT8, TEXT = 23, 20, 25

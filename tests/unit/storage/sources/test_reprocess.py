@@ -13,7 +13,8 @@ import pytest
 
 import persist_lib as persist
 from persist_lib.errors import Determinate, HandoverRefused, InvalidUsage, NotFound
-from persist_lib.storage.sources import Collection, Decoding, Meaning, Sources, mending, running
+from persist_lib.storage.sources import Collection, Decoding, Meaning, Sources, running
+from persist_lib.storage.sources import reprocess
 from persist_lib.storage.sources.records import HOLD
 from tests.faults.test_collection_commands import Died, Dying
 from tests.unit.storage.sources.test_running import Place, row
@@ -257,7 +258,7 @@ def test_what_cannot_be_mended_is_refused_and_changes_nothing(place: Place) -> N
 def test_a_handover_that_was_decided_is_not_given_up(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     begin(place)
     place.sources.mend("s", decoding=RIGHT)
-    monkeypatch.setattr(mending, "finish", lambda *_: (_ for _ in ()).throw(HandoverRefused("not now")))
+    monkeypatch.setattr(reprocess, "finish", lambda *_: (_ for _ in ()).throw(HandoverRefused("not now")))
     with pytest.raises(HandoverRefused):
         place.sources.hand_over("s")
     with pytest.raises(HandoverRefused, match="decided"):
