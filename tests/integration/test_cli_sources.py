@@ -233,7 +233,7 @@ def test_a_collection_at_a_shell(sh: Fed):
     assert "--format" in sh.fails(2, "source", "create", "x", "--from", "in", *COLUMNS)
     assert "no collection 'x'" in sh.fails(1, "source", "create", "y", "--from", "collection:x", *COLUMNS)
     words = ("--from", "collection:orders", "--format", "csv", *COLUMNS)
-    assert "are for files" in sh.fails(2, "source", "create", "y", *words)
+    assert "--format is for files" in sh.fails(2, "source", "create", "y", *words)
 
 
 def test_what_is_wrong_with_sources_is_an_exit_code(sh: Fed):

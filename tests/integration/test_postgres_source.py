@@ -73,7 +73,7 @@ class Shop:
         record = self.sources.find("s")
         reader = record.reader
         assert isinstance(reader, Postgres)
-        return reader.open(record.id, Choices(self.world.client(), record.choices))
+        return TableReader(reader, record.id, Choices(self.world.client(), record.choices))
 
     def slot(self) -> str:
         return f"persist_{self.sources.find('s').id}"

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from persist_lib.errors import InvalidUsage
 from persist_lib.kernel.columns import plain
-from persist_lib.storage.sources.declared import Decoding
+from persist_lib.storage.sources.decoding import Decoding
 from persist_lib.storage.sources.schema_registry import Written
 
 try:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from operator import itemgetter
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from persist_lib.client import Client
 from persist_lib.errors import Corrupt, InvalidUsage, SinceViolation, UpperMismatch
@@ -58,6 +58,21 @@ class Bound(NamedTuple):
         for step in self.steps:
             found |= step.marks
         return found
+
+
+class Clock(Protocol):
+    """What says at which times a source's messages are: its bindings, or the collection that it reads."""
+
+    shard: str
+    hold: str
+
+    def since(self, time: int) -> Bound: ...
+    def mint(self, propose: Propose, deadline: Deadline, tick_ms: int = 0) -> None: ...
+    def has_news(self, bound: Bound, time: int) -> bool: ...
+    def fetch_told(self) -> int: ...
+    def behind_ms(self, time: int) -> int: ...
+    def let_go(self, time: int) -> None: ...
+    def close(self) -> None: ...
 
 
 class Bindings:
@@ -157,6 +172,10 @@ class Bindings:
     def fetch_told(self) -> int:
         """The shard's since: what the source's messages at earlier times were is not known any more."""
         return self._client.machine(self.shard).fetch().state.since.time or 0
+
+    def has_news(self, bound: Bound, _time: int) -> bool:
+        """Whether anything is bound in these times."""
+        return bool(bound.steps)
 
     def behind_ms(self, time: int) -> int:
         """By how much `time` is behind the store's clock, in milliseconds."""

@@ -6,8 +6,9 @@ decoded together do not change one another.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Collection, Mapping, Sequence
+from importlib import import_module
+from typing import Any, Literal, NamedTuple, get_args
 
 import msgspec
 import numpy as np
@@ -15,18 +16,89 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from persist_lib.arguments import shown
 from persist_lib.convert.casting import cast_column
 from persist_lib.convert.lines.changes import DELETES, ChangeLines, parse_change
 from persist_lib.convert.lines.csv_lines import CsvLines, check_names, header_of
 from persist_lib.convert.lines.fitting import no_rows, without_nulls
 from persist_lib.convert.lines.json_lines import JsonLines
+from persist_lib.convert.lines.reading import Changes, EpochUnit
 from persist_lib.convert.lines.sifting import Refused, Sifted, sift
 from persist_lib.errors import InvalidUsage, SchemaMismatch
 from persist_lib.kernel.columns import Rows, array_of, joined, plain
 from persist_lib.schema.schema import Column, Schema
-from persist_lib.storage.sources.declared import Decoding
+from persist_lib.storage.sources.schema_registry import Registry
 
+Decoder = Literal["json", "csv", "text", "bytes", "rows", "avro", "pgoutput"]
+KeyDecoder = Literal["json", "text", "bytes", "avro"]
+DECODERS: Mapping[str, Decoder] = {
+    "jsonl": "json", "csv": "csv", "text": "text", "parquet": "rows", "avro": "avro", "bytes": "bytes",
+}  # fmt: skip
+"""What decodes the messages of a format."""
 NEWLINE = 10
+
+
+class Decoding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """How a message becomes a row. `decoder` is by default what fits the files' format.
+
+    - "json": an object with the columns as names. "csv": the columns of the header, or `names`.
+    - "text" and "bytes": one column of that type has it all.
+    - "rows": the message is a struct already (Parquet). "pgoutput": it is a change of PostgreSQL's log.
+    - "avro": a record. `registry` says where the schemas of messages are; files have theirs. `avro` is a schema to read
+      by, as JSON: its defaults, aliases and promotions hold. Without registry and file, messages were written by it.
+
+    `columns` says what a column is called in the messages, where that is something else. `extra` and `missing` say what
+    becomes of fields without a column, and of columns that a CSV header or a struct does not have; `epochs` names
+    columns of moments that are numbers, and their unit. `key` says how the key columns are read from the keys of
+    messages, where these have some (Kafka): "json" (an object, or the value of the only column), "text" or "bytes".
+    """
+
+    decoder: Decoder = "json"
+    key: KeyDecoder | None = None
+    columns: Mapping[str, str] = {}
+    names: tuple[str, ...] | None = None
+    delimiter: str = ","
+    quote: str = '"'
+    nulls: tuple[str, ...] = ("",)
+    encoding: str = "utf-8"
+    extra: Literal["refuse", "ignore"] = "refuse"
+    missing: Literal["refuse", "null"] = "refuse"
+    epochs: Mapping[str, EpochUnit] = {}
+    avro: str | None = None
+    registry: Registry | None = None
+
+    def __post_init__(self) -> None:
+        if self.decoder not in get_args(Decoder):
+            raise InvalidUsage(f"decoder must be one of {get_args(Decoder)}: got {shown(self.decoder)}")
+        if self.key is not None and self.key not in get_args(KeyDecoder):
+            raise InvalidUsage(f"key must be one of {get_args(KeyDecoder)}: got {shown(self.key)}")
+        if "avro" not in {self.decoder, self.key} and (self.avro is not None or self.registry is not None):
+            raise InvalidUsage('avro and registry are about Avro: pass decoder="avro" or key="avro"')
+        if self.key == "avro" and self.registry is None:
+            raise InvalidUsage('key="avro" needs a registry, as nothing else says how a key was written')
+        for name in ("delimiter", "quote"):
+            text = getattr(self, name)
+            if not isinstance(text, str) or len(text) != 1 or not text.isascii() or text in "\r\n":
+                raise InvalidUsage(f"{name} is one ASCII character and no line end: got {shown(text)}")
+        if self.delimiter == self.quote:
+            raise InvalidUsage(f"delimiter and quote must differ: both are {shown(self.quote)}")
+        for name, known in (("extra", ("refuse", "ignore")), ("missing", ("refuse", "null"))):
+            if getattr(self, name) not in known:
+                raise InvalidUsage(f"{name} must be one of {known}: got {shown(getattr(self, name))}")
+
+    @property
+    def multiline(self) -> bool:
+        """A message is one line."""
+        return False
+
+    @property
+    def changes(self) -> Changes:
+        """The last change of a key decides."""
+        return "by-key"
+
+    def source(self, column: str) -> str:
+        """The name that a column has in the messages."""
+        return self.columns.get(column, column)
 
 
 class Decoded(NamedTuple):
@@ -223,9 +295,6 @@ def _rows(decoding: Decoding, schema: Schema, values: pa.Array, kept: npt.NDArra
     return Sifted(found.table, kept[found.lines], {int(kept[n]): why for n, why in found.bad.items()})
 
 
-__all__ = ["DELETES", "Decoded", "decode", "decode_changes"]
-
-
 def decode_keyed(decoding: Decoding, schema: Schema, messages: pa.Table, *, deletes: bool) -> Decoded:
     """Decode messages. With `deletes`, one without a value takes its key's row away, as the column `_deletes` says.
 
@@ -275,3 +344,23 @@ def _values(decoding: Decoding, schema: Schema, messages: pa.Table, places: Rows
     how = msgspec.structs.replace(decoding, key=None)
     found = decode(how, Schema(key=columns), messages.take(array_of(places)))
     return Decoded(found.rows, places[found.lines], {int(places[n]): why for n, why in found.bad.items()})
+
+
+def imported(name: str) -> Any:
+    """The function of "package.module:function". Raises InvalidUsage."""
+    module, _, function = parse_function_name(name, "the function").partition(":")
+    try:
+        found = getattr(import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise InvalidUsage(f"there is no function {name!r} here: {error}. Install or mend it") from error
+    if not callable(found):
+        raise InvalidUsage(f"{name!r} is no function")
+    return found
+
+
+def parse_function_name(name: object, what: str) -> str:
+    """The name of a function as it is declared. Raises InvalidUsage."""
+    module, _, function = str(name).partition(":")
+    if not isinstance(name, str) or not all(part.isidentifier() for part in (*module.split("."), function)):
+        raise InvalidUsage(f'{what} must be a text like "package.module:function": got {shown(name)}')
+    return name

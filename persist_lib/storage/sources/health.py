@@ -17,8 +17,10 @@ from persist_lib.errors import PersistError
 from persist_lib.frontier import at
 from persist_lib.schema.schema import Schema
 from persist_lib.storage.reader import CollectionReader
-from persist_lib.storage.sources.declared import Decoding, From, Meaning
+from persist_lib.storage.sources.decoding import Decoding
+from persist_lib.storage.sources.envelopes import Meaning
 from persist_lib.storage.sources.protocol import Mark
+from persist_lib.storage.sources.records import Kind
 from persist_lib.storage.sources.running import Progress
 from persist_lib.storage.writer import CollectionWriter
 from persist_lib.times import PER_SECOND, Unit
@@ -218,7 +220,7 @@ class SourceDescription(msgspec.Struct, frozen=True):
     name: str
     id: str
     state: str
-    reader: From
+    reader: Kind
     decoding: Decoding
     meaning: Meaning
     schema: Schema

@@ -29,12 +29,8 @@ from persist_lib.runtime.ambient import Deadline, Runtime
 from persist_lib.schema.schema import Schema
 from persist_lib.storage.definite import append_staged, open_stage
 from persist_lib.storage.sources.bindings import Bound, Marks
-from persist_lib.storage.sources.declared import Collection
 from persist_lib.storage.sources.envelopes import decisive
-from persist_lib.storage.sources.kafka import Kafka
-from persist_lib.storage.sources.opening import open_reader
-from persist_lib.storage.sources.pipeline import ERRORS, Pipeline
-from persist_lib.storage.sources.postgres import Postgres
+from persist_lib.storage.sources.pipeline import ERRORS, Pipeline, no_state
 from persist_lib.storage.sources.reclock import Window, read_parts, schemas_of, windows
 from persist_lib.storage.sources.records import SourceRecord
 from persist_lib.storage.sources.running import TICK_MS, WINDOW_BYTES, Done, Ingestion
@@ -104,7 +100,7 @@ def decode(work: Work, index: int) -> Iterator[Piece | Answer]:
     pipeline = Pipeline(record.decoding, record.meaning, record.columns, record.message_columns)
     registry = record.decoding.registry
     schemas = None if registry is None else Schemas(client, record.schemas, registry)
-    reader = open_reader(client, record)
+    reader = record.reader.open_reader(client, record)
     found: dict[str, list[pa.Table]] = {role: [] for role in work.tickets}
     messages, place = 0, (index + 1) << 32
     try:
@@ -118,7 +114,7 @@ def decode(work: Work, index: int) -> Iterator[Piece | Answer]:
                 if role in found and table.num_rows:
                     found[role].append(table)
             if not work.buckets:
-                found["output"].append(pipeline.updates_of(rows.rows, _no_state))
+                found["output"].append(pipeline.updates_of(rows.rows, no_state))
                 continue
             for piece in pieces(record.columns, decisive(record.columns, rows.rows), work.buckets, place):
                 place = piece.place + 1
@@ -184,10 +180,6 @@ def client_of(work: Work) -> Client:
 def _client(_pid: int, url: str, consensus_url: str, config: str) -> Client:
     settings, runtime = Config.model_validate_json(config), Runtime(background=False)
     return open_client(url, consensus_url, config=settings, runtime=runtime, create=False)
-
-
-def _no_state(_keys: pa.Table | None) -> pa.Table:
-    raise AssertionError("rows that are only added need no state")
 
 
 LOAD_BYTES = 16 << 30
@@ -285,7 +277,7 @@ class Loading(Ingestion):
 
     def _by_key(self, window: Window, opened: ExitStack) -> tuple[tuple[CollectionSplit, ...], int]:
         """What the output has before the window, in splits that are kept open; and into how many buckets keys go."""
-        if self.record.meaning.envelope == "none":
+        if not self.record.meaning.rows.by_key:
             return (), 0
         size = sum(self._estimate(*one) for one in _ranges(window))
         splits: tuple[CollectionSplit, ...] = ()
@@ -319,10 +311,6 @@ def check_loadable(record: SourceRecord) -> None:
 
 def unloadable(record: SourceRecord) -> str:
     """Why tasks cannot load a source side by side; empty if they can."""
-    if isinstance(record.reader, Postgres):
-        return "a table's first snapshot is one copy"
-    if isinstance(record.reader, (Kafka, Collection)):
-        return f"{type(record.reader).__name__.lower()} is read in order"
     if record.meaning.transactions is not None:
-        return "transactions wait for one another across its messages"
-    return ""
+        return record.reader.unloadable or "transactions wait for one another across its messages"
+    return record.reader.unloadable

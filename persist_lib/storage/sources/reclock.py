@@ -14,7 +14,7 @@ from persist_lib.kernel.order import take
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import TIME, TIME_FIELD
 from persist_lib.storage.sources.bindings import Bound, Step
-from persist_lib.storage.sources.declared import Decoding
+from persist_lib.storage.sources.decoding import Decoding
 from persist_lib.storage.sources.pipeline import NO_SCHEMAS
 from persist_lib.storage.sources.protocol import START, Mark, SourceReader
 from persist_lib.storage.sources.schema_registry import Schemas, Written

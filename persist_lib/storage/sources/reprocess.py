@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import closing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pyarrow as pa
@@ -22,12 +22,12 @@ from persist_lib.storage.comparing import Comparison
 from persist_lib.storage.records import schema_form
 from persist_lib.storage.small import out_of_time
 from persist_lib.storage.sources.bindings import Marks
-from persist_lib.storage.sources.declared import Decoding, Meaning
-from persist_lib.storage.sources.derived import follow, in_unit
-from persist_lib.storage.sources.following import Following
+from persist_lib.storage.sources.collection import Following, followed
+from persist_lib.storage.sources.decoding import Decoding
+from persist_lib.storage.sources.envelopes import Meaning
 from persist_lib.storage.sources.pipeline import RAW, Made, Pipeline, raw_of
 from persist_lib.storage.sources.reclock import Window
-from persist_lib.storage.sources.records import Recipe, SourceRecord, changed, mend_command
+from persist_lib.storage.sources.records import Recipe, SourceRecord, changed, in_unit, mend_command
 from persist_lib.storage.sources.running import PASSING, Ingestion, Progress
 from persist_lib.storage.sources.targets import RenditionTarget, Target
 
@@ -62,7 +62,7 @@ class Mending(Ingestion):
             decoded=self._recipe.decoded,
         )  # fmt: skip
         raw = controller.catalog.fetch().collections[record.collections["raw"]].name
-        self._raw = Following(controller, record.name, follow(controller, raw), raw, owner)
+        self._raw = Following(controller, record.name, followed(controller, raw), raw, owner)
         super().__init__(controller, decoded_as, owner, self._raw)
 
     def _opened(self) -> Following:
@@ -82,7 +82,7 @@ class Mending(Ingestion):
         found = self._raw.updates(window.start, window.end)
         found = built(found, f"what source {self.record.name!r} kept")
         places = found.group_by(["partition", "address"]).aggregate([])
-        if self.record.meaning.envelope != "none" and places.num_rows < found.num_rows:
+        if self.record.meaning.rows.by_key and places.num_rows < found.num_rows:
             raise InvalidUsage(
                 f"source {self.record.name!r}: several messages have one address, and in which order they came is not "
                 "kept. So they cannot be decoded anew with an envelope for which that matters"
@@ -163,26 +163,21 @@ def declare(
     if is_given:
         _check(sources.controller, record, given)
 
-    def decide(now: dict[str, SourceRecord]) -> SourceRecord | None:
-        found = now.get(record.name)
-        if found is None or found.id != record.id:
-            raise NotFound(f"the source {record.name!r} was dropped meanwhile", source=record.name)
-        if found.mending is None:
+    def decide(now: SourceRecord) -> SourceRecord | None:
+        if now.mending is None:
             if not is_given:
-                recipe_of(found)  # raises
-            return changed(
-                found, mends=found.mends + 1, mending=msgspec.structs.replace(given, number=found.mends + 1)
-            )  # fmt: skip
-        same = msgspec.structs.replace(found.mending, number=0, renditions={}, decided=False)
+                recipe_of(now)  # raises
+            return changed(now, mends=now.mends + 1, mending=msgspec.structs.replace(given, number=now.mends + 1))
+        same = msgspec.structs.replace(now.mending, number=0, renditions={}, decided=False)
         if is_given and same != given:
             raise InvalidUsage(
-                f"source {record.name!r} is being mended in another way: renditions {found.mending.renditions}. Hand "
+                f"source {record.name!r} is being mended in another way: renditions {now.mending.renditions}. Hand "
                 "over to these or give them up first. Nothing was changed",
                 source=record.name,
             )
         return None
 
-    sources.declared.change(decide, deadline)
+    sources.declared.update(record, decide, deadline, gone=f"the source {record.name!r} was dropped in between")
     record = sources.declared.find(record.name)
     recipe = recipe_of(record)
     if len(recipe.renditions) == len(ROLES):
@@ -193,14 +188,18 @@ def declare(
         command = mend_command(record, recipe.number, role)
         made[role] = sources.controller.make_rendition(names[role], schema=columns, command=command).number
 
-    def remember(now: dict[str, SourceRecord]) -> SourceRecord | None:
-        found = now.get(record.name)
-        if found is None or found.mending is None or found.mending.number != recipe.number:
-            return None
-        return changed(found, mending=msgspec.structs.replace(found.mending, renditions=made))
-
-    sources.declared.change(remember, deadline)
+    _update(sources, record, deadline, mending=msgspec.structs.replace(recipe, renditions=made))
     return sources.declared.find(record.name)
+
+
+def _update(sources: Sources, record: SourceRecord, deadline: Deadline, **fields: Any) -> None:
+    """Change a source as long as the recipe of `record` is tried. Nothing where it was finished, or given up."""
+    number = recipe_of(record).number
+
+    def change(now: SourceRecord) -> SourceRecord | None:
+        return changed(now, **fields) if now.mending is not None and now.mending.number == number else None
+
+    sources.declared.update(record, change, deadline)
 
 
 def _check(controller: Controller, record: SourceRecord, recipe: Recipe) -> None:
@@ -295,16 +294,10 @@ def finish(sources: Sources, record: SourceRecord, deadline: Deadline) -> int:
         names["errors"], recipe.renditions["errors"], at=at, command=commands["errors"], timeout=deadline.left_s()
     )
 
-    def fold(now: dict[str, SourceRecord]) -> SourceRecord | None:
-        found = now.get(record.name)
-        if found is None or found.mending is None or found.mending.number != recipe.number:
-            return None
-        return changed(
-            found, decoding=recipe.decoding, meaning=recipe.meaning, schema=recipe.schema, decoded=recipe.decoded,
-            mended=recipe.number, mending=None,
-        )  # fmt: skip
-
-    sources.declared.change(fold, deadline)
+    _update(
+        sources, record, deadline, decoding=recipe.decoding, meaning=recipe.meaning, schema=recipe.schema,
+        decoded=recipe.decoded, mended=recipe.number, mending=None,
+    )  # fmt: skip
     return at
 
 
@@ -312,13 +305,14 @@ def decide(sources: Sources, record: SourceRecord, deadline: Deadline) -> Source
     """Say that the recipe is the one from now on. It is never taken back."""
     number = recipe_of(record).number
 
-    def decided(now: dict[str, SourceRecord]) -> SourceRecord | None:
-        found = now.get(record.name)
-        if found is None or found.mending is None or found.mending.number != number:
-            raise NotFound(f"source {record.name!r}: the mending was given up, or finished, meanwhile")
-        return changed(found, mending=msgspec.structs.replace(found.mending, decided=True))
+    gone = f"source {record.name!r}: the mending was given up, or finished, in between"
 
-    sources.declared.change(decided, deadline)
+    def decided(now: SourceRecord) -> SourceRecord:
+        if now.mending is None or now.mending.number != number:
+            raise NotFound(gone)
+        return changed(now, mending=msgspec.structs.replace(now.mending, decided=True))
+
+    sources.declared.update(record, decided, deadline, gone=gone)
     return sources.declared.find(record.name)
 
 
@@ -335,10 +329,4 @@ def give_up(sources: Sources, record: SourceRecord, deadline: Deadline) -> None:
         command = f"{mend_command(record, recipe.number, role)}.dropped"
         sources.controller.drop_rendition(names[role], number, command=command, timeout=deadline.left_s())
 
-    def forget(now: dict[str, SourceRecord]) -> SourceRecord | None:
-        found = now.get(record.name)
-        if found is None or found.mending is None or found.mending.number != recipe.number:
-            return None
-        return changed(found, mending=None)
-
-    sources.declared.change(forget, deadline)
+    _update(sources, record, deadline, mending=None)

@@ -30,12 +30,11 @@ from persist_lib.errors import (
     UpperMismatch,
 )
 from persist_lib.runtime.ambient import Deadline
-from persist_lib.storage.sources.bindings import Marks
-from persist_lib.storage.sources.derived import Clock, clock_of, reader_of
+from persist_lib.storage.sources.bindings import Clock, Marks
 from persist_lib.storage.sources.pipeline import Made, Pipeline
-from persist_lib.storage.sources.protocol import HoldsBack, SourceReader, TellsLags, TellsUnread, settled
+from persist_lib.storage.sources.protocol import HOLD, HoldsBack, SourceReader, TellsLags, TellsUnread, settled
 from persist_lib.storage.sources.reclock import Window, read_parts, schemas_of, windows
-from persist_lib.storage.sources.records import HOLD, SourceRecord, mend_number
+from persist_lib.storage.sources.records import SourceRecord, mend_number
 from persist_lib.storage.sources.schema_registry import Schemas
 from persist_lib.storage.sources.targets import Target
 
@@ -105,7 +104,7 @@ class Ingestion:
         self._fence = record.fence
         self._pipeline = Pipeline(record.decoding, record.meaning, record.columns, record.message_columns)
         self._reader: SourceReader | None = None
-        self._clock = clock_of(controller, record, owner) if clock is None else clock
+        self._clock = record.reader.clock(controller, record, owner) if clock is None else clock
         self._schemas = self._registry_of(record)
         self._owner = owner
         self._targets: dict[str, Target] = {}
@@ -162,7 +161,7 @@ class Ingestion:
 
     def _opened(self) -> SourceReader:
         if self._reader is None:
-            self._reader = reader_of(self._client, self.record, self._clock)
+            self._reader = self.record.reader.open_reader(self._client, self.record, self._clock)
         return self._reader
 
     def _mint(self, deadline: Deadline) -> None:

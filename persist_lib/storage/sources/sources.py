@@ -15,15 +15,13 @@ from persist_lib.storage.asked import MOST_SHARDS, Retention, parse_retention
 from persist_lib.storage.names import parse_collection_name, parse_command_id
 from persist_lib.storage.records import schema_form
 from persist_lib.storage.sources import reprocess
-from persist_lib.storage.sources.commands import asked, hold, names_of, settle, take_away
-from persist_lib.storage.sources.declared import Collection, Decoding, From, Meaning
-from persist_lib.storage.sources.declaring import completed
-from persist_lib.storage.sources.derived import clock_of, follow
+from persist_lib.storage.sources.decoding import Decoding
+from persist_lib.storage.sources.envelopes import Meaning
 from persist_lib.storage.sources.health import Report, SourceDescription, fetch_rows, left_of, shown_rows, unread_of
+from persist_lib.storage.sources.kinds import Declared, complete
+from persist_lib.storage.sources.lifecycle import fresh, hold, names_of, settle, take_away
 from persist_lib.storage.sources.loading import Loading, Loads
-from persist_lib.storage.sources.opening import of_source
-from persist_lib.storage.sources.postgres import Postgres
-from persist_lib.storage.sources.records import Declared, SourceRecord, State, changed, minted
+from persist_lib.storage.sources.records import Kind, SourceRecord, State, changed, minted
 from persist_lib.storage.sources.reprocess import Mended
 from persist_lib.storage.sources.running import PASSING, Ingestion, Progress
 
@@ -52,7 +50,7 @@ class Sources:
     def create(
         self,
         name: str,
-        reader: From,
+        reader: Kind,
         schema: Schema | None = None,
         *,
         decoding: Decoding | None = None,
@@ -72,14 +70,14 @@ class Sources:
         and NotFound for a place that is not there.
         """
         name = parse_collection_name(name)
-        given = completed(self.controller, reader, schema, decoding, meaning, decoded)
+        given = complete(self.controller, reader, schema, decoding, meaning, decoded)
         deadline = self._deadline(timeout)
         id_ = minted(self.client)
         command = id_ if command is None else parse_command_id(command)
         wanted = SourceRecord(
             id=id_, name=name, reader=reader, decoding=given.decoding, meaning=given.meaning,
             schema=schema_form(given.schema), decoded=None if given.decoded is None else schema_form(given.decoded),
-            shards=parse_integer(shards, "shards", 1, MOST_SHARDS), command=command, input=given.followed,
+            shards=parse_integer(shards, "shards", 1, MOST_SHARDS), command=command, input=given.input,
             retention=parse_retention(retention, given.schema, self.client.consensus.now),
         )  # fmt: skip
 
@@ -91,7 +89,7 @@ class Sources:
                     if contents.named(one) is not None:
                         raise _taken(one)
                 return wanted
-            if known.command != command or asked(known) != asked(wanted):
+            if known.command != command or fresh(known) != fresh(wanted):
                 raise NameTaken(
                     f"there is a source {name!r} already. Nothing was changed; choose another name", source=name
                 )
@@ -112,7 +110,7 @@ class Sources:
         names = {role: contents.collections[id_].name for role, id_ in record.collections.items()}
         described = [self.controller.describe(one) for one in names.values()]
         time = min(one.upper.time or 0 for one in described)
-        clock = clock_of(self.controller, record, "show a source", is_leased=False)
+        clock = record.reader.clock(self.controller, record, "show a source", is_leased=False)
         try:
             bound, behind_ms = clock.since(time), clock.behind_ms(time)
         finally:
@@ -258,19 +256,16 @@ class Sources:
 
     def _learned(self, record: SourceRecord) -> SourceRecord:
         """The record with what is known of its table: a source of an earlier release has noted nothing so far."""
-        if not isinstance(record.reader, Postgres) or record.table is not None or self.client.read_only:
+        if record.table is not None or self.client.read_only:
             return record
         with suppress(PersistError):  # the reader tells what is wrong
-            table = of_source(record, record.reader.look(record.id))
-
-            def decide(sources: dict[str, SourceRecord]) -> SourceRecord | None:
-                now = sources.get(record.name)
-                if now is None or now.id != record.id or now.table is not None:
-                    return None
-                return changed(now, table=table)
-
-            self.declared.change(decide, self._deadline(None))
-            return self.declared.find(record.name)
+            table = record.reader.look(record)
+            if table is not None:
+                self.declared.update(
+                    record, lambda now: None if now.table is not None else changed(now, table=table),
+                    self._deadline(None),
+                )  # fmt: skip
+                return self.declared.find(record.name)
         return record
 
     def _set(self, name: str, state: State, why: str, timeout: float | None) -> None:
@@ -286,8 +281,8 @@ class Sources:
     def _end(self, name: str, timeout: float | None, *, again: bool) -> Sequence[str]:
         deadline = self._deadline(timeout)
         record = self.declared.find(name)
-        if again and isinstance(record.reader, Collection):
-            follow(self.controller, record.reader.name)  # raises NotFound
+        if again:
+            record.reader.input(self.controller)  # raises NotFound
 
         def decide(sources: dict[str, SourceRecord]) -> SourceRecord:
             if name not in sources:

@@ -21,7 +21,7 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from persist_lib.errors import Determinate, InvalidUsage
-from persist_lib.storage.sources.kafka import Kafka
+from persist_lib.storage.sources.kafka.kind import Kafka
 
 ANSWER_S = 15.0
 """How long brokers may take to answer."""

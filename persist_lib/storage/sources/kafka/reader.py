@@ -16,7 +16,6 @@ import pyarrow as pa
 
 from persist_lib.config import MIB
 from persist_lib.errors import Diverged, Gone
-from persist_lib.storage.sources.kafka import Kafka
 from persist_lib.storage.sources.kafka.cluster import (
     Cluster,
     KafkaError,
@@ -26,6 +25,7 @@ from persist_lib.storage.sources.kafka.cluster import (
     is_end,
     is_out_of_range,
 )
+from persist_lib.storage.sources.kafka.kind import Kafka
 from persist_lib.storage.sources.kafka.messages import Ahead, chunks_of
 from persist_lib.storage.sources.protocol import START, Lag, Mark
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 from persist_lib.errors import InvalidUsage, SchemaChanged
 from persist_lib.schema.schema import Schema
 from persist_lib.schema.types import format_type
-from persist_lib.storage.sources.declared import Decoding
+from persist_lib.storage.sources.decoding import Decoding
 
 NUMERIC = 1700
 _TYPES: dict[int, pa.DataType] = {

@@ -26,7 +26,8 @@ from persist_lib.storage.sources.postgres.wire import Wire
 from persist_lib.storage.sources.protocol import START, Mark
 
 if TYPE_CHECKING:
-    from persist_lib.storage.sources.postgres import Known, Postgres
+    from persist_lib.storage.sources.postgres.kind import Postgres
+    from persist_lib.storage.sources.records import Known
 
 IDLE_BYTES = 16 * MIB
 """How far the log moves without changes of the table before that is bound: so much is held back for nothing."""

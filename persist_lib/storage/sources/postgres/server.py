@@ -13,11 +13,11 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from persist_lib.errors import Determinate, InvalidUsage, NotFound
 from persist_lib.location.postgres.refused import connection_failed
 from persist_lib.runtime.ambient import Runtime
-from persist_lib.storage.sources.postgres import Known
 from persist_lib.storage.sources.postgres.columns import Column
+from persist_lib.storage.sources.records import Known
 
 if TYPE_CHECKING:
-    from persist_lib.storage.sources.postgres import Postgres
+    from persist_lib.storage.sources.postgres.kind import Postgres
 
 OLDEST = 150_000
 CONNECT_S = 10

@@ -23,7 +23,7 @@ from persist_lib.storage.sources.postgres.server import COLUMNS, Table, parse_ls
 from persist_lib.storage.sources.postgres.wire import Wire
 
 if TYPE_CHECKING:
-    from persist_lib.storage.sources.postgres import Postgres
+    from persist_lib.storage.sources.postgres.kind import Postgres
 
 CHUNK_BYTES = 4 * MIB
 _SCHEMA = pa.schema([("line", pa.binary())])

@@ -25,7 +25,7 @@ from persist_lib.storage.sources.postgres.wire import Wire
 from persist_lib.storage.sources.protocol import ADDRESS, VALUE
 
 if TYPE_CHECKING:
-    from persist_lib.storage.sources.postgres import Postgres
+    from persist_lib.storage.sources.postgres.kind import Postgres
 
 
 _BEGIN = struct.Struct(">Qqi")

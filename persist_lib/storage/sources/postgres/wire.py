@@ -18,7 +18,7 @@ from persist_lib.errors import Determinate
 from persist_lib.storage.sources.postgres.server import connect, described
 
 if TYPE_CHECKING:
-    from persist_lib.storage.sources.postgres import Postgres
+    from persist_lib.storage.sources.postgres.kind import Postgres
 
 PIECE_S = 0.5
 STATUS = struct.Struct(">cQQQqB")

@@ -16,7 +16,8 @@ import pytest
 import persist_lib as persist
 from persist_lib.errors import Corrupt, SchemaChanged
 from persist_lib.kernel.columns import array_of
-from persist_lib.storage.sources.declared import Decoding, Meaning
+from persist_lib.storage.sources.decoding import Decoding
+from persist_lib.storage.sources.envelopes import Meaning
 from persist_lib.storage.sources.pipeline import Pipeline
 from persist_lib.storage.sources.postgres.columns import Column, Header, arrow_type, fits
 from persist_lib.storage.sources.postgres.tuples import typed

@@ -13,9 +13,8 @@ import pytest
 
 import persist_lib as persist
 from persist_lib.errors import Determinate, HandoverRefused, InvalidUsage, NotFound
-from persist_lib.storage.sources import Collection, Decoding, Meaning, Sources, running
-from persist_lib.storage.sources import reprocess
-from persist_lib.storage.sources.records import HOLD
+from persist_lib.storage.sources import Collection, Decoding, Meaning, Sources, reprocess, running
+from persist_lib.storage.sources.protocol import HOLD
 from tests.faults.test_collection_commands import Died, Dying
 from tests.unit.storage.sources.test_running import Place, row
 from tests.worlds import World
@@ -268,3 +267,19 @@ def test_a_handover_that_was_decided_is_not_given_up(place: Place, monkeypatch: 
     place.catch_up()
     assert place.sources.find("s").mended == 1, "whoever comes next finishes it"
     assert place.words() == {1: "b", 2: "a", 3: "b"}
+
+
+def test_a_caller_that_knows_the_source_from_before_a_reset_changes_nothing_of_its_second_recipe(place: Place) -> None:
+    begin(place)
+    place.sources.mend("s", decoding=RIGHT)
+    old = place.sources.find("s")
+    place.sources.reset("s")
+    place.world.clock.advance(6)
+    place.catch_up()
+    place.sources.mend("s", decoding=RIGHT)
+    now = place.sources.find("s")
+    assert (now.mending.number, old.mending.number) == (1, 1)  # type: ignore[union-attr]
+    deadline = place.sources.client.runtime.deadline(10)
+    with pytest.raises(NotFound, match="in between"):
+        reprocess.decide(place.sources, old, deadline)
+    assert place.sources.find("s") == now

@@ -19,7 +19,7 @@ from persist_lib.storage.names import data_shard
 from persist_lib.storage.sources import Custom, Decoding, Files, Mark, Meaning, Sources, running
 from persist_lib.storage.sources.files.reader import LineFiles
 from persist_lib.storage.sources.pipeline import Pipeline
-from persist_lib.storage.sources.records import HOLD
+from persist_lib.storage.sources.protocol import HOLD
 from persist_lib.storage.sources.targets import Target
 from tests import servers
 from tests.worlds import World
@@ -287,7 +287,7 @@ def test_rows_that_differ_in_one_shard_alone_are_found_before_the_others_are_wri
     place.world.clock.advance(1)
     instance, client = place.sources.open("s"), place.sources.client
     instance._mint(client.runtime.deadline(10))
-    bound = instance._clock.newest().upper  # type: ignore[union-attr]
+    bound = instance._clock.newest().upper  # type: ignore[attr-defined]
     names = [data_shard(place.sources.find("s").collections["output"], 1, n) for n in range(3)]
     first = names[0]
     schema = client.inspect(first).state.schemas[-1]
