@@ -303,14 +303,14 @@ def pause(
 
 
 def resume(session: Session, name: Collection) -> None:
-    """Let a paused source go on.
+    """Let a paused source continue.
 
     \b
     persist source resume orders
     """
     with sourcing(session) as sources:
         sources.resume(name)
-    session.answer({"source": name, "state": "running"}, f"{name} goes on")
+    session.answer({"source": name, "state": "running"}, f"{name} continues")
 
 
 def reset(
@@ -318,7 +318,7 @@ def reset(
 ) -> None:
     """Begin a source again with what is there now. Its collections are dropped, and made again, empty.
 
-    This cannot be undone. It is for what can never go on: files that are gone, or were changed.
+    This cannot be undone. It is for a source that can never continue: files that are gone, or were changed.
 
     \b
     persist source reset orders
@@ -328,7 +328,7 @@ def reset(
         if not yes:
             confirm(session, name, "resetting", "source")
         found = sources.reset(name)
-    session.answer(value_of(found), f"{name} begins anew: persist ingest {name}")
+    session.answer(value_of(found), f"{name} begins again: persist ingest {name}")
 
 
 def drop(

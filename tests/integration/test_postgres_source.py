@@ -286,7 +286,7 @@ def test_a_table_that_is_emptied_or_rewritten_as_its_snapshot_begins_is_copied_a
 
     monkeypatch.setattr(Wire, "ask", between)
     reader = shop.reader()
-    with pytest.raises(Determinate, match="copied anew"):
+    with pytest.raises(Determinate, match="copied again"):
         reader.high_watermarks({}, 1)
     reader.close()
     shop.catch_up()
@@ -526,7 +526,7 @@ def test_a_slot_that_somebody_moved_is_gone(shop: Shop) -> None:
     shop.catch_up()
     shop.run("INSERT INTO t VALUES (3, 'c')")
     shop.run(f"SELECT pg_replication_slot_advance('{shop.slot()}', pg_current_wal_flush_lsn())")
-    with pytest.raises(Gone, match="somebody has moved it"):
+    with pytest.raises(Gone, match="it was moved"):
         shop.catch_up()
     assert shop.pairs() == {1: "a", 2: "b"}
 

@@ -1,4 +1,4 @@
-"""Bindings: which messages of a source belong to which time, kept in a shard, so that everybody agrees.
+"""Bindings: which messages of a source belong to which time, kept in a shard, so that all processes agree.
 
 A binding (partition, first address not covered) holds from its time on, and retracts the former one of the partition. A
 message belongs to the first time whose binding covers it. Times below the shard's upper are settled: no message will
@@ -53,7 +53,6 @@ class Bound(NamedTuple):
 
     @property
     def marks(self) -> dict[str, Mark]:
-        """The newest marks."""
         found = dict(self.start)
         for step in self.steps:
             found |= step.marks
@@ -116,7 +115,6 @@ class Bindings:
         return Bound(start, tuple(Step(at, marks) for at, marks in sorted(found.items())), upper)
 
     def newest(self) -> Bound:
-        """The newest marks, and upper."""
         if self._reader is None:
             self._reader = unheld(self._client, self.shard, SCHEMA)
         while True:
@@ -128,7 +126,7 @@ class Bindings:
                     raise
 
     def mint(self, propose: Propose, deadline: Deadline, tick_ms: int = 0) -> None:
-        """Bind what `propose` makes of the newest marks, at the store's time now. Marks that do not go on are left out.
+        """Bind what `propose` makes of the newest marks, at the store's time now, but for marks that go no further.
 
         Without any it is a tick: upper moves to now, so that readers know that nothing came; not before upper is
         `tick_ms` behind. Raises ClockAhead when the bindings are far ahead of the store's clock, and TimedOut.
@@ -158,7 +156,7 @@ class Bindings:
     def get_binding(self, partition: str, address: int, mark: Mark, deadline: Deadline) -> tuple[Mark, int]:
         """Answer the binding that a message belongs to, and its time; mint one up to `mark` if none covers it.
 
-        For readers that meet messages before anybody said that they are there. `mark` is the first address after the
+        For readers that meet messages before a mint has bound them. `mark` is the first address after the
         message. The answer is what the shard says, which may be another instance's binding that goes further. Raises
         SinceViolation where the binding is so old that it is given up.
         """
@@ -174,18 +172,15 @@ class Bindings:
         return self._client.machine(self.shard).fetch().state.since.time or 0
 
     def has_news(self, bound: Bound, _time: int) -> bool:
-        """Whether anything is bound in these times."""
         return bool(bound.steps)
 
     def behind_ms(self, time: int) -> int:
-        """By how much `time` is behind the store's clock, in milliseconds."""
         return max(0, self._client.consensus.now() - time)
 
     def let_go(self, _time: int) -> None:
         """Nothing: it holds nothing."""
 
     def close(self) -> None:
-        """Close what it has open. Idempotent."""
         for handle in (self._writer, self._reader):
             if handle is not None:
                 handle.close()

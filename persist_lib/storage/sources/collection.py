@@ -32,7 +32,16 @@ from persist_lib.storage.records import schema_form
 from persist_lib.storage.sources.bindings import Bound, Clock, Propose, Step
 from persist_lib.storage.sources.decoding import Decoding
 from persist_lib.storage.sources.protocol import Lag, Mark, SourceReader
-from persist_lib.storage.sources.records import Declaration, Followed, Kind, Place, SourceRecord, changed, in_unit
+from persist_lib.storage.sources.records import (
+    DECODED,
+    Declaration,
+    Followed,
+    Kind,
+    Place,
+    SourceRecord,
+    changed,
+    in_unit,
+)
 from persist_lib.times import PER_SECOND
 
 if TYPE_CHECKING:
@@ -82,11 +91,10 @@ class Following:
         self._is_ingesting = True
 
     def fetch_told(self) -> int:
-        """The collection is told by the hold on it, and nothing else."""
+        """Nothing: the hold on the collection says it."""
         return 0
 
     def has_news(self, _bound: Bound, time: int) -> bool:
-        """Whether there are updates from `time` on."""
         return bool(self.lag({self.partition: Mark(time)}))
 
     def behind_ms(self, time: int) -> int:
@@ -103,7 +111,6 @@ class Following:
             reader.downgrade_since(time)
 
     def high_watermarks(self, bound: Mapping[str, Mark], _most_bytes: int) -> Mapping[str, Mark]:
-        """Up to where the collection is complete."""
         known = bound.get(self.partition, Mark(0)).address
         upper, _ = self._reached(known)
         return {self.partition: Mark(upper)} if upper > max(known, self._input.begins) else {}
@@ -151,24 +158,20 @@ class Following:
         return take(table, np.argsort(integers(table.column(TIME)), kind="stable"))
 
     def estimate(self, _partition: str, start: int, end: int) -> int:
-        """Return about how many bytes there are between two times."""
         return sum(weight for edge, weight in self._weights if start < edge <= end)
 
     def lag(self, marks: Mapping[str, Mark]) -> Mapping[str, int]:
-        """Return about how many updates there are beyond: parts are counted whole."""
         mark = marks.get(self.partition, Mark(0)).address
         found = sum(part.rows for part in self._parts() if part.time_upper >= mark)
         return {self.partition: found} if found else {}
 
     def lags(self, marks: Mapping[str, Mark]) -> Mapping[str, Lag]:
-        """Return the same as updates."""
         return {partition: Lag(messages=left) for partition, left in self.lag(marks).items()}
 
     def tell(self, marks: Mapping[str, Mark]) -> None:
         """Nothing: the source's hold says so."""
 
     def close(self) -> None:
-        """Release what it has open. Idempotent."""
         if self._reader is not None:
             self._reader.close()
             self._reader = None
@@ -230,7 +233,7 @@ class Collection(Kind, msgspec.Struct, frozen=True, omit_defaults=True, tag="col
 
     title = "a collection"
     schemes = ("collection",)
-    takes = frozenset({"envelope", "deletes", "transform", "keep-raw", "key-format", "registry", "transactions"})
+    takes = DECODED
     hint = "a collection is read as rows"
     unloadable = "collection is read in order"
     has_upstream = False
@@ -280,7 +283,6 @@ class Collection(Kind, msgspec.Struct, frozen=True, omit_defaults=True, tag="col
         return found
 
     def open_reader(self, _client: Client, _record: SourceRecord, clock: Clock | None = None) -> SourceReader:
-        """What says the times has the messages, too."""
         assert isinstance(clock, Following)  # noqa: S101 - no caller's mistake
         return clock
 
@@ -319,7 +321,6 @@ class Collection(Kind, msgspec.Struct, frozen=True, omit_defaults=True, tag="col
                 controller.client.downgrade_hold(shard, COLLECTION, at(begins - 1))
 
     def remove(self, client: Client, record: SourceRecord) -> list[str]:
-        """Release the hold on the collection that the source reads."""
         if record.input is not None:
             with suppress(HoldConflict, NotFound):
                 client.release_hold(rendition_shard(record.input.id), hold_name(record))

@@ -201,8 +201,12 @@ def _lines(parser: JsonLines | CsvLines, values: pa.Array, kept: npt.NDArray[np.
         lines = [_one_line(value) for value in values.to_pylist()]
     found = sift(parser.parse, parser.suspect, lines, parser.empty)
     order = np.argsort(found.lines, kind="stable")
-    table = found.table.take(pa.array(order))
-    return Sifted(table, kept[found.lines[order]], {int(kept[n]): why for n, why in found.bad.items()})
+    return _placed(Sifted(found.table.take(pa.array(order)), found.lines[order], found.bad), kept)
+
+
+def _placed(found: Sifted, kept: npt.NDArray[np.int64]) -> Sifted:
+    """What was found of the messages at these places."""
+    return Sifted(found.table, kept[found.lines], {int(kept[n]): why for n, why in found.bad.items()})
 
 
 def _one_line(value: bytes) -> bytes:
@@ -218,7 +222,6 @@ def _one_line(value: bytes) -> bytes:
 def _csv(
     decoding: Decoding, schema: Schema, messages: pa.Table, values: pa.Array, kept: npt.NDArray[np.int64]
 ) -> Sifted:
-    """Parse CSV, by the header that each message came with."""
     headers = plain(messages.column("header")) if _has_headers(messages) else None
     if decoding.names is not None or headers is None:
         names = decoding.names or tuple(decoding.source(name) for name in schema.names)
@@ -253,7 +256,6 @@ def _together(schema: Schema, found: Sequence[Sifted]) -> Sifted:
 
 
 def _plain(schema: Schema, values: pa.Array, kept: npt.NDArray[np.int64]) -> Sifted:
-    """One column that has the whole message."""
     (field,) = schema.data
     values = values.take(pa.array(kept))
     if not pa.types.is_string(field.type):
@@ -267,11 +269,10 @@ def _plain(schema: Schema, values: pa.Array, kept: npt.NDArray[np.int64]) -> Sif
         return pa.table({field.name: pc.utf8_rtrim(texts, "\r")})
 
     found = sift(parse, lambda _: (), range(len(values)), no_rows(schema))  # type: ignore[arg-type]
-    return Sifted(found.table, kept[found.lines], {int(kept[n]): why for n, why in found.bad.items()})
+    return _placed(found, kept)
 
 
 def _rows(decoding: Decoding, schema: Schema, values: pa.Array, kept: npt.NDArray[np.int64]) -> Sifted:
-    """Structs, whose fields are cast to the columns."""
     if not pa.types.is_struct(values.type):
         return Sifted(no_rows(schema), kept[:0], dict.fromkeys(kept.tolist(), "the message is no row"))
     names = [field.name for field in values.type]
@@ -292,7 +293,7 @@ def _rows(decoding: Decoding, schema: Schema, values: pa.Array, kept: npt.NDArra
         return pa.table(columns, names=schema.names)
 
     found = sift(parse, lambda _: (), kept.tolist(), no_rows(schema))
-    return Sifted(found.table, kept[found.lines], {int(kept[n]): why for n, why in found.bad.items()})
+    return _placed(found, kept)
 
 
 def decode_keyed(decoding: Decoding, schema: Schema, messages: pa.Table, *, deletes: bool) -> Decoded:

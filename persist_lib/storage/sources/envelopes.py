@@ -259,7 +259,6 @@ class Meaning(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, for
 
     @property
     def rows(self) -> Envelope:
-        """The envelope."""
         return ENVELOPES[self.envelope]
 
     def deletes_in(self, decoding: Decoding) -> str | None:

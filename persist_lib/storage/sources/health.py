@@ -69,7 +69,6 @@ class Report:
         self.messages = self.errors = 0
 
     def progress(self, progress: Progress) -> None:
-        """A step is done."""
         self.messages, self.errors = self.messages + progress.messages, self.errors + progress.errors
         is_lagging = bool(progress.lag) and progress.behind_ms > LAGGING_MS
         why = [f"{progress.behind_ms / 1000:,.0f} s behind"] if is_lagging else []
@@ -99,13 +98,11 @@ class Report:
                 self._tidy(now)
 
     def close(self) -> None:
-        """Close what it has open. Idempotent."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None
 
     def _tidy(self, now: int) -> None:
-        """Take away the rows of instances that were not heard of for long."""
         rows = fetch_rows(self._controller, self._collection)
         old = [row["instance"] for row in rows if is_old(row, now) and row["instance"] != self._instance]
         if old:

@@ -123,7 +123,6 @@ class Declared:
         self._bodies = Bodies(client, f"{catalog}.sources", SCHEMA, "the list of sources")
 
     def fetch(self) -> dict[str, SourceRecord]:
-        """The sources by name."""
         return _decoded(self._bodies.fetch())
 
     def find(self, name: str) -> SourceRecord:
@@ -184,7 +183,6 @@ class Declared:
         self._bodies.change(rows, deadline)
 
     def close(self) -> None:
-        """Close what it has open. Idempotent."""
         self._bodies.close()
 
 

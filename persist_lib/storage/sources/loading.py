@@ -2,7 +2,7 @@
 
 A window is whole times, and a task takes some of them: ranges of bytes of files. What a task makes of its messages
 needs nothing of the others, but for upserts: which row a key had before. So tasks send these rows, by their keys, to
-others, which make updates of them as an instance would. Instances may run meanwhile; all of them make the same.
+others, which make updates of them as an instance would. Instances may run at the same time; all of them make the same.
 """
 
 from __future__ import annotations
@@ -108,15 +108,15 @@ def decode(work: Work, index: int) -> Iterator[Piece | Answer]:
             if not some.num_rows:
                 continue
             deadline = client.runtime.deadline(SCHEMAS_S)
-            rows = pipeline.rows_of(some, schemas_of(schemas, record.decoding, some, deadline))
+            rows, _ = pipeline.rows_of(some, schemas_of(schemas, record.decoding, some, deadline))
             messages += some.num_rows
             for role, table in (("errors", rows.errors), ("raw", rows.raw)):
                 if role in found and table.num_rows:
                     found[role].append(table)
             if not work.buckets:
-                found["output"].append(pipeline.updates_of(rows.rows, no_state))
+                found["output"].append(pipeline.updates_of(rows.output, no_state))
                 continue
-            for piece in pieces(record.columns, decisive(record.columns, rows.rows), work.buckets, place):
+            for piece in pieces(record.columns, decisive(record.columns, rows.output), work.buckets, place):
                 place = piece.place + 1
                 yield piece
     finally:
@@ -250,7 +250,7 @@ class Loading(Ingestion):
         return read_parts(self._opened(), window, 2 * self._task_bytes)
 
     def _spread(self, window: Window, parts: tuple[Window, ...], timeout_s: float) -> Done | None:
-        """Let tasks decode the parts, and commit what they made. None where somebody has begun to write these times."""
+        """Let tasks decode the parts, and commit what they made. None if another process began these times."""
         client, start, end = self._client, window.start, window.end
         targets = self._writing()
         with ExitStack() as opened:

@@ -46,19 +46,6 @@ NO_SCHEMAS: Mapping[int, Written] = {}
 Transform = Callable[[pa.Table], pa.Table]
 
 
-class Rows(NamedTuple):
-    """What messages amount to before updates are made: decoded rows, in order and with their times, and the rest.
-
-    `lookup` has the rows of keys as of just before.
-    """
-
-    rows: pa.Table
-    errors: pa.Table
-    raw: pa.Table
-    waiting: pa.Table
-    lookup: Lookup
-
-
 def no_state(_keys: pa.Table | None) -> pa.Table:
     """For rows that are only added, which need no state."""
     raise AssertionError("rows that are only added need no state")
@@ -66,7 +53,7 @@ def no_state(_keys: pa.Table | None) -> pa.Table:
 
 class Made(NamedTuple):
     """What messages amount to: consolidated updates of the output, of the errors, of the raw messages, and of what
-    waits for the rest of its transaction.
+    waits for the rest of its transaction. Halfway, `output` has decoded rows, in their order and with their times.
     """
 
     output: pa.Table
@@ -112,8 +99,8 @@ class Pipeline:
         """
         if not messages.num_rows:
             return Made(*(schema.updates.empty_table() for schema in (self.schema, ERRORS, RAW, WAITING)))
-        found = self.rows_of(messages, schemas, waiting, lookup)
-        return Made(self.updates_of(found.rows, found.lookup), found.errors, found.raw, found.waiting)
+        found, lookup = self.rows_of(messages, schemas, waiting, lookup)
+        return found._replace(output=self.updates_of(found.output, lookup))
 
     def rows_of(
         self,
@@ -121,8 +108,8 @@ class Pipeline:
         schemas: Mapping[int, Written] = NO_SCHEMAS,
         waiting: pa.Table | None = None,
         lookup: Lookup = no_state,
-    ) -> Rows:
-        """The half of `apply` that needs no state of the output, but for the envelope `changes`."""
+    ) -> tuple[Made, Lookup]:
+        """The half of `apply` that needs no state of the output, but for the envelope `changes`; and the state."""
         raw = raw_of(messages) if self.meaning.keep_raw else RAW.updates.empty_table()
         decoding, ready = self._as_json(messages, schemas)
         held = WAITING.updates.empty_table()
@@ -133,7 +120,7 @@ class Pipeline:
         found, lookup = self.meaning.rows.decode(decoding, self.decoded, self.schema, ready, lookup)
         rows = self._with_places(found, messages)
         rows = self._transformed(rows, has_diffs=DIFF in messages.column_names)
-        return Rows(rows, _errors_of(messages, found), raw, held, lookup)
+        return Made(rows, _errors_of(messages, found), raw, held), lookup
 
     def _as_json(self, messages: pa.Table, schemas: Mapping[int, Written]) -> tuple[Decoding, pa.Table]:
         if not self.needs_avro:
@@ -214,7 +201,6 @@ def _check_one_column(decoder: str, schema: Schema, names: Sequence[str]) -> Non
 
 
 def _decoded(meaning: Meaning, schema: Schema, decoded: Schema | None, *, is_keyed: bool) -> Schema:
-    """The columns that messages have."""
     if unknown := [name for name in meaning.include if name not in schema.names and meaning.transform is None]:
         raise InvalidUsage(
             f"include: the output has no column {unknown[0]!r}. {did_you_mean(unknown[0], schema.names)}"

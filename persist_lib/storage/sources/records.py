@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import msgspec
@@ -32,7 +33,6 @@ class Followed(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def columns(self) -> Schema:
-        """The columns in which it is read."""
         return schema_of(self.form)
 
 
@@ -82,6 +82,10 @@ class Place(NamedTuple):
     publication: str | None = None
     rotated: bool = False
     header: bool = True
+
+
+DECODED = frozenset({"envelope", "deletes", "transform", "keep-raw", "key-format", "registry", "transactions"})
+"""Options of `persist source create` about messages that have to be decoded."""
 
 
 class Kind:
@@ -172,7 +176,7 @@ class Kind:
         return None
 
     def remove(self, _client: Client, _record: SourceRecord) -> list[str]:
-        """Take away what the source has besides its collections. Answers what could not be, as texts for the user."""
+        """Take away what the source has outside of its collections. Returns what could not be, as texts."""
         return []
 
 
@@ -208,7 +212,6 @@ class SourceRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def columns(self) -> Schema:
-        """The output's columns."""
         return schema_of(self.schema)
 
     @property
@@ -218,12 +221,10 @@ class SourceRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def bindings(self) -> str:
-        """Its binding shard."""
         return f"{self.id}.bindings"
 
     @property
     def choices(self) -> str:
-        """The shard of what its readers agree on."""
         return f"{self.id}.choices"
 
     @property
@@ -233,7 +234,6 @@ class SourceRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def fence(self) -> bytes:
-        """The fencing value of its holds."""
         return f"{self.id}/{self.epoch}".encode()
 
 
@@ -264,3 +264,16 @@ def in_unit(schema: Schema, unit: object) -> Schema:
     schema = msgspec.structs.replace(schema, times=unit)
     schema.__dict__["models"] = models
     return schema
+
+
+def with_extra(module: str, what: str, extra: str) -> Any:
+    """A module that needs packages of an extra. Raises InvalidUsage where these are not installed."""
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("persist_lib"):
+            raise
+        raise InvalidUsage(
+            f"{what} needs the package {error.name}, which is not installed: pip install 'persist-lib[{extra}]'",
+            extra=extra,
+        ) from error

@@ -29,7 +29,7 @@ from persist_lib.storage.sources.pipeline import RAW, Made, Pipeline, raw_of
 from persist_lib.storage.sources.reclock import Window
 from persist_lib.storage.sources.records import Recipe, SourceRecord, changed, in_unit, mend_command
 from persist_lib.storage.sources.running import PASSING, Ingestion, Progress
-from persist_lib.storage.sources.targets import RenditionTarget, Target
+from persist_lib.storage.sources.targets import Target
 
 if TYPE_CHECKING:
     from persist_lib.storage.controller import Controller
@@ -52,7 +52,17 @@ class Mended(msgspec.Struct, frozen=True):
     errors: Comparison | None
 
 
-class Mending(Ingestion):
+class Beside(Ingestion):
+    """An instance beside those that run, which alone promise, hold, and tell the upstream."""
+
+    def _settle(self, window: Window, deadline: Deadline) -> None: ...
+
+    def _move_holds(self, time: int) -> None: ...
+
+    def _tell(self) -> None: ...
+
+
+class Mending(Beside):
     """Fills the renditions of a recipe from the messages that were kept. Any number may be at it."""
 
     def __init__(self, controller: Controller, record: SourceRecord, owner: str) -> None:
@@ -74,7 +84,7 @@ class Mending(Ingestion):
             for role in ROLES:
                 id_ = self.record.collections[role]
                 number = self._recipe.renditions[role]
-                self._targets[role] = RenditionTarget(self._controller, id_, self._owner, number)
+                self._targets[role] = Target(self._controller, id_, self._owner, number)
         return self._targets
 
     def _parts(self, window: Window) -> Iterable[tuple[Window, pa.Table]]:
@@ -85,23 +95,17 @@ class Mending(Ingestion):
         if self.record.meaning.rows.by_key and places.num_rows < found.num_rows:
             raise InvalidUsage(
                 f"source {self.record.name!r}: several messages have one address, and in which order they came is not "
-                "kept. So they cannot be decoded anew with an envelope for which that matters"
+                "kept. So they cannot be decoded again with an envelope for which that matters"
             )
         return [(window, found)]
-
-    def _settle(self, window: Window, deadline: Deadline) -> None:
-        """Nothing: a rendition is written by its number, whatever the collection is."""
 
     def _move_holds(self, time: int) -> None:
         for target in self._writing().values():
             target.let_go(max(0, time - 1))
         self._raw.let_go(max(0, time - 1))
 
-    def _tell(self) -> None:
-        """Nothing: instances tell the upstream."""
 
-
-class Ahead(Ingestion):
+class Ahead(Beside):
     """Keeps messages ahead of what is decoded of them: it writes NAME/raw alone, which depends on no recipe.
 
     SUBTLE: instances promise the output up to where they are about to write it, so what is filled from raw would never
@@ -119,15 +123,6 @@ class Ahead(Ingestion):
     def _made(self, messages: pa.Table, _window: Window, _deadline: Deadline) -> Made:
         empty = messages.slice(0, 0)
         return Made(empty, empty, raw_of(messages) if messages.num_rows else RAW.updates.empty_table(), empty)
-
-    def _settle(self, window: Window, deadline: Deadline) -> None:
-        """Nothing: raw is never handed over to."""
-
-    def _move_holds(self, time: int) -> None:
-        """Nothing: instances do."""
-
-    def _tell(self) -> None:
-        """Nothing: instances do."""
 
     def _progress(self, time: int, _marks: Marks, messages: int, errors: int) -> Progress:
         return Progress(time, messages, errors, {}, 0, messages == 0)
@@ -150,7 +145,7 @@ def declare(
     """
     if "raw" not in record.collections:
         raise InvalidUsage(
-            f"source {record.name!r} did not keep its messages, so they cannot be decoded anew. Sources with keep_raw "
+            f"source {record.name!r} did not keep its messages, so they cannot be decoded again. Sources with keep_raw "
             "do; without it, declare another source and read all of it again",
             source=record.name,
         )
@@ -214,12 +209,12 @@ def _check(controller: Controller, record: SourceRecord, recipe: Recipe) -> None
         )
     if others := sorted(set(record.collections) - {*ROLES, "raw"}):
         raise InvalidUsage(
-            f"source {record.name!r} also keeps {', '.join(others)}, which cannot be made anew yet. Declare another "
+            f"source {record.name!r} also keeps {', '.join(others)}, which cannot be made again yet. Declare another "
             "source and read all of it again",
             source=record.name,
         )
     if not recipe.meaning.keep_raw:
-        raise InvalidUsage("a source that keeps its messages goes on to do so: say keep_raw=True")
+        raise InvalidUsage("a source that keeps its messages must continue to: say keep_raw=True")
     Pipeline(recipe.decoding, recipe.meaning, as_mended.columns, as_mended.message_columns)
     raw = controller.describe(names_by_role(controller, record)["raw"])
     if raw.since.time:
@@ -252,7 +247,7 @@ def fill(mending: Ingestion, deadline: Deadline, beyond: int = 0) -> int:
         if deadline.has_passed():
             raise out_of_time(
                 f"source {mending.record.name!r}", deadline,
-                "its messages are still being decoded anew. The same call continues where this one ended",
+                "its messages are still being decoded again. The same call continues where this one ended",
             )  # fmt: skip
         deadline.pause(PAUSE_S)
 

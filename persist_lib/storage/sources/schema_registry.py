@@ -1,6 +1,6 @@
 """A registry of Avro schemas, from outside: a folder, or Confluent's HTTP protocol. What it says is not definite.
 
-So nobody decodes by what it says: the first answer is committed, and read back from there (`schemas`).
+So no process decodes by what it says: the first answer is committed, and read back from there (`schemas`).
 """
 
 from __future__ import annotations
@@ -31,6 +31,24 @@ UNKNOWN = "not known to the registry"
 """The kind of a schema that there is not."""
 DEEPEST = 20
 """References of references that are followed."""
+
+
+ENVIRONMENT = "env:"
+
+
+def from_environment(value: str, what: str, **fields: object) -> str:
+    """What is declared as `env:NAME` is in the variable NAME; else it is the value. Raises InvalidUsage for a gap."""
+    if not value.startswith(ENVIRONMENT):
+        return value
+    variable = value.removeprefix(ENVIRONMENT)
+    taken = os.environ.get(variable)  # noqa: TID251 - an edge: secrets are where the source runs
+    if taken is None:
+        raise InvalidUsage(
+            f"{what} is to come from the environment variable {variable}, which is not set here. Set it where the "
+            "source runs",
+            **fields,
+        )
+    return taken
 
 
 class Written(NamedTuple):
@@ -70,7 +88,6 @@ class Registry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
 
     @property
     def is_http(self) -> bool:
-        """Whether it is a server."""
         return self.place.startswith(("http://", "https://"))
 
     def fetch(self, id_: int) -> Written:
@@ -134,12 +151,7 @@ class Registry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
     def _headers(self) -> dict[str, str]:
         headers = {"Accept": "application/vnd.schemaregistry.v1+json, application/json"}
         if self.password is not None:
-            variable = self.password.removeprefix("env:")
-            taken = os.environ.get(variable)  # noqa: TID251 - an edge: secrets are where the source runs
-            if taken is None:
-                raise InvalidUsage(
-                    f"the registry's password is to be in the variable {variable}, which is not set here"
-                )
+            taken = from_environment(self.password, "the registry's password")
             headers["Authorization"] = f"Basic {base64.b64encode(f'{self.user}:{taken}'.encode()).decode()}"
         return headers
 
@@ -177,12 +189,11 @@ class Schemas:
         return self._known
 
     def close(self) -> None:
-        """Close what it has open. Idempotent."""
         self._bodies.close()
 
     def _compare(self, id_: int) -> None:
         """See whether the registry says today what is committed. It need not answer."""
-        if self._known[id_].kind == UNKNOWN:  # and it stays so, whoever registers it later
+        if self._known[id_].kind == UNKNOWN:  # and it stays so, also if it is registered later
             return
         try:
             now = self._registry.fetch(id_)

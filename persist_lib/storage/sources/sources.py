@@ -130,7 +130,7 @@ class Sources:
         self._set(name, "paused", parse_text(why, "why", 1000), timeout)
 
     def resume(self, name: str, *, timeout: float | None = None) -> None:
-        """Let instances go on; a hold of the source that was released is set again. Raises NotFound."""
+        """Let instances continue; a hold of the source that was released is set again. Raises NotFound."""
         self._set(name, "running", "", timeout)
         hold(self.controller, self.find(name))
 
@@ -164,9 +164,9 @@ class Sources:
         """Decode a source's messages in another way, beside the present one, from `NAME/raw`; and say what differs.
 
         What is not given stays as it is. The first call makes renditions of the output and of the errors; a later one
-        goes on with them, and needs no arguments. They are not read until `hand_over`, and instances run on. Raises
+        continues with them, and needs no arguments. They are not read until `hand_over`, and instances run on. Raises
         NotFound; InvalidUsage for a source without keep_raw, or while something else is tried; and TimedOut, after
-        which the same call goes on.
+        which the same call continues.
         """
         deadline, record = self._deadline(timeout), self.find(name)
         if decoding is not None:
@@ -179,11 +179,11 @@ class Sources:
         return reprocess.judged(self.controller, record, time, deadline)
 
     def hand_over(self, name: str, *, timeout: float | None = None) -> int:
-        """Make what `mend` decoded the collections, and go on so; return the time from which on it is so.
+        """Make what `mend` decoded the collections, and decode so from now on; return the time at which that begins.
 
-        Reads as of earlier times give what they gave. Instances go on by themselves. Once it is decided it is finished:
-        a call that was cut off by the next one, or by an instance. Raises NotFound where nothing is being mended, and
-        HandoverRefused or TimedOut when the new renditions did not get as far as the present ones.
+        Reads as of earlier times give what they gave. Instances continue by themselves. Once it is decided it is
+        finished: a call that was cut off by the next one, or by an instance. Raises NotFound where nothing is being
+        mended, and HandoverRefused or TimedOut when the new renditions did not get as far as the present ones.
         """
         deadline, record = self._deadline(timeout), self.declared.find(parse_collection_name(name))
         with closing(reprocess.Mending(self.controller, record, f"mend {name}"[:100])) as filling:
@@ -195,7 +195,7 @@ class Sources:
         reprocess.give_up(self, self.find(name), self._deadline(timeout))
 
     def open(self, name: str, *, owner: str = "", loads: Loads | None = None) -> Ingestion:
-        """Open an instance of a source, to go on step by step; with `loads`, one that loads much at once.
+        """Open an instance of a source, to run step by step; with `loads`, one that loads much at once.
 
         Raises NotFound, and InvalidUsage for a source that cannot be loaded so.
         """
@@ -235,7 +235,6 @@ class Sources:
             ingestion.close()
 
     def close(self) -> None:
-        """Close what this has open; the controller stays open. Idempotent."""
         self.declared.close()
 
     def find(self, name: str) -> SourceRecord:
@@ -273,7 +272,7 @@ class Sources:
 
         def decide(sources: dict[str, SourceRecord]) -> SourceRecord:
             if name not in sources or sources[name].state == "dropping":
-                raise NotFound(f"the source {name!r} was dropped meanwhile", source=name)
+                raise NotFound(f"the source {name!r} was dropped in between", source=name)
             return changed(sources[name], state=state, why=why)
 
         self.declared.change(decide, self._deadline(timeout))
@@ -286,7 +285,7 @@ class Sources:
 
         def decide(sources: dict[str, SourceRecord]) -> SourceRecord:
             if name not in sources:
-                raise NotFound(f"the source {name!r} was dropped meanwhile", source=name)
+                raise NotFound(f"the source {name!r} was dropped in between", source=name)
             return changed(sources[name], state="dropping", again=again)
 
         self.declared.change(decide, deadline)

@@ -235,7 +235,7 @@ class _Held:
 
 
 def rows_of(how: Transactions, messages: pa.Table) -> Iterator[_Waiting]:
-    """Each message as it would wait. Those that say nothing of transactions are none, or transactions of their own."""
+    """Each message as it would wait. One without a transaction is left out, or is a transaction of its own."""
     columns = [
         plain(messages.column(name)).to_pylist() if name in messages.column_names else [None] * messages.num_rows
         for name in COLUMNS
@@ -265,7 +265,7 @@ def _change_of(value: bytes | None) -> tuple[str, str, int | None]:
 
 
 def _mark_of(how: Transactions, value: bytes | None) -> tuple[str, str, int | None] | None:
-    """What the topic of transactions says. A message that says nothing to us is bad, as a change that is none."""
+    """What the topic of transactions says. A message that is neither mark is bad, like a change that cannot be read."""
     if value is None:
         return None
     try:

@@ -16,7 +16,7 @@ import msgspec
 from persist_lib.runtime.each import Each
 from persist_lib.storage.sources.bindings import Marks
 from persist_lib.storage.sources.health import EVERY_MS, UNSEEN_MS, fetch_rows, is_alive
-from persist_lib.storage.sources.protocol import TellsUnread, settled
+from persist_lib.storage.sources.protocol import said, settled
 from persist_lib.storage.sources.records import SourceRecord
 from persist_lib.storage.timeline import Renditions
 from persist_lib.storage.upper import upper_of
@@ -100,7 +100,7 @@ def _look(
             return News(record.name, "none", "there is nothing new", known.time)
         with closing(record.reader.open_reader(sources.client, record, clock)) as reader:
             new = reader.high_watermarks(known.marks, 1)
-            unread = settled(reader.unread(), now) if isinstance(reader, TellsUnread) else {}
+            unread = settled(said(reader, "unread", {}), now)
     says = f"{', '.join(sorted(new)[:3])} and others" if len(new) > 3 else ", ".join(sorted(new))
     state: Literal["new", "none"] = "new" if new else "none"
     says = f"there is more in {says}" if new else "there is nothing new"

@@ -78,7 +78,6 @@ class Bytes:
         return found
 
     def is_end(self, at: int) -> bool:
-        """Whether there is nothing from there on."""
         try:
             self.get(at, 1)
         except Cut:
@@ -103,7 +102,7 @@ class Bytes:
 
 
 def head_of(data: Bytes) -> Head:
-    """The head of a file. Raises Cut if it is not whole, and Refused if it is none."""
+    """The head of a file. Raises Cut if it is not whole, and Refused if it is damaged."""
     if data.get(0, len(MAGIC)) != MAGIC:
         raise Refused("this is no Avro object container file")
     found: dict[bytes, bytes] = {}

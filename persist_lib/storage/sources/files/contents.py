@@ -49,7 +49,7 @@ class Contents:
 class Packed(Contents):
     """The bytes of a packed file, unpacked from its beginning as they are asked for.
 
-    It keeps what was unpacked of the last range, so that going on costs nothing. Going back unpacks it all again.
+    It keeps what was unpacked of the last range, so that to read further costs nothing. To go back unpacks it all.
     """
 
     def __init__(self, opened: Opened, packing: str) -> None:
@@ -63,7 +63,7 @@ class Packed(Contents):
         self._kept = max(0, address - TAIL)
 
     def reopen(self, opened: Opened) -> None:
-        """Go on with the same file, opened again."""
+        """Continue with the same file, opened again."""
         self._opened = opened
 
     def _begin(self) -> None:

@@ -10,10 +10,10 @@ from persist_lib.arguments import parse_flag, parse_text, shown
 from persist_lib.errors import InvalidUsage
 from persist_lib.storage.sources.decoding import DECODERS, Decoding
 from persist_lib.storage.sources.files.folders import open_folder
+from persist_lib.storage.sources.files.parquet import ParquetFiles
 from persist_lib.storage.sources.files.reader import Identity, LineFiles
-from persist_lib.storage.sources.files.rows import ParquetFiles
 from persist_lib.storage.sources.protocol import SourceReader
-from persist_lib.storage.sources.records import Declaration, Kind, Place
+from persist_lib.storage.sources.records import DECODED, Declaration, Kind, Place
 
 Format = Literal["jsonl", "csv", "text", "parquet", "avro"]
 SUFFIXES = {
@@ -35,12 +35,7 @@ class Files(
 
     title = "files"
     schemes = ("s3", "file")
-    takes = frozenset(
-        {
-            "format", "rotated", "no-header", "envelope", "deletes", "transform", "keep-raw", "key-format", "registry",
-            "transactions",
-        }
-    )  # fmt: skip
+    takes = DECODED | {"format", "rotated", "no-header"}
     hint = "of files, give --format"
 
     place: str

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from contextlib import closing
@@ -14,7 +13,8 @@ import msgspec
 from persist_lib.arguments import parse_text, shown
 from persist_lib.errors import InvalidUsage
 from persist_lib.storage.sources.decoding import DECODERS
-from persist_lib.storage.sources.records import Declaration, Kind, Place
+from persist_lib.storage.sources.records import DECODED, Declaration, Kind, Place, with_extra
+from persist_lib.storage.sources.schema_registry import ENVIRONMENT, from_environment
 
 if TYPE_CHECKING:
     from persist_lib.storage.sources.kafka.reader import KafkaReader
@@ -23,7 +23,6 @@ Isolation = Literal["read_committed", "read_uncommitted"]
 TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 SECRET = re.compile(r"password|secret|token|jaas|oauthbearer\.config|\.pem$", re.IGNORECASE)
 """Options whose values are never stored: they come from the environment."""
-ENVIRONMENT = "env:"
 OURS = frozenset(
     {
         "bootstrap.servers", "metadata.broker.list", "group.id", "isolation.level", "enable.auto.commit",
@@ -39,16 +38,14 @@ class Kafka(
     """Topics of a Kafka cluster. `brokers` are some of its brokers, as "host:9092,other:9092"; `topic` or `topics`.
 
     A partition is "topic/number", and an address is an offset. With `isolation="read_committed"`, messages of
-    transactions belong to the source once these are committed. A `group` is told which offsets are durable; nothing is
+    transactions belong to the source once these are committed. A `group` gets the offsets that are durable; nothing is
     read from it. `options` are librdkafka's. A value "env:NAME" is read from the environment variable of that name
     wherever the source runs; passwords and other secrets have to be given so.
     """
 
     title = "Kafka"
     schemes = ("kafka",)
-    takes = frozenset(
-        {"format", "envelope", "deletes", "transform", "keep-raw", "key-format", "registry", "transactions"}
-    )
+    takes = DECODED | {"format"}
     hint = "of topics, give --format"
     unloadable = "kafka is read in order"
 
@@ -85,43 +82,22 @@ class Kafka(
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The topics' names."""
         return self.topics if self.topic is None else (self.topic,)
 
     def configuration(self) -> tuple[dict[str, str], tuple[str, ...]]:
         """The options with what the environment has, and which values are secret. Raises InvalidUsage for a gap."""
-        found, secrets = {}, []
-        for name, value in self.options.items():
-            if value.startswith(ENVIRONMENT):
-                variable = value.removeprefix(ENVIRONMENT)
-                taken = os.environ.get(variable)  # noqa: TID251 - an edge: secrets are where the source runs
-                if taken is None:
-                    raise InvalidUsage(
-                        f"the option {name!r} is to come from the environment variable {variable}, which is not set "
-                        "here. Set it where the source runs",
-                        option=name,
-                    )
-                secrets.append(taken)
-                found[name] = taken
-            else:
-                found[name] = value
-        return found, tuple(secrets)
+        taken = {
+            name: from_environment(value, f"the option {name!r}", option=name) for name, value in self.options.items()
+        }
+        secrets = tuple(taken[name] for name, value in self.options.items() if value.startswith(ENVIRONMENT))
+        return taken, secrets
 
     def open(self) -> KafkaReader:
         """A reader of these topics. Raises InvalidUsage for options that there are not. Asks no broker yet."""
-        try:
-            from persist_lib.storage.sources.kafka.reader import KafkaReader  # noqa: PLC0415 - an extra
-        except ModuleNotFoundError as error:
-            if error.name is None or error.name.startswith("persist_lib"):
-                raise
-            raise InvalidUsage(
-                f"Kafka needs the package {error.name}, which is not installed: pip install 'persist-lib[kafka]'",
-                extra="kafka",
-            ) from error
-        return KafkaReader(self)
+        reader: KafkaReader = with_extra("persist_lib.storage.sources.kafka.reader", "Kafka", "kafka").KafkaReader(self)
+        return reader
 
     def check(self, _given: Declaration) -> None:
-        """Ask the brokers for the topics."""
         with closing(self.open()) as opened:
             opened.look()
 

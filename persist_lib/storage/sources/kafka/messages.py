@@ -53,14 +53,12 @@ class Ahead:
         self.end = int(chunk.addresses[-1]) + 1
 
     def between(self, start: int, end: int) -> Iterator[pa.Table]:
-        """The messages in `[start, end)`."""
         for chunk in self.chunks:
             low, high = np.searchsorted(chunk.addresses, [start, end]).tolist()
             if low < high:
                 yield chunk.table.slice(low, high - low)
 
     def forget(self, end: int) -> None:
-        """Drop the messages before an offset."""
         kept = [(chunk, int(np.searchsorted(chunk.addresses, end))) for chunk in self.chunks]
         self.chunks = [_from(chunk, first) for chunk, first in kept if first < len(chunk.addresses)]
         self.start = max(self.start, end)
@@ -112,7 +110,6 @@ def chunks_of(messages: Sequence[Any], topics: Mapping[str, int]) -> Iterator[tu
 
 
 def _from(chunk: Chunk, first: int) -> Chunk:
-    """The messages of a chunk from the given one on."""
     if not first:
         return chunk
     return Chunk(chunk.table.slice(first), chunk.addresses[first:], chunk.sizes[first:] - chunk.sizes[first - 1])

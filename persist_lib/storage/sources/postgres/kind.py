@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -19,7 +18,7 @@ from persist_lib.storage.sources.decoding import Decoding
 from persist_lib.storage.sources.envelopes import Meaning
 from persist_lib.storage.sources.pipeline import Pipeline
 from persist_lib.storage.sources.postgres.columns import Header, check_declared, derived_schema, places_of
-from persist_lib.storage.sources.records import Declaration, Kind, Known, Place, SourceRecord
+from persist_lib.storage.sources.records import Declaration, Kind, Known, Place, SourceRecord, with_extra
 
 if TYPE_CHECKING:
     from persist_lib.storage.controller import Controller
@@ -140,13 +139,4 @@ def _taken(record: SourceRecord, known: Known) -> Known:
 
 
 def _part(name: str) -> Any:
-    try:
-        return import_module(f"persist_lib.storage.sources.postgres.{name}")
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.startswith("persist_lib"):
-            raise
-        raise InvalidUsage(
-            f"PostgreSQL as a source needs the package {error.name}, which is not installed: pip install "
-            "'persist-lib[postgres]'",
-            extra="postgres",
-        ) from error
+    return with_extra(f"persist_lib.storage.sources.postgres.{name}", "PostgreSQL as a source", "postgres")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -19,14 +19,11 @@ from persist_lib.config import MIB
 from persist_lib.errors import Corrupt, Gone
 from persist_lib.kernel.columns import array_of
 from persist_lib.storage.sources.postgres.columns import Column, Header
+from persist_lib.storage.sources.postgres.kind import Postgres
 from persist_lib.storage.sources.postgres.server import Table, lsn_text, parse_lsn, publication_of, slot_of
 from persist_lib.storage.sources.postgres.snapshot import Snapshot
 from persist_lib.storage.sources.postgres.wire import Wire
 from persist_lib.storage.sources.protocol import ADDRESS, VALUE
-
-if TYPE_CHECKING:
-    from persist_lib.storage.sources.postgres.kind import Postgres
-
 
 _BEGIN = struct.Struct(">Qqi")
 _COMMIT = struct.Struct(">BQQq")
@@ -73,8 +70,8 @@ class Stream:
         if parse_lsn(confirmed) > start:
             raise Gone(
                 f"the slot {slot} is at {lsn_text(parse_lsn(confirmed))}, and changes of {declared.table} from "
-                f"{lsn_text(start)} on are still needed: somebody has moved it. Nothing of them was written. Begin "
-                "anew by `persist source reset`",
+                f"{lsn_text(start)} on are still needed: it was moved. Nothing of them was written. Begin again "
+                "by `persist source reset`",
                 partition=declared.table, address=start,
             )  # fmt: skip
         publication = publication_of(declared, id_).replace('"', '""').replace("'", "''")
@@ -100,7 +97,6 @@ class Stream:
                     yield done
 
     def close(self) -> None:
-        """End it, and the copy of the slot. Idempotent."""
         self._wire.close()
 
     def _message(self, message: bytes) -> Transaction | None:
@@ -153,7 +149,7 @@ TABLE_BYTES = 8 * MIB
 
 
 def copied_messages(chosen: Snapshot) -> Iterator[pa.Table]:
-    """The rows of a snapshot, all at the address just before the log goes on."""
+    """The rows of a snapshot, all at the address just before the log continues."""
     address, header = chosen.beginning.lsn - 1, chosen.beginning.header.text()
     for lines in chosen.lines():
         yield _table(np.full(len(lines), address, np.uint64), lines, np.zeros(len(lines), np.int32), [header])

@@ -79,7 +79,7 @@ def copied_texts(values: pa.Array, columns: int) -> Texts:
 
 
 def changed_texts(values: pa.Array, columns: int) -> Texts:
-    """The columns of messages of pgoutput. Raises Corrupt for what is none."""
+    """The columns of messages of pgoutput. Raises Corrupt for anything else."""
     offsets = _offsets(values)
     buffer = values.buffers()[2]
     data = np.frombuffer(buffer, np.uint8)
