@@ -90,7 +90,7 @@ def _checked(
     sources: Sources, record: SourceRecord | None, name: str, limits: Limits | None, news: News | None
 ) -> list[Alert]:  # fmt: skip
     state = "dropping" if record is None else record.state
-    if state in UNSETTLED:  # SUBTLE: who asks for it would finish that, and a check changes nothing
+    if state in UNSETTLED:  # to find it would finish that, and a check changes nothing
         return _unknown(UNSETTLED[state])
     return judge(sources.show(name), limits, news)
 

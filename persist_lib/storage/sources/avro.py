@@ -3,7 +3,7 @@
 So all that is known of JSON holds of Avro too: columns by name, envelopes, keys, what is bad. Bytes become base64,
 moments ISO text, decimals text; a column of such a type reads it back exactly. Pure.
 
-SUBTLE: this loops over messages. fastavro makes Python objects, one message at a time.
+This loops over messages: fastavro makes Python objects, one message at a time.
 """
 
 from __future__ import annotations

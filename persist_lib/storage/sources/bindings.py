@@ -86,9 +86,7 @@ class Bindings:
 
     def since(self, time: int) -> Bound:
         """The bindings from `time` on, read back from the shard. Raises SinceViolation if history is given up there."""
-        if self._reader is None:
-            self._reader = unheld(self._client, self.shard, SCHEMA)
-        reader = self._reader
+        reader = self._read()
         upper = reader.fetch_upper().time
         if upper is None:
             raise InvalidUsage(f"the bindings {self.shard} are closed: the source was dropped")
@@ -115,14 +113,13 @@ class Bindings:
         return Bound(start, tuple(Step(at, marks) for at, marks in sorted(found.items())), upper)
 
     def newest(self) -> Bound:
-        if self._reader is None:
-            self._reader = unheld(self._client, self.shard, SCHEMA)
+        reader = self._read()
         while True:
-            upper = self._reader.fetch_upper().time or 0
+            upper = reader.fetch_upper().time or 0
             try:
                 return Bound({}, (), 0) if upper == 0 else self.since(upper)
             except SinceViolation:  # others went on, and history moved
-                if self._reader.fetch_upper().time == upper:
+                if reader.fetch_upper().time == upper:
                     raise
 
     def mint(self, propose: Propose, deadline: Deadline, tick_ms: int = 0) -> None:
@@ -209,6 +206,11 @@ class Bindings:
         client = self._client
         now, own = client.consensus.now(), client.runtime.clock_ms()
         return store_time(f"the bindings {self.shard}", upper, now, own, MOST_AHEAD_MS)
+
+    def _read(self) -> ReadHandle:
+        if self._reader is None:
+            self._reader = unheld(self._client, self.shard, SCHEMA)
+        return self._reader
 
     def _open(self) -> WriteHandle:
         if self._writer is None:

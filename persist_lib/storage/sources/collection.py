@@ -118,7 +118,7 @@ class Following:
     def read(self, partition: str, start: Mark, end: Mark) -> Iterator[pa.Table]:
         """Yield the updates with times in `[start, end)`: with `_time` and `_diff`, and the row as a struct.
 
-        SUBTLE: updates of one time come in the order of their rows, however the collection is cut into shards.
+        Updates of one time come in the order of their rows, however the collection is cut into shards.
         """
         begins = self._input.begins
         if partition != self.partition or end.address <= max(begins, start.address):

@@ -118,7 +118,7 @@ class Report:
 def fetch_rows(controller: Controller, collection: str) -> list[dict[str, Any]]:
     """What the instances of a source last said, as it is stored; none of a source that never ran.
 
-    SUBTLE: without a lease, as reading must not look like an instance that writes: see `news`.
+    Without a lease, as reading must not look like an instance that writes: see `work_detection`.
     """
     found = controller.catalog.fetch().collections[collection]
     with CollectionReader(controller.client, found, SCHEMA.times, None, "", is_leased=False) as read:
@@ -161,18 +161,18 @@ def shown_rows(rows: Sequence[Mapping[str, Any]], now: int) -> list[dict[str, An
 
 def left_of(rows: Sequence[Mapping[str, Any]], now: int) -> dict[str, dict[str, Any]]:
     """What is left of each partition, as the instance that was heard of last and is at work says it."""
-    alive = [row for row in rows if is_alive(row, now) and row.get("partitions")]
-    newest = max(alive, key=lambda row: -unseen_ms(row, now), default=None)
-    found: dict[str, dict[str, Any]] = {} if newest is None else msgspec.json.decode(str(newest["partitions"]))
-    return found
+    return _partitions([row for row in rows if is_alive(row, now)], now)
 
 
 def unread_of(rows: Sequence[Mapping[str, Any]], now: int) -> dict[str, str]:
     """What is there and is not read, with why, as the instance says it that looked last, also if it has ended."""
-    looked = [row for row in rows if row.get("partitions")]
-    newest = max(looked, key=lambda row: -unseen_ms(row, now), default=None)
-    partitions = {} if newest is None else msgspec.json.decode(str(newest["partitions"]))
-    return {name: one["unread"] for name, one in partitions.items() if "unread" in one}
+    return {name: one["unread"] for name, one in _partitions(rows, now).items() if "unread" in one}
+
+
+def _partitions(rows: Sequence[Mapping[str, Any]], now: int) -> dict[str, dict[str, Any]]:
+    newest = max((row for row in rows if row.get("partitions")), key=lambda row: -unseen_ms(row, now), default=None)
+    found: dict[str, dict[str, Any]] = {} if newest is None else msgspec.json.decode(str(newest["partitions"]))
+    return found
 
 
 def named(unread: Mapping[str, str]) -> str:

@@ -30,11 +30,10 @@ from persist_lib.schema.schema import Schema
 from persist_lib.storage.definite import append_staged, open_stage
 from persist_lib.storage.sources.bindings import Bound, Marks
 from persist_lib.storage.sources.envelopes import decisive
-from persist_lib.storage.sources.pipeline import ERRORS, Pipeline, no_state
+from persist_lib.storage.sources.pipeline import ERRORS, no_state
 from persist_lib.storage.sources.reclock import Window, read_parts, schemas_of, windows
 from persist_lib.storage.sources.records import SourceRecord
 from persist_lib.storage.sources.running import TICK_MS, WINDOW_BYTES, Done, Ingestion
-from persist_lib.storage.sources.schema_registry import Schemas
 from persist_lib.storage.splits import CollectionSplit
 from persist_lib.storage.staged import CollectionStage, CollectionStaged, CollectionTicket
 
@@ -97,9 +96,8 @@ def begin(work: Work, index: int) -> Iterator[Piece | Answer]:
 def decode(work: Work, index: int) -> Iterator[Piece | Answer]:
     """Decode a range of messages."""
     record, client = work.record, client_of(work)
-    pipeline = Pipeline(record.decoding, record.meaning, record.columns, record.message_columns)
-    registry = record.decoding.registry
-    schemas = None if registry is None else Schemas(client, record.schemas, registry)
+    pipeline = record.pipeline()
+    schemas = record.open_schemas(client)
     reader = record.reader.open_reader(client, record)
     found: dict[str, list[pa.Table]] = {role: [] for role in work.tickets}
     messages, place = 0, (index + 1) << 32
@@ -142,7 +140,7 @@ def state(work: Work, index: int) -> Iterator[Piece | Answer]:
 def settle(work: Work, bucket: int, sent: Iterable[Piece]) -> Answer:
     """Make updates of the rows of one bucket, which come in the order of their places, and stage them."""
     record = work.record
-    pipeline = Pipeline(record.decoding, record.meaning, record.columns, record.message_columns)
+    pipeline = record.pipeline()
     old = [record.columns.contents.empty_table().select(record.columns.names)]
     new: list[pa.Table] = []
     for piece in sent:

@@ -231,10 +231,6 @@ def _decoded(meaning: Meaning, schema: Schema, decoded: Schema | None, *, is_key
 _KEPT = ("partition", "address", "value", TIME, DIFF)
 
 
-def _ones(count: int) -> pa.Array:
-    return array_of(np.ones(count, np.int64))
-
-
 def _errors_of(messages: pa.Table, found: Decoded) -> pa.Table:
     if not found.bad:
         return ERRORS.updates.empty_table()
@@ -268,10 +264,11 @@ def raw_of(messages: pa.Table) -> pa.Table:
 
 def _at_places(schema: Schema, messages: pa.Table, found: Mapping[str, pa.Array]) -> pa.Table:
     """Rows about messages, each at its message's time and place."""
+    ones = array_of(np.ones(messages.num_rows, np.int64))
     columns = {
         "partition": plain(messages.column("partition")), "address": joined(messages.column("address")), **found,
         TIME: joined(messages.column(TIME)),
-        DIFF: joined(messages.column(DIFF)) if DIFF in messages.column_names else _ones(messages.num_rows),
+        DIFF: joined(messages.column(DIFF)) if DIFF in messages.column_names else ones,
     }  # fmt: skip
     table = pa.table([columns[name] for name in schema.updates.names], schema=schema.updates)
     return consolidate(schema, table)

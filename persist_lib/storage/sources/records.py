@@ -16,7 +16,9 @@ from persist_lib.storage.records import Record, schema_of
 from persist_lib.storage.sources.bindings import Bindings, Clock
 from persist_lib.storage.sources.decoding import Decoding
 from persist_lib.storage.sources.envelopes import Meaning
+from persist_lib.storage.sources.pipeline import Pipeline
 from persist_lib.storage.sources.protocol import SourceReader
+from persist_lib.storage.sources.schema_registry import Schemas
 
 if TYPE_CHECKING:
     from persist_lib.storage.controller import Controller
@@ -49,6 +51,12 @@ class Recipe(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     decoded: Any = None
     renditions: dict[str, int] = {}
     decided: bool = False
+
+    def applied(self, record: SourceRecord, **more: Any) -> SourceRecord:
+        """A record whose messages are decoded by it."""
+        return changed(
+            record, decoding=self.decoding, meaning=self.meaning, schema=self.schema, decoded=self.decoded, **more
+        )
 
 
 class Known(msgspec.Struct, frozen=True):
@@ -231,6 +239,15 @@ class SourceRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     def schemas(self) -> str:
         """The shard of the schemas of its messages, if a registry has them."""
         return f"{self.id}.schemas"
+
+    def pipeline(self) -> Pipeline:
+        """What makes updates of its messages."""
+        return Pipeline(self.decoding, self.meaning, self.columns, self.message_columns)
+
+    def open_schemas(self, client: Client) -> Schemas | None:
+        """The schemas of its messages, if a registry has them."""
+        registry = self.decoding.registry
+        return None if registry is None else Schemas(client, self.schemas, registry)
 
     @property
     def fence(self) -> bytes:

@@ -7,9 +7,9 @@ From there on instances decode by the recipe. One that does not know of it yet w
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import pyarrow as pa
@@ -25,7 +25,7 @@ from persist_lib.storage.sources.bindings import Marks
 from persist_lib.storage.sources.collection import Following, followed
 from persist_lib.storage.sources.decoding import Decoding
 from persist_lib.storage.sources.envelopes import Meaning
-from persist_lib.storage.sources.pipeline import RAW, Made, Pipeline, raw_of
+from persist_lib.storage.sources.pipeline import RAW, Made, raw_of
 from persist_lib.storage.sources.reclock import Window
 from persist_lib.storage.sources.records import Recipe, SourceRecord, changed, in_unit, mend_command
 from persist_lib.storage.sources.running import PASSING, Ingestion, Progress
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from persist_lib.storage.sources.sources import Sources
 
 ROLES = ("output", "errors")
-"""What depends on a recipe. SUBTLE: in the order in which they are handed over."""
+"""What depends on a recipe, in the order in which they are handed over."""
 PAUSE_S = 0.05
 
 
@@ -67,13 +67,9 @@ class Mending(Beside):
 
     def __init__(self, controller: Controller, record: SourceRecord, owner: str) -> None:
         self._recipe = recipe_of(record)
-        decoded_as = changed(
-            record, decoding=self._recipe.decoding, meaning=self._recipe.meaning, schema=self._recipe.schema,
-            decoded=self._recipe.decoded,
-        )  # fmt: skip
         raw = controller.catalog.fetch().collections[record.collections["raw"]].name
         self._raw = Following(controller, record.name, followed(controller, raw), raw, owner)
-        super().__init__(controller, decoded_as, owner, self._raw)
+        super().__init__(controller, self._recipe.applied(record), owner, self._raw)
 
     def _opened(self) -> Following:
         self._reader = self._raw
@@ -183,24 +179,28 @@ def declare(
         command = mend_command(record, recipe.number, role)
         made[role] = sources.controller.make_rendition(names[role], schema=columns, command=command).number
 
-    _update(sources, record, deadline, mending=msgspec.structs.replace(recipe, renditions=made))
+    def remember(now: SourceRecord) -> SourceRecord:
+        return changed(now, mending=msgspec.structs.replace(recipe_of(now), renditions=made))
+
+    _update(sources, record, deadline, remember)
     return sources.declared.find(record.name)
 
 
-def _update(sources: Sources, record: SourceRecord, deadline: Deadline, **fields: Any) -> None:
+def _update(
+    sources: Sources, record: SourceRecord, deadline: Deadline, change: Callable[[SourceRecord], SourceRecord]
+) -> None:
     """Change a source as long as the recipe of `record` is tried. Nothing where it was finished, or given up."""
     number = recipe_of(record).number
 
-    def change(now: SourceRecord) -> SourceRecord | None:
-        return changed(now, **fields) if now.mending is not None and now.mending.number == number else None
+    def while_tried(now: SourceRecord) -> SourceRecord | None:
+        return change(now) if now.mending is not None and now.mending.number == number else None
 
-    sources.declared.update(record, change, deadline)
+    sources.declared.update(record, while_tried, deadline)
 
 
 def _check(controller: Controller, record: SourceRecord, recipe: Recipe) -> None:
     """Raise InvalidUsage for a recipe that cannot be, or is no other one."""
-    as_mended = changed(record, decoding=recipe.decoding, meaning=recipe.meaning, schema=recipe.schema,
-                        decoded=recipe.decoded)  # fmt: skip
+    as_mended = recipe.applied(record)
     if as_mended == record:
         raise InvalidUsage(
             f"source {record.name!r} is decoded so already. A function that was corrected needs another name: "
@@ -215,7 +215,7 @@ def _check(controller: Controller, record: SourceRecord, recipe: Recipe) -> None
         )
     if not recipe.meaning.keep_raw:
         raise InvalidUsage("a source that keeps its messages must continue to: say keep_raw=True")
-    Pipeline(recipe.decoding, recipe.meaning, as_mended.columns, as_mended.message_columns)
+    as_mended.pipeline()
     raw = controller.describe(names_by_role(controller, record)["raw"])
     if raw.since.time:
         raise InvalidUsage(
@@ -289,10 +289,7 @@ def finish(sources: Sources, record: SourceRecord, deadline: Deadline) -> int:
         names["errors"], recipe.renditions["errors"], at=at, command=commands["errors"], timeout=deadline.left_s()
     )
 
-    _update(
-        sources, record, deadline, decoding=recipe.decoding, meaning=recipe.meaning, schema=recipe.schema,
-        decoded=recipe.decoded, mended=recipe.number, mending=None,
-    )  # fmt: skip
+    _update(sources, record, deadline, lambda now: recipe.applied(now, mended=recipe.number, mending=None))
     return at
 
 
@@ -324,4 +321,4 @@ def give_up(sources: Sources, record: SourceRecord, deadline: Deadline) -> None:
         command = f"{mend_command(record, recipe.number, role)}.dropped"
         sources.controller.drop_rendition(names[role], number, command=command, timeout=deadline.left_s())
 
-    _update(sources, record, deadline, mending=None)
+    _update(sources, record, deadline, lambda now: changed(now, mending=None))

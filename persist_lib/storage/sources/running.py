@@ -31,11 +31,10 @@ from persist_lib.errors import (
 )
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.storage.sources.bindings import Clock, Marks
-from persist_lib.storage.sources.pipeline import Made, Pipeline
+from persist_lib.storage.sources.pipeline import Made
 from persist_lib.storage.sources.protocol import HOLD, Lag, SourceReader, said, settled
 from persist_lib.storage.sources.reclock import Window, read_parts, schemas_of, windows
 from persist_lib.storage.sources.records import SourceRecord, mend_number
-from persist_lib.storage.sources.schema_registry import Schemas
 from persist_lib.storage.sources.targets import Target
 
 if TYPE_CHECKING:
@@ -102,10 +101,10 @@ class Ingestion:
     def __init__(self, controller: Controller, record: SourceRecord, owner: str, clock: Clock | None = None) -> None:
         self._controller, self._client, self.record = controller, controller.client, record
         self._fence = record.fence
-        self._pipeline = Pipeline(record.decoding, record.meaning, record.columns, record.message_columns)
+        self._pipeline = record.pipeline()
         self._reader: SourceReader | None = None
         self._clock = record.reader.clock(controller, record, owner) if clock is None else clock
-        self._schemas = self._registry_of(record)
+        self._schemas = record.open_schemas(self._client)
         self._owner = owner
         self._targets: dict[str, Target] = {}
         self._held = -1
@@ -230,12 +229,7 @@ class Ingestion:
         self._drop()
         if self._schemas is not None:
             self._schemas.close()
-        self.record, self._schemas = record, self._registry_of(record)
-        self._pipeline = Pipeline(record.decoding, record.meaning, record.columns, record.message_columns)
-
-    def _registry_of(self, record: SourceRecord) -> Schemas | None:
-        registry = record.decoding.registry
-        return None if registry is None else Schemas(self._client, record.schemas, registry)
+        self.record, self._schemas, self._pipeline = record, record.open_schemas(self._client), record.pipeline()
 
     def _lookup(self, window: Window, keys: pa.Table | None) -> pa.Table:
         """The state: what the output has of these keys, or of all, as of just before the window (nothing at 0)."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from persist_lib.arguments import check_type, parse_integer, parse_seconds, parse_text
 from persist_lib.errors import NameTaken, NotFound, PersistError
@@ -269,27 +269,25 @@ class Sources:
 
     def _set(self, name: str, state: State, why: str, timeout: float | None) -> None:
         self.find(name)
-
-        def decide(sources: dict[str, SourceRecord]) -> SourceRecord:
-            if name not in sources or sources[name].state == "dropping":
-                raise NotFound(f"the source {name!r} was dropped in between", source=name)
-            return changed(sources[name], state=state, why=why)
-
-        self.declared.change(decide, self._deadline(timeout))
+        self._mark(name, self._deadline(timeout), state=state, why=why)
 
     def _end(self, name: str, timeout: float | None, *, again: bool) -> Sequence[str]:
         deadline = self._deadline(timeout)
         record = self.declared.find(name)
         if again:
             record.reader.input(self.controller)  # raises NotFound
+        self._mark(name, deadline, state="dropping", again=again)
+        return take_away(self.controller, self.declared, self.declared.find(name), deadline)
+
+    def _mark(self, name: str, deadline: Deadline, **fields: Any) -> None:
+        """Set fields of a source. One that is being dropped can only be dropped, or reset, again."""
 
         def decide(sources: dict[str, SourceRecord]) -> SourceRecord:
-            if name not in sources:
+            if name not in sources or (sources[name].state == "dropping" and fields["state"] != "dropping"):
                 raise NotFound(f"the source {name!r} was dropped in between", source=name)
-            return changed(sources[name], state="dropping", again=again)
+            return changed(sources[name], **fields)
 
         self.declared.change(decide, deadline)
-        return take_away(self.controller, self.declared, self.declared.find(name), deadline)
 
     def _deadline(self, timeout: float | None) -> Deadline:
         return self.client.runtime.deadline(self.client.config.timeout_s if timeout is None else parse_seconds(timeout))

@@ -68,7 +68,7 @@ class Target:
             if min(upper, end) > start:
                 with reader.changes(_before(start), min(upper, end) - 1) as changes:
                     self._compare(within(updates, start, min(upper, end)), changes.to_arrow())
-            # SUBTLE: a process that died between two shards left rows beyond the collection's upper.
+            # A process that died between two shards left rows beyond the collection's upper.
             span = reader.timeline(is_known=True).last
             low, rendition = max(start, span.start, upper), span.rendition
         for handle, rows in zip(reader.shards_of(rendition), routed(rendition, updates), strict=True):

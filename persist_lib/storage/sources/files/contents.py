@@ -198,7 +198,7 @@ def table_of(data: bytes, at: int) -> pa.Table:
         values = pa.concat_arrays([pa.array([values[0].as_py()[len(BOM) :]], pa.binary()), values[1:]])
     problems = pa.nulls(len(ends), pa.string())
     if int((ends - starts).max()) > LONGEST:
-        # SUBTLE: whether a line is too long must not depend on how the pieces were cut.
+        # Whether a line is too long must not depend on how the pieces were cut.
         is_long = pa.array(ends - starts > LONGEST)
         values = pc.if_else(is_long, pc.binary_slice(values, 0, KEPT), values)
         problems = pc.if_else(is_long, TOO_LONG, problems)

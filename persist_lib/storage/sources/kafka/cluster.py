@@ -183,6 +183,3 @@ def is_end(error: KafkaError) -> bool:
 def is_out_of_range(error: KafkaError) -> bool:
     """Whether an event says that an offset is not there."""
     return error.code() in {KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE}  # noqa: SLF001 - the same
-
-
-__all__ = ["Cluster", "KafkaError", "Partition", "Topic", "events_of", "is_end", "is_out_of_range"]

@@ -85,7 +85,7 @@ class Ahead:
 def chunks_of(messages: Sequence[Any], topics: Mapping[str, int]) -> Iterator[tuple[str, int, Chunk]]:
     """Messages of any partitions as chunks: (topic, number, chunk). Messages of a partition keep their order."""
     count = len(messages)
-    # SUBTLE: these are the only loops over messages. A method of one is some 50 ns, so that is what a message costs.
+    # These are the only loops over messages. A method of one is some 50 ns, so that is what a message costs.
     addresses = np.fromiter([message.offset() for message in messages], np.uint64, count)
     numbers = np.fromiter([message.partition() for message in messages], np.int64, count)
     values = pa.array([message.value() for message in messages], pa.binary())

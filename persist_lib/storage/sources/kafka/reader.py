@@ -13,18 +13,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import pyarrow as pa
+from confluent_kafka import KafkaError
 
 from persist_lib.config import MIB
 from persist_lib.errors import Diverged, Gone
-from persist_lib.storage.sources.kafka.cluster import (
-    Cluster,
-    KafkaError,
-    Partition,
-    Topic,
-    events_of,
-    is_end,
-    is_out_of_range,
-)
+from persist_lib.storage.sources.kafka.cluster import Cluster, Partition, Topic, events_of, is_end, is_out_of_range
 from persist_lib.storage.sources.kafka.kind import Kafka
 from persist_lib.storage.sources.kafka.messages import Ahead, chunks_of
 from persist_lib.storage.sources.protocol import START, Lag, Mark, Patience

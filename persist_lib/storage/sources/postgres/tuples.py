@@ -150,7 +150,7 @@ def _tuples(data: npt.NDArray[np.uint8], at: Rows, columns: int) -> _Tuples:
 def _taken(buffer: pa.Buffer, count: int, which: Rows, found: _Tuples, column: int) -> pa.Array:
     """The values of one column, for all messages; null where they have none.
 
-    SUBTLE: an array over the messages' own bytes, whose elements are by turns a value and what lies between two. So
+    An array over the messages' own bytes, whose elements are by turns a value and what lies between two. So
     Arrow copies the values, all at once.
     """
     if not len(which):
