@@ -273,7 +273,7 @@ def test_a_transaction_that_began_before_the_snapshot_and_ends_after_it_is_in_it
 def test_a_table_that_is_emptied_or_rewritten_as_its_snapshot_begins_is_copied_anew(
     shop: Shop, statement: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A snapshot of before does not see the rows of before, once the table has another file."""
+    """An earlier snapshot does not see its rows, once the table has another file."""
     words(shop)
     shop.create()
     ask, statements = Wire.ask, [statement, "INSERT INTO t VALUES (3, 'c')"]
@@ -407,7 +407,7 @@ def test_the_slot_moves_with_the_bindings_since_and_never_beyond_what_is_durable
         shop.run(f"INSERT INTO t VALUES ({10 + n}, 'x')")
         shop.world.clock.advance(10)
         shop.catch_up()
-        assert shop.confirmed() == start, "somebody else holds the bindings"
+        assert shop.confirmed() == start, "another hold keeps the bindings"
     other.release_hold(record.bindings, "another")
     for n in range(3):
         shop.run(f"INSERT INTO t VALUES ({20 + n}, 'x')")
@@ -520,7 +520,7 @@ def test_a_slot_that_the_server_gave_up_is_gone(shop: Shop) -> None:
         assert shop.sources.drop("s") == []
 
 
-def test_a_slot_that_somebody_moved_is_gone(shop: Shop) -> None:
+def test_a_slot_that_was_moved_is_gone(shop: Shop) -> None:
     words(shop)
     shop.create()
     shop.catch_up()

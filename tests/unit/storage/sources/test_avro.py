@@ -1,4 +1,4 @@
-"""Avro: files of it, messages by a schema, and what becomes of bytes that are none."""
+"""Avro: files of it, messages by a schema, and what becomes of bytes that are not Avro."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loading much by tasks: the same collections as an instance makes, in one commit for each window, whoever dies."""
+"""Loading much by tasks: the same collections as an instance makes, in one commit for each window, through deaths."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_tasks_make_what_an_instance_makes_in_one_commit_a_window(place: Place, 
     place.check_same()
 
 
-def test_whoever_dies_while_tasks_run_or_between_two_shards_the_next_one_finishes(
+def test_when_a_process_dies_while_tasks_run_or_between_two_shards_the_next_one_finishes(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place.create(shards=2)
@@ -130,7 +130,7 @@ def test_whoever_dies_while_tasks_run_or_between_two_shards_the_next_one_finishe
     engine = Here()
     with closing(loading_of(place, engine)) as loading:
         assert loading.step().messages == 600
-    assert engine.works == [], "what somebody has begun to write is compared, and written by one process"
+    assert engine.works == [], "what another process has begun to write is compared, and written by one process"
     place.check_same()
 
 

@@ -1,4 +1,4 @@
-"""A wrong decoder is mended from the messages that were kept, while instances run, and whoever dies in between."""
+"""A wrong decoder is mended from the messages that were kept, while instances run and processes die."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_what_was_decoded_wrongly_is_decoded_anew_compared_and_handed_over(place
     assert found.errors is not None
     assert (found.output.changed, found.output.equal_keys, found.output.columns) == (3, 0, {"word": 3})
     assert found.errors.is_equal
-    assert place.words() == {1: None, 2: None, 3: None}, "nobody reads it yet"
+    assert place.words() == {1: None, 2: None, 3: None}, "no reader sees it yet"
     place.write("a.jsonl", row(1, "c"))
     place.catch_up()
     at = place.sources.hand_over("s")
@@ -265,7 +265,7 @@ def test_a_handover_that_was_decided_is_not_given_up(place: Place, monkeypatch: 
     monkeypatch.undo()
     place.world.clock.advance(6)
     place.catch_up()
-    assert place.sources.find("s").mended == 1, "whoever comes next finishes it"
+    assert place.sources.find("s").mended == 1, "the next process finishes it"
     assert place.words() == {1: "b", 2: "a", 3: "b"}
 
 
