@@ -1,6 +1,6 @@
 """A registry of Avro schemas, from outside: a folder, or Confluent's HTTP protocol. What it says is not definite.
 
-So no process decodes by what it says: the first answer is committed, and read back from there (`schemas`).
+So no process decodes by what it says: the first answer is committed, and read back from there (`Schemas`).
 """
 
 from __future__ import annotations

@@ -67,6 +67,7 @@ class TickReader:
 
 def test_a_sixth_kind_is_a_class_and_a_line_in_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Ticks, "said", [json.dumps({"id": n, "word": f"w{n}"}).encode() for n in range(3)])
+    monkeypatch.setattr(Ticks, "removed", [])
     world = World()
     sources = Sources(world.client().controller())
     with pytest.raises(InvalidUsage, match=r"reader must be Files\(…\), .* or Custom\(…\)"):
@@ -133,3 +134,14 @@ def test_what_this_release_does_not_know_is_refused(was: str, is_: str, says: st
     )
     with pytest.raises(Corrupt, match=says):
         decode("n", encode(record).replace(was, is_))
+
+
+@pytest.mark.parametrize("kind", [Collection("in"), Files(place=".", format="jsonl")])
+def test_how_to_decode_and_what_rows_mean_have_their_types(kind: Kind) -> None:
+    world = World()
+    sources = Sources(world.client().controller())
+    sources.controller.create("in", SCHEMA)
+    for wrong in ({"decoding": "json"}, {"meaning": "upsert"}):
+        with pytest.raises(InvalidUsage, match=f"{next(iter(wrong))} must be"):
+            sources.create("s", kind, SCHEMA, **wrong)  # type: ignore[arg-type]
+    world.close()
