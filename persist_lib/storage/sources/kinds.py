@@ -60,8 +60,8 @@ KINDS: dict[str, type[Kind]] = {
 
 def kind_of_place(url: str) -> type[Kind]:
     """The kind of a place as it is written at the shell."""
-    scheme = url.partition(":")[0]
-    return next((kind for kind in KINDS.values() if scheme in kind.schemes), Files)
+    scheme, colon, _ = url.partition(":")
+    return next((kind for kind in KINDS.values() if colon and scheme in kind.schemes), Files)
 
 
 def check_options(kind: type[Kind], options: Iterable[str]) -> None:

@@ -83,6 +83,7 @@ def test_a_sixth_kind_is_a_class_and_a_line_in_the_table(monkeypatch: pytest.Mon
     with sources.controller.open_reader("s") as reader, reader.snapshot() as snapshot:
         assert {row["id"]: row["word"] for row in snapshot.to_pylist()} == {0: "w0", 1: "w1", 2: "w2"}
     assert kind_of_place("ticks://clock") is Ticks
+    assert [kind_of_place(one) for one in ("ticks", "kafka", "s3://b/p/")] == [Files] * 3, "folders of these names"
     assert sources.drop("s") == ["the clock still ticks"]
     assert (Ticks.removed, sources.list()) == (["s"], [])
     world.close()
