@@ -33,7 +33,6 @@ from persist_lib.errors import InvalidUsage, PersistError
 from persist_lib.storage import Controller
 from persist_lib.storage.sources import Progress, Sources
 from persist_lib.storage.sources.loading import LOAD_BYTES, Loads, check_loadable, unloadable
-from persist_lib.storage.sources.opening import open_reader
 from persist_lib.storage.sources.records import SourceRecord
 
 ENGINES = ("auto", "local", "spark")
@@ -109,7 +108,7 @@ def loads_for(
 def _left(client: Client, sources: Sources, record: SourceRecord) -> str:
     """What there is to do, in words."""
     durable = sources.show(record.name).durable
-    with closing(open_reader(client, record)) as reader:
+    with closing(record.reader.open_reader(client, record)) as reader:
         reader.high_watermarks(durable, 1)  # it looks what is there
         left = reader.lag(durable)
     if not left:

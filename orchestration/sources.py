@@ -30,7 +30,7 @@ from persist_lib.errors import PersistError
 from persist_lib.runtime.each import Each
 from persist_lib.storage.sources import Alert, Limits, SourceDescription, Sources, check, look
 from persist_lib.storage.sources.alerts import CHECKS
-from persist_lib.storage.sources.news import Memory
+from persist_lib.storage.sources.work_detection import Memory
 
 INGEST = "ingest"
 IDLE = "something new is there, and no instance and no run ingests it: start one, or turn source_news on"

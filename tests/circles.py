@@ -80,7 +80,7 @@ SAMPLED: Mapping[str, Sample] = {
     "tests/wheels/test_extras.py": Sample(0.3),
     "tests/unit/client/test_times_at_every_door.py": Sample(0.4),
     "tests/unit/storage/sources/test_loading.py::test_tasks_make": Sample(0.4),
-    "tests/unit/storage/sources/test_mending.py::test_what_a_mender_left": Sample(0.3),
+    "tests/unit/storage/sources/test_reprocess.py::test_what_a_mender_left": Sample(0.3),
     "tests/unit/storage/tables/test_tail.py": Sample(0.5),
 }
 """The beginning of a test's id, and what is drawn."""

@@ -22,7 +22,6 @@ from persist_lib.errors import InvalidUsage, redacted
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
     from persist_lib.storage.sources import SourceDescription, Sources
-    from persist_lib.storage.sources.declared import From
 
 Pairs = list[str] | None
 
@@ -146,42 +145,34 @@ def create(
     persist source create paid --from collection:orders --key id:int64 --value cents:int64 --ignore-extra
     persist source create orders --from postgresql://me@host/shop --table public.orders
     """
-    from persist_lib.storage.sources import Decoding, Meaning, Postgres, Registry, Transactions
+    from persist_lib.storage.sources import Decoding, Meaning, Registry, Transactions
+    from persist_lib.storage.sources.kinds import check_options, kind_of_place
+    from persist_lib.storage.sources.records import Place
 
-    kind = place.partition(":")[0]
-    is_table, is_derived = kind in {"postgresql", "postgres"}, kind == "collection"
-    if is_table:
-        given = {"--format": format_, "--deletes": deletes, "--transform": transform, "--keep-raw": keep_raw,
-                 "--key-format": key_format, "--registry": registry, "--transactions": transactions}  # fmt: skip
-        if wrong := [option for option, what in given.items() if what]:
-            raise InvalidUsage(f"{wrong[0]} is for files; a table of PostgreSQL says itself what its changes mean")
-        if envelope != "none" or table is None:
-            raise InvalidUsage("of PostgreSQL, give --table, and no --envelope")
-    elif table is not None or publication is not None:
-        raise InvalidUsage("--table and --publication are for postgresql://; of files, give --format")
-    if (is_derived or is_table) and (format_ is not None or rotated or no_header):
-        raise InvalidUsage("--format, --rotated and --no-header are for files, and this reads rows")
+    kind = kind_of_place(place)
+    given = {
+        "format": format_, "rotated": rotated, "no-header": no_header, "table": table, "publication": publication,
+        "envelope": envelope != "none", "deletes": deletes, "transform": transform, "keep-raw": keep_raw,
+        "key-format": key_format, "registry": registry, "transactions": transactions,
+    }  # fmt: skip
+    check_options(kind, [option for option, what in given.items() if what])
     if in_order and transactions is None:
         raise InvalidUsage("--in-order is about transactions: pass --transactions TOPIC")
-    schema = None
-    if key or value or not is_table:
-        schema = build_schema(key or [], value or [], None, times=None if is_derived else "ms")
-    reader: From
+    is_given = bool(key or value) or not kind.brings_schema
+    schema = build_schema(key or [], value or [], None, times=None) if is_given else None
     decoder: Any
-    if is_table:
-        reader, decoder = Postgres(url=place, table=str(table), publication=publication), "pgoutput"
-    else:
-        reader, decoder = _reader_of(place, format_, is_rotated=rotated, header=not no_header)
+    reader, decoder = kind.of_place(Place(place, format_, table, publication, rotated, not no_header))
     held = None if transactions is None else Transactions(topic=transactions, in_order=in_order)
     kept = None if retention is None else distance_of(retention)
     decoding = Decoding(
-        decoder=decoder, columns=pairs_of(column, "--column"), extra="ignore" if ignore_extra or is_table else "refuse",
-        key=key_format, registry=None if registry is None else Registry(place=registry),
+        decoder=decoder, columns=pairs_of(column, "--column"), key=key_format,
+        extra="ignore" if ignore_extra else reader.default_decoding().extra,
+        registry=None if registry is None else Registry(place=registry),
     )  # fmt: skip
     about: Any = pairs_of(include, "--include")
     meaning = Meaning(
-        envelope="changes" if is_table else envelope, deletes=deletes, include=about, transform=transform,
-        most_errors=most_errors, keep_raw=keep_raw, transactions=held,
+        envelope=reader.default_meaning().envelope if envelope == "none" else envelope, deletes=deletes, include=about,
+        transform=transform, most_errors=most_errors, keep_raw=keep_raw, transactions=held,
     )  # fmt: skip
     with sourcing(session, create=True) as sources:
         found = sources.create(
@@ -199,26 +190,6 @@ def create(
         f"created {name} from {table or redacted(place)}: {found.schema}",
         f"start it: persist ingest {name}",
     )
-
-
-def _reader_of(place: str, format_: str | None, *, is_rotated: bool, header: bool) -> tuple[From, Any]:
-    """The reader of a place, and the decoder of what is there."""
-    from persist_lib.storage.sources import Collection, Files
-    from persist_lib.storage.sources.declaring import DECODERS
-    from persist_lib.storage.sources.kafka import parse_kafka_url
-
-    if place.startswith("collection:"):
-        return Collection(place.partition(":")[2]), "rows"
-    if format_ is None and not place.startswith("kafka:"):
-        raise InvalidUsage("say --format: jsonl, csv, text, parquet or avro")
-    format_ = format_ or "jsonl"
-    decoder = DECODERS.get(format_, format_)
-    if not place.startswith("kafka:"):
-        how: Any = format_
-        return Files(place=place, format=how, header=header, identity="first line" if is_rotated else "path"), decoder
-    if is_rotated or not header or format_ == "parquet":
-        raise InvalidUsage("--rotated, --no-header and --format parquet are about files, not about topics")
-    return parse_kafka_url(place), decoder
 
 
 def list_(session: Session) -> None:
@@ -332,14 +303,14 @@ def pause(
 
 
 def resume(session: Session, name: Collection) -> None:
-    """Let a paused source go on.
+    """Let a paused source continue.
 
     \b
     persist source resume orders
     """
     with sourcing(session) as sources:
         sources.resume(name)
-    session.answer({"source": name, "state": "running"}, f"{name} goes on")
+    session.answer({"source": name, "state": "running"}, f"{name} continues")
 
 
 def reset(
@@ -347,7 +318,7 @@ def reset(
 ) -> None:
     """Begin a source again with what is there now. Its collections are dropped, and made again, empty.
 
-    This cannot be undone. It is for what can never go on: files that are gone, or were changed.
+    This cannot be undone. It is for a source that can never continue: files that are gone, or were changed.
 
     \b
     persist source reset orders
@@ -357,7 +328,7 @@ def reset(
         if not yes:
             confirm(session, name, "resetting", "source")
         found = sources.reset(name)
-    session.answer(value_of(found), f"{name} begins anew: persist ingest {name}")
+    session.answer(value_of(found), f"{name} begins again: persist ingest {name}")
 
 
 def drop(

@@ -5,6 +5,7 @@ Each body says in which version it is written. A newer one is refused (NewerForm
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -122,9 +123,9 @@ def encode(record: Record) -> str:
     return _JSON.encode(record).decode()
 
 
-def decode(kind: type[R], body: str, where: str) -> R:
+def decode(kind: type[R], body: str, where: str, dec_hook: Callable[[type, Any], Any] | None = None) -> R:
     """The record in the body of a row. Raises NewerFormat for one of a newer release, Corrupt for anything else."""
-    decoder = _DECODERS.get(kind) or _DECODERS.setdefault(kind, msgspec.json.Decoder(kind))
+    decoder = _DECODERS.get(kind) or _DECODERS.setdefault(kind, msgspec.json.Decoder(kind, dec_hook=dec_hook))
     try:
         if (version := msgspec.json.decode(body, type=_Versioned).v) > VERSION:
             raise NewerFormat(

@@ -1,6 +1,6 @@
-"""An instance of a source of a table that dies before any one of its requests, or after: the next one goes on.
+"""An instance of a source of a table that dies before any one of its requests, or after: the next one continues.
 
-It dies while it makes the first snapshot, agrees on it, makes it durable, and goes on from there; or a command does.
+It dies while it makes the first snapshot, agrees on it, makes it durable, and continues from there; or a command does.
 """
 
 from __future__ import annotations

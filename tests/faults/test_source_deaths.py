@@ -1,4 +1,4 @@
-"""An instance of a source that dies before any one of its requests, or after: another one goes on, and all is right."""
+"""An instance of a source that dies before any one of its requests, or after: another continues, and all is right."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_another_instance_goes_on_where_one_died(
 
 
 def story(place: tuple[str, str | None], folder: Path, dying: Dying, meaning: Meaning) -> int:
-    """Two instances; the second one dies so in the midst of a step, and the first goes on. Answers its requests."""
+    """Two instances; the second one dies so in the midst of a step, and the first continues. Returns its requests."""
     world = World(place[0], 0, place[1])
     try:
         lines = Lines(folder)

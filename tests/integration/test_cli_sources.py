@@ -233,7 +233,7 @@ def test_a_collection_at_a_shell(sh: Fed):
     assert "--format" in sh.fails(2, "source", "create", "x", "--from", "in", *COLUMNS)
     assert "no collection 'x'" in sh.fails(1, "source", "create", "y", "--from", "collection:x", *COLUMNS)
     words = ("--from", "collection:orders", "--format", "csv", *COLUMNS)
-    assert "are for files" in sh.fails(2, "source", "create", "y", *words)
+    assert "--format is for files" in sh.fails(2, "source", "create", "y", *words)
 
 
 def test_what_is_wrong_with_sources_is_an_exit_code(sh: Fed):
@@ -266,7 +266,7 @@ def test_several_sources_in_one_process_end_by_themselves(sh: Fed):
     ]  # fmt: skip
     sh.write("a.jsonl", row(2, "b"))
     assert "strict: Refused" in sh.fails(4, "ingest", "orders", "strict", "--once")
-    assert len(sh.contents()) == 2, "the others go on"
+    assert len(sh.contents()) == 2, "the others continue"
 
 
 def test_several_sources_end_at_one_signal(sh: Fed):
@@ -287,7 +287,7 @@ def test_several_sources_end_at_one_signal(sh: Fed):
 
 @pytest.mark.torture
 def test_a_source_is_mended_while_two_processes_ingest_it(sh: Fed):
-    """Lines come all the time, one process is killed in between, and both go on by the new decoding."""
+    """Lines come all the time, one process is killed in between, and both continue by the new decoding."""
     sh.create("--keep-raw", "--envelope", "upsert", "--column", "word=wrd", "--ignore-extra")
     expected: dict[int, str] = {}
     ends = threading.Event()

@@ -10,8 +10,8 @@ import psycopg
 import pytest
 
 from persist_lib.errors import Determinate, Gone, InvalidUsage
-from persist_lib.storage.sources.choices import Choices
-from persist_lib.storage.sources.postgres import Postgres
+from persist_lib.storage.sources.agreed_value import Choices
+from persist_lib.storage.sources.postgres.kind import Postgres
 from persist_lib.storage.sources.postgres.reader import TableReader
 from persist_lib.storage.sources.protocol import Mark
 from tests.integration.test_postgres_source import Shop, words
@@ -57,9 +57,8 @@ def opened(shop: Shop) -> tuple[TableReader, dict[str, Mark]]:
     """A reader, and where the log is now."""
     record = shop.sources.find("s")
     assert isinstance(record.reader, Postgres)
-    reader = record.reader.open(
-        record.id, Choices(shop.sources.client, record.choices), record.reader.look(record.id)
-    )  # fmt: skip
+    choices = Choices(shop.sources.client, record.choices)
+    reader = TableReader(record.reader, record.id, choices, record.reader.look(record))
     ((partition, mark),) = reader.high_watermarks({}, 1).items()
     shop.run("DELETE FROM t", "INSERT INTO t VALUES (1, 'a'), (2, 'b')")
     while new := reader.high_watermarks({partition: mark}, 1 << 20):

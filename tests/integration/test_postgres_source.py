@@ -15,7 +15,7 @@ import pytest
 import persist_lib as persist
 from persist_lib.errors import Determinate, Diverged, Gone, InvalidUsage, NotFound, SchemaChanged
 from persist_lib.storage.sources import Decoding, Meaning, Postgres, Sources
-from persist_lib.storage.sources.choices import Choices
+from persist_lib.storage.sources.agreed_value import Choices
 from persist_lib.storage.sources.conformance import check_diverged, check_gone, check_many, check_reader, read_all
 from persist_lib.storage.sources.postgres import reader as reading
 from persist_lib.storage.sources.postgres import snapshot
@@ -73,7 +73,7 @@ class Shop:
         record = self.sources.find("s")
         reader = record.reader
         assert isinstance(reader, Postgres)
-        return reader.open(record.id, Choices(self.world.client(), record.choices))
+        return TableReader(reader, record.id, Choices(self.world.client(), record.choices))
 
     def slot(self) -> str:
         return f"persist_{self.sources.find('s').id}"
@@ -273,7 +273,7 @@ def test_a_transaction_that_began_before_the_snapshot_and_ends_after_it_is_in_it
 def test_a_table_that_is_emptied_or_rewritten_as_its_snapshot_begins_is_copied_anew(
     shop: Shop, statement: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A snapshot of before does not see the rows of before, once the table has another file."""
+    """An earlier snapshot does not see its rows, once the table has another file."""
     words(shop)
     shop.create()
     ask, statements = Wire.ask, [statement, "INSERT INTO t VALUES (3, 'c')"]
@@ -286,7 +286,7 @@ def test_a_table_that_is_emptied_or_rewritten_as_its_snapshot_begins_is_copied_a
 
     monkeypatch.setattr(Wire, "ask", between)
     reader = shop.reader()
-    with pytest.raises(Determinate, match="copied anew"):
+    with pytest.raises(Determinate, match="copied again"):
         reader.high_watermarks({}, 1)
     reader.close()
     shop.catch_up()
@@ -407,7 +407,7 @@ def test_the_slot_moves_with_the_bindings_since_and_never_beyond_what_is_durable
         shop.run(f"INSERT INTO t VALUES ({10 + n}, 'x')")
         shop.world.clock.advance(10)
         shop.catch_up()
-        assert shop.confirmed() == start, "somebody else holds the bindings"
+        assert shop.confirmed() == start, "another hold keeps the bindings"
     other.release_hold(record.bindings, "another")
     for n in range(3):
         shop.run(f"INSERT INTO t VALUES ({20 + n}, 'x')")
@@ -520,13 +520,13 @@ def test_a_slot_that_the_server_gave_up_is_gone(shop: Shop) -> None:
         assert shop.sources.drop("s") == []
 
 
-def test_a_slot_that_somebody_moved_is_gone(shop: Shop) -> None:
+def test_a_slot_that_was_moved_is_gone(shop: Shop) -> None:
     words(shop)
     shop.create()
     shop.catch_up()
     shop.run("INSERT INTO t VALUES (3, 'c')")
     shop.run(f"SELECT pg_replication_slot_advance('{shop.slot()}', pg_current_wal_flush_lsn())")
-    with pytest.raises(Gone, match="somebody has moved it"):
+    with pytest.raises(Gone, match="it was moved"):
         shop.catch_up()
     assert shop.pairs() == {1: "a", 2: "b"}
 

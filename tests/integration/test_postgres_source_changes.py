@@ -74,7 +74,7 @@ def test_rows_that_were_written_under_exchanged_names_are_known_although_these_a
     shop.catch_up()
     shop.run(*SWAP, *SWAP, "INSERT INTO t VALUES (1, 'a', 'b')")
     shop.catch_up()
-    assert shop.pairs() == {1: "a"}, "no row was written meanwhile"
+    assert shop.pairs() == {1: "a"}, "no row was written in between"
     shop.run(*SWAP, "INSERT INTO t VALUES (2, 'x', 'y')", *SWAP)
     with pytest.raises(SchemaChanged, match="other and word have exchanged their names"):
         shop.catch_up()

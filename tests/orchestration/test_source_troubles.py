@@ -38,7 +38,7 @@ from persist_lib.storage.sources import (
     Sources,
 )
 from persist_lib.storage.sources.alerts import CHECKS
-from persist_lib.storage.sources.declaring import DECODERS
+from persist_lib.storage.sources.decoding import DECODERS
 from persist_lib.storage.sources.health import Report
 from persist_lib.storage.sources.records import changed
 from persist_lib.storage.sources.running import Behind
@@ -72,7 +72,7 @@ class Land:
 
     def files(self, name: str, format_: Any = "jsonl", meaning: Meaning | None = None, **options: Any) -> Path:
         """A source on a folder, and that folder."""
-        decoding: Any = Decoding(decoder=DECODERS[format_])  # type: ignore[arg-type]
+        decoding: Any = Decoding(decoder=DECODERS[format_])
         schema = persist.Schema(key={"word": "string not null"}) if format_ == "text" else SCHEMA
         place = self.place(name)
         self.sources.create(

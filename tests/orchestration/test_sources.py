@@ -1,4 +1,4 @@
-"""Sources in Dagster: ingested where something is new and nobody is at work; paused and failed ones shown as such."""
+"""Sources in Dagster: ingested where something is new and no instance is at work; paused and failed ones shown."""
 
 from __future__ import annotations
 

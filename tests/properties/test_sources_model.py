@@ -1,8 +1,8 @@
 """A source's instances against a plain loop over its files: definite, tolerant, concise, whatever is done to them.
 
-Definite: what anybody once read of a collection as of a time is what everybody reads there. Tolerant: instances
-are killed at any request, stand still, lose their leases and go on; the end is that of a plain loop. Concise: t never
-falls, nothing before the addresses at t is asked for again, and the upstream is told no more than that.
+Definite: what one reader once read of a collection as of a time is what every reader reads there. Tolerant: instances
+are killed at any request, stand still, lose leases and continue; the end is that of a plain loop. Concise: t never
+falls, nothing before the addresses at t is asked for again, and the upstream gets no more than that.
 """
 
 from __future__ import annotations

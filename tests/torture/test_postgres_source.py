@@ -199,7 +199,7 @@ class Watch:
         for step in bound.steps:
             (mark,) = step.marks.values()
             assert self.marks.setdefault(step.time, mark) == mark
-        # The upstream is told no more than what is before the bindings' since, and that is durable.
+        # The upstream gets no more than what is before the bindings' since, and that is durable.
         start = next(iter(bound.start.values()), Mark(0)).address
         assert confirmed <= max(start, self.first), "the slot has passed what is durable"
         self.looks += confirmed > self.first

@@ -12,10 +12,10 @@ from persist_lib.config import MIB
 from persist_lib.errors import InvalidUsage
 from persist_lib.runtime.each import Each
 from persist_lib.storage.sources.health import named
-from persist_lib.storage.sources.news import News, look
+from persist_lib.storage.sources.work_detection import News, look
 
 if TYPE_CHECKING:
-    from persist_lib.storage.sources.described import SourceDescription
+    from persist_lib.storage.sources.health import SourceDescription
     from persist_lib.storage.sources.records import SourceRecord
     from persist_lib.storage.sources.sources import Sources
 
@@ -90,7 +90,7 @@ def _checked(
     sources: Sources, record: SourceRecord | None, name: str, limits: Limits | None, news: News | None
 ) -> list[Alert]:  # fmt: skip
     state = "dropping" if record is None else record.state
-    if state in UNSETTLED:  # SUBTLE: who asks for it would finish that, and a check changes nothing
+    if state in UNSETTLED:  # to find it would finish that, and a check changes nothing
         return _unknown(UNSETTLED[state])
     return judge(sources.show(name), limits, news)
 

@@ -1,9 +1,9 @@
-"""Avro as JSON: each message is read by the schema that it was written with, and goes on as what JSON has for it.
+"""Avro as JSON: each message is read by the schema that it was written with, and becomes what JSON has for it.
 
 So all that is known of JSON holds of Avro too: columns by name, envelopes, keys, what is bad. Bytes become base64,
 moments ISO text, decimals text; a column of such a type reads it back exactly. Pure.
 
-SUBTLE: this loops over messages. fastavro makes Python objects, one message at a time.
+This loops over messages: fastavro makes Python objects, one message at a time.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import pyarrow as pa
 
 from persist_lib.errors import InvalidUsage
 from persist_lib.kernel.columns import plain
-from persist_lib.storage.sources.declared import Decoding
-from persist_lib.storage.sources.registry import Written
+from persist_lib.storage.sources.decoding import Decoding
+from persist_lib.storage.sources.schema_registry import Written
 
 try:
     import fastavro
@@ -66,7 +66,7 @@ def as_json(decoding: Decoding, messages: pa.Table, schemas: Schemas) -> tuple[D
 
 
 def check(decoding: Decoding) -> None:
-    """Raise InvalidUsage for a schema to read by that is none."""
+    """Raise InvalidUsage for a schema to read by that is not valid."""
     try:
         if decoding.avro is not None:
             parsed(Written(decoding.avro))
@@ -135,7 +135,7 @@ def read_from(stream: BytesIO, writer: Any, reading: Any = None) -> Any:
 
 @lru_cache(maxsize=1000)
 def parsed(written: Written) -> Any:
-    """A schema that is ready for use. Raises Refused for one that is none."""
+    """A schema that is ready for use. Raises Refused for one that is not valid."""
     if written.kind != "AVRO":
         raise Refused(f"its schema is {written.kind}, not Avro")
     named: dict[str, Any] = {}

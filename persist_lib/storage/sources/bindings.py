@@ -1,4 +1,4 @@
-"""Bindings: which messages of a source belong to which time, kept in a shard, so that everybody agrees.
+"""Bindings: which messages of a source belong to which time, kept in a shard, so that all processes agree.
 
 A binding (partition, first address not covered) holds from its time on, and retracts the former one of the partition. A
 message belongs to the first time whose binding covers it. Times below the shard's upper are settled: no message will
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from operator import itemgetter
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from persist_lib.client import Client
 from persist_lib.errors import Corrupt, InvalidUsage, SinceViolation, UpperMismatch
@@ -53,11 +53,25 @@ class Bound(NamedTuple):
 
     @property
     def marks(self) -> dict[str, Mark]:
-        """The newest marks."""
         found = dict(self.start)
         for step in self.steps:
             found |= step.marks
         return found
+
+
+class Clock(Protocol):
+    """What says at which times a source's messages are: its bindings, or the collection that it reads."""
+
+    shard: str
+    hold: str
+
+    def since(self, time: int) -> Bound: ...
+    def mint(self, propose: Propose, deadline: Deadline, tick_ms: int = 0) -> None: ...
+    def has_news(self, bound: Bound, time: int) -> bool: ...
+    def fetch_told(self) -> int: ...
+    def behind_ms(self, time: int) -> int: ...
+    def let_go(self, time: int) -> None: ...
+    def close(self) -> None: ...
 
 
 class Bindings:
@@ -72,9 +86,7 @@ class Bindings:
 
     def since(self, time: int) -> Bound:
         """The bindings from `time` on, read back from the shard. Raises SinceViolation if history is given up there."""
-        if self._reader is None:
-            self._reader = unheld(self._client, self.shard, SCHEMA)
-        reader = self._reader
+        reader = self._read()
         upper = reader.fetch_upper().time
         if upper is None:
             raise InvalidUsage(f"the bindings {self.shard} are closed: the source was dropped")
@@ -101,19 +113,17 @@ class Bindings:
         return Bound(start, tuple(Step(at, marks) for at, marks in sorted(found.items())), upper)
 
     def newest(self) -> Bound:
-        """The newest marks, and upper."""
-        if self._reader is None:
-            self._reader = unheld(self._client, self.shard, SCHEMA)
+        reader = self._read()
         while True:
-            upper = self._reader.fetch_upper().time or 0
+            upper = reader.fetch_upper().time or 0
             try:
                 return Bound({}, (), 0) if upper == 0 else self.since(upper)
             except SinceViolation:  # others went on, and history moved
-                if self._reader.fetch_upper().time == upper:
+                if reader.fetch_upper().time == upper:
                     raise
 
     def mint(self, propose: Propose, deadline: Deadline, tick_ms: int = 0) -> None:
-        """Bind what `propose` makes of the newest marks, at the store's time now. Marks that do not go on are left out.
+        """Bind what `propose` makes of the newest marks, at the store's time now, but for marks that go no further.
 
         Without any it is a tick: upper moves to now, so that readers know that nothing came; not before upper is
         `tick_ms` behind. Raises ClockAhead when the bindings are far ahead of the store's clock, and TimedOut.
@@ -143,7 +153,7 @@ class Bindings:
     def get_binding(self, partition: str, address: int, mark: Mark, deadline: Deadline) -> tuple[Mark, int]:
         """Answer the binding that a message belongs to, and its time; mint one up to `mark` if none covers it.
 
-        For readers that meet messages before anybody said that they are there. `mark` is the first address after the
+        For readers that meet messages before a mint has bound them. `mark` is the first address after the
         message. The answer is what the shard says, which may be another instance's binding that goes further. Raises
         SinceViolation where the binding is so old that it is given up.
         """
@@ -158,15 +168,16 @@ class Bindings:
         """The shard's since: what the source's messages at earlier times were is not known any more."""
         return self._client.machine(self.shard).fetch().state.since.time or 0
 
+    def has_news(self, bound: Bound, _time: int) -> bool:
+        return bool(bound.steps)
+
     def behind_ms(self, time: int) -> int:
-        """By how much `time` is behind the store's clock, in milliseconds."""
         return max(0, self._client.consensus.now() - time)
 
     def let_go(self, _time: int) -> None:
         """Nothing: it holds nothing."""
 
     def close(self) -> None:
-        """Close what it has open. Idempotent."""
         for handle in (self._writer, self._reader):
             if handle is not None:
                 handle.close()
@@ -195,6 +206,11 @@ class Bindings:
         client = self._client
         now, own = client.consensus.now(), client.runtime.clock_ms()
         return store_time(f"the bindings {self.shard}", upper, now, own, MOST_AHEAD_MS)
+
+    def _read(self) -> ReadHandle:
+        if self._reader is None:
+            self._reader = unheld(self._client, self.shard, SCHEMA)
+        return self._reader
 
     def _open(self) -> WriteHandle:
         if self._writer is None:

@@ -19,7 +19,7 @@ from persist_lib.storage.sources.protocol import ADDRESS, START, Mark, SourceRea
 
 Open = Callable[[], SourceReader]
 FEW = 64
-"""Addresses of a partition from which a read is begun anew, at most; and marks up to which it is."""
+"""Addresses of a partition from which a read begins, at most; and marks up to which it is."""
 STEP = 1 << 20
 TABLE_BYTES = 64 << 20
 """The largest table that a reader may yield."""
@@ -48,7 +48,7 @@ def check_reader(open_reader: Open, expected: Mapping[str, Sequence[object]], *,
 def check_watermarks(
     reader: SourceReader, expected: Mapping[str, Sequence[object]], *, is_empty_known: bool
 ) -> dict[str, Mark]:
-    """Check that marks go on to the end, however small the steps, and that they then say nothing new."""
+    """Check that marks reach the end, however small the steps, and that they then say nothing new."""
     found: dict[str, Mark] = {}
     for most_bytes in (1, STEP):
         bound: dict[str, Mark] = {}
@@ -94,7 +94,7 @@ def check_partition(
 
 
 def check_gone(reader: SourceReader, partition: str, start: Mark, end: Mark) -> None:
-    """Check that messages that were taken away are told to be gone, and not left out."""
+    """Check that messages that were taken away are reported as gone, and not left out."""
     try:
         found = read_all(reader, partition, start, end)
     except Gone as error:

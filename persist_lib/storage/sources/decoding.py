@@ -6,8 +6,9 @@ decoded together do not change one another.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Collection, Mapping, Sequence
+from importlib import import_module
+from typing import Any, Literal, NamedTuple, get_args
 
 import msgspec
 import numpy as np
@@ -15,18 +16,89 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from persist_lib.arguments import shown
 from persist_lib.convert.casting import cast_column
 from persist_lib.convert.lines.changes import DELETES, ChangeLines, parse_change
 from persist_lib.convert.lines.csv_lines import CsvLines, check_names, header_of
 from persist_lib.convert.lines.fitting import no_rows, without_nulls
 from persist_lib.convert.lines.json_lines import JsonLines
+from persist_lib.convert.lines.reading import Changes, EpochUnit
 from persist_lib.convert.lines.sifting import Refused, Sifted, sift
 from persist_lib.errors import InvalidUsage, SchemaMismatch
-from persist_lib.kernel.columns import Rows, joined, plain
-from persist_lib.schema.schema import Schema
-from persist_lib.storage.sources.declared import Decoding
+from persist_lib.kernel.columns import Rows, array_of, joined, plain
+from persist_lib.schema.schema import Column, Schema
+from persist_lib.storage.sources.schema_registry import Registry
 
+Decoder = Literal["json", "csv", "text", "bytes", "rows", "avro", "pgoutput"]
+KeyDecoder = Literal["json", "text", "bytes", "avro"]
+DECODERS: Mapping[str, Decoder] = {
+    "jsonl": "json", "csv": "csv", "text": "text", "parquet": "rows", "avro": "avro", "bytes": "bytes",
+}  # fmt: skip
+"""What decodes the messages of a format."""
 NEWLINE = 10
+
+
+class Decoding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """How a message becomes a row. `decoder` is by default what fits the files' format.
+
+    - "json": an object with the columns as names. "csv": the columns of the header, or `names`.
+    - "text" and "bytes": one column of that type has it all.
+    - "rows": the message is a struct already (Parquet). "pgoutput": it is a change of PostgreSQL's log.
+    - "avro": a record. `registry` says where the schemas of messages are; files have theirs. `avro` is a schema to read
+      by, as JSON: its defaults, aliases and promotions hold. Without registry and file, messages were written by it.
+
+    `columns` says what a column is called in the messages, where that is something else. `extra` and `missing` say what
+    becomes of fields without a column, and of columns that a CSV header or a struct does not have; `epochs` names
+    columns of moments that are numbers, and their unit. `key` says how the key columns are read from the keys of
+    messages, where these have some (Kafka): "json" (an object, or the value of the only column), "text" or "bytes".
+    """
+
+    decoder: Decoder = "json"
+    key: KeyDecoder | None = None
+    columns: Mapping[str, str] = {}
+    names: tuple[str, ...] | None = None
+    delimiter: str = ","
+    quote: str = '"'
+    nulls: tuple[str, ...] = ("",)
+    encoding: str = "utf-8"
+    extra: Literal["refuse", "ignore"] = "refuse"
+    missing: Literal["refuse", "null"] = "refuse"
+    epochs: Mapping[str, EpochUnit] = {}
+    avro: str | None = None
+    registry: Registry | None = None
+
+    def __post_init__(self) -> None:
+        if self.decoder not in get_args(Decoder):
+            raise InvalidUsage(f"decoder must be one of {get_args(Decoder)}: got {shown(self.decoder)}")
+        if self.key is not None and self.key not in get_args(KeyDecoder):
+            raise InvalidUsage(f"key must be one of {get_args(KeyDecoder)}: got {shown(self.key)}")
+        if "avro" not in {self.decoder, self.key} and (self.avro is not None or self.registry is not None):
+            raise InvalidUsage('avro and registry are about Avro: pass decoder="avro" or key="avro"')
+        if self.key == "avro" and self.registry is None:
+            raise InvalidUsage('key="avro" needs a registry, as nothing else says how a key was written')
+        for name in ("delimiter", "quote"):
+            text = getattr(self, name)
+            if not isinstance(text, str) or len(text) != 1 or not text.isascii() or text in "\r\n":
+                raise InvalidUsage(f"{name} is one ASCII character and no line end: got {shown(text)}")
+        if self.delimiter == self.quote:
+            raise InvalidUsage(f"delimiter and quote must differ: both are {shown(self.quote)}")
+        for name, known in (("extra", ("refuse", "ignore")), ("missing", ("refuse", "null"))):
+            if getattr(self, name) not in known:
+                raise InvalidUsage(f"{name} must be one of {known}: got {shown(getattr(self, name))}")
+
+    @property
+    def multiline(self) -> bool:
+        """A message is one line."""
+        return False
+
+    @property
+    def changes(self) -> Changes:
+        """The last change of a key decides."""
+        return "by-key"
+
+    def source(self, column: str) -> str:
+        """The name that a column has in the messages."""
+        return self.columns.get(column, column)
 
 
 class Decoded(NamedTuple):
@@ -129,8 +201,12 @@ def _lines(parser: JsonLines | CsvLines, values: pa.Array, kept: npt.NDArray[np.
         lines = [_one_line(value) for value in values.to_pylist()]
     found = sift(parser.parse, parser.suspect, lines, parser.empty)
     order = np.argsort(found.lines, kind="stable")
-    table = found.table.take(pa.array(order))
-    return Sifted(table, kept[found.lines[order]], {int(kept[n]): why for n, why in found.bad.items()})
+    return _placed(Sifted(found.table.take(pa.array(order)), found.lines[order], found.bad), kept)
+
+
+def _placed(found: Sifted, kept: npt.NDArray[np.int64]) -> Sifted:
+    """What was found of the messages at these places."""
+    return Sifted(found.table, kept[found.lines], {int(kept[n]): why for n, why in found.bad.items()})
 
 
 def _one_line(value: bytes) -> bytes:
@@ -146,7 +222,6 @@ def _one_line(value: bytes) -> bytes:
 def _csv(
     decoding: Decoding, schema: Schema, messages: pa.Table, values: pa.Array, kept: npt.NDArray[np.int64]
 ) -> Sifted:
-    """Parse CSV, by the header that each message came with."""
     headers = plain(messages.column("header")) if _has_headers(messages) else None
     if decoding.names is not None or headers is None:
         names = decoding.names or tuple(decoding.source(name) for name in schema.names)
@@ -181,7 +256,6 @@ def _together(schema: Schema, found: Sequence[Sifted]) -> Sifted:
 
 
 def _plain(schema: Schema, values: pa.Array, kept: npt.NDArray[np.int64]) -> Sifted:
-    """One column that has the whole message."""
     (field,) = schema.data
     values = values.take(pa.array(kept))
     if not pa.types.is_string(field.type):
@@ -195,11 +269,10 @@ def _plain(schema: Schema, values: pa.Array, kept: npt.NDArray[np.int64]) -> Sif
         return pa.table({field.name: pc.utf8_rtrim(texts, "\r")})
 
     found = sift(parse, lambda _: (), range(len(values)), no_rows(schema))  # type: ignore[arg-type]
-    return Sifted(found.table, kept[found.lines], {int(kept[n]): why for n, why in found.bad.items()})
+    return _placed(found, kept)
 
 
 def _rows(decoding: Decoding, schema: Schema, values: pa.Array, kept: npt.NDArray[np.int64]) -> Sifted:
-    """Structs, whose fields are cast to the columns."""
     if not pa.types.is_struct(values.type):
         return Sifted(no_rows(schema), kept[:0], dict.fromkeys(kept.tolist(), "the message is no row"))
     names = [field.name for field in values.type]
@@ -220,7 +293,75 @@ def _rows(decoding: Decoding, schema: Schema, values: pa.Array, kept: npt.NDArra
         return pa.table(columns, names=schema.names)
 
     found = sift(parse, lambda _: (), kept.tolist(), no_rows(schema))
-    return Sifted(found.table, kept[found.lines], {int(kept[n]): why for n, why in found.bad.items()})
+    return _placed(found, kept)
 
 
-__all__ = ["DELETES", "Decoded", "decode", "decode_changes"]
+def decode_keyed(decoding: Decoding, schema: Schema, messages: pa.Table, *, deletes: bool) -> Decoded:
+    """Decode messages. With `deletes`, one without a value takes its key's row away, as the column `_deletes` says.
+
+    The fields of the key may be in the value too. Then they say nothing there.
+    """
+    values = joined(messages.column("value"))
+    is_deletion = np.asarray(pc.is_null(values)) & deletes
+    if "problem" in messages.column_names:
+        is_deletion &= np.asarray(pc.is_null(joined(messages.column("problem"))))
+    keys = _keys(decoding, schema, messages)
+    found = _values(decoding, schema, messages, np.flatnonzero(~is_deletion))
+    has_key, has_rest = np.zeros(len(values), np.bool_), is_deletion.copy()
+    has_key[keys.lines] = has_rest[found.lines] = True
+    both = np.flatnonzero(has_key & has_rest)
+    key_rows = keys.rows.take(array_of(np.searchsorted(keys.lines, both)))
+    # A deletion is the row of no message: its values are null.
+    at = np.searchsorted(found.lines, both)
+    is_there = ~is_deletion[both]
+    rows = found.rows.take(pa.array(at, mask=~is_there))
+    columns = [(key_rows if name in schema.key_names else rows).column(name) for name in schema.names]
+    table = pa.table([*columns, pa.array(~is_there)], names=[*schema.names, DELETES])
+    return Decoded(table, both, dict(sorted({**found.bad, **keys.bad}.items())))
+
+
+def _keys(decoding: Decoding, schema: Schema, messages: pa.Table) -> Decoded:
+    count = messages.num_rows
+    keys = joined(messages.column("key")) if "key" in messages.column_names else pa.nulls(count, pa.binary())
+    of_key = [column for column in schema.columns if column.name in schema.key_names]
+    if decoding.key == "json" and len(of_key) == 1:
+        opening = msgspec.json.encode({decoding.source(of_key[0].name): 0}).removesuffix(b"0}")
+        is_object = pc.equal(pc.binary_slice(keys, 0, 1), b"{")
+        keys = pc.if_else(is_object, keys, pc.binary_join_element_wise(opening, keys, b"}", b""))
+    how = msgspec.structs.replace(decoding, decoder=decoding.key or "json", key=None)
+    found = decode(how, Schema(key=of_key), pa.table({"value": keys}))
+    bad = {n: f"the key: {why}" if keys[n].is_valid else "there is no key" for n, why in found.bad.items()}
+    if len(found.lines) + len(bad) < count:
+        bad |= dict.fromkeys(others(count, [*found.lines.tolist(), *bad]).tolist(), "the key is empty")
+    return Decoded(found.rows, found.lines, bad)
+
+
+def _values(decoding: Decoding, schema: Schema, messages: pa.Table, places: Rows) -> Decoded:
+    columns = [column for column in schema.columns if column.name not in schema.key_names]
+    if decoding.decoder == "json":
+        columns += [Column(one.name, one.type) for one in schema.columns if one.name in schema.key_names]
+    if not columns:
+        return Decoded(pa.table({}), places, {})
+    how = msgspec.structs.replace(decoding, key=None)
+    found = decode(how, Schema(key=columns), messages.take(array_of(places)))
+    return Decoded(found.rows, places[found.lines], {int(places[n]): why for n, why in found.bad.items()})
+
+
+def imported(name: str) -> Any:
+    """The function of "package.module:function". Raises InvalidUsage."""
+    module, _, function = parse_function_name(name, "the function").partition(":")
+    try:
+        found = getattr(import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise InvalidUsage(f"there is no function {name!r} here: {error}. Install or mend it") from error
+    if not callable(found):
+        raise InvalidUsage(f"{name!r} is no function")
+    return found
+
+
+def parse_function_name(name: object, what: str) -> str:
+    """The name of a function as it is declared. Raises InvalidUsage."""
+    module, _, function = str(name).partition(":")
+    if not isinstance(name, str) or not all(part.isidentifier() for part in (*module.split("."), function)):
+        raise InvalidUsage(f'{what} must be a text like "package.module:function": got {shown(name)}')
+    return name

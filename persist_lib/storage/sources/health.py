@@ -17,12 +17,17 @@ from persist_lib.errors import PersistError
 from persist_lib.frontier import at
 from persist_lib.schema.schema import Schema
 from persist_lib.storage.reader import CollectionReader
+from persist_lib.storage.sources.decoding import Decoding
+from persist_lib.storage.sources.envelopes import Meaning
+from persist_lib.storage.sources.protocol import Mark
+from persist_lib.storage.sources.records import Kind
 from persist_lib.storage.sources.running import Progress
 from persist_lib.storage.writer import CollectionWriter
 from persist_lib.times import PER_SECOND, Unit
 
 if TYPE_CHECKING:
     from persist_lib.storage.controller import Controller
+
 
 Health = Literal["running", "lagging", "stalled", "paused", "failed", "stopped"]
 SCHEMA = Schema(
@@ -64,7 +69,6 @@ class Report:
         self.messages = self.errors = 0
 
     def progress(self, progress: Progress) -> None:
-        """A step is done."""
         self.messages, self.errors = self.messages + progress.messages, self.errors + progress.errors
         is_lagging = bool(progress.lag) and progress.behind_ms > LAGGING_MS
         why = [f"{progress.behind_ms / 1000:,.0f} s behind"] if is_lagging else []
@@ -94,13 +98,11 @@ class Report:
                 self._tidy(now)
 
     def close(self) -> None:
-        """Close what it has open. Idempotent."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None
 
     def _tidy(self, now: int) -> None:
-        """Take away the rows of instances that were not heard of for long."""
         rows = fetch_rows(self._controller, self._collection)
         old = [row["instance"] for row in rows if is_old(row, now) and row["instance"] != self._instance]
         if old:
@@ -116,7 +118,7 @@ class Report:
 def fetch_rows(controller: Controller, collection: str) -> list[dict[str, Any]]:
     """What the instances of a source last said, as it is stored; none of a source that never ran.
 
-    SUBTLE: without a lease, as reading must not look like an instance that writes: see `news`.
+    Without a lease, as reading must not look like an instance that writes: see `work_detection`.
     """
     found = controller.catalog.fetch().collections[collection]
     with CollectionReader(controller.client, found, SCHEMA.times, None, "", is_leased=False) as read:
@@ -159,18 +161,18 @@ def shown_rows(rows: Sequence[Mapping[str, Any]], now: int) -> list[dict[str, An
 
 def left_of(rows: Sequence[Mapping[str, Any]], now: int) -> dict[str, dict[str, Any]]:
     """What is left of each partition, as the instance that was heard of last and is at work says it."""
-    alive = [row for row in rows if is_alive(row, now) and row.get("partitions")]
-    newest = max(alive, key=lambda row: -unseen_ms(row, now), default=None)
-    found: dict[str, dict[str, Any]] = {} if newest is None else msgspec.json.decode(str(newest["partitions"]))
-    return found
+    return _partitions([row for row in rows if is_alive(row, now)], now)
 
 
 def unread_of(rows: Sequence[Mapping[str, Any]], now: int) -> dict[str, str]:
     """What is there and is not read, with why, as the instance says it that looked last, also if it has ended."""
-    looked = [row for row in rows if row.get("partitions")]
-    newest = max(looked, key=lambda row: -unseen_ms(row, now), default=None)
-    partitions = {} if newest is None else msgspec.json.decode(str(newest["partitions"]))
-    return {name: one["unread"] for name, one in partitions.items() if "unread" in one}
+    return {name: one["unread"] for name, one in _partitions(rows, now).items() if "unread" in one}
+
+
+def _partitions(rows: Sequence[Mapping[str, Any]], now: int) -> dict[str, dict[str, Any]]:
+    newest = max((row for row in rows if row.get("partitions")), key=lambda row: -unseen_ms(row, now), default=None)
+    found: dict[str, dict[str, Any]] = {} if newest is None else msgspec.json.decode(str(newest["partitions"]))
+    return found
 
 
 def named(unread: Mapping[str, str]) -> str:
@@ -200,3 +202,37 @@ def _measured(progress: Progress) -> dict[str, object]:
         "lag_bytes": sum(counts["bytes"]) if counts["bytes"] or not progress.lag else None,
         "partitions": msgspec.json.encode(partitions).decode(),
     }  # fmt: skip
+
+
+class SourceDescription(msgspec.Struct, frozen=True):
+    """A source. `collections` are those that it writes, by what they are for. `time` is t: all before it is durable.
+
+    `bound` says up to which address each partition has times, and `durable` up to which it is durable. `instances` are
+    the rows of its health collection; one that was not heard of for five minutes has the state "unseen". `behind_ms` is
+    how far t is behind the store's clock (or the collection that it reads), `errors` how many messages were bad, and
+    `left` what is left of partitions, as an instance says it: addresses (`left`), messages, bytes and seconds.
+    `unread` is what is there and is not read, with why, as the instance said it that looked last.
+    """
+
+    name: str
+    id: str
+    state: str
+    reader: Kind
+    decoding: Decoding
+    meaning: Meaning
+    schema: Schema
+    collections: Mapping[str, str]
+    time: int
+    bound: Mapping[str, Mark]
+    durable: Mapping[str, Mark]
+    instances: Sequence[Mapping[str, object]]
+    behind_ms: int = 0
+    errors: int = 0
+    why: str = ""
+    left: Mapping[str, Mapping[str, object]] = {}
+    unread: Mapping[str, str] = {}
+
+    @property
+    def alive(self) -> Sequence[Mapping[str, object]]:
+        """The instances that are at work, as far as is known."""
+        return [one for one in self.instances if one["state"] in AT_WORK]

@@ -20,12 +20,9 @@ from persist_lib.errors import InvalidUsage
 from persist_lib.kernel.columns import array_of, integers, joined, plain
 from persist_lib.kernel.consolidate import consolidate
 from persist_lib.schema.schema import DIFF, DIFF_FIELD, TIME, TIME_FIELD, Schema
-from persist_lib.storage.sources.declared import Decoding, Meaning, imported
-from persist_lib.storage.sources.decoding import DELETES, Decoded, decode, decode_changes
-from persist_lib.storage.sources.envelopes import Lookup, added, exactly, upserted
-from persist_lib.storage.sources.keyed import decode_keyed
-from persist_lib.storage.sources.postgres.changes import decode_table
-from persist_lib.storage.sources.registry import Written
+from persist_lib.storage.sources.decoding import Decoded, Decoding, imported
+from persist_lib.storage.sources.envelopes import Lookup, Meaning
+from persist_lib.storage.sources.schema_registry import Written
 from persist_lib.storage.sources.transactions import WAITING, hold_back
 
 _WHERE = {"partition": "string not null", "address": "uint64 not null"}
@@ -49,18 +46,14 @@ NO_SCHEMAS: Mapping[int, Written] = {}
 Transform = Callable[[pa.Table], pa.Table]
 
 
-class Rows(NamedTuple):
-    """What messages amount to without the state: decoded rows, in their order and with their times, and the rest."""
-
-    rows: pa.Table
-    errors: pa.Table
-    raw: pa.Table
-    waiting: pa.Table
+def no_state(_keys: pa.Table | None) -> pa.Table:
+    """For rows that are only added, which need no state."""
+    raise AssertionError("rows that are only added need no state")
 
 
 class Made(NamedTuple):
     """What messages amount to: consolidated updates of the output, of the errors, of the raw messages, and of what
-    waits for the rest of its transaction.
+    waits for the rest of its transaction. Halfway, `output` has decoded rows, in their order and with their times.
     """
 
     output: pa.Table
@@ -81,18 +74,11 @@ class Pipeline:
         _check_encoding(decoding)
         self._transform: Transform | None = None if meaning.transform is None else imported(meaning.transform)
         self.decoded = _decoded(meaning, schema, decoded, is_keyed=decoding.key is not None)
-        if decoding.key is not None and meaning.envelope == "debezium":
-            raise InvalidUsage("a change of Debezium brings its key itself: leave out Decoding(key=…)")
+        meaning.rows.check(decoding)
         keys = [] if decoding.key is None else self.decoded.key_names
         _check_one_column(decoding.decoder, self.decoded, [name for name in self.decoded.names if name not in keys])
         if decoding.key is not None:
             _check_one_column(decoding.key, self.decoded, keys)
-        if meaning.envelope == "debezium" and decoding.decoder not in {"json", "avro"}:
-            raise InvalidUsage('changes of Debezium are read with decoder="json" or "avro"')
-        if (meaning.envelope == "changes") != (decoding.decoder == "pgoutput"):
-            raise InvalidUsage(
-                'a table of PostgreSQL is read with decoder="pgoutput" and envelope="changes", and nothing else'
-            )
         self.needs_avro = "avro" in {decoding.decoder, decoding.key}
         if self.needs_avro:
             from persist_lib.storage.sources.avro import check  # noqa: PLC0415 - fastavro is an extra
@@ -113,15 +99,17 @@ class Pipeline:
         """
         if not messages.num_rows:
             return Made(*(schema.updates.empty_table() for schema in (self.schema, ERRORS, RAW, WAITING)))
-        if self.meaning.envelope == "changes":
-            return self._changes(messages, lookup)
-        found = self.rows_of(messages, schemas, waiting)
-        return Made(self.updates_of(found.rows, lookup), found.errors, found.raw, found.waiting)
+        found, lookup = self.rows_of(messages, schemas, waiting, lookup)
+        return found._replace(output=self.updates_of(found.output, lookup))
 
     def rows_of(
-        self, messages: pa.Table, schemas: Mapping[int, Written] = NO_SCHEMAS, waiting: pa.Table | None = None
-    ) -> Rows:  # fmt: skip
-        """The half of `apply` that needs no state of the output. Not for the envelope `changes`."""
+        self,
+        messages: pa.Table,
+        schemas: Mapping[int, Written] = NO_SCHEMAS,
+        waiting: pa.Table | None = None,
+        lookup: Lookup = no_state,
+    ) -> tuple[Made, Lookup]:
+        """The half of `apply` that needs no state of the output, but for the envelope `changes`; and the state."""
         raw = raw_of(messages) if self.meaning.keep_raw else RAW.updates.empty_table()
         decoding, ready = self._as_json(messages, schemas)
         held = WAITING.updates.empty_table()
@@ -129,10 +117,10 @@ class Pipeline:
             state = WAITING.contents.empty_table() if waiting is None else waiting
             messages, held = hold_back(self.meaning.transactions, ready, state)
             ready = messages
-        found = self._decode(decoding, ready)
+        found, lookup = self.meaning.rows.decode(decoding, self.decoded, self.schema, ready, lookup)
         rows = self._with_places(found, messages)
         rows = self._transformed(rows, has_diffs=DIFF in messages.column_names)
-        return Rows(rows, _errors_of(messages, found), raw, held)
+        return Made(rows, _errors_of(messages, found), raw, held), lookup
 
     def _as_json(self, messages: pa.Table, schemas: Mapping[int, Written]) -> tuple[Decoding, pa.Table]:
         if not self.needs_avro:
@@ -141,40 +129,9 @@ class Pipeline:
 
         return as_json(self.decoding, messages, schemas)
 
-    def _decode(self, decoding: Decoding, messages: pa.Table) -> Decoded:
-        if self.meaning.envelope == "debezium":
-            return decode_changes(decoding, self.decoded, messages)
-        if decoding.key is not None:
-            return decode_keyed(decoding, self.decoded, messages, deletes=self.meaning.envelope == "upsert")
-        return decode(decoding, self.decoded, messages)
-
-    def _changes(self, messages: pa.Table, lookup: Lookup) -> Made:
-        """Apply the changes of a table."""
-        found, old = decode_table(self.decoding, self.decoded, self.schema, messages, lookup)
-        rows = self._with_places(found, messages)
-        deletes = np.asarray(joined(rows.column(DELETES)))
-        updates = upserted(self.schema, rows, deletes, lambda _: old)
-        return Made(updates, _errors_of(messages, found), RAW.updates.empty_table(), WAITING.updates.empty_table())
-
     def updates_of(self, rows: pa.Table, lookup: Lookup) -> pa.Table:
         """The half that may need it: rows that go up in time become updates. Each key's are by themselves."""
-        if self.meaning.envelope == "none":
-            return added(self.schema, rows)
-        if DIFF in rows.column_names and (negative := integers(rows.column(DIFF)) < 0).any():
-            row = rows.slice(int(np.argmax(negative)), 1).select(self.schema.key_names).to_pylist()[0]
-            raise InvalidUsage(
-                f"a row was taken away ({shown(row)}), and the envelope 'upsert' is for rows that are only added: "
-                "which row of its key comes back is not known. Nothing of these times was written; declare the source "
-                "with the envelope 'none', which takes rows away where they are taken away"
-            )
-        flag = self.meaning.deletes
-        if self.meaning.envelope == "debezium" or self.decoding.key is not None:
-            flag = DELETES
-        deletes = np.zeros(rows.num_rows, np.bool_)
-        if flag is not None:
-            exactly(pa.schema([pa.field(flag, pa.bool_())]), rows)
-            deletes = np.asarray(pc.fill_null(joined(rows.column(flag)), False))
-        return upserted(self.schema, rows, deletes, lookup)
+        return self.meaning.rows.updates(self.schema, rows, self.meaning.deletes_in(self.decoding), lookup)
 
     def _with_places(self, found: Decoded, messages: pa.Table) -> pa.Table:
         """The rows with the times (and diffs) of their messages, and with what is asked for of their places."""
@@ -207,7 +164,7 @@ class Pipeline:
             )
         if has_diffs and DIFF not in made.column_names:
             raise InvalidUsage(f"the transform {self.meaning.transform} must pass on _diff: rows also go")
-        if made.num_rows > 1 and self.meaning.envelope != "none":
+        if made.num_rows > 1 and self.meaning.rows.by_key:
             times = integers(made.column(TIME))
             if (times[1:] < times[:-1]).any():
                 raise InvalidUsage(f"the transform {self.meaning.transform} must keep rows in the order of _time")
@@ -244,7 +201,6 @@ def _check_one_column(decoder: str, schema: Schema, names: Sequence[str]) -> Non
 
 
 def _decoded(meaning: Meaning, schema: Schema, decoded: Schema | None, *, is_keyed: bool) -> Schema:
-    """The columns that messages have."""
     if unknown := [name for name in meaning.include if name not in schema.names and meaning.transform is None]:
         raise InvalidUsage(
             f"include: the output has no column {unknown[0]!r}. {did_you_mean(unknown[0], schema.names)}"
@@ -257,8 +213,7 @@ def _decoded(meaning: Meaning, schema: Schema, decoded: Schema | None, *, is_key
         if meaning.transform is None:
             raise InvalidUsage("messages have the columns of the output, unless a transform makes them: drop decoded=")
         return decoded
-    brings_key = meaning.envelope in {"debezium", "changes"} or is_keyed
-    if brings_key and set(meaning.include) & set(schema.key_names):
+    if (meaning.rows.brings_key or is_keyed) and set(meaning.include) & set(schema.key_names):
         raise InvalidUsage("include: a message brings its key itself here")
     if meaning.deletes is not None and is_keyed:
         raise InvalidUsage("deletes: a message without a value takes its key's row away here; leave it out")
@@ -268,19 +223,12 @@ def _decoded(meaning: Meaning, schema: Schema, decoded: Schema | None, *, is_key
     if not kept:
         raise InvalidUsage("include: no column is left for what is in the messages")
     types = {column.name: column.type + ("" if column.nullable else " not null") for column in kept}
-    if meaning.envelope == "debezium" or is_keyed:
-        keys = {name: types.pop(name) for name in schema.key_names}
-        return Schema(key=keys, value=types)
-    if meaning.deletes is not None:
+    if meaning.deletes is not None and not is_keyed:
         types[meaning.deletes] = "bool"
-    return Schema(key=types)
+    return meaning.rows.columns(types, schema.key_names, is_keyed=is_keyed)
 
 
 _KEPT = ("partition", "address", "value", TIME, DIFF)
-
-
-def _ones(count: int) -> pa.Array:
-    return array_of(np.ones(count, np.int64))
 
 
 def _errors_of(messages: pa.Table, found: Decoded) -> pa.Table:
@@ -316,10 +264,11 @@ def raw_of(messages: pa.Table) -> pa.Table:
 
 def _at_places(schema: Schema, messages: pa.Table, found: Mapping[str, pa.Array]) -> pa.Table:
     """Rows about messages, each at its message's time and place."""
+    ones = array_of(np.ones(messages.num_rows, np.int64))
     columns = {
         "partition": plain(messages.column("partition")), "address": joined(messages.column("address")), **found,
         TIME: joined(messages.column(TIME)),
-        DIFF: joined(messages.column(DIFF)) if DIFF in messages.column_names else _ones(messages.num_rows),
+        DIFF: joined(messages.column(DIFF)) if DIFF in messages.column_names else ones,
     }  # fmt: skip
     table = pa.table([columns[name] for name in schema.updates.names], schema=schema.updates)
     return consolidate(schema, table)

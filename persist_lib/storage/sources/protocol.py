@@ -1,7 +1,7 @@
 """What a source reader is: the small protocol by which outside data comes in.
 
 A source has partitions. Each is a log of messages, whose addresses are integers that never go back. A reader gives the
-same messages to everybody, or says that they are gone. Other messages than before are `Diverged`.
+same messages to every process, or says that they are gone. Other messages than before are `Diverged`.
 
     MESSAGES    address: uint64     where the message is; several may share one address, and then belong together
                 value: binary       its bytes; or a struct, of messages that are rows already. Null: it says "deleted"
@@ -15,7 +15,7 @@ same messages to everybody, or says that they are gone. Other messages than befo
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, TypeVar
 
 import pyarrow as pa
 
@@ -62,47 +62,17 @@ UNFINISHED_MS = 60_000
 """For how long after its last change something may be unfinished: a file that is being written, say."""
 
 
-def settled(unread: Mapping[str, Unread], now: int) -> dict[str, str]:
-    """What is not read, with why, but for what may still become whole."""
-    return {
-        name: one.why
-        for name, one in sorted(unread.items())
-        if one.changed_ms is None or one.changed_ms + UNFINISHED_MS <= now
-    }
-
-
-@runtime_checkable
-class TellsUnread(Protocol):
-    """A reader of a place in which there may be something that it does not read."""
-
-    def unread(self) -> Mapping[str, Unread]:
-        """Return what there was at the last look and is not read, by name."""
-        ...
-
-
-@runtime_checkable
-class HoldsBack(Protocol):
-    """A reader for which its upstream keeps what is still needed, and cannot let go of it."""
-
-    def held_back(self) -> tuple[int, str]:
-        """Return how many bytes are kept, as far as it knows, and a warning if these are too many; else ""."""
-        ...
-
-
-@runtime_checkable
-class TellsLags(Protocol):
-    """A source reader that knows more than `lag` tells."""
-
-    def lags(self, marks: Mapping[str, Mark]) -> Mapping[str, Lag]:
-        """Return how far partitions are behind these marks, those with something left, as far as it knows."""
-        ...
-
-
-@runtime_checkable
 class SourceReader(Protocol):
     """Reads one source. It is used by one thread at a time; any number of processes have one each.
 
-    The calls raise Gone and Diverged as they say, and Determinate for what may be otherwise soon.
+    The calls raise Gone and Diverged as they say, and Determinate for what may be otherwise soon. It may also have
+
+        lags(marks: Mapping[str, Mark]) -> Mapping[str, Lag]
+            how far partitions are behind these marks, those with something left, as far as it knows;
+        unread() -> Mapping[str, Unread]
+            what there was at the last look and is not read, by name;
+        held_back() -> tuple[int, str]
+            how many bytes its upstream keeps for it and cannot let go of, and a warning if these are too many, else "".
     """
 
     def high_watermarks(self, bound: Mapping[str, Mark], most_bytes: int) -> Mapping[str, Mark]:
@@ -137,3 +107,34 @@ class SourceReader(Protocol):
     def close(self) -> None:
         """Release what it has open. Idempotent."""
         ...
+
+
+class Patience:
+    """Counts how often in a row nothing came of what is said to be there: more than `most` times is too often."""
+
+    def __init__(self, most: int) -> None:
+        self.most, self.quiet = most, 0
+
+    def is_over(self, *, has_come: bool) -> bool:
+        """Take note of one more wait, and whether something came."""
+        self.quiet = 0 if has_come else self.quiet + 1
+        return self.quiet > self.most
+
+
+T = TypeVar("T")
+
+
+def said(reader: SourceReader, method: str, otherwise: T, *args: object) -> T:
+    """What a reader says that not every reader does."""
+    call = getattr(reader, method, None)
+    found: T = otherwise if call is None else call(*args)
+    return found
+
+
+def settled(unread: Mapping[str, Unread], now: int) -> dict[str, str]:
+    """What is not read, with why, but for what may still become whole."""
+    return {
+        name: one.why
+        for name, one in sorted(unread.items())
+        if one.changed_ms is None or one.changed_ms + UNFINISHED_MS <= now
+    }

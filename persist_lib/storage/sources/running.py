@@ -6,7 +6,7 @@ least upper of what it writes. See docs/design/0042-sources.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -30,14 +30,11 @@ from persist_lib.errors import (
     UpperMismatch,
 )
 from persist_lib.runtime.ambient import Deadline
-from persist_lib.storage.sources.bindings import Marks
-from persist_lib.storage.sources.derived import Clock, clock_of, reader_of
-from persist_lib.storage.sources.pipeline import Made, Pipeline
-from persist_lib.storage.sources.protocol import HoldsBack, SourceReader, TellsLags, TellsUnread, settled
-from persist_lib.storage.sources.reading import read_parts, schemas_of
-from persist_lib.storage.sources.reclock import Window, windows
-from persist_lib.storage.sources.records import HOLD, SourceRecord, mend_number
-from persist_lib.storage.sources.schemas import Schemas
+from persist_lib.storage.sources.bindings import Clock, Marks
+from persist_lib.storage.sources.pipeline import Made
+from persist_lib.storage.sources.protocol import HOLD, Lag, SourceReader, said, settled
+from persist_lib.storage.sources.reclock import Window, read_parts, schemas_of, windows
+from persist_lib.storage.sources.records import SourceRecord, mend_number
 from persist_lib.storage.sources.targets import Target
 
 if TYPE_CHECKING:
@@ -104,10 +101,10 @@ class Ingestion:
     def __init__(self, controller: Controller, record: SourceRecord, owner: str, clock: Clock | None = None) -> None:
         self._controller, self._client, self.record = controller, controller.client, record
         self._fence = record.fence
-        self._pipeline = Pipeline(record.decoding, record.meaning, record.columns, record.message_columns)
+        self._pipeline = record.pipeline()
         self._reader: SourceReader | None = None
-        self._clock = clock_of(controller, record, owner) if clock is None else clock
-        self._schemas = self._registry_of(record)
+        self._clock = record.reader.clock(controller, record, owner) if clock is None else clock
+        self._schemas = record.open_schemas(self._client)
         self._owner = owner
         self._targets: dict[str, Target] = {}
         self._held = -1
@@ -145,7 +142,6 @@ class Ingestion:
         return min((target.fetch_upper() for target in self._targets.values()), default=0) > self._at
 
     def close(self) -> None:
-        """Release what it has open. Idempotent."""
         self._drop()
         self._clock.close()
         if self._schemas is not None:
@@ -163,7 +159,7 @@ class Ingestion:
 
     def _opened(self) -> SourceReader:
         if self._reader is None:
-            self._reader = reader_of(self._client, self.record, self._clock)
+            self._reader = self.record.reader.open_reader(self._client, self.record, self._clock)
         return self._reader
 
     def _mint(self, deadline: Deadline) -> None:
@@ -224,21 +220,16 @@ class Ingestion:
             if numbers and numbers[-1] != self.record.mended:
                 raise Determinate(
                     f"source {self.record.name!r} was mended while it ran, and this instance decodes as before. "
-                    "Nothing was written; it goes on with the new decoding once the handover is finished",
+                    "Nothing was written; it continues with the new decoding once the handover is finished",
                     source=self.record.name,
                 )  # fmt: skip
 
     def adopt(self, record: SourceRecord) -> None:
-        """Go on by what is declared now: drop what is in memory."""
+        """Continue by what is declared now: drop what is in memory."""
         self._drop()
         if self._schemas is not None:
             self._schemas.close()
-        self.record, self._schemas = record, self._registry_of(record)
-        self._pipeline = Pipeline(record.decoding, record.meaning, record.columns, record.message_columns)
-
-    def _registry_of(self, record: SourceRecord) -> Schemas | None:
-        registry = record.decoding.registry
-        return None if registry is None else Schemas(self._client, record.schemas, registry)
+        self.record, self._schemas, self._pipeline = record, record.open_schemas(self._client), record.pipeline()
 
     def _lookup(self, window: Window, keys: pa.Table | None) -> pa.Table:
         """The state: what the output has of these keys, or of all, as of just before the window (nothing at 0)."""
@@ -268,7 +259,6 @@ class Ingestion:
             )  # fmt: skip
 
     def _write(self, made: Made, window: Window, deadline: Deadline) -> None:
-        """Compare all with what is committed, and then append."""
         targets = self._writing()
         for role, target in targets.items():
             target.check(getattr(made, role), window.start, window.end)
@@ -278,8 +268,8 @@ class Ingestion:
     def _move_holds(self, time: int) -> None:
         """Let the source's holds follow t, the bindings' last: they say what the upstream may forget.
 
-        SUBTLE: t only goes up, as it is a least upper. So whichever instance moves a hold, it may; one that is late is
-        told so, and need not care. The fence is another one once the source was reset or dropped.
+        SUBTLE: t only goes up, as it is a least upper. So whichever instance moves a hold, it may; a late one
+        is refused, which does no harm. The fence is another one once the source was reset or dropped.
         """
         since = max(0, time - 1)
         every = 1 if self.record.columns.times is None else HOLD_EVERY_MS
@@ -315,13 +305,14 @@ class Ingestion:
 
     def _progress(self, time: int, marks: Marks, messages: int, errors: int) -> Progress:
         reader, now = self._opened(), self._client.consensus.now()
+        lags: Mapping[str, Lag] = said(reader, "lags", {}, marks)
         behind = {
             partition: Behind(lag.messages, lag.bytes, None if lag.read_ms is None else max(0, now - lag.read_ms) / 1e3)
-            for partition, lag in (reader.lags(marks) if isinstance(reader, TellsLags) else {}).items()
+            for partition, lag in lags.items()
         }
-        kept, warning = reader.held_back() if isinstance(reader, HoldsBack) else (None, "")
-        unread = settled(reader.unread(), now) if isinstance(reader, TellsUnread) else {}
+        nothing: tuple[int | None, str] = (None, "")
+        kept, warning = said(reader, "held_back", nothing)
         return Progress(
             time, messages, errors, dict(reader.lag(marks)), self._clock.behind_ms(time), messages == 0, behind=behind,
-            held_back=kept, warning=warning, unread=unread,
+            held_back=kept, warning=warning, unread=settled(said(reader, "unread", {}), now),
         )  # fmt: skip

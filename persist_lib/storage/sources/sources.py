@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from persist_lib.arguments import check_type, parse_integer, parse_seconds, parse_text
 from persist_lib.errors import NameTaken, NotFound, PersistError
@@ -14,18 +14,15 @@ from persist_lib.schema.schema import Schema
 from persist_lib.storage.collection_arguments import MOST_SHARDS, Retention, parse_retention
 from persist_lib.storage.names import parse_collection_name, parse_command_id
 from persist_lib.storage.records import schema_form
-from persist_lib.storage.sources import mending
-from persist_lib.storage.sources.commands import asked, hold, names_of, settle, take_away
-from persist_lib.storage.sources.declared import Collection, Decoding, From, Meaning
-from persist_lib.storage.sources.declaring import completed
-from persist_lib.storage.sources.derived import clock_of, follow
-from persist_lib.storage.sources.described import SourceDescription
-from persist_lib.storage.sources.health import Report, fetch_rows, left_of, shown_rows, unread_of
+from persist_lib.storage.sources import reprocess
+from persist_lib.storage.sources.decoding import Decoding
+from persist_lib.storage.sources.envelopes import Meaning
+from persist_lib.storage.sources.health import Report, SourceDescription, fetch_rows, left_of, shown_rows, unread_of
+from persist_lib.storage.sources.kinds import Declared, complete
+from persist_lib.storage.sources.lifecycle import fresh, hold, names_of, settle, take_away
 from persist_lib.storage.sources.loading import Loading, Loads
-from persist_lib.storage.sources.mending import Mended
-from persist_lib.storage.sources.opening import of_source
-from persist_lib.storage.sources.postgres import Postgres
-from persist_lib.storage.sources.records import Declared, SourceRecord, State, changed, minted
+from persist_lib.storage.sources.records import Kind, SourceRecord, State, changed, minted
+from persist_lib.storage.sources.reprocess import Mended
 from persist_lib.storage.sources.running import PASSING, Ingestion, Progress
 
 if TYPE_CHECKING:
@@ -53,7 +50,7 @@ class Sources:
     def create(
         self,
         name: str,
-        reader: From,
+        reader: Kind,
         schema: Schema | None = None,
         *,
         decoding: Decoding | None = None,
@@ -73,14 +70,14 @@ class Sources:
         and NotFound for a place that is not there.
         """
         name = parse_collection_name(name)
-        given = completed(self.controller, reader, schema, decoding, meaning, decoded)
+        given = complete(self.controller, reader, schema, decoding, meaning, decoded)
         deadline = self._deadline(timeout)
         id_ = minted(self.client)
         command = id_ if command is None else parse_command_id(command)
         wanted = SourceRecord(
             id=id_, name=name, reader=reader, decoding=given.decoding, meaning=given.meaning,
             schema=schema_form(given.schema), decoded=None if given.decoded is None else schema_form(given.decoded),
-            shards=parse_integer(shards, "shards", 1, MOST_SHARDS), command=command, input=given.followed,
+            shards=parse_integer(shards, "shards", 1, MOST_SHARDS), command=command, input=given.input,
             retention=parse_retention(retention, given.schema, self.client.consensus.now),
         )  # fmt: skip
 
@@ -92,7 +89,7 @@ class Sources:
                     if contents.named(one) is not None:
                         raise _taken(one)
                 return wanted
-            if known.command != command or asked(known) != asked(wanted):
+            if known.command != command or fresh(known) != fresh(wanted):
                 raise NameTaken(
                     f"there is a source {name!r} already. Nothing was changed; choose another name", source=name
                 )
@@ -113,7 +110,7 @@ class Sources:
         names = {role: contents.collections[id_].name for role, id_ in record.collections.items()}
         described = [self.controller.describe(one) for one in names.values()]
         time = min(one.upper.time or 0 for one in described)
-        clock = clock_of(self.controller, record, "show a source", is_leased=False)
+        clock = record.reader.clock(self.controller, record, "show a source", is_leased=False)
         try:
             bound, behind_ms = clock.since(time), clock.behind_ms(time)
         finally:
@@ -133,7 +130,7 @@ class Sources:
         self._set(name, "paused", parse_text(why, "why", 1000), timeout)
 
     def resume(self, name: str, *, timeout: float | None = None) -> None:
-        """Let instances go on; a hold of the source that was released is set again. Raises NotFound."""
+        """Let instances continue; a hold of the source that was released is set again. Raises NotFound."""
         self._set(name, "running", "", timeout)
         hold(self.controller, self.find(name))
 
@@ -167,38 +164,38 @@ class Sources:
         """Decode a source's messages in another way, beside the present one, from `NAME/raw`; and say what differs.
 
         What is not given stays as it is. The first call makes renditions of the output and of the errors; a later one
-        goes on with them, and needs no arguments. They are not read until `hand_over`, and instances run on. Raises
+        continues with them, and needs no arguments. They are not read until `hand_over`, and instances run on. Raises
         NotFound; InvalidUsage for a source without keep_raw, or while something else is tried; and TimedOut, after
-        which the same call goes on.
+        which the same call continues.
         """
         deadline, record = self._deadline(timeout), self.find(name)
         if decoding is not None:
             check_type(decoding, Decoding, "decoding", 'Decoding(decoder="json")')
         if meaning is not None:
             check_type(meaning, Meaning, "meaning", 'Meaning(envelope="upsert")')
-        record = mending.declare(self, record, decoding, meaning, schema, decoded, deadline)
-        with closing(mending.Mending(self.controller, record, f"mend {name}"[:100])) as filling:
-            time = mending.fill(filling, deadline)
-        return mending.judged(self.controller, record, time, deadline)
+        record = reprocess.declare(self, record, decoding, meaning, schema, decoded, deadline)
+        with closing(reprocess.Mending(self.controller, record, f"mend {name}"[:100])) as filling:
+            time = reprocess.fill(filling, deadline)
+        return reprocess.judged(self.controller, record, time, deadline)
 
     def hand_over(self, name: str, *, timeout: float | None = None) -> int:
-        """Make what `mend` decoded the collections, and go on so; return the time from which on it is so.
+        """Make what `mend` decoded the collections, and decode so from now on; return the time at which that begins.
 
-        Reads as of earlier times give what they gave. Instances go on by themselves. Once it is decided it is finished:
-        a call that was cut off by the next one, or by an instance. Raises NotFound where nothing is being mended, and
-        HandoverRefused or TimedOut when the new renditions did not get as far as the present ones.
+        Reads as of earlier times give what they gave. Instances continue by themselves. Once it is decided it is
+        finished: a call that was cut off by the next one, or by an instance. Raises NotFound where nothing is being
+        mended, and HandoverRefused or TimedOut when the new renditions did not get as far as the present ones.
         """
         deadline, record = self._deadline(timeout), self.declared.find(parse_collection_name(name))
-        with closing(mending.Mending(self.controller, record, f"mend {name}"[:100])) as filling:
-            mending.fill(filling, deadline)
-        return mending.finish(self, mending.decide(self, record, deadline), deadline)
+        with closing(reprocess.Mending(self.controller, record, f"mend {name}"[:100])) as filling:
+            reprocess.fill(filling, deadline)
+        return reprocess.finish(self, reprocess.decide(self, record, deadline), deadline)
 
     def give_up(self, name: str, *, timeout: float | None = None) -> None:
         """Drop what `mend` decoded. Raises NotFound where nothing is being mended, HandoverRefused once decided."""
-        mending.give_up(self, self.find(name), self._deadline(timeout))
+        reprocess.give_up(self, self.find(name), self._deadline(timeout))
 
     def open(self, name: str, *, owner: str = "", loads: Loads | None = None) -> Ingestion:
-        """Open an instance of a source, to go on step by step; with `loads`, one that loads much at once.
+        """Open an instance of a source, to run step by step; with `loads`, one that loads much at once.
 
         Raises NotFound, and InvalidUsage for a source that cannot be loaded so.
         """
@@ -238,7 +235,6 @@ class Sources:
             ingestion.close()
 
     def close(self) -> None:
-        """Close what this has open; the controller stays open. Idempotent."""
         self.declared.close()
 
     def find(self, name: str) -> SourceRecord:
@@ -251,7 +247,7 @@ class Sources:
             record = self.declared.find(name)
         if record.mending is not None and record.mending.decided and not self.client.read_only:
             with suppress(PersistError):  # else the next one does
-                mending.finish(self, record, self._deadline(None))
+                reprocess.finish(self, record, self._deadline(None))
                 record = self.declared.find(record.name)
         if record.state == "dropping":
             raise NotFound(f"the source {name!r} is being dropped. Drop or reset it again to finish that", source=name)
@@ -259,44 +255,39 @@ class Sources:
 
     def _learned(self, record: SourceRecord) -> SourceRecord:
         """The record with what is known of its table: a source of an earlier release has noted nothing so far."""
-        if not isinstance(record.reader, Postgres) or record.table is not None or self.client.read_only:
+        if record.table is not None or self.client.read_only:
             return record
         with suppress(PersistError):  # the reader tells what is wrong
-            table = of_source(record, record.reader.look(record.id))
-
-            def decide(sources: dict[str, SourceRecord]) -> SourceRecord | None:
-                now = sources.get(record.name)
-                if now is None or now.id != record.id or now.table is not None:
-                    return None
-                return changed(now, table=table)
-
-            self.declared.change(decide, self._deadline(None))
-            return self.declared.find(record.name)
+            table = record.reader.look(record)
+            if table is not None:
+                self.declared.update(
+                    record, lambda now: None if now.table is not None else changed(now, table=table),
+                    self._deadline(None),
+                )  # fmt: skip
+                return self.declared.find(record.name)
         return record
 
     def _set(self, name: str, state: State, why: str, timeout: float | None) -> None:
         self.find(name)
-
-        def decide(sources: dict[str, SourceRecord]) -> SourceRecord:
-            if name not in sources or sources[name].state == "dropping":
-                raise NotFound(f"the source {name!r} was dropped meanwhile", source=name)
-            return changed(sources[name], state=state, why=why)
-
-        self.declared.change(decide, self._deadline(timeout))
+        self._mark(name, self._deadline(timeout), state=state, why=why)
 
     def _end(self, name: str, timeout: float | None, *, again: bool) -> Sequence[str]:
         deadline = self._deadline(timeout)
         record = self.declared.find(name)
-        if again and isinstance(record.reader, Collection):
-            follow(self.controller, record.reader.name)  # raises NotFound
+        if again:
+            record.reader.input(self.controller)  # raises NotFound
+        self._mark(name, deadline, state="dropping", again=again)
+        return take_away(self.controller, self.declared, self.declared.find(name), deadline)
+
+    def _mark(self, name: str, deadline: Deadline, **fields: Any) -> None:
+        """Set fields of a source. One that is being dropped can only be dropped, or reset, again."""
 
         def decide(sources: dict[str, SourceRecord]) -> SourceRecord:
-            if name not in sources:
-                raise NotFound(f"the source {name!r} was dropped meanwhile", source=name)
-            return changed(sources[name], state="dropping", again=again)
+            if name not in sources or (sources[name].state == "dropping" and fields["state"] != "dropping"):
+                raise NotFound(f"the source {name!r} was dropped in between", source=name)
+            return changed(sources[name], **fields)
 
         self.declared.change(decide, deadline)
-        return take_away(self.controller, self.declared, self.declared.find(name), deadline)
 
     def _deadline(self, timeout: float | None) -> Deadline:
         return self.client.runtime.deadline(self.client.config.timeout_s if timeout is None else parse_seconds(timeout))

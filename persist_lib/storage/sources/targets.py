@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -26,7 +26,10 @@ SHOWN = 5
 
 
 class Target:
-    """One collection of a source, known by its id, whatever its name is."""
+    """One collection of a source, known by its id, whatever its name is.
+
+    With `rendition` it is that one which is to follow: it is read and written whatever the collection is.
+    """
 
     def __init__(self, controller: Controller, id_: str, owner: str, rendition: int | None = None) -> None:
         self._controller, self.id, self._owner = controller, id_, owner
@@ -36,17 +39,16 @@ class Target:
         self.collection = found
         self.name = self.collection.name
         self.writer: CollectionWriter = controller.open_writer(self.name, rendition=rendition)
+        self._rendition = None if rendition is None else controller.catalog.fetch().renditions[(id_, rendition)]
         self._reader: CollectionReader | None = None
         self._checked: dict[str, int] = {}
         self._said = ""
 
     @property
     def schema(self) -> Schema:
-        """Its columns."""
         return self.writer.schema
 
     def fetch_upper(self) -> int:
-        """Its upper, read from the location."""
         return self.writer.fetch_upper().time or 0
 
     def check(self, updates: pa.Table, start: int, end: int) -> None:
@@ -60,14 +62,16 @@ class Target:
         return [span.rendition.command for span in timeline.spans]
 
     def _check(self, updates: pa.Table, start: int, end: int) -> None:
-        reader, upper = self._opened(), self.fetch_upper()
-        if min(upper, end) > start:
-            with reader.changes(_before(start), min(upper, end) - 1) as changes:
-                self._compare(within(updates, start, min(upper, end)), changes.to_arrow())
-        # SUBTLE: who died between two shards left rows beyond the collection's upper.
-        span = reader.timeline(is_known=True).last
-        low = max(start, span.start, upper)
-        for handle, rows in zip(reader.shards_of(span.rendition), routed(span.rendition, updates), strict=True):
+        reader, low, rendition = self._opened(), start, self._rendition
+        if rendition is None:
+            upper = self.fetch_upper()
+            if min(upper, end) > start:
+                with reader.changes(_before(start), min(upper, end) - 1) as changes:
+                    self._compare(within(updates, start, min(upper, end)), changes.to_arrow())
+            # A process that died between two shards left rows beyond the collection's upper.
+            span = reader.timeline(is_known=True).last
+            low, rendition = max(start, span.start, upper), span.rendition
+        for handle, rows in zip(reader.shards_of(rendition), routed(rendition, updates), strict=True):
             reached = min(handle.fetch_upper().time or 0, end)
             if reached > low:
                 with handle.changes(_before(low), reached - 1) as changes:
@@ -96,23 +100,28 @@ class Target:
                 return
 
     def lookup(self, keys: pa.Table | None, as_of: int) -> pa.Table:
-        """The rows of these keys, or all rows, as of a time."""
-        with self._opened().snapshot(as_of, keys=keys) as snapshot:
-            return snapshot.to_arrow()
+        return pa.concat_tables([self.schema.data.empty_table(), *self._read(as_of, keys=keys)])
 
     def snapshot(self, as_of: int) -> CollectionSnapshot:
         """The rows as of a time, to be read in pieces. Close it."""
         return self._opened().snapshot(as_of)
 
     def contents(self, as_of: int) -> pa.Table:
-        """All rows as of a time."""
-        with self._opened().snapshot(as_of, diff=True) as snapshot:
-            return snapshot.to_arrow()
+        return pa.concat_tables(self._read(as_of, diff=True))
 
     def count(self, as_of: int) -> int:
-        """How many rows there are as of a time."""
-        with self._opened().snapshot(as_of, columns=[], diff=True) as snapshot:
-            return sum(int(integers(table.column(DIFF)).sum()) for table in snapshot.batches())
+        tables = self._read(as_of, columns=[], diff=True)
+        return sum(int(integers(table.column(DIFF)).sum()) for table in tables)
+
+    def _read(self, as_of: int, **how: Any) -> list[pa.Table]:
+        """The tables of snapshots: the collection's one, or one of each shard of the rendition."""
+        reader = self._opened()
+        sources = [reader] if self._rendition is None else reader.shards_of(self._rendition)
+        found = []
+        for source in sources:
+            with source.snapshot(as_of, **how) as snapshot:
+                found.append(snapshot.to_arrow())
+        return found
 
     def let_go(self, time: int) -> None:
         """Give up history before a time, where this handle kept it."""
@@ -120,27 +129,23 @@ class Target:
             self._reader.downgrade_since(time)
 
     def close(self) -> None:
-        """Close what it has open. Idempotent."""
         self.writer.close()
         if self._reader is not None:
             self._reader.close()
 
     def _opened(self) -> CollectionReader:
         if self._reader is None:
-            self._reader = self._controller.open_reader(self.name, self.schema, owner=self._owner)
+            if self._rendition is None:
+                self._reader = self._controller.open_reader(self.name, self.schema, owner=self._owner)
+            else:
+                client = self._controller.client
+                self._reader = CollectionReader(client, self.collection, self.schema.times, None, self._owner)
         return self._reader
 
     def _seqnos(self) -> dict[str, int]:
         """The newest seqnos of the shards that are written now, read from the location. They are registered at."""
-        names = self._shards()
-        found: dict[str, int] = {}
-        for name in names:
-            found[name] = self.writer.shard(name).machine.fetch().seqno
-        return found
-
-    def _shards(self) -> list[str]:
-        """The shards that are written now."""
-        return self._opened().timeline(is_known=True).last.rendition.names
+        rendition = self._rendition or self._opened().timeline(is_known=True).last.rendition
+        return {name: self.writer.shard(name).machine.fetch().seqno for name in rendition.names}
 
     def _diverged(self, differing: pa.Table, shard: str) -> Diverged:
         time = int(integers(differing.column(TIME)).min())
@@ -155,47 +160,6 @@ class Target:
             "changed: put back what there was; otherwise see what `persist source reset` would lose",
             collection=self.name, shard=shard, time=time, rows=rows, count=differing.num_rows,
         )  # fmt: skip
-
-
-class RenditionTarget(Target):
-    """A rendition that is to follow: it is read and written whatever the collection is."""
-
-    def __init__(self, controller: Controller, id_: str, owner: str, rendition: int) -> None:
-        super().__init__(controller, id_, owner, rendition)
-        self._rendition = controller.catalog.fetch().renditions[(id_, rendition)]
-
-    def lookup(self, keys: pa.Table, as_of: int) -> pa.Table:
-        """The rows of these keys as of a time."""
-        found = [self.schema.data.empty_table()]
-        for handle in self._opened().shards_of(self._rendition):
-            with handle.snapshot(as_of, keys=keys) as snapshot:
-                found.append(snapshot.to_arrow())
-        return pa.concat_tables(found)
-
-    def count(self, as_of: int) -> int:
-        """How many rows there are as of a time."""
-        total = 0
-        for handle in self._opened().shards_of(self._rendition):
-            with handle.snapshot(as_of, columns=[], diff=True) as snapshot:
-                total += sum(int(integers(table.column(DIFF)).sum()) for table in snapshot.batches())
-        return total
-
-    def _check(self, updates: pa.Table, start: int, end: int) -> None:
-        handles = self._opened().shards_of(self._rendition)
-        for handle, rows in zip(handles, routed(self._rendition, updates), strict=True):
-            reached = min(handle.fetch_upper().time or 0, end)
-            if reached > start:
-                with handle.changes(_before(start), reached - 1) as changes:
-                    self._compare(within(rows, start, reached), changes.to_arrow(), handle.shard)
-
-    def _shards(self) -> list[str]:
-        return self._rendition.names
-
-    def _opened(self) -> CollectionReader:
-        if self._reader is None:
-            client, unit = self._controller.client, self.schema.times
-            self._reader = CollectionReader(client, self.collection, unit, None, self._owner)
-        return self._reader
 
 
 def _before(time: int) -> int | None:

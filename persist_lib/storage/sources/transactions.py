@@ -22,10 +22,11 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from persist_lib.arguments import parse_flag, parse_integer, parse_text, shown
+from persist_lib.errors import InvalidUsage
 from persist_lib.kernel.columns import integers, plain
 from persist_lib.kernel.consolidate import consolidate
 from persist_lib.schema.schema import DIFF, TIME, Schema
-from persist_lib.storage.sources.declared import Transactions
 
 WAITING = Schema(
     key={"transaction": "string not null", "partition": "string not null", "address": "uint64 not null"},
@@ -42,6 +43,31 @@ ALONE = "\0"
 """What no id of a transaction begins with."""
 Place = tuple[str, int]
 """A partition and an address in it."""
+
+
+class Transactions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Changes of Debezium wait until their transaction is whole, as the messages of `topic` say.
+
+    `topic` is the topic of transactions (one of the source's), or a partition's name. `collections` are those whose
+    changes the source reads, as the messages name them; by default all. With `in_order` a transaction also waits for
+    all that begin before it. The last `remembered` ones that were whole are known, so that their changes say nothing
+    when a connector repeats them.
+    """
+
+    topic: str
+    collections: tuple[str, ...] = ()
+    in_order: bool = False
+    remembered: int = 10_000
+
+    def __post_init__(self) -> None:
+        if not parse_text(self.topic, "topic", 4096):
+            raise InvalidUsage("topic must be the name of the topic of transactions: got ''")
+        if not isinstance(self.collections, tuple) or not all(isinstance(one, str) and one for one in self.collections):
+            raise InvalidUsage(
+                f"collections must be a tuple of texts such as ('public.users',): got {shown(self.collections)}"
+            )
+        parse_flag(self.in_order, "in_order")
+        parse_integer(self.remembered, "remembered", 0, 1_000_000)
 
 
 class _Named(msgspec.Struct, frozen=True):
@@ -209,7 +235,7 @@ class _Held:
 
 
 def rows_of(how: Transactions, messages: pa.Table) -> Iterator[_Waiting]:
-    """Each message as it would wait. Those that say nothing of transactions are none, or transactions of their own."""
+    """Each message as it would wait. One without a transaction is left out, or is a transaction of its own."""
     columns = [
         plain(messages.column(name)).to_pylist() if name in messages.column_names else [None] * messages.num_rows
         for name in COLUMNS
@@ -239,7 +265,7 @@ def _change_of(value: bytes | None) -> tuple[str, str, int | None]:
 
 
 def _mark_of(how: Transactions, value: bytes | None) -> tuple[str, str, int | None] | None:
-    """What the topic of transactions says. A message that says nothing to us is bad, as a change that is none."""
+    """What the topic of transactions says. A message that is neither mark is bad, like a change that cannot be read."""
     if value is None:
         return None
     try:

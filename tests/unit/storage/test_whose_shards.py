@@ -22,8 +22,8 @@ from persist_lib.events.api import Opening
 from persist_lib.events.stores.persist import PersistRecords
 from persist_lib.ids import WriterId, format_writer_id
 from persist_lib.storage.sources import Files, Registry
-from persist_lib.storage.sources.choices import Choices
-from persist_lib.storage.sources.schemas import Schemas
+from persist_lib.storage.sources.agreed_value import Choices
+from persist_lib.storage.sources.schema_registry import Schemas
 from persist_lib.testing import Rival
 from tests.unit.pending_area.areas import NAME, Area
 from tests.worlds import SCHEMA, World, row

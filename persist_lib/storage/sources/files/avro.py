@@ -24,7 +24,7 @@ from persist_lib.storage.sources.files.contents import PIECE, Contents, check_of
 from persist_lib.storage.sources.files.folders import File
 from persist_lib.storage.sources.files.reader import LineFiles
 from persist_lib.storage.sources.protocol import Mark
-from persist_lib.storage.sources.registry import Written
+from persist_lib.storage.sources.schema_registry import Written
 
 MAGIC = b"Obj\x01"
 SYNC = 16
@@ -78,7 +78,6 @@ class Bytes:
         return found
 
     def is_end(self, at: int) -> bool:
-        """Whether there is nothing from there on."""
         try:
             self.get(at, 1)
         except Cut:
@@ -103,7 +102,7 @@ class Bytes:
 
 
 def head_of(data: Bytes) -> Head:
-    """The head of a file. Raises Cut if it is not whole, and Refused if it is none."""
+    """The head of a file. Raises Cut if it is not whole, and Refused if it is damaged."""
     if data.get(0, len(MAGIC)) != MAGIC:
         raise Refused("this is no Avro object container file")
     found: dict[bytes, bytes] = {}

@@ -6,8 +6,7 @@ import os
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import TracebackType
-from typing import NamedTuple, Protocol, Self
+from typing import NamedTuple, Protocol
 
 from persist_lib.errors import Determinate, NotFound
 from persist_lib.storage.sources.protocol import Unread
@@ -50,10 +49,7 @@ class Opened(Protocol):
         """Bytes `[start, end)`, cut at its end."""
         ...
 
-    def __enter__(self) -> Self: ...
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    def close(self) -> None: ...
 
 
 class Folder(Protocol):
@@ -70,9 +66,7 @@ class Folder(Protocol):
         """Open a file. Raises FileNotFoundError."""
         ...
 
-    def close(self) -> None:
-        """Release connections."""
-        ...
+    def close(self) -> None: ...
 
 
 def open_folder(place: str) -> Folder:
@@ -172,10 +166,5 @@ class _OnDisk:
             start += len(piece)
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         os.close(self._file)

@@ -12,16 +12,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Literal
 
 import pyarrow as pa
 import xxhash
 
 from persist_lib.errors import Determinate, Diverged, Gone, NotFound
-from persist_lib.storage.sources.files.contents import Contents, Packed, check_of, end_of, line_end
+from persist_lib.storage.sources.files.contents import BOM, Contents, Packed, check_of, end_of, line_end, tables
 from persist_lib.storage.sources.files.folders import File, Folder, Opened, readable
-from persist_lib.storage.sources.files.lines import BOM, tables
 from persist_lib.storage.sources.protocol import START, Lag, Mark, Unread
 
 Identity = Literal["path", "first line"]
@@ -34,7 +33,34 @@ REMEMBERED = 100_000
 """Files whose first lines are remembered."""
 
 
-class LineFiles:
+class FolderReader:
+    """What readers of a folder have in common. They leave files where they are: who made them takes them away."""
+
+    _counts = "bytes"
+    """What addresses count, as a field of `Lag`."""
+
+    def __init__(self, folder: Folder, suffixes: tuple[str, ...]) -> None:
+        self._folder, self._suffixes = folder, suffixes
+        self._files: dict[str, File] = {}
+
+    def _left(self, file: File, at: int) -> int:
+        """How much of a file is beyond an address, by the last look."""
+        raise NotImplementedError
+
+    def lag(self, marks: Mapping[str, Mark]) -> Mapping[str, int]:
+        found = {name: self._left(file, marks.get(name, START).address) for name, file in self._files.items()}
+        return {name: left for name, left in found.items() if left > 0}
+
+    def lags(self, marks: Mapping[str, Mark]) -> Mapping[str, Lag]:
+        return {name: Lag(**{self._counts: left}) for name, left in self.lag(marks).items()}
+
+    def tell(self, marks: Mapping[str, Mark]) -> None: ...
+
+    def close(self) -> None:
+        self._folder.close()
+
+
+class LineFiles(FolderReader):
     """A source reader of files of lines. With `header`, the first line of each file is no message, but its header."""
 
     _unit = "line"
@@ -42,9 +68,8 @@ class LineFiles:
     def __init__(
         self, folder: Folder, suffixes: tuple[str, ...], *, identity: Identity, header: bool, may_grow: bool
     ) -> None:
-        self._folder, self._suffixes, self._identity = folder, suffixes, identity
-        self._header, self._may_grow = header, may_grow and folder.is_growing
-        self._files: dict[str, File] = {}
+        super().__init__(folder, suffixes)
+        self._identity, self._header, self._may_grow = identity, header, may_grow and folder.is_growing
         self._first: dict[tuple[str, str], str | None] = {}
         self._sizes: dict[File, int] = {}
         self._packed: tuple[File, Packed] | None = None
@@ -77,7 +102,6 @@ class LineFiles:
         return found
 
     def unread(self) -> Mapping[str, Unread]:
-        """Files at the last look, or rests of them, that are not read."""
         return {**self._unlisted, **{file.path: one for file, one in self._problems.items()}}
 
     def _note(self, file: File, contents: Contents, mark: Mark, before: Mark) -> None:
@@ -101,7 +125,6 @@ class LineFiles:
         return Mark(end, check_of(contents, end)) if end > before.address else before
 
     def read(self, partition: str, start: Mark, end: Mark) -> Iterator[pa.Table]:
-        """The lines from `start` to `end`."""
         if start.address >= end.address:
             return
         for attempt in range(ATTEMPTS):
@@ -134,30 +157,17 @@ class LineFiles:
             raise self._diverged(partition, end, f"the file {file.path}")
 
     def estimate(self, partition: str, start: int, end: int) -> int:
-        """Offsets are bytes."""
         del partition
         return end - start
 
-    def lag(self, marks: Mapping[str, Mark]) -> Mapping[str, int]:
-        """By the sizes at the last look. Of a packed file that was not read to its end, the size as it is stored."""
-        found = {}
-        for partition, file in self._files.items():
-            size, at = self._sizes.get(file, file.size), marks.get(partition, START).address
-            if (file.packing is None or file in self._sizes or at == 0) and size > at:
-                found[partition] = size - at
-        return found
-
-    def lags(self, marks: Mapping[str, Mark]) -> Mapping[str, Lag]:
-        """The same, as bytes."""
-        return {partition: Lag(bytes=left) for partition, left in self.lag(marks).items()}
-
-    def tell(self, marks: Mapping[str, Mark]) -> None:
-        """Files are left where they are: the program that made them takes them away."""
+    def _left(self, file: File, at: int) -> int:
+        """Of a packed file that was not read to its end, the size as it is stored, at its beginning."""
+        is_known = file.packing is None or file in self._sizes or at == 0
+        return self._sizes.get(file, file.size) - at if is_known else 0
 
     def close(self) -> None:
-        """Release connections."""
         self._packed = None
-        self._folder.close()
+        super().close()
 
     def _listed(self) -> dict[str, File]:
         """The files by partition, in the order of partitions."""
@@ -190,9 +200,9 @@ class LineFiles:
         if (file, read) not in self._copies:
             try:
                 if file not in self._ends:
-                    with self._folder.open(file) as opened:
+                    with closing(self._folder.open(file)) as opened:
                         self._ends[file] = end_of(_opened(file, opened))
-                with self._folder.open(read) as opened:
+                with closing(self._folder.open(read)) as opened:
                     contents, end = _opened(read, opened), self._ends[file]
                     contents.keep(end.address)
                     self._copies[file, read] = bool(end.check) and check_of(contents, end.address) == end.check
@@ -242,7 +252,7 @@ class LineFiles:
 
         Raises FileNotFoundError if the file is not the partition (any more): it was rotated since it was listed.
         """
-        with self._folder.open(file) as opened:
+        with closing(self._folder.open(file)) as opened:
             contents = Contents(opened) if file.packing is None else self._unpacking(file, opened)
             if partition is not None and self._identity != "path" and self._first_line(file, contents) != partition:
                 raise FileNotFoundError(file.path)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from persist_lib.errors import Determinate, NotFound
 from persist_lib.location.s3.client import Clients, code_of, is_missing, is_truncated, parse_url, reading
@@ -22,7 +21,6 @@ class S3Prefix:
         self._root = f"{self._target.prefix}/" if self._target.prefix else ""
 
     def list(self) -> Iterator[File]:
-        """Every object, by pages."""
         more: dict[str, Any] = {}
         while True:
             with reading(f"list s3://{self._target.bucket}/{self._root}"):
@@ -36,11 +34,9 @@ class S3Prefix:
                 return
 
     def open(self, file: File) -> Opened:
-        """Open an object in the version that was listed."""
         return _OnS3(self._clients, self._target.bucket, self._root + file.path, file)
 
     def close(self) -> None:
-        """Close connections."""
         self._clients.close()
 
 
@@ -69,10 +65,5 @@ class _OnS3:
             raise Determinate(f"s3://{self._bucket}/{self._key}: {len(data)} bytes came of {end - start}")
         return data
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         """There is nothing to release."""

@@ -21,7 +21,7 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from persist_lib.errors import Determinate, InvalidUsage
-from persist_lib.storage.sources.kafka import Kafka
+from persist_lib.storage.sources.kafka.kind import Kafka
 
 ANSWER_S = 15.0
 """How long brokers may take to answer."""
@@ -68,7 +68,6 @@ class Cluster:
             raise InvalidUsage(f"Kafka's options: {self._said(error)}") from None  # it may quote a secret
 
     def topics(self, names: Iterable[str]) -> dict[str, Topic]:
-        """The topics that are there."""
         with self._asking():
             asked = self._admin.describe_topics(TopicCollection(list(names)), request_timeout=ANSWER_S)
         found = {}
@@ -92,7 +91,6 @@ class Cluster:
         return self._offsets(partitions, OffsetSpec.latest(), isolation_level=level)
 
     def beginnings(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
-        """The first offset of each partition that is kept."""
         return self._offsets(partitions, OffsetSpec.earliest())
 
     def _offsets(self, partitions: Iterable[Partition], spec: OffsetSpec, **how: Any) -> dict[Partition, int]:
@@ -105,12 +103,10 @@ class Cluster:
         return {partition: int(answer.offset) for partition, answer in answers.items()}
 
     def read_from(self, positions: Mapping[Partition, int]) -> None:
-        """Read these partitions too, each from an offset."""
         with self._asking():
             self._consumer.incremental_assign([TopicPartition(*one, at) for one, at in positions.items()])
 
     def leave(self, partitions: Iterable[Partition]) -> None:
-        """Read these partitions no longer."""
         with self._asking():
             self._consumer.incremental_unassign([TopicPartition(*one) for one in partitions])
 
@@ -123,7 +119,6 @@ class Cluster:
         return list(found)
 
     def wait(self) -> None:
-        """Let a short time go by."""
         self._admin.poll(WAIT_S)
 
     def commit(self, offsets: Mapping[Partition, int]) -> None:
@@ -135,7 +130,9 @@ class Cluster:
             answer = self._consumer.commit(offsets=told, asynchronous=False)
         for one in answer or ():
             if one.error is not None:
-                raise self.failed(f"the group {self._declared.group} was not told: {one.error.str()}")
+                raise self.failed(
+                    f"the offsets of the group {self._declared.group} were not committed: {one.error.str()}"
+                )
 
     def failed(self, what: str) -> Determinate:
         """The error for what may be otherwise soon. It has what the clients said last."""
@@ -143,7 +140,6 @@ class Cluster:
         return Determinate(f"Kafka at {self._declared.brokers}: {self._hidden(what)}{self._hidden(more)}")
 
     def close(self) -> None:
-        """Close what it has open. Idempotent."""
         self._consumer.close()
 
     def _note(self, error: KafkaError) -> None:
@@ -187,6 +183,3 @@ def is_end(error: KafkaError) -> bool:
 def is_out_of_range(error: KafkaError) -> bool:
     """Whether an event says that an offset is not there."""
     return error.code() in {KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE}  # noqa: SLF001 - the same
-
-
-__all__ = ["Cluster", "KafkaError", "Partition", "Topic", "events_of", "is_end", "is_out_of_range"]

@@ -53,14 +53,12 @@ class Ahead:
         self.end = int(chunk.addresses[-1]) + 1
 
     def between(self, start: int, end: int) -> Iterator[pa.Table]:
-        """The messages in `[start, end)`."""
         for chunk in self.chunks:
             low, high = np.searchsorted(chunk.addresses, [start, end]).tolist()
             if low < high:
                 yield chunk.table.slice(low, high - low)
 
     def forget(self, end: int) -> None:
-        """Drop the messages before an offset."""
         kept = [(chunk, int(np.searchsorted(chunk.addresses, end))) for chunk in self.chunks]
         self.chunks = [_from(chunk, first) for chunk, first in kept if first < len(chunk.addresses)]
         self.start = max(self.start, end)
@@ -87,7 +85,7 @@ class Ahead:
 def chunks_of(messages: Sequence[Any], topics: Mapping[str, int]) -> Iterator[tuple[str, int, Chunk]]:
     """Messages of any partitions as chunks: (topic, number, chunk). Messages of a partition keep their order."""
     count = len(messages)
-    # SUBTLE: these are the only loops over messages. A method of one is some 50 ns, so that is what a message costs.
+    # These are the only loops over messages. A method of one is some 50 ns, so that is what a message costs.
     addresses = np.fromiter([message.offset() for message in messages], np.uint64, count)
     numbers = np.fromiter([message.partition() for message in messages], np.int64, count)
     values = pa.array([message.value() for message in messages], pa.binary())
@@ -112,7 +110,6 @@ def chunks_of(messages: Sequence[Any], topics: Mapping[str, int]) -> Iterator[tu
 
 
 def _from(chunk: Chunk, first: int) -> Chunk:
-    """The messages of a chunk from the given one on."""
     if not first:
         return chunk
     return Chunk(chunk.table.slice(first), chunk.addresses[first:], chunk.sizes[first:] - chunk.sizes[first - 1])

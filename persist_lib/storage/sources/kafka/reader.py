@@ -13,21 +13,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import pyarrow as pa
+from confluent_kafka import KafkaError
 
 from persist_lib.config import MIB
 from persist_lib.errors import Diverged, Gone
-from persist_lib.storage.sources.kafka import Kafka
-from persist_lib.storage.sources.kafka.cluster import (
-    Cluster,
-    KafkaError,
-    Partition,
-    Topic,
-    events_of,
-    is_end,
-    is_out_of_range,
-)
+from persist_lib.storage.sources.kafka.cluster import Cluster, Partition, Topic, events_of, is_end, is_out_of_range
+from persist_lib.storage.sources.kafka.kind import Kafka
 from persist_lib.storage.sources.kafka.messages import Ahead, chunks_of
-from persist_lib.storage.sources.protocol import START, Lag, Mark
+from persist_lib.storage.sources.protocol import START, Lag, Mark, Patience
 
 BATCH = 10_000
 """Messages that are asked for at once, at most."""
@@ -91,7 +84,6 @@ class KafkaReader:
         return found
 
     def read(self, partition: str, start: Mark, end: Mark) -> Iterator[pa.Table]:
-        """The messages from `start` to `end`."""
         if start.address >= end.address:
             return
         one, at = parsed(partition), max(start.address, *(_known(mark.check)[1] for mark in (start, end)))
@@ -101,7 +93,7 @@ class KafkaReader:
         ahead = self._ahead.get(one)
         if ahead is None or not ahead.start <= at <= ahead.end:
             ahead = self._restart(one, at)
-        quiet, is_new = 0, False
+        patience, is_new = Patience(PATIENCE), False
         while at < end.address:
             yield from ahead.between(at, end.address)
             at = max(at, min(end.address, ahead.end))
@@ -113,23 +105,19 @@ class KafkaReader:
                     self._take(BATCH)
                 except _OutOfRange as error:
                     raise self._lost(error.partition, Mark(at, end.check)) from None
-                quiet = quiet + 1 if ahead.end == reached else 0
-                if quiet > PATIENCE:
+                if patience.is_over(has_come=ahead.end != reached):
                     raise self._silent(one, at, end.address)
         if is_new:
             self._verify({partition: end})
 
     def estimate(self, partition: str, start: int, end: int) -> int:
-        """By the average size of the messages that were seen of the partition."""
         seen = self._seen.get(parsed(partition))
         return int((end - start) * (GUESS if seen is None else seen.bytes))
 
     def lag(self, marks: Mapping[str, Mark]) -> Mapping[str, int]:
-        """By the ends at the last look."""
         return {partition: lag.messages or 0 for partition, lag in self.lags(marks).items()}
 
     def lags(self, marks: Mapping[str, Mark]) -> Mapping[str, Lag]:
-        """By the ends at the last look, and by the messages that were seen."""
         found = {}
         for one, end in self._ends.items():
             mark, seen = marks.get(named(one), START), self._seen.get(one)
@@ -140,17 +128,14 @@ class KafkaReader:
         return found
 
     def tell(self, marks: Mapping[str, Mark]) -> None:
-        """Commit the offsets for the group, if there is one."""
         self._cluster.commit({parsed(partition): mark.address for partition, mark in marks.items()})
 
     def close(self) -> None:
-        """Close the connections. Idempotent."""
         self._ahead.clear()
         self._reading.clear()
         self._cluster.close()
 
     def _find_topics(self, bound: Mapping[str, Mark]) -> None:
-        """Look which topics there are, and whether they are those that are bound."""
         known = {parsed(partition)[0] for partition in bound}
         for _ in range(LOOKS):  # a broker that has just started may not know of a topic for a moment
             self._topics = self._cluster.topics(self._declared.names)
@@ -194,7 +179,6 @@ class KafkaReader:
         return self._cluster.beginnings(one for one, end in self._ends.items() if end and named(one) not in bound)
 
     def _start(self, one: Partition, mark: Mark | None, begins: Mapping[Partition, int]) -> int:
-        """The first offset of a partition that is not bound."""
         if mark is None:
             return begins.get(one, 0)
         if self._ends[one] < mark.address:
@@ -211,13 +195,12 @@ class KafkaReader:
                 ahead.forget(at)
         self._follow(wanted)
         left = most_bytes - sum(self._ahead[one].cut(at, MOST_AHEAD)[1] for one, at in wanted.items())
-        quiet = 0
+        patience = Patience(PATIENCE)
         while left > 0 and any(self._ahead[one].end < self._ends[one] for one in wanted):
             sizes = [self._seen[one].bytes for one in wanted if one in self._seen]
             taken = self._take(max(1, min(BATCH, int(left / max(sizes, default=GUESS)))))
             left -= taken or 0
-            quiet = quiet + 1 if taken is None else 0
-            if quiet > PATIENCE:
+            if patience.is_over(has_come=taken is not None):
                 one, at = next((one, at) for one, at in wanted.items() if self._ahead[one].end < self._ends[one])
                 raise self._silent(one, at, self._ends[one])
 
@@ -238,7 +221,6 @@ class KafkaReader:
         return taken if found else None
 
     def _note(self, error: KafkaError, one: Partition, offset: int) -> None:
-        """What a client tells beside messages."""
         if is_end(error):
             if one in self._reading:
                 self._ahead[one].end = max(self._ahead[one].end, offset)
@@ -264,7 +246,7 @@ class KafkaReader:
         return found
 
     def _restart(self, one: Partition, at: int) -> Ahead:
-        """Forget what was read of a partition, and begin anew at an offset."""
+        """Forget what was read of a partition, and begin at an offset."""
         if one in self._reading:
             self._cluster.leave([one])
             self._reading.discard(one)
@@ -294,7 +276,7 @@ class KafkaReader:
             return self._shorter(named(one), mark.address, end)
         return Gone(
             f"{named(one)}: messages from {mark.address} to {begin} are still needed, and are gone: retention or "
-            "somebody deleted them. Nothing of them was written. Keep messages until `persist source show` says that "
+            "a user deleted them. Nothing of them was written. Keep messages until `persist source show` says that "
             "they are durable. If they cannot be had again, see what `persist source reset` would lose",
             partition=named(one), address=mark.address, begin=begin,
         )  # fmt: skip

@@ -17,15 +17,22 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from persist_lib.convert.lines.changes import DELETES
 from persist_lib.kernel.columns import Flags, joined, mask_of
 from persist_lib.kernel.keyset import distinct
 from persist_lib.kernel.order import sort_order, take
 from persist_lib.schema.schema import Schema
-from persist_lib.storage.sources.declared import Decoding
-from persist_lib.storage.sources.decoding import DELETES, Decoded
+from persist_lib.storage.sources.decoding import Decoded, Decoding
 from persist_lib.storage.sources.postgres.columns import changed, header_of, places_of
-from persist_lib.storage.sources.postgres.tuples import Texts, changed_texts, choose, copied_texts, slices
-from persist_lib.storage.sources.postgres.values import flags_of, typed
+from persist_lib.storage.sources.postgres.tuples import (
+    Texts,
+    changed_texts,
+    choose,
+    copied_texts,
+    flags_of,
+    slices,
+    typed,
+)
 
 Rows = npt.NDArray[np.int64]
 LookupAll = Callable[[pa.Table | None], pa.Table]

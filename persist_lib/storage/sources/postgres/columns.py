@@ -15,7 +15,7 @@ import pyarrow as pa
 from persist_lib.errors import InvalidUsage, SchemaChanged
 from persist_lib.schema.schema import Schema
 from persist_lib.schema.types import format_type
-from persist_lib.storage.sources.declared import Decoding
+from persist_lib.storage.sources.decoding import Decoding
 
 NUMERIC = 1700
 _TYPES: dict[int, pa.DataType] = {
@@ -53,7 +53,6 @@ class Header(msgspec.Struct, frozen=True, omit_defaults=True):
     moved: str = ""
 
     def text(self) -> str:
-        """As it comes with messages."""
         return msgspec.json.encode(self).decode()
 
 
@@ -102,7 +101,7 @@ def derived_schema(columns: Sequence[Column], key: Sequence[str]) -> Schema:
 def places_of(schema: Schema, key: Sequence[str], decoding: Decoding, header: Header) -> list[int | None] | str:
     """Where each column of `schema` is in the header; None for one that is not there, and is null then.
 
-    `key` are the columns of the output's key. Answers a text for what is not as it was declared: what is so.
+    `key` are the columns of the output's key. Returns a text that says what is not as it was declared.
     """
     if header.moved:
         return f"its columns {header.moved} have exchanged their names, or one is another column of that name"

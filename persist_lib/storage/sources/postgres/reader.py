@@ -10,24 +10,22 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import psycopg
 import pyarrow as pa
 
 from persist_lib.config import MIB
 from persist_lib.errors import Determinate, Diverged, Gone, ShardFinished
-from persist_lib.storage.sources.choices import Choices
+from persist_lib.storage.sources.agreed_value import Choices
 from persist_lib.storage.sources.postgres import server, snapshot
 from persist_lib.storage.sources.postgres.columns import changed
-from persist_lib.storage.sources.postgres.messages import TABLE_BYTES, copied_messages, messages_of
+from persist_lib.storage.sources.postgres.kind import Postgres
 from persist_lib.storage.sources.postgres.server import Table, asking, lsn_text, parse_lsn, slot_of
-from persist_lib.storage.sources.postgres.stream import Stream, Transaction
+from persist_lib.storage.sources.postgres.stream import TABLE_BYTES, Stream, Transaction, copied_messages, messages_of
 from persist_lib.storage.sources.postgres.wire import Wire
-from persist_lib.storage.sources.protocol import START, Mark
-
-if TYPE_CHECKING:
-    from persist_lib.storage.sources.postgres import Known, Postgres
+from persist_lib.storage.sources.protocol import START, Mark, Patience
+from persist_lib.storage.sources.records import Known
 
 IDLE_BYTES = 16 * MIB
 """How far the log moves without changes of the table before that is bound: so much is held back for nothing."""
@@ -95,7 +93,6 @@ class TableReader:
         return {self._partition: Mark(reached, self._check)} if reached >= before.address + IDLE_BYTES else {}
 
     def read(self, partition: str, start: Mark, end: Mark) -> Iterator[pa.Table]:
-        """The snapshot if it is in the range, and the transactions."""
         del partition
         if start.address >= end.address:
             return
@@ -115,17 +112,18 @@ class TableReader:
         yield from self._changes(at, end.address)
 
     def _changes(self, at: int, end: int) -> Iterator[pa.Table]:
-        waits = 0
+        patience = Patience(MOST_WAITS)
         while at < end:
             stream = self._opened(at)
+            is_over = False
             if not (self._held and self._held[0].end >= end) and stream.reached < end:
-                waits = 0 if self._fetch(stream, asks=waits % 2 == 1) else waits + 1
+                is_over = patience.is_over(has_come=self._fetch(stream, asks=patience.quiet % 2 == 1))
             some: list[Transaction] = []
             while self._held and self._held[0].address < end:
                 some.append(self._held.popleft())
             at = self._base = end if self._held or stream.reached >= end else stream.reached
             yield from messages_of(some)
-            if waits > MOST_WAITS:
+            if is_over:
                 raise Determinate(
                     f"{server.described(self._declared)} has not sent its log up to {lsn_text(end)}, which was bound. "
                     "It is asked again",
@@ -133,14 +131,12 @@ class TableReader:
                 )  # fmt: skip
 
     def estimate(self, partition: str, start: int, end: int) -> int:
-        """What is known of the range, or how long the log is there."""
         del partition
         if self._held and self._base <= start and end <= self._held[-1].end:
             return sum(one.size for one in self._held if start <= one.address < end)
         return end - start
 
     def lag(self, marks: Mapping[str, Mark]) -> Mapping[str, int]:
-        """The bytes of the log behind the mark, if it has changes of the table or was not looked at."""
         if self._look is None or self._stream is None:
             return {}
         at = marks.get(self._partition, START).address
@@ -161,7 +157,6 @@ class TableReader:
         )
 
     def tell(self, marks: Mapping[str, Mark]) -> None:
-        """Move the slot, so that the server may let go of its log. The snapshot is forgotten."""
         mark = marks.get(self._partition, START)
         if mark.address == 0:
             return
@@ -182,7 +177,6 @@ class TableReader:
             self._is_forgotten = True
 
     def close(self) -> None:
-        """Close connections. Idempotent."""
         for one in (self._stream, self._connection):
             if one is not None:
                 one.close()
@@ -222,7 +216,7 @@ class TableReader:
         if not published or (self._known is not None and published != self._known.published):
             raise self._gone(
                 mark, f"the publication {publication} was changed since the source was made, or the table was taken "
-                "out of it, if only for a while: what was done to rows meanwhile may be missing in the server's log "
+                "out of it, if only for a while: what was done to rows in that time may be missing in the server's log "
                 "for ever",
             )  # fmt: skip
         if self._known is None:
@@ -260,7 +254,7 @@ class TableReader:
             return None
 
     def _chosen(self) -> snapshot.Snapshot:
-        """The snapshot that all agree on; it is made if there is none."""
+        """The snapshot that all agree on; it is made if there is not one yet."""
         chosen = self._find(START)
         if chosen is None:
             assert self._table is not None  # noqa: S101 - looked at before
@@ -286,12 +280,13 @@ class TableReader:
 
     def _receive(self, at: int, until: int, most_bytes: int) -> None:
         """Receive what the server has flushed, or as much as `most_bytes`."""
-        waits = 0
-        while waits <= FEW_WAITS:
+        patience = Patience(FEW_WAITS)
+        while True:
             stream = self._opened(at)
             if stream.reached >= until or sum(one.size for one in self._held) >= most_bytes:
                 return
-            waits = 0 if self._fetch(stream, most_bytes, asks=waits % 2 == 1) else waits + 1
+            if patience.is_over(has_come=self._fetch(stream, most_bytes, asks=patience.quiet % 2 == 1)):
+                return
 
     def _fetch(self, stream: Stream, most_bytes: int = TABLE_BYTES, *, asks: bool) -> bool:
         """Hold what comes. Answers whether the stream has gone on."""
@@ -317,7 +312,7 @@ class TableReader:
     def _gone(self, mark: Mark, what: str) -> Gone:
         return Gone(
             f"{server.described(self._declared)}: {what}. Nothing of it was written. What was ingested stays "
-            "readable. Begin anew by `persist source reset`; or, to keep the history, declare a second source under "
+            "readable. Begin again by `persist source reset`; or, to keep the history, declare a second source under "
             "another name",
             partition=self._partition, address=mark.address,
         )  # fmt: skip
@@ -325,6 +320,6 @@ class TableReader:
     def _diverged(self, mark: Mark, what: str) -> Diverged:
         return Diverged(
             f"{server.described(self._declared)}: {what}, not what was read up to {lsn_text(mark.address)}. Nothing of "
-            "it was written. Let the url lead to the former one; if that is lost, begin anew by `persist source reset`",
+            "it was written. Let the url lead to the former one; if that is lost, begin by `persist source reset`",
             partition=self._partition, address=mark.address,
         )  # fmt: skip

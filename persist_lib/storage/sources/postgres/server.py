@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import psycopg
 from psycopg import sql
@@ -13,11 +13,9 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from persist_lib.errors import Determinate, InvalidUsage, NotFound
 from persist_lib.location.postgres.refused import connection_failed
 from persist_lib.runtime.ambient import Runtime
-from persist_lib.storage.sources.postgres import Known
 from persist_lib.storage.sources.postgres.columns import Column
-
-if TYPE_CHECKING:
-    from persist_lib.storage.sources.postgres import Postgres
+from persist_lib.storage.sources.postgres.kind import Postgres
+from persist_lib.storage.sources.records import Known
 
 OLDEST = 150_000
 CONNECT_S = 10
@@ -78,12 +76,10 @@ class Table(NamedTuple):
 
     @property
     def key(self) -> list[str]:
-        """The columns of the primary key."""
         return [column.name for column in self.columns if column.is_key]
 
     @property
     def sql(self) -> str:
-        """The name as in SQL."""
         return sql.Identifier(self.schema, self.name).as_string(None)
 
 
@@ -161,18 +157,17 @@ def _check_server(connection: psycopg.Connection[Any], declared: Postgres) -> No
     version, level, may, user, free, most = row or (0, "", False, "", 0, 0)
     if version < OLDEST:
         raise InvalidUsage(f"{described(declared)} has version {version / 10_000:.0f}; it must be 15 or newer")
-    if level != "logical":
-        raise _refused(
-            declared, f"wal_level is {level!r}, so changes cannot be read from its log",
-            "ALTER SYSTEM SET wal_level = 'logical'; and start the server anew",
-        )  # fmt: skip
-    if not may:
-        raise _refused(declared, f"the role {user} may not replicate", f"ALTER ROLE {user} REPLICATION;")
-    if free < 2:
-        raise _refused(
-            declared, f"all but {free} of its {most} replication slots are used; a source needs one, each instance one",
-            f"ALTER SYSTEM SET max_replication_slots = {most + 10}; and start the server anew",
-        )  # fmt: skip
+    slots = f"all but {free} of its {most} replication slots are used; a source needs one, each instance one"
+    for is_wrong, what, run in (
+        (
+            level != "logical", f"wal_level is {level!r}, so changes cannot be read from its log",
+            "ALTER SYSTEM SET wal_level = 'logical'; and restart the server",
+        ),
+        (not may, f"the role {user} may not replicate", f"ALTER ROLE {user} REPLICATION;"),
+        (free < 2, slots, f"ALTER SYSTEM SET max_replication_slots = {most + 10}; and restart the server"),
+    ):  # fmt: skip
+        if is_wrong:
+            raise _refused(declared, what, run)
 
 
 def find_table(connection: psycopg.Connection[Any], declared: Postgres) -> Table:
@@ -186,35 +181,30 @@ def find_table(connection: psycopg.Connection[Any], declared: Postgres) -> Table
             f"{described(declared)} has no table {declared.table!r}. Say its schema too, such as public.orders",
             table=declared.table,
         )  # fmt: skip
-    oid, schema, name, kind, persistence, identity, _, may_read, has_policies, _ = row
+    oid, schema, relation, kind, persistence, identity, _, may_read, has_policies, _ = row
     columns = connection.execute(COLUMNS.format(oid=oid)).fetchall()
-    table = Table(oid, schema, name, tuple(Column(*column[:4]) for column in columns))
+    table = Table(oid, schema, relation, tuple(Column(*column[:4]) for column in columns))
     if kind != "r":
         what = "partitioned: declare a source of each of its partitions" if kind == "p" else "no plain table"
         raise InvalidUsage(f"{table.sql} is {what}. Nothing was made")
-    if persistence != "p":
-        raise _refused(declared, f"{table.sql} is not in the server's log", f"ALTER TABLE {table.sql} SET LOGGED;")
-    if not may_read:
-        user = connection.info.user
-        raise _refused(
-            declared, f"the role {user!r} may not read {table.sql}", f"GRANT SELECT ON {table.sql} TO {user};"
-        )
-    if has_policies:
-        raise _refused(
-            declared, f"{table.sql} has policies that hide rows", f"ALTER ROLE {connection.info.user} BYPASSRLS;"
-        )
-    if not table.key:
-        raise _refused(declared, f"{table.sql} has no primary key", f"ALTER TABLE {table.sql} ADD PRIMARY KEY (…);")
-    if identity not in {"d", "f"}:
-        raise _refused(
-            declared, f"the log tells the rows of {table.sql} not apart by its primary key",
-            f"ALTER TABLE {table.sql} REPLICA IDENTITY DEFAULT;",
-        )  # fmt: skip
-    if identity == "d" and not all(column[4] for column in columns):
-        raise _refused(
-            declared, f"the primary key of {table.sql} is deferrable, so the log does not have it",
-            f"ALTER TABLE {table.sql} REPLICA IDENTITY FULL;",
-        )  # fmt: skip
+    user, name = connection.info.user, table.sql
+    is_deferrable = identity == "d" and not all(column[4] for column in columns)
+    for is_wrong, what, run in (
+        (persistence != "p", f"{name} is not in the server's log", f"ALTER TABLE {name} SET LOGGED;"),
+        (not may_read, f"the role {user!r} may not read {name}", f"GRANT SELECT ON {name} TO {user};"),
+        (has_policies, f"{name} has policies that hide rows", f"ALTER ROLE {user} BYPASSRLS;"),
+        (not table.key, f"{name} has no primary key", f"ALTER TABLE {name} ADD PRIMARY KEY (…);"),
+        (
+            identity not in {"d", "f"}, f"the log tells the rows of {name} not apart by its primary key",
+            f"ALTER TABLE {name} REPLICA IDENTITY DEFAULT;",
+        ),
+        (
+            is_deferrable, f"the primary key of {name} is deferrable, so the log does not have it",
+            f"ALTER TABLE {name} REPLICA IDENTITY FULL;",
+        ),
+    ):  # fmt: skip
+        if is_wrong:
+            raise _refused(declared, what, run)
     return table
 
 
@@ -362,7 +352,7 @@ def _unless_there() -> Iterator[None]:
 
 
 def _has(connection: psycopg.Connection[Any], where: str, name: str) -> bool:
-    found = connection.execute(_plain(f"SELECT EXISTS (SELECT FROM {where} = %s)"), [name]).fetchone()  # noqa: S608 - no text of anybody's
+    found = connection.execute(_plain(f"SELECT EXISTS (SELECT FROM {where} = %s)"), [name]).fetchone()  # noqa: S608 - no text of a user
     return bool(found and found[0])
 
 

@@ -1,7 +1,7 @@
 """The first snapshot of a table: all of its rows at one place of the log, as a choice that all instances agree on.
 
-It is made of a temporary slot, whose place in the log and whose view of the table are of the same moment. Nobody could
-make the same one again. So it is committed whole before anything is made of it, and then read back; one that was cut
+It is made of a temporary slot, whose place in the log and whose view of the table are of the same moment. It cannot
+be made a second time. So it is committed whole before anything is made of it, and then read back; one that was cut
 off leaves nothing. The source's own slot is older, so that no change after any snapshot is missing.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import pyarrow as pa
@@ -17,20 +17,18 @@ import pyarrow as pa
 from persist_lib.config import MIB
 from persist_lib.errors import Determinate, Gone
 from persist_lib.kernel.packing import packed, unpacked
-from persist_lib.storage.sources.choices import Choices
+from persist_lib.storage.sources.agreed_value import Choices
 from persist_lib.storage.sources.postgres.columns import Column, Header
+from persist_lib.storage.sources.postgres.kind import Postgres
 from persist_lib.storage.sources.postgres.server import COLUMNS, Table, parse_lsn, slot_of
 from persist_lib.storage.sources.postgres.wire import Wire
-
-if TYPE_CHECKING:
-    from persist_lib.storage.sources.postgres import Postgres
 
 CHUNK_BYTES = 4 * MIB
 _SCHEMA = pa.schema([("line", pa.binary())])
 
 
 class Beginning(msgspec.Struct, frozen=True):
-    """Where the log goes on behind the snapshot, of what server and table it is, and what columns its lines have."""
+    """Where the log continues behind the snapshot, of what server and table it is, and what columns its lines have."""
 
     lsn: int
     check: str
@@ -89,7 +87,7 @@ def copied(declared: Postgres, id_: str, table: Table) -> Iterator[bytes]:
 def _check_unbroken(wire: Wire, table: Table) -> None:
     """Refuse to copy a table that was emptied or rewritten since the snapshot began; it cannot be from now on.
 
-    SUBTLE: these do not obey snapshots: who reads the table afterwards sees none of the rows that it had as of before.
+    SUBTLE: these do not obey snapshots: a reader of the table afterwards sees none of the rows that it had before.
     The catalog obeys them. So there the table's file is the one that it was, and the function tells the one that it is.
     """
     wire.ask(f"LOCK TABLE ONLY {table.sql} IN ACCESS SHARE MODE")
@@ -97,7 +95,7 @@ def _check_unbroken(wire: Wire, table: Table) -> None:
         f"SELECT c.relfilenode = pg_relation_filenode(c.oid) FROM pg_class c WHERE c.oid = {table.oid}"  # noqa: S608
     )
     if same != [(b"t",)]:
-        raise Determinate(f"{table.sql} was emptied or rewritten just as its snapshot began. It is copied anew")
+        raise Determinate(f"{table.sql} was emptied or rewritten just as its snapshot began. It is copied again")
 
 
 def check_of(wire: Wire, table: Table) -> str:

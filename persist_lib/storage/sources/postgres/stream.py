@@ -10,15 +10,20 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
+import pyarrow as pa
+
+from persist_lib.config import MIB
 from persist_lib.errors import Corrupt, Gone
+from persist_lib.kernel.columns import array_of
 from persist_lib.storage.sources.postgres.columns import Column, Header
+from persist_lib.storage.sources.postgres.kind import Postgres
 from persist_lib.storage.sources.postgres.server import Table, lsn_text, parse_lsn, publication_of, slot_of
+from persist_lib.storage.sources.postgres.snapshot import Snapshot
 from persist_lib.storage.sources.postgres.wire import Wire
-
-if TYPE_CHECKING:
-    from persist_lib.storage.sources.postgres import Postgres
+from persist_lib.storage.sources.protocol import ADDRESS, VALUE
 
 _BEGIN = struct.Struct(">Qqi")
 _COMMIT = struct.Struct(">BQQq")
@@ -65,8 +70,8 @@ class Stream:
         if parse_lsn(confirmed) > start:
             raise Gone(
                 f"the slot {slot} is at {lsn_text(parse_lsn(confirmed))}, and changes of {declared.table} from "
-                f"{lsn_text(start)} on are still needed: somebody has moved it. Nothing of them was written. Begin "
-                "anew by `persist source reset`",
+                f"{lsn_text(start)} on are still needed: it was moved. Nothing of them was written. Begin again "
+                "by `persist source reset`",
                 partition=declared.table, address=start,
             )  # fmt: skip
         publication = publication_of(declared, id_).replace('"', '""').replace("'", "''")
@@ -92,7 +97,6 @@ class Stream:
                     yield done
 
     def close(self) -> None:
-        """End it, and the copy of the slot. Idempotent."""
         self._wire.close()
 
     def _message(self, message: bytes) -> Transaction | None:
@@ -139,3 +143,43 @@ def _relation(message: bytes, numbers: Mapping[str, int]) -> Header:
     known = [(numbers[column.name], column.name) for column in columns if column.name in numbers]
     moved = next((f"{one[1]} and {other[1]}" for one, other in pairwise(known) if one > other), "")
     return Header(tuple(columns), moved=moved)
+
+
+TABLE_BYTES = 8 * MIB
+
+
+def copied_messages(chosen: Snapshot) -> Iterator[pa.Table]:
+    """The rows of a snapshot, all at the address just before the log continues."""
+    address, header = chosen.beginning.lsn - 1, chosen.beginning.header.text()
+    for lines in chosen.lines():
+        yield _table(np.full(len(lines), address, np.uint64), lines, np.zeros(len(lines), np.int32), [header])
+
+
+def messages_of(transactions: list[Transaction]) -> Iterator[pa.Table]:
+    """Tables of some transactions; one that is large may be in several."""
+    addresses: list[int] = []
+    values: list[bytes] = []
+    headers: list[str] = []
+    size = 0
+    for one in transactions:
+        for value, header in zip(one.values, one.headers, strict=True):
+            addresses.append(one.address)
+            values.append(value)
+            headers.append(header)
+            size += len(value)
+            if size >= TABLE_BYTES:
+                yield _listed(addresses, values, headers)
+                addresses, values, headers, size = [], [], [], 0
+    if values:
+        yield _listed(addresses, values, headers)
+
+
+def _listed(addresses: list[int], values: list[bytes], headers: list[str]) -> pa.Table:
+    known = {header: place for place, header in enumerate(dict.fromkeys(headers))}
+    places = np.fromiter((known[header] for header in headers), np.int32, len(headers))
+    return _table(np.array(addresses, np.uint64), pa.array(values, pa.binary()), places, list(known))
+
+
+def _table(addresses: Any, values: pa.Array, places: Any, headers: list[str]) -> pa.Table:
+    header = pa.DictionaryArray.from_arrays(array_of(places), pa.array(headers, pa.string()))
+    return pa.table([array_of(addresses), values, header], schema=pa.schema([ADDRESS, VALUE, ("header", header.type)]))

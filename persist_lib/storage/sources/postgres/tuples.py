@@ -18,6 +18,7 @@ import pyarrow.csv as pcsv
 
 from persist_lib.errors import Corrupt
 from persist_lib.kernel.columns import Flags, mask_of
+from persist_lib.schema.types import format_type
 
 Rows = npt.NDArray[np.int64]
 INSERT, UPDATE, DELETE, TRUNCATE = b"IUDT"
@@ -78,7 +79,7 @@ def copied_texts(values: pa.Array, columns: int) -> Texts:
 
 
 def changed_texts(values: pa.Array, columns: int) -> Texts:
-    """The columns of messages of pgoutput. Raises Corrupt for what is none."""
+    """The columns of messages of pgoutput. Raises Corrupt for anything else."""
     offsets = _offsets(values)
     buffer = values.buffers()[2]
     data = np.frombuffer(buffer, np.uint8)
@@ -149,7 +150,7 @@ def _tuples(data: npt.NDArray[np.uint8], at: Rows, columns: int) -> _Tuples:
 def _taken(buffer: pa.Buffer, count: int, which: Rows, found: _Tuples, column: int) -> pa.Array:
     """The values of one column, for all messages; null where they have none.
 
-    SUBTLE: an array over the messages' own bytes, whose elements are by turns a value and what lies between two. So
+    An array over the messages' own bytes, whose elements are by turns a value and what lies between two. So
     Arrow copies the values, all at once.
     """
     if not len(which):
@@ -177,3 +178,53 @@ def _corrupt(what: str) -> Corrupt:
 def choose(flags: Flags, yes: pa.Array, no: pa.Array) -> pa.Array:
     """Values of one column or the other."""
     return pc.if_else(mask_of(flags), yes, no) if flags.any() else no
+
+
+def typed(name: str, texts: pa.Array, wanted: pa.DataType) -> tuple[pa.Array, dict[int, str]]:
+    """The values of a column, and of those that `wanted` cannot hold, which are null then, why."""
+    try:
+        return _cast(texts, wanted), {}
+    except (pa.ArrowException, ValueError):
+        pass
+    distinct = texts.dictionary_encode()
+    wrong = _wrong(distinct.dictionary, wanted)
+    is_wrong = np.isin(np.asarray(distinct.indices.fill_null(-1)), wrong)
+    kept = pc.if_else(pa.array(is_wrong), pa.nulls(len(texts), texts.type), texts)
+    bad: dict[int, str] = {}
+    for index in np.flatnonzero(is_wrong).tolist():
+        value = texts[index].as_py()[:100].decode(errors="replace")
+        bad[index] = f"column {name}: {value!r} is no {format_type(wanted)}; a column declared as string would hold it"
+    return _cast(kept, wanted), bad
+
+
+def _wrong(distinct: pa.Array, wanted: pa.DataType) -> list[int]:
+    """The places of values that cannot be cast, by halves."""
+    found: list[int] = []
+    waiting = [(0, len(distinct))]
+    while waiting:
+        start, end = waiting.pop()
+        try:
+            _cast(distinct.slice(start, end - start), wanted)
+        except (pa.ArrowException, ValueError):
+            middle = (start + end) // 2
+            if end - start == 1:
+                found.append(start)
+            else:
+                waiting += [(start, middle), (middle, end)]
+    return found
+
+
+def _cast(texts: pa.Array, wanted: pa.DataType) -> pa.Array:
+    if pa.types.is_binary(wanted):  # \x and hexadecimal digits
+        return pa.array([None if one is None else bytes.fromhex(one[2:].decode()) for one in texts.to_pylist()], wanted)
+    strings = texts.cast(pa.large_string())
+    if pa.types.is_boolean(wanted):
+        return pc.equal(strings, pa.scalar("t", pa.large_string()))
+    return strings.cast(pa.string()).cast(wanted)
+
+
+def flags_of(count: int, bad: dict[int, str]) -> Flags:
+    """Which of `count` are bad."""
+    found = np.zeros(count, np.bool_)
+    found[list(bad)] = True
+    return found

@@ -9,16 +9,14 @@ from __future__ import annotations
 import select
 import struct
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
 from psycopg.pq import DiagnosticField, ExecStatus
 
 from persist_lib.errors import Determinate
+from persist_lib.storage.sources.postgres.kind import Postgres
 from persist_lib.storage.sources.postgres.server import connect, described
-
-if TYPE_CHECKING:
-    from persist_lib.storage.sources.postgres import Postgres
 
 PIECE_S = 0.5
 STATUS = struct.Struct(">cQQQqB")
@@ -35,7 +33,6 @@ class Wire:
 
     @property
     def process(self) -> int:
-        """The server's process for this connection: no other one that is there now has this number."""
         return int(self._connection.info.backend_pid)
 
     def ask(self, command: str) -> Answer:
@@ -49,7 +46,6 @@ class Wire:
         return [tuple(result.get_value(row, column) for column in columns) for row in rows]
 
     def copy(self, command: str) -> Iterator[bytes]:
-        """Run a COPY … TO STDOUT, and yield its rows."""
         result = self._send(command)
         if result.status != ExecStatus.COPY_OUT:
             raise self._failed(command, result)
@@ -63,7 +59,6 @@ class Wire:
                 raise self._failed(command, result)
 
     def start(self, command: str) -> None:
-        """Begin a stream of both directions."""
         result = self._send(command)
         if result.status != ExecStatus.COPY_BOTH:
             raise self._failed(command, result)
@@ -89,7 +84,6 @@ class Wire:
         self._guarded(self._pg.flush)
 
     def close(self) -> None:
-        """Close the connection, with what belongs to it. Idempotent."""
         self._connection.close()
 
     def _send(self, command: str) -> Any:

@@ -1,4 +1,4 @@
-"""Avro: files of it, messages by a schema, and what becomes of bytes that are none."""
+"""Avro: files of it, messages by a schema, and what becomes of bytes that are not Avro."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ import persist_lib as persist
 from persist_lib.errors import Diverged, InvalidUsage
 from persist_lib.storage.sources import Files, Mark
 from persist_lib.storage.sources.conformance import check_diverged, check_gone, check_many, check_reader, read_all
-from persist_lib.storage.sources.declared import Decoding, Meaning
+from persist_lib.storage.sources.decoding import Decoding
+from persist_lib.storage.sources.envelopes import Meaning
 from persist_lib.storage.sources.files import avro as container
 from persist_lib.storage.sources.pipeline import Made, Pipeline
 from persist_lib.storage.sources.protocol import START
-from persist_lib.storage.sources.registry import Registry, Written
+from persist_lib.storage.sources.schema_registry import Registry, Written
 
 ROW = {
     "type": "record", "name": "Row",

@@ -1,4 +1,4 @@
-"""Bindings: monotone, one winner, at the store's clock, whoever mints; by threads, by processes and by turns."""
+"""Bindings: monotone, one winner, at the store's clock, by threads, by processes and by turns."""
 
 from __future__ import annotations
 

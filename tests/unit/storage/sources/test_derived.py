@@ -12,9 +12,9 @@ import pytest
 
 import persist_lib as persist
 from persist_lib.errors import Diverged, Gone, InvalidUsage, NotFound
-from persist_lib.storage.sources import Collection, Decoding, Files, Mark, Meaning, Sources, following, running
+from persist_lib.storage.sources import Collection, Decoding, Files, Mark, Meaning, Sources, collection, running
+from persist_lib.storage.sources.collection import hold_name
 from persist_lib.storage.sources.conformance import check_reader
-from persist_lib.storage.sources.derived import clock_of, hold_name
 from persist_lib.storage.sources.targets import Target
 from tests.worlds import World
 
@@ -253,7 +253,7 @@ def test_another_decoder_than_before_diverges(place: Place, monkeypatch: pytest.
 
 
 def test_windows_are_cut_and_change_nothing(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(following, "STEP_BYTES", 3000)
+    monkeypatch.setattr(collection, "STEP_BYTES", 3000)
     monkeypatch.setattr(running.Ingestion, "window_bytes", 3000)
     place.create()
     for n in range(20):
@@ -348,12 +348,12 @@ def test_the_reader_keeps_its_promises(place: Place) -> None:
     place.create()
     record = place.sources.find("out")
     values = []
-    opened = clock_of(place.controller, record, "")
-    for table in opened.read("in", Mark(0), Mark(12)):  # type: ignore[union-attr]
+    opened = record.reader.clock(place.controller, record, "")
+    for table in opened.read("in", Mark(0), Mark(12)):  # type: ignore[attr-defined]
         values += table.column("value").to_pylist()
     assert len(values) > 12
     opened.close()
-    check_reader(lambda: clock_of(place.controller, record, ""), {"in": values})  # type: ignore[arg-type, return-value]
+    check_reader(lambda: record.reader.clock(place.controller, record, ""), {"in": values})  # type: ignore[arg-type, return-value]
 
 
 WRONG: list[tuple[str, dict[str, Any]]] = [

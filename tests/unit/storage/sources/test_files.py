@@ -14,9 +14,10 @@ import pytest
 
 from persist_lib.errors import Diverged, Gone, InvalidUsage, NotFound
 from persist_lib.storage.sources.conformance import check_diverged, check_gone, check_many, check_reader, read_all
-from persist_lib.storage.sources.files import Files, contents
-from persist_lib.storage.sources.files import lines as lines_module
+from persist_lib.storage.sources.files import contents
+from persist_lib.storage.sources.files import contents as lines_module
 from persist_lib.storage.sources.files.folders import File
+from persist_lib.storage.sources.files.kind import Files
 from persist_lib.storage.sources.files.reader import LineFiles
 from persist_lib.storage.sources.protocol import START, Mark, SourceReader
 from persist_lib.testing.servers import CREDENTIALS, S3Server

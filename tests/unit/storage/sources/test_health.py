@@ -51,7 +51,7 @@ def test_a_killed_process_is_unseen_after_five_minutes_and_forgotten_later(place
     place.world.clock.advance(3600)
     last = report(place, "last")
     last.say("running", "")
-    assert states(place) == {"last": "running", "broke": "failed"}, "tidied by whoever is at work"
+    assert states(place) == {"last": "running", "broke": "failed"}, "tidied by an instance at work"
     place.world.clock.advance(24 * 3600)
     last.say("running", "")
     assert states(place) == {"last": "running"}

@@ -15,9 +15,10 @@ from confluent_kafka import Consumer, IsolationLevel, Producer, TopicPartition
 from persist_lib.errors import Determinate, Diverged, Gone, InvalidUsage, PersistError
 from persist_lib.storage.sources import Kafka, Mark
 from persist_lib.storage.sources.conformance import check_diverged, check_gone, check_many, check_reader, read_all
-from persist_lib.storage.sources.kafka import cluster, parse_kafka_url
+from persist_lib.storage.sources.kafka import cluster
 from persist_lib.storage.sources.kafka import reader as reader_module
 from persist_lib.storage.sources.kafka.cluster import Cluster, Partition
+from persist_lib.storage.sources.kafka.kind import parse_kafka_url
 from persist_lib.storage.sources.kafka.reader import KafkaReader
 from persist_lib.storage.sources.protocol import START
 from persist_lib.testing.kafka_server import KafkaServer

@@ -1,4 +1,4 @@
-"""Sources of topics: what is in their collections, what the group is told, and what retention does to them."""
+"""Sources of topics: what is in their collections, what the group gets, and what retention does to them."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_the_group_is_told_what_the_bindings_since_says(place: Place) -> None:
         place.put(0, "b")
         place.world.clock.advance(10)
         place.catch_up()
-    assert committed(place.topic, group)[0] in {before, 1}, "somebody still needs what came since"
+    assert committed(place.topic, group)[0] in {before, 1}, "what came since is still needed"
     client.release_hold(bindings, "another")
     for _ in range(3):
         place.world.clock.advance(10)

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 
 import persist_lib as persist
 from persist_lib.errors import InvalidUsage
-from persist_lib.storage.sources.declared import Decoding, KeyDecoder, Meaning
+from persist_lib.storage.sources.decoding import Decoding, KeyDecoder
+from persist_lib.storage.sources.envelopes import Meaning
 from persist_lib.storage.sources.pipeline import Made, Pipeline
 
 SCHEMA = persist.Schema(key={"id": "int64 not null"}, value={"word": "string not null"}, times="ms")

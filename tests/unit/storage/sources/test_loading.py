@@ -1,4 +1,4 @@
-"""Loading much by tasks: the same collections as an instance makes, in one commit for each window, whoever dies."""
+"""Loading much by tasks: the same collections as an instance makes, in one commit for each window, through deaths."""
 
 from __future__ import annotations
 
@@ -28,8 +28,7 @@ from persist_lib.storage.sources import (
     Transactions,
 )
 from persist_lib.storage.sources.files.reader import LineFiles
-from persist_lib.storage.sources.load_tasks import Answer, Piece, Work, begin, settle
-from persist_lib.storage.sources.loading import Loading, Loads, check_loadable
+from persist_lib.storage.sources.loading import Answer, Loading, Loads, Piece, Work, begin, check_loadable, settle
 from persist_lib.storage.sources.reclock import Window
 from persist_lib.storage.sources.records import SourceRecord
 from tests.loading import Place
@@ -99,7 +98,7 @@ def test_tasks_make_what_an_instance_makes_in_one_commit_a_window(place: Place, 
     place.check_same()
 
 
-def test_whoever_dies_while_tasks_run_or_between_two_shards_the_next_one_finishes(
+def test_when_a_process_dies_while_tasks_run_or_between_two_shards_the_next_one_finishes(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place.create(shards=2)
@@ -131,7 +130,7 @@ def test_whoever_dies_while_tasks_run_or_between_two_shards_the_next_one_finishe
     engine = Here()
     with closing(loading_of(place, engine)) as loading:
         assert loading.step().messages == 600
-    assert engine.works == [], "what somebody has begun to write is compared, and written by one process"
+    assert engine.works == [], "what another process has begun to write is compared, and written by one process"
     place.check_same()
 
 

@@ -18,7 +18,9 @@ from hypothesis import given, settings
 import persist_lib as persist
 from persist_lib.errors import InvalidUsage
 from persist_lib.storage.sources.bindings import Bound, Step
-from persist_lib.storage.sources.declared import Custom, Decoding, Meaning
+from persist_lib.storage.sources.decoding import Decoding
+from persist_lib.storage.sources.envelopes import Meaning
+from persist_lib.storage.sources.kinds import Custom
 from persist_lib.storage.sources.pipeline import Made, Pipeline
 from persist_lib.storage.sources.protocol import Mark
 from persist_lib.storage.sources.reclock import Window, in_order, windows
@@ -287,7 +289,7 @@ def test_a_message_belongs_to_the_first_time_that_covers_it(grown: list[dict[str
 @pytest.mark.parametrize(
     ("what", "match"),
     [
-        (lambda: Meaning(envelope="avro"), "envelope"),  # type: ignore[arg-type]
+        (lambda: Meaning(envelope="avro"), "envelope"),
         (lambda: Meaning(deletes="gone"), "deletes"),
         (lambda: Meaning(transform="nothing"), "package.module:function"),
         (lambda: Meaning(include={"id": "offset"}), "include"),  # type: ignore[dict-item]

@@ -16,10 +16,11 @@ import pytest
 import persist_lib as persist
 from persist_lib.errors import Corrupt, SchemaChanged
 from persist_lib.kernel.columns import array_of
-from persist_lib.storage.sources.declared import Decoding, Meaning
+from persist_lib.storage.sources.decoding import Decoding
+from persist_lib.storage.sources.envelopes import Meaning
 from persist_lib.storage.sources.pipeline import Pipeline
 from persist_lib.storage.sources.postgres.columns import Column, Header, arrow_type, fits
-from persist_lib.storage.sources.postgres.values import typed
+from persist_lib.storage.sources.postgres.tuples import typed
 
 SCHEMA = persist.Schema(key={"id": "int32 not null"}, value={"word": "string", "count": "int64"}, times="ms")
 INT4, INT8, TEXT = 23, 20, 25

@@ -19,7 +19,7 @@ from persist_lib.storage.names import data_shard
 from persist_lib.storage.sources import Custom, Decoding, Files, Mark, Meaning, Sources, running
 from persist_lib.storage.sources.files.reader import LineFiles
 from persist_lib.storage.sources.pipeline import Pipeline
-from persist_lib.storage.sources.records import HOLD
+from persist_lib.storage.sources.protocol import HOLD
 from persist_lib.storage.sources.targets import Target
 from tests import servers
 from tests.worlds import World
@@ -125,7 +125,7 @@ def test_keep_raw_keeps_what_came(place: Place) -> None:
     assert [one["value"] for one in raw] == [json.dumps(row(1)).encode(), b"bad", b""]
 
 
-def test_a_source_of_a_reader_of_somebody_else(place: Place) -> None:
+def test_a_source_of_a_reader_of_a_user(place: Place) -> None:
     options = {"place": str(place.folder)}
     place.write("a.log", b"one", b"two")
     schema = persist.Schema(key={"at": "uint64 not null"}, value={"line": "string"})
@@ -281,13 +281,13 @@ def test_other_rows_than_those_committed_are_diverged_and_nothing_is_written(
 
 
 def test_rows_that_differ_in_one_shard_alone_are_found_before_the_others_are_written(place: Place) -> None:
-    """Somebody else died after the first of three shards: the collection's upper tells nothing of that."""
+    """Another process died after the first of three shards: the collection's upper tells nothing of that."""
     place.create(shards=3)
     place.write("a.jsonl", *(row(n) for n in range(20)))
     place.world.clock.advance(1)
     instance, client = place.sources.open("s"), place.sources.client
     instance._mint(client.runtime.deadline(10))
-    bound = instance._clock.newest().upper  # type: ignore[union-attr]
+    bound = instance._clock.newest().upper  # type: ignore[attr-defined]
     names = [data_shard(place.sources.find("s").collections["output"], 1, n) for n in range(3)]
     first = names[0]
     schema = client.inspect(first).state.schemas[-1]

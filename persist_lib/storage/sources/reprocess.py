@@ -7,7 +7,7 @@ From there on instances decode by the recipe. One that does not know of it yet w
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from typing import TYPE_CHECKING
 
@@ -22,21 +22,21 @@ from persist_lib.storage.comparing import Comparison
 from persist_lib.storage.metadata_shard import out_of_time
 from persist_lib.storage.records import schema_form
 from persist_lib.storage.sources.bindings import Marks
-from persist_lib.storage.sources.declared import Decoding, Meaning
-from persist_lib.storage.sources.derived import follow, in_unit
-from persist_lib.storage.sources.following import Following
-from persist_lib.storage.sources.pipeline import RAW, Made, Pipeline, raw_of
+from persist_lib.storage.sources.collection import Following, followed
+from persist_lib.storage.sources.decoding import Decoding
+from persist_lib.storage.sources.envelopes import Meaning
+from persist_lib.storage.sources.pipeline import RAW, Made, raw_of
 from persist_lib.storage.sources.reclock import Window
-from persist_lib.storage.sources.records import Recipe, SourceRecord, changed, mend_command
+from persist_lib.storage.sources.records import Recipe, SourceRecord, changed, in_unit, mend_command
 from persist_lib.storage.sources.running import PASSING, Ingestion, Progress
-from persist_lib.storage.sources.targets import RenditionTarget, Target
+from persist_lib.storage.sources.targets import Target
 
 if TYPE_CHECKING:
     from persist_lib.storage.controller import Controller
     from persist_lib.storage.sources.sources import Sources
 
 ROLES = ("output", "errors")
-"""What depends on a recipe. SUBTLE: in the order in which they are handed over."""
+"""What depends on a recipe, in the order in which they are handed over."""
 PAUSE_S = 0.05
 
 
@@ -52,18 +52,24 @@ class Mended(msgspec.Struct, frozen=True):
     errors: Comparison | None
 
 
-class Mending(Ingestion):
+class Beside(Ingestion):
+    """An instance beside those that run, which alone promise, hold, and tell the upstream."""
+
+    def _settle(self, window: Window, deadline: Deadline) -> None: ...
+
+    def _move_holds(self, time: int) -> None: ...
+
+    def _tell(self) -> None: ...
+
+
+class Mending(Beside):
     """Fills the renditions of a recipe from the messages that were kept. Any number may be at it."""
 
     def __init__(self, controller: Controller, record: SourceRecord, owner: str) -> None:
         self._recipe = recipe_of(record)
-        decoded_as = changed(
-            record, decoding=self._recipe.decoding, meaning=self._recipe.meaning, schema=self._recipe.schema,
-            decoded=self._recipe.decoded,
-        )  # fmt: skip
         raw = controller.catalog.fetch().collections[record.collections["raw"]].name
-        self._raw = Following(controller, record.name, follow(controller, raw), raw, owner)
-        super().__init__(controller, decoded_as, owner, self._raw)
+        self._raw = Following(controller, record.name, followed(controller, raw), raw, owner)
+        super().__init__(controller, self._recipe.applied(record), owner, self._raw)
 
     def _opened(self) -> Following:
         self._reader = self._raw
@@ -74,7 +80,7 @@ class Mending(Ingestion):
             for role in ROLES:
                 id_ = self.record.collections[role]
                 number = self._recipe.renditions[role]
-                self._targets[role] = RenditionTarget(self._controller, id_, self._owner, number)
+                self._targets[role] = Target(self._controller, id_, self._owner, number)
         return self._targets
 
     def _parts(self, window: Window) -> Iterable[tuple[Window, pa.Table]]:
@@ -82,26 +88,20 @@ class Mending(Ingestion):
         found = self._raw.updates(window.start, window.end)
         found = built(found, f"what source {self.record.name!r} kept")
         places = found.group_by(["partition", "address"]).aggregate([])
-        if self.record.meaning.envelope != "none" and places.num_rows < found.num_rows:
+        if self.record.meaning.rows.by_key and places.num_rows < found.num_rows:
             raise InvalidUsage(
                 f"source {self.record.name!r}: several messages have one address, and in which order they came is not "
-                "kept. So they cannot be decoded anew with an envelope for which that matters"
+                "kept. So they cannot be decoded again with an envelope for which that matters"
             )
         return [(window, found)]
-
-    def _settle(self, window: Window, deadline: Deadline) -> None:
-        """Nothing: a rendition is written by its number, whatever the collection is."""
 
     def _move_holds(self, time: int) -> None:
         for target in self._writing().values():
             target.let_go(max(0, time - 1))
         self._raw.let_go(max(0, time - 1))
 
-    def _tell(self) -> None:
-        """Nothing: instances tell the upstream."""
 
-
-class Ahead(Ingestion):
+class Ahead(Beside):
     """Keeps messages ahead of what is decoded of them: it writes NAME/raw alone, which depends on no recipe.
 
     SUBTLE: instances promise the output up to where they are about to write it, so what is filled from raw would never
@@ -119,15 +119,6 @@ class Ahead(Ingestion):
     def _made(self, messages: pa.Table, _window: Window, _deadline: Deadline) -> Made:
         empty = messages.slice(0, 0)
         return Made(empty, empty, raw_of(messages) if messages.num_rows else RAW.updates.empty_table(), empty)
-
-    def _settle(self, window: Window, deadline: Deadline) -> None:
-        """Nothing: raw is never handed over to."""
-
-    def _move_holds(self, time: int) -> None:
-        """Nothing: instances do."""
-
-    def _tell(self) -> None:
-        """Nothing: instances do."""
 
     def _progress(self, time: int, _marks: Marks, messages: int, errors: int) -> Progress:
         return Progress(time, messages, errors, {}, 0, messages == 0)
@@ -150,7 +141,7 @@ def declare(
     """
     if "raw" not in record.collections:
         raise InvalidUsage(
-            f"source {record.name!r} did not keep its messages, so they cannot be decoded anew. Sources with keep_raw "
+            f"source {record.name!r} did not keep its messages, so they cannot be decoded again. Sources with keep_raw "
             "do; without it, declare another source and read all of it again",
             source=record.name,
         )
@@ -163,26 +154,21 @@ def declare(
     if is_given:
         _check(sources.controller, record, given)
 
-    def decide(now: dict[str, SourceRecord]) -> SourceRecord | None:
-        found = now.get(record.name)
-        if found is None or found.id != record.id:
-            raise NotFound(f"the source {record.name!r} was dropped meanwhile", source=record.name)
-        if found.mending is None:
+    def decide(now: SourceRecord) -> SourceRecord | None:
+        if now.mending is None:
             if not is_given:
-                recipe_of(found)  # raises
-            return changed(
-                found, mends=found.mends + 1, mending=msgspec.structs.replace(given, number=found.mends + 1)
-            )  # fmt: skip
-        same = msgspec.structs.replace(found.mending, number=0, renditions={}, decided=False)
+                recipe_of(now)  # raises
+            return changed(now, mends=now.mends + 1, mending=msgspec.structs.replace(given, number=now.mends + 1))
+        same = msgspec.structs.replace(now.mending, number=0, renditions={}, decided=False)
         if is_given and same != given:
             raise InvalidUsage(
-                f"source {record.name!r} is being mended in another way: renditions {found.mending.renditions}. Hand "
+                f"source {record.name!r} is being mended in another way: renditions {now.mending.renditions}. Hand "
                 "over to these or give them up first. Nothing was changed",
                 source=record.name,
             )
         return None
 
-    sources.declared.change(decide, deadline)
+    sources.declared.update(record, decide, deadline, gone=f"the source {record.name!r} was dropped in between")
     record = sources.declared.find(record.name)
     recipe = recipe_of(record)
     if len(recipe.renditions) == len(ROLES):
@@ -193,20 +179,28 @@ def declare(
         command = mend_command(record, recipe.number, role)
         made[role] = sources.controller.make_rendition(names[role], schema=columns, command=command).number
 
-    def remember(now: dict[str, SourceRecord]) -> SourceRecord | None:
-        found = now.get(record.name)
-        if found is None or found.mending is None or found.mending.number != recipe.number:
-            return None
-        return changed(found, mending=msgspec.structs.replace(found.mending, renditions=made))
+    def remember(now: SourceRecord) -> SourceRecord:
+        return changed(now, mending=msgspec.structs.replace(recipe_of(now), renditions=made))
 
-    sources.declared.change(remember, deadline)
+    _update(sources, record, deadline, remember)
     return sources.declared.find(record.name)
+
+
+def _update(
+    sources: Sources, record: SourceRecord, deadline: Deadline, change: Callable[[SourceRecord], SourceRecord]
+) -> None:
+    """Change a source as long as the recipe of `record` is tried. Nothing where it was finished, or given up."""
+    number = recipe_of(record).number
+
+    def while_tried(now: SourceRecord) -> SourceRecord | None:
+        return change(now) if now.mending is not None and now.mending.number == number else None
+
+    sources.declared.update(record, while_tried, deadline)
 
 
 def _check(controller: Controller, record: SourceRecord, recipe: Recipe) -> None:
     """Raise InvalidUsage for a recipe that cannot be, or is no other one."""
-    as_mended = changed(record, decoding=recipe.decoding, meaning=recipe.meaning, schema=recipe.schema,
-                        decoded=recipe.decoded)  # fmt: skip
+    as_mended = recipe.applied(record)
     if as_mended == record:
         raise InvalidUsage(
             f"source {record.name!r} is decoded so already. A function that was corrected needs another name: "
@@ -215,13 +209,13 @@ def _check(controller: Controller, record: SourceRecord, recipe: Recipe) -> None
         )
     if others := sorted(set(record.collections) - {*ROLES, "raw"}):
         raise InvalidUsage(
-            f"source {record.name!r} also keeps {', '.join(others)}, which cannot be made anew yet. Declare another "
+            f"source {record.name!r} also keeps {', '.join(others)}, which cannot be made again yet. Declare another "
             "source and read all of it again",
             source=record.name,
         )
     if not recipe.meaning.keep_raw:
-        raise InvalidUsage("a source that keeps its messages goes on to do so: say keep_raw=True")
-    Pipeline(recipe.decoding, recipe.meaning, as_mended.columns, as_mended.message_columns)
+        raise InvalidUsage("a source that keeps its messages must continue to: say keep_raw=True")
+    as_mended.pipeline()
     raw = controller.describe(names_by_role(controller, record)["raw"])
     if raw.since.time:
         raise InvalidUsage(
@@ -253,7 +247,7 @@ def fill(mending: Ingestion, deadline: Deadline, beyond: int = 0) -> int:
         if deadline.has_passed():
             raise out_of_time(
                 f"source {mending.record.name!r}", deadline,
-                "its messages are still being decoded anew. The same call continues where this one ended",
+                "its messages are still being decoded again. The same call continues where this one ended",
             )  # fmt: skip
         deadline.pause(PAUSE_S)
 
@@ -295,16 +289,7 @@ def finish(sources: Sources, record: SourceRecord, deadline: Deadline) -> int:
         names["errors"], recipe.renditions["errors"], at=at, command=commands["errors"], timeout=deadline.left_s()
     )
 
-    def fold(now: dict[str, SourceRecord]) -> SourceRecord | None:
-        found = now.get(record.name)
-        if found is None or found.mending is None or found.mending.number != recipe.number:
-            return None
-        return changed(
-            found, decoding=recipe.decoding, meaning=recipe.meaning, schema=recipe.schema, decoded=recipe.decoded,
-            mended=recipe.number, mending=None,
-        )  # fmt: skip
-
-    sources.declared.change(fold, deadline)
+    _update(sources, record, deadline, lambda now: recipe.applied(now, mended=recipe.number, mending=None))
     return at
 
 
@@ -312,13 +297,14 @@ def decide(sources: Sources, record: SourceRecord, deadline: Deadline) -> Source
     """Say that the recipe is the one from now on. It is never taken back."""
     number = recipe_of(record).number
 
-    def decided(now: dict[str, SourceRecord]) -> SourceRecord | None:
-        found = now.get(record.name)
-        if found is None or found.mending is None or found.mending.number != number:
-            raise NotFound(f"source {record.name!r}: the mending was given up, or finished, meanwhile")
-        return changed(found, mending=msgspec.structs.replace(found.mending, decided=True))
+    gone = f"source {record.name!r}: the mending was given up, or finished, in between"
 
-    sources.declared.change(decided, deadline)
+    def decided(now: SourceRecord) -> SourceRecord:
+        if now.mending is None or now.mending.number != number:
+            raise NotFound(gone)
+        return changed(now, mending=msgspec.structs.replace(now.mending, decided=True))
+
+    sources.declared.update(record, decided, deadline, gone=gone)
     return sources.declared.find(record.name)
 
 
@@ -335,10 +321,4 @@ def give_up(sources: Sources, record: SourceRecord, deadline: Deadline) -> None:
         command = f"{mend_command(record, recipe.number, role)}.dropped"
         sources.controller.drop_rendition(names[role], number, command=command, timeout=deadline.left_s())
 
-    def forget(now: dict[str, SourceRecord]) -> SourceRecord | None:
-        found = now.get(record.name)
-        if found is None or found.mending is None or found.mending.number != recipe.number:
-            return None
-        return changed(found, mending=None)
-
-    sources.declared.change(forget, deadline)
+    _update(sources, record, deadline, lambda now: changed(now, mending=None))

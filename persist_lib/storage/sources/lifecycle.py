@@ -11,13 +11,12 @@ from persist_lib.shard.terms import claim
 from persist_lib.storage.metadata_shard import finish_shard
 from persist_lib.storage.names import OF_SOURCES
 from persist_lib.storage.sources.bindings import SCHEMA as BINDINGS
-from persist_lib.storage.sources.declared import Collection
-from persist_lib.storage.sources.derived import begin, follow, hold_input, in_unit, let_input_go
 from persist_lib.storage.sources.health import SCHEMA as HEALTH
-from persist_lib.storage.sources.opening import make_outside, take_outside_away
+from persist_lib.storage.sources.kinds import Declared
 from persist_lib.storage.sources.pipeline import ERRORS, RAW
-from persist_lib.storage.sources.records import HOLD, Declared, SourceRecord, changed, minted
-from persist_lib.storage.sources.schemas import SCHEMA as SCHEMAS
+from persist_lib.storage.sources.protocol import HOLD
+from persist_lib.storage.sources.records import SourceRecord, changed, in_unit, minted
+from persist_lib.storage.sources.schema_registry import SCHEMA as SCHEMAS
 from persist_lib.storage.sources.transactions import WAITING
 
 if TYPE_CHECKING:
@@ -35,7 +34,7 @@ def settle(
         return
     client = controller.client
     if is_kept:
-        record = hold_input(client, record, is_new=True)
+        record = record.reader.hold(client, record, is_new=True)
     ids: dict[str, str] = {}
     errors = in_unit(ERRORS, record.columns.times)
     schemas = {"output": record.columns, "errors": errors, "raw": RAW, "waiting": WAITING, "health": HEALTH}
@@ -51,24 +50,23 @@ def settle(
     if record.decoding.registry is not None:
         client.open_writer(record.schemas, SCHEMAS, layer=OF_SOURCES).close()
         claim(client.machine(record.schemas), OF_SOURCES)
-    begin(controller, record, {role: name for role, name in names_of(record).items() if role != "health"})
+    record.reader.begin(controller, record, [name for role, name in names_of(record).items() if role != "health"])
     hold(controller, changed(record, collections=ids), is_new=True)
-    table = make_outside(client, record, deadline) if is_kept else None
+    table = record.reader.make(client, record, deadline) if is_kept else None
 
-    def decide(sources: dict[str, SourceRecord]) -> SourceRecord | None:
-        now = sources.get(record.name)
-        if now is None or now.id != record.id or now.state != "making":
+    def settled(now: SourceRecord) -> SourceRecord | None:
+        if now.state != "making":
             return None
         return changed(now, state="running", collections=ids, health=health, input=record.input, table=table)
 
-    declared.change(decide, deadline)
+    declared.update(record, settled, deadline)
 
 
 def hold(controller: Controller, record: SourceRecord, *, is_new: bool = False) -> None:
     """Set the holds of a source where there are none: as it is made, or after one was released."""
     contents, client = controller.catalog.fetch(), controller.client
     if not is_new:
-        hold_input(client, record, is_new=False)
+        record.reader.hold(client, record, is_new=False)
     for shard in (*(contents.collections[id_].shard for id_ in record.collections.values()), record.bindings):
         with suppress(HoldConflict, SinceViolation):  # it is there
             client.set_hold(shard, HOLD, client.inspect(shard).state.since, opaque=record.fence, expected=None)
@@ -93,25 +91,14 @@ def take_away(controller: Controller, declared: Declared, record: SourceRecord, 
                 controller.drop(one.name, timeout=deadline.remaining_s() + 0.001)
     finish_shard(client, record.bindings, BINDINGS, HOLD)
     finish_shard(client, record.schemas, SCHEMAS)
-    let_input_go(client, record)
-    left = take_outside_away(client, record)
+    left = record.reader.remove(client, record)
     if left and record.again:
-        raise Determinate(f"the source {record.name!r} cannot begin anew now: {left[0]}. Or reset it again then")
-    id_, again = minted(client), None
-    if record.again and isinstance(record.reader, Collection):
-        again = follow(controller, record.reader.name)
-
-    def anew(sources: dict[str, SourceRecord]) -> SourceRecord | None:
-        now = sources.get(record.name)
-        if now is None or now.id != record.id:
-            return None
-        return changed(
-            now, id=id_, state="making", why="", epoch=now.epoch + 1, collections={}, health="", again=False,
-            input=again, mending=None, mends=0, mended=0, table=None,
-        )  # fmt: skip
-
+        raise Determinate(f"the source {record.name!r} cannot begin again now: {left[0]}. Or reset it again then")
     if record.again:
-        declared.change(anew, deadline)
+        id_, again = minted(client), record.reader.input(controller)
+        declared.update(
+            record, lambda now: changed(fresh(now), id=id_, epoch=now.epoch + 1, input=again), deadline
+        )  # fmt: skip
     else:
         declared.forget(record, deadline)
     return left
@@ -125,8 +112,8 @@ def names_of(record: SourceRecord) -> dict[str, str]:
     return {"output": name, "errors": f"{name}/errors", **raw, **waiting, "health": f"{name}/health"}
 
 
-def asked(record: SourceRecord) -> SourceRecord:
-    """A record as it was asked for."""
+def fresh(record: SourceRecord) -> SourceRecord:
+    """A record as it was when the source was declared, under no id."""
     return changed(
         record, id="", state="making", why="", epoch=1, collections={}, health="", again=False, input=None,
         mending=None, mends=0, mended=0, table=None,

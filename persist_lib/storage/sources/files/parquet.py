@@ -6,7 +6,7 @@ A message's value is a struct, as its file has decoded it already. A file is the
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +18,8 @@ from persist_lib.convert.lines.seekable import Seekable
 from persist_lib.errors import Determinate, Diverged, Gone, NotFound
 from persist_lib.kernel.columns import array_of
 from persist_lib.storage.sources.files.folders import File, Folder, readable
-from persist_lib.storage.sources.protocol import ADDRESS, START, Lag, Mark, Unread
+from persist_lib.storage.sources.files.reader import FolderReader
+from persist_lib.storage.sources.protocol import ADDRESS, START, Mark, Unread
 
 ROWS = 65_536
 FOOTER = 4096
@@ -30,17 +31,17 @@ class _Size(NamedTuple):
     check: str
 
 
-class ParquetFiles:
+class ParquetFiles(FolderReader):
     """A source reader of Parquet files. They are read whole or not at all, so they do not grow."""
 
+    _counts = "messages"
+
     def __init__(self, folder: Folder, suffixes: tuple[str, ...]) -> None:
-        self._folder, self._suffixes = folder, suffixes
+        super().__init__(folder, suffixes)
         self._sizes: dict[File, _Size | None] = {}
-        self._files: dict[str, File] = {}
         self._unread: dict[str, Unread] = {}
 
     def high_watermarks(self, bound: Mapping[str, Mark], most_bytes: int) -> Mapping[str, Mark]:
-        """The numbers of rows. Raises Diverged for a file that was replaced."""
         self._files = self._listed()
         found: dict[str, Mark] = {}
         left = most_bytes
@@ -59,7 +60,6 @@ class ParquetFiles:
         return found
 
     def read(self, partition: str, start: Mark, end: Mark) -> Iterator[pa.Table]:
-        """The rows from `start` to `end`, as structs."""
         if start.address >= end.address:
             return
         file = self._files.get(partition) or self._listed().get(partition)
@@ -88,34 +88,15 @@ class ParquetFiles:
             ) from error
 
     def estimate(self, partition: str, start: int, end: int) -> int:
-        """By the average size of the file's rows."""
         file = self._files.get(partition)
         size = None if file is None else self._sizes.get(file)
         return (end - start) * (1024 if size is None else max(1, size.size // max(1, size.rows)))
 
-    def lag(self, marks: Mapping[str, Mark]) -> Mapping[str, int]:
-        """By the numbers of rows at the last look."""
-        sizes = {partition: self._sizes.get(file) for partition, file in self._files.items()}
-        rows = {partition: size.rows for partition, size in sizes.items() if size is not None}
-        return {
-            partition: count - marks.get(partition, START).address
-            for partition, count in rows.items()
-            if count > marks.get(partition, START).address
-        }
-
-    def lags(self, marks: Mapping[str, Mark]) -> Mapping[str, Lag]:
-        """The same, as messages."""
-        return {partition: Lag(messages=left) for partition, left in self.lag(marks).items()}
-
-    def tell(self, marks: Mapping[str, Mark]) -> None:
-        """Files are left where they are."""
-
-    def close(self) -> None:
-        """Release connections."""
-        self._folder.close()
+    def _left(self, file: File, at: int) -> int:
+        size = self._sizes.get(file)
+        return 0 if size is None else size.rows - at
 
     def unread(self) -> Mapping[str, Unread]:
-        """Files at the last look that are not read."""
         return self._unread
 
     def _listed(self) -> dict[str, File]:
@@ -128,7 +109,7 @@ class ParquetFiles:
         if file not in self._sizes:
             self._sizes[file] = None
             try:
-                with self._folder.open(file) as opened:
+                with closing(self._folder.open(file)) as opened:
                     footer = opened.range(max(0, opened.size - FOOTER), opened.size)
                     metadata = pq.read_metadata(pa.PythonFile(Seekable(opened.size, opened.range), mode="r"))
                 check = xxhash.xxh3_64_hexdigest(footer, seed=file.size)
@@ -142,7 +123,7 @@ class ParquetFiles:
 
     @contextmanager
     def _opened(self, file: File) -> Iterator[pq.ParquetFile]:
-        with self._folder.open(file) as opened:
+        with closing(self._folder.open(file)) as opened:
             yield pq.ParquetFile(pa.PythonFile(Seekable(opened.size, opened.range), mode="r"))
 
     def _diverged(self, partition: str, mark: Mark) -> Diverged:

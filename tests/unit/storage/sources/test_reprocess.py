@@ -1,4 +1,4 @@
-"""A wrong decoder is mended from the messages that were kept, while instances run, and whoever dies in between."""
+"""A wrong decoder is mended from the messages that were kept, while instances run and processes die."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 
 import persist_lib as persist
 from persist_lib.errors import Determinate, HandoverRefused, InvalidUsage, NotFound
-from persist_lib.storage.sources import Collection, Decoding, Meaning, Sources, mending, running
-from persist_lib.storage.sources.records import HOLD
+from persist_lib.storage.sources import Collection, Decoding, Meaning, Sources, reprocess, running
+from persist_lib.storage.sources.protocol import HOLD
 from tests.faults.test_collection_commands import Died, Dying
 from tests.unit.storage.sources.test_running import Place, row
 from tests.worlds import World
@@ -50,7 +50,7 @@ def test_what_was_decoded_wrongly_is_decoded_anew_compared_and_handed_over(place
     assert found.errors is not None
     assert (found.output.changed, found.output.equal_keys, found.output.columns) == (3, 0, {"word": 3})
     assert found.errors.is_equal
-    assert place.words() == {1: None, 2: None, 3: None}, "nobody reads it yet"
+    assert place.words() == {1: None, 2: None, 3: None}, "no reader sees it yet"
     place.write("a.jsonl", row(1, "c"))
     place.catch_up()
     at = place.sources.hand_over("s")
@@ -257,7 +257,7 @@ def test_what_cannot_be_mended_is_refused_and_changes_nothing(place: Place) -> N
 def test_a_handover_that_was_decided_is_not_given_up(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     begin(place)
     place.sources.mend("s", decoding=RIGHT)
-    monkeypatch.setattr(mending, "finish", lambda *_: (_ for _ in ()).throw(HandoverRefused("not now")))
+    monkeypatch.setattr(reprocess, "finish", lambda *_: (_ for _ in ()).throw(HandoverRefused("not now")))
     with pytest.raises(HandoverRefused):
         place.sources.hand_over("s")
     with pytest.raises(HandoverRefused, match="decided"):
@@ -265,5 +265,21 @@ def test_a_handover_that_was_decided_is_not_given_up(place: Place, monkeypatch: 
     monkeypatch.undo()
     place.world.clock.advance(6)
     place.catch_up()
-    assert place.sources.find("s").mended == 1, "whoever comes next finishes it"
+    assert place.sources.find("s").mended == 1, "the next process finishes it"
     assert place.words() == {1: "b", 2: "a", 3: "b"}
+
+
+def test_a_caller_that_knows_the_source_from_before_a_reset_changes_nothing_of_its_second_recipe(place: Place) -> None:
+    begin(place)
+    place.sources.mend("s", decoding=RIGHT)
+    old = place.sources.find("s")
+    place.sources.reset("s")
+    place.world.clock.advance(6)
+    place.catch_up()
+    place.sources.mend("s", decoding=RIGHT)
+    now = place.sources.find("s")
+    assert (now.mending.number, old.mending.number) == (1, 1)  # type: ignore[union-attr]
+    deadline = place.sources.client.runtime.deadline(10)
+    with pytest.raises(NotFound, match="in between"):
+        reprocess.decide(place.sources, old, deadline)
+    assert place.sources.find("s") == now

@@ -16,10 +16,8 @@ import msgspec
 from persist_lib.runtime.each import Each
 from persist_lib.storage.renditions import Renditions, upper_of
 from persist_lib.storage.sources.bindings import Marks
-from persist_lib.storage.sources.derived import clock_of, reader_of
-from persist_lib.storage.sources.following import Following
 from persist_lib.storage.sources.health import EVERY_MS, UNSEEN_MS, fetch_rows, is_alive
-from persist_lib.storage.sources.protocol import Mark, TellsUnread, settled
+from persist_lib.storage.sources.protocol import said, settled
 from persist_lib.storage.sources.records import SourceRecord
 
 if TYPE_CHECKING:
@@ -89,20 +87,19 @@ def _look(
         return News(record.name, "at work", "an instance is at work")
     parts = [record.id, *record.collections.values(), *([record.input.id] if record.input else [])]
     mine = tuple(versions.get(part, (0, 0)) for part in parts)
-    with closing(clock_of(sources.controller, record, OWNER, is_leased=False)) as clock:
+    with closing(record.reader.clock(sources.controller, record, OWNER, is_leased=False)) as clock:
         if known is None or known.versions != mine:
             time = _time(sources, record)
             bound = clock.since(time)
-            later = clock.lag({clock.partition: Mark(time)}) if isinstance(clock, Following) else bound.steps
-            known = Known(now, health, mine, time, bound.marks, bool(later))
+            known = Known(now, health, mine, time, bound.marks, clock.has_news(bound, time))
         memory[record.id] = known._replace(at=now, health=health)
         if known.is_bound:
             return News(record.name, "new", "what is there is not durable yet", known.time)
-        if isinstance(clock, Following):
+        if not record.reader.has_upstream:
             return News(record.name, "none", "there is nothing new", known.time)
-        with closing(reader_of(sources.client, record, clock)) as reader:
+        with closing(record.reader.open_reader(sources.client, record, clock)) as reader:
             new = reader.high_watermarks(known.marks, 1)
-            unread = settled(reader.unread(), now) if isinstance(reader, TellsUnread) else {}
+            unread = settled(said(reader, "unread", {}), now)
     says = f"{', '.join(sorted(new)[:3])} and others" if len(new) > 3 else ", ".join(sorted(new))
     state: Literal["new", "none"] = "new" if new else "none"
     says = f"there is more in {says}" if new else "there is nothing new"

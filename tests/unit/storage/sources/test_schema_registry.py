@@ -1,4 +1,4 @@
-"""A schema registry is reclocked like the messages: what it said first holds, for everybody and for ever."""
+"""A schema registry is reclocked like the messages: what it said first holds, for every process and for ever."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_what_was_said_first_holds_for_every_instance(place: Place) -> None:
     asked = second._schemas._registry.fetch  # type: ignore[union-attr]
     assert second._schemas is not None
     second._schemas._fetch()
-    # While the second one asks, the first one commits what it got; and the second one is told something else.
+    # While the second one asks, the first one commits what it got; and the second one gets another answer.
     answers = []
 
     def late(id_: int) -> Any:
@@ -165,7 +165,7 @@ def test_schemas_may_refer_to_others(place: Place) -> None:
     assert place.words() == {1: "B"}
 
 
-def test_messages_of_schemas_that_nobody_knows_are_bad_where_that_is_declared() -> None:
+def test_messages_of_unknown_schemas_are_bad_where_that_is_declared() -> None:
     place = Place(unknown="error")
     try:
         place.put(1, "a", 77)

@@ -1,12 +1,13 @@
 """A registry of Avro schemas, from outside: a folder, or Confluent's HTTP protocol. What it says is not definite.
 
-So nobody decodes by what it says: the first answer is committed, and read back from there (`schemas`).
+So no process decodes by what it says: the first answer is committed, and read back from there (`Schemas`).
 """
 
 from __future__ import annotations
 
 import base64
 import os
+from collections.abc import Iterable
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -17,8 +18,12 @@ from urllib.request import Request, urlopen
 import msgspec
 
 from persist_lib.arguments import parse_text, shown
+from persist_lib.client import Client
 from persist_lib.config import MIB
-from persist_lib.errors import Determinate, InvalidUsage
+from persist_lib.errors import Determinate, Diverged, InvalidUsage
+from persist_lib.runtime.ambient import Deadline
+from persist_lib.schema.schema import DIFF, Schema
+from persist_lib.storage.metadata_shard import Bodies
 
 ANSWER_S = 10.0
 LONGEST = 16 * MIB
@@ -26,6 +31,24 @@ UNKNOWN = "not known to the registry"
 """The kind of a schema that there is not."""
 DEEPEST = 20
 """References of references that are followed."""
+
+
+ENVIRONMENT = "env:"
+
+
+def from_environment(value: str, what: str, **fields: object) -> str:
+    """What is declared as `env:NAME` is in the variable NAME; else it is the value. Raises InvalidUsage for a gap."""
+    if not value.startswith(ENVIRONMENT):
+        return value
+    variable = value.removeprefix(ENVIRONMENT)
+    taken = os.environ.get(variable)  # noqa: TID251 - an edge: secrets are where the source runs
+    if taken is None:
+        raise InvalidUsage(
+            f"{what} is to come from the environment variable {variable}, which is not set here. Set it where the "
+            "source runs",
+            **fields,
+        )
+    return taken
 
 
 class Written(NamedTuple):
@@ -65,7 +88,6 @@ class Registry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
 
     @property
     def is_http(self) -> bool:
-        """Whether it is a server."""
         return self.place.startswith(("http://", "https://"))
 
     def fetch(self, id_: int) -> Written:
@@ -129,14 +151,81 @@ class Registry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
     def _headers(self) -> dict[str, str]:
         headers = {"Accept": "application/vnd.schemaregistry.v1+json, application/json"}
         if self.password is not None:
-            variable = self.password.removeprefix("env:")
-            taken = os.environ.get(variable)  # noqa: TID251 - an edge: secrets are where the source runs
-            if taken is None:
-                raise InvalidUsage(
-                    f"the registry's password is to be in the variable {variable}, which is not set here"
-                )
+            taken = from_environment(self.password, "the registry's password")
             headers["Authorization"] = f"Basic {base64.b64encode(f'{self.user}:{taken}'.encode()).decode()}"
         return headers
 
     def _failed(self, id_: int, why: str) -> Determinate:
         return Determinate(f"schema {id_} of the registry {self.place}: {why}", schema=id_)
+
+
+SCHEMA = Schema(key={"id": "int64 not null"}, value={"body": "string not null"}, times="ms", unique=True)
+
+
+class Schemas:
+    """One process's view of them."""
+
+    def __init__(self, client: Client, shard: str, registry: Registry) -> None:
+        self._bodies, self._registry = Bodies(client, shard, SCHEMA, f"schemas {shard}"), registry
+        self._known: dict[int, Written] = {}
+        self._compared: set[int] = set()
+
+    def learn(self, ids: Iterable[int], deadline: Deadline) -> dict[int, Written]:
+        """The schemas of these ids, and perhaps others, as they are committed; those that are not are asked for.
+
+        Raises Determinate where the registry has to answer and does not, and Diverged where it says something else
+        than it did.
+        """
+        wanted = set(ids) - self._compared
+        if wanted - set(self._known):
+            self._known |= self._fetch()
+        for id_ in sorted(wanted):
+            if id_ not in self._known:
+                self._commit(id_, self._registry.fetch(id_), deadline)
+                self._known |= self._fetch()
+            else:
+                self._compare(id_)
+            self._compared.add(id_)
+        return self._known
+
+    def close(self) -> None:
+        self._bodies.close()
+
+    def _compare(self, id_: int) -> None:
+        """See whether the registry says today what is committed. It need not answer."""
+        if self._known[id_].kind == UNKNOWN:  # and it stays so, also if it is registered later
+            return
+        try:
+            now = self._registry.fetch(id_)
+        except Determinate:
+            return
+        if _meaning(now) != _meaning(self._known[id_]):
+            raise Diverged(
+                f"the registry {self._registry.place} says another schema for the id {id_} than when the source met it "
+                "first. Nothing was written by the new one. The schema of an id must not change: put back the former "
+                "one, or see what `persist source reset` would lose",
+                schema=id_,
+            )
+
+    def _commit(self, id_: int, written: Written, deadline: Deadline) -> None:
+        row = {"id": id_, "body": msgspec.json.encode(written._asdict()).decode(), DIFF: 1}
+        self._bodies.change(lambda known: [] if id_ in known else [row], deadline)
+
+    def _fetch(self) -> dict[int, Written]:
+        return {id_: _decoded(body) for id_, body in self._bodies.fetch().items()}
+
+
+def _decoded(body: str) -> Written:
+    found = msgspec.json.decode(body)
+    return Written(found["text"], tuple(found["references"]), found["kind"])
+
+
+def _meaning(written: Written) -> object:
+    """A schema without what is not a part of it: blanks, and the order of names."""
+    texts = []
+    for text in (written.text, *written.references):
+        try:
+            texts.append(msgspec.json.decode(text))
+        except msgspec.DecodeError:
+            texts.append(text)
+    return texts, written.kind

@@ -1,4 +1,4 @@
-"""Sources that read a collection: its updates are messages that have times already, so nothing gives them others.
+"""A collection as a source: its updates are messages that have times already, so nothing gives them others.
 
 The one partition is the collection, and an address is a time. What a source makes of the updates at a time is at the
 same time in its own collections. So a reader of both as of one time reads the same moment.
@@ -6,26 +6,42 @@ same time in its own collections. So a reader of both as of one time reads the s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
+from persist_lib.client import Client
 from persist_lib.config import MIB
-from persist_lib.errors import Gone, SinceViolation
+from persist_lib.errors import Gone, HoldConflict, InvalidUsage, NotFound, SinceViolation
+from persist_lib.frontier import at
 from persist_lib.kernel.columns import at_time, integers, joined
 from persist_lib.kernel.consolidate import consolidate
 from persist_lib.kernel.order import take
 from persist_lib.runtime.ambient import Deadline
-from persist_lib.schema.schema import DIFF, TIME
+from persist_lib.schema.schema import DIFF, TIME, Schema
 from persist_lib.storage.changes import integer_times, updates_between
-from persist_lib.storage.names import rendition_shard
+from persist_lib.storage.effects import HOLD as COLLECTION
+from persist_lib.storage.names import parse_collection_name, rendition_shard
 from persist_lib.storage.reader import CollectionReader
-from persist_lib.storage.sources.bindings import Bound, Propose, Step
-from persist_lib.storage.sources.protocol import Lag, Mark
-from persist_lib.storage.sources.records import Followed
+from persist_lib.storage.records import schema_form
+from persist_lib.storage.sources.bindings import Bound, Clock, Propose, Step
+from persist_lib.storage.sources.decoding import Decoding
+from persist_lib.storage.sources.protocol import Lag, Mark, SourceReader
+from persist_lib.storage.sources.records import (
+    DECODED,
+    Declaration,
+    Followed,
+    Kind,
+    Place,
+    SourceRecord,
+    changed,
+    in_unit,
+)
 from persist_lib.times import PER_SECOND
 
 if TYPE_CHECKING:
@@ -75,8 +91,11 @@ class Following:
         self._is_ingesting = True
 
     def fetch_told(self) -> int:
-        """The collection is told by the hold on it, and nothing else."""
+        """Nothing: the hold on the collection says it."""
         return 0
+
+    def has_news(self, _bound: Bound, time: int) -> bool:
+        return bool(self.lag({self.partition: Mark(time)}))
 
     def behind_ms(self, time: int) -> int:
         """By how much `time` is behind the collection, in milliseconds; 0 where its times are no clock."""
@@ -92,7 +111,6 @@ class Following:
             reader.downgrade_since(time)
 
     def high_watermarks(self, bound: Mapping[str, Mark], _most_bytes: int) -> Mapping[str, Mark]:
-        """Up to where the collection is complete."""
         known = bound.get(self.partition, Mark(0)).address
         upper, _ = self._reached(known)
         return {self.partition: Mark(upper)} if upper > max(known, self._input.begins) else {}
@@ -100,7 +118,7 @@ class Following:
     def read(self, partition: str, start: Mark, end: Mark) -> Iterator[pa.Table]:
         """Yield the updates with times in `[start, end)`: with `_time` and `_diff`, and the row as a struct.
 
-        SUBTLE: updates of one time come in the order of their rows, however the collection is cut into shards.
+        Updates of one time come in the order of their rows, however the collection is cut into shards.
         """
         begins = self._input.begins
         if partition != self.partition or end.address <= max(begins, start.address):
@@ -140,24 +158,20 @@ class Following:
         return take(table, np.argsort(integers(table.column(TIME)), kind="stable"))
 
     def estimate(self, _partition: str, start: int, end: int) -> int:
-        """Return about how many bytes there are between two times."""
         return sum(weight for edge, weight in self._weights if start < edge <= end)
 
     def lag(self, marks: Mapping[str, Mark]) -> Mapping[str, int]:
-        """Return about how many updates there are beyond: parts are counted whole."""
         mark = marks.get(self.partition, Mark(0)).address
         found = sum(part.rows for part in self._parts() if part.time_upper >= mark)
         return {self.partition: found} if found else {}
 
     def lags(self, marks: Mapping[str, Mark]) -> Mapping[str, Lag]:
-        """Return the same as updates."""
         return {partition: Lag(messages=left) for partition, left in self.lag(marks).items()}
 
     def tell(self, marks: Mapping[str, Mark]) -> None:
         """Nothing: the source's hold says so."""
 
     def close(self) -> None:
-        """Release what it has open. Idempotent."""
         if self._reader is not None:
             self._reader.close()
             self._reader = None
@@ -209,3 +223,116 @@ class Following:
                 some = 0
             before, some = edge, some + weight
         return [*(edge for edge in edges if edge < upper), upper]
+
+
+class Collection(Kind, msgspec.Struct, frozen=True, omit_defaults=True, tag="collection", forbid_unknown_fields=True):
+    """A collection of the same catalog, by its name: its updates are the messages, at the times that they have.
+
+    A row is a message when it comes, and one again, with `_diff` -1, when it goes.
+    """
+
+    title = "a collection"
+    schemes = ("collection",)
+    takes = DECODED
+    hint = "a collection is read as rows"
+    unloadable = "collection is read in order"
+    has_upstream = False
+
+    name: str
+
+    def __post_init__(self) -> None:
+        parse_collection_name(self.name)
+
+    @classmethod
+    def of_place(cls, place: Place) -> tuple[Collection, str]:
+        return cls(place.url.partition(":")[2]), "rows"
+
+    def default_decoding(self) -> Decoding:
+        return Decoding(decoder="rows")
+
+    def complete(self, controller: Controller, given: Declaration) -> Declaration:
+        followed, meaning = self.input(controller), given.meaning
+        columns, schema, decoder = followed.columns, given.schema, given.decoding.decoder
+        if schema.times not in {None, columns.times}:
+            unit = "plain integers" if columns.times is None else repr(columns.times)
+            raise InvalidUsage(
+                f"a source over a collection has its times: those of {self.name!r} are {unit}, not {schema.times!r}"
+            )
+        if decoder != "rows":
+            raise InvalidUsage(f"updates of a collection are rows: leave out the decoder {decoder!r}")
+        if meaning.keep_raw:
+            raise InvalidUsage(f"keep_raw keeps bytes, and these messages are rows: {self.name!r} is what is raw")
+        if "time" in meaning.include.values() and columns.times != "ms":
+            raise InvalidUsage(f"include: the times of {self.name!r} are not in milliseconds, so that no column is one")
+        decoded = given.decoded
+        if meaning.transform is not None and decoded is None:
+            types = {one.name: one.type + ("" if one.nullable else " not null") for one in columns.columns}
+            decoded = Schema(key=types)
+        return given._replace(schema=in_unit(schema, columns.times), decoded=decoded, input=followed)
+
+    def check(self, _given: Declaration) -> None:
+        """Nothing: the collection was looked at to complete the declaration."""
+
+    def input(self, controller: Controller) -> Followed:
+        return followed(controller, self.name)
+
+    def clock(self, controller: Controller, record: SourceRecord, owner: str, *, is_leased: bool = True) -> Following:
+        assert record.input is not None  # noqa: S101 - each source of this kind has one
+        found = Following(controller, record.name, record.input, self.name, owner, is_leased=is_leased)
+        found.hold = hold_name(record)
+        return found
+
+    def open_reader(self, _client: Client, _record: SourceRecord, clock: Clock | None = None) -> SourceReader:
+        assert isinstance(clock, Following)  # noqa: S101 - no caller's mistake
+        return clock
+
+    def hold(self, client: Client, record: SourceRecord, *, is_new: bool) -> SourceRecord:
+        """Hold the collection that is read, where that is not done yet; with the time from which on it can be read.
+
+        Only while a source is made (`is_new`) it begins there: what is read back decides. Raises NotFound.
+        """
+        assert record.input is not None  # noqa: S101 - each source of this kind has one
+        shard, name = rendition_shard(record.input.id), hold_name(record)
+        while True:
+            state = None if client.machine(shard).try_fetch() is None else client.inspect(shard).state
+            if state is None or state.is_finished() or (is_new and state.upper.is_top()):
+                raise NotFound(
+                    f"the collection that the source {record.name!r} reads was dropped: drop the source",
+                    collection=self.name,
+                )  # fmt: skip
+            if (found := state.holds.get(name)) is not None:
+                break
+            with suppress(HoldConflict, SinceViolation):  # another process was first, or history was given up just now
+                client.set_hold(shard, name, state.since, opaque=record.fence, expected=None)
+        return changed(record, input=msgspec.structs.replace(record.input, begins=found.since.time or 0))
+
+    def begin(self, controller: Controller, record: SourceRecord, names: Iterable[str]) -> None:
+        """See to it that a source's collections say nothing of times before what it reads begins.
+
+        They can be read as of the time before, where they are empty, as a reader that starts reads the state there.
+        """
+        if record.input is None or not (begins := record.input.begins):
+            return
+        for name in names:
+            with controller.open_writer(name) as write:
+                write.advance_upper(begins)
+            shard = controller.catalog.fetch().find(name).shard
+            with suppress(SinceViolation):
+                controller.client.downgrade_hold(shard, COLLECTION, at(begins - 1))
+
+    def remove(self, client: Client, record: SourceRecord) -> list[str]:
+        if record.input is not None:
+            with suppress(HoldConflict, NotFound):
+                client.release_hold(rendition_shard(record.input.id), hold_name(record))
+        return []
+
+
+def hold_name(record: SourceRecord) -> str:
+    """The hold that a source has on the collection that it reads. A collection may be read by many."""
+    return f"source-{record.id}"
+
+
+def followed(controller: Controller, name: str) -> Followed:
+    """What is to be read of a collection. Raises NotFound."""
+    found = controller.describe(name)
+    return Followed(found.id, schema_form(found.schema))

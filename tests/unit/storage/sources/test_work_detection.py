@@ -12,7 +12,7 @@ import persist_lib as persist
 from persist_lib.errors import Determinate
 from persist_lib.storage.sources import Collection, Files, Sources, look
 from persist_lib.storage.sources.files.reader import LineFiles
-from persist_lib.storage.sources.news import Memory
+from persist_lib.storage.sources.work_detection import Memory
 from tests.unit.storage.sources.test_health import report
 from tests.unit.storage.sources.test_running import SCHEMA, Place, row
 from tests.worlds import World
