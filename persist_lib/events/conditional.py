@@ -21,12 +21,13 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, wait
 from itertools import islice
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, TypeVar
 
 from persist_lib.errors import Corrupt, Determinate, Fenced, Indeterminate, Missing
 from persist_lib.events.api import EVENTS, Held, Key, Put
 from persist_lib.events.record import EVENT, FENCE, LONGEST_HEAD, NOTHING, Label, damaged, decode_head, encode_head
 from persist_lib.events.stores.shared import sent_again
+from persist_lib.location.object_store import Object, ObjectStore
 from persist_lib.runtime.ambient import Runtime
 
 T = TypeVar("T")
@@ -42,34 +43,6 @@ HINT = "hint"
 CLAIMS = "epoch"
 
 
-class Places(Protocol):
-    """Objects by name. Linearizable. Failures are Determinate, Indeterminate, or Damage."""
-
-    def get(self, name: str, most: int | None = None) -> tuple[bytes, str] | None:
-        """Return an object, or its first `most` bytes, and its version; None if there is none."""
-        ...
-
-    def put(self, name: str, data: bytes, version: str | None) -> bool:
-        """Store an object if there is none (version None), or if its version is this one. Returns whether it did."""
-        ...
-
-    def overwrite(self, name: str, data: bytes) -> None:
-        """Store an object, whatever is there."""
-        ...
-
-    def names(self, prefix: str, after: str = "") -> Iterator[str]:
-        """Yield the names that start with a prefix and are greater than `after`, ascending."""
-        ...
-
-    def delete(self, names: Sequence[str]) -> None:
-        """Delete objects. It is no error if there are none."""
-        ...
-
-    def close(self) -> None:
-        """Release connections. Idempotent."""
-        ...
-
-
 class Tail(NamedTuple):
     """The last event of the log, its digest and epoch."""
 
@@ -81,10 +54,10 @@ class Tail(NamedTuple):
 class ConditionalRecords:
     """See `api.RecordStore`. `where` is named in messages."""
 
-    def __init__(self, places: Places, log: bytes, limit: int, where: str, runtime: Runtime) -> None:
+    def __init__(self, objects: ObjectStore, log: bytes, limit: int, where: str, runtime: Runtime) -> None:
         self.limit: int | None = limit
         self.log = log
-        self._places, self._where, self._runtime = places, where, runtime
+        self._objects, self._where, self._runtime = objects, where, runtime
         self._pool: Executor = runtime.pool(THREADS, "persist-events")
         self._tail: Tail | None = None
         self._epoch = 0
@@ -97,14 +70,22 @@ class ConditionalRecords:
         """SUBTLE: every request here can be sent again: a condition that our own request made false is recognised."""
         return sent_again(self._runtime, call)
 
-    def _get(self, name: str, most: int | None = None) -> tuple[bytes, str] | None:
+    def _get(self, name: str, most: int | None = None) -> Object | None:
         try:
-            return self._retried(lambda: self._places.get(name, most))
+            return self._retried(lambda: self._objects.get(name, f"read {name!r}", 0, most))
         except Indeterminate as error:
             raise Determinate(f"could not read {name} of {self._where}: {error.message}") from error
 
+    def _put_if(self, name: str, data: bytes, version: str | None) -> bool:
+        """Store an object if there is none (version None), or if its version is this one. Returns whether it did."""
+        return self._retried(lambda: self._objects.put(name, data, f"store {name!r}", version))
+
+    def _names(self, prefix: str, after: str = "", most: int | None = None) -> list[str]:
+        found = self._retried(lambda: list(islice(self._objects.entries(prefix, f"list {prefix!r}", after), most)))
+        return [entry.name for entry in found]
+
     def claim(self, owner: str) -> int:
-        claims = self._retried(lambda: list(self._places.names(f"{CLAIMS}/")))
+        claims = self._names(f"{CLAIMS}/")
         epoch = max((int(name.rpartition("/")[2]) for name in claims), default=0) + 1
         body = json.dumps({"owner": owner, "claim": f"{self._runtime.entropy():016x}"}).encode()
         while not self._claim(f"{CLAIMS}/{epoch:010d}", body):
@@ -117,7 +98,7 @@ class ConditionalRecords:
         return epoch
 
     def _claim(self, name: str, body: bytes) -> bool:
-        if self._retried(lambda: self._places.put(name, body, None)):
+        if self._put_if(name, body, None):
             return True
         found = self._get(name)
         return found is not None and found[0] == body
@@ -136,7 +117,7 @@ class ConditionalRecords:
         """Put the fence there, or return the event that was there first."""
         name, version = _name(key), None
         while True:
-            if self._retried(lambda version=version: self._places.put(name, fence, version)):  # type: ignore[misc]
+            if self._put_if(name, fence, version):
                 break
             found = self._get(name)
             if found is None:
@@ -182,7 +163,7 @@ class ConditionalRecords:
 
     def _newest_epoch(self) -> int:
         after = f"{CLAIMS}/{self._epoch:010d}"
-        newer = self._retried(lambda: list(self._places.names(f"{CLAIMS}/", after)))
+        newer = self._names(f"{CLAIMS}/", after)
         return max((int(name.rpartition("/")[2]) for name in newer), default=self._epoch)
 
     def last(self) -> int:
@@ -217,14 +198,11 @@ class ConditionalRecords:
     def _events_after(self, id_: int) -> Iterator[int]:
         """The ids of which fragment 0 is there, ascending."""
         after = f"{EVENTS}/{id_:020d}/~"
-        while names := self._names_after(after):
+        while names := self._names(f"{EVENTS}/", after, PAGE):
             yield from (int(name.split("/")[1]) for name in names if name.endswith(f"/{0:010d}"))
             if len(names) < PAGE:
                 return
             after = names[-1]
-
-    def _names_after(self, after: str) -> list[str]:
-        return self._retried(lambda: list(islice(self._places.names(f"{EVENTS}/", after), PAGE)))
 
     def _check_beyond(self, tail: Tail, epoch: int, place: int) -> None:
         """Raise Missing if a later writer wrote behind a place that has no event: it had found one there."""
@@ -282,7 +260,7 @@ class ConditionalRecords:
 
     def _write_hint(self) -> None:
         hint = {"last": self._put_last, "digest": self._put_digest.hex(), "epoch": self._epoch}
-        self._retried(lambda: self._places.overwrite(HINT, json.dumps(hint).encode()))
+        self._retried(lambda: self._objects.overwrite(HINT, json.dumps(hint).encode(), f"store {HINT!r}"))
         self._hinted = self._put_last
 
     def _put_all(self, puts: Sequence[Put]) -> None:
@@ -299,7 +277,7 @@ class ConditionalRecords:
     def _settle(self, put: Put) -> None:
         name, data = _name(put.key), b"".join((put.head, put.body))
         version = self._versions.pop(name, None)
-        while not self._retried(lambda version=version: self._places.put(name, data, version)):  # type: ignore[misc]
+        while not self._put_if(name, data, version):
             found = self._get(name)
             version = None if found is None else found[1]
             if found is not None and self._is_there(put.key, found[0], data):
@@ -344,18 +322,22 @@ class ConditionalRecords:
             yield from (held for held in self._pool.map(self.get, keys) if held is not None)
 
     def ids(self, space: str) -> list[int]:
-        names = self._retried(lambda: list(self._places.names(f"{space}/")))
+        names = self._names(f"{space}/")
         return [int(name.split("/")[1]) for name in names if name.endswith(f"/{0:010d}")]
 
     def remove(self, epoch: int, space: str, below: int) -> None:
         if epoch != self._epoch:
             raise self._fenced(self._newest_epoch())
-        names = self._retried(lambda: list(self._places.names(f"{space}/")))
+        names = self._names(f"{space}/")
         old = [name for name in names if int(name.split("/")[1]) < below]
         # Fragment 0 first: what is left without it counts as discarded.
         for part in ([n for n in old if n.endswith(f"/{0:010d}")], [n for n in old if not n.endswith(f"/{0:010d}")]):
             if part:
-                self._retried(lambda part=part: self._places.delete(part))  # type: ignore[misc]
+                self._retried(lambda part=part: self._delete(part))  # type: ignore[misc]
+
+    def _delete(self, names: Sequence[str]) -> None:
+        for error in self._objects.delete(names).values():
+            raise error
 
     def close(self) -> None:
         try:
@@ -365,7 +347,7 @@ class ConditionalRecords:
             pass  # it only saves requests
         finally:
             self._pool.shutdown()
-            self._places.close()
+            self._objects.close()
 
 
 def _name(key: Key) -> str:

@@ -18,20 +18,20 @@ def lazy_scheme(
     *,
     has_blob: bool,
     has_consensus: bool,
-    puts: str | None = None,
+    has_puts: bool = False,
     prices: Prices = FREE,
     tells_requests: bool = False,
     is_named: bool = False,
 ) -> Scheme:
     """Return the scheme that `module` implements by its functions open_blob, open_consensus and canonical.
 
-    `puts` is the module with open_puts, if there is one. `is_named`: it also has the function `named`.
+    `has_puts`, `is_named`: it also has the functions open_puts and `named`.
 
     A missing package raises InvalidUsage, which names the `extra` to install, when the scheme is used.
     """
 
-    def call(function: str, *arguments: object, of: str = module) -> Any:
-        return getattr(_load(of, extra), function)(*arguments)
+    def call(function: str, *arguments: object) -> Any:
+        return getattr(_load(module, extra), function)(*arguments)
 
     def open_blob(url: str, opening: Opening) -> Blob:
         return call("open_blob", url, opening)
@@ -40,7 +40,7 @@ def lazy_scheme(
         return call("open_consensus", url, opening)
 
     def open_puts(url: str, opening: Opening) -> Puts:
-        return call("open_puts", url, opening, of=puts or module)
+        return call("open_puts", url, opening)
 
     def canonical(url: str) -> str:
         return call("canonical", url)
@@ -50,7 +50,7 @@ def lazy_scheme(
 
     return Scheme(
         open_blob if has_blob else None, open_consensus if has_consensus else None, canonical, prices, tells_requests,
-        puts=open_puts if puts else None, named=named if is_named else named_already,
+        puts=open_puts if has_puts else None, named=named if is_named else named_already,
     )  # fmt: skip
 
 

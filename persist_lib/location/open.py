@@ -45,11 +45,11 @@ Place: TypeAlias = "str | os.PathLike[str]"
 _POSTGRES = lazy_scheme("persist_lib.location.postgres.consensus", "postgres", has_blob=False, has_consensus=True)
 _S3 = lazy_scheme(
     "persist_lib.location.s3.blob", "s3",
-    has_blob=True, has_consensus=False, puts="persist_lib.location.s3.puts", prices=S3_LIST, tells_requests=True,
+    has_blob=True, has_consensus=False, has_puts=True, prices=S3_LIST, tells_requests=True,
 )  # fmt: skip
 _S3_ALONE = lazy_scheme(
     "persist_lib.location.s3.consensus", "s3",
-    has_blob=True, has_consensus=True, puts="persist_lib.location.s3.puts", prices=S3_LIST, tells_requests=True,
+    has_blob=True, has_consensus=True, has_puts=True, prices=S3_LIST, tells_requests=True,
 )  # fmt: skip
 _RPC = lazy_scheme("persist_lib.location.rpc.consensus", "server", has_blob=False, has_consensus=True, is_named=True)
 BUILT_IN: Mapping[str, Scheme] = {

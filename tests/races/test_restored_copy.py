@@ -61,7 +61,7 @@ def rewind_postgres(url: str) -> None:
 def rewind_s3(url: str) -> None:
     consensus = S3Consensus(enter(url, Opening()))
     for found in consensus.scan("s", SeqNo(KEPT + 1), 99):
-        consensus._clients.get().delete_object(**consensus._row("s", found.seqno))
+        consensus._objects.clients.get().delete_object(**consensus._objects.at(consensus._row("s", found.seqno)))
     consensus.close()
 
 

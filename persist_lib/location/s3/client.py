@@ -228,27 +228,11 @@ def is_distrusted(error: BaseException | None) -> bool:
     return False
 
 
-def is_taken(error: Exception) -> bool:
-    """Whether a conditional PUT found its condition false."""
-    return status_of(error) == 412
-
-
 @contextmanager
 def reading(doing: str) -> Iterator[None]:
     """Raise failures as Determinate: a failed read changes nothing."""
     with _failing_as(Determinate, doing):
         yield
-
-
-def is_truncated(page: Mapping[str, Any]) -> bool:
-    """Whether a page of a listing has a next one. Every listing asks this.
-
-    SUBTLE: an answer that was cut short looks like an empty page; only a complete one has IsTruncated. Raises
-    Determinate for one that has not.
-    """
-    if "IsTruncated" not in page:
-        raise Determinate("the answer to a listing was cut short: it does not say whether there is more")
-    return bool(page["IsTruncated"])
 
 
 @contextmanager

@@ -14,8 +14,9 @@ from persist_lib.errors import Corrupt, Determinate, Indeterminate, PersistError
 from persist_lib.ids import SeqNo
 from persist_lib.location.api import Newest
 from persist_lib.location.s3.blob import S3Blob
-from persist_lib.location.s3.client import Clients, parse_url
+from persist_lib.location.s3.client import parse_url
 from persist_lib.location.s3.consensus import S3Consensus
+from persist_lib.location.s3.objects import S3Objects
 from persist_lib.location.wrap.deadline import within
 from persist_lib.location.wrap.retrying import RetryingBlob, RetryingConsensus
 from persist_lib.runtime.ambient import Runtime
@@ -104,7 +105,7 @@ def server() -> Iterator[Scripted]:
 
 @pytest.fixture
 def blob(server: Scripted) -> Iterator[S3Blob]:
-    blob = S3Blob(Clients(parse_url(server.url)))
+    blob = S3Blob(S3Objects(parse_url(server.url)))
     yield blob
     blob.close()
 
@@ -206,7 +207,7 @@ def test_a_server_that_stalls_is_waited_for_as_long_as_the_caller_and_no_longer(
 def test_a_compare_and_set_that_s3_did_not_decide_is_lost_by_nobody(
     server: Scripted, answer: Reply, is_known: bool
 ) -> None:
-    consensus = S3Consensus(Clients(parse_url(server.url.replace("s3:", "s3+cas:"))))
+    consensus = S3Consensus(S3Objects(parse_url(server.url.replace("s3:", "s3+cas:"))))
     assert consensus.compare_and_set("s", None, b"1")
     server.told["PUT"] = [answer]
     attempt: Callable[[], bool] = lambda: RetryingConsensus(consensus, Runtime(), 5).compare_and_set(  # noqa: E731
