@@ -35,11 +35,11 @@ from persist_lib.maintain.upkeep import Progress, Upkeep
 from persist_lib.read.handle import PURPOSE_LETTERS, ReadHandle
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.schema.schema import Schema, check_schema
+from persist_lib.shard.admin import Terms, parse_layer
 from persist_lib.shard.commit import Machine
 from persist_lib.shard.leases import Leases
 from persist_lib.shard.outcomes import Verdict, judge
 from persist_lib.shard.schemas import create_if_missing, schema_id
-from persist_lib.shard.terms import Terms, parse_layer
 from persist_lib.times import TimeLike
 from persist_lib.write.appending import parse_bounds
 from persist_lib.write.handle import Appended, Batching, WriteHandle

@@ -8,9 +8,9 @@ from typing import Any
 
 from jobs.ingesting.inputs import File, asking_s3, local_file
 from persist_lib.config import MIB
-from persist_lib.convert.lines.seekable import Seekable
-from persist_lib.convert.lines.unpacking import PIECE, same_size, unpacked
+from persist_lib.convert.lines.decompression import PIECE, same_size, unpacked
 from persist_lib.errors import Determinate, InvalidUsage, NotFound
+from persist_lib.format.range_reader import RangeReader
 
 S3_PIECE = 8 * MIB
 
@@ -92,7 +92,7 @@ def read_unpacked(file: File) -> Iterator[bytes]:
     yield from unpacked(pieces, file.compression)
 
 
-class RandomAccess(Seekable):
+class RandomAccess(RangeReader):
     """A file of S3 as Parquet's reader needs it: ranges by GETs."""
 
     def __init__(self, file: File) -> None:

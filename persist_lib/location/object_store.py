@@ -49,11 +49,9 @@ class ObjectStore(Protocol):
 
         Returns None if there is none, or none of this `version`. The bytes have arrived whole.
         """
-        ...
 
     def find(self, name: str, doing: str) -> Found | None:
         """Return what the store says of an object, or None if there is none."""
-        ...
 
     def put(
         self, name: str, data: bytes | memoryview, doing: str, replaces: str | None = None,
@@ -63,28 +61,21 @@ class ObjectStore(Protocol):
 
         After Indeterminate, a retry may return False for an object of its own.
         """
-        ...
 
     def overwrite(self, name: str, data: bytes, doing: str) -> None:
         """Store an object, whether there is one or not."""
-        ...
 
     def entries(self, prefix: str, doing: str, after: str = "", page: int | None = None) -> Iterator[Entry]:
         """Yield the objects whose names start with `prefix` and are greater than `after`: `page` for each request."""
-        ...
 
     def page(self, prefix: str, doing: str, after: str = "", page: int | None = None) -> tuple[list[Entry], bool]:
         """Return the first of them, and whether these are all: one request."""
-        ...
 
     def folders(self, prefix: str, doing: str, page: int | None = None) -> Iterator[str]:
         """Yield each different text up to the next `/` that follows `prefix` in the names."""
-        ...
 
     def delete(self, names: Sequence[str], page: int | None = None) -> dict[str, Exception]:
         """Delete objects, `page` for each request. Returns an error for each that may still be there."""
-        ...
 
     def close(self) -> None:
         """Release connections. Idempotent."""
-        ...

@@ -32,9 +32,8 @@ from persist_lib.errors import HIDDEN, InvalidUsage, redacted
 from persist_lib.location import embedded
 from persist_lib.location.api import Blob, Consensus, Puts
 from persist_lib.location.clock import Clock, machine_clock
-from persist_lib.location.lazy import lazy_scheme
 from persist_lib.location.memory import location as memory_location
-from persist_lib.location.scheme import Opening, Scheme
+from persist_lib.location.scheme import Opening, Scheme, lazy_scheme
 from persist_lib.location.wrap.read_only import ReadOnlyBlob, ReadOnlyConsensus, RefusesWrites
 from persist_lib.location.wrap.retrying import TIMEOUT_S
 from persist_lib.runtime.ambient import Runtime

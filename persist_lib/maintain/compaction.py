@@ -35,14 +35,14 @@ from persist_lib.core.state import State
 from persist_lib.errors import Damage, Missing
 from persist_lib.frontier import Antichain
 from persist_lib.ids import SeqNo, WriterId
+from persist_lib.location.wrap.deadline import Stopped, check_not_stopped
 from persist_lib.location.wrap.spending import charged
-from persist_lib.location.wrap.stopping import Stopped, check_not_stopped
 from persist_lib.maintain.call import Call
 from persist_lib.maintain.task import run_task
 from persist_lib.maintain.worker import Uploader, Worker
 from persist_lib.shard.commit import Committed, Machine
-from persist_lib.shard.cutting import Within, stretches
 from persist_lib.shard.runs import overlapping
+from persist_lib.shard.stretches import Within, stretches
 
 log = logging.getLogger("persist.compaction")
 

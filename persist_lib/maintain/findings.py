@@ -8,7 +8,7 @@ import msgspec
 
 from persist_lib.core.state import Batch, Version
 from persist_lib.errors import PersistError
-from persist_lib.format.marks import Mark, Marks, identity_of
+from persist_lib.format.scrub_marks import Mark, Marks, identity_of
 from persist_lib.location.wrap.deadline import within
 from persist_lib.maintain.marks import Remembered, remember
 from persist_lib.maintain.scrubbed import BatchId, Scrubbed

@@ -8,15 +8,15 @@ from concurrent.futures import Executor
 from persist_lib.core.plan.compaction import MergeTask, TaskResult
 from persist_lib.core.plan.fan_in import SHARE
 from persist_lib.core.sums import total
-from persist_lib.format.encoded import EncodedPart
-from persist_lib.format.merged import merge_to_parts, parts_of
+from persist_lib.format.descriptions import EncodedPart
+from persist_lib.format.parts import merge_to_parts, parts_of
 from persist_lib.format.paths import blob_key, part_key
 from persist_lib.ids import ShardId, WriterId
 from persist_lib.location.api import Blob
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.shard.batches import as_part
-from persist_lib.shard.gathering import gather
 from persist_lib.shard.runs import Stored, overlapping
+from persist_lib.shard.small_runs import gather
 
 
 def run_task(task: MergeTask, blob: Blob, entropy: Callable[[], int], pool: Executor | None = None) -> TaskResult:

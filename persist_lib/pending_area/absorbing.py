@@ -21,8 +21,8 @@ from persist_lib.format.paths import pending_prefix
 from persist_lib.frontier import at
 from persist_lib.ids import PartKey
 from persist_lib.location.wrap.around import listed
+from persist_lib.location.wrap.deadline import check_not_stopped
 from persist_lib.location.wrap.spending import charged
-from persist_lib.location.wrap.stopping import check_not_stopped
 from persist_lib.maintain import Worker, collect, roll_up
 from persist_lib.pending_area.fetching import AHEAD, THREADS, Fetcher, Id
 from persist_lib.pending_area.late import delete_all, discard_late, known_of
@@ -32,9 +32,9 @@ from persist_lib.pending_area.outcome import Absorbed, Disagreement
 from persist_lib.pending_area.pieces import PIECE_BATCHES, Committer, Pick, fits, pick_of
 from persist_lib.pending_area.sweeping import Sweep, chain_of
 from persist_lib.schema.schema import Schema
+from persist_lib.shard.admin import claim, retire_writers
 from persist_lib.shard.commit import Committed, Machine
 from persist_lib.shard.leases import Leases
-from persist_lib.shard.terms import claim, retire_writers
 from persist_lib.times import PER_SECOND
 from persist_lib.write.registration import Registration
 

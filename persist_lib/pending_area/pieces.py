@@ -19,7 +19,7 @@ from persist_lib.core.state import Batch as TraceBatch
 from persist_lib.core.state import Part, State
 from persist_lib.core.sums import Sums, total
 from persist_lib.errors import Indeterminate
-from persist_lib.format.encoded import describe
+from persist_lib.format.descriptions import describe
 from persist_lib.format.parts import within
 from persist_lib.frontier import MINIMUM, at
 from persist_lib.ids import PartKey

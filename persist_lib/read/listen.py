@@ -15,7 +15,7 @@ from persist_lib.errors import Determinate, Missing, PersistError, TimedOut
 from persist_lib.frontier import MAX_TIME, TOP, Antichain, at
 from persist_lib.read.waiting import Patience
 from persist_lib.schema.schema import Schema
-from persist_lib.shard.following import follow
+from persist_lib.shard.pushed_rows import follow
 from persist_lib.shard.runs import read_updates
 
 if TYPE_CHECKING:

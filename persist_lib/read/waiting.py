@@ -7,7 +7,7 @@ from persist_lib.ids import SeqNo
 from persist_lib.location.api import WakesWaiters
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.shard.commit import Machine
-from persist_lib.shard.following import told
+from persist_lib.shard.pushed_rows import told
 
 LONGEST_WAIT_S = 5.0
 """The longest wait for one notification. Notifications can be lost, so a waiter also looks once in this time."""

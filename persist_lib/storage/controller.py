@@ -16,7 +16,7 @@ from persist_lib.arguments import check_type, parse_flag, parse_integer, parse_t
 from persist_lib.errors import InvalidUsage, NameTaken
 from persist_lib.read.handle import PURPOSE_LETTERS
 from persist_lib.schema.schema import Schema, check_schema
-from persist_lib.shard.terms import Downgraded
+from persist_lib.shard.admin import Downgraded
 from persist_lib.storage.asked import (
     Retention,
     parse_hold,

@@ -20,7 +20,7 @@ from persist_lib.kernel.columns import at_time
 from persist_lib.kernel.merge import merge_runs
 from persist_lib.kernel.packing import packed, unpacked
 from persist_lib.schema.schema import TIME, Schema
-from persist_lib.shard.terms import claim
+from persist_lib.shard.admin import claim
 from persist_lib.storage.conform import is_additive
 from persist_lib.storage.names import LAYER
 from persist_lib.storage.records import RenditionRecord

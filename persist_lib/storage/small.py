@@ -23,7 +23,7 @@ from persist_lib.frontier import at
 from persist_lib.read.handle import ReadHandle
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import TIME, Schema
-from persist_lib.shard.terms import claim
+from persist_lib.shard.admin import claim
 from persist_lib.storage.names import OF_SOURCES
 from persist_lib.write.handle import WriteHandle
 from persist_lib.write.times import next_time

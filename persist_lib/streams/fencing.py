@@ -12,9 +12,9 @@ from persist_lib.core.state import State
 from persist_lib.errors import Corrupt
 from persist_lib.frontier import Antichain
 from persist_lib.runtime.ambient import Deadline
+from persist_lib.shard.admin import retire_writers
 from persist_lib.shard.commit import Build, Committed, Machine, Wanted
 from persist_lib.shard.leases import Leases
-from persist_lib.shard.terms import retire_writers
 from persist_lib.streams.catalog import LAYER, Record
 from persist_lib.streams.lock import Lock, WriterLock, commit_together
 from persist_lib.write.registration import Registration

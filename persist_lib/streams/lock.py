@@ -23,9 +23,9 @@ from persist_lib.errors import Corrupt, Fenced, Locked, NewerFormat, NotFound, P
 from persist_lib.frontier import MINIMUM
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import Schema
+from persist_lib.shard.admin import claim
 from persist_lib.shard.commit import Build, Done, Undone, Wanted, try_commit_all
 from persist_lib.shard.schemas import create_if_missing
-from persist_lib.shard.terms import claim
 from persist_lib.streams.catalog import LAYER
 
 log = logging.getLogger("persist.streams")

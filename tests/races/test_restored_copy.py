@@ -17,7 +17,7 @@ import pytest
 import persist_lib as persist
 from persist_lib.errors import HistoryRegressed
 from persist_lib.ids import SeqNo
-from persist_lib.location.memory.stores import MemoryConsensus
+from persist_lib.location.memory.location import MemoryConsensus
 from persist_lib.location.s3.blob import enter
 from persist_lib.location.s3.consensus import S3Consensus
 from persist_lib.location.scheme import Opening

@@ -28,10 +28,10 @@ from persist_lib.frontier import MINIMUM
 from persist_lib.read.handle import ReadHandle
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import Schema
+from persist_lib.shard.admin import retire_writers
 from persist_lib.shard.commit import Build, Committed, Machine
 from persist_lib.shard.leases import Leases
 from persist_lib.shard.schemas import create_if_missing, schema_id
-from persist_lib.shard.terms import retire_writers
 from persist_lib.write.handle import WriteHandle
 from persist_lib.write.registration import Registration
 

@@ -46,7 +46,7 @@ def _create(objects: S3Objects, opening: Opening) -> Object:
         raise InvalidUsage(
             f"{objects.where} holds other objects ({there[0].name}), and no event log. Choose another prefix"
         )
-    create_marker(objects, MARKER, encode_meta(opening.runtime), f"store {MARKER!r}", replaces=True)
+    create_marker(objects, MARKER, encode_meta(opening.runtime), objects.where, replaces=True)
     found = objects.get(MARKER, f"read {MARKER!r}")
     if found is None:
         raise NotFound(f"{MARKER} of {objects.where} was deleted while the event log was made")

@@ -108,14 +108,13 @@ class S3Puts:
     def set(self, key: str, data: bytes | memoryview) -> None:
         """Store `data` under `key`, durably on return. What is there under that key stays, and counts as stored.
 
-        SUBTLE: a look at what is there would need the right to read it. A key that holds a digest makes it needless.
+        A look at what is there would need the right to read it. A key that holds a digest makes it needless.
         """
         if (size := memoryview(data).nbytes) > MOST_BYTES:
             raise InvalidUsage(f"blob {key!r} has {size} bytes, and S3 takes {MOST_BYTES} in one PUT", key=key)
         self._objects.put(BLOBS + check_key(key), data, f"store blob {key!r}")
 
     def close(self) -> None:
-        """Close this process's connections."""
         self._objects.close()
 
 
@@ -164,7 +163,7 @@ def _create(objects: S3Objects, url: str) -> None:
         )
     body = json.dumps({"format": FORMAT}).encode() + b"\n"
     has_log = url.startswith("s3+cas:")  # whose floor is replaced on the condition that it is the one that was read
-    create_marker(objects, MARKER, body, f"create the location {url}", replaces=has_log)
+    create_marker(objects, MARKER, body, url, replaces=has_log)
 
 
 def open_blob(url: str, opening: Opening) -> S3Blob:

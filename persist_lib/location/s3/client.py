@@ -103,7 +103,7 @@ def canonical(url: str) -> str:
 class Clients:
     """boto3 clients for one target, made when needed: one per process and timeout.
 
-    SUBTLE: a forked child inherits its parent's connections, and the answers to both would mix on them. So the child
+    A forked child inherits its parent's connections, and the answers to both would mix on them. So the child
     makes its own and never uses the inherited ones. There is no lock, as one held during a fork would stay held.
     """
 
@@ -126,7 +126,6 @@ class Clients:
         return client
 
     def close(self) -> None:
-        """Close this process's connections."""
         self._closed = True
         for (pid, _), client in list(self._made.items()):
             if pid == os.getpid():
@@ -185,7 +184,7 @@ def _count(event_name: str, **_: object) -> None:
 def _expect_nothing(params: dict[str, Any], **_: object) -> None:
     """Send bodies without `Expect: 100-continue`, which costs a round trip.
 
-    SUBTLE: if the connection ends in the middle of the 100 response, botocore reads its end for ever in a busy loop.
+    If the connection ends in the middle of the 100 response, botocore reads its end for ever in a busy loop.
     """
     params["headers"].pop("Expect", None)
 

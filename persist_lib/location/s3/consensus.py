@@ -125,7 +125,7 @@ class S3Consensus:
     def _was_there(self, key: str, expected: Newest) -> bool:
         """Whether the row `expected` existed a moment ago and may be the newest. All rows before it existed as well.
 
-        SUBTLE: a PUT cannot depend on another object. So unless it was checked within `RECENT_S`, this reads whether
+        A PUT cannot depend on another object. So unless it was checked within `RECENT_S`, this reads whether
         the row is still the same one, and not another of its seqno after an older copy was restored.
         """
         if not max(FIRST, self._last_seen(key)) <= expected.seqno < LARGEST:
@@ -227,7 +227,6 @@ class S3Consensus:
         return (SeqNo(int(found.name.removeprefix(prefix))) for found in names)
 
     def _fetch(self, key: str, seqnos: Sequence[SeqNo]) -> list[Row]:
-        """Return the rows that still exist."""
 
         def fetch(seqno: SeqNo) -> Row | None:
             found = self._objects.get(self._row(key, seqno), f"read v{seqno} of {key!r}")

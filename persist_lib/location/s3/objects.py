@@ -33,7 +33,7 @@ class S3Objects:
     def __init__(self, target: Target, *, answer_s: float = ANSWER_S, runtime: Runtime | None = None) -> None:
         self.clients = Clients(target, answer_s)
         self.target = target
-        self.where = f"s3://{target.bucket}/{target.prefix}"
+        self.where = f"s3://{target.bucket}/{target.prefix}".rstrip("/")
         self.multipart_above, self.piece = MOST_BYTES, PIECE
         """Objects above a size are sent in pieces of this size, several at a time."""
         self.observe: Callable[[int], None] | None = None
@@ -123,7 +123,7 @@ class S3Objects:
         try:
             self._ask("complete_multipart_upload", **upload, MultipartUpload={"Parts": pieces}, IfNoneMatch="*")
         except ClientError as error:
-            # SUBTLE: only if S3 refused. After an unknown outcome it may be completing now: it is left to the sweep.
+            # Only if S3 refused. After an unknown outcome it may be completing now: it is left to the sweep.
             if 400 <= status_of(error) < 500:
                 self.abort_uploads([started])
             raise
@@ -189,7 +189,6 @@ class S3Objects:
             self._ask("delete_object", **self.at(name))
 
     def uploads(self, prefix: str, doing: str, page: int | None = None) -> Iterator[Upload]:
-        """Yield unfinished uploads below `prefix`."""
         after: dict[str, str] = {}
         while True:
             with reading(doing):
@@ -251,22 +250,22 @@ def _is_truncated(answer: Mapping[str, Any]) -> bool:
     return bool(answer["IsTruncated"])
 
 
-def create_marker(objects: S3Objects, name: str, body: bytes, doing: str, *, replaces: bool) -> None:
+def create_marker(objects: S3Objects, name: str, body: bytes, where: str, *, replaces: bool) -> None:
     """Write a marker twice: the second PUT must be refused. Raises InvalidUsage if the server ignores conditions.
 
     Such a server would overwrite what another writer stored, and acknowledge both. With `replaces`, it must also know
-    the condition that an object is still the one that was read.
+    the condition that an object is still the one that was read. `where` is the place for messages.
     """
-    ignored = None
+    ignored, doing = None, f"create {name} at {where}"
     if objects.put(name, body, doing) and objects.put(name, body, doing):
         ignored = "If-None-Match"
     elif replaces and objects.put(name, body, doing, replaces='"00000000000000000000000000000000"'):
         ignored = "If-Match"
     if ignored is not None:
         raise InvalidUsage(
-            f"the server of {objects.where} ignores {ignored}: it would overwrite what others wrote. Use one that has "
+            f"the server of {where} ignores {ignored}: it would overwrite what others wrote. Use one that has "
             "conditional writes",
-            url=objects.where,
+            url=where,
         )
 
 
@@ -279,7 +278,7 @@ def _body_of(answer: Any) -> bytes:
             if patience_s(1.0) <= 0:
                 raise Determinate("the caller's deadline has passed in the middle of an answer")
     data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-    # SUBTLE: an answer that ends among its headers announces no length, and looks like an empty object.
+    # An answer that ends among its headers announces no length, and looks like an empty object.
     if len(data) != answer["ContentLength"]:
         raise Determinate(f"only {len(data)} of {answer['ContentLength']} bytes arrived")
     return data

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 import msgspec
 
 from persist_lib.arguments import parse_flag, parse_integer, parse_text, shown
-from persist_lib.convert.lines.reading import Changes, EpochUnit
+from persist_lib.convert.lines.file_columns import Changes, EpochUnit
 from persist_lib.errors import InvalidUsage
 from persist_lib.storage.names import parse_collection_name
 from persist_lib.storage.sources.files import Files

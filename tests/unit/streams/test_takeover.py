@@ -15,7 +15,7 @@ import pytest
 import persist_lib as persist
 from persist_lib import streams
 from persist_lib.core import commands as c
-from persist_lib.shard.terms import retire_writers
+from persist_lib.shard.admin import retire_writers
 from persist_lib.streams import fencing, opening
 from persist_lib.streams import streams as runtimes
 from persist_lib.streams.catalog import Catalog

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import xxhash
 
 from persist_lib.config import MIB
-from persist_lib.convert.lines.unpacking import DamagedFile, same_size, unpacked
+from persist_lib.convert.lines.decompression import DamagedFile, same_size, unpacked
 from persist_lib.storage.sources.files.folders import Opened
 from persist_lib.storage.sources.protocol import Mark
 
