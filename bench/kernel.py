@@ -25,8 +25,7 @@ import pyarrow as pa
 
 from bench.figures import Figure, peak_mib
 from bench.peer import Peer
-from persist_lib.format.merged import merge_to_parts
-from persist_lib.format.parts import EncodedPart, StoredPart, encode_part, open_run
+from persist_lib.format.parts import EncodedPart, StoredPart, encode_part, merge_to_parts, open_run
 from persist_lib.kernel.consolidate import consolidate
 from persist_lib.schema.schema import Schema
 
@@ -190,7 +189,7 @@ def main(which: str, root: Path, updates: int = FULL) -> None:
     pa.set_io_thread_count(1)
     said: dict[str, float] = {}
     if which == "unhashed":
-        mock.patch("persist_lib.format.encoded.hash_rows", _no_hashes).start()
+        mock.patch("persist_lib.format.descriptions.hash_rows", _no_hashes).start()
     start, cpu = time.perf_counter(), time.process_time()
     if which == "runs":
         write_runs(root / "runs", updates)

@@ -11,7 +11,7 @@ from queue import Empty, SimpleQueue
 from typing import Generic, TypeVar
 
 from jobs.stop import Stop
-from persist_lib.location.wrap.stopping import Stopped
+from persist_lib.location.wrap.deadline import Stopped
 from persist_lib.runtime.threads import SLICE_S
 
 T = TypeVar("T")

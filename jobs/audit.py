@@ -18,7 +18,7 @@ from jobs.parallel import IN_FLIGHT, in_parallel
 from jobs.signals import Unfinished, end, run
 from jobs.stop import Stop
 from persist_lib.client import Client
-from persist_lib.location.wrap.stopping import Stopped
+from persist_lib.location.wrap.deadline import Stopped
 from persist_lib.maintain import Audited
 
 

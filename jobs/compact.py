@@ -28,7 +28,7 @@ from jobs.watch import Moves, Watch
 from persist_lib.client import Client
 from persist_lib.core.duties import MAINTENANCE_LEASE_MS
 from persist_lib.core.plan.compaction import Policy
-from persist_lib.location.wrap.stopping import Stopped
+from persist_lib.location.wrap.deadline import Stopped
 from persist_lib.maintain import Compacted
 
 

@@ -17,7 +17,7 @@ from queue import Empty, SimpleQueue
 from typing import Generic, TypeVar
 
 from jobs.stop import Stop
-from persist_lib.location.wrap.stopping import unless
+from persist_lib.location.wrap.deadline import unless
 from persist_lib.runtime.threads import SLICE_S, aside
 
 log = logging.getLogger("persist.jobs")

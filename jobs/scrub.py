@@ -25,7 +25,7 @@ from jobs.stop import Stop
 from jobs.watch import Watch
 from persist_lib.client import Client
 from persist_lib.errors import Corrupt
-from persist_lib.location.wrap.stopping import Stopped
+from persist_lib.location.wrap.deadline import Stopped
 from persist_lib.maintain import Scrubbed
 
 

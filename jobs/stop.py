@@ -12,7 +12,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 
-from persist_lib.location.wrap.stopping import Stopped
+from persist_lib.location.wrap.deadline import Stopped
 from persist_lib.runtime.threads import Flag
 
 log = logging.getLogger("persist.jobs")

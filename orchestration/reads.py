@@ -21,8 +21,8 @@ from persist_lib.core.cost import Cost
 from persist_lib.core.plan.compaction import Plan
 from persist_lib.core.state import Part, State
 from persist_lib.core.sums import Sums
+from persist_lib.format.descriptions import add_up
 from persist_lib.format.digest import CHUNK
-from persist_lib.format.sums import add_up
 from persist_lib.location.wrap.spending import Spending
 from persist_lib.relation.reader import ReadHandle
 from persist_lib.shard.runs import inputs_of, overlapping

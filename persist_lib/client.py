@@ -40,11 +40,11 @@ from persist_lib.relation.restore import Restored, complete, restore
 from persist_lib.relation.writer import Appended, Batching, WriteHandle
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.schema.schema import Schema, check_schema
+from persist_lib.shard.admin import Terms, parse_layer
 from persist_lib.shard.commit import Machine
 from persist_lib.shard.leases import Leases
 from persist_lib.shard.outcomes import Verdict, judge
 from persist_lib.shard.schemas import create_if_missing, schema_id
-from persist_lib.shard.terms import Terms, parse_layer
 from persist_lib.times import TimeLike
 
 if TYPE_CHECKING:

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import persist_lib as persist
 from persist_lib.format.digest import digest
-from persist_lib.location.memory.stores import MemoryBlob
+from persist_lib.location.memory.location import MemoryBlob
 from persist_lib.location.wrap.around import Operation
-from persist_lib.location.wrap.cache_files import FOLDER
-from persist_lib.location.wrap.caching import Cache, CachingBlob, fetch
+from persist_lib.location.wrap.chunk_cache import FOLDER, Cache, CachingBlob, fetch
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.testing.faults import RecordingBlob
 

@@ -20,7 +20,7 @@ from jobs.ingesting.journal import BAD, JOURNAL, Run, Tally, group_row
 from jobs.ingesting.plan import Group
 from jobs.ingesting.work import Done
 from persist_lib.client import Client
-from persist_lib.convert.lines.changes import DELETES, last_of_each_key
+from persist_lib.convert.lines.debezium import DELETES, last_of_each_key
 from persist_lib.core.state import Version
 from persist_lib.errors import AlreadyProduced, TimedOut, UpperMismatch
 from persist_lib.frontier import at

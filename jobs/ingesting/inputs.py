@@ -12,15 +12,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
-from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import parse_qsl, unquote
 
 import msgspec
 
 from jobs.ingesting.settings import Format
-from persist_lib.errors import Determinate, InvalidUsage, NotFound
+from persist_lib.errors import InvalidUsage, NotFound
+from persist_lib.location.wrap.retrying import retry
+from persist_lib.runtime.ambient import Runtime
 
 SUFFIXES: dict[Format, tuple[str, ...]] = {
     "csv": (".csv", ".tsv", ".txt"), "jsonl": (".jsonl", ".ndjson", ".json"), "parquet": (".parquet", ".pq"),
@@ -28,6 +29,9 @@ SUFFIXES: dict[Format, tuple[str, ...]] = {
 }  # fmt: skip
 COMPRESSED = (".gz", ".zst")
 WILD = "*?["
+PATIENCE_S = 7.0
+"""How long a failed request is sent again."""
+T = TypeVar("T")
 
 
 class File(msgspec.Struct, frozen=True, array_like=True):
@@ -144,39 +148,20 @@ def _on_s3(given: str) -> _Listing:
 
 
 def _list_s3(bucket: str, prefix: str, options: str, given: str) -> Iterator[File]:
-    more: dict[str, Any] = {}
-    while True:
-        answer = asking_s3(bucket, options, f"list {given}", partial(_page, bucket, prefix, more))
-        for item in answer.get("Contents", ()):
-            yield File(f"s3://{bucket}/{item['Key']}", item["Size"], item["ETag"].strip('"'), options)
-        if not answer.get("IsTruncated"):
-            return
-        more = {"ContinuationToken": answer["NextContinuationToken"]}
+    found = asking_s3(bucket, options, lambda s3: [*s3.entries(prefix, f"list {given}")])
+    return (File(f"s3://{bucket}/{one.name}", one.size, one.version.strip('"'), options) for one in found)
 
 
-def _page(bucket: str, prefix: str, more: dict[str, Any], s3: Any) -> Any:
-    return s3.list_objects_v2(Bucket=bucket, Prefix=prefix, **more)
+_stores: dict[tuple[str, str], Any] = {}
 
 
-TRIES = 6
-_clients: dict[tuple[str, str], Any] = {}
-
-
-def asking_s3(bucket: str, options: str, doing: str, ask: Callable[[Any], Any]) -> Any:
-    """Ask S3 with the options of a URL, again after failures that may pass."""
-    import time  # noqa: PLC0415
-
-    from persist_lib.location.s3.client import Clients, Target, parse_url, reading  # noqa: PLC0415 - boto3 is an extra
+def asking_s3(bucket: str, options: str, ask: Callable[[Any], T]) -> T:
+    """Ask the objects of a bucket, reached with the options of a URL, again after failures that may pass."""
+    from persist_lib.location.s3.client import Target, parse_url  # noqa: PLC0415 - boto3 is an extra
+    from persist_lib.location.s3.objects import S3Objects  # noqa: PLC0415
 
     parse_url(f"s3://{bucket}/?{options}" if options else f"s3://{bucket}/")
-    if (bucket, options) not in _clients:
-        _clients[bucket, options] = Clients(Target(bucket, "", dict(parse_qsl(options))))
-    for left in reversed(range(TRIES)):
-        try:
-            with reading(doing):
-                return ask(_clients[bucket, options].get())
-        except Determinate:
-            if not left:
-                raise
-            time.sleep(0.2 * 2 ** (TRIES - left - 1))
-    raise AssertionError
+    if (bucket, options) not in _stores:
+        _stores[bucket, options] = S3Objects(Target(bucket, "", dict(parse_qsl(options))))
+    objects, deadline = _stores[bucket, options], Runtime().deadline(PATIENCE_S)
+    return retry(lambda: ask(objects), is_idempotent=True, deadline=deadline)

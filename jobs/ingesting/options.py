@@ -13,7 +13,7 @@ from jobs.ingesting.running import Lost
 from jobs.ingesting.settings import Format, Settings
 from persist_lib.arguments import did_you_mean
 from persist_lib.config import MIB
-from persist_lib.convert.lines.reading import Changes, EpochUnit
+from persist_lib.convert.lines.file_columns import Changes, EpochUnit
 from persist_lib.errors import InvalidUsage
 
 GROUP_MIB = 512

@@ -14,11 +14,11 @@ from jobs.ingesting.inputs import File
 from jobs.ingesting.plan import Chunk
 from jobs.ingesting.reading import RandomAccess, changed, local_file_is, said_gone
 from jobs.ingesting.settings import Settings
-from persist_lib.convert.casting import cast_column
-from persist_lib.convert.lines import fitting
+from persist_lib.convert.casts import cast_column
+from persist_lib.convert.lines import file_columns
 from persist_lib.convert.lines.csv_lines import check_names
-from persist_lib.convert.lines.sifting import Refused, Sifted, sift
-from persist_lib.convert.lines.unpacking import DamagedFile
+from persist_lib.convert.lines.decompression import DamagedFile
+from persist_lib.convert.lines.file_columns import Refused, Sifted, sift
 from persist_lib.errors import InvalidUsage, SchemaMismatch
 from persist_lib.schema.schema import Schema
 
@@ -92,7 +92,7 @@ def _read_group(
             batch = next(batches, None)
         except (OSError, pa.ArrowException) as error:
             why = f"row group {number} cannot be read from this row on: {error}"
-            yield Rows(Sifted(fitting.no_rows(schema), np.array([], np.int64), {0: why}), first, 1, {0: b""})
+            yield Rows(Sifted(file_columns.no_rows(schema), np.array([], np.int64), {0: why}), first, 1, {0: b""})
             return
         if batch is None:
             return
@@ -115,7 +115,7 @@ def fit(table: pa.Table, settings: Settings, schema: Schema) -> Sifted:
         def parse(some: Any) -> pa.Table:
             return _cast(table.take(pa.array([int(place) for place in some])), settings, schema)
 
-        return sift(_refusing(parse), lambda _: (), places, fitting.no_rows(schema))
+        return sift(_refusing(parse), lambda _: (), places, file_columns.no_rows(schema))
 
 
 def _refusing(parse: Any) -> Any:
@@ -139,10 +139,10 @@ def _cast(table: pa.Table, settings: Settings, schema: Schema) -> pa.Table:
         try:
             column.validate(full=True)
             if field.name in settings.epochs:
-                column = fitting.from_epoch(column.cast(pa.int64()), settings.epochs[field.name], field.type)
+                column = file_columns.from_epoch(column.cast(pa.int64()), settings.epochs[field.name], field.type)
             columns.append(cast_column(column, field))
         except pa.ArrowException as error:
-            raise fitting.said(error) from error
+            raise file_columns.said(error) from error
     return pa.table(columns, names=schema.names)
 
 

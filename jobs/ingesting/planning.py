@@ -12,10 +12,10 @@ from jobs.ingesting.journal import Known, Run, new_run, pack_names
 from jobs.ingesting.reading import read_range, read_unpacked
 from jobs.ingesting.settings import Settings
 from persist_lib.config import MIB
-from persist_lib.convert.lines.changes import transaction_of
 from persist_lib.convert.lines.csv_lines import check_names, header_of
-from persist_lib.convert.lines.cutting import cut, cut_records
-from persist_lib.convert.lines.unpacking import DamagedFile
+from persist_lib.convert.lines.debezium import transaction_of
+from persist_lib.convert.lines.decompression import DamagedFile
+from persist_lib.convert.lines.line_blocks import cut, cut_records
 from persist_lib.errors import InvalidUsage
 from persist_lib.schema.schema import Schema
 

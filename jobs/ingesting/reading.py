@@ -8,9 +8,9 @@ from typing import Any
 
 from jobs.ingesting.inputs import File, asking_s3, local_file
 from persist_lib.config import MIB
-from persist_lib.convert.lines.seekable import Seekable
-from persist_lib.convert.lines.unpacking import PIECE, same_size, unpacked
-from persist_lib.errors import InvalidUsage, NotFound
+from persist_lib.convert.lines.decompression import PIECE, same_size, unpacked
+from persist_lib.errors import Determinate, InvalidUsage, NotFound
+from persist_lib.format.range_reader import RangeReader
 
 S3_PIECE = 8 * MIB
 
@@ -76,21 +76,14 @@ def _get(file: File, start: int, end: int) -> bytes:
     bucket, _, key = file.path.removeprefix("s3://").partition("/")
 
     def ask(s3: Any) -> bytes:
-        try:
-            answer = s3.get_object(Bucket=bucket, Key=key, Range=f"bytes={start}-{end - 1}", IfMatch=file.etag)
-            data = bytes(answer["Body"].read())
-        except s3.exceptions.ClientError as error:
-            code = error.response.get("Error", {}).get("Code", "")
-            if code in ("PreconditionFailed", "412"):
-                raise changed(file) from error
-            if code in ("NoSuchKey", "404"):
-                raise said_gone(file) from error
-            raise
-        if len(data) != end - start:
-            raise OSError(f"{len(data)} bytes came of {end - start}")
-        return data
+        found = s3.get(key, f"read {file.path}", start, end, file.etag)
+        if found is None:
+            raise said_gone(file) if s3.find(key, f"look for {file.path}") is None else changed(file)
+        if len(found.data) != end - start:
+            raise Determinate(f"{file.path}: {len(found.data)} bytes came of {end - start}")
+        return bytes(found.data)
 
-    return bytes(asking_s3(bucket, file.options, f"read {file.path}", ask))
+    return asking_s3(bucket, file.options, ask)
 
 
 def read_unpacked(file: File) -> Iterator[bytes]:
@@ -99,7 +92,7 @@ def read_unpacked(file: File) -> Iterator[bytes]:
     yield from unpacked(pieces, file.compression)
 
 
-class RandomAccess(Seekable):
+class RandomAccess(RangeReader):
     """A file of S3 as Parquet's reader needs it: ranges by GETs."""
 
     def __init__(self, file: File) -> None:

@@ -19,12 +19,12 @@ from jobs.ingesting.settings import Settings, encode_settings
 from jobs.ingesting.work import Counts, Reader, Work
 from persist_lib.arguments import did_you_mean
 from persist_lib.config import MIB
-from persist_lib.convert.lines.changes import parse_change
 from persist_lib.convert.lines.csv_lines import BOM, header_of
-from persist_lib.convert.lines.cutting import Block
+from persist_lib.convert.lines.debezium import parse_change
+from persist_lib.convert.lines.decompression import DamagedFile
+from persist_lib.convert.lines.file_columns import Refused
 from persist_lib.convert.lines.json_lines import check_objects
-from persist_lib.convert.lines.sifting import Refused
-from persist_lib.convert.lines.unpacking import DamagedFile
+from persist_lib.convert.lines.line_blocks import Block
 from persist_lib.errors import InvalidUsage
 from persist_lib.kernel.packing import unpacked
 from persist_lib.schema.schema import DIFF, Schema

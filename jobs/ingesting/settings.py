@@ -9,7 +9,7 @@ import msgspec
 import pyarrow as pa
 
 from persist_lib.config import MIB
-from persist_lib.convert.lines.reading import Changes, EpochUnit
+from persist_lib.convert.lines.file_columns import Changes, EpochUnit
 from persist_lib.errors import InvalidUsage
 from persist_lib.schema.schema import Schema
 

@@ -18,13 +18,13 @@ from jobs.ingesting.parquet_rows import read_rows
 from jobs.ingesting.plan import Chunk, Task
 from jobs.ingesting.reading import FileChanged, LostFile, read_range, read_unpacked
 from jobs.ingesting.settings import Settings, decode_settings
-from persist_lib.convert.lines import fitting
-from persist_lib.convert.lines.changes import DELETES, ChangeLines, last_of_each_key
+from persist_lib.convert.lines import file_columns
 from persist_lib.convert.lines.csv_lines import BOM, CsvLines
-from persist_lib.convert.lines.cutting import TEXT_BYTES, Block, Line, cut, cut_records, record_ends, split
+from persist_lib.convert.lines.debezium import DELETES, ChangeLines, last_of_each_key
+from persist_lib.convert.lines.decompression import DamagedFile
+from persist_lib.convert.lines.file_columns import Refused, Sifted, sift
 from persist_lib.convert.lines.json_lines import JsonLines
-from persist_lib.convert.lines.sifting import Refused, Sifted, sift
-from persist_lib.convert.lines.unpacking import DamagedFile
+from persist_lib.convert.lines.line_blocks import TEXT_BYTES, Block, Line, cut, cut_records, record_ends, split
 from persist_lib.kernel.packing import packed
 from persist_lib.schema.schema import Schema
 
@@ -180,7 +180,7 @@ class Reader:
         if block.problem is not None:
             counts.read += 1
             self._note(counts, [(block.line, block.offset, block.data, block.problem)])
-            return Sifted(fitting.no_rows(self._schema), np.array([], np.int64), {})
+            return Sifted(file_columns.no_rows(self._schema), np.array([], np.int64), {})
         lines: list[Line] | None = None
         if isinstance(parser, ChangeLines):
             lines = split(block, None, self._blank)
@@ -200,9 +200,13 @@ class Reader:
 
     def _finished(self, sifted: Sifted) -> Sifted:
         """Without the rows that lack a value, and with times, where they have their own."""
-        sifted = fitting.without_nulls(self._schema, sifted)
+        sifted = file_columns.without_nulls(self._schema, sifted)
         column, bounds = self._settings.time_column, self._work.bounds
-        return sifted if column is None or bounds is None else fitting.with_times(self._schema, sifted, column, bounds)
+        return (
+            sifted
+            if column is None or bounds is None
+            else file_columns.with_times(self._schema, sifted, column, bounds)
+        )
 
     def _parse(self, parser: CsvLines | JsonLines, block: Block) -> tuple[Sifted, list[Line] | None]:
         """The rows of a block; and its lines, where they had to be looked at."""
@@ -249,6 +253,6 @@ def run_task(work: Work, write: Write | None) -> Done:
     for table in reader.tables():
         both = table if latest is None else pa.concat_tables([latest, table])
         latest = last_of_each_key(work.schema, both)
-    empty = fitting.no_rows(work.schema).append_column(DELETES, pa.array([], pa.bool_()))
+    empty = file_columns.no_rows(work.schema).append_column(DELETES, pa.array([], pa.bool_()))
     changes = empty if latest is None else latest
     return Done(None, packed(changes, "zstd"), reader.bad(), reader.counts)

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist_lib.arguments import shown
-from persist_lib.convert.casting import cast_column, plain_column
+from persist_lib.convert.casts import cast_column, plain_column
 from persist_lib.errors import InvalidUsage
 from persist_lib.schema.schema import TIME, TIME_FIELD, Schema
 from persist_lib.times import END_S, PER_SECOND, Times, Unit
@@ -92,7 +92,7 @@ def _of_texts(texts: pa.ChunkedArray, times: Times, first_row: int) -> pa.Chunke
     unit = _unit(times)
     kind = pa.timestamp(unit, "UTC")
     try:
-        texts.slice(0, FEW).cast(pa.string()).cast(kind)  # first a few, as Arrow goes on to the end after an error
+        texts.slice(0, FEW).cast(pa.string()).cast(kind)  # first a few, as Arrow continues to the end after an error
         found = texts.cast(pa.string()).cast(kind).cast(pa.int64())
     except pa.ArrowInvalid:
         encoded = texts.cast(pa.large_string()).combine_chunks().dictionary_encode()

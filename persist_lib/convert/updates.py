@@ -15,10 +15,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist_lib.arguments import did_you_mean, native, shown
-from persist_lib.convert.casting import cast_column
+from persist_lib.convert.casts import cast_column
 from persist_lib.convert.codecs import Update, as_mappings, canonical_column, decode_rows
-from persist_lib.convert.inputs import from_pandas, pieces
-from persist_lib.convert.rows import Taking, build_column, taking_of
+from persist_lib.convert.rows import Taking, build_column, from_pandas, pieces, taking_of
 from persist_lib.convert.times import read_column, read_values
 from persist_lib.errors import InvalidUsage, SchemaMismatch
 from persist_lib.frontier import MAX_TIME, Antichain

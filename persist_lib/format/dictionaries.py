@@ -1,7 +1,7 @@
 """Text columns that are written from the dictionaries they have in memory, instead of being spelt out and hashed again.
 
 Merged windows have such columns where what was read had short dictionaries. The object is the same, its Arrow schema
-included: whoever reads it finds text.
+included: readers find text.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def as_stored(table: pa.Table, schema: pa.Schema) -> pa.Table:
 def compacted(column: pa.Array) -> pa.DictionaryArray:
     """The column with a dictionary of distinct values, none of which is null or does not occur.
 
-    SUBTLE: a row group stores the whole dictionary that it is given, and a slice has that of the whole table.
+    A row group stores the whole dictionary that it is given, and a slice has that of the whole table.
     """
     if not pa.types.is_dictionary(column.type):
         return column.dictionary_encode()

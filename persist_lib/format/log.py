@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar, get_args
 
 import msgspec
+from msgspec import inspect
 
 from persist_lib.core.commands import STORED_AS, Command
 from persist_lib.core.diff import StateDiff
@@ -28,9 +29,54 @@ from persist_lib.core.formats import (
 from persist_lib.core.state import Batch, Part, Rollup, State, Writer
 from persist_lib.errors import Corrupt, InvalidUsage, InvariantViolated, NewerFormat, PersistError
 from persist_lib.format.frame import body_of, checksum, framed, has_magic, stored_checksum, version_of
-from persist_lib.format.unknown import find_unknown
 from persist_lib.ids import SeqNo
 from persist_lib.schema.schema import stored_form
+
+
+def find_unknown(body: bytes, kind: type) -> str | None:
+    """A field of `body` that the struct `kind`, or one within it, does not have; None if there is none.
+
+    Names it for people. Bytes that are no msgpack hold no field.
+    """
+    try:
+        value = msgspec.msgpack.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    return _find(value, inspect.type_info(kind))
+
+
+def _find(value: Any, kind: inspect.Type) -> str | None:
+    match kind:
+        case inspect.StructType(cls, fields, array_like=is_list) if isinstance(value, list if is_list else dict):
+            return _find_in_struct(value, cls.__name__, fields)
+        case inspect.UnionType(types):
+            found = [_find(value, one) for one in types]
+            return next((one for one in found if one), None)
+        case inspect.TupleType(types) if isinstance(value, list):
+            return _first(_find(item, one) for item, one in zip(value, types, strict=False))
+        case inspect.VarTupleType(item) if isinstance(value, list):
+            return _first(_find(one, item) for one in value)
+        case inspect.DictType(_, item) if isinstance(value, dict):
+            return _first(_find(one, item) for one in value.values())
+        case _:
+            return None
+
+
+def _find_in_struct(value: Any, name: str, fields: tuple[inspect.Field, ...]) -> str | None:
+    if isinstance(value, list):
+        if len(value) > len(fields):
+            return f"{name} with {len(value)} fields, not {len(fields)}"
+        return _first(_find(item, field.type) for item, field in zip(value, fields, strict=False))
+    known = {field.encode_name: field.type for field in fields}
+    unknown = [key for key in value if key not in known]
+    if unknown:
+        return f"{name} with the field {unknown[0]!r}"
+    return _first(_find(item, known[key]) for key, item in value.items())
+
+
+def _first(found: Any) -> str | None:
+    return next((one for one in found if one), None)
+
 
 ROW_MAGIC = b"PSTr"
 ROLLUP_MAGIC = b"PSTs"
@@ -150,7 +196,7 @@ def _group_problem(row: LogRow) -> str | None:
 def encode_state(stored: StoredState) -> bytes:
     """The bytes of a rollup, in the format of the state. Raises InvariantViolated as `encode_row` does.
 
-    SUBTLE: mappings keep the order of their history, which no other process shares: sort.
+    Mappings keep the order of their history, which no other process shares: sort.
     """
     state = stored.state
     ordered = {name: dict(sorted(getattr(state, name).items())) for name in MAPPINGS}

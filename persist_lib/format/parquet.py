@@ -27,11 +27,11 @@ import pyarrow.parquet as pq
 
 from persist_lib.core.trace import GROUP_BYTES, GROUP_ROWS
 from persist_lib.errors import Corrupt, Damage, InvalidUsage, NewerFormat
+from persist_lib.format.descriptions import Description, EncodedPart, describe, join
 from persist_lib.format.dictionaries import as_stored, stored_as
 from persist_lib.format.digest import digest
-from persist_lib.format.encoded import Description, EncodedPart, describe, join
 from persist_lib.format.predicate import Where, statistics_columns
-from persist_lib.format.ranged import ChunkedReader
+from persist_lib.format.range_reader import ChunkedReader
 from persist_lib.kernel.columns import array_of, plain_table
 from persist_lib.kernel.keys import Start, lower_bound, may_reach, slice_sorted
 from persist_lib.schema.empty import empty_table
@@ -65,20 +65,16 @@ class _Growing(io.RawIOBase):
         self._data = bytearray()
 
     def writable(self) -> bool:
-        """Yes."""
         return True
 
     def tell(self) -> int:
-        """Bytes written so far."""
         return len(self._data)
 
     def write(self, data: Any) -> int:
-        """Append all of it."""
         self._data += data
         return len(data)
 
     def taken(self) -> memoryview:
-        """All that was written."""
         return memoryview(self._data).toreadonly()
 
 
@@ -96,12 +92,10 @@ class PartEncoder:
 
     @property
     def size(self) -> int:
-        """Bytes written so far."""
         return int(self._sink.tell())
 
     @property
     def rows(self) -> int:
-        """Rows written so far."""
         return sum(group.sums.count for group in self._groups)
 
     def write(self, table: pa.Table, parallel: Describing = map) -> None:
@@ -141,7 +135,7 @@ class PartEncoder:
     def _open(self, table: pa.Table) -> pq.ParquetWriter:
         encodings = _encodings(table)
         self._stored = stored_as(table, self._schema.updates, encodings["use_dictionary"])
-        # SUBTLE: the Arrow schema that the writer would store says how the tables are in memory. `finish` stores what
+        # The Arrow schema that the writer would store says how the tables are in memory. `finish` stores what
         # they mean.
         return pq.ParquetWriter(
             self._sink,
@@ -243,17 +237,14 @@ class PartFile:
 
     @property
     def rows(self) -> int:
-        """How many updates it holds."""
         return int(self._file.metadata.num_rows)
 
     @property
     def columns(self) -> list[str]:
-        """The names of the stored columns."""
         return list(self._stored.names)
 
     @property
     def group_rows(self) -> list[int]:
-        """How many rows each row group has."""
         metadata = self._file.metadata
         return [int(metadata.row_group(index).num_rows) for index in range(metadata.num_row_groups)]
 
@@ -269,7 +260,6 @@ class PartFile:
         ]
 
     def byte_ranges(self, groups: Sequence[int]) -> list[tuple[int, int]]:
-        """Where the row groups lie in the object."""
         metadata = self._file.metadata
         found = []
         for group in map(metadata.row_group, groups):
@@ -297,7 +287,6 @@ class PartFile:
 
     @property
     def row_bytes(self) -> int:
-        """About how many bytes a row takes in memory."""
         metadata = self._file.metadata
         size = sum(metadata.row_group(index).total_byte_size for index in range(metadata.num_row_groups))
         return max(1, int(size) // max(1, self.rows))
@@ -376,7 +365,7 @@ class PartFile:
         if self._times:
             table = counted_at(table, self._at)
         if (lo is not None or hi is not None) and self._columns is None:
-            # A bound may go on behind the key, so that all columns count, as the reader's schema has them.
+            # A bound may continue behind the key, so that all columns count, as the reader's schema has them.
             table = conform(self._key, table, self._schema, times=self._times)
             return slice_sorted(self._schema, table, lo, hi)
         if lo is not None or hi is not None:

@@ -7,21 +7,147 @@ key range and to the registered time bounds, in bounded memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import struct
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import pyarrow as pa
 
-from persist_lib.errors import Corrupt
+from persist_lib.core.trace import GROUP_BYTES, GROUP_ROWS
+from persist_lib.errors import Corrupt, NewerFormat
+from persist_lib.format.descriptions import EncodedPart, describe
 from persist_lib.format.digest import CHUNK, digest, verify
-from persist_lib.format.encoded import EncodedPart, describe
-from persist_lib.format.inline import decode_inline, pack_inline
-from persist_lib.format.parquet import Describing, PartEncoder, PartFile
+from persist_lib.format.parquet import Describing, PartEncoder, PartFile, conform, counted_at, groups_of, undamaged
 from persist_lib.format.predicate import Where
-from persist_lib.format.ranged import ChunkedReader
+from persist_lib.format.range_reader import ChunkedReader
 from persist_lib.kernel.columns import integers, mask_of, one_batch
+from persist_lib.kernel.keys import slice_sorted
+from persist_lib.kernel.merge import MERGE_BYTES, Run, merge_windows
 from persist_lib.kernel.order import is_sorted, sort_updates
 from persist_lib.schema.schema import TIME, Schema
+
+PART_BYTES = 128 << 20
+
+
+def merge_to_parts(
+    runs: Sequence[Run],
+    schema: Schema,
+    schema_id: int,
+    *,
+    advance_to: int | None = None,
+    part_bytes: int = PART_BYTES,
+    merge_bytes: int = MERGE_BYTES,
+    window_rows: int | None = None,
+) -> Iterator[EncodedPart]:
+    """One run of parts of about `part_bytes` that stands for all the runs: what a compaction writes.
+
+    A sum beyond 64 bits stays several updates, so that it only fails the reader that asks for it.
+    """
+    windows = merge_windows(
+        runs, schema, advance_to=advance_to, merge_bytes=merge_bytes, window_rows=window_rows, on_overflow="split"
+    )
+    return parts_of(windows, schema, schema_id, part_bytes)
+
+
+def parts_of(
+    windows: Iterable[pa.Table], schema: Schema, schema_id: int, part_bytes: int, parallel: Describing = map
+) -> Iterator[EncodedPart]:
+    """One run of parts of about `part_bytes` from tables that follow one another in order and are consolidated."""
+    encoder = PartEncoder(schema, schema_id)
+    for table in gathered(windows, part_bytes):
+        for group in groups_of(table):
+            encoder.write(group, parallel)
+            if encoder.size >= part_bytes:
+                yield encoder.finish()
+                encoder = PartEncoder(schema, schema_id)
+    if encoder.rows:
+        yield encoder.finish()
+
+
+def gathered(windows: Iterable[pa.Table], part_bytes: int = PART_BYTES) -> Iterator[pa.Table]:
+    """The same rows in tables of at least most of a row group, or of a part, however small the windows are.
+
+    A row group a window would put every column of wide rows into every chunk of a part, so that leaving columns out
+    saved nothing.
+    """
+    enough = min(GROUP_BYTES * 3 // 4, part_bytes)
+    held: list[pa.Table] = []
+    for window in windows:
+        held.append(window)
+        del window  # what is given away is not kept
+        rows, size = sum(table.num_rows for table in held), sum(table.nbytes for table in held)
+        if rows >= GROUP_ROWS or size >= enough:
+            yield _taken(held)
+    if held:
+        yield _taken(held)
+
+
+def _taken(held: list[pa.Table]) -> pa.Table:
+    table = pa.concat_tables(held).combine_chunks() if len(held) > 1 else held[0]
+    held.clear()
+    return table
+
+
+# Inline: an Arrow record batch without its schema, which the state knows. Cheap above all: a small append is one
+# compare-and-set, and these bytes are what it has to build. The state's own checksum covers them once more.
+VERSION: Final = 1
+_HEADER = struct.Struct("<3sBI")  # magic, version, CRC-32 of the rest; 8 bytes, as Arrow wants its buffers aligned
+_MAGIC = b"PIB"
+
+
+def pack_inline(batch: pa.RecordBatch) -> bytes:
+    """Sorted updates, in columns of `schema.updates`, as bytes."""
+    body = batch.serialize().to_pybytes()
+    return _HEADER.pack(_MAGIC, VERSION, zlib.crc32(body)) + body
+
+
+def decode_inline(
+    where: str,
+    data: bytes,
+    written: Schema,
+    schema: Schema | None = None,
+    *,
+    columns: Sequence[str] | None = None,
+    lo: bytes | None = None,
+    hi: bytes | None = None,
+    at: int | None = None,
+) -> pa.Table:
+    """The updates with `lo <= key < hi`; `written` is the schema they were written with, `schema` the reader's.
+
+    `where` names them in errors. With `at`, all updates are at that time.
+    """
+    body = memoryview(data)[_HEADER.size :]
+    _check(where, data, body)
+    with undamaged(where):
+        batch = pa.ipc.read_record_batch(pa.py_buffer(body), written.updates)
+    table = counted_at(pa.Table.from_batches([batch]), at)
+    if (lo is not None or hi is not None) and columns is None:
+        # A bound may continue behind the key, so that all columns count, as the reader's schema has them.
+        return slice_sorted(schema or written, conform(where, table, schema or written), lo, hi)
+    if lo is not None or hi is not None:
+        table = slice_sorted(written, table, lo, hi)
+    if schema is None and columns is None:
+        return table
+    if columns is not None:
+        kept = {*columns, "_time", "_diff"}
+        table = table.select([name for name in table.schema.names if name in kept])
+    return conform(where, table, schema or written, columns)
+
+
+def _check(where: str, data: bytes, body: memoryview) -> None:
+    if len(data) < _HEADER.size or data[:3] != _MAGIC:
+        raise Corrupt(f"{where}: not an inline batch", key=where)
+    _, version, checksum = _HEADER.unpack_from(data)
+    if version > VERSION:
+        raise NewerFormat(
+            f"{where}: inline format {version}, this release knows up to {VERSION}; upgrade first",
+            key=where, found=version, known=VERSION,
+        )  # fmt: skip
+    if zlib.crc32(body) != checksum:
+        raise Corrupt(f"{where}: inline bytes do not match their checksum", key=where)
+
 
 __all__ = [
     "EncodedPart", "PartEncoder", "StoredPart", "decode_inline", "decode_part", "encode_inline", "encode_part",
@@ -107,7 +233,7 @@ def open_run(
 ) -> PartRun:
     """The updates of a run in order, as `schema` has them; a part is opened when the one before has been read.
 
-    Of some `columns` only these are read, `_time` and `_diff` besides. `where` leaves out rows that it does not keep,
+    Of some `columns` only these are read, with `_time` and `_diff`. `where` leaves out rows that it does not keep,
     as far as they are easily told.
     """
     return PartRun(parts, schema, (key_lower, key_upper), batch_rows, columns, where)

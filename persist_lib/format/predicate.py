@@ -27,7 +27,7 @@ _EXAMPLE = 'pyarrow.compute.field("cents") > 100'
 _OWN_TYPE = (
     'Compare a column with a value of its own type, as in field("price") > Decimal("5.00") or == date(2026, 1, 31)'
 )
-_ANY = pa.table({"": pa.nulls(1, pa.int8())})  # SUBTLE: no list, for which pyarrow would import pandas
+_ANY = pa.table({"": pa.nulls(1, pa.int8())})  # no list, for which pyarrow would import pandas
 
 
 class Where:
@@ -62,7 +62,6 @@ class Where:
         return cls(given, _names(given, columns))
 
     def both(self, other: Where | None) -> Where:
-        """The rows that both filters keep."""
         if other is None:
             return self
         return Where(self.expression & other.expression, tuple(dict.fromkeys((*self.names, *other.names))))
@@ -141,7 +140,7 @@ def evaluated(table: pa.Table, expressions: Mapping[str, pc.Expression]) -> pa.T
         Declaration("table_source", TableSourceNodeOptions(table)),
         Declaration("project", ProjectNodeOptions(list(expressions.values()), list(expressions))),
     ]
-    # SUBTLE: on one thread, so that the answers are in the order of the rows.
+    # On one thread, so that the answers are in the order of the rows.
     return Declaration.from_sequence(steps).to_table(use_threads=False)
 
 

@@ -73,34 +73,27 @@ class Blob(Protocol):
 
     def get(self, key: str) -> bytes | None:
         """Return the whole object, or None when there is none."""
-        ...
 
     def get_range(self, key: str, start: int, end: int) -> bytes | None:
         """Return bytes `[start, end)` of the object, cut at its end, or None when there is no object."""
-        ...
 
     def set(self, key: str, data: bytes | memoryview) -> None:
         """Store `data` under `key`, durably on return. A key is written once; setting the same bytes again succeeds.
 
         Raises Corrupt when the key holds other bytes.
         """
-        ...
 
     def delete(self, key: str) -> bool:
         """Delete an object. Returns whether there was one; a missing object is no error, so a retry is safe."""
-        ...
 
     def delete_many(self, keys: Sequence[str]) -> dict[str, Exception]:
         """Delete several objects. Returns an error for each key that could not be deleted. A retry is safe."""
-        ...
 
     def list(self, prefix: str) -> Iterator[BlobEntry]:
         """Yield every object whose key starts with `prefix` (empty, or ends in `/`), in pages, in no promised order."""
-        ...
 
     def close(self) -> None:
         """Release connections and files. Idempotent."""
-        ...
 
 
 class Puts(Protocol):
@@ -109,14 +102,12 @@ class Puts(Protocol):
     def set(self, key: str, data: bytes | memoryview) -> None:
         """Store `data` under `key`, durably on return, as `Blob.set` does.
 
-        SUBTLE: it may count a key that is there as stored without a look at its bytes. So the key has to say what they
-        are, as one with a digest does, and whoever reads the object has to check it.
+        It may count a key that is there as stored without a look at its bytes. So the key has to say what they
+        are, as one with a digest does, and readers of the object have to check it.
         """
-        ...
 
     def close(self) -> None:
         """Release connections and files. Idempotent."""
-        ...
 
 
 @runtime_checkable
@@ -128,11 +119,9 @@ class SendsInPieces(Protocol):
 
     def uploads(self, prefix: str) -> Iterator[Upload]:
         """Yield the uploads below `prefix` that are neither finished nor given up."""
-        ...
 
     def abort_uploads(self, uploads: Sequence[Upload]) -> dict[Upload, Exception]:
         """Give up uploads. Returns an error for each that could not be given up. Finished ones are left alone."""
-        ...
 
 
 class Page(NamedTuple):
@@ -148,7 +137,6 @@ class ListsPages(Protocol):
 
     def page(self, prefix: str, after: str) -> Page:
         """Return the next objects below `prefix` whose keys are greater than `after`: one request."""
-        ...
 
 
 @runtime_checkable
@@ -157,11 +145,9 @@ class Consensus(Protocol):
 
     def head(self, key: str) -> Row | None:
         """Return the newest row, which may be stale, or None when the key was never set."""
-        ...
 
     def scan(self, key: str, from_seqno: SeqNo, limit: int) -> list[Row]:
         """Return at most `limit` rows with seqno >= from_seqno, ascending. Linearizable."""
-        ...
 
     def compare_and_set(self, key: str, expected: Newest | None, data: bytes) -> bool:
         """Append `data` at the seqno after `expected` if `expected` is the newest row. Returns whether it did.
@@ -169,7 +155,6 @@ class Consensus(Protocol):
         None expects a key that was never set, and appends at 1. False means that the newest row is another one: the
         caller lost, and nothing changed. After Indeterminate, a retry may return False for a row of its own.
         """
-        ...
 
     def compare_and_set_many(self, changes: Mapping[str, Change]) -> bool:
         """Append one row to each key of `changes`, all or none, atomically. Returns whether it did.
@@ -177,11 +162,9 @@ class Consensus(Protocol):
         Raises InvalidUsage if the store has no transactions. Without any changes it returns True, or raises that
         InvalidUsage, without a request: so a caller can find out beforehand.
         """
-        ...
 
     def truncate(self, key: str, seqno: SeqNo) -> int:
         """Delete the rows below `seqno`. Returns how many. Raises InvalidUsage if the newest row is below `seqno`."""
-        ...
 
     def rewind(self, key: str, seqno: SeqNo, newest: Newest) -> int:
         """Delete the rows above `seqno` if `newest` is the newest row. Returns how many, and 0 if it is not.
@@ -190,11 +173,9 @@ class Consensus(Protocol):
         is refused from then on, as after a restored copy. With `seqno` 0 nothing is left of the key. Raises
         InvalidUsage if there is no row at `seqno`.
         """
-        ...
 
     def list_keys(self) -> Iterator[str]:
         """Yield every key that was ever set."""
-        ...
 
     def heads(self, keys: Sequence[str] | None = None) -> dict[str, SeqNo]:
         """Return the seqno of the newest row of these keys that were ever set (None: of all), in one request.
@@ -205,15 +186,12 @@ class Consensus(Protocol):
         For each key it is linearizable, as `scan` is: a row that was there before the call is counted. Rows that are
         appended during the call may be. The keys are not all looked at in the same moment.
         """
-        ...
 
     def now(self) -> int:
         """Return the time of the store's clock, in ms since the epoch, without a round trip of its own."""
-        ...
 
     def close(self) -> None:
         """Release connections and files. Idempotent."""
-        ...
 
 
 @runtime_checkable
@@ -225,7 +203,6 @@ class WakesWaiters(Protocol):
 
         True does not mean that there is such a row: the caller has to look.
         """
-        ...
 
 
 @runtime_checkable
@@ -238,19 +215,17 @@ class PushesRows(Protocol):
         They follow `after` without a gap. Nothing says that there are no newer ones: a row may be on its way, or lost.
         So now and then the answer is None even if nothing came, and a caller that scans then misses nothing for long.
         """
-        ...
 
 
 @runtime_checkable
 class HearsOfRows(Protocol):
-    """An optional protocol of a Consensus that hears of new rows of all keys, whoever wrote them."""
+    """An optional protocol of a Consensus that hears of new rows of all keys, by any writer."""
 
     def heard(self, longest_s: float) -> Mapping[str, SeqNo] | None:
         """Wait up to `longest_s` seconds for news since the last call, and return the newest seqnos of their keys.
 
         Returns None at once if nothing can be heard now. News can get lost. For one thread at a time.
         """
-        ...
 
 
 @runtime_checkable
@@ -260,7 +235,6 @@ class AnswersDebts(Protocol):
     @property
     def answers_debts(self) -> bool:
         """Whether it does."""
-        ...
 
     def debts(self, settings: str, done: Mapping[str, Sequence[str]], most: int | None, seconds: float) -> Debts | None:
         """Return what is due on all shards that this client sees, by looks with these settings.
@@ -269,7 +243,6 @@ class AnswersDebts(Protocol):
         at shards that have moved for `seconds`, and at no more than `most`; the others wait. None: it has other
         settings.
         """
-        ...
 
 
 @runtime_checkable
@@ -278,4 +251,3 @@ class StaysInPlace(Protocol):
 
     def check_in_place(self) -> None:
         """Raise HistoryRegressed unless the paths still lead to the open files. Cheap, and counted as no request."""
-        ...

@@ -28,6 +28,11 @@ class RemoteClock:
         self._runtime = runtime
         self._seen: tuple[int, float] | None = None
 
+    @property
+    def last(self) -> int:
+        """The time in the last answer, in ms since the epoch; 0 if none had one."""
+        return self._seen[0] if self._seen else 0
+
     def observe(self, now: int) -> None:
         """Note that the store's clock was at `now` (ms since the epoch) in an answer that just arrived."""
         self._seen = now, self._runtime.monotonic()

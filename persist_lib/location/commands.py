@@ -1,6 +1,6 @@
 """Commands of shards as values that go over a wire: what a Consensus takes that stands for a shard server.
 
-Such a Consensus has all that any other has, and besides applies commands to the newest state by itself. So a change
+Such a Consensus has all that any other has, and also applies commands to the newest state by itself. So a change
 needs no compare-and-set of its client's, and changes of many clients become one row.
 """
 
@@ -63,7 +63,6 @@ class TakesCommands(Protocol):
         once, however often and to whichever server they are sent, and a refusal then holds for ever. Raises Determinate
         if they certainly were not committed, and Indeterminate with the `token` if that is not known.
         """
-        ...
 
 
 def dated(command: c.Command, now: int) -> c.Command:

@@ -45,7 +45,7 @@ def fsync_directory(path: Path) -> None:
 def make_directories(path: Path) -> None:
     """Make `path` and its missing parents, durably.
 
-    SUBTLE: this also fsyncs parents that exist already. The process that made them may not have fsynced them yet, and
+    This also fsyncs parents that exist already. The process that made them may not have fsynced them yet, and
     may never do so. So every directory made here is in a durable one from the moment at which others can find it.
     """
     missing = list(itertools.takewhile(lambda p: not p.exists(), (path, *path.parents)))
@@ -66,7 +66,7 @@ def ensure_directory(path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except FileExistsError as error:
-        # SUBTLE: `exist_ok` looks again at what was in its way, and also raises this if that was removed in between.
+        # `exist_ok` looks again at what was in its way, and also raises this if that was removed in between.
         found = Path(error.filename)
         if os.path.lexists(found) and not found.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(found)) from error
@@ -162,7 +162,7 @@ class DurableDirectories:
         self.check_in_place()
         path = self._root / name
         ensure_directory(path)
-        # SUBTLE: also when it existed: the process that made it may never come to fsync its parents.
+        # Also when it existed: the process that made it may never come to fsync its parents.
         while path != self._root.parent:
             path = path.parent
             fsync_directory(path)
@@ -184,7 +184,6 @@ class DurableDirectories:
             name = name.rpartition("/")[0]
 
     def close(self) -> None:
-        """Close all open directories."""
         with self._lock:
             self._open.clear()
             self._first_found = None

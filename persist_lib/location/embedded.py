@@ -44,10 +44,9 @@ def _open_consensus(url: str, opening: Opening) -> Consensus:
     if not database.exists():
         _check_never_had_one(url, path, opening)
     # Loaded by name, so that a program that only puts blobs loads no database driver.
-    if opening.read_only:
-        read_only = import_module("persist_lib.location.sqlite.read_only")
-        return read_only.ReadOnlySqliteConsensus(database, clock=opening.clock)
     sqlite = import_module("persist_lib.location.sqlite.consensus")
+    if opening.read_only:
+        return sqlite.ReadOnlySqliteConsensus(database, clock=opening.clock)
     return sqlite.SqliteConsensus(database, create=opening.create, clock=opening.clock, runtime=opening.runtime)
 
 

@@ -31,9 +31,8 @@ from persist_lib.errors import HIDDEN, InvalidUsage, redacted
 from persist_lib.location import embedded
 from persist_lib.location.api import Blob, Consensus, Puts
 from persist_lib.location.clock import Clock, machine_clock
-from persist_lib.location.lazy import lazy_scheme
 from persist_lib.location.memory import location as memory_location
-from persist_lib.location.scheme import Opening, Scheme
+from persist_lib.location.scheme import Opening, Scheme, lazy_scheme
 from persist_lib.location.wrap.read_only import ReadOnlyBlob, ReadOnlyConsensus, RefusesWrites
 from persist_lib.location.wrap.retrying import TIMEOUT_S
 from persist_lib.runtime.ambient import Runtime
@@ -45,11 +44,11 @@ Place: TypeAlias = "str | os.PathLike[str]"
 _POSTGRES = lazy_scheme("persist_lib.location.postgres.consensus", "postgres", has_blob=False, has_consensus=True)
 _S3 = lazy_scheme(
     "persist_lib.location.s3.blob", "s3",
-    has_blob=True, has_consensus=False, puts="persist_lib.location.s3.puts", prices=S3_LIST, tells_requests=True,
+    has_blob=True, has_consensus=False, has_puts=True, prices=S3_LIST, tells_requests=True,
 )  # fmt: skip
 _S3_ALONE = lazy_scheme(
     "persist_lib.location.s3.consensus", "s3",
-    has_blob=True, has_consensus=True, puts="persist_lib.location.s3.puts", prices=S3_LIST, tells_requests=True,
+    has_blob=True, has_consensus=True, has_puts=True, prices=S3_LIST, tells_requests=True,
 )  # fmt: skip
 _RPC = lazy_scheme("persist_lib.location.rpc.consensus", "server", has_blob=False, has_consensus=True, is_named=True)
 BUILT_IN: Mapping[str, Scheme] = {

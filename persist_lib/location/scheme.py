@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from importlib import import_module
+from types import ModuleType
+from typing import Any, Protocol
 from urllib.parse import parse_qsl
 
 from persist_lib.core.cost import FREE, Prices
@@ -18,12 +20,10 @@ class Stores(Protocol):
     """Another place of the location's consensus, for a Consensus that goes there when its own does not answer."""
 
     def url_of(self, url: str) -> str:
-        """The URL of a Consensus, which means the same in any process. Raises InvalidUsage for one that is none."""
-        ...
+        """The URL of a Consensus, which means the same in any process. Raises InvalidUsage for an invalid one."""
 
     def open(self, url: str) -> tuple[Blob, Consensus]:
         """The location's blobs, and the Consensus at such a URL, which exists. Close the Consensus after use."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,3 +80,46 @@ class Scheme:
     tells_requests: bool = False
     named: Callable[[str, Opening], str] = named_already
     puts: Callable[[str, Opening], Puts] | None = None
+
+
+def lazy_scheme(
+    module: str,
+    extra: str,
+    *,
+    has_blob: bool,
+    has_consensus: bool,
+    has_puts: bool = False,
+    prices: Prices = FREE,
+    tells_requests: bool = False,
+    is_named: bool = False,
+) -> Scheme:
+    """Return the scheme that `module` implements by its functions open_blob, open_consensus and canonical.
+
+    `has_puts`, `is_named`: it also has the functions open_puts and `named`.
+
+    A missing package raises InvalidUsage, which names the `extra` to install, when the scheme is used.
+    """
+
+    def call(function: str) -> Callable[..., Any]:
+        def later(*arguments: object) -> Any:
+            return getattr(_load(module, extra), function)(*arguments)
+
+        return later
+
+    return Scheme(
+        call("open_blob") if has_blob else None, call("open_consensus") if has_consensus else None, call("canonical"),
+        prices, tells_requests, puts=call("open_puts") if has_puts else None,
+        named=call("named") if is_named else named_already,
+    )  # fmt: skip
+
+
+def _load(module: str, extra: str) -> ModuleType:
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("persist_lib"):
+            raise
+        raise InvalidUsage(
+            f"this location needs the package {error.name}, which is not installed: pip install 'persist-lib[{extra}]'",
+            extra=extra,
+        ) from error

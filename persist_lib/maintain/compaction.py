@@ -36,21 +36,21 @@ from persist_lib.core.plan.fan_in import SHARE
 from persist_lib.core.state import State
 from persist_lib.core.sums import total
 from persist_lib.errors import Damage, Missing
-from persist_lib.format.encoded import EncodedPart
-from persist_lib.format.merged import merge_to_parts, parts_of
+from persist_lib.format.descriptions import EncodedPart
+from persist_lib.format.parts import merge_to_parts, parts_of
 from persist_lib.format.paths import blob_key, part_key
 from persist_lib.frontier import Antichain
 from persist_lib.ids import SeqNo, ShardId, WriterId
 from persist_lib.location.api import Blob
+from persist_lib.location.wrap.deadline import Stopped, check_not_stopped
 from persist_lib.location.wrap.spending import charged
-from persist_lib.location.wrap.stopping import Stopped, check_not_stopped
 from persist_lib.maintain.worker import Progress, Uploader, Worker
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.shard.batches import as_part
 from persist_lib.shard.commit import Committed, Machine
-from persist_lib.shard.cutting import Within, stretches
-from persist_lib.shard.gathering import gather
 from persist_lib.shard.runs import Stored, overlapping
+from persist_lib.shard.small_runs import gather
+from persist_lib.shard.stretches import Within, stretches
 
 log = logging.getLogger("persist.compaction")
 

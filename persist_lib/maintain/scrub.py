@@ -18,7 +18,7 @@ from persist_lib.core.plan.compaction import TaskInput
 from persist_lib.core.state import Batch, Part, Version
 from persist_lib.core.sums import Sums, total
 from persist_lib.errors import Damage, PersistError
-from persist_lib.format.marks import Mark, Marks, identity_of
+from persist_lib.format.scrub_marks import Mark, Marks, identity_of
 from persist_lib.ids import ShardId
 from persist_lib.location.api import Blob
 from persist_lib.location.wrap.deadline import within

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from persist_lib.errors import Corrupt, NewerFormat, PersistError
-from persist_lib.format.marks import Mark, Marks, decode_marks, encode_marks
 from persist_lib.format.paths import MARKS, has_damage, marks_key, marks_prefix
+from persist_lib.format.scrub_marks import Mark, Marks, decode_marks, encode_marks
 from persist_lib.ids import SeqNo, ShardId
 from persist_lib.location.api import Blob
 from persist_lib.shard.commit import Machine

@@ -21,7 +21,7 @@ from persist_lib.core.plan.garbage import plan_garbage
 from persist_lib.core.plan.look import BY_MARK, Look, look_at, settings_of
 from persist_lib.core.state import Version
 from persist_lib.errors import Damage, Determinate, Indeterminate, InvalidUsage, PersistError
-from persist_lib.format.looks import Memory
+from persist_lib.format.survey_cache import Memory
 from persist_lib.ids import SeqNo, ShardId, parse_shard_id
 from persist_lib.location.api import AnswersDebts, Blob, Consensus
 from persist_lib.location.wrap.deadline import within

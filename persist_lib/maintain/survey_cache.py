@@ -15,7 +15,7 @@ import msgspec
 
 from persist_lib.core.plan.look import Look
 from persist_lib.errors import PersistError
-from persist_lib.format.looks import PREFIX, Memory, decode_memory, encode_memory, memory_key, memory_ms
+from persist_lib.format.survey_cache import PREFIX, Memory, decode_memory, encode_memory, memory_key, memory_ms
 from persist_lib.ids import SeqNo
 from persist_lib.location.api import Blob
 from persist_lib.location.wrap.deadline import within

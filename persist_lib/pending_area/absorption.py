@@ -23,13 +23,13 @@ from persist_lib.core.state import Batch as TraceBatch
 from persist_lib.core.state import Part, State
 from persist_lib.core.sums import Sums, total
 from persist_lib.errors import Indeterminate, PersistError, ShardFinished
-from persist_lib.format.encoded import describe
+from persist_lib.format.descriptions import describe
 from persist_lib.format.parts import within
 from persist_lib.frontier import MINIMUM, at
 from persist_lib.ids import PartKey
+from persist_lib.location.wrap.deadline import check_not_stopped
 from persist_lib.location.wrap.deadline import within as within_deadline
 from persist_lib.location.wrap.spending import charged
-from persist_lib.location.wrap.stopping import check_not_stopped
 from persist_lib.maintain import Worker, collect, roll_up
 from persist_lib.pending_area.fetcher import AHEAD, THREADS, Fetcher, Id
 from persist_lib.pending_area.late_batches import delete_all, discard_late, known_of
@@ -47,10 +47,10 @@ from persist_lib.pending_area.objects import Batch
 from persist_lib.relation.registration import Registration, inline_room, undoubted
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import Schema
+from persist_lib.shard.admin import claim, retire_writers
 from persist_lib.shard.batches import Builder, Built
 from persist_lib.shard.commit import Committed, Machine
 from persist_lib.shard.leases import Leases
-from persist_lib.shard.terms import claim, retire_writers
 from persist_lib.times import PER_SECOND
 
 PIECE_BYTES = 32 << 20

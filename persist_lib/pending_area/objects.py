@@ -19,8 +19,8 @@ import xxhash
 from persist_lib.core.pending import PendingName
 from persist_lib.core.state import Part
 from persist_lib.errors import Corrupt, Damage
+from persist_lib.format.descriptions import Description, describe
 from persist_lib.format.digest import CHUNK, WIDTH, digest
-from persist_lib.format.encoded import Description, describe
 from persist_lib.format.parquet import PartFile, inner_keys, starts_of
 from persist_lib.format.parts import encode_part, is_sorted
 from persist_lib.frontier import Antichain

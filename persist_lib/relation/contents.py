@@ -24,9 +24,9 @@ from persist_lib.kernel.merge import Run, merge_contents
 from persist_lib.kernel.order import adjacent_ties, columns_in_order
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import DIFF, TIME, Schema
-from persist_lib.shard.gathering import Gathered, gather_contents
 from persist_lib.shard.lookup import look_up
 from persist_lib.shard.runs import Parallel, Stored, read_whole
+from persist_lib.shard.small_runs import Gathered, gather_contents
 
 SLICE_ROWS = 1 << 17
 """Rows of one part that a thread adds up at a time."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 
-from persist_lib.convert.instances import rows_as_models
+from persist_lib.convert.codecs import rows_as_models
 from persist_lib.errors import InvalidUsage
 from persist_lib.format.predicate import Where
 from persist_lib.kernel.columns import integers

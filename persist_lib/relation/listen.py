@@ -18,7 +18,7 @@ from persist_lib.location.api import WakesWaiters
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import Schema
 from persist_lib.shard.commit import Machine
-from persist_lib.shard.following import follow, told
+from persist_lib.shard.pushed_rows import follow, told
 from persist_lib.shard.runs import read_updates
 
 if TYPE_CHECKING:

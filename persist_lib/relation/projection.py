@@ -30,8 +30,8 @@ from persist_lib.kernel.order import adjacent_ties, columns_in_order
 from persist_lib.relation import contents
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import DIFF, Column, Schema
-from persist_lib.shard.gathering import MOST_BYTES, pieces
 from persist_lib.shard.runs import Stored, read_part
+from persist_lib.shard.small_runs import MOST_BYTES, pieces
 
 A = TypeVar("A")
 

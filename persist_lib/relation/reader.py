@@ -37,8 +37,8 @@ from persist_lib.runtime.ambient import Deadline
 from persist_lib.runtime.forks import Stage, enrol
 from persist_lib.schema.schema import Schema
 from persist_lib.shard.commit import Machine
-from persist_lib.shard.following import follow
 from persist_lib.shard.leases import Leased, Leases, Registering, was_closed
+from persist_lib.shard.pushed_rows import follow
 from persist_lib.times import TimeLike, Times
 
 if TYPE_CHECKING:

@@ -35,10 +35,10 @@ from persist_lib.relation.row_selection import KeyRange, RowSelection, packed, u
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import Schema
-from persist_lib.shard.cutting import stretches
-from persist_lib.shard.gathering import pieces
 from persist_lib.shard.lookup import holding
 from persist_lib.shard.runs import Stored, inputs_of, newest_schema, overlapping
+from persist_lib.shard.small_runs import pieces
+from persist_lib.shard.stretches import stretches
 
 if TYPE_CHECKING:
     from persist_lib.relation.reader import ReadHandle, Reading

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from persist_lib.format.pushed import News
+from persist_lib.format.push_messages import News
 from persist_lib.ids import SeqNo
 from persist_lib.location.api import Row
 

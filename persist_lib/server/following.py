@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 
 from persist_lib.errors import InvalidUsage, NewerFormat, NotAuthenticated
-from persist_lib.format.pushed import decode_follow, encode_pushed
+from persist_lib.format.push_messages import decode_follow, encode_pushed
 from persist_lib.server.access import Caller
 from persist_lib.server.pushing import Pushing, Subscriber
 

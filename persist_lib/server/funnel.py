@@ -37,8 +37,8 @@ from persist_lib.server.seen import NO_MATTER, Found, Seen
 from persist_lib.server.upkeep import Upkeep
 from persist_lib.shard.commit import Machine, Prepared
 from persist_lib.shard.contention import give_way, wait_after_loss
-from persist_lib.shard.doubt import DOUBT_PAUSE_S, in_doubt, settle
-from persist_lib.shard.grouping import Asked, prepare_group
+from persist_lib.shard.group_rows import Asked, prepare_group
+from persist_lib.shard.in_doubt import DOUBT_PAUSE_S, in_doubt, settle
 
 T = TypeVar("T")
 OF_A_WRITER_MOST = OUTCOMES_KEPT // 16

@@ -22,9 +22,9 @@ from grpc_health.v1 import health_pb2_grpc
 from persist_lib.client import Client
 from persist_lib.errors import InvalidUsage
 from persist_lib.format import wire
-from persist_lib.format.pushed import FOLLOW
+from persist_lib.format.push_messages import FOLLOW
 from persist_lib.location.rpc.credentials import is_loopback
-from persist_lib.location.rpc.forked import CORE
+from persist_lib.location.rpc.grpc_forks import CORE
 from persist_lib.location.wrap.deadline import within
 from persist_lib.server.access import Access
 from persist_lib.server.announcing import Announcing

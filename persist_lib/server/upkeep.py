@@ -21,7 +21,7 @@ from persist_lib.maintain.rollups import is_duty
 from persist_lib.runtime.ambient import Deadline, Runtime
 from persist_lib.server.requests import APPENDS, Request
 from persist_lib.server.room import wants_room
-from persist_lib.shard.answers import Committed
+from persist_lib.shard.in_doubt import Committed
 
 PATIENCE = 4
 """How many rows upkeep waits for an append of the client that did it last."""

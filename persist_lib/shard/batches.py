@@ -4,7 +4,7 @@ Memory is bounded by about two parts, however long the input. Each part's worth 
 input comes in order. Each object is uploaded while the next one is built, until the caller's deadline. If the batch
 fails before it is whole, its objects are deleted again.
 
-Sums are exact. SUBTLE: the sum over one part's worth of updates is not final, as another part may hold the same data.
+Sums are exact. The sum over one part's worth of updates is not final, as another part may hold the same data.
 So a sum beyond 64 bits stays several updates of its part; and if several parts could add up to such a sum, they are
 read once more.
 """
@@ -68,7 +68,6 @@ class ByTime(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, pieces: Sequence[ByTime]) -> ByTime:
-        """All of them together."""
         times, order = np.unique(np.concatenate([piece.times for piece in pieces]), return_inverse=True)
         sums = []
         for name in ("counts", "diff_sums", "fingerprints"):
@@ -79,7 +78,6 @@ class ByTime(msgspec.Struct, frozen=True):
         return cls(times, *sums)
 
     def from_(self, lower: int) -> Sums:
-        """The sums over the updates at `lower` or later."""
         start = int(np.searchsorted(self.times, lower))
         return Sums(
             int(self.counts[start:].sum()),
@@ -192,13 +190,12 @@ class Builder:
 
     @property
     def has_uploaded(self) -> bool:
-        """Whether it has uploaded anything."""
         return bool(self._keys)
 
     def discard(self) -> None:
         """Try to delete what was uploaded. Call it only if no commit was ever asked to refer to the objects.
 
-        SUBTLE: an upload that got no answer may still arrive after this. Then it is an orphan for the audit, as is an
+        An upload that got no answer may still arrive after this. Then it is an orphan for the audit, as is an
         object that cannot be deleted now.
         """
         keys, self._keys = [blob_key(self._shard, key) for key in self._keys], []
@@ -371,7 +368,7 @@ def _by_time(schema: Schema, table: pa.Table) -> ByTime:
         return ByTime(distinct, counts, sums, np.add.reduceat(products, starts))
 
 
-# SUBTLE: when the interpreter ends, it waits for the threads that are at work, but none can start. The thread that
+# When the interpreter ends, it waits for the threads that are at work, but none can start. The thread that
 # writes what an outbox still has then encodes and uploads by itself.
 
 

@@ -1,6 +1,6 @@
 """The commit loop: the only way in which shards change, one of them or several together.
 
-Fetch the newest state (cached), build the command anew, apply it, validate, encode the change, compare-and-set. After a
+Fetch the newest state (cached), build the command, apply it, validate, encode the change, compare-and-set. After a
 lost race, the loop tries again from the newest state. It reports a refusal only after a fresh read. An indeterminate
 outcome is resolved from the log, never guessed.
 
@@ -35,12 +35,11 @@ from persist_lib.location.wrap.deadline import within
 from persist_lib.runtime.ambient import Deadline, Runtime
 from persist_lib.runtime.forks import Stage, enrol
 from persist_lib.runtime.threads import Lock, giving_back, taking
-from persist_lib.shard.answers import Build, Committed, Done, Undone
 from persist_lib.shard.contention import Pace, give_way, wait_after_loss
-from persist_lib.shard.doubt import until_decided
+from persist_lib.shard.in_doubt import Build, Committed, Done, Undone, until_decided
 from persist_lib.shard.log import after, fetch_newer, fetch_newest, next_row, row_to_follow
 from persist_lib.shard.refusals import named, refused
-from persist_lib.shard.sending import commit_by_commands
+from persist_lib.shard.remote_commit import commit_by_commands
 from persist_lib.times import Times
 
 __all__ = ["Build", "Committed", "Done", "Machine", "Prepared", "Undone", "Wanted", "try_commit_all"]
@@ -61,16 +60,13 @@ class Prepared(NamedTuple):
 
     @property
     def shard(self) -> ShardId:
-        """The name of the shard that it changes."""
         return self.machine.shard
 
     @property
     def change(self) -> Change:
-        """What Consensus is asked to append."""
         return row_to_follow(self.before), self.data
 
     def committed(self, attempts: int) -> Committed:
-        """The acknowledgement of this transition."""
         return Committed(self.row.seqno, self.row.token, self.before.state, self.state, attempts)
 
     def is_in_log(self) -> bool | None:
@@ -142,7 +138,6 @@ class Machine:
 
     @property
     def is_closed(self) -> bool:
-        """Whether its client is closed."""
         return self._closed is not None
 
     def check_open(self) -> None:
@@ -162,7 +157,6 @@ class Machine:
 
     @property
     def state(self) -> State:
-        """The newest state this process knows."""
         return self.version.state
 
     @property
@@ -172,7 +166,6 @@ class Machine:
 
     @property
     def upper(self) -> Antichain:
-        """The newest upper this process knows."""
         return self.state.upper.join(self._noted.upper)
 
     @property
@@ -191,7 +184,6 @@ class Machine:
         return Times(self.state.times, self.consensus.now)
 
     def refused(self, refusal: r.Refusal) -> PersistError:
-        """The exception for a refusal."""
         return refused(self.shard, refusal, None if self._version is None else self._version.state.times)
 
     def fetch(self) -> Version:
@@ -276,7 +268,7 @@ class Machine:
     def adopt(self, prepared: Prepared, took_s: float) -> None:
         """Take over the version that was just committed, by an attempt that took `took_s` seconds.
 
-        SUBTLE: resolving an unknown outcome may have fetched versions newer than this one.
+        Resolving an unknown outcome may have fetched versions newer than this one.
         """
         if self._version is None or self._version.seqno < prepared.row.seqno:
             self._version = after(prepared.row, prepared.data, prepared.state)
@@ -298,7 +290,7 @@ def try_commit_all(wanted: Sequence[Wanted], deadline: Deadline, token: bytes) -
     turns: list[Lock] = []
     give_back = giving_back(turns)
     try:
-        # SUBTLE: turns are always taken in the order of shard names. Otherwise two threads could wait for each other.
+        # Turns are always taken in the order of shard names. Otherwise two threads could wait for each other.
         for machine in sorted(machines, key=_name):
             machine.check_open()
             turns += taking(machine.turn)

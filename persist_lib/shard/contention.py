@@ -38,7 +38,7 @@ FIRST_PAUSE_S = 0.002
 LEAST_S = 0.0005
 """The least time that an attempt is taken to need. Without it, pauses could take no time, and deadlines never pass."""
 STRETCH = 2
-"""A process that let others go first, and saw none come, goes on for this many times the length of its turn."""
+"""A process that let others go first, and saw none come, continues for this many times the length of its turn."""
 
 
 class Pace:
@@ -134,7 +134,6 @@ class Pace:
         return sum(seqno < own for seqno in others)
 
     def _versions(self, others: Sequence[SeqNo]) -> int:
-        """The number of versions of a turn."""
         contenders = max(1, len(others)) + 1
         in_time = ROUND_S / (contenders * self._attempt_s) if self._attempt_s else ROUND
         shortest = max(SHORTEST, SHORTEST_ROUND // contenders)

@@ -141,7 +141,6 @@ class Leases:
             machine.commit(lambda _state, _now: Retire(id_), deadline.remaining_s())
 
     def drop(self, machine: Machine, id_: str) -> None:
-        """Stop keeping the lease of an id up."""
         if self.is_inherited():
             return
         with self._lock:
@@ -194,7 +193,7 @@ class Leases:
     def leave(self) -> threading.Thread | None:
         """The program ends: let the thread retire what is kept, and return it. In a fork, and when closed, nothing.
 
-        SUBTLE: the thread does it, as no thread can be begun when the interpreter ends, and as it may be given up.
+        The thread does it, as no thread can be begun when the interpreter ends, and as it may be given up.
         """
         if self.is_inherited() or self._closed:
             return None
@@ -224,7 +223,7 @@ class Leases:
         waited_s = 0.0
         while not self._wake.wait(step_s := self._step_s()):
             waited_s += step_s
-            # SUBTLE: no failure here may end the thread. Otherwise a short lack of descriptors, memory or processes
+            # No failure here may end the thread. Otherwise a short lack of descriptors, memory or processes
             # would end every lease for good, even after the lack is over.
             try:
                 self.tick()
@@ -248,7 +247,7 @@ class Leases:
         try:
             self._start_process()
         except (OSError, MemoryError, RuntimeError) as error:
-            # No descriptors, memory or processes are left now. The thread goes on alone, and tries this again.
+            # No descriptors, memory or processes are left now. The thread continues alone, and tries this again.
             self._failed("could not start the process that renews leases", error)
 
     def _start_process(self) -> None:

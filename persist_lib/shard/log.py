@@ -30,7 +30,7 @@ from persist_lib.format.log import (
 from persist_lib.format.paths import blob_key
 from persist_lib.ids import PartKey, SeqNo, ShardId
 from persist_lib.location.api import Blob, Consensus, Newest, Row
-from persist_lib.location.wrap.caching import fetch
+from persist_lib.location.wrap.chunk_cache import fetch
 
 SCAN_ROWS = 1024
 """Rows of one scan. More than a rollup lags behind by, so that one scan is enough."""

@@ -7,23 +7,68 @@ each thread, and the updates that were found.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
+from typing import NamedTuple
 
 import pyarrow as pa
 
 from persist_lib.core.plan.compaction import TaskInput
 from persist_lib.core.state import Part
 from persist_lib.format.digest import CHUNK, verify
-from persist_lib.format.finding import find_rows
 from persist_lib.format.parquet import PartFile
 from persist_lib.format.parts import decode_inline, within
-from persist_lib.format.ranged import ChunkedReader, Map
+from persist_lib.format.range_reader import ChunkedReader, Map
+from persist_lib.kernel.columns import Rows
 from persist_lib.kernel.keyset import Keys
 from persist_lib.kernel.order import take
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import TIME
 from persist_lib.shard.runs import Stored, source_of
+
+Prefetch = Callable[[Iterable[tuple[int, int]]], None]
+"""Fetches byte ranges of the object at once."""
+
+
+class _Hit(NamedTuple):
+    """A row group that holds some of the keys: in which rows, and the key columns of those."""
+
+    group: int
+    rows: Rows
+    keys: pa.Table
+
+
+def find_rows(file: PartFile, keys: Keys, prefetch: Prefetch | None = None, *, use_threads: bool = True) -> pa.Table:
+    """The rows of a part that have one of the keys, in canonical order, with the columns that the file was opened for.
+
+    `prefetch` is called with the bytes that are about to be read: first the key columns of the row groups that can
+    hold a key, then the other columns of those that do.
+    """
+    names, rest = file.key_columns()
+    chosen = [
+        (group, within) for group, (least, most) in enumerate(file.bounds) if len(within := keys.between(least, most))
+    ]
+    _ahead(prefetch, file, [group for group, _ in chosen], names)
+    hits: list[_Hit] = []
+    for group, within in chosen:
+        table = file.read_group(group, names, use_threads=use_threads)
+        if (rows := within.find(table)).size:
+            hits.append(_Hit(group, rows, take(table, rows)))
+    _ahead(prefetch, file, [hit.group for hit in hits], rest)
+    found = [_whole(hit, file.read_group(hit.group, rest, use_threads=use_threads)) for hit in hits]
+    return file.conformed(found)
+
+
+def _ahead(prefetch: Prefetch | None, file: PartFile, groups: Sequence[int], names: Sequence[str]) -> None:
+    if prefetch is not None and groups:
+        prefetch(file.column_ranges(groups, names))
+
+
+def _whole(hit: _Hit, rest: pa.Table) -> pa.Table:
+    """The rows of a hit with all columns; `rest` has the other columns of the whole row group."""
+    taken = take(rest, hit.rows)
+    fields = [*hit.keys.schema, *taken.schema]
+    return pa.table([*hit.keys.columns, *taken.columns], schema=pa.schema(fields))
 
 
 def holding(inputs: Sequence[TaskInput], keys: Keys) -> tuple[TaskInput, ...]:
@@ -51,7 +96,7 @@ def look_up(
     if len(pairs) == 1:
         found = [_of_part(stored, *pairs[0], keys, wanted, pool.map)]
     else:
-        # SUBTLE: not `pool.map` inside: this runs in the pool's threads, which would wait for each other.
+        # Not `pool.map` inside: this runs in the pool's threads, which would wait for each other.
         found = list(pool.map(lambda pair: _of_part(stored, pair[0], pair[1], keys, wanted, None), pairs))
     return pa.concat_tables([empty_table(target), *(table.select(target.names) for table in found)])
 

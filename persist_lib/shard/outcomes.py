@@ -85,7 +85,7 @@ def judge(machine: Machine, token: bytes, lower: Antichain, upper: Antichain) ->
             added = edit.added[-1]
             if not upper <= added.upper:
                 continue
-            # SUBTLE: an empty batch is fused with empty ones before it, and then begins earlier than the append did.
+            # An empty batch is fused with empty ones before it, and then begins earlier than the append did.
             if upper != added.upper and edit.removed:
                 return _unknown(version.state, lower, upper)
             if upper == added.upper or added.lower <= lower:

@@ -99,10 +99,10 @@ def refused(shard: ShardId, refusal: r.Refusal, unit: Unit | None = None) -> Per
 
 
 def _after_expiry(ids: Sequence[str]) -> str:
-    """What to do. A writer registers anew by itself; a reader does not, as history that it needs may be gone."""
+    """What to do. A writer registers again by itself; a reader does not, as history that it needs may be gone."""
     if any(id_.startswith("r") for id_ in ids):
         return "History that it held may be gone: open a new reader"
-    return "The next call on its handle registers anew by itself: look at upper, then decide"
+    return "The next call on its handle registers again by itself: look at upper, then decide"
 
 
 def _of_holds(

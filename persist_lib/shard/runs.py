@@ -17,17 +17,17 @@ from persist_lib.core.plan.compaction import TaskInput
 from persist_lib.core.state import Batch, Part
 from persist_lib.core.sums import Sums
 from persist_lib.errors import Missing
+from persist_lib.format.descriptions import add_up
 from persist_lib.format.digest import CHUNK
 from persist_lib.format.parquet import PartFile
 from persist_lib.format.parts import ALONE_ROWS, BATCH_ROWS, StoredPart, decode_inline, decode_part, open_run, within
 from persist_lib.format.paths import blob_key
 from persist_lib.format.predicate import Where
-from persist_lib.format.ranged import ChunkedReader, Map
-from persist_lib.format.sums import add_up
+from persist_lib.format.range_reader import ChunkedReader, Map
 from persist_lib.ids import ShardId
 from persist_lib.kernel.keys import may_reach
 from persist_lib.location.api import Blob
-from persist_lib.location.wrap import caching
+from persist_lib.location.wrap import chunk_cache
 from persist_lib.schema.schema import TIME, Schema
 
 Parallel = Callable[..., Iterable[Any]]
@@ -105,7 +105,6 @@ class Stored(NamedTuple):
     where: Where | None = None
 
     def is_unbounded(self) -> bool:
-        """Whether all rows are wanted."""
         return self.key_lower is None and self.key_upper is None and self.where is None
 
     def streams(self, inputs: Sequence[TaskInput], columns: Sequence[str] | None = None) -> list[Iterator[pa.Table]]:
@@ -138,7 +137,7 @@ def read_whole(
         return [settle(read_part(stored, *parts[0], columns, pool.map, times=times), pool.map)]
 
     def read(pair: tuple[TaskInput, Part]) -> pa.Table:
-        # SUBTLE: not `pool.map`: this runs in the pool's threads, which would wait for each other.
+        # Not `pool.map`: this runs in the pool's threads, which would wait for each other.
         return settle(read_part(stored, *pair, columns, times=times), map)
 
     return list(pool.map(read, parts))
@@ -183,7 +182,7 @@ def _some_of(
 ) -> pa.Table:
     """Some columns or rows of a large part.
 
-    SUBTLE: `parallel` must not be the pool that this runs in: its threads would wait for each other.
+    `parallel` must not be the pool that this runs in: its threads would wait for each other.
     """
     reader = ChunkedReader(source.key, source.size, source.digests, source.fetch, parallel=parallel)
     file = PartFile(source.key, reader, stored.schema, columns, times=times, where=stored.where, at=source.at)
@@ -195,7 +194,7 @@ def _may_hold(part: Part, run: TaskInput, key_lower: bytes | None, key_upper: by
     if part.time_upper < run.lower or (run.upper is not None and part.time_lower >= run.upper):
         return False
     # SUBTLE: a bound that was cut short may be below a longer key that it is a prefix of, and a bound of the range may
-    # go on behind the key. A part's `key_upper` is inclusive.
+    # continue behind the key. A part's `key_upper` is inclusive.
     return may_reach(part.key_upper, key_lower) and (key_upper is None or part.key_lower < key_upper)
 
 
@@ -206,7 +205,7 @@ def source_of(blob: Blob, shard: ShardId, part: Part, run: TaskInput, schemas: S
     def fetch(start: int, end: int) -> bytes:
         if part.inline is not None:
             return part.inline[start:end]
-        data = caching.fetch(blob, key, start, end, part.size, part.digests)
+        data = chunk_cache.fetch(blob, key, start, end, part.size, part.digests)
         if data is None:
             raise Missing(
                 f"{key} is not there, though a state refers to it. "

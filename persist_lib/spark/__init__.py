@@ -38,7 +38,7 @@ def register(spark: SparkSession) -> None:
         spark.conf.set(name, value)
     spark.dataSource.register(PersistSource)
     register_functions(spark)
-    # SUBTLE: of Spark's public calls only this one makes the session active in a thread that is not its first.
+    # Of Spark's public calls only this one makes the session active in a thread that is not its first.
     spark.createDataFrame([], StructType().add("none", LongType()))
 
 
@@ -53,7 +53,7 @@ def create_view(spark: SparkSession, name: str, shard: str | None = None, **opti
 
 
 def scan(spark: SparkSession, shard: str | None = None, **options: object) -> DataFrame:
-    """The DataFrame that `format("persist")` with these options gives, read faster. See `scanning.scan`."""
-    from persist_lib.spark import scanning  # noqa: PLC0415
+    """The DataFrame that `format("persist")` with these options gives, read faster. See `functions.scan`."""
+    from persist_lib.spark import functions  # noqa: PLC0415
 
-    return scanning.scan(spark, shard, **options)
+    return functions.scan(spark, shard, **options)

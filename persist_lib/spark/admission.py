@@ -22,8 +22,8 @@ from persist_lib.ids import ShardId
 from persist_lib.kernel.columns import integers
 from persist_lib.relation.reader import ReadHandle
 from persist_lib.schema.schema import TIME
-from persist_lib.shard.cutting import stretches
 from persist_lib.shard.runs import Stored, inputs_of, newest_schema, overlapping
+from persist_lib.shard.stretches import stretches
 from persist_lib.spark.offsets import BEGINNING, Contents, Position, Updates
 from persist_lib.spark.slices import Section
 
@@ -40,11 +40,9 @@ class Limits(NamedTuple):
     times: int | None = None
 
     def is_none(self) -> bool:
-        """Whether there is no limit."""
         return self == Limits()
 
     def allows(self, size: float, updates: int, times: int = 0) -> bool:
-        """Whether a batch may have so much."""
         return (
             (self.bytes is None or size <= self.bytes)
             and (self.updates is None or updates <= self.updates)
@@ -95,7 +93,7 @@ class Admission:
         return Updates(position.as_of + 1) if key is None else Contents(position.as_of, key)
 
     def cut_time(self, position: Updates, sections: Sequence[tuple[Source, Section]]) -> Updates:
-        """Where the batch ends that goes on within one time; these are the sections that it is read from."""
+        """Where the batch ends that continues within one time; these are the sections that it is read from."""
         until = min((position.at or 0) + 1, MAX_TIME) if position.until is None else position.until
         key = self._cut(sections, position.key)
         return Updates(until) if key is None else Updates(position.at, until, key)
@@ -126,7 +124,6 @@ class Admission:
         return None
 
     def _updates(self, lower: int, source: Source, target: Antichain) -> Position:
-        """The end of a batch that starts at a time."""
         size, updates, times = 0.0, 0, 0
         for batch in _batches(source.state, lower, target):
             if self._limits.times is None and self._limits.allows(size + batch.size, updates + batch.count):

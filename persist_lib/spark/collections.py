@@ -60,7 +60,6 @@ class Shown(NamedTuple):
         return tuple(name for name in needed if name in found.names), usable
 
     def of(self, table: pa.Table) -> pa.Table:
-        """The rows of a table as they are shown."""
         whole = self.schema.updates if TIME in table.schema.names else self.schema.contents
         own = [name for name in (TIME, DIFF) if name in whole.names]
         needed = self.names if self.where is None else dict.fromkeys((*self.names, *self.where.names))
@@ -78,16 +77,13 @@ class Pieces(msgspec.Struct, frozen=True):
 
     @property
     def section(self) -> Section:
-        """What they are slices of."""
         return self.slices[0].section
 
     @property
     def inputs(self) -> tuple[TaskInput, ...]:
-        """The runs that they are read from."""
         return tuple(run for piece in self.slices for run in piece.inputs)
 
     def read(self, client: Client, pool: Executor) -> Iterator[pa.Table]:
-        """Their rows, shard by shard, each in order."""
         with _Guard(self.collection):
             for piece in self.slices:
                 for table in read_slice(client, piece, pool):
@@ -106,16 +102,13 @@ class Handover(msgspec.Struct, frozen=True):
 
     @property
     def section(self) -> Section:
-        """The updates at this one time."""
         return Section(None, self.time, self.time + 1)
 
     @property
     def inputs(self) -> tuple[TaskInput, ...]:
-        """The runs that it is read from."""
         return tuple(run for piece in (*self.old, *self.new) for run in piece.inputs)
 
     def read(self, client: Client, pool: Executor) -> Iterator[pa.Table]:
-        """The difference, in order of keys."""
         share = MERGE_BYTES // max(1, len(self.old) + len(self.new))
         schema = self.shown.schema
         with _Guard(self.collection):

@@ -12,11 +12,17 @@ import os
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Self
 
 from persist_lib.arguments import did_you_mean, shown
+from persist_lib.client import Client
+from persist_lib.client import open as open_client
+from persist_lib.config import Config
 from persist_lib.errors import InvalidUsage, redacted
 from persist_lib.ids import parse_shard_id
+from persist_lib.runtime.ambient import Runtime
+from persist_lib.settings import config_of
 from persist_lib.storage.names import parse_collection_name
 
 PLACE = ("location", "consensus", "shard", "collection")
@@ -56,7 +62,7 @@ class Options:
 
     @classmethod
     def of(cls, given: Mapping[str, str], allowed: Collection[str], what: str) -> Self:
-        """The options of a use that takes those in `allowed`, besides `PLACE`; `what` names it in messages.
+        """The options of a use that takes those in `allowed` and `PLACE`; `what` names it in messages.
 
         `location` may come from the variable PERSIST_LOCATION, and `consensus` from PERSIST_CONSENSUS. The shard may
         be the path of `load` and `save`. A shard and a collection may have the same name, so that the options say which
@@ -98,7 +104,6 @@ class Options:
 
     @property
     def subject(self) -> str:
-        """How messages call what it is about."""
         return subject_of(self.shard, self.collection)
 
     def __contains__(self, name: str) -> bool:
@@ -109,7 +114,6 @@ class Options:
         return self.values.get(name)
 
     def flag(self, name: str, default: bool) -> bool:
-        """An option that is `true` or `false`."""
         if name not in self.values:
             return default
         if (found := _TRUTH.get(self.values[name].strip().lower())) is None:
@@ -216,3 +220,21 @@ def _as_text(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return json.dumps([str(one) for one in value]) if isinstance(value, (list, tuple)) else str(value)
+
+
+def client_of(location: str, consensus: str | None, *, read_only: bool = False, writes: bool = False) -> Client:
+    """The client of a location in this process, with the settings in PERSIST_CONFIG. It is never closed.
+
+    One that `writes` makes a location that is not there; otherwise that raises NotFound, and the client has no thread
+    in the background: nothing in it renews a lease unless its caller does.
+    """
+    return _client(os.getpid(), location, consensus, read_only, writes)
+
+
+@lru_cache(maxsize=32)
+def _client(_pid: int, location: str, consensus: str | None, read_only: bool, writes: bool) -> Client:
+    # By process, as Spark forks its workers, and a fork must not use its parent's connections.
+    config = Config.model_validate(config_of(os.environ))  # noqa: TID251 - an edge, as in `options`
+    return open_client(
+        location, consensus, config=config, runtime=Runtime(background=writes), read_only=read_only, create=writes
+    )

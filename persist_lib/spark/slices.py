@@ -2,7 +2,7 @@
 
 A section is the contents as of one time, or the updates between two. It is the same in every state whose since allows
 it, and comes in the same order. So a slice does not rely on the state that it was planned from: when a part is gone,
-the task plans its key range anew from the newest state, and goes on after the last row that it has yielded.
+the task plans its key range again from the newest state, and continues after the last row that it has yielded.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from persist_lib.relation.reader import ReadHandle
 from persist_lib.relation.row_selection import KeyRange
 from persist_lib.relation.snapshot import Split
 from persist_lib.schema.schema import DIFF, Schema
-from persist_lib.shard.cutting import stretches
 from persist_lib.shard.runs import Stored, inputs_of, newest_schema, overlapping
+from persist_lib.shard.stretches import stretches
 
 DEFAULT_BYTES = 32 << 20
 """Of stored parts in one slice. Decoded they are some times that, and Python hands them to the JVM at some 100 MB/s."""
@@ -57,7 +57,6 @@ class Section(NamedTuple):
         return max(0, self.lower - 1) if self.as_of is None else self.as_of
 
     def is_empty(self) -> bool:
-        """Whether no update can be in it."""
         return self.as_of is None and self.upper is not None and self.upper <= self.lower
 
     def between(self, lower: int, upper: int | None) -> Section:
@@ -66,7 +65,6 @@ class Section(NamedTuple):
         return Section(None, max(self.lower, lower), min(ends) if ends else None)
 
     def inputs(self, state: State) -> tuple[TaskInput, ...]:
-        """The runs of a state that it is read from."""
         if self.as_of is not None:
             as_of = self.as_of
             batches = (batch for batch in state.trace if batch.count and batch.lower.is_before(as_of))
@@ -99,7 +97,6 @@ class Slice(msgspec.Struct, frozen=True):
     where: Where | None = None
 
     def tables(self, blob: Blob, pool: Executor, merge_bytes: int = MERGE_BYTES) -> Iterator[pa.Table]:
-        """Its rows in order, as tables of bounded size."""
         if self.section.as_of is not None:
             split = Split(
                 self.urls, self.shard, self.section.as_of, self.schema, self.schemas, self.inputs, *self.keys, None,
@@ -118,11 +115,10 @@ class Slice(msgspec.Struct, frozen=True):
                 yield kept.select(wanted)
 
     def read(self, client: Client, pool: Executor) -> Iterator[pa.Table]:
-        """Its rows in order, in a task. Where a part is gone, go on from the newest state."""
+        """Its rows in order, in a task. Where a part is gone, continue from the newest state."""
         return read_slice(client, self, pool)
 
     def again(self, state: State) -> Slice:
-        """The same slice as a newer state has it."""
         return msgspec.structs.replace(
             self, schemas=state.schemas, inputs=tuple(overlapping(self.section.inputs(state), *self.keys))
         )
@@ -155,7 +151,7 @@ def whole_slice(
 ) -> Slice:
     """All of a section, as one slice. Raises SinceViolation where its history is gone.
 
-    SUBTLE: from a state that is read now. Another process may have decided what the section is, and this one may know
+    From a state that is read now. Another process may have decided what the section is, and this one may know
     an older state, in which that time was not complete.
     """
     handle.fetch_upper()
@@ -218,9 +214,9 @@ def cuts(blob: Blob, wholes: Sequence[Slice], slice_bytes: int | None, slots: in
 
 
 def read_slice(client: Client, planned: Slice, pool: Executor, merge_bytes: int = MERGE_BYTES) -> Iterator[pa.Table]:
-    """The rows of a slice, in order. Where a part is gone, go on from the newest state.
+    """The rows of a slice, in order. Where a part is gone, continue from the newest state.
 
-    SUBTLE: a section is the same in every state that it may be read from, and comes in key order. So it is exact to go
+    A section is the same in every state that it may be read from, and comes in key order. So it is exact to go
     on after the last row. Raises SinceViolation where its history is gone.
     """
     found = planned

@@ -15,8 +15,8 @@ from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
 if TYPE_CHECKING:
-    from persist_lib.spark.reading import Reader
-    from persist_lib.spark.streaming import StreamReader
+    from persist_lib.spark.batch_reader import Reader
+    from persist_lib.spark.stream_reader import StreamReader
 
 NAME = "persist"
 
@@ -35,31 +35,27 @@ class PersistSource(DataSource):
 
     def schema(self) -> StructType:
         """The columns that the options ask for, of the newest schema. Decides the time of a batch read without one."""
-        from persist_lib.spark.reading import look  # noqa: PLC0415 - Spark loads this module in every worker
+        from persist_lib.spark.batch_reader import look  # noqa: PLC0415 - Spark loads this module in every worker
 
         self._table = look(self.options)
         return self._table.frame
 
     def reader(self, schema: StructType) -> Reader:
-        """What plans and reads a batch."""
-        from persist_lib.spark.reading import batch_reader  # noqa: PLC0415
+        from persist_lib.spark.batch_reader import batch_reader  # noqa: PLC0415
 
         return batch_reader(self.options, schema, self._table)
 
     def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802 - Spark's name
-        """What plans and reads a stream."""
-        from persist_lib.spark.streaming import StreamReader  # noqa: PLC0415
+        from persist_lib.spark.stream_reader import StreamReader  # noqa: PLC0415
 
         return StreamReader(self.options, schema, self._table)
 
     def writer(self, schema: StructType, overwrite: bool) -> Any:
-        """What writes a batch."""
-        from persist_lib.spark.sinking import BatchWriter  # noqa: PLC0415
+        from persist_lib.spark.sink import BatchWriter  # noqa: PLC0415
 
         return BatchWriter(dict(self.options), schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> Any:  # noqa: N802 - Spark's name
-        """What writes a stream."""
-        from persist_lib.spark.sinking import StreamWriter  # noqa: PLC0415
+        from persist_lib.spark.sink import StreamWriter  # noqa: PLC0415
 
         return StreamWriter(dict(self.options), schema, overwrite)

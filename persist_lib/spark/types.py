@@ -32,7 +32,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from persist_lib.arguments import check_type, did_you_mean, shown
 from persist_lib.errors import InvalidUsage, SchemaMismatch
 from persist_lib.schema.schema import DIFF, TIME, Column, Schema
-from persist_lib.schema.types import format_type, parse_type
+from persist_lib.schema.types import format_type
 from persist_lib.times import Unit
 
 _is = pa.types
@@ -210,8 +210,3 @@ def chosen(schema: Schema, names: Sequence[str] | None, what: str) -> tuple[str,
                 column=name,
             )
     return tuple(names)
-
-
-def stored_type(field: t.StructField) -> pa.DataType:
-    """The Arrow type of the column that holds such values."""
-    return parse_type(column_type(field))

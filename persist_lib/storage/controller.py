@@ -17,7 +17,7 @@ from persist_lib.errors import InvalidUsage, NameTaken
 from persist_lib.relation.reader import PURPOSE_LETTERS
 from persist_lib.relation.writer import Batching
 from persist_lib.schema.schema import Schema, check_schema
-from persist_lib.shard.terms import Downgraded
+from persist_lib.shard.admin import Downgraded
 from persist_lib.storage.catalog import Changes, Contents, has_shard, setting
 from persist_lib.storage.collection_arguments import (
     Retention,

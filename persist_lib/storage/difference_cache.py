@@ -23,7 +23,7 @@ from persist_lib.kernel.merge import merge_runs
 from persist_lib.kernel.packing import packed, unpacked
 from persist_lib.relation.stage import Staged
 from persist_lib.schema.schema import DIFF, DIFF_FIELD, TIME, Schema
-from persist_lib.shard.terms import claim
+from persist_lib.shard.admin import claim
 from persist_lib.storage.metadata_shard import unheld
 from persist_lib.storage.names import LAYER
 from persist_lib.storage.records import RenditionRecord

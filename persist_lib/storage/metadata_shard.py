@@ -25,7 +25,7 @@ from persist_lib.relation.reader import ReadHandle
 from persist_lib.relation.writer import WriteHandle
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import TIME, Schema
-from persist_lib.shard.terms import claim
+from persist_lib.shard.admin import claim
 from persist_lib.storage.names import OF_SOURCES
 
 Row = dict[str, Any]

@@ -147,7 +147,7 @@ def check_history(versions: Sequence[Version], rows: Sequence[LogRow] = ()) -> N
 def _check_batch(client: Client, shard: str, state: State, batch: Batch) -> None:
     """Recompute from the bytes everything that the state says about a batch.
 
-    This does not use `format.sums`, on purpose. A mistake there would be stored, and a check that shares the
+    This does not use `format.descriptions`, on purpose. A mistake there would be stored, and a check that shares the
     mistake would not find it.
     """
     count = diff_sum = print_ = 0

@@ -14,7 +14,7 @@ from persist_lib.errors import InvalidUsage
 from persist_lib.ids import SeqNo
 from persist_lib.location.api import START_BYTES, Consensus, Newest, Row
 from persist_lib.location.contract import is_newest, next_seqno
-from persist_lib.location.memory.stores import MemoryConsensus
+from persist_lib.location.memory.location import MemoryConsensus
 from tests.conformance import racers
 from tests.conformance.conftest import PROCESSES, Race
 from tests.conformance.history import violations

@@ -294,7 +294,7 @@ def abandon_an_upload(client: persist.Client) -> None:
     while not isinstance(blob, S3Blob):
         blob = blob.inner
     at = {"Bucket": "bucket", "Key": f"place/blob/orders/{writer}/p0123456789abcdef.parquet"}
-    blob._clients.get().create_multipart_upload(**at)
+    blob._objects.clients.get().create_multipart_upload(**at)
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from persist_lib.frontier import at
 from persist_lib.ids import ShardId
 from persist_lib.location import open_location
 from persist_lib.location.api import BlobEntry, Page
-from persist_lib.location.memory.stores import MemoryBlob
+from persist_lib.location.memory.location import MemoryBlob
 from persist_lib.pending_area.objects import encode
 from persist_lib.testing import contents_of
 from tests.unit.pending_area.areas import plain, said

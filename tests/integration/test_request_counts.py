@@ -87,10 +87,10 @@ def truncated_in_s3(url: str, history: History) -> None:
     """Its newest rows only, as truncation to the newest rollup leaves them: a scan of objects lists what there is."""
     consensus = open_location(url, create=True).consensus
     assert isinstance(consensus, S3Consensus)
-    client, kept = consensus._clients.get(), history.rows[-AFTER - 5 :]
+    client, kept = consensus._objects.clients.get(), history.rows[-AFTER - 5 :]
     for seqno, data in kept:
-        client.put_object(**consensus._row("s", seqno), Body=data)
-    client.put_object(**consensus._floor_at("s"), Body=str(kept[0].seqno).encode())
+        client.put_object(**consensus._objects.at(consensus._row("s", seqno)), Body=data)
+    client.put_object(**consensus._objects.at(consensus._floor_of("s")), Body=str(kept[0].seqno).encode())
     consensus.close()
 
 
@@ -180,10 +180,10 @@ def test_on_s3_alone_the_heads_take_a_page_for_each_1000_rows() -> None:
     name = os.urandom(8).hex()
     consensus = open_location(s3_url(scheme="s3+cas", name=name), create=True).consensus
     assert isinstance(consensus, S3Consensus)
-    client, heads = consensus._clients.get(), {"a": 3, "long": 1995, "z": 7}
+    client, heads = consensus._objects.clients.get(), {"a": 3, "long": 1995, "z": 7}
 
     def put(key: str, seqno: int) -> None:
-        client.put_object(**consensus._row(key, SeqNo(seqno)), Body=b"x")
+        client.put_object(**consensus._objects.at(consensus._row(key, SeqNo(seqno))), Body=b"x")
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(put, *zip(*[(key, seqno) for key in heads for seqno in range(1, heads[key] + 1)], strict=True)))

@@ -12,7 +12,7 @@ from persist_lib.errors import DiffOverflow
 from persist_lib.frontier import MINIMUM, at
 from persist_lib.ids import ShardId, format_writer_id
 from persist_lib.kernel.merge import merge_runs
-from persist_lib.location.memory.stores import MemoryBlob
+from persist_lib.location.memory.location import MemoryBlob
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.schema.schema import Schema
 from persist_lib.shard.batches import Builder, Built

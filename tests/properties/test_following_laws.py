@@ -17,7 +17,7 @@ from persist_lib.format.log import GENESIS, LogRow, StoredState, decode_row, enc
 from persist_lib.frontier import MINIMUM, TOP, Antichain, at
 from persist_lib.ids import SeqNo, ShardId
 from persist_lib.location.api import Row
-from persist_lib.location.memory.stores import MemoryBlob, MemoryConsensus
+from persist_lib.location.memory.location import MemoryBlob, MemoryConsensus
 from persist_lib.shard.log import fetch_newer, fetch_newest
 from tests.properties.histories import Shard, history
 

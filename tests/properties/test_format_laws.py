@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from persist_lib.format import encoded
+from persist_lib.format import descriptions
 from persist_lib.format.parts import decode_inline, decode_part, encode_inline, encode_part
 from persist_lib.kernel.columns import plain_table
 from persist_lib.kernel.fingerprint import FEW, fingerprint, hash_rows
@@ -91,10 +91,10 @@ def test_a_few_updates_are_described_as_many_are(data):
     updates = data.draw(updates_of(schema, max_size=FEW))
     assume(updates)
     table = sort_updates(schema, build(schema, updates))
-    few = encoded.describe(schema, table)
+    few = descriptions.describe(schema, table)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(encoded, "FEW", 0)
-        assert encoded.describe(schema, table) == few
+        patch.setattr(descriptions, "FEW", 0)
+        assert descriptions.describe(schema, table) == few
 
 
 @given(st.data())

@@ -22,14 +22,14 @@ from persist_lib.kernel.consolidate import consolidate
 from persist_lib.kernel.keys import encode_row
 from persist_lib.kernel.merge import merge_contents, merge_runs
 from persist_lib.kernel.order import is_sorted
-from persist_lib.location.memory.stores import MemoryBlob
+from persist_lib.location.memory.location import MemoryBlob
 from persist_lib.maintain.compaction import run_task
 from persist_lib.relation import contents
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.schema.schema import Schema
 from persist_lib.shard.batches import as_part
-from persist_lib.shard.gathering import gather
 from persist_lib.shard.runs import Stored
+from persist_lib.shard.small_runs import gather
 from tests.properties.kernel_updates import TYPES, Update, build, in_order, read, schemas, totals, updates_of
 from tests.properties.runs import HUGE, dealt
 

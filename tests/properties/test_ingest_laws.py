@@ -18,11 +18,11 @@ from jobs.ingesting.inputs import File, local_file
 from jobs.ingesting.plan import Task, chunks_of
 from jobs.ingesting.settings import Settings, encode_settings
 from jobs.ingesting.work import Reader, Work
-from persist_lib.convert.lines.changes import last_of_each_key
 from persist_lib.convert.lines.csv_lines import CsvLines
-from persist_lib.convert.lines.cutting import Block, cut, cut_records, split
+from persist_lib.convert.lines.debezium import last_of_each_key
+from persist_lib.convert.lines.file_columns import sift
 from persist_lib.convert.lines.json_lines import JsonLines
-from persist_lib.convert.lines.sifting import sift
+from persist_lib.convert.lines.line_blocks import Block, cut, cut_records, split
 from persist_lib.kernel.packing import unpacked
 from persist_lib.schema.schema import Schema
 

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from persist_lib.errors import DiffOverflow
-from persist_lib.format.merged import merge_to_parts
-from persist_lib.format.parts import StoredPart, decode_part, encode_inline, encode_part, open_run
+from persist_lib.format.parts import StoredPart, decode_part, encode_inline, encode_part, merge_to_parts, open_run
 from persist_lib.kernel.fingerprint import fingerprint
 from persist_lib.kernel.merge import merge_contents, merge_runs
 from persist_lib.kernel.order import is_sorted, sort_updates

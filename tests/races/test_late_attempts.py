@@ -26,8 +26,8 @@ from persist_lib.core import commands as c
 from persist_lib.errors import Fenced, Indeterminate, LeaseExpired, PersistError, TimedOut
 from persist_lib.frontier import at
 from persist_lib.ids import WriterId
+from persist_lib.shard.admin import retire_writers
 from persist_lib.shard.commit import Machine
-from persist_lib.shard.terms import retire_writers
 from persist_lib.storage.tables import Tables
 from persist_lib.storage.tables.wal_timeline import WalLine
 from persist_lib.streams.committer import Committer

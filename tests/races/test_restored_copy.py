@@ -17,7 +17,7 @@ import pytest
 import persist_lib as persist
 from persist_lib.errors import HistoryRegressed
 from persist_lib.ids import SeqNo
-from persist_lib.location.memory.stores import MemoryConsensus
+from persist_lib.location.memory.location import MemoryConsensus
 from persist_lib.location.s3.blob import enter
 from persist_lib.location.s3.consensus import S3Consensus
 from persist_lib.location.scheme import Opening
@@ -61,7 +61,7 @@ def rewind_postgres(url: str) -> None:
 def rewind_s3(url: str) -> None:
     consensus = S3Consensus(enter(url, Opening()))
     for found in consensus.scan("s", SeqNo(KEPT + 1), 99):
-        consensus._clients.get().delete_object(**consensus._row("s", found.seqno))
+        consensus._objects.clients.get().delete_object(**consensus._objects.at(consensus._row("s", found.seqno)))
     consensus.close()
 
 

@@ -14,7 +14,7 @@ import persist_lib as persist
 import persist_lib.spark
 from persist_lib import streams
 from persist_lib.spark.source import PersistSource
-from persist_lib.spark.streaming import StreamReader
+from persist_lib.spark.stream_reader import StreamReader
 from tests.streaming import SCHEMA, update
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(500)]

@@ -10,10 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 
-from persist_lib.convert.lines import fitting
-from persist_lib.convert.lines.cutting import record_ends
-from persist_lib.convert.lines.reading import Reading
-from persist_lib.convert.lines.sifting import Refused
+from persist_lib.convert.lines import file_columns
+from persist_lib.convert.lines.file_columns import Reading, Refused
+from persist_lib.convert.lines.line_blocks import record_ends
 from persist_lib.errors import InvalidUsage
 from persist_lib.schema.schema import Schema
 
@@ -53,20 +52,19 @@ class CsvLines:
         self._wanted = [settings.source(name) for name in schema.names]
         self._types = {settings.source(field.name): self._read_as(field) for field in schema.data}
         self._quote, self._delimiter = settings.quote.encode(), settings.delimiter.encode()
-        self.empty = fitting.no_rows(schema)
+        self.empty = file_columns.no_rows(schema)
 
     def _read_as(self, field: pa.Field) -> pa.DataType:
         return pa.int64() if field.name in self._settings.epochs else field.type
 
     def parse(self, lines: Sequence[bytes]) -> pa.Table:
-        """One row of each line, or Refused."""
         return self.parse_data(b"\n".join(lines) + b"\n", is_one=len(lines) == 1)
 
     def parse_data(self, data: bytes, *, is_one: bool = False) -> pa.Table:
         """The rows of whole lines, or Refused. Blank lines make no row."""
         data = self._utf8(data)
         if not is_one and b"\r" in data and data.count(b"\r") != data.count(b"\r\n"):
-            # SUBTLE: Arrow ends a row at a lone \r. Such a row more could hide that an open quote swallowed a line.
+            # Arrow ends a row at a lone \r. Such a row more could hide that an open quote swallowed a line.
             raise Refused("there is a carriage return inside of a line")
         has_quotes = self._quote in data
         table = self._read(self._closed(data) if has_quotes else data)
@@ -75,7 +73,7 @@ class CsvLines:
     def _closed(self, data: bytes) -> bytes:
         """The data with its last line once more.
 
-        SUBTLE: Arrow lets a quote that is still open at the end pass. It swallows this copy, and then a row is missing.
+        Arrow lets a quote that is still open at the end pass. It swallows this copy, and then a row is missing.
         """
         whole = data if data.endswith(b"\n") else data + b"\n"
         stripped = whole.rstrip(b"\r\n")
@@ -96,9 +94,9 @@ class CsvLines:
             table = pyarrow.csv.read_csv(
                 pa.BufferReader(data), self._reading(data), self._parsing(), options,
             )  # fmt: skip
-            return fitting.fitted(table, self._settings, self._schema)
+            return file_columns.fitted(table, self._settings, self._schema)
         except (pa.ArrowException, ValueError) as error:
-            raise fitting.said(error, self._names) from error
+            raise file_columns.said(error, self._names) from error
 
     def _reading(self, data: bytes) -> Any:
         size = max(len(data) + 1, 1024)
@@ -121,7 +119,7 @@ class CsvLines:
     def suspect(self, lines: Sequence[bytes]) -> set[int]:
         """Lines that may be the bad ones: with open quotes, another number of values, or values that do not convert."""
         quote = self._quote
-        # SUBTLE: Arrow cannot hand a row to `note` that is no UTF-8.
+        # Arrow cannot hand a row to `note` that is no UTF-8.
         found = {index for index, line in enumerate(lines) if line.count(quote) % 2 or _is_odd(line)}
         rest = [index for index in range(len(lines)) if index not in found]
         wrong: list[int] = []
@@ -150,7 +148,7 @@ class CsvLines:
         kept = np.delete(np.array(rest, np.int64), wrong)
         for name, target in self._types.items():
             if name in table.column_names and not pa.types.is_binary(target):
-                found |= set(kept[fitting.failing(table.column(name), target)].tolist())
+                found |= set(kept[file_columns.failing(table.column(name), target)].tolist())
         return found
 
 

@@ -10,9 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.json
 
-from persist_lib.convert.lines import fitting
-from persist_lib.convert.lines.reading import Reading
-from persist_lib.convert.lines.sifting import Refused
+from persist_lib.convert.lines import file_columns
+from persist_lib.convert.lines.file_columns import Reading, Refused
 from persist_lib.schema.schema import Schema
 
 _is = pa.types
@@ -31,7 +30,7 @@ class JsonLines:
             unexpected_field_behavior="error" if self._extra == "refuse" else "ignore",
         )  # fmt: skip
         self._known = {settings.source(name) for name in schema.names}
-        self.empty = fitting.no_rows(schema)
+        self.empty = file_columns.no_rows(schema)
 
     def _read_as(self, field: pa.Field) -> pa.DataType:
         if field.name in self._settings.epochs or _is.is_duration(field.type):
@@ -39,7 +38,6 @@ class JsonLines:
         return pa.string() if _as_text(field.type) else field.type
 
     def parse(self, lines: Sequence[bytes]) -> pa.Table:
-        """One row of each line, or Refused."""
         return self.parse_data(b"\n".join(lines) + b"\n")
 
     def parse_data(self, data: bytes) -> pa.Table:
@@ -49,11 +47,11 @@ class JsonLines:
         try:
             reading = pyarrow.json.ReadOptions(use_threads=False, block_size=max(len(data) + 1, 1024))
             table = pyarrow.json.read_json(pa.BufferReader(data), reading, self._parsing)
-            return fitting.fitted(table, self._settings, self._schema, _read)
+            return file_columns.fitted(table, self._settings, self._schema, _read)
         except (pa.ArrowException, msgspec.ValidationError, ValueError, OverflowError) as error:
             if "unexpected field" in str(error):
                 raise Refused(self._unknown(data)) from error
-            raise fitting.said(error) from error
+            raise file_columns.said(error) from error
 
     def _unknown(self, data: bytes) -> str:
         try:
@@ -129,7 +127,7 @@ def _read(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
     """The values of a column that Arrow read as `_read_as` says."""
     if _is.is_duration(field.type):
         return column.cast(field.type)
-    return fitting.from_text(column, field.type) if _as_text(field.type) else column
+    return file_columns.from_text(column, field.type) if _as_text(field.type) else column
 
 
 def _as_text(type_: pa.DataType) -> bool:

@@ -17,6 +17,7 @@ from persist_lib.errors import Corrupt, InvalidUsage, NewerFormat, NotFound
 from persist_lib.events.api import EVENTS, Held, Key, Kind, Opening, Put
 from persist_lib.events.stores.ordered import Engine, OrderedRecords, Span, pages, scan_pages
 from persist_lib.events.stores.shared import FORMAT, as_bytes, fenced, sent_again
+from persist_lib.location.postgres.connection import connected
 from persist_lib.location.postgres.consensus import (
     LOCK_SHARE,
     OPERATION_S,
@@ -26,7 +27,6 @@ from persist_lib.location.postgres.consensus import (
     write_failed,
 )
 from persist_lib.location.postgres.layout import CLOCK, SETTINGS, creation_failed
-from persist_lib.location.postgres.refused import connected
 from persist_lib.location.postgres.sessions import (
     BYTEA,
     INT8,

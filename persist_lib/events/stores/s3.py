@@ -40,7 +40,9 @@ from persist_lib.events.record import (
 )
 from persist_lib.events.stores.objects import Objects
 from persist_lib.events.stores.shared import encode_meta, fenced, open_meta
-from persist_lib.location.s3.client import Clients, parse_url
+from persist_lib.location.object_store import Object
+from persist_lib.location.s3.client import parse_url
+from persist_lib.location.s3.objects import S3Objects, create_marker
 from persist_lib.runtime.ambient import Runtime
 
 MARKER = "events.json"
@@ -345,34 +347,31 @@ def open_s3(options: Sequence[str], opening: Opening) -> S3Records:
         raise InvalidUsage(
             r"a store of events on S3 is s3:URL, with \: for each colon in the URL, as in s3:s3\://bucket/ledger"
         )
-    objects = Objects(Clients(parse_url(options[0])), opening.runtime)
+    objects = S3Objects(parse_url(options[0]))
     try:
-        found = objects.get(MARKER)
+        found = objects.get(MARKER, f"read {MARKER!r}")
         if found is None:
             if not opening.create:
                 raise NotFound(f"there is no event log at {objects.where}. Check the URL; a writer makes one")
             found = _create(objects, opening)
-        return S3Records(objects, open_meta(found[0], objects.where), opening.runtime)
+        meta = open_meta(found.data, objects.where)
+        return S3Records(Objects(objects, opening.runtime), meta, opening.runtime)
     except BaseException:
         objects.close()
         raise
 
 
-def _create(objects: Objects, opening: Opening) -> tuple[bytes, str]:
-    """Make the marker, and refuse a server that ignores conditions: it would overwrite what another writer stored."""
-    if (foreign := objects.names("", most=1)) not in ([], [MARKER]):
+def _create(objects: S3Objects, opening: Opening) -> Object:
+    """Make the marker. Another writer may have made it before."""
+    there, _ = objects.page("", "list ''", page=1)
+    if there and there[0].name != MARKER:
         raise InvalidUsage(
-            f"{objects.where} holds other objects ({foreign[0]}), and no event log. Choose another prefix"
+            f"{objects.where} holds other objects ({there[0].name}), and no event log. Choose another prefix"
         )
-    marker = encode_meta(opening.runtime)
-    objects.put(MARKER, marker, None)
-    found = objects.get(MARKER)
-    ignores = objects.put(MARKER, marker, None) or objects.put(MARKER, marker, '"00000000000000000000000000000000"')
-    if ignores or found is None:
-        raise InvalidUsage(
-            f"the server of {objects.where} ignores If-None-Match or If-Match: it would overwrite what others wrote. "
-            "Use one that has conditional writes"
-        )
+    create_marker(objects, MARKER, encode_meta(opening.runtime), objects.where, replaces=True)
+    found = objects.get(MARKER, f"read {MARKER!r}")
+    if found is None:
+        raise NotFound(f"{MARKER} of {objects.where} was deleted while the event log was made")
     return found
 
 

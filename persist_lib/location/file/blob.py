@@ -100,7 +100,7 @@ class FileBlob:
             found = self._path(key).stat()
         except ABSENT:
             found = None
-        # SUBTLE: with one link, an equal object of another writer is there, or this one was deleted since, as an audit
+        # With one link, an equal object of another writer is there, or this one was deleted since, as an audit
         # does after its writer was retired. With two links, it must be at its path.
         linked = temporary.stat()
         if linked.st_nlink > 1 and (found is None or not os.path.samestat(found, linked)):
@@ -149,7 +149,6 @@ class FileBlob:
         return failures
 
     def _delete_chunk(self, keys: list[str]) -> dict[str, Exception]:
-        """Delete keys of one directory."""
         self.check_in_place()
         failures: dict[str, Exception] = {}
         for key in keys:

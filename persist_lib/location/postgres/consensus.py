@@ -20,7 +20,7 @@ from persist_lib.ids import SeqNo
 from persist_lib.location.api import Change, Newest, Row
 from persist_lib.location.clock import RemoteClock
 from persist_lib.location.contract import check_limit, next_seqno, not_in_log, passes_newest
-from persist_lib.location.postgres.connecting import CONNECT_S, connect
+from persist_lib.location.postgres.connection import CONNECT_S, connect, connected
 from persist_lib.location.postgres.layout import (
     NAME,
     Statements,
@@ -31,7 +31,6 @@ from persist_lib.location.postgres.layout import (
 )
 from persist_lib.location.postgres.notify import OPTION as NOTIFY
 from persist_lib.location.postgres.notify import Notifier
-from persist_lib.location.postgres.refused import connected
 from persist_lib.location.postgres.sessions import (
     BYTEA,
     INT8,

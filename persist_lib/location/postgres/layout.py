@@ -58,7 +58,6 @@ class Statements:
 
     @cached_property
     def head(self) -> str:
-        """Answers seqno, data."""
         return self._filled(
             "(SELECT seqno, data, NULL::int8, NULL::int8 FROM {s}.shard_log WHERE key = $1 ORDER BY seqno DESC LIMIT 1)"
             " UNION ALL SELECT NULL, NULL, {clock}, $2"
@@ -74,12 +73,10 @@ class Statements:
 
     @cached_property
     def keys(self) -> str:
-        """Answers key."""
         return self._filled("SELECT key, NULL::int8, NULL::int8 FROM {s}.shard_head UNION ALL SELECT NULL, {clock}, $1")
 
     @cached_property
     def heads(self) -> str:
-        """Answers key, seqno."""
         return self._filled(
             "SELECT key, seqno, NULL::int8, NULL::int8 FROM {s}.shard_head UNION ALL SELECT NULL, NULL, {clock}, $1"
         )
@@ -155,7 +152,7 @@ class Statements:
     def append_many(self, count: int) -> str:
         """Lock timeout $1, then key, expected (null: create), its start, data for each. Answers whether all were set.
 
-        None is changed unless all were as expected. SUBTLE: a key that another writer creates at the same moment only
+        None is changed unless all were as expected. A key that another writer creates at the same moment only
         shows as a conflict, after other keys have been moved: dividing by zero (22012) rolls these back.
         Locks are taken in the order of the keys, first those of existing ones and then those of new ones.
         """
@@ -209,7 +206,7 @@ INSERT INTO {s}.layout VALUES ({version});
 """
 
 
-# SUBTLE: not `to_regclass`, which may answer from a cache that is older than the wait for the lock.
+# Not `to_regclass`, which may answer from a cache that is older than the wait for the lock.
 IS_THERE = """
 SELECT EXISTS (
     SELECT FROM pg_catalog.pg_class AS class JOIN pg_catalog.pg_namespace AS space ON space.oid = class.relnamespace

@@ -52,7 +52,7 @@ class Notifier:
         self._changed = threading.Condition(threading.Lock())
         self._pending: dict[str, int] = {}
         self._heard: dict[str, int] = {}
-        self._fresh: dict[str, SeqNo] | None = None  # what `heard` has not returned yet; None: nobody calls it
+        self._fresh: dict[str, SeqNo] | None = None  # what `heard` has not returned yet; None: it is not called
         self._is_live = self._is_awaited = self._is_echoed = False
         self._probe = ""
         self._epoch = 0
@@ -72,7 +72,7 @@ class Notifier:
     def wait(self, key: str, seqno: int, longest_s: float) -> bool:
         """Wait up to `longest_s` seconds for a row above `seqno` to be announced. False at once if not listening.
 
-        SUBTLE: this process did not hear of commits from before its connection listened. So the first wait of each
+        This process did not hear of commits from before its connection listened. So the first wait of each
         thread for each key after that returns True at once, and the caller looks once more.
         """
         with self._changed:
@@ -95,8 +95,8 @@ class Notifier:
     def heard(self, longest_s: float) -> dict[str, SeqNo] | None:
         """Wait up to `longest_s` seconds for announcements since the last call, and return them. None: not listening.
 
-        SUBTLE: what was announced before the connection listened was not heard. Whoever gets None looks once more after
-        the first answer that is not.
+        What was announced before the connection listened was not heard. A caller that gets None looks once
+        more after the first answer that is not.
         """
         with self._changed:
             if self._closed:
@@ -127,7 +127,7 @@ class Notifier:
             thread.join(STOP_S)
 
     def after_fork_in_child(self) -> None:
-        """Start anew. SUBTLE: the parent's connection stays referenced: collecting it might end it for the parent."""
+        """Start again. The parent's connection stays referenced: collecting it might end it for the parent."""
         self._inherited += [self._connection, self._thread]
         if self._bell is not None:
             for end in self._bell:
@@ -204,7 +204,7 @@ class Notifier:
     def _listen(self, connection: psycopg.Connection) -> None:
         """Begin to listen once a thread waits. It only counts if a probe that we send to ourselves comes back.
 
-        SUBTLE: behind a pooler in transaction mode, LISTEN succeeds on a connection that another client gets a moment
+        Behind a pooler in transaction mode, LISTEN succeeds on a connection that another client gets a moment
         later. Then the probe most likely does not come back, and waiting threads poll as without notifications.
         """
         if self._is_live or not self._is_awaited:

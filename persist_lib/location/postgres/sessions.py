@@ -89,7 +89,7 @@ class Session:
     def is_clean(self) -> bool:
         """Whether the next request may use it: alive, nothing under way, and nothing waiting to be read.
 
-        SUBTLE: bytes to read now can only mean that the server ends it. A write sent now would have an unknown outcome.
+        Bytes to read now can only mean that the server ends it. A write sent now would have an unknown outcome.
         """
         if (
             self._is_broken
@@ -103,7 +103,7 @@ class Session:
     def ask(self, sql: str, values: Sequence[tuple[Value, int]], deadline: Deadline) -> Answer:
         """Run `sql` (of `layout.Statements`) and return its answer. Raises Rejected, or Dropped: then it is not clean.
 
-        SUBTLE: an answer carries the id of its request. If a faulty pooler ever sent one twice, each later request of
+        An answer carries the id of its request. If a faulty pooler ever sent one twice, each later request of
         the connection would otherwise get the answer to the request before it.
         """
         self._id = (self._id + 1) & MOST_ID
@@ -176,7 +176,7 @@ class Session:
         return self._answer(deadline)
 
     def _flush(self, deadline: Deadline) -> None:
-        """Send it all. SUBTLE: read too, as a server that answers early stops reading, and both would wait for ever."""
+        """Send it all. Read too, as a server that answers early stops reading, and both would wait for ever."""
         try:
             while self._pgconn.flush():
                 if self._wait(select.POLLIN | select.POLLOUT, deadline) & select.POLLIN:
@@ -296,7 +296,7 @@ class Sessions:
             session.close()
 
     def after_fork_in_child(self) -> None:
-        """Begin with no sessions. SUBTLE: the parent's stay referenced, as collecting them might close them."""
+        """Begin with no sessions. The parent's stay referenced, as collecting them might close them."""
         self._inherited += self._idle
         self._idle, self._lent = [], 0
         self._gate = threading.Condition(threading.Lock())

@@ -18,6 +18,6 @@ if FORK_SUPPORT not in os.environ:  # noqa: TID251 - an edge: gRPC has no other 
             "persist_lib.location.rpc before grpc", FORK_SUPPORT,
         )  # fmt: skip
     else:
-        # SUBTLE: these handlers run at every fork, also where the child only becomes another program, and take locks
-        # that other threads hold. `rpc.forked` does for forks of Python what they are meant for.
+        # These handlers run at every fork, also where the child only becomes another program, and take locks
+        # that other threads hold. `rpc.grpc_forks` does for forks of Python what they are meant for.
         os.environ[FORK_SUPPORT] = "0"  # noqa: TID251

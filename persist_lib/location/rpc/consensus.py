@@ -12,10 +12,12 @@ It needs no credentials of the store. Blobs are read and written without the ser
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+from urllib.parse import parse_qsl, quote
 
 from persist_lib.arguments import shown
 from persist_lib.core.plan.debts import Debts
@@ -24,19 +26,65 @@ from persist_lib.format import wire
 from persist_lib.ids import SeqNo
 from persist_lib.location.api import Change, Consensus, Newest, Row
 from persist_lib.location.commands import Answered, Proposed
-from persist_lib.location.rpc.behind import Behind
-from persist_lib.location.rpc.credentials import Credentials, check_secret
+from persist_lib.location.rpc.credentials import Credentials, Tls, check_secret
+from persist_lib.location.rpc.fallback_store import FallbackStore
 from persist_lib.location.rpc.servers import Servers, Unreached
 from persist_lib.location.rpc.subscriptions import Subscriptions
-from persist_lib.location.rpc.tls import Tls
-from persist_lib.location.rpc.url import STORE, joined, parts
 from persist_lib.location.scheme import Opening
 from persist_lib.location.wrap.deadline import within
 from persist_lib.location.wrap.retrying import retry
 
+T = TypeVar("T")
+OPTIONS = ("credentials", "ca", "cert", "key")
+"""The other parts of a URL. Each is the path of a file."""
+STORE = "store"
+"""The option that is the URL of the consensus behind the servers."""
+ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):(\d{1,5})")
+
+
+def parts(url: str) -> tuple[list[str], dict[str, str]]:
+    """The addresses of a URL, and the paths of its options."""
+    before, _, query = url.partition("://")[2].partition("?")
+    if "@" in before or _secrets(query):  # not quoted: it may be a secret
+        raise InvalidUsage(
+            "a token never goes into the URL of a shard server, where logs and process lists show it. Set "
+            "PERSIST_TOKEN, or name a file that holds it, as in persist://host:7600?credentials=/path"
+        )
+    return _addresses(url, before.split(",")), _files(url, query)
+
+
+def _secrets(query: str) -> list[str]:
+    return [name for name, _ in parse_qsl(query, keep_blank_values=True) if name in ("token", "password", "secret")]
+
+
+def _files(url: str, query: str) -> dict[str, str]:
+    options = parse_qsl(query, keep_blank_values=True)
+    if len(dict(options)) < len(options) or not all(name in (*OPTIONS, STORE) and path for name, path in options):
+        raise InvalidUsage(
+            f"the options of shard servers are {', '.join(OPTIONS)}, each once and with the path of a file, and "
+            f"{STORE}, with a quoted URL: got {shown(url)}",
+            url=url,
+        )
+    return dict(options)
+
+
+def _addresses(url: str, found: list[str]) -> list[str]:
+    if not all(match and int(match[2]) < 65536 for match in map(ADDRESS.fullmatch, found)):
+        raise InvalidUsage(
+            f"shard servers are named by host and port, as in 'persist://localhost:7600,other:7600': got {shown(url)}",
+            url=url,
+        )
+    return found
+
+
+def joined(url: str, addresses: Sequence[str], options: Mapping[str, str]) -> str:
+    """The URL with the scheme of another one, and with these addresses and options."""
+    told = "&".join(f"{name}={quote(value, '' if name == STORE else '/')}" for name, value in options.items())
+    return f"{url.partition(':')[0]}://{','.join(addresses)}{f'?{told}' if told else ''}"
+
 
 def canonical(url: str) -> str:
-    """The URL, which means the same in any process. Raises InvalidUsage for addresses that are none."""
+    """The URL, which means the same in any process. Raises InvalidUsage for invalid addresses."""
     addresses, files = parts(url)
     # Not resolved: what a link leads to changes when secrets are replaced.
     paths = {name: path if name == STORE else str(Path(path).absolute()) for name, path in files.items()}
@@ -67,7 +115,7 @@ def open_consensus(url: str, opening: Opening) -> RpcConsensus:
     servers = Servers(addresses, opening.runtime, credentials, _tls(url, files), has_store=has_store)
     if STORE not in files or opening.stores is None:
         return RpcConsensus(servers, timeout_s=opening.timeout_s)
-    return RpcConsensus(servers, Behind(files[STORE], opening.stores, servers, opening.runtime))
+    return RpcConsensus(servers, FallbackStore(files[STORE], opening.stores, servers, opening.runtime))
 
 
 def _tls(url: str, files: Mapping[str, str]) -> Tls | None:
@@ -83,12 +131,12 @@ def _tls(url: str, files: Mapping[str, str]) -> Tls | None:
 class RpcConsensus:
     """Consensus by way of shard servers. A read is linearizable where that of any Consensus is: they scan the store.
 
-    With `behind`, it asks that store itself while no server is there. Without, servers that do not answer yet, as
+    With `fallback`, it asks that store itself while no server is there. Without, servers that do not answer yet, as
     those of a loaded machine, are asked again for `timeout_s`; where none listens, that is said at once.
     """
 
-    def __init__(self, servers: Servers, behind: Behind | None = None, timeout_s: float = 0.0) -> None:
-        self._servers, self._behind = servers, behind
+    def __init__(self, servers: Servers, fallback: FallbackStore | None = None, timeout_s: float = 0.0) -> None:
+        self._servers, self._fallback = servers, fallback
         deadline = servers.runtime.deadline(timeout_s)
         greet = partial(self._call, "now", None, type(None), alone=lambda _store: None)
         try:
@@ -151,17 +199,13 @@ class RpcConsensus:
     def _committed(
         self, proposed: Sequence[Proposed], token: bytes, timeout_s: float, *, is_repeated: bool
     ) -> list[Answered]:
-        behind, deadline = self._behind, self._servers.runtime.deadline(timeout_s)
-        if behind is None or not behind.is_in_use:
-            try:
-                return self._sent(proposed, token, timeout_s, is_repeated=is_repeated)
-            except Unreached as gone:
-                if behind is None:
-                    raise Determinate(str(gone)) from gone
-                behind.leave(gone)
+        deadline = self._servers.runtime.deadline(timeout_s)
         # SUBTLE: never as rows of this client's own. A server that is paused may hold the command, and only the heart
         # looks for its token and says "not committed" of nothing else than what can never be.
-        return behind.heart().commit_commands(proposed, token, deadline.left_s(), is_repeated=is_repeated)
+        return self._asked(
+            lambda: self._sent(proposed, token, timeout_s, is_repeated=is_repeated),
+            lambda store: store.heart().commit_commands(proposed, token, deadline.left_s(), is_repeated=is_repeated),
+        )
 
     def _sent(
         self, proposed: Sequence[Proposed], token: bytes, timeout_s: float, *, is_repeated: bool
@@ -206,8 +250,8 @@ class RpcConsensus:
         return found
 
     def now(self) -> int:
-        if self._behind is not None and self._behind.is_in_use:
-            return self._behind.consensus().now()
+        if self._fallback is not None and self._fallback.is_in_use:
+            return self._fallback.consensus().now()
         return self._servers.now()
 
     def wait(self, key: str, seqno: SeqNo, longest_s: float) -> bool:
@@ -218,8 +262,8 @@ class RpcConsensus:
 
     def close(self) -> None:
         self._subscriptions.close()
-        if self._behind is not None:
-            self._behind.close()
+        if self._fallback is not None:
+            self._fallback.close()
         self._servers.close()
 
     def _call(
@@ -227,13 +271,18 @@ class RpcConsensus:
         reads: bool = True, takes_s: float = 0.0,
     ) -> Any:  # fmt: skip
         """The answer of a server or, where none is there, what `alone` does to the store behind them."""
-        if self._behind is None or not self._behind.is_in_use:
+        return self._asked(
+            lambda: self._servers.call(name, arguments, kind, route=route, seconds=None, reads=reads, takes_s=takes_s),
+            lambda store: alone(store.consensus()),
+        )
+
+    def _asked(self, ask: Callable[[], T], alone: Callable[[FallbackStore], T]) -> T:
+        fallback = self._fallback
+        if fallback is None or not fallback.is_in_use:
             try:
-                return self._servers.call(
-                    name, arguments, kind, route=route, seconds=None, reads=reads, takes_s=takes_s
-                )
+                return ask()
             except Unreached as gone:
-                if self._behind is None:
+                if fallback is None:
                     raise Determinate(str(gone)) from gone
-                self._behind.leave(gone)
-        return alone(self._behind.consensus())
+                fallback.leave(gone)
+        return alone(fallback)

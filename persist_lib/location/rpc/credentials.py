@@ -5,8 +5,10 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+import grpc
 
 from persist_lib.errors import InvalidUsage
 from persist_lib.runtime.reread import Reread
@@ -24,7 +26,7 @@ def is_token(token: object) -> bool:
 
 
 class Credentials:
-    """The token of a file, which is read anew when it changes, or else of the environment; or none."""
+    """The token of a file, which is read again when it changes, or else of the environment; or none."""
 
     def __init__(self, path: str | None = None, environ: Mapping[str, str] | None = None) -> None:
         """Raises InvalidUsage, without the token, if the file cannot be read or what is there can be no token."""
@@ -43,7 +45,6 @@ class Credentials:
         return f"Credentials({'a token' if self.metadata() else 'none'})"
 
     def metadata(self) -> Metadata:
-        """What goes along with each call."""
         return self._metadata if self._file is None else self._file.get()
 
 
@@ -76,3 +77,26 @@ def _metadata(token: str, what: str) -> Metadata:
             "none. Nothing was sent"
         )
     return (("authorization", SCHEME + token),)
+
+
+FILES = ("ca", "key", "cert")
+
+
+class Tls:
+    """TLS of a client, by PEM files: `ca` (without it, the authorities of gRPC), and the client's `cert`, `key`."""
+
+    def __init__(self, files: Mapping[str, str]) -> None:
+        """Raises InvalidUsage if a file cannot be read, or for a certificate without its key."""
+        self._names = [name for name in FILES if name in files]
+        if ("cert" in files) != ("key" in files):
+            raise InvalidUsage("the options cert and key of a shard server's URL go together: only one is there")
+        paths = [Path(files[name]) for name in self._names]
+        self._files = Reread(paths, f"the TLS files {', '.join(map(str, paths))}", self._made)
+
+    def credentials(self) -> grpc.ChannelCredentials:
+        """What a connection is made with; another value once the files have changed."""
+        return self._files.get()
+
+    def _made(self, found: Sequence[bytes]) -> grpc.ChannelCredentials:
+        given = dict(zip(self._names, found, strict=True))
+        return grpc.ssl_channel_credentials(*map(given.get, FILES))

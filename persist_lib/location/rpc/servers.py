@@ -13,9 +13,8 @@ import grpc
 
 from persist_lib.errors import Determinate, Indeterminate, InvalidUsage, PersistError
 from persist_lib.format.wire import MOST_BYTES, SERVICE, Unread, decode_reply, encode_call
-from persist_lib.location.rpc.credentials import Credentials
-from persist_lib.location.rpc.forked import CORE
-from persist_lib.location.rpc.tls import Tls
+from persist_lib.location.rpc.credentials import Credentials, Tls
+from persist_lib.location.rpc.grpc_forks import CORE
 from persist_lib.location.wrap.deadline import patience_s
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.runtime.forks import Stage, enrol
@@ -33,7 +32,7 @@ SHARE_S, SHARE_LEAST_S = 2.0, 1.0
 """How long a server may take to answer where another one is there to ask, and at least where it has half of the time.
 It may be paused or cut off, which no connection tells."""
 GRACE_S = 2.0
-"""How much longer than the caller's timeout to wait for an answer, so that the server can say what is so."""
+"""How much longer than the caller's timeout to wait for an answer, so that the server can say what happened."""
 FORK_WAITS_S = 5.0
 """How long a fork waits for calls under way."""
 CALL_S = 60.0
@@ -55,7 +54,7 @@ OPTIONS = [
 class Server:
     """One server: its connection, and whether it answered of late. Safe to use from several threads, and after a fork.
 
-    No connection is open across a fork: a child cannot use its parent's, and gRPC has to end before (`rpc.forked`).
+    No connection is open across a fork: a child cannot use its parent's, and gRPC has to end before (`rpc.grpc_forks`).
     """
 
     def __init__(self, address: str, runtime: Runtime, credentials: Credentials, tls: Tls | None) -> None:
@@ -153,12 +152,10 @@ class Server:
         log.info("the shard server %s does not answer; it is asked last for %g s", self.address, self._shunned_s)
 
     def answered(self) -> None:
-        """Note that it has answered a call."""
         self._shunned_s = 0.0
 
     @property
     def is_shunned(self) -> bool:
-        """Whether it is asked last now."""
         return self.shunned_until > self._runtime.monotonic()
 
     @property
@@ -167,7 +164,6 @@ class Server:
         return self._shunned_s > 0
 
     def close(self) -> None:
-        """End the connection."""
         with self._lock:
             channel, self._channel, self._is_ready = self._channel, None, False
         if channel is not None:
@@ -188,7 +184,6 @@ class Server:
             self.close()
 
     def after_fork_in_parent(self) -> None:
-        """Take calls again."""
         self._forking = False
         self._bell.ring()
 
@@ -271,7 +266,6 @@ class Servers:
         return [*self._servers[first:], *self._servers[:first]]
 
     def close(self) -> None:
-        """End all connections."""
         for server in self._servers:
             server.close()
 

@@ -103,7 +103,7 @@ def canonical(url: str) -> str:
 class Clients:
     """boto3 clients for one target, made when needed: one per process and timeout.
 
-    SUBTLE: a forked child inherits its parent's connections, and the answers to both would mix on them. So the child
+    A forked child inherits its parent's connections, and the answers to both would mix on them. So the child
     makes its own and never uses the inherited ones. There is no lock, as one held during a fork would stay held.
     """
 
@@ -126,7 +126,6 @@ class Clients:
         return client
 
     def close(self) -> None:
-        """Close this process's connections."""
         self._closed = True
         for (pid, _), client in list(self._made.items()):
             if pid == os.getpid():
@@ -185,7 +184,7 @@ def _count(event_name: str, **_: object) -> None:
 def _expect_nothing(params: dict[str, Any], **_: object) -> None:
     """Send bodies without `Expect: 100-continue`, which costs a round trip.
 
-    SUBTLE: if the connection ends in the middle of the 100 response, botocore reads its end for ever in a busy loop.
+    If the connection ends in the middle of the 100 response, botocore reads its end for ever in a busy loop.
     """
     params["headers"].pop("Expect", None)
 
@@ -228,27 +227,11 @@ def is_distrusted(error: BaseException | None) -> bool:
     return False
 
 
-def is_taken(error: Exception) -> bool:
-    """Whether a conditional PUT found its condition false."""
-    return status_of(error) == 412
-
-
 @contextmanager
 def reading(doing: str) -> Iterator[None]:
     """Raise failures as Determinate: a failed read changes nothing."""
     with _failing_as(Determinate, doing):
         yield
-
-
-def is_truncated(page: Mapping[str, Any]) -> bool:
-    """Whether a page of a listing has a next one. Every listing asks this.
-
-    SUBTLE: an answer that was cut short looks like an empty page; only a complete one has IsTruncated. Raises
-    Determinate for one that has not.
-    """
-    if "IsTruncated" not in page:
-        raise Determinate("the answer to a listing was cut short: it does not say whether there is more")
-    return bool(page["IsTruncated"])
 
 
 @contextmanager

@@ -12,29 +12,19 @@ docs/design/0012-consensus-on-s3-alone.md.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from email.utils import parsedate_to_datetime
 from itertools import islice, takewhile
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import quote, unquote
-
-from botocore.exceptions import ClientError
 
 from persist_lib.errors import Corrupt, Determinate, Indeterminate, InvalidUsage, Missing
 from persist_lib.ids import SeqNo
 from persist_lib.location.api import START_BYTES, Change, Newest, Row
 from persist_lib.location.clock import RemoteClock
 from persist_lib.location.contract import check_limit, next_seqno, not_in_log, passes_newest
-from persist_lib.location.s3.blob import MARKER, PAGE, S3Blob, body_of, delete_objects, enter
-from persist_lib.location.s3.client import (
-    Clients,
-    canonical,
-    is_missing,
-    is_taken,
-    is_truncated,
-    reading,
-    status_of,
-    writing,
-)
+from persist_lib.location.object_store import Entry
+from persist_lib.location.s3.blob import MARKER, enter, open_blob, open_puts
+from persist_lib.location.s3.client import canonical
+from persist_lib.location.s3.objects import PAGE, S3Objects
 from persist_lib.location.scheme import Opening
 from persist_lib.runtime.ambient import Runtime
 
@@ -46,7 +36,6 @@ READ_THREADS = 8
 RACES = 20
 RECENT_S = 5.0
 """How long an earlier read is relied on without reading again, where that saves a request."""
-EMPTY_HAS_NO_RANGE = 416
 
 
 class _Floor(NamedTuple):
@@ -68,24 +57,24 @@ class _Seen(NamedTuple):
 class S3Consensus:
     """Rows as objects. A compare-and-set is one PUT and one GET; there are no transactions over several keys."""
 
-    def __init__(self, clients: Clients, *, runtime: Runtime | None = None, page: int = PAGE) -> None:
-        self._clients = clients
-        self._target = clients.target
+    def __init__(self, objects: S3Objects, *, runtime: Runtime | None = None, page: int = PAGE) -> None:
+        self._objects = objects
         self._runtime = runtime or Runtime()
         self._clock = RemoteClock(self._runtime)
         self._page = page
         self._seen: dict[str, _Seen] = {}
         """For each key, a row that existed at some time. The newest row is always that one or a later one."""
         self._floors: dict[str, _Floor] = {}
+        objects.observe = self._clock.observe
 
-    def _row(self, key: str, seqno: SeqNo) -> dict[str, str]:
-        return {"Bucket": self._target.bucket, "Key": f"{self._rows(key)}{seqno:020d}"}
+    def _row(self, key: str, seqno: SeqNo) -> str:
+        return f"{self._rows(key)}{seqno:020d}"
 
     def _rows(self, key: str) -> str:
-        return self._target.path("log", _quoted(key), "v")
+        return f"log/{_quoted(key)}/v"
 
-    def _floor_at(self, key: str) -> dict[str, str]:
-        return {"Bucket": self._target.bucket, "Key": self._target.path("floor", _quoted(key))}
+    def _floor_of(self, key: str) -> str:
+        return f"floor/{_quoted(key)}"
 
     def _see(self, key: str, seqno: SeqNo, data: bytes | None) -> None:
         if seqno > self._last_seen(key) or (data is not None and seqno == self._last_seen(key)):
@@ -94,11 +83,6 @@ class S3Consensus:
     def _last_seen(self, key: str) -> SeqNo:
         return self._seen[key].seqno if key in self._seen else SeqNo(0)
 
-    def _observe(self, answer: Any) -> Any:
-        if (date := _date_of(answer)) is not None:
-            self._clock.observe(date)
-        return answer
-
     def _floor(self, key: str) -> _Floor:
         asked_at = self._runtime.monotonic()
         seqno, etag = self._read_floor(key)
@@ -106,59 +90,42 @@ class S3Consensus:
         return floor
 
     def _read_floor(self, key: str) -> tuple[SeqNo, str | None]:
-        with reading(f"read the floor of {key!r}"):
-            try:
-                answer = self._observe(self._clients.get().get_object(**self._floor_at(key)))
-            except ClientError as error:
-                if is_missing(error):
-                    self._observe(error.response)
-                    return FIRST, None
-                raise
-            data = body_of(answer)
+        found = self._objects.get(self._floor_of(key), f"read the floor of {key!r}")
+        if found is None:
+            return FIRST, None
+        data = found.data
         if not data.isdigit():
             raise Corrupt(
                 f"the floor of {key!r} holds {data[:40]!r}, no seqno; restore it: the seqno of the first row that is "
                 "there without a gap after it",
                 key=key, expected="digits", actual=data[:40],
             )  # fmt: skip
-        return SeqNo(int(data)), str(answer["ETag"])
+        return SeqNo(int(data)), found.version
 
     def _is_there(self, key: str, seqno: SeqNo) -> bool:
         return self._attempt_at(key, seqno) is not None
 
     def _attempt_at(self, key: str, seqno: SeqNo) -> str | None:
         """Return the id of the PUT that made a row's object, or None when there is no such object."""
-        with reading(f"look for v{seqno} of {key!r}"):
-            try:
-                answer = self._observe(self._clients.get().head_object(**self._row(key, seqno)))
-            except ClientError as error:
-                if is_missing(error):
-                    return None
-                raise
-            return str(answer["Metadata"].get(ATTEMPT, ""))
+        found = self._objects.find(self._row(key, seqno), f"look for v{seqno} of {key!r}")
+        return None if found is None else found.metadata.get(ATTEMPT, "")
 
     def compare_and_set(self, key: str, expected: Newest | None, data: bytes) -> bool:
         seqno = next_seqno(expected)
         if seqno < self._recent_floor(key) or (expected is not None and not self._was_there(key, expected)):
             return False
         attempt = f"{self._runtime.entropy():016x}"
-        with writing(f"set {key!r} to v{seqno}"):
-            try:
-                answer = self._clients.get().put_object(
-                    **self._row(key, seqno), Body=bytes(data), IfNoneMatch="*", Metadata={ATTEMPT: attempt}
-                )
-                self._observe(answer)
-            except ClientError as error:
-                if not is_taken(error):
-                    raise
-                if self._winner(key, seqno) != attempt:
-                    return False
+        done = self._objects.put(
+            self._row(key, seqno), bytes(data), f"set {key!r} to v{seqno}", metadata={ATTEMPT: attempt}
+        )
+        if not done and self._winner(key, seqno) != attempt:
+            return False
         return self._counts(key, seqno, data)
 
     def _was_there(self, key: str, expected: Newest) -> bool:
         """Whether the row `expected` existed a moment ago and may be the newest. All rows before it existed as well.
 
-        SUBTLE: a PUT cannot depend on another object. So unless it was checked within `RECENT_S`, this reads whether
+        A PUT cannot depend on another object. So unless it was checked within `RECENT_S`, this reads whether
         the row is still the same one, and not another of its seqno after an older copy was restored.
         """
         if not max(FIRST, self._last_seen(key)) <= expected.seqno < LARGEST:
@@ -177,16 +144,8 @@ class S3Consensus:
 
     def _start_of(self, key: str, seqno: SeqNo) -> bytes | None:
         """Return the first bytes of a row, or None when there is no such row."""
-        with reading(f"look at v{seqno} of {key!r}"):
-            try:
-                asked = f"bytes=0-{START_BYTES - 1}"
-                return body_of(self._observe(self._clients.get().get_object(**self._row(key, seqno), Range=asked)))
-            except ClientError as error:
-                if is_missing(error):
-                    return None
-                if status_of(error) == EMPTY_HAS_NO_RANGE:
-                    return b""
-                raise
+        found = self._objects.get(self._row(key, seqno), f"look at v{seqno} of {key!r}", 0, START_BYTES)
+        return None if found is None else found.data
 
     def _recent_floor(self, key: str) -> SeqNo:
         """Return a floor of at most a few seconds ago. It only saves stale clients from an Indeterminate answer."""
@@ -263,36 +222,15 @@ class S3Consensus:
     def _names(self, key: str, from_seqno: SeqNo) -> Iterator[SeqNo]:
         """Return the seqnos of the objects from `from_seqno` on, ascending."""
         prefix = self._rows(key)
-        names = self._listed(prefix, f"{prefix}{max(0, from_seqno - 1):020d}", f"the rows of {key!r}")
-        return (SeqNo(int(name.removeprefix(prefix))) for name in names)
-
-    def _listed(self, prefix: str, after: str, what: str) -> Iterator[str]:
-        """Yield the names of the objects with this prefix that come after a name, ascending."""
-        while True:
-            with reading(f"list {what}"):
-                page = self._observe(
-                    self._clients.get().list_objects_v2(
-                        Bucket=self._target.bucket, Prefix=prefix, StartAfter=after, MaxKeys=self._page
-                    )
-                )
-                is_last = not is_truncated(page)
-                names = [str(entry["Key"]) for entry in page.get("Contents", [])]
-            yield from names
-            if is_last:
-                return
-            after = names[-1]
+        after = f"{prefix}{max(0, from_seqno - 1):020d}"
+        names = self._objects.entries(prefix, f"list the rows of {key!r}", after, self._page)
+        return (SeqNo(int(found.name.removeprefix(prefix))) for found in names)
 
     def _fetch(self, key: str, seqnos: Sequence[SeqNo]) -> list[Row]:
-        """Return the rows that still exist."""
 
         def fetch(seqno: SeqNo) -> Row | None:
-            with reading(f"read v{seqno} of {key!r}"):
-                try:
-                    return Row(seqno, body_of(self._clients.get().get_object(**self._row(key, seqno))))
-                except ClientError as error:
-                    if is_missing(error):
-                        return None
-                    raise
+            found = self._objects.get(self._row(key, seqno), f"read v{seqno} of {key!r}")
+            return None if found is None else Row(seqno, found.data)
 
         if len(seqnos) < 2:
             found = [fetch(seqno) for seqno in seqnos]
@@ -321,7 +259,7 @@ class S3Consensus:
         if not self._raise_floor(key, seqno):
             return 0
         below = [*takewhile(lambda found: found < seqno, self._names(key, SeqNo(0)))]
-        failures = delete_objects(self._clients, [self._row(key, found)["Key"] for found in below], self._page)
+        failures = self._objects.delete([self._row(key, found) for found in below], self._page)
         if failures:
             raise next(iter(failures.values()))
         return len(below)
@@ -339,7 +277,7 @@ class S3Consensus:
         taken = [found for found in rows if found > seqno]
         self._seen.pop(key, None)
         for found in reversed(taken):
-            if failures := delete_objects(self._clients, [self._row(key, found)["Key"]]):
+            if failures := self._objects.delete([self._row(key, found)]):
                 raise next(iter(failures.values()))
         return len(taken)
 
@@ -363,30 +301,13 @@ class S3Consensus:
         raise Determinate(f"{key!r} was truncated by others during each of {RACES} attempts; nothing was deleted")
 
     def _put_floor(self, key: str, seqno: SeqNo, floor: _Floor) -> bool:
-        condition = {"IfNoneMatch": "*"} if floor.etag is None else {"IfMatch": floor.etag}
         self._floors.pop(key, None)
-        with writing(f"truncate {key!r} to v{seqno}"):
-            try:
-                self._clients.get().put_object(**self._floor_at(key), Body=b"%d" % seqno, **condition)
-            except ClientError as error:
-                if is_taken(error):
-                    return False
-                raise
-        return True
+        return self._objects.put(
+            self._floor_of(key), b"%d" % seqno, f"truncate {key!r} to v{seqno}", replaces=floor.etag
+        )
 
     def list_keys(self) -> Iterator[str]:
-        root = self._target.path("log", "")
-        token: dict[str, str] = {}
-        while True:
-            with reading("list the keys"):
-                page = self._clients.get().list_objects_v2(
-                    Bucket=self._target.bucket, Prefix=root, Delimiter="/", MaxKeys=self._page, **token
-                )
-                token = {"ContinuationToken": page["NextContinuationToken"]} if is_truncated(page) else {}
-                names = [str(entry["Prefix"]) for entry in page.get("CommonPrefixes", [])]
-            yield from (unquote(name.removeprefix(root).rstrip("/")) for name in names)
-            if not token:
-                return
+        return map(unquote, self._objects.folders("log/", "list the keys", self._page))
 
     def heads(self, keys: Sequence[str] | None = None) -> dict[str, SeqNo]:
         """One listing of all rows, with its pages: a request for each 1,000 rows. No row is read.
@@ -395,13 +316,12 @@ class S3Consensus:
         process has seen. Whatever is below a floor, the newest row is above it. A page that was listed before others
         appended to a key, and truncated it, still ends in a row that was its newest.
         """
-        root = self._target.path("log", "")
-        names = self._listed(root, root, "the rows of all keys")
+        doing = "list the rows of all keys"
         if keys is None:
-            return _newest(root, names)
-        page = [*islice(names, self._page)]
-        if len(page) < self._page:
-            newest = _newest(root, page)
+            return _newest(self._objects.entries("log/", doing, page=self._page))
+        page, is_all = self._objects.page("log/", doing, page=self._page)
+        if is_all:
+            newest = _newest(page)
             return {key: newest[key] for key in keys if key in newest}
         with self._runtime.pool(READ_THREADS, "persist-log") as pool:
             last = pool.map(lambda key: max(self._names(key, self._last_seen(key)), default=None), keys)
@@ -412,36 +332,24 @@ class S3Consensus:
         return self._clock.now(self._ask)
 
     def _ask(self) -> int:
-        with reading("read S3's clock"):
-            answer = self._clients.get().head_object(Bucket=self._target.bucket, Key=self._target.path(MARKER))
-        return _date_of(answer) or 0
+        self._objects.find(MARKER, "read S3's clock")
+        return self._clock.last
 
     def close(self) -> None:
-        self._clients.close()
+        self._objects.close()
 
 
-def _newest(root: str, names: Iterable[str]) -> dict[str, SeqNo]:
-    """The newest row of each key among the names of rows."""
+def _newest(entries: Iterable[Entry]) -> dict[str, SeqNo]:
+    """The newest row of each key among the objects of rows."""
     newest: dict[str, SeqNo] = {}
-    for name in names:
-        key, _, seqno = name.removeprefix(root).rpartition("/v")
+    for found in entries:
+        key, _, seqno = found.name.removeprefix("log/").rpartition("/v")
         newest[key] = max(newest.get(key, FIRST), SeqNo(int(seqno)))
     return {unquote(key): seqno for key, seqno in newest.items()}
 
 
-def _date_of(answer: Any) -> int | None:
-    """Return when S3 answered, in ms since the epoch, or None if it did not say."""
-    date = answer["ResponseMetadata"]["HTTPHeaders"].get("date")
-    return int(parsedate_to_datetime(date).timestamp() * 1000) if date else None
-
-
 def _quoted(key: str) -> str:
     return quote(key, safe="")
-
-
-def open_blob(url: str, opening: Opening) -> S3Blob:
-    """Open the blobs of a URL of this scheme."""
-    return S3Blob(enter(url, opening), runtime=opening.runtime)
 
 
 def open_consensus(url: str, opening: Opening) -> S3Consensus:
@@ -449,4 +357,4 @@ def open_consensus(url: str, opening: Opening) -> S3Consensus:
     return S3Consensus(enter(url, opening), runtime=opening.runtime)
 
 
-__all__ = ["S3Consensus", "canonical", "open_blob", "open_consensus"]
+__all__ = ["S3Consensus", "canonical", "open_blob", "open_consensus", "open_puts"]

@@ -74,7 +74,6 @@ class Connections:
         self._pid = os.getpid()
 
     def is_lent(self) -> bool:
-        """Whether SQLite is being used right now."""
         return bool(self._loans)
 
     def under_way(self, work: Callable[[], T]) -> T:
@@ -90,7 +89,7 @@ class Connections:
     def use(self, work: Callable[[Session], T]) -> T:
         """Run `work` with a session of its own and return its result. `work` must leave no open transaction.
 
-        SUBTLE: an interrupt can come after any call, also in here and in `finally`. So the loan is made first. It gets
+        An interrupt can come after any call, also in here and in `finally`. So the loan is made first. It gets
         and gives back its session by instructions that call nothing, and it ends by the first call in `finally`.
         """
         loan = _Loan()
@@ -163,17 +162,15 @@ class Connections:
         return True
 
     def pause(self, pause: object) -> None:
-        """Lend nothing until `go_on`."""
         with self._mutex:
             self._pauses.add(pause)
 
     def go_on(self, pause: object) -> None:
-        """Lend again, if nobody else has paused it."""
+        """Lend again, if nothing else has paused it."""
         self._pauses.discard(pause)
         self._bell.ring()
 
     def wait_for_loans(self, deadline: Deadline) -> None:
-        """Wait until nothing is lent."""
         while not (self._bell.wait(lambda: not self._loans, deadline.left_s()) or deadline.has_passed()):
             pass
 
@@ -208,13 +205,12 @@ class Connections:
         self._forking = True
         self._gate.wait_for(lambda: not self._loans, FORK_WAITS_S)
         for session in self._idle:
-            # Without this each fork would pay for a checkpoint. The log stays, and the next connection goes on with it.
+            # Without this each fork would pay for a checkpoint. The log stays, for the next connection.
             session.connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
             session.connection.close()
         self._idle.clear()
 
     def after_fork_in_parent(self) -> None:
-        """Lend connections again."""
         self._forking = False
         self._bell.ring()
         self._gate.release()

@@ -8,22 +8,24 @@ from __future__ import annotations
 
 import json
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, TypeVar
 
 import apsw
 
-from persist_lib.errors import Determinate
+from persist_lib.errors import Determinate, PersistError
 from persist_lib.ids import SeqNo
 from persist_lib.location.api import Change, Newest, Row
 from persist_lib.location.clock import Clock, machine_clock, now_ms
 from persist_lib.location.contract import check_limit, is_newest, not_in_log, passes_newest
-from persist_lib.location.in_place import UNTOUCHED, check_same, moved_away
-from persist_lib.location.inode import Identity
+from persist_lib.location.in_place import UNTOUCHED, Identity, check_same, moved_away
 from persist_lib.location.sqlite import file as sqlite_file
 from persist_lib.location.sqlite.connections import Connections, Session
 from persist_lib.location.wrap.deadline import patience_s
+from persist_lib.location.wrap.read_only import RefusesWrites
 from persist_lib.runtime.ambient import Backoff, Deadline, Runtime
 from persist_lib.runtime.threads import Lock, taking
 
@@ -70,12 +72,43 @@ WITH found (key, seqno) AS (SELECT value, (SELECT max(seqno) FROM consensus WHER
 SELECT key, seqno FROM found WHERE seqno IS NOT NULL"""
 
 
-def heads_query(keys: Sequence[str] | None) -> tuple[str, tuple[str, ...]]:
-    """What asks for the newest rows of these keys, or of all, and its values."""
-    return (HEADS, ()) if keys is None else (HEADS_OF, (json.dumps(list(keys)),))
+class SqliteReads(ABC):
+    """The reading operations of a Consensus in SQLite, over one that runs a query."""
+
+    path: Path
+    connections: Connections
+    _clock: Clock
+
+    @abstractmethod
+    def _read(self, sql: str, values: tuple[str | int | bytes, ...]) -> list[Any]:
+        """Return the rows of a query. Raises Determinate, Corrupt, or HistoryRegressed if the files were replaced."""
+
+    def head(self, key: str) -> Row | None:
+        """Return the newest row, or None when the key was never set. It is never stale here."""
+        rows = self._read(NEWEST, (key,))
+        return sqlite_file.row_of(rows[0], key, self.path) if rows else None
+
+    def scan(self, key: str, from_seqno: SeqNo, limit: int) -> list[Row]:
+        check_limit(limit)
+        return [sqlite_file.row_of(row, key, self.path) for row in self._read(SCAN, (key, from_seqno, limit))]
+
+    def list_keys(self) -> Iterator[str]:
+        """Return an iterator over the keys that exist at the time of the call."""
+        return iter([sqlite_file.key_of(key, self.path) for (key,) in self._read(KEYS, ())])
+
+    def heads(self, keys: Sequence[str] | None = None) -> dict[str, SeqNo]:
+        found = self._read(HEADS, ()) if keys is None else self._read(HEADS_OF, (json.dumps(list(keys)),))
+        return sqlite_file.heads_of(found, self.path)
+
+    def now(self) -> int:
+        """Return the time of this machine's clock, in ms since the epoch."""
+        return now_ms(self._clock)
+
+    def close(self) -> None:
+        self.connections.close()
 
 
-class SqliteConsensus:
+class SqliteConsensus(SqliteReads):
     """Rows in the table `consensus` of the database at `path`.
 
     `truncate` never deletes a key's newest row, so it cannot make a key look new. A write waits at most `busy_s`
@@ -122,23 +155,6 @@ class SqliteConsensus:
     def check_in_place(self) -> None:
         self.connections.use(check_in_place)
 
-    def head(self, key: str) -> Row | None:
-        """Return the newest row, or None when the key was never set. It is never stale here."""
-        rows = self._read(NEWEST, (key,))
-        return sqlite_file.row_of(rows[0], key, self.path) if rows else None
-
-    def scan(self, key: str, from_seqno: SeqNo, limit: int) -> list[Row]:
-        check_limit(limit)
-        return [sqlite_file.row_of(row, key, self.path) for row in self._read(SCAN, (key, from_seqno, limit))]
-
-    def list_keys(self) -> Iterator[str]:
-        """Return an iterator over the keys that exist at the time of the call."""
-        return iter([sqlite_file.key_of(key, self.path) for (key,) in self._read(KEYS, ())])
-
-    def heads(self, keys: Sequence[str] | None = None) -> dict[str, SeqNo]:
-        """Return the newest seqnos of one moment."""
-        return sqlite_file.heads_of(self._read(*heads_query(keys)), self.path)
-
     def _read(self, sql: str, values: tuple[str | int | bytes, ...]) -> list[Any]:
         def read(session: Session) -> list[Any]:
             try:
@@ -160,7 +176,7 @@ class SqliteConsensus:
         def append(session: Session) -> bool:
             check_in_place(session)
             won = _append(session, key, expected, data)
-            # SUBTLE: check again, so that a commit to a file that was replaced during it is never acknowledged.
+            # Check again, so that a commit to a file that was replaced during it is never acknowledged.
             check_in_place(session, IN_DOUBT)
             return won
 
@@ -240,13 +256,6 @@ class SqliteConsensus:
             if held:
                 self.turn.release()
 
-    def now(self) -> int:
-        """Return the time of this machine's clock, in ms since the epoch."""
-        return now_ms(self._clock)
-
-    def close(self) -> None:
-        self.connections.close()
-
 
 def check_in_place(session: Session, happened: str = UNTOUCHED) -> None:
     """Raise HistoryRegressed unless the session's files are still at their paths. `happened` is for the message."""
@@ -285,7 +294,7 @@ def transaction(session: Session, work: Callable[[], T]) -> T:
     """Run `work` in a transaction. `work` commits it itself; otherwise it is rolled back.
 
     BEGIN IMMEDIATE, because a deferred transaction would fail at its first write if another writer has committed since
-    its begin. SUBTLE: this also ends it after KeyboardInterrupt, before or after the commit; SQLite itself knows which
+    its begin. This also ends it after KeyboardInterrupt, before or after the commit; SQLite itself knows which
     it was. If rolling back fails, `Connections.use` closes the connection.
     """
     try:
@@ -294,3 +303,84 @@ def transaction(session: Session, work: Callable[[], T]) -> T:
     finally:
         if session.connection.in_transaction:
             session.cursor.execute("ROLLBACK")
+
+
+ATTEMPTS = 50
+
+
+class ReadOnlySqliteConsensus(RefusesWrites, SqliteReads):
+    """The reading half of `SqliteConsensus`, which writes nothing, not even the files SQLite keeps beside a database.
+
+    Opening a database in write-ahead mode read-only still creates `-wal` and `-shm`. So there are two ways to
+    read. If a log exists, another process uses the database or was killed while using it: then it is read with locks,
+    on the existing shared memory. If no log exists, the database file holds everything: then it is read as immutable,
+    and read again if it changed during the read.
+    """
+
+    def __init__(self, path: Path | str, *, clock: Clock = machine_clock) -> None:
+        self.path = Path(path).absolute()
+        self._log = self.path.with_name(self.path.name + "-wal")
+        self._clock = clock
+        self.connections = Connections(self._connect, f"the SQLite database {self.path}", only_reads=True)
+        self.connections.under_way(lambda: sqlite_file.check_format(self.path))
+        self._first_seen = sqlite_file.find_identity(self.path)
+
+    def _connect(self) -> apsw.Connection:
+        connection = sqlite_file.connect_read_only(self.path)
+        connection.set_busy_timeout(int(BUSY_S * 1000))
+        return connection
+
+    def _read(self, sql: str, values: tuple[str | int | bytes, ...]) -> list[Any]:
+        failure: Exception | None = None
+        for _ in range(ATTEMPTS):
+            try:
+                rows = self._read_locked(sql, values) if self._log.exists() else self._read_still(sql, values)
+            except (*sqlite_file.FAILURES, OSError) as error:
+                check_same(str(self.path), self._first_seen)
+                failure = error  # the log came or went between looking and opening
+                continue
+            if rows is not None:
+                check_same(str(self.path), self._first_seen)
+                return rows
+        raise self._failed(failure)
+
+    def _read_locked(self, sql: str, values: tuple[str | int | bytes, ...]) -> list[Any]:
+        def read(session: Session) -> list[Any]:
+            rows = session.cursor.execute(sql, values).fetchall()
+            check_in_place(session)
+            return rows
+
+        return self.connections.use(read)
+
+    def _read_still(self, sql: str, values: tuple[str | int | bytes, ...]) -> list[Any] | None:
+        """Return the rows, or None when another process opened or changed the database during the read."""
+        before = _identity(self.path)
+
+        def read() -> list[Any]:
+            with closing(sqlite_file.open_immutable(self.path)) as connection:
+                return connection.execute(sql, values).fetchall()
+
+        rows = self.connections.under_way(read)
+        # In this order: a process that changes the database has a log, and removes it after its last change.
+        return rows if not self._log.exists() and _identity(self.path) == before else None
+
+    def _failed(self, failure: Exception | None) -> PersistError:
+        if isinstance(failure, apsw.CantOpenError):
+            return Determinate(
+                f"the SQLite database {self.path} has a write-ahead log, but its -shm file is missing: it was copied "
+                "while in use. Open it once for writing, or copy it after closing",
+                path=str(self.path),
+            )
+        if isinstance(failure, OSError):
+            return Determinate(f"could not read the SQLite database {self.path}: {failure}", path=str(self.path))
+        if failure is not None:
+            return sqlite_file.read_failed(failure, self.path)
+        return Determinate(
+            f"the database {self.path} changed during each of {ATTEMPTS} attempts to read it", path=str(self.path)
+        )
+
+
+def _identity(path: Path) -> tuple[int, int, int]:
+    """Return values of which at least one changes when the file does."""
+    status = path.stat()
+    return status.st_mtime_ns, status.st_size, status.st_ino

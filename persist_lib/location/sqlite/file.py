@@ -27,8 +27,7 @@ from persist_lib.errors import (
 from persist_lib.ids import SeqNo
 from persist_lib.location.api import Row
 from persist_lib.location.directories import NO_ROOM, fsync_directory, no_room
-from persist_lib.location.in_place import UNTOUCHED, InPlace
-from persist_lib.location.inode import Identity, identity_of
+from persist_lib.location.in_place import UNTOUCHED, Identity, InPlace, identity_of
 from persist_lib.location.sqlite.log_file import check_log
 
 APPLICATION_ID = 0x50525354  # "PRST"
@@ -171,7 +170,7 @@ class Connection(apsw.Connection):
 def connect(path: Path, when_busy: Callable[[int], bool], layout: Layout = CONSENSUS) -> Connection:
     """Open a connection whose acknowledged commits survive a power cut. Does not create the database.
 
-    `when_busy` is SQLite's busy handler: it gets the number of prior calls, and returns whether to go on waiting.
+    `when_busy` is SQLite's busy handler: it gets the number of prior calls, and returns whether to continue waiting.
     """
     before = find_identity(path)
     connection = Connection(_url(path, "rw"), flags=apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_URI)
@@ -179,7 +178,7 @@ def connect(path: Path, when_busy: Callable[[int], bool], layout: Layout = CONSE
         # First of all, because another process may be recovering the log already at the first read.
         connection.set_busy_handler(when_busy)
         # WAL with synchronous below FULL, and FULL without WAL, lose acknowledged commits.
-        # SUBTLE: one by one: of several in one string, those after the first one that returns a row do not run.
+        # One by one: of several in one string, those after the first one that returns a row do not run.
         connection.pragma("journal_mode", "wal")
         connection.pragma("synchronous", "full")
         connection.pragma("wal_autocheckpoint", CHECKPOINT_PAGES)
@@ -266,7 +265,7 @@ def write_failed(error: Exception, path: Path, code: int = 0) -> PersistError:
     """Return the error for a failed write; `code` is the errno. Only failures before the commit are determinate.
 
     An I/O error may have come after the last frame of the log was written: a recovery would then find the commit.
-    SUBTLE: this does not hold for a write that found no room. The frame that makes a commit is the last write before
+    This does not hold for a write that found no room. The frame that makes a commit is the last write before
     the sync, and a frame that was not written whole does not count: its checksum is wrong.
     """
     is_write = getattr(error, "extendedresult", 0) == apsw.SQLITE_IOERR_WRITE

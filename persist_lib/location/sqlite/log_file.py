@@ -38,7 +38,7 @@ class _Wrong(NamedTuple):
 def check_log(path: Path) -> None:
     """Raise Corrupt if the write-ahead log of the database at `path` is damaged where SQLite would take it for its end.
 
-    Another process may write meanwhile: damage is what stays the same however often it is read.
+    Another process may write at the same time: damage is what stays the same however often it is read.
     """
     log = path.with_name(f"{path.name}-wal")
     found = None
@@ -90,7 +90,7 @@ def _frames(data: bytes, page_bytes: int) -> Any:
 def _behind(sound: Any, commits: Any, page_bytes: int) -> _Wrong | None:
     """What is wrong, if behind the first frame that does not verify a sound transaction follows the end of another.
 
-    SUBTLE: it was begun after the sync of the one that it follows, so what that one followed was once durable.
+    It was begun after the sync of the one that it follows, so what that one followed was once durable.
     """
     import numpy as np  # noqa: PLC0415
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar, cast
 
 from persist_lib.ids import SeqNo
 from persist_lib.location.api import (
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from persist_lib.location.commands import Answered, Proposed, TakesCommands
 
 T = TypeVar("T")
+S = TypeVar("S", bound=Blob | Consensus)
 
 
 class Operation(NamedTuple):
@@ -40,19 +40,22 @@ class Operation(NamedTuple):
     size: int = 0
 
 
-class Around(ABC):
-    """The base of wrappers that do something around every operation."""
+class Around(Generic[S]):
+    """The base of wrappers that do something around every operation of the `inner` store."""
 
-    @abstractmethod
-    def around(self, operation: Operation, call: Callable[[], T]) -> T:
-        """Return the result of `operation`. An implementation may run `call` once, several times or not at all."""
-
-
-class AroundBlob(Around):
-    """A Blob whose operations all go through `around`. A listing is one operation, which runs to its end at once."""
-
-    def __init__(self, inner: Blob) -> None:
+    def __init__(self, inner: S) -> None:
         self.inner = inner
+
+    def close(self) -> None:
+        self.inner.close()
+
+    def around(self, operation: Operation, call: Callable[[], T]) -> T:  # noqa: ARG002 - for those that override it
+        """Return the result of `operation`. A wrapper may run `call` once, several times or not at all."""
+        return call()
+
+
+class AroundBlob(Around[Blob]):
+    """A Blob whose operations all go through `around`. A listing is one operation, which runs to its end at once."""
 
     def get(self, key: str) -> bytes | None:
         return self.around(Operation("get", key), lambda: self.inner.get(key))
@@ -89,9 +92,6 @@ class AroundBlob(Around):
         if (inner := sends_in_pieces(self.inner)) is None or not uploads:
             return {}
         return self.around(Operation("abort_uploads", uploads[0].key), lambda: inner.abort_uploads(uploads))
-
-    def close(self) -> None:
-        self.inner.close()
 
 
 def next_page(blob: Blob, prefix: str, after: str) -> Page:
@@ -130,11 +130,8 @@ def takes_commands(consensus: Consensus) -> TakesCommands | None:
     return consensus if isinstance(inside, TakesCommands) and isinstance(consensus, TakesCommands) else None
 
 
-class AroundConsensus(Around):
+class AroundConsensus(Around[Consensus]):
     """A Consensus whose operations all go through `around`, except `now`, which is no request."""
-
-    def __init__(self, inner: Consensus) -> None:
-        self.inner = inner
 
     def head(self, key: str) -> Row | None:
         return self.around(Operation("head", key), lambda: self.inner.head(key))
@@ -186,12 +183,10 @@ class AroundConsensus(Around):
         return self.inner.pushed(key, after) if isinstance(self.inner, PushesRows) else None
 
     def heard(self, longest_s: float) -> Mapping[str, SeqNo] | None:
-        """Wait as `HearsOfRows.heard` does. No request."""
         return self.inner.heard(longest_s) if isinstance(self.inner, HearsOfRows) else None
 
     @property
     def answers_debts(self) -> bool:
-        """Whether the innermost store answers `debts`."""
         return isinstance(self.inner, AnswersDebts) and self.inner.answers_debts
 
     def debts(self, settings: str, done: Mapping[str, Sequence[str]], most: int | None, seconds: float) -> Debts | None:
@@ -206,6 +201,3 @@ class AroundConsensus(Around):
 
     def now(self) -> int:
         return self.inner.now()
-
-    def close(self) -> None:
-        self.inner.close()

@@ -14,8 +14,8 @@ import msgspec
 
 from persist_lib.core.cost import FREE, Cost, Prices
 from persist_lib.location.api import Blob, Consensus, Newest, Row
-from persist_lib.location.wrap.around import AroundBlob, AroundConsensus, Operation
-from persist_lib.location.wrap.caching import CacheCounts
+from persist_lib.location.wrap.around import Around, AroundBlob, AroundConsensus, Operation, S
+from persist_lib.location.wrap.chunk_cache import CacheCounts
 from persist_lib.location.wrap.spending import (
     COMMITS,
     DELETES,
@@ -84,7 +84,6 @@ class _Kind(Rates):
         self.clear()
 
     def clear(self) -> None:
-        """Start from zero."""
         self.sums = Sums()
         self.calls = self.failures = 0
         self.seconds = self.longest = 0.0
@@ -102,7 +101,6 @@ class _Kind(Rates):
             self.longest = max(self.longest, seconds)
 
     def count(self) -> Count:
-        """Return the counts so far."""
         sums = self.sums
         return Count(
             self.calls, self.failures, sums.sent, sums.received, self.seconds, self.longest, tuple(self.latencies),
@@ -141,7 +139,6 @@ class Meter:
             tally.add_cost(cost)
 
     def elsewhere(self) -> Cost:
-        """Return the cost of other processes so far."""
         return self._elsewhere.cost()
 
     def counts(self) -> dict[str, Count]:
@@ -213,24 +210,26 @@ def requested(request: int) -> None:
         note(tally, (kind, False, 0, 0, 0.0, request))
 
 
-class MeteredBlob(AroundBlob):
-    """A Blob whose operations are counted."""
+class _Metered(Around[S]):
+    """The common part of both."""
 
-    def __init__(self, inner: Blob, meter: Meter, prices: Prices = FREE, *, by_request: bool = False) -> None:
+    def __init__(self, inner: S, meter: Meter, prices: Prices = FREE, *, by_request: bool = False) -> None:
         super().__init__(inner)
         self.meter, self.prices, self.by_request = meter, prices, by_request
 
     def around(self, operation: Operation, call: Callable[[], T]) -> T:
-        """Count it."""
         return self.meter.measure(operation, call, self.prices, by_request=self.by_request)
 
 
-class MeteredConsensus(AroundConsensus):
+class MeteredBlob(_Metered[Blob], AroundBlob):
+    """A Blob whose operations are counted."""
+
+
+class MeteredConsensus(_Metered[Consensus], AroundConsensus):
     """A Consensus whose operations are counted."""
 
     def __init__(self, inner: Consensus, meter: Meter, prices: Prices = FREE, *, by_request: bool = False) -> None:
-        super().__init__(inner)
-        self.meter, self.prices, self.by_request = meter, prices, by_request
+        super().__init__(inner, meter, prices, by_request=by_request)
         self._commit = meter.kind("compare_and_set", prices, by_request=by_request)
 
     def compare_and_set(self, key: str, expected: Newest | None, data: bytes) -> bool:
@@ -245,10 +244,6 @@ class MeteredConsensus(AroundConsensus):
         finally:
             note(meter.tally, (kind, has_failed, len(data), 0, meter.monotonic() - started, COMMITS))
         return won
-
-    def around(self, operation: Operation, call: Callable[[], T]) -> T:
-        """Count it."""
-        return self.meter.measure(operation, call, self.prices, by_request=self.by_request)
 
 
 class Metrics(msgspec.Struct, frozen=True):

@@ -16,9 +16,8 @@ from typing import TypeVar
 
 from persist_lib.errors import Determinate, DiskFull, Indeterminate
 from persist_lib.location.api import Blob, Change, Consensus
-from persist_lib.location.wrap.around import AroundBlob, AroundConsensus, Operation
-from persist_lib.location.wrap.deadline import deadline_or, within
-from persist_lib.location.wrap.stopping import Stopped, check_not_stopped
+from persist_lib.location.wrap.around import Around, AroundBlob, AroundConsensus, Operation, S
+from persist_lib.location.wrap.deadline import Stopped, check_not_stopped, deadline_or, within
 from persist_lib.runtime.ambient import Backoff, Deadline, Runtime
 
 T = TypeVar("T")
@@ -56,11 +55,12 @@ def retry(call: Callable[[], T], *, is_idempotent: bool, deadline: Deadline) -> 
         deadline.pause(backoff.take())
 
 
-class _Retrying:
+class _Retrying(Around[S]):
     """The common part of both: a runtime, and how many seconds to retry without a deadline."""
 
-    runtime: Runtime
-    timeout_s: float
+    def __init__(self, inner: S, runtime: Runtime | None = None, timeout_s: float = TIMEOUT_S) -> None:
+        super().__init__(inner)
+        self.runtime, self.timeout_s = runtime or Runtime(), timeout_s
 
     def around(self, operation: Operation, call: Callable[[], T]) -> T:
         """Retry as the kind of operation allows. The store waits no longer than the same deadline."""
@@ -80,12 +80,8 @@ class _Retrying:
         return deadline_or(self.runtime, self.timeout_s)
 
 
-class RetryingBlob(_Retrying, AroundBlob):
+class RetryingBlob(_Retrying[Blob], AroundBlob):
     """A Blob that retries. After an unknown outcome, `delete` may return False for an object that it deleted itself."""
-
-    def __init__(self, inner: Blob, runtime: Runtime | None = None, timeout_s: float = TIMEOUT_S) -> None:
-        super().__init__(inner)
-        self.runtime, self.timeout_s = runtime or Runtime(), timeout_s
 
     def around(self, operation: Operation, call: Callable[[], T]) -> T:
         """Retry as the kind of operation allows. Each attempt is made only if the caller was not stopped."""
@@ -109,12 +105,8 @@ class RetryingBlob(_Retrying, AroundBlob):
         return failures
 
 
-class RetryingConsensus(_Retrying, AroundConsensus):
+class RetryingConsensus(_Retrying[Consensus], AroundConsensus):
     """A Consensus that retries, but a compare-and-set only if it certainly did not happen."""
-
-    def __init__(self, inner: Consensus, runtime: Runtime | None = None, timeout_s: float = TIMEOUT_S) -> None:
-        super().__init__(inner)
-        self.runtime, self.timeout_s = runtime or Runtime(), timeout_s
 
     def compare_and_set_many(self, changes: Mapping[str, Change]) -> bool:
         """As that of the store. Without changes it only asks whether there are transactions, and is tried again."""

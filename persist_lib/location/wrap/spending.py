@@ -64,7 +64,6 @@ class Sums:
         self.dollars = 0.0
 
     def add(self, event: Event) -> None:
-        """Add one event."""
         rates, _, sent, received, _, request = event
         if request is not None:
             self.classes[request] += 1
@@ -73,7 +72,6 @@ class Sums:
         self.dollars += rates.dollars(request, received)
 
     def add_cost(self, cost: Cost) -> None:
-        """Add what was counted in another process."""
         for index, name in enumerate(CLASSES):
             self.classes[index] += getattr(cost, name)
         self.sent += cost.bytes_written
@@ -81,7 +79,6 @@ class Sums:
         self.dollars += cost.dollars
 
     def cost(self) -> Cost:
-        """Return the sums as a Cost."""
         gets, puts, lists, deletes, commits, queries = self.classes
         return Cost(self.received, self.sent, gets, puts, lists, deletes, commits, queries, self.dollars)
 
@@ -89,7 +86,7 @@ class Sums:
 class Tally(list[Event]):
     """Events that are not added up yet, and the sums of those that are.
 
-    SUBTLE: noting an event only appends it to this list. That is atomic and takes no lock, so operations do not wait.
+    Noting an event only appends it to this list. That is atomic and takes no lock, so operations do not wait.
     """
 
     sums: Sums | None = None
@@ -107,12 +104,10 @@ class Tally(list[Event]):
         return sums
 
     def add_cost(self, cost: Cost) -> None:
-        """Add what was counted in another process."""
         with Tally.lock:
             self.add_up().add_cost(cost)
 
     def cost(self) -> Cost:
-        """Return the cost of all events so far."""
         if len(self) == 1 and self.sums is None:  # a small append
             rates, _, sent, received, _, request = self[0]
             if request == COMMITS:
@@ -125,7 +120,7 @@ class _Lock:
     """Renews the lock of all tallies."""
 
     def after_fork_in_child(self) -> None:
-        """Renew it. SUBTLE: if another thread held it during the fork, it would stay held for ever in the child."""
+        """Renew it. If another thread held it during the fork, it would stay held for ever in the child."""
         Tally.lock = threading.Lock()
 
 
@@ -148,7 +143,7 @@ def note(own: Tally, event: Event) -> None:
 
 _open: ContextVar[tuple[Tally, ...]] = ContextVar("persist_spending", default=())
 tallies = _open.get
-"""The tallies that count an operation of this thread, besides its meter."""
+"""The tallies that count an operation of this thread, next to its meter."""
 
 
 class Spending:
@@ -162,7 +157,6 @@ class Spending:
 
     @property
     def cost(self) -> Cost:
-        """The cost so far."""
         return self._tally.cost()
 
     def again(self) -> Spending:
@@ -171,7 +165,7 @@ class Spending:
 
     def __enter__(self) -> Self:
         outer = _open.get()
-        # SUBTLE: by identity, as two lists of equal events are equal. Nested in itself, a block counts once.
+        # By identity, as two lists of equal events are equal. Nested in itself, a block counts once.
         if not (outer and any(tally is self._tally for tally in outer)):
             self._token = _open.set((*outer, self._tally))
         return self

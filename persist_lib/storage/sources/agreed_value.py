@@ -16,7 +16,7 @@ from persist_lib.errors import Determinate, HoldConflict, NotFound, ShardFinishe
 from persist_lib.schema.schema import DIFF, TIME, Schema
 from persist_lib.storage.metadata_shard import finish_shard, unheld
 from persist_lib.storage.names import OF_SOURCES
-from persist_lib.storage.sources.records import HOLD
+from persist_lib.storage.sources.protocol import HOLD
 
 SCHEMA = Schema(key={"number": "int64 not null"}, value={"bytes": "binary not null"}, unique=True)
 PATIENCE_S = 30 * 86_400.0

@@ -17,13 +17,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist_lib.arguments import shown
-from persist_lib.convert.casting import cast_column
-from persist_lib.convert.lines.changes import DELETES, ChangeLines, parse_change
+from persist_lib.convert.casts import cast_column
 from persist_lib.convert.lines.csv_lines import CsvLines, check_names, header_of
-from persist_lib.convert.lines.fitting import no_rows, without_nulls
+from persist_lib.convert.lines.debezium import DELETES, ChangeLines, parse_change
+from persist_lib.convert.lines.file_columns import Changes, EpochUnit, Refused, Sifted, no_rows, sift, without_nulls
 from persist_lib.convert.lines.json_lines import JsonLines
-from persist_lib.convert.lines.reading import Changes, EpochUnit
-from persist_lib.convert.lines.sifting import Refused, Sifted, sift
 from persist_lib.errors import InvalidUsage, SchemaMismatch
 from persist_lib.kernel.columns import Rows, array_of, joined, plain
 from persist_lib.schema.schema import Column, Schema

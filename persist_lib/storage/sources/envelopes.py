@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist_lib.arguments import parse_flag, parse_integer, shown
-from persist_lib.convert.lines.changes import DELETES
+from persist_lib.convert.lines.debezium import DELETES
 from persist_lib.errors import InvalidUsage
 from persist_lib.kernel.columns import Flags, array_of, integers, joined
 from persist_lib.kernel.consolidate import consolidate

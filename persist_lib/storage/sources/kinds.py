@@ -14,8 +14,7 @@ from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import DIFF, Schema, check_schema
 from persist_lib.storage import records
 from persist_lib.storage.describe import Owners
-from persist_lib.storage.metadata_shard import Bodies
-from persist_lib.storage.small import Row
+from persist_lib.storage.metadata_shard import Bodies, Row
 from persist_lib.storage.sources.collection import Collection
 from persist_lib.storage.sources.decoding import Decoding, imported, parse_function_name
 from persist_lib.storage.sources.envelopes import Meaning

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from persist_lib.errors import Determinate, HoldConflict, NotFound, ShardFinished, SinceViolation
 from persist_lib.runtime.ambient import Deadline
-from persist_lib.shard.terms import claim
+from persist_lib.shard.admin import claim
 from persist_lib.storage.metadata_shard import finish_shard
 from persist_lib.storage.names import OF_SOURCES
 from persist_lib.storage.sources.bindings import SCHEMA as BINDINGS

@@ -168,7 +168,7 @@ def test_a_writer_whose_lease_ended_is_told_that_the_next_call_registers_anew_an
     write.compare_and_append([row(1)], 0, 1)
     world.clock.advance(3600)
     other.expire("s")
-    with pytest.raises(LeaseExpired, match="next call on its handle registers anew by itself") as caught:
+    with pytest.raises(LeaseExpired, match="next call on its handle registers again by itself") as caught:
         write.compare_and_append([row(2, time=1)], 1, 2)
     assert "open a new" not in caught.value.message
     assert write.compare_and_append([row(2, time=1)], 1, 2).upper == persist.at(2)

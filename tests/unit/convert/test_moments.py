@@ -11,9 +11,8 @@ import pyarrow as pa
 import pytest
 
 import persist_lib as persist
-from persist_lib.convert.casting import FIRST_S, cast_column, unreadable
-from persist_lib.convert.lines.fitting import without_nulls
-from persist_lib.convert.lines.sifting import Sifted
+from persist_lib.convert.casts import FIRST_S, cast_column, unreadable
+from persist_lib.convert.lines.file_columns import Sifted, without_nulls
 from persist_lib.convert.updates import iter_updates
 from persist_lib.times import END_S
 

@@ -22,8 +22,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from persist_lib.convert import casting
-from persist_lib.convert import inputs as sources
+from persist_lib.convert import casts
+from persist_lib.convert import rows as sources
 from persist_lib.convert.updates import Update, check_times, iter_updates
 from persist_lib.errors import InvalidUsage, SchemaMismatch
 from persist_lib.frontier import TOP, Antichain, at
@@ -432,7 +432,7 @@ def test_text_that_is_no_utf8_is_refused():
 
 
 def test_large_text_becomes_pieces_that_fit_32_bit_offsets(monkeypatch):
-    monkeypatch.setattr(casting, "PIECE_BYTES", 200)
+    monkeypatch.setattr(casts, "PIECE_BYTES", 200)
     texts = [f"text number {n}" for n in range(100)]
     for array in (pa.array(texts, pa.large_string()), pa.array(texts).dictionary_encode()):
         table = read(Schema(key={"k": "string"}), pa.table({"k": array}), time=0)

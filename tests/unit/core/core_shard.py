@@ -9,7 +9,7 @@ from persist_lib.format.paths import blob_key, rollup_key
 from persist_lib.frontier import at
 from persist_lib.ids import PartKey, SeqNo, ShardId, WriterId, format_writer_id
 from persist_lib.location.api import Blob, Consensus
-from persist_lib.location.memory.stores import MemoryBlob, MemoryConsensus
+from persist_lib.location.memory.location import MemoryBlob, MemoryConsensus
 from persist_lib.schema.schema import Schema
 from persist_lib.shard.commit import Build, Committed, Machine
 from persist_lib.shard.log import encode_rollup

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from persist_lib.core.trace import GROUP_BYTES, GROUP_ROWS
-from persist_lib.format.merged import gathered, parts_of
+from persist_lib.format.parts import gathered, parts_of
 from persist_lib.schema.schema import Schema
 
 SCHEMA = Schema(key={"id": "int64"}, value={"payload": "binary", "word": "string"})

@@ -21,7 +21,7 @@ from persist_lib.format.parts import (
     encode_part,
     open_run,
 )
-from persist_lib.format.ranged import ChunkedReader
+from persist_lib.format.range_reader import ChunkedReader
 from persist_lib.kernel.keys import encode_key
 from persist_lib.schema.schema import Schema
 

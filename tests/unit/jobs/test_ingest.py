@@ -14,7 +14,8 @@ from jobs.ingesting.planning import FilesChanged
 from jobs.ingesting.running import Ingest
 from jobs.ingesting.settings import Settings
 from jobs.ingesting.work import Done, Work, run_task
-from persist_lib.errors import InvalidUsage, NotFound
+from persist_lib.errors import Determinate, InvalidUsage, NotFound
+from persist_lib.location.s3.client import Clients
 from tests.circles import by_day
 from tests.unit.jobs.ingests import JSONL, SCHEMA, Killed, Kills, Reads, check, client_of, contents, run, write_files
 
@@ -229,3 +230,14 @@ def test_wrong_inputs_and_names_are_refused_before_anything_is_made(tmp_path: Pa
         with pytest.raises(InvalidUsage, match="three shards"):
             run(client, job(tmp_path / "in", bad="orders"))
         assert client.shards() == []
+
+
+def test_a_listing_of_s3_that_was_cut_short_is_no_empty_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Cut:
+        def list_objects_v2(self, **_: object) -> dict[str, object]:
+            return {}
+
+    monkeypatch.setattr(Clients, "get", lambda _self: Cut())
+    monkeypatch.setattr("jobs.ingesting.inputs.PATIENCE_S", 0.0)
+    with pytest.raises(Determinate, match="cut short"):
+        find_files(["s3://bucket/in/"], "jsonl")

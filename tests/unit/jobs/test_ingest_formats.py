@@ -21,7 +21,7 @@ from jobs.ingesting.reading import read_unpacked
 from jobs.ingesting.running import Ingest
 from jobs.ingesting.sampling import infer_schema
 from jobs.ingesting.settings import Settings
-from persist_lib.convert.lines.unpacking import DamagedFile
+from persist_lib.convert.lines.decompression import DamagedFile
 from persist_lib.errors import InvalidUsage
 from tests.circles import by_day
 from tests.unit.jobs.ingests import Killed, Kills, client_of, contents, run

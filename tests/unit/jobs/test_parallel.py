@@ -22,7 +22,7 @@ from jobs.stop import Stop
 from jobs.watch import Tells, silent
 from persist_lib.core.plan.compaction import MergeTask, TaskResult
 from persist_lib.location.api import Blob
-from persist_lib.location.wrap.stopping import Stopped
+from persist_lib.location.wrap.deadline import Stopped
 from persist_lib.maintain.compaction import local_engine
 from tests.spark.collections import SMALL, check, write
 

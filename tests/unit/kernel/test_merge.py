@@ -11,8 +11,7 @@ import pyarrow as pa
 import pytest
 
 from persist_lib.errors import DiffOverflow
-from persist_lib.format.merged import merge_to_parts
-from persist_lib.format.parts import decode_part
+from persist_lib.format.parts import decode_part, merge_to_parts
 from persist_lib.kernel.consolidate import I64_MAX, consolidate
 from persist_lib.kernel.merge import merge_contents, merge_runs
 from persist_lib.schema.schema import Schema

@@ -9,7 +9,7 @@ import pytest
 from persist_lib.errors import Determinate, Indeterminate
 from persist_lib.ids import SeqNo
 from persist_lib.location import Blob, Consensus, open_location
-from persist_lib.location.memory.stores import MemoryBlob, MemoryConsensus
+from persist_lib.location.memory.location import MemoryBlob, MemoryConsensus
 from persist_lib.location.wrap.metering import Meter, MeteredBlob, MeteredConsensus
 from persist_lib.testing import (
     Chances,

@@ -15,7 +15,7 @@ import pytest
 import persist_lib as persist
 from persist_lib.core.cost import FREE, S3_LIST, Cost, Prices, parse_prices
 from persist_lib.errors import Determinate, InvalidUsage
-from persist_lib.location.memory.stores import MemoryBlob, MemoryConsensus
+from persist_lib.location.memory.location import MemoryBlob, MemoryConsensus
 from persist_lib.location.open import open_location
 from persist_lib.location.wrap.around import Operation
 from persist_lib.location.wrap.deadline import patience_s, within

@@ -14,10 +14,14 @@ from typing import Any
 
 import pytest
 
-from persist_lib.errors import Corrupt, InvalidUsage, Missing, NewerFormat, NotFound
+from persist_lib.errors import Corrupt, HistoryRegressed, InvalidUsage, Missing, NewerFormat, NotFound
+from persist_lib.ids import SeqNo
 from persist_lib.location import Location, Scheme, open_location
 from persist_lib.location import open as opening
-from persist_lib.location.memory.stores import MemoryBlob, MemoryConsensus
+from persist_lib.location.memory.location import MemoryBlob, MemoryConsensus
+from persist_lib.location.wrap.around import takes_commands
+from persist_lib.location.wrap.metering import Meter, MeteredConsensus
+from persist_lib.location.wrap.read_only import ReadOnlyConsensus
 from persist_lib.testing import ManualClock
 from tests.logs import after
 
@@ -249,3 +253,23 @@ def test_other_packages_add_schemes_by_entry_point(monkeypatch: pytest.MonkeyPat
 
 
 MINE = Scheme(blob=lambda _url, _opening: MemoryBlob())
+
+
+def test_a_consensus_that_only_reads_hears_and_stays_in_place_as_the_one_that_it_wraps() -> None:
+    class Known(MemoryConsensus):
+        def heard(self, longest_s: float) -> dict[str, SeqNo]:
+            return {"s": SeqNo(3)}
+
+        def check_in_place(self) -> None:
+            raise HistoryRegressed("it was replaced", path="x")
+
+        def commit_commands(self, *_: object, **__: object) -> Any:
+            raise AssertionError("nothing is written")
+
+    wrapped = Known()
+    consensus = MeteredConsensus(ReadOnlyConsensus(wrapped), Meter())
+    assert consensus.heard(0.0) == {"s": SeqNo(3)}
+    with pytest.raises(HistoryRegressed):
+        consensus.check_in_place()
+    assert takes_commands(MeteredConsensus(wrapped, Meter())) is not None
+    assert takes_commands(consensus) is None, "what it is asked for as commands it could not refuse as rows"

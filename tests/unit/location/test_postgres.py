@@ -25,9 +25,9 @@ from persist_lib.errors import (
     PersistError,
 )
 from persist_lib.ids import SeqNo
-from persist_lib.location import lazy, open_location
+from persist_lib.location import open_location, scheme
 from persist_lib.location.api import Row
-from persist_lib.location.postgres import connecting
+from persist_lib.location.postgres import connection
 from persist_lib.location.postgres import sessions as postgres_sessions
 from persist_lib.location.postgres.consensus import PostgresConsensus, canonical, parse_url
 from persist_lib.location.postgres.layout import Statements
@@ -441,7 +441,7 @@ def test_a_killed_backend_is_indeterminate_for_a_write_determinate_for_a_read_an
 
 @pytest.mark.parametrize("fault", [Fault.BLACK_HOLE, Fault.BLACK_HOLE_REPLY])
 def test_opening_ends_although_an_answer_never_comes(url: str, fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connecting, "CONNECT_S", 2)
+    monkeypatch.setattr(connection, "CONNECT_S", 2)
     failed = []
     with Proxy(port_of(url)) as proxy:
         for strike in itertools.count(1):
@@ -449,7 +449,7 @@ def test_opening_ends_although_an_answer_never_comes(url: str, fault: Fault, mon
             new = f"{through_proxy(url, proxy)}_{strike}"
             try:
                 with monkeypatch.context() as patched:
-                    patched.setattr(connecting, "ANSWER_S", 0.3)
+                    patched.setattr(connection, "ANSWER_S", 0.3)
                     PostgresConsensus(new, create=True).close()
             except Determinate as error:
                 failed.append(error.message)
@@ -650,7 +650,7 @@ def test_blobs_are_not_kept_in_postgresql_and_a_missing_package_is_named(monkeyp
     for name in [name for name in sys.modules if name.startswith("persist_lib.location.postgres.consensus")]:
         monkeypatch.delitem(sys.modules, name)
     with pytest.raises(InvalidUsage, match=r"persist-lib\[postgres\]"):
-        lazy._load("persist_lib.location.postgres.consensus", "postgres")
+        scheme._load("persist_lib.location.postgres.consensus", "postgres")
 
 
 def port_of(url: str) -> int:

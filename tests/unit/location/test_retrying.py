@@ -13,9 +13,9 @@ from persist_lib.errors import Corrupt, Determinate, Indeterminate, InvalidUsage
 from persist_lib.ids import SeqNo
 from persist_lib.location import open_location
 from persist_lib.location.api import Change
-from persist_lib.location.memory.stores import MemoryBlob, MemoryConsensus
+from persist_lib.location.memory.location import MemoryBlob, MemoryConsensus
 from persist_lib.location.stack import wrap
-from persist_lib.location.wrap.caching import CachingBlob
+from persist_lib.location.wrap.chunk_cache import CachingBlob
 from persist_lib.location.wrap.deadline import within
 from persist_lib.location.wrap.metering import MeteredBlob, MeteredConsensus
 from persist_lib.location.wrap.retrying import RetryingBlob, RetryingConsensus

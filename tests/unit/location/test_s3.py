@@ -30,6 +30,7 @@ from persist_lib.errors import (
 from persist_lib.location import open_location
 from persist_lib.location.s3.blob import S3Blob, enter
 from persist_lib.location.s3.client import Clients, canonical, failed, parse_url
+from persist_lib.location.s3.objects import S3Objects
 from persist_lib.location.scheme import Opening
 from persist_lib.location.wrap.deadline import within
 from persist_lib.location.wrap.retrying import RetryingBlob
@@ -64,7 +65,7 @@ def proxy() -> Iterator[Proxy]:
 @pytest.fixture
 def through(url: str, blob: S3Blob, proxy: Proxy) -> Iterator[S3Blob]:
     """The same blobs, reached through the proxy, with the impatience of a test."""
-    opened = S3Blob(Clients(parse_url(via(url, proxy)), answer_s=1), multipart_above=6 * MIB, piece=5 * MIB)
+    opened = S3Blob(S3Objects(parse_url(via(url, proxy)), answer_s=1), multipart_above=6 * MIB, piece=5 * MIB)
     yield opened
     opened.close()
 
@@ -88,8 +89,8 @@ class Intercepts:
 
 
 def intercept(monkeypatch: pytest.MonkeyPatch, blob: S3Blob, **replaced: Any) -> None:
-    client = blob._clients.get()
-    monkeypatch.setattr(blob._clients, "get", lambda: Intercepts(client, **replaced))
+    client = blob._objects.clients.get()
+    monkeypatch.setattr(blob._objects.clients, "get", lambda: Intercepts(client, **replaced))
 
 
 def test_a_put_that_was_done_though_its_answer_was_lost_succeeds_when_tried_again(
@@ -166,7 +167,7 @@ def test_a_deletion_whose_answer_is_cut_short_is_not_taken_for_done(
 
 
 def test_nothing_hangs_beyond_the_caller_s_deadline(blob: S3Blob, url: str, proxy: Proxy) -> None:
-    patient = S3Blob(Clients(parse_url(via(url, proxy))))
+    patient = S3Blob(S3Objects(parse_url(via(url, proxy))))
     patient.get("s/x")
     started = time.monotonic()
     proxy.at(1, Fault.BLACK_HOLE)
@@ -180,7 +181,7 @@ def test_a_large_object_goes_in_pieces_and_is_not_there_before_the_last(
     blob: S3Blob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = os.urandom(12 * MIB + 7)
-    client = blob._clients.get()
+    client = blob._objects.clients.get()
     pieces: list[int] = []
 
     def upload_part(**arguments: Any) -> Any:
@@ -201,7 +202,7 @@ def test_a_large_object_goes_in_pieces_and_is_not_there_before_the_last(
 
 
 def test_pieces_of_what_failed_are_given_up(blob: S3Blob, monkeypatch: pytest.MonkeyPatch) -> None:
-    client = blob._clients.get()
+    client = blob._objects.clients.get()
 
     def upload_part(**arguments: Any) -> Any:
         if arguments["PartNumber"] == 2:
@@ -279,7 +280,7 @@ def test_a_key_that_could_not_be_deleted_is_named_though_the_answer_is_a_200(
 ) -> None:
     for key in ("s/w/a", "s/w/b"):
         blob.set(key, b"x")
-    client = blob._clients.get()
+    client = blob._objects.clients.get()
 
     def delete_objects(**arguments: Any) -> Any:
         refused = [o["Key"] for o in arguments["Delete"]["Objects"] if o["Key"].endswith("/b")]
@@ -298,7 +299,7 @@ def test_a_key_that_may_not_be_deleted_is_told_at_once_and_the_others_are_delete
     """One is denied, one has a failure that passes: the second is tried again for, the first is not."""
     for key in ("s/w/a", "s/w/denied", "s/w/failing"):
         blob.set(key, b"data")
-    client = blob._clients.get()
+    client = blob._objects.clients.get()
     asked: list[list[str]] = []
 
     def delete_objects(**arguments: Any) -> Any:
@@ -342,11 +343,11 @@ def test_a_thousand_keys_are_one_request_and_a_failed_request_names_only_its_own
 
 def test_more_than_a_thousand_objects_and_uploads_are_all_listed_and_all_go(blob: S3Blob) -> None:
     keys = [f"s/w/{n}" for n in range(1005)]
-    client = blob._clients.get()
+    client = blob._objects.clients.get()
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda key: blob.set(key, b"x"), keys))
-        list(pool.map(lambda key: client.create_multipart_upload(**blob._at(key)), keys))
-        list(pool.map(lambda key: client.create_multipart_upload(**blob._at(key)), keys[:10]))
+        list(pool.map(lambda key: client.create_multipart_upload(**blob._objects.at(f"blob/{key}")), keys))
+        list(pool.map(lambda key: client.create_multipart_upload(**blob._objects.at(f"blob/{key}")), keys[:10]))
     assert sorted(entry.key for entry in blob.list("s/")) == sorted(keys)
     assert sorted(uploads(blob)) == sorted([*keys, *keys[:10]])
     assert blob.delete_many(keys) == {}
@@ -357,9 +358,9 @@ def test_more_than_a_thousand_objects_and_uploads_are_all_listed_and_all_go(blob
 @pytest.mark.parametrize("page", [1, 2, 3, 7])
 def test_uploads_are_told_once_each_whatever_a_page_holds(blob: S3Blob, page: int) -> None:
     """Several of one key are on either side of a page's end, where only the upload's id tells them apart."""
-    client, paged = blob._clients.get(), S3Blob(blob._clients, page=page)
+    client, paged = blob._objects.clients.get(), S3Blob(blob._objects, page=page)
     keys = ["s/w/a", "s/w/b", "s/w/b", "s/w/b", "s/w/c", "s/w/c", "t/w/d"]
-    ids = [(key, client.create_multipart_upload(**blob._at(key))["UploadId"]) for key in keys]
+    ids = [(key, client.create_multipart_upload(**blob._objects.at(f"blob/{key}"))["UploadId"]) for key in keys]
     assert sorted((upload.key, upload.id) for upload in paged.uploads("")) == sorted(ids)
     assert sorted((upload.key, upload.id) for upload in paged.uploads("s/")) == sorted(ids[:-1])
     assert paged.abort_uploads([*paged.uploads("s/")]) == {}
@@ -370,7 +371,7 @@ def test_uploads_are_told_once_each_whatever_a_page_holds(blob: S3Blob, page: in
 def test_pages_are_as_large_as_was_asked(blob: S3Blob, url: str, proxy: Proxy, page: int) -> None:
     for n in range(5):
         blob.set(f"s/w/{n}", b"x")
-    through = S3Blob(Clients(parse_url(via(url, proxy))), page=page)
+    through = S3Blob(S3Objects(parse_url(via(url, proxy))), page=page)
     for act, requests in (
         (lambda: [*through.list("s/")], -(-5 // page)),
         (lambda: through.delete_many([f"s/w/{n}" for n in range(5)]), -(-5 // page)),
@@ -382,7 +383,7 @@ def test_pages_are_as_large_as_was_asked(blob: S3Blob, url: str, proxy: Proxy, p
 
 
 def test_a_missing_bucket_is_no_empty_one(url: str) -> None:
-    blob = S3Blob(Clients(parse_url(url.replace(f"//{servers.BUCKET}/", "//no-such-bucket/"))))
+    blob = S3Blob(S3Objects(parse_url(url.replace(f"//{servers.BUCKET}/", "//no-such-bucket/"))))
     for call in (lambda: blob.get("s/x"), lambda: [*blob.list("")], lambda: blob.set("s/x", b"")):
         with pytest.raises(NotFound):
             call()
@@ -412,17 +413,23 @@ def test_objects_of_somebody_else_and_newer_formats_are_left_alone(url: str) -> 
     clients.close()
 
 
-def test_a_server_that_ignores_conditions_is_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("ignored", "header"), [("IfNoneMatch", "If-None-Match"), ("IfMatch", "If-Match")])
+def test_a_server_that_ignores_conditions_is_refused(
+    url: str, monkeypatch: pytest.MonkeyPatch, ignored: str, header: str
+) -> None:
+    """The rows of a log are put where none is, and its floor where it is the one that was read."""
     inner = Clients.get
 
     def get(self: Clients) -> Any:
         client = inner(self)
-        return Intercepts(client, put_object=lambda **a: client.put_object(**{**a, "IfNoneMatch": None} and {
-            name: value for name, value in a.items() if name != "IfNoneMatch"}))  # fmt: skip
+        return Intercepts(
+            client,
+            put_object=lambda **a: client.put_object(**{name: value for name, value in a.items() if name != ignored}),
+        )
 
     monkeypatch.setattr(Clients, "get", get)
-    with pytest.raises(InvalidUsage, match="If-None-Match"):
-        enter(url, Opening(create=True))
+    with pytest.raises(InvalidUsage, match=f"ignores {header}:"):
+        enter(url.replace("s3:", "s3+cas:", 1), Opening(create=True))
 
 
 def test_many_may_create_a_location_at_once(url: str) -> None:
@@ -487,7 +494,7 @@ def test_a_request_is_sent_once_also_when_the_server_asks_to_slow_down(url: str)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     try:
-        blob = S3Blob(Clients(parse_url(f"s3://b/x?endpoint=http://127.0.0.1:{server.server_port}&path_style=true")))
+        blob = S3Blob(S3Objects(parse_url(f"s3://b/x?endpoint=http://127.0.0.1:{server.server_port}&path_style=true")))
         with pytest.raises(Determinate, match="SlowDown"):
             blob.set("s/x", b"x")
         assert seen == ["/b/x/blob/s/x"]

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import io
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 
 import pytest
 
+from jobs.ingesting.inputs import File as Ingested
+from jobs.ingesting.reading import read_range
 from persist_lib.errors import Corrupt, Determinate, Indeterminate, PersistError
 from persist_lib.ids import SeqNo
 from persist_lib.location.api import Newest
 from persist_lib.location.s3.blob import S3Blob
 from persist_lib.location.s3.client import Clients, parse_url
 from persist_lib.location.s3.consensus import S3Consensus
+from persist_lib.location.s3.objects import S3Objects
 from persist_lib.location.wrap.deadline import within
 from persist_lib.location.wrap.retrying import RetryingBlob, RetryingConsensus
 from persist_lib.runtime.ambient import Runtime
+from persist_lib.storage.sources.files.folders import File as Listed
+from persist_lib.storage.sources.files.s3 import S3Prefix
 from tests import servers
 
 servers.use_test_credentials()
@@ -104,7 +111,7 @@ def server() -> Iterator[Scripted]:
 
 @pytest.fixture
 def blob(server: Scripted) -> Iterator[S3Blob]:
-    blob = S3Blob(Clients(parse_url(server.url)))
+    blob = S3Blob(S3Objects(parse_url(server.url)))
     yield blob
     blob.close()
 
@@ -206,7 +213,7 @@ def test_a_server_that_stalls_is_waited_for_as_long_as_the_caller_and_no_longer(
 def test_a_compare_and_set_that_s3_did_not_decide_is_lost_by_nobody(
     server: Scripted, answer: Reply, is_known: bool
 ) -> None:
-    consensus = S3Consensus(Clients(parse_url(server.url.replace("s3:", "s3+cas:"))))
+    consensus = S3Consensus(S3Objects(parse_url(server.url.replace("s3:", "s3+cas:"))))
     assert consensus.compare_and_set("s", None, b"1")
     server.told["PUT"] = [answer]
     attempt: Callable[[], bool] = lambda: RetryingConsensus(consensus, Runtime(), 5).compare_and_set(  # noqa: E731
@@ -220,3 +227,32 @@ def test_a_compare_and_set_that_s3_did_not_decide_is_lost_by_nobody(
         assert attempt(), "it had not happened"
     assert sorted(data for path, data in server.objects.items() if "/log/" in path) == [b"1", b"2"]
     consensus.close()
+
+
+class Answers:
+    """A client whose every object is these bytes: it knows no ranges, and may cut an answer short."""
+
+    def __init__(self, arrives: bytes) -> None:
+        self._arrives = arrives
+
+    def get_object(self, **_: object) -> dict[str, object]:
+        told = {"ContentLength": 10, "ETag": '"v"', "ResponseMetadata": {"HTTPStatusCode": 200}}
+        return {**told, "Body": io.BytesIO(self._arrives)}
+
+
+@pytest.mark.parametrize("use", ["a source of files", "ingestion"])
+def test_a_range_is_cut_out_of_a_whole_object_and_none_of_one_that_did_not_arrive_whole(
+    use: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read() -> bytes:
+        if use == "ingestion":
+            return b"".join(read_range(Ingested("s3://bucket/a", 10, "v", ""), 2, 5))
+        with closing(S3Prefix("s3://bucket/")) as folder:
+            return bytes(folder.open(Listed("a", 10, "v")).range(2, 5))
+
+    monkeypatch.setattr("jobs.ingesting.inputs.PATIENCE_S", 0.0)
+    monkeypatch.setattr(Clients, "get", lambda _self: Answers(b"0123456789"))
+    assert read() == b"234"
+    monkeypatch.setattr(Clients, "get", lambda _self: Answers(b"0123"))
+    with pytest.raises(Determinate, match="only 4 of 10 bytes"):
+        read()

@@ -14,8 +14,9 @@ from persist_lib.ids import SeqNo
 from persist_lib.location import open_location
 from persist_lib.location.api import Newest, Row
 from persist_lib.location.s3.blob import enter
-from persist_lib.location.s3.client import Clients, parse_url
+from persist_lib.location.s3.client import parse_url
 from persist_lib.location.s3.consensus import RECENT_S, S3Consensus
+from persist_lib.location.s3.objects import S3Objects
 from persist_lib.location.scheme import Opening
 from persist_lib.testing import ManualClock
 from tests import servers
@@ -76,8 +77,8 @@ class Acts:
 def interpose(
     consensus: S3Consensus, monkeypatch: pytest.MonkeyPatch, operation: str, act: Callable[[], object], **how: bool
 ) -> None:
-    acts = Acts(consensus._clients.get(), operation, act, **how)
-    monkeypatch.setattr(consensus._clients, "get", lambda: acts)
+    acts = Acts(consensus._objects.clients.get(), operation, act, **how)
+    monkeypatch.setattr(consensus._objects.clients, "get", lambda: acts)
 
 
 def fill(consensus: S3Consensus, first: int, last: int) -> None:
@@ -153,8 +154,8 @@ def test_a_scan_that_meets_a_truncation_and_a_stray_reads_neither_a_gap_nor_the_
 
     def truncate_and_stray() -> None:
         busy.truncate("s", SeqNo(6))
-        at = busy._row("s", SeqNo(3))
-        busy._clients.get().put_object(**at, Body=b"stray", IfNoneMatch="*")
+        at = busy._objects.at(busy._row("s", SeqNo(3)))
+        busy._objects.clients.get().put_object(**at, Body=b"stray", IfNoneMatch="*")
 
     interpose(reader, monkeypatch, "get_object", truncate_and_stray)
     assert reader.scan("s", SeqNo(2), 99) == rows(6, 6)
@@ -205,11 +206,11 @@ def test_a_truncation_whose_row_another_one_has_deleted_by_now_has_nothing_to_do
 def test_a_row_that_is_lost_is_damage_and_no_end_of_the_log(opened: Callable[[], S3Consensus]) -> None:
     consensus = opened()
     fill(consensus, 1, 5)
-    consensus._clients.get().delete_object(**consensus._row("s", SeqNo(3)))
+    consensus._objects.clients.get().delete_object(**consensus._objects.at(consensus._row("s", SeqNo(3))))
     for reader in (consensus, opened()):
         with pytest.raises(Missing, match="gap"):
             reader.scan("s", SeqNo(1), 99)
-    consensus._clients.get().put_object(**consensus._floor_at("s"), Body=b"")
+    consensus._objects.clients.get().put_object(**consensus._objects.at(consensus._floor_of("s")), Body=b"")
     with pytest.raises(Corrupt, match="floor"):
         consensus.scan("s", SeqNo(4), 99)
 
@@ -221,7 +222,7 @@ def test_a_row_that_another_one_replaced_is_not_followed_once_that_can_be_seen(
     live, restoring = opened(), opened()
     fill(live, 1, 5)
     for seqno in (4, 5):
-        restoring._clients.get().delete_object(**restoring._row("s", SeqNo(seqno)))
+        restoring._objects.clients.get().delete_object(**restoring._objects.at(restoring._row("s", SeqNo(seqno))))
     others = opened()
     for seqno in (4, 5):
         assert others.compare_and_set("s", after(seqno - 1), b"other %d" % seqno)
@@ -238,7 +239,7 @@ def test_whatever_breaks_a_compare_and_set_its_answer_is_true_or_in_doubt(
     consensus = opened()
     fill(consensus, 1, 2)
     with Proxy(servers.s3_server().port) as proxy:
-        clients = Clients(parse_url(url.replace(f":{servers.s3_server().port}", f":{proxy.port}")), answer_s=1)
+        clients = S3Objects(parse_url(url.replace(f":{servers.s3_server().port}", f":{proxy.port}")), answer_s=1)
         through = S3Consensus(clients)
         assert through.scan("s", SeqNo(0), 9) == rows(1, 2)
         proxy.at(index, fault)
@@ -263,7 +264,7 @@ def test_the_requests_of_each_operation(opened: Callable[[], S3Consensus], url: 
     consensus = opened()
     fill(consensus, 1, 3)
     with Proxy(servers.s3_server().port) as proxy:
-        through = S3Consensus(Clients(parse_url(url.replace(f":{servers.s3_server().port}", f":{proxy.port}"))))
+        through = S3Consensus(S3Objects(parse_url(url.replace(f":{servers.s3_server().port}", f":{proxy.port}"))))
         for act, requests in (
             (lambda: through.head("s"), 2),
             (lambda: through.scan("s", SeqNo(3), 9), 3),
@@ -280,10 +281,15 @@ def test_the_requests_of_each_operation(opened: Callable[[], S3Consensus], url: 
 
 def test_more_than_a_thousand_rows_and_keys_are_listed_and_truncated(url: str) -> None:
     consensus = S3Consensus(enter(url, Opening(create=True)))
-    client = consensus._clients.get()
+    client = consensus._objects.clients.get()
     rows, keys = [("s", n) for n in range(1, 1006)], [(f"t{n}", 1) for n in range(1005)]
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda at: client.put_object(**consensus._row(at[0], SeqNo(at[1])), Body=b"x"), [*rows, *keys]))
+        list(
+            pool.map(
+                lambda at: client.put_object(**consensus._objects.at(consensus._row(at[0], SeqNo(at[1]))), Body=b"x"),
+                [*rows, *keys],
+            )
+        )
     assert consensus.head("s") == Row(SeqNo(1005), b"x")
     assert sorted(consensus.list_keys()) == sorted(["s", *(key for key, _ in keys)])
     assert consensus.truncate("s", SeqNo(1004)) == 1003

@@ -23,9 +23,8 @@ from persist_lib.errors import Corrupt, Determinate, DiskFull, Indeterminate, In
 from persist_lib.ids import SeqNo
 from persist_lib.location.api import Change
 from persist_lib.location.sqlite.connections import Connections
-from persist_lib.location.sqlite.consensus import SqliteConsensus
+from persist_lib.location.sqlite.consensus import ReadOnlySqliteConsensus, SqliteConsensus
 from persist_lib.location.sqlite.file import APPLICATION_ID, connect, write_failed
-from persist_lib.location.sqlite.read_only import ReadOnlySqliteConsensus
 from persist_lib.location.wrap.deadline import within
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.testing import ManualClock

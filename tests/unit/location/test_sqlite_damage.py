@@ -23,8 +23,7 @@ import pytest
 from persist_lib.errors import Corrupt, InvalidUsage, NewerFormat, PersistError
 from persist_lib.ids import SeqNo
 from persist_lib.location.api import Consensus, Newest
-from persist_lib.location.sqlite.consensus import SqliteConsensus
-from persist_lib.location.sqlite.read_only import ReadOnlySqliteConsensus
+from persist_lib.location.sqlite.consensus import ReadOnlySqliteConsensus, SqliteConsensus
 from persist_lib.location.wrap.retrying import RetryingConsensus
 from persist_lib.runtime.ambient import Runtime
 

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
+from pathlib import Path
 
 import boto3
 import psycopg
@@ -20,6 +21,7 @@ from persist_lib.errors import Determinate, Indeterminate, InvalidUsage, Persist
 from persist_lib.location.postgres.consensus import PostgresConsensus
 from persist_lib.location.wrap.around import AroundConsensus, Operation, T
 from persist_lib.testing.servers import CREDENTIALS, PostgresServer, S3Server
+from tests.tls import Authority
 from tests.unit.core.core_shard import Store, always
 
 LONG_S = 60.0
@@ -219,6 +221,28 @@ class _Rotated(AroundConsensus):
         if self.happens:
             call()
         raise Indeterminate("the connection broke")
+
+
+@pytest.mark.parametrize(("damage", "kind"), [
+    (None, Determinate), ("certificate", InvalidUsage), ("key", InvalidUsage), ("no key", InvalidUsage),
+    ("a key of another one", InvalidUsage), ("a key that all may read", InvalidUsage),
+])  # fmt: skip
+def test_a_certificate_of_the_client_s_own_that_is_damaged_is_told_at_once(
+    tmp_path: Path, damage: str | None, kind: type[PersistError]
+) -> None:
+    authority = Authority(tmp_path, "authority")
+    own, key = authority.certificate("client")
+    if damage in ("certificate", "key"):
+        (own if damage == "certificate" else key).write_text("-----BEGIN CERTIFICATE-----\nbroken\n")
+    elif damage == "no key":
+        key.unlink()
+    elif damage == "a key of another one":
+        key.write_bytes(authority.certificate("other")[1].read_bytes())
+    key.chmod(0o644 if damage == "a key that all may read" else 0o600) if key.exists() else None
+    with closing(Speaker(None, b"S")) as speaker, pytest.raises(PersistError) as caught:
+        PostgresConsensus(f"postgresql://x@127.0.0.1:{speaker.port}/x?sslmode=require&sslcert={own}&sslkey={key}")
+    assert type(caught.value) is kind, caught.value
+    assert kind is Determinate or "Check sslcert and sslkey" in caught.value.message
 
 
 @pytest.mark.parametrize("happens", [True, False])

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import persist_lib as persist
-from persist_lib.format.looks import PREFIX
+from persist_lib.format.survey_cache import PREFIX
 from persist_lib.location.api import Consensus
 from persist_lib.location.wrap.around import AroundConsensus, Operation
 from tests.worlds import SCHEMA, World, row

@@ -13,11 +13,11 @@ import pytest
 
 import persist_lib as persist
 from persist_lib.errors import Corrupt, Determinate
-from persist_lib.format.marks import Mark, Marks, decode_marks, encode_marks
 from persist_lib.format.paths import MARKS, has_damage, marks_key, marks_prefix
+from persist_lib.format.scrub_marks import Mark, Marks, decode_marks, encode_marks
 from persist_lib.ids import NAME, SeqNo, ShardId
 from persist_lib.location import open_location
-from persist_lib.location.memory.stores import MemoryConsensus
+from persist_lib.location.memory.location import MemoryConsensus
 from persist_lib.location.wrap.around import Operation
 from persist_lib.maintain import Scrubbed, known_damage
 from persist_lib.maintain.scrub_memory import recall

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import persist_lib as persist
-from persist_lib.format.looks import PREFIX, decode_memory
+from persist_lib.format.survey_cache import PREFIX, decode_memory
 from persist_lib.location import open_location
 from persist_lib.location.api import Blob
 from persist_lib.location.wrap.around import AroundBlob, Operation

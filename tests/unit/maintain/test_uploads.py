@@ -51,8 +51,8 @@ class Uploading:
 
     def begin(self, key: str) -> None:
         """Send one piece, and die."""
-        at = self.blob._at(blob_key(ShardId("s"), PartKey(key)))
-        client = self.blob._clients.get()
+        at = self.blob._objects.at(f"blob/{blob_key(ShardId('s'), PartKey(key))}")
+        client = self.blob._objects.clients.get()
         upload = client.create_multipart_upload(**at)["UploadId"]
         client.upload_part(**at, UploadId=upload, PartNumber=1, Body=b"piece")
 

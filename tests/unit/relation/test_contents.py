@@ -9,7 +9,7 @@ from persist_lib.core.plan.compaction import TaskInput
 from persist_lib.format.parts import encode_inline
 from persist_lib.ids import ShardId
 from persist_lib.kernel.consolidate import consolidate
-from persist_lib.location.memory.stores import MemoryBlob
+from persist_lib.location.memory.location import MemoryBlob
 from persist_lib.relation import contents
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.schema.schema import Schema

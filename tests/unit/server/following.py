@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 import persist_lib as persist
-from persist_lib.location.rpc import followed, line
-from persist_lib.location.rpc.followed import Followed
-from persist_lib.location.rpc.subscriptions import Subscriptions
+from persist_lib.location.rpc import push_stream
+from persist_lib.location.rpc import subscriptions as told
+from persist_lib.location.rpc.subscriptions import Followed, Subscriptions
 from tests.worlds import row
 
 
@@ -26,8 +26,8 @@ def eventually(holds: Callable[[], bool], timeout_s: float = 30) -> None:
 
 def without_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     """No scans because nothing came for a while: what a test counts does not depend on how fast the machine is."""
-    monkeypatch.setattr(followed, "CHECK_S", 1e9)
-    monkeypatch.setattr(line, "LOST_S", 1e9)
+    monkeypatch.setattr(told, "CHECK_S", 1e9)
+    monkeypatch.setattr(push_stream, "LOST_S", 1e9)
 
 
 def subscriptions(client: persist.Client) -> Subscriptions:

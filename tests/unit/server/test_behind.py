@@ -14,8 +14,8 @@ import persist_lib as persist
 from persist_lib.errors import Determinate, InvalidUsage, NotAuthenticated, NotFound, redacted
 from persist_lib.location import Location
 from persist_lib.location.open import _Stores
-from persist_lib.location.rpc.behind import LONGEST_PAUSE_S, Behind
 from persist_lib.location.rpc.consensus import RpcConsensus, canonical
+from persist_lib.location.rpc.fallback_store import LONGEST_PAUSE_S, FallbackStore
 from persist_lib.location.rpc.servers import Servers
 from persist_lib.location.scheme import Opening
 from persist_lib.runtime.ambient import Runtime
@@ -58,7 +58,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
 def test_a_client_goes_on_without_servers_and_comes_back_to_them(site: Site) -> None:
     with persist.open(site.url, site.at, config=CONFIG) as client:
-        behind = cast("RpcConsensus", client.location.consensus)._behind
+        behind = cast("RpcConsensus", client.location.consensus)._fallback
         assert behind is not None
         write, read = client.open_shard("s", SCHEMA)
         other = client.open_writer("t", SCHEMA)
@@ -111,7 +111,7 @@ def test_servers_are_looked_for_less_and_less_often() -> None:
     stores = _Stores(Opening(runtime=runtime))
     memory = persist.open("memory:looks")
     stores.blob = memory.location.blob
-    behind = Behind("memory:looks", stores, Counted(["127.0.0.1:1"], runtime), runtime)
+    behind = FallbackStore("memory:looks", stores, Counted(["127.0.0.1:1"], runtime), runtime)
     assert not behind.is_in_use
     behind.leave(Determinate("all are gone"))
     for _ in range(36_000):

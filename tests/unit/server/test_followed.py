@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 import persist_lib as persist
-from persist_lib.format.pushed import News
+from persist_lib.format.push_messages import News
 from persist_lib.ids import SeqNo, ShardId
 from persist_lib.location.api import Row
-from persist_lib.location.rpc import followed
-from persist_lib.location.rpc.followed import Followed, Kept
+from persist_lib.location.rpc import subscriptions as pushed
+from persist_lib.location.rpc.subscriptions import Followed, Kept
 from persist_lib.location.wrap.around import AroundConsensus, Operation
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.server.announcing import Announcing
@@ -22,7 +22,7 @@ from persist_lib.server.backlog import Backlog
 from persist_lib.server.pushing import ROWS_MOST, Pushing, Subscriber
 from persist_lib.server.watching import Watching
 from persist_lib.shard.commit import Machine
-from persist_lib.shard.following import follow, told
+from persist_lib.shard.pushed_rows import follow, told
 from tests.worlds import SCHEMA, World, row
 
 
@@ -110,12 +110,12 @@ def test_what_came_before_a_shard_was_told_is_looked_for() -> None:
 
 def test_a_scan_is_due_when_nothing_came_for_a_while() -> None:
     one = one_followed()
-    assert one.after(SeqNo(3), followed.CHECK_S - 0.1) is not None
-    assert one.after(SeqNo(3), followed.CHECK_S) is None
+    assert one.after(SeqNo(3), pushed.CHECK_S - 0.1) is not None
+    assert one.after(SeqNo(3), pushed.CHECK_S) is None
     one.scanned(one.epoch, 4.0, SeqNo(3))
-    assert one.after(SeqNo(3), followed.CHECK_S) is not None
+    assert one.after(SeqNo(3), pushed.CHECK_S) is not None
     one.add(news(4, newest=4), 8.0)
-    assert one.after(SeqNo(3), 8.0 + followed.CHECK_S - 0.1) is not None, "what comes tells that it works"
+    assert one.after(SeqNo(3), 8.0 + pushed.CHECK_S - 0.1) is not None, "what comes tells that it works"
 
 
 def test_what_a_client_keeps_is_bounded() -> None:
@@ -125,7 +125,7 @@ def test_what_a_client_keeps_is_bounded() -> None:
     one.scanned(1, 0.0, SeqNo(0))
     for n in range(1, 103):
         one.add(news(n, newest=n, size=100_000), 0.0)
-        assert kept.bytes <= followed.BYTES_MOST
+        assert kept.bytes <= pushed.KEPT_BYTES_MOST
     assert one.after(SeqNo(0), 0.0) is None
     assert seqnos(one.after(SeqNo(101), 0.0)) == [102]
     one.lose()

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 import persist_lib as persist
-from persist_lib.location.rpc import forked as rpc_forked
+from persist_lib.location.rpc import grpc_forks as rpc_forked
 from persist_lib.location.rpc import servers
-from persist_lib.location.rpc.forked import Core
+from persist_lib.location.rpc.grpc_forks import Core
 from persist_lib.server.serving import ShardServer
 from persist_lib.testing import check_world
 from tests.faults.shard_servers import Server

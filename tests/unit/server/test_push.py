@@ -16,12 +16,12 @@ import persist_lib as persist
 from persist_lib import pending_area
 from persist_lib.errors import InvalidUsage
 from persist_lib.format import wire
-from persist_lib.format.pushed import FOLLOW, News, Pushed, decode_pushed, encode_follow
+from persist_lib.format.push_messages import FOLLOW, News, Pushed, decode_pushed, encode_follow
 from persist_lib.ids import SeqNo
-from persist_lib.location.rpc import followed, line
-from persist_lib.location.rpc.followed import Followed
-from persist_lib.location.rpc.line import Line
-from persist_lib.location.rpc.subscriptions import Subscriptions
+from persist_lib.location.rpc import push_stream
+from persist_lib.location.rpc import subscriptions as told
+from persist_lib.location.rpc.push_stream import PushStream
+from persist_lib.location.rpc.subscriptions import Followed, Subscriptions
 from persist_lib.relation import listen as following
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.server import backlog, pushing
@@ -94,11 +94,11 @@ def test_a_waiting_snapshot_wakes_without_polling(site: Site, monkeypatch: pytes
 
 
 def test_a_row_that_is_never_pushed_costs_time_and_is_not_lost(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(followed, "CHECK_S", 0.1)
+    monkeypatch.setattr(told, "CHECK_S", 0.1)
     monkeypatch.setattr(following, "LONGEST_WAIT_S", 0.15)
     take = Subscriptions._take
 
-    def lose(self: Subscriptions, line_: Line, told: Pushed) -> None:
+    def lose(self: Subscriptions, line_: PushStream, told: Pushed) -> None:
         take(self, line_, Pushed(told.version, tuple(one for one in told.news if not one.rows), told.ended))
 
     monkeypatch.setattr(Subscriptions, "_take", lose)
@@ -141,7 +141,7 @@ def test_rows_of_another_shard_are_not_taken(site: Site, monkeypatch: pytest.Mon
     site.store.open_shard("t", SCHEMA)[0].compare_and_append([{"id": 7, "word": "wrong"}], 0, 1)
     take, others = Subscriptions._take, {"s": "t"}
 
-    def mix_up(self: Subscriptions, line_: Line, told: Pushed) -> None:
+    def mix_up(self: Subscriptions, line_: PushStream, told: Pushed) -> None:
         def mixed(one: News) -> News:
             rows = site.store.consensus.scan(others[one.shard], SeqNo(0), 100)
             return News(one.shard, tuple((SeqNo(seqno), rows[-1].data) for seqno, _ in one.rows), one.newest)
@@ -252,11 +252,11 @@ def test_a_server_that_gives_no_sign_of_life_is_left(site: Site, monkeypatch: py
     eventually(lambda: bool(follows_at(client)))
     first = follows_at(client)
     [server] = [one for one in site.servers if first.endswith(f":{one.port}")]
-    monkeypatch.setattr(line, "LOST_S", 0.2)
+    monkeypatch.setattr(push_stream, "LOST_S", 0.2)
     is_back = threading.Event()
     server._loop.call_soon_threadsafe(is_back.wait, 60)  # its loop stands still, as in a process that is paused
     eventually(lambda: follows_at(client) != first)
-    monkeypatch.setattr(line, "LOST_S", 1e9)
+    monkeypatch.setattr(push_stream, "LOST_S", 1e9)
     is_back.set()
     listener.wait_for(writer.append())
     assert listener.failure is None

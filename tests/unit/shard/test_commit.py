@@ -468,7 +468,7 @@ def test_every_kind_of_refusal_is_among_them() -> None:
 
 
 def test_what_to_do_after_a_lease_ended_depends_on_whose_it_was() -> None:
-    assert "registers anew by itself" in refused(SHARD, r.NotLive((WRITER,))).message
+    assert "registers again by itself" in refused(SHARD, r.NotLive((WRITER,))).message
     assert "open a new reader" in refused(SHARD, r.NotLive((R,))).message
 
 

@@ -13,7 +13,7 @@ from persist_lib.format.paths import blob_key
 from persist_lib.frontier import at
 from persist_lib.ids import SeqNo, format_reader_id
 from persist_lib.location.api import Row
-from persist_lib.location.memory.stores import MemoryBlob, MemoryConsensus
+from persist_lib.location.memory.location import MemoryBlob, MemoryConsensus
 from persist_lib.location.wrap.around import Operation
 from persist_lib.shard.log import SCAN_ROWS, fetch_newer, fetch_newest, row_to_follow
 from persist_lib.testing.faults import RecordingBlob, RecordingConsensus

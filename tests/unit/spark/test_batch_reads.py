@@ -392,7 +392,7 @@ def test_a_process_that_plans_does_not_trust_what_it_knew(
             clients[process] = persist.open(location, consensus, read_only=read_only)
         return clients[process]
 
-    monkeypatch.setattr("persist_lib.spark.reading.client_of", client_here)
+    monkeypatch.setattr("persist_lib.spark.batch_reader.client_of", client_here)
     made = source(client, diff="true", read_only=read_only)
     made.reader(made.schema()).partitions()
     for _ in range(3):

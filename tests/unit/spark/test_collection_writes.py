@@ -13,8 +13,8 @@ from pyspark.sql import types as t
 
 import persist_lib as persist
 from persist_lib.location.wrap.spending import Spending
-from persist_lib.spark import sinking
-from persist_lib.spark.sinking import BatchWriter, StreamWriter
+from persist_lib.spark import sink
+from persist_lib.spark.sink import BatchWriter, StreamWriter
 from persist_lib.storage import Controller
 from persist_lib.testing import contents_of
 from tests.renditions import Told, handed
@@ -135,7 +135,7 @@ def test_epochs_are_written_once_and_handovers_do_not_matter(driver: Driver, con
     driver.epoch(2, [rows((11, "c"))])
     expected = Counter({(0, "a"): 1, (11, "c"): 1, **{(i, "b"): 1 for i in range(10)}})
     assert contents(controller) == expected
-    [stage] = sinking._stages.values()
+    [stage] = sink._stages.values()
     assert stage.ticket.rendition.number == 2, "later epochs write for the new rendition"  # type: ignore[union-attr]
     driver.query = "another-checkpoint"
     with pytest.raises(persist.InvalidUsage, match=r"forget_producer\('c.*renditions'") as raised:

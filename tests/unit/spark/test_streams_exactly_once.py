@@ -18,7 +18,7 @@ import persist_lib as persist
 from persist_lib.location import open_location
 from persist_lib.location.wrap.around import AroundConsensus, Operation
 from persist_lib.runtime.ambient import Runtime
-from persist_lib.spark import offsets, reading
+from persist_lib.spark import batch_reader, offsets
 from persist_lib.spark.offsets import Contents, Offset, Updates
 from tests.unit.spark.test_collections import Told
 from tests.unit.spark.test_streaming_reads import Sink
@@ -60,7 +60,7 @@ class Setting:
         config, runtime = persist.Config(**TINY), Runtime(background=False)
         self.writes = persist.open(open_location(location.url), config=config, runtime=runtime)
         self.reads = persist.open(replace(location, consensus=self.rivalled), config=config, runtime=runtime)
-        monkeypatch.setattr(reading, "client_of", lambda *_, **__: self.reads)
+        monkeypatch.setattr(batch_reader, "client_of", lambda *_, **__: self.reads)
 
     def stream(self, sink: Any, **options: str) -> Stream:
         return Stream(self.reads, sink, location="file:/in-memory", changes="true", **options)

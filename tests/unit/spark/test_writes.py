@@ -19,8 +19,9 @@ from pyspark.sql import types as t
 
 import persist_lib as persist
 from persist_lib.relation.stage import LEASE_S, Staged
-from persist_lib.spark import plans, sinking
-from persist_lib.spark.sinking import Answer, BatchWriter, StreamWriter
+from persist_lib.spark import options as spark_options
+from persist_lib.spark import sink, write_plan
+from persist_lib.spark.sink import Answer, BatchWriter, StreamWriter
 from persist_lib.spark.types import arrow_schema, spark_schema
 from tests.torture.roles import open_ahead
 
@@ -73,9 +74,9 @@ class Driver:
 @pytest.fixture(autouse=True)
 def _fresh() -> Iterator[None]:
     yield
-    plans._client.cache_clear()
-    plans._open.clear()
-    sinking._stages.clear()
+    spark_options._client.cache_clear()
+    write_plan._open.clear()
+    sink._stages.clear()
 
 
 @pytest.fixture
@@ -326,8 +327,8 @@ def test_a_stream_writes_under_a_live_id_and_changes_it_in_time(driver: Driver, 
                 later.expire("s")
             assert not client.machine("s").fetch().state.writers
         if number == 2:
-            ((place, staging),) = sinking._stages.items()
-            sinking._stages[place] = staging._replace(until_s=-1.0)
+            ((place, staging),) = sink._stages.items()
+            sink._stages[place] = staging._replace(until_s=-1.0)
     assert [len(ids) for ids in seen] == [1, 1, 1, 1]
     assert seen[0] == seen[1]
     assert seen[1] != seen[2] != seen[3]
@@ -403,8 +404,8 @@ def test_any_writes_leave_what_a_dictionary_of_rows_would(
             for row in written:
                 expected[row] = expected.get(row, 0) + 1
             assert contents_or_nothing(client) == {row: count for row, count in expected.items() if count}
-    plans._client.cache_clear()
-    plans._open.clear()
+    spark_options._client.cache_clear()
+    write_plan._open.clear()
 
 
 def contents_or_nothing(client: persist.Client) -> dict[tuple[int, str | None], int]:

@@ -16,7 +16,7 @@ import persist_lib as persist
 from persist_lib import streams
 from persist_lib.core import commands as c
 from persist_lib.relation.registration import Registration
-from persist_lib.shard.terms import retire_writers
+from persist_lib.shard.admin import retire_writers
 from persist_lib.streams import lifecycle
 from persist_lib.streams import lock as fencing
 from persist_lib.streams import stream_runtime as runtimes

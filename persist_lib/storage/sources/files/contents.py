@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 import xxhash
 
 from persist_lib.config import MIB
-from persist_lib.convert.lines.unpacking import DamagedFile, same_size, unpacked
+from persist_lib.convert.lines.decompression import DamagedFile, same_size, unpacked
 from persist_lib.kernel.columns import array_of
 from persist_lib.storage.sources.files.folders import Opened
 from persist_lib.storage.sources.protocol import Mark

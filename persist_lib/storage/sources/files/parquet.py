@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
-from persist_lib.convert.lines.seekable import Seekable
 from persist_lib.errors import Determinate, Diverged, Gone, NotFound
+from persist_lib.format.range_reader import RangeReader
 from persist_lib.kernel.columns import array_of
 from persist_lib.storage.sources.files.folders import File, Folder, readable
 from persist_lib.storage.sources.files.reader import FolderReader
@@ -111,7 +111,7 @@ class ParquetFiles(FolderReader):
             try:
                 with closing(self._folder.open(file)) as opened:
                     footer = opened.range(max(0, opened.size - FOOTER), opened.size)
-                    metadata = pq.read_metadata(pa.PythonFile(Seekable(opened.size, opened.range), mode="r"))
+                    metadata = pq.read_metadata(pa.PythonFile(RangeReader(opened.size, opened.range), mode="r"))
                 check = xxhash.xxh3_64_hexdigest(footer, seed=file.size)
                 self._sizes[file] = _Size(metadata.num_rows, file.size, check)
             except (FileNotFoundError, NotFound):
@@ -124,7 +124,7 @@ class ParquetFiles(FolderReader):
     @contextmanager
     def _opened(self, file: File) -> Iterator[pq.ParquetFile]:
         with closing(self._folder.open(file)) as opened:
-            yield pq.ParquetFile(pa.PythonFile(Seekable(opened.size, opened.range), mode="r"))
+            yield pq.ParquetFile(pa.PythonFile(RangeReader(opened.size, opened.range), mode="r"))
 
     def _diverged(self, partition: str, mark: Mark) -> Diverged:
         return Diverged(

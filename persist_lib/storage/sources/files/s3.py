@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from persist_lib.errors import Determinate, NotFound
-from persist_lib.location.s3.client import Clients, code_of, is_missing, is_truncated, parse_url, reading
+from persist_lib.location.s3.client import parse_url
+from persist_lib.location.s3.objects import S3Objects
 from persist_lib.storage.sources.files.folders import File, Opened, is_hidden
 
 
@@ -16,54 +16,40 @@ class S3Prefix:
     is_growing = False
 
     def __init__(self, place: str) -> None:
-        self._target = parse_url(place)
-        self._clients = Clients(self._target)
-        self._root = f"{self._target.prefix}/" if self._target.prefix else ""
+        self._objects = S3Objects(parse_url(place))
 
     def list(self) -> Iterator[File]:
-        more: dict[str, Any] = {}
-        while True:
-            with reading(f"list s3://{self._target.bucket}/{self._root}"):
-                answer = self._clients.get().list_objects_v2(Bucket=self._target.bucket, Prefix=self._root, **more)
-                more = {"ContinuationToken": answer["NextContinuationToken"]} if is_truncated(answer) else {}
-            for item in answer.get("Contents", ()):
-                path = item["Key"][len(self._root) :]
-                if path and not path.endswith("/") and not is_hidden(path):
-                    yield File(path, item["Size"], item["ETag"].strip('"'))
-            if not more:
-                return
+        """Every object, by pages."""
+        for found in self._objects.entries("", f"list {self._objects.where}"):
+            if found.name and not found.name.endswith("/") and not is_hidden(found.name):
+                yield File(found.name, found.size, found.version.strip('"'))
 
     def open(self, file: File) -> Opened:
-        return _OnS3(self._clients, self._target.bucket, self._root + file.path, file)
+        """Open an object in the version that was listed."""
+        return _OnS3(self._objects, file)
 
     def close(self) -> None:
-        self._clients.close()
+        """Close connections."""
+        self._objects.close()
 
 
 class _OnS3:
     """One version of an object. Once it is replaced, it is not found."""
 
-    def __init__(self, clients: Clients, bucket: str, key: str, file: File) -> None:
-        self._clients, self._bucket, self._key, self._version = clients, bucket, key, file.version
-        self.size = file.size
+    def __init__(self, objects: S3Objects, file: File) -> None:
+        self._objects, self._file, self.size = objects, file, file.size
 
     def range(self, start: int, end: int) -> bytes:
         end = min(end, self.size)
         if start >= end:
             return b""
-        with reading(f"read s3://{self._bucket}/{self._key}"):
-            try:
-                answer = self._clients.get().get_object(
-                    Bucket=self._bucket, Key=self._key, Range=f"bytes={start}-{end - 1}", IfMatch=self._version
-                )
-                data = bytes(answer["Body"].read())
-            except Exception as error:
-                if is_missing(error) or code_of(error) in {"PreconditionFailed", "412"}:
-                    raise NotFound(f"{self._key} was replaced or deleted") from error
-                raise
-        if len(data) != end - start:
-            raise Determinate(f"s3://{self._bucket}/{self._key}: {len(data)} bytes came of {end - start}")
-        return data
+        where = f"{self._objects.where}/{self._file.path}"
+        found = self._objects.get(self._file.path, f"read {where}", start, end, self._file.version)
+        if found is None:
+            raise NotFound(f"{self._file.path} was replaced or deleted")
+        if len(found.data) != end - start:
+            raise Determinate(f"{where}: {len(found.data)} bytes came of {end - start}")
+        return found.data
 
     def close(self) -> None:
         """There is nothing to release."""

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist_lib.convert.lines.changes import DELETES
+from persist_lib.convert.lines.debezium import DELETES
 from persist_lib.kernel.columns import Flags, joined, mask_of
 from persist_lib.kernel.keyset import distinct
 from persist_lib.kernel.order import sort_order, take

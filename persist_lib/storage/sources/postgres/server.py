@@ -11,7 +11,7 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from persist_lib.errors import Determinate, InvalidUsage, NotFound
-from persist_lib.location.postgres.refused import connection_failed
+from persist_lib.location.postgres.connection import connection_failed
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.storage.sources.postgres.columns import Column
 from persist_lib.storage.sources.postgres.kind import Postgres

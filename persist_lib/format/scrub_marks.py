@@ -1,0 +1,74 @@
+"""What scrubs found of a shard's batches, as bytes: one object for each scrub that found something new.
+
+A batch is named by its identity: the digest of all that the state says of it. Neither its ids nor its seqno would do. A
+batch that is rewritten alone keeps its ids, and after a restore of an older copy another batch may get both.
+
+SUBTLE: a release that adds a field to `Batch` must raise `VERSION`. Older marks then count as unreadable, and all is
+read again. Otherwise no mark would name a batch any more, and known damage would seem to be gone.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from xxhash import xxh3_128_digest
+
+from persist_lib.core.state import Batch
+from persist_lib.errors import Corrupt, NewerFormat
+from persist_lib.format.frame import body_of, checksum, framed, has_magic, stored_checksum, version_of
+from persist_lib.ids import SeqNo
+
+MAGIC = b"PSTm"
+VERSION = 1
+_encoder = msgspec.msgpack.Encoder()
+
+
+class Mark(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A batch that is damaged: its identity, its id `(lo, hi)`, what is wrong, and since when (ms) that is known."""
+
+    identity: bytes
+    lo: int
+    hi: int
+    says: str
+    since: int
+
+    @property
+    def id(self) -> tuple[int, int]:
+        return (self.lo, self.hi)
+
+
+class Marks(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What a scrub knew of the batches of the trace at `seqno`: the sound ones, by identity, and the damaged ones."""
+
+    seqno: SeqNo
+    sound: tuple[bytes, ...]
+    damaged: tuple[Mark, ...]
+
+
+_decoder = msgspec.msgpack.Decoder(Marks)
+
+
+def identity_of(batch: Batch) -> bytes:
+    """The digest of a whole batch: another batch has another one, in any shard's past or future."""
+    return xxh3_128_digest(_encoder.encode(batch))
+
+
+def encode_marks(marks: Marks) -> bytes:
+    """The bytes of an object of marks."""
+    return framed(MAGIC, VERSION, _encoder.encode(marks))
+
+
+def decode_marks(data: bytes, key: str) -> Marks:
+    """The marks that `data` holds. Raises Corrupt or NewerFormat, which name `key`."""
+    if not has_magic(data, MAGIC):
+        raise Corrupt(f"{key} is not what a scrub wrote there: it starts with {data[:4]!r}", key=key)
+    if checksum(data) != stored_checksum(data):
+        raise Corrupt(f"{key} is damaged: its checksum is another one than it says", key=key)
+    if (version := version_of(data)) != VERSION:
+        raise NewerFormat(
+            f"{key} has format {version}, and this release knows format {VERSION} of what scrubs remember",
+            key=key, found=version, known=VERSION,
+        )  # fmt: skip
+    try:
+        return _decoder.decode(body_of(data))
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Corrupt(f"{key} has a valid checksum but does not decode: {error}", key=key) from error

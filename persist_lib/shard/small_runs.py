@@ -1,0 +1,130 @@
+"""Small runs, gathered: fetched and decoded in parallel, laid end to end, and put in order by one sort.
+
+Streaming a run costs something for every window, however little of the run is in it. So hundreds of small runs cost far
+more than their updates do. The runs that fit into memory together are therefore read whole, and become one run. Runs
+that are too large for that are streamed beside it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor, Future
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from persist_lib.core.plan.compaction import TaskInput
+from persist_lib.core.plan.fan_in import SMALL, weight
+from persist_lib.format.digest import CHUNK
+from persist_lib.kernel.columns import array_of, at_time, integers, joined
+from persist_lib.kernel.consolidate import consolidate
+from persist_lib.schema.schema import TIME, TIME_FIELD
+from persist_lib.schema.width import row_bytes
+from persist_lib.shard.runs import Stored, read_part
+
+MOST_BYTES = 1 << 30
+"""Arrow's text columns have offsets of 32 bits; this stays well below."""
+PIECE_BYTES = 1 << 20
+AHEAD = 8
+"""Runs that are read ahead while one is waited for."""
+
+
+class Gathered(NamedTuple):
+    """One run in memory, consolidated; and the runs that are not part of it."""
+
+    table: pa.Table | None
+    rest: list[TaskInput]
+
+    def streams(self, stored: Stored) -> list[Iterator[pa.Table]]:
+        runs = stored.streams(self.rest)
+        return runs if self.table is None else [pieces(self.table), *runs]
+
+
+def gather(
+    stored: Stored, inputs: Sequence[TaskInput], advance_to: int | None, limit_bytes: int, pool: Executor
+) -> Gathered:
+    """The smallest of the runs as one table of `stored.schema.updates`, as many as `limit_bytes` hold.
+
+    Times become `max(t, advance_to)`. A sum beyond 64 bits stays several updates. A single run is not gathered.
+    """
+    return _gather(stored, inputs, limit_bytes, pool, advance_to, times=True)
+
+
+def gather_contents(stored: Stored, inputs: Sequence[TaskInput], limit_bytes: int, pool: Executor) -> Gathered:
+    """The same for contents as of a time that no update is after. `_time` is 0 everywhere, and is not read."""
+    found = _gather(stored, inputs, limit_bytes, pool, None, times=False)
+    if found.table is None:
+        return found
+    return found._replace(table=at_time(found.table, 0))
+
+
+def _gather(
+    stored: Stored, inputs: Sequence[TaskInput], limit: int, pool: Executor, advance_to: int | None, *, times: bool
+) -> Gathered:
+    chosen = _chosen(stored, inputs, limit := min(limit, MOST_BYTES), small_only=times)
+    if len(chosen) < 2:
+        return Gathered(None, list(inputs))
+    tables = _read(stored, inputs, chosen, limit, pool, times=times)
+    rest = [run for place, run in enumerate(inputs) if place not in tables]
+    # If no two runs share keys, this is the final order already, and nothing is sorted.
+    places = sorted(tables, key=lambda place: inputs[place].parts[0].key_lower)
+    table = pa.concat_tables([tables.pop(place) for place in places])
+    table = pa.table([joined(column) for column in table.columns], schema=table.schema)
+    return Gathered(consolidate(stored.schema, advanced(table, advance_to), "split"), rest)
+
+
+def advanced(table: pa.Table, advance_to: int | None) -> pa.Table:
+    """The table with no time before `advance_to`."""
+    if advance_to is None:
+        return table
+    at = table.schema.get_field_index(TIME)
+    return table.set_column(at, TIME_FIELD, array_of(np.maximum(integers(table.column(at)), np.uint64(advance_to))))
+
+
+def pieces(table: pa.Table) -> Iterator[pa.Table]:
+    """The table in small pieces, like those of a streamed run."""
+    rows = max(1, PIECE_BYTES * table.num_rows // max(1, table.nbytes))
+    return (table.slice(start, rows) for start in range(0, table.num_rows, rows))
+
+
+def _chosen(stored: Stored, inputs: Sequence[TaskInput], limit: int, *, small_only: bool) -> list[int]:
+    """The places of the runs that fit together, the smallest first.
+
+    Where not all fit, a merge (which needs times) only gathers small ones. Others it streams in less memory.
+    """
+    each = row_bytes(stored.schema)
+    weights = [weight(run.parts, each) for run in inputs]
+    most = limit // SMALL if small_only and sum(weights) > limit else limit
+    chosen: list[int] = []
+    for place in sorted(range(len(inputs)), key=weights.__getitem__):
+        limit -= weights[place]
+        if limit < 0 or weights[place] > most:
+            break
+        # Of a larger part, a key range needs only some chunks.
+        if stored.is_unbounded() or all(part.size <= CHUNK for part in inputs[place].parts):
+            chosen.append(place)
+    return chosen
+
+
+def _read(
+    stored: Stored, inputs: Sequence[TaskInput], chosen: Sequence[int], limit: int, pool: Executor, *, times: bool
+) -> dict[int, pa.Table]:
+    """The chosen runs by place; not all of them if they turn out to be larger than estimated."""
+    found: dict[int, pa.Table] = {}
+    waiting: deque[tuple[int, Future[pa.Table]]] = deque()
+    held = 0
+    for place in [*chosen, *[None] * AHEAD]:
+        if len(waiting) >= AHEAD or (place is None and waiting):
+            done, future = waiting.popleft()
+            found[done] = future.result()
+            held += found[done].nbytes
+        if place is not None and held < limit:
+            waiting.append((place, pool.submit(_read_run, stored, inputs[place], times=times)))
+    return found
+
+
+def _read_run(stored: Stored, run: TaskInput, *, times: bool) -> pa.Table:
+    tables = [read_part(stored, run, part, times=times, use_threads=False) for part in run.parts]
+    return tables[0] if len(tables) == 1 else pa.concat_tables(tables)
