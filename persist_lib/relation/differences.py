@@ -24,7 +24,7 @@ from persist_lib.format.parts import decode_inline
 from persist_lib.frontier import MINIMUM, Antichain, at
 from persist_lib.ids import WriterId, format_reader_id
 from persist_lib.kernel.by_key import Counts, count_deleted, count_upserted, one_row_each, replacing
-from persist_lib.kernel.columns import array_of, at_time, integers, is_same
+from persist_lib.kernel.columns import at_time, integers, is_same
 from persist_lib.kernel.consolidate import I64_MAX
 from persist_lib.kernel.constraints import find_violation, touched
 from persist_lib.kernel.keyset import Keys
@@ -38,7 +38,7 @@ from persist_lib.relation.key_lookup import Looking, violated
 from persist_lib.relation.stage import Staged
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table
-from persist_lib.schema.schema import DIFF, DIFF_FIELD, TIME, Schema
+from persist_lib.schema.schema import DIFF, TIME, Schema
 from persist_lib.schema.width import row_bytes
 from persist_lib.shard.batches import Builder, Built
 from persist_lib.shard.commit import Machine
@@ -316,9 +316,3 @@ def check_all(machine: Machine, schema: Schema, both: Iterator[Pair], time: int 
         keys, relevant = touched(schema, timed)
         if len(keys):
             check(machine, schema, take(old, keys.find(old)), relevant)
-
-
-def as_deletions(table: pa.Table) -> pa.Table:
-    """The same rows, as keys to delete."""
-    diffs = array_of(np.full(table.num_rows, DELETE, np.int64))
-    return table.set_column(table.schema.get_field_index(DIFF), DIFF_FIELD, diffs)

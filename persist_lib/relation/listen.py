@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Self
@@ -15,7 +16,7 @@ from persist_lib.errors import Determinate, Missing, PersistError, TimedOut
 from persist_lib.frontier import MAX_TIME, TOP, Antichain, at
 from persist_lib.ids import SeqNo
 from persist_lib.location.api import WakesWaiters
-from persist_lib.runtime.ambient import Deadline
+from persist_lib.runtime.ambient import Deadline, Runtime
 from persist_lib.schema.schema import Schema
 from persist_lib.shard.commit import Machine
 from persist_lib.shard.pushed_rows import follow, told
@@ -103,17 +104,24 @@ class Progress(NamedTuple):
 Event = Updates | Progress
 
 
-class Listen:
-    """An iterator of `Updates` and `Progress` after `as_of`. To end its lease early, close it or use a `with` block."""
+class EventIterator(ABC):
+    """Delivers `Updates` at their exact times, and then the `Progress` that covers them: each once.
 
-    def __init__(self, handle: ReadHandle, as_of: int, until: Antichain, timeout_s: float | None) -> None:
-        self._handle = handle
-        self._until = until
-        self._timeout_s = timeout_s
+    Events are made in rounds. A round is a generator that makes one event due at each step, and ends with progress.
+    SUBTLE: an interrupt may come after any call. So an event is kept in `_due` until instructions that call nothing
+    take it from there; and a round that broke off after a part of its updates was delivered is a failure, which is
+    raised again at every later call.
+    """
+
+    _fails_for_good = False
+    """Whether any failure of a round is raised again at every later call, also where nothing of it was delivered."""
+
+    def __init__(self, as_of: int, until: Antichain, timeout_s: float | None) -> None:
+        self._until, self._timeout_s = until, timeout_s
         self.frontier = at(as_of + 1) if as_of < MAX_TIME else TOP
-        self._events: Generator[None, None, None] = self._listen()
-        self._due: tuple[Event, bool] | None = None  # the event, and whether more of its batch follows
-        self._is_midway = False  # whether more of the last event's batch follows
+        self._round: Generator[None, None, None] | None = None
+        self._due: Event | None = None
+        self._is_midway = False  # whether updates were delivered, and not yet the progress that covers them
         self._polled: list[Event] = []  # events that a `poll` took before it was interrupted
         self._polled_from = self.frontier
         self._failure: PersistError | None = None
@@ -127,68 +135,103 @@ class Listen:
             del self._polled[0]
             return event
         while not self._has_due():
-            self._wait()
-        (event, is_midway), self._due = self._due, None  # type: ignore[misc] # SUBTLE: no call from here on, see `_has_due`
-        self._is_midway = is_midway
+            if self._is_done():
+                self.close()
+                raise StopIteration
+            self._let_go()
+            self._round = self._wait()
+        self._is_midway = isinstance(self._due, Updates)
+        event, self._due = self._due, None  # type: ignore[assignment] # SUBTLE: no call from here on
         return event
 
     def poll(self) -> list[Event]:
         """Return the events that have come by now, without waiting. If it raises, none of them counts as delivered."""
-        self._handle.machine.fetch()
+        self._look()
         if not self._polled:
             self._polled_from = self.frontier
         try:
-            while self._has_due(stop=True):
-                self._polled += (self._due[0],)  # type: ignore[index]
-                self._is_midway, self._due = self._due[1], None  # type: ignore[index]
+            while self._has_due() or self._begins():
+                if self._due is not None:
+                    self._is_midway = isinstance(self._due, Updates)
+                    self._polled += (self._due,)
+                    self._due = None
         except PersistError:
             self.frontier, self._polled = self._polled_from, []
+            if not self._fails_for_good:
+                self._round = self._due = self._failure = None
+                self._is_midway = False
             raise
+        self._let_go()
         events, self._polled = self._polled, []
         return events
 
-    def _has_due(self, *, stop: bool = False) -> bool:
-        """Whether there is an event to deliver now. At the end of the events: StopIteration, or False with `stop`.
+    def _begins(self) -> bool:
+        """Whether there is a round that can go now, which is begun then. Ends the lease where none can follow."""
+        if self._is_done():
+            self.close()
+            return False
+        self._round = self._next_round()
+        return self._round is not None
 
-        SUBTLE: an interrupt may come after any call, and each event must be delivered once. So an event is kept in
-        `_due` until instructions that call nothing take it from there. A failure is raised again at every later call.
-        After an interrupt a new generator continues, as a generator that has raised would report the end.
-        """
+    def _has_due(self) -> bool:
+        """Whether the round that is under way has an event to deliver."""
         if self._failure is not None:
             raise self._failure
-        if self._due is None:
+        if self._due is None and self._round is not None:
             try:
-                next(self._events)
+                next(self._round)
             except StopIteration:
-                if stop:
-                    return False
+                self._round = None
+            except BaseException as error:
+                self._round = None
+                if isinstance(error, PersistError) and self._due is None:
+                    if self._fails_for_good:
+                        self._failure = error
+                    elif self._is_midway:
+                        self._failure = self._cut_short()
+                        raise self._failure from error
                 raise
-            except PersistError as failure:
-                self._failure = failure
-                raise
-            except BaseException:
-                self._resume()
-                raise
+        if self._due is None and self._round is None and self._is_midway:  # an interrupt
+            self._failure = self._cut_short()
+            raise self._failure
         return self._due is not None
 
-    def _resume(self) -> None:
-        """After an interrupt, continue from the frontier; fail if only a part of a batch was delivered."""
-        if self._due is not None:
-            return
-        if self._is_midway:
-            self._failure = Determinate(
-                f"shard {self._handle.machine.shard}: listening was interrupted after a part of a batch was delivered. "
-                f"Drop its updates at or after {self._handle.schema.show(self.frontier)}, and listen again from "
-                "there",
-                frontier=self.frontier, shard=self._handle.machine.shard,
-            )  # fmt: skip
-        self._events = self._listen()
+    def _is_done(self) -> bool:
+        return self.frontier.is_top() or self._until <= self.frontier
 
+    def _deadline(self, runtime: Runtime) -> Deadline:
+        return runtime.deadline(float("inf") if self._timeout_s is None else self._timeout_s)
+
+    def _nothing_came(self, what: str, shown: object, deadline: Deadline, **fields: object) -> TimedOut:
+        return TimedOut(
+            f"{what}: nothing came after {shown} for {deadline.timeout_s:g} s. Nothing is lost: iterate on, or listen "
+            "again from there",
+            timeout_s=deadline.timeout_s, frontier=self.frontier, **fields,
+        )  # fmt: skip
+
+    @abstractmethod
+    def _look(self) -> None:
+        """Read how far it has come, before a `poll`."""
+
+    @abstractmethod
+    def _next_round(self) -> Generator[None, None, None] | None:
+        """The round that can go now; None if nothing has come."""
+
+    @abstractmethod
+    def _wait(self) -> Generator[None, None, None]:
+        """Wait for a round. Raises TimedOut."""
+
+    @abstractmethod
+    def _let_go(self) -> None:
+        """Give up the history that was delivered, at the next tick."""
+
+    @abstractmethod
+    def _cut_short(self) -> Determinate:
+        """The error after a part of the updates from the frontier on was delivered, and the others cannot be."""
+
+    @abstractmethod
     def close(self) -> None:
         """End the listener's lease. Idempotent."""
-        self._events.close()
-        if not self._handle.read_only:
-            self._handle.close()
 
     __reduce__ = not_pickled("A listener", "Listen in the other process")
 
@@ -200,32 +243,53 @@ class Listen:
     ) -> None:
         self.close()
 
-    def _listen(self) -> Generator[None, None, None]:
-        """Yields whenever an event is due, and when there is none yet."""
-        while not self._is_done():
-            before = self.frontier
-            yield from self._news()
-            if self.frontier == before:
-                yield
-            elif not self._is_done():
-                follow(self._handle.machine)
+
+class Listen(EventIterator):
+    """An iterator of `Updates` and `Progress` after `as_of`. To end its lease early, close it or use a `with` block."""
+
+    _fails_for_good = True
+
+    def __init__(self, handle: ReadHandle, as_of: int, until: Antichain, timeout_s: float | None) -> None:
+        super().__init__(as_of, until, timeout_s)
+        self._handle = handle
+        self._is_closed = False
+        self._tried: Antichain | None = None  # where the last round of a `poll` began
+
+    def close(self) -> None:
+        """End the listener's lease. Idempotent. Then nothing more comes."""
+        self._is_closed, self._is_midway, self._round = True, False, None
         if not self._handle.read_only:
             self._handle.close()
 
-    def _wait(self) -> None:
+    def _is_done(self) -> bool:
+        return self._is_closed or super()._is_done()
+
+    def _look(self) -> None:
+        self._handle.machine.fetch()
+        self._tried = None
+
+    def _next_round(self) -> Generator[None, None, None] | None:
+        if self._tried == self.frontier:
+            return None
+        if self._tried is not None:
+            follow(self._handle.machine)
+        self._tried = self.frontier
+        return self._news()  # also where nothing came: it raises LeaseExpired
+
+    def _wait(self) -> Generator[None, None, None]:
         machine = self._handle.machine
-        deadline = machine.runtime.deadline(self._timeout_s if self._timeout_s is not None else float("inf"))
+        if self.frontier < machine.state.upper:
+            return self._news()
+        deadline = self._deadline(machine.runtime)
         patience = Patience(machine, deadline, machine.config.poll_s, BACK_OFF * machine.config.poll_s, follows=True)
         while (version := patience.look()).state.upper <= self.frontier:
             if error := self._handle.expired(version.state):
                 raise error
             if patience.is_over:
-                raise TimedOut(
-                    f"shard {machine.shard}: nothing came after {self._handle.schema.show(self.frontier)} for "
-                    f"{deadline.timeout_s:g} s. Nothing is lost: iterate on, or listen again from there",
-                    timeout_s=deadline.timeout_s, frontier=self.frontier,
-                )  # fmt: skip
+                shown = self._handle.schema.show(self.frontier)
+                raise self._nothing_came(f"shard {machine.shard}", shown, deadline)
             patience.pause(version.seqno)
+        return self._news()
 
     def _news(self) -> Generator[None, None, None]:
         """Make due what the newest known state has beyond the frontier, batch by batch."""
@@ -243,7 +307,6 @@ class Listen:
             self._look_again(reading.version, missing)
         finally:
             reading.release()
-        self._give_up()
 
     def _batch(self, batch: Batch, schemas: tuple[Schema, ...]) -> Generator[None, None, None]:
         upper, machine = batch.upper.meet(self._until), self._handle.machine
@@ -257,9 +320,9 @@ class Listen:
             tables = list(tables)  # a blob may vanish half way, and delivered updates must not be delivered again
         for table in tables:
             if table.num_rows:
-                self._due = Updates(shown_times(self._handle.schema, table)), True
+                self._due = Updates(shown_times(self._handle.schema, table))
                 yield
-        progress = Progress(upper), False
+        progress = Progress(upper)
         self._due, self.frontier = progress, upper  # SUBTLE: an interrupt leaves both set, or neither
         yield
 
@@ -270,10 +333,14 @@ class Listen:
         if not self._handle.read_only or self._handle.machine.fetch().seqno == version.seqno:
             raise missing
 
-    def _give_up(self) -> None:
-        """Give up the history that was delivered, at the next tick."""
+    def _let_go(self) -> None:
         if not self._handle.read_only and self.frontier.time is not None:
             self._handle.let_go(at(max(0, self.frontier.time - 1)))
 
-    def _is_done(self) -> bool:
-        return self.frontier.is_top() or self._until <= self.frontier
+    def _cut_short(self) -> Determinate:
+        shard = self._handle.machine.shard
+        return Determinate(
+            f"shard {shard}: listening was interrupted after a part of a batch was delivered. Drop its updates at or "
+            f"after {self._handle.schema.show(self.frontier)}, and listen again from there",
+            frontier=self.frontier, shard=shard,
+        )  # fmt: skip

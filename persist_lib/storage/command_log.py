@@ -12,8 +12,8 @@ from persist_lib.ids import CATALOG
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.storage.catalog import Catalog, Changes, Contents, setting
 from persist_lib.storage.collection_arguments import check_same
+from persist_lib.storage.collection_status import describe
 from persist_lib.storage.describe import Description
-from persist_lib.storage.describing import describe
 from persist_lib.storage.effects import settle
 from persist_lib.storage.names import parse_collection_name, parse_command_id
 from persist_lib.storage.records import CollectionRecord, CommandRecord, RenditionRecord, What

@@ -25,9 +25,9 @@ from persist_lib.storage.collection_arguments import (
     parse_rendition,
     parse_retention,
 )
+from persist_lib.storage.collection_status import capabilities, describe
 from persist_lib.storage.creation import Evolving, Making
 from persist_lib.storage.describe import Capability, Description, Tended
-from persist_lib.storage.describing import capabilities, describe
 from persist_lib.storage.handover import Handovers
 from persist_lib.storage.maintenance import tend
 from persist_lib.storage.names import minted, parse_collection_name

@@ -13,10 +13,10 @@ from persist_lib.frontier import at
 from persist_lib.schema.schema import Schema, check_schema
 from persist_lib.storage.catalog import Changes, Contents, setting
 from persist_lib.storage.collection_arguments import MOST_SHARDS, parse_hash_columns, parse_rendition
+from persist_lib.storage.collection_status import timeline_of
 from persist_lib.storage.command_log import Commanding
 from persist_lib.storage.copying import handed_over_at
 from persist_lib.storage.describe import Description, Evolved, RenditionDescription, Tended
-from persist_lib.storage.describing import timeline_of
 from persist_lib.storage.maintenance import tend
 from persist_lib.storage.records import CollectionRecord, CommandRecord, RenditionRecord, schema_form
 from persist_lib.storage.renditions import Timeline, meet

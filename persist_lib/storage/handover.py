@@ -13,12 +13,12 @@ from persist_lib.frontier import MAX_TIME, at
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.storage import compare_task
 from persist_lib.storage.catalog import Changes, Contents
+from persist_lib.storage.collection_status import timeline_of
 from persist_lib.storage.command_log import Commanding
 from persist_lib.storage.compare_task import Judging
 from persist_lib.storage.comparing import Comparison, compare_renditions
 from persist_lib.storage.copying import Copied, Progress, Reading, Transform, copy_step
 from persist_lib.storage.describe import HandoverPlan
-from persist_lib.storage.describing import timeline_of
 from persist_lib.storage.effects import handover_time, wal_upper
 from persist_lib.storage.metadata_shard import out_of_time
 from persist_lib.storage.parallel import states_of

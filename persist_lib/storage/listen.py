@@ -7,14 +7,12 @@ delivers the updates of all its shards up to there. At a handover the round deli
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
-from persist_lib.arguments import not_pickled
 from persist_lib.convert.times import shown_times
-from persist_lib.errors import Determinate, PersistError, SchemaChanged, TimedOut
-from persist_lib.frontier import MAX_TIME, TOP, Antichain, at
-from persist_lib.relation.listen import Event, Progress, Updates
+from persist_lib.errors import Determinate, SchemaChanged
+from persist_lib.frontier import Antichain, at
+from persist_lib.relation.listen import Event, EventIterator, Progress, Updates
 from persist_lib.storage.changes import handed_over, updates_between
 
 if TYPE_CHECKING:
@@ -22,113 +20,29 @@ if TYPE_CHECKING:
     from persist_lib.storage.renditions import Span
 
 
-class CollectionListen:
+class CollectionListen(EventIterator):
     """An iterator of `Updates` and `Progress` after `as_of`. To end its lease early, close it or use a `with` block."""
 
     def __init__(
         self, reader: CollectionReader, as_of: int, until: Antichain, timeout_s: float | None, *, replace: bool
     ) -> None:
-        self._reader, self._until, self._timeout_s, self._replace = reader, until, timeout_s, replace
-        self.frontier = at(as_of + 1) if as_of < MAX_TIME else TOP
-        self._round: Generator[None, None, None] | None = None
-        self._due: Event | None = None
-        self._is_midway = False
-        self._polled: list[Event] = []
-        self._failure: PersistError | None = None
+        super().__init__(as_of, until, timeout_s)
+        self._reader, self._replace = reader, replace
 
     @property
     def schema(self) -> object:
         """The schema of the updates that come; after a handover with `replace` it is the new one."""
         return self._reader.schema
 
-    def __iter__(self) -> Iterator[Event]:
-        return self
-
-    def __next__(self) -> Event:
-        if self._polled:
-            return self._polled.pop(0)
-        while not self._has_due():
-            if self._is_done():
-                self.close()
-                raise StopIteration
-            self._let_go()
-            self._begin(self._wait())
-        self._is_midway = isinstance(self._due, Updates)
-        event, self._due = self._due, None  # SUBTLE: no call from here on, see `_has_due`
-        return event  # type: ignore[return-value]
-
-    def poll(self) -> list[Event]:
-        """Return the events that have come by now, without waiting. If it raises, none of them counts as delivered."""
-        if not self._polled:
-            self._polled_from = self.frontier
-        try:
-            while self._has_due() or (not self._is_done() and self._begin(self._reached())):
-                if self._due is not None:
-                    self._is_midway = isinstance(self._due, Updates)
-                    self._polled += (self._due,)
-                    self._due = None
-        except PersistError:
-            self.frontier, self._polled = self._polled_from, []
-            self._round = self._due = self._failure = None
-            self._is_midway = False
-            raise
-        self._let_go()
-        events, self._polled = self._polled, []
-        return events
-
     def close(self) -> None:
         """End the listener's lease. Idempotent."""
         self._reader.close()
 
-    __reduce__ = not_pickled("A listener", "Listen in the other process")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def _begin(self, upper: Antichain | None) -> bool:
-        """Begin the round up to `upper`, if it is one."""
-        if upper is not None:
-            self._round = self._updates_to(upper)
-        return upper is not None
-
-    def _has_due(self) -> bool:
-        """Whether the round that is under way has an event to deliver.
-
-        SUBTLE: an interrupt may come after any call, and each event must be delivered once. So an event is kept in
-        `_due` until it is taken. A round that broke off after a part of its updates was delivered is a failure.
-        """
-        if self._failure is not None:
-            raise self._failure
-        if self._due is None and self._round is not None:
-            try:
-                next(self._round)
-            except StopIteration:
-                self._round = None
-            except BaseException as error:
-                self._round = None
-                if isinstance(error, PersistError) and self._is_midway and self._due is None:
-                    self._failure = self._midway()
-                    raise self._failure from error
-                raise
-        if self._due is None and self._round is None and self._is_midway:  # an interrupt
-            self._failure = self._midway()
-            raise self._failure
-        return self._due is not None
-
     def _let_go(self) -> None:
-        """Give up the history that was delivered, at the next tick."""
         if self.frontier.time is not None:
             self._reader.let_go(max(0, self.frontier.time - 1))
 
-    def _is_done(self) -> bool:
-        return self.frontier.is_top() or self._until <= self.frontier
-
-    def _midway(self) -> Determinate:
+    def _cut_short(self) -> Determinate:
         show = self._reader.schema.show
         return Determinate(
             f"collection {self._reader.name!r}: listening ended after a part of the updates from {show(self.frontier)} "
@@ -159,18 +73,20 @@ class CollectionListen:
                 return upper
             self._reader.promise(upper, self._reader.client.runtime.deadline(self._reader.client.config.timeout_s))
 
-    def _wait(self) -> Antichain:
-        seconds = float("inf") if self._timeout_s is None else self._timeout_s
-        deadline = self._reader.client.runtime.deadline(seconds)
+    def _look(self) -> None:
+        """Each round reads how far it has come."""
+
+    def _next_round(self) -> Generator[None, None, None] | None:
+        return None if (upper := self._reached()) is None else self._updates_to(upper)
+
+    def _wait(self) -> Generator[None, None, None]:
+        deadline = self._deadline(self._reader.client.runtime)
         while (upper := self._reached()) is None:
             if deadline.has_passed():
-                raise TimedOut(
-                    f"collection {self._reader.name!r}: nothing came after {self._reader.schema.show(self.frontier)} "
-                    f"for {deadline.timeout_s:g} s. Nothing is lost: iterate on, or listen again from there",
-                    timeout_s=deadline.timeout_s, frontier=self.frontier,
-                )  # fmt: skip
+                shown = self._reader.schema.show(self.frontier)
+                raise self._nothing_came(f"collection {self._reader.name!r}", shown, deadline)
             self._reader.pause(self._span(), self.frontier.time or 0, deadline)
-        return upper
+        return self._updates_to(upper)
 
     def _updates_to(self, upper: Antichain) -> Generator[None, None, None]:
         """Make due the updates from the frontier to `upper`, which are all of one rendition, and the progress there."""

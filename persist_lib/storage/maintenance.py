@@ -19,10 +19,10 @@ from persist_lib.frontier import Antichain, at
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.runtime.each import Each
 from persist_lib.storage.catalog import Catalog, Changes, Contents, setting, without
+from persist_lib.storage.collection_status import expiry_steps, holders
 from persist_lib.storage.copying import HOLDS, handed_over_at, hold_name
 from persist_lib.storage.describe import Do, Step, Tended
 from persist_lib.storage.effects import HOLD, is_held_back, settle
-from persist_lib.storage.leases import expiry_steps, holders
 from persist_lib.storage.names import LAYER
 from persist_lib.storage.records import CollectionRecord, RenditionRecord, TimelineRecord
 from persist_lib.storage.renditions import Renditions, Timeline, meet, schema_for, upper_of

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterable
 from contextlib import suppress
-from types import TracebackType
-from typing import Self
 
 import pyarrow as pa
 
-from persist_lib.arguments import not_pickled
 from persist_lib.convert.times import shown_times
-from persist_lib.errors import LeaseExpired, SinceViolation, TimedOut
-from persist_lib.frontier import Antichain, at
+from persist_lib.errors import Determinate, LeaseExpired, SinceViolation
+from persist_lib.frontier import TOP, at
 from persist_lib.kernel.columns import at_time
 from persist_lib.kernel.consolidate import consolidate
-from persist_lib.relation.listen import Event, Progress, Updates
+from persist_lib.relation.listen import EventIterator, Progress, Updates
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table
 from persist_lib.storage.changes import updates_between
@@ -24,7 +21,7 @@ from persist_lib.storage.tables.view import pause
 from persist_lib.storage.tables.wal_timeline import WalLine
 
 
-class TableListen:
+class TableListen(EventIterator):
     """An iterator of what happens to a table after `as_of`: `Updates` at their exact times, and `Progress`.
 
     On a timeline in WAL mode it goes as far as the WAL, whether the table has its rows yet or not, and its progress is
@@ -32,7 +29,8 @@ class TableListen:
     """
 
     def __init__(self, line: Line, name: str, as_of: int, timeout_s: float | None) -> None:
-        self._line, self._timeout_s = line, timeout_s
+        super().__init__(as_of, TOP, timeout_s)
+        self._line = line
         line.look()
         self._view = line.view(name)
         if at(as_of) < self._view.reader.since:
@@ -42,78 +40,75 @@ class TableListen:
                 "kept. Listen from that time or later",
                 as_of=as_of, since=self._view.reader.since, table=name,
             )  # fmt: skip
-        self._frontier = as_of + 1
         self._pins = line.pinned(as_of)
         self._pins.__enter__()
-        self._due: list[Event] = []
-        self._is_closed = False
-
-    @property
-    def frontier(self) -> Antichain:
-        """All updates before this were delivered."""
-        return at(self._frontier)
-
-    def __iter__(self) -> Iterator[Event]:
-        return self
-
-    def __next__(self) -> Event:
-        deadline = self._line.client.runtime.deadline(float("inf") if self._timeout_s is None else self._timeout_s)
-        while not self._due:
-            self._due = self.poll()
-            if self._due:
-                break
-            if self._is_closed:
-                raise StopIteration
-            if deadline.has_passed():
-                raise TimedOut(
-                    f"table {self._view.name!r}: nothing came for {deadline.timeout_s:g} s. Nothing is lost",
-                    timeout_s=deadline.timeout_s, table=self._view.name,
-                )  # fmt: skip
-            pause(deadline)
-        return self._due.pop(0)
-
-    def poll(self) -> list[Event]:
-        """What has come since the last call: tables of updates, and then the progress. Empty if nothing has."""
-        if self._is_closed:
-            return []
-        line, view = self._line, self._view
-        deadline = line.client.runtime.deadline(line.client.config.timeout_s)
-        line.look()
-        view.freshen(line.heads)
-        first, upper = self._frontier, self._upper()
-        if upper <= first:
-            return []
-        if isinstance(line, WalLine):
-            updates = self._wal_updates(line, first, upper, deadline)
-        else:
-            updates = list(updates_between(view.reader, first - 1, upper - 1, deadline))
-        found: list[Event] = [
-            Updates(shown_times(view.schema, table.combine_chunks())) for table in updates if table.num_rows
-        ]
-        newer = line.pinned(upper - 1)
-        newer.__enter__()
-        self._pins.__exit__(None, None, None)
-        self._pins, self._frontier = newer, upper
-        view.let_go(min(line.oldest(upper - 1), view.upper(view.timeline().last) - 1))  # it may be behind the WAL
-        return [*found, Progress(at(upper))]
+        self._is_closed = self._has_looked = False
 
     def close(self) -> None:
-        """Give up what it holds. Idempotent."""
+        """Give up what it holds. Idempotent. Then nothing more comes."""
         if not self._is_closed:
-            self._is_closed = True
+            self._is_closed, self._is_midway, self._round = True, False, None
             self._pins.__exit__(None, None, None)
             with suppress(LeaseExpired):
                 self._line.close()
 
-    __reduce__ = not_pickled("A listener", "Listen in the other process")
+    def _is_done(self) -> bool:
+        return self._is_closed or super()._is_done()
 
-    def __enter__(self) -> Self:
-        return self
+    def _look(self) -> None:
+        if not self._is_closed:
+            self._line.look()
+            self._view.freshen(self._line.heads)
+            self._has_looked = True
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+    def _next_round(self) -> Generator[None, None, None] | None:
+        if not self._has_looked:
+            return None
+        self._has_looked, upper = False, self._upper()
+        return None if upper <= (self.frontier.time or 0) else self._updates_to(upper)
+
+    def _wait(self) -> Generator[None, None, None]:
+        deadline = self._deadline(self._line.client.runtime)
+        while True:
+            self._look()
+            if (found := self._next_round()) is not None:
+                return found
+            if deadline.has_passed():
+                shown = self._view.schema.show(self.frontier)
+                raise self._nothing_came(f"table {self._view.name!r}", shown, deadline, table=self._view.name)
+            pause(deadline)
+
+    def _updates_to(self, upper: int) -> Generator[None, None, None]:
+        line, view, first = self._line, self._view, self.frontier.time or 0
+        deadline = line.client.runtime.deadline(line.client.config.timeout_s)
+        if isinstance(line, WalLine):
+            updates: Iterable[pa.Table] = self._wal_updates(line, first, upper, deadline)
+        else:
+            updates = updates_between(view.reader, first - 1, upper - 1, deadline)
+        for table in updates:
+            if table.num_rows:
+                self._due = Updates(shown_times(view.schema, table.combine_chunks()))
+                yield
+        newer = line.pinned(upper - 1)
+        newer.__enter__()
+        self._pins.__exit__(None, None, None)
+        self._pins, progress = newer, Progress(at(upper))
+        self._due, self.frontier = progress, progress.frontier  # SUBTLE: an interrupt leaves both set, or neither
+        yield
+
+    def _let_go(self) -> None:
+        if not self._is_closed and (reached := self.frontier.time):
+            # It may be behind the WAL.
+            own = self._view.upper(self._view.timeline().last)
+            self._view.let_go(min(self._line.oldest(reached - 1), own - 1))
+
+    def _cut_short(self) -> Determinate:
+        shown = self._view.schema.show(self.frontier)
+        return Determinate(
+            f"table {self._view.name!r}: listening ended after a part of the updates from {shown} on was delivered. "
+            "Drop the updates at or after that, and listen again from there",
+            frontier=self.frontier, table=self._view.name,
+        )  # fmt: skip
 
     def _upper(self) -> int:
         if isinstance(self._line, WalLine):

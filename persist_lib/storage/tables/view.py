@@ -5,20 +5,18 @@ from __future__ import annotations
 import pyarrow as pa
 
 from persist_lib.client import Client
-from persist_lib.frontier import TOP, Antichain
+from persist_lib.frontier import TOP, Antichain, at
 from persist_lib.ids import SeqNo
 from persist_lib.location.wrap.spending import Spending
 from persist_lib.relation.changes import Changes
 from persist_lib.relation.reader import ReadHandle
 from persist_lib.relation.row_selection import RowSelection, added_up
-from persist_lib.relation.writer import WriteHandle
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import TIME, Schema
-from persist_lib.storage.names import LAYER
 from persist_lib.storage.reader import CollectionReader
 from persist_lib.storage.records import CollectionRecord, RenditionRecord
-from persist_lib.storage.renditions import Span, Timeline, schema_for, upper_by
+from persist_lib.storage.renditions import Span, Timeline, upper_by
 from persist_lib.storage.writer import CollectionWriter
 
 
@@ -61,7 +59,6 @@ class View:
         self.command = self.timeline().last.command
         self.checked = -1
         """Up to which time the WAL was known to be applied when all shards were read last."""
-        self._promiser: WriteHandle | None = None
         self._writers: dict[int, CollectionWriter] = {}
 
     @property
@@ -138,12 +135,10 @@ class View:
         if time > 0:
             self.reader.let_go(time)
 
-    def promise(self, upper: int, timeout_s: float) -> Timeline:
+    def promise(self, upper: int, deadline: Deadline) -> Timeline:
         """See to it that no handover can be before `upper`, and return the timeline then."""
-        if self._promiser is None:
-            self._promiser = self.client.open_writer(self.record.shard, schema_for("ms"), layer=LAYER)
         if _time(self.timeline().upper) < upper:
-            self._promiser.advance_upper(upper, timeout=timeout_s)
+            self.reader.promise(at(upper), deadline)
         return self.timeline()
 
     def writer(self, rendition: RenditionRecord) -> CollectionWriter:
@@ -157,8 +152,6 @@ class View:
         for write in self._writers.values():
             write.close()
         self._writers.clear()
-        if self._promiser is not None:
-            self._promiser.close()
         self.reader.close()
 
 

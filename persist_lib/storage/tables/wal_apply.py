@@ -90,7 +90,7 @@ def apply_table(line: WalLine, view: View, deadline: Deadline) -> int | None:
     if not pieces:
         return None
     # SUBTLE: the promise first. Else a handover below could lose what is appended here.
-    known = view.promise(wal_upper, deadline.left_s())
+    known = view.promise(wal_upper, deadline)
     count = 0
     for span, start, end, entries in pieces:
         now = known.at(end - 1)

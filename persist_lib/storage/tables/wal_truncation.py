@@ -23,9 +23,9 @@ from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import DIFF
 from persist_lib.storage.catalog import Catalog
+from persist_lib.storage.collection_status import expiry_steps
 from persist_lib.storage.describe import Do, Step
 from persist_lib.storage.effects import HOLD
-from persist_lib.storage.leases import expiry_steps
 from persist_lib.storage.metadata_shard import unheld
 from persist_lib.storage.names import LAYER
 from persist_lib.storage.records import TimelineRecord

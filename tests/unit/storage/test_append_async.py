@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 
 import persist_lib as persist
@@ -59,22 +58,6 @@ def test_accepted_appends_are_sent_in_order_and_together(client: persist.Client)
     check(controller, told, 0, 25)
 
 
-def test_close_sends_what_was_accepted_and_nothing_comes_after(client: persist.Client) -> None:
-    told, controller = Told(), create(client)
-    writer = controller.open_writer("c", batching=persist.Batching(bytes=1 << 30, age_s=1_000))
-    frame = pd.DataFrame({"id": np.arange(3), "word": ["x"] * 3})
-    future = writer.append_async(frame, 0, 1)
-    frame["id"] = 99  # the caller's memory is the caller's again
-    writer.close()
-    writer.close()
-    assert future.result(0).count == 3
-    told.last.append([((i, "x"), 0, 1) for i in range(3)], at(0), at(1))
-    check(controller, told, 0, 0)
-    for call in (lambda: writer.append_async([], 1, 2), writer.fetch_upper):
-        with pytest.raises(persist.InvalidUsage, match="was closed"):
-            call()
-
-
 def test_appends_on_both_sides_of_a_handover_are_sent_apart(client: persist.Client) -> None:
     told, controller = Told(), create(client)
     write(controller, told, range(2))
@@ -108,25 +91,6 @@ def test_appends_on_both_sides_of_a_handover_are_sent_apart(client: persist.Clie
     told.hand_over(made, 4)
     told.last.append(updates([one for one in batch if one["_time"] >= 4]), at(4), at(6))
     check(controller, told, 0, 5)
-
-
-def test_nothing_is_written_across_a_failure(world: World) -> None:
-    told, controller = Told(), create(world.client())
-    write(controller, told, range(2))
-    with controller.open_writer("c") as writer:
-        lost = writer.append_async([row(1, "x", 5)], 5, 6)
-        assert isinstance(lost.exception(), persist.UpperMismatch)
-        with pytest.raises(persist.InvalidUsage):
-            writer.append_async([row(1, "x", 9)], 2, 3)
-        assert writer.append_async([row(1, "x", 2)], 2, 3).result().upper == at(3)
-        told.last.append(updates([row(1, "x", 2)]), at(2), at(3))
-        writer.append_async([row(1, "x", 7)], 7, 8)
-        with pytest.raises(persist.NotSent):
-            writer.append_async([row(1, "x", 3)], 3, 4)
-        writer.append_async([row(1, "x", 8)], 8, 9)
-        with pytest.raises(persist.UpperMismatch):
-            writer.flush()
-    check(controller, told, 0, 2)
 
 
 class Cut:

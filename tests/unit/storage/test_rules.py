@@ -11,7 +11,7 @@ import pytest
 import persist_lib as persist
 from persist_lib.frontier import at
 from persist_lib.storage import catalog as catalogs
-from persist_lib.storage import describing, effects
+from persist_lib.storage import collection_status, effects
 from persist_lib.testing import Model, contents_of
 from tests.renditions import Listening, Told, check, create, handed, write
 from tests.worlds import SCHEMA, World, row, updates
@@ -210,14 +210,14 @@ def test_a_handover_between_two_looks_of_a_description(world: World, monkeypatch
     """The catalog was read before the rendition was made, and the rendition shard after it was handed over to."""
     told, controller = Told(), create(world.client())
     write(controller, told, range(2))
-    other, looked = world.client().controller(), describing.timeline_of
+    other, looked = world.client().controller(), collection_status.timeline_of
 
     def later(*args: Any) -> Any:
-        monkeypatch.setattr(describing, "timeline_of", looked)
+        monkeypatch.setattr(collection_status, "timeline_of", looked)
         handed(other, told)
         return looked(*args)
 
-    monkeypatch.setattr(describing, "timeline_of", later)
+    monkeypatch.setattr(collection_status, "timeline_of", later)
     found = controller.describe("c")
     assert (found.active.number, found.active.state) == (2, "live")
 

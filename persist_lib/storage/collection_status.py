@@ -1,19 +1,24 @@
-"""What collections are and how far they have come, read from the catalog and from their shards."""
+"""What collections are, how far they have come, and who keeps their history: read from the catalog and the shards."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 
 import msgspec
 
 from persist_lib.client import Client
+from persist_lib.core.leases import is_mark
+from persist_lib.core.plan.expiry import plan_expiry
 from persist_lib.core.state import State
 from persist_lib.frontier import Antichain, at
+from persist_lib.maintain.liveness import expire
 from persist_lib.storage.catalog import Contents
-from persist_lib.storage.describe import Capability, Description, RenditionDescription
+from persist_lib.storage.describe import Capability, Description, Do, RenditionDescription, Step
 from persist_lib.storage.parallel import states_of
 from persist_lib.storage.records import CollectionRecord, RenditionRecord
 from persist_lib.storage.renditions import Renditions, Timeline, upper_by
+from persist_lib.times import Times
 
 
 def timeline_of(client: Client, collection: CollectionRecord, rendition: RenditionRecord) -> Timeline:
@@ -85,3 +90,33 @@ def _since(timeline: Timeline, renditions: Sequence[RenditionDescription], upper
         if span.end is None or since < span.end:
             since = max(since, min(least, span.end) if span.end is not None else least)
     return since
+
+
+def expiry_steps(client: Client, subject: str, shards: Sequence[str]) -> Iterator[tuple[Step, Do]]:
+    """The leases that have ended on these shards, and how to retire their ids. Shards that are not there have none."""
+    for name in shards:
+        version = client.machine(name).try_fetch()
+        overdue = [] if version is None or version.state.is_finished() else plan_expiry(version.state, _now(client))
+        if overdue:
+            what = f"{name}: {', '.join(one.id for one in overdue)}"
+            yield Step(subject, "expire", what, "their leases have ended"), partial(expire, client.machine(name))
+
+
+def holders(state: State, before: Antichain | None = None, *, but: str = "") -> list[str]:
+    """Who needs the shard (or its history before a time): readers with their purposes and leases, and holds."""
+
+    def counts(since: Antichain) -> bool:
+        return before is None or since < before
+
+    show = Times("ms", lambda: 0).show
+    readers = [
+        f"{id_} ({f'{reader.purpose}, ' if reader.purpose else ''}until {show(Antichain(reader.lease_until))})"
+        for id_, reader in sorted(state.readers.items())
+        if counts(reader.since)
+    ]
+    holds = ((name, hold) for name, hold in sorted(state.holds.items()) if name != but and not is_mark(name, hold))
+    return readers + [f"hold {name}" for name, hold in holds if counts(hold.since)]
+
+
+def _now(client: Client) -> int:
+    return client.consensus.now()
