@@ -15,7 +15,7 @@ import pytest
 
 import persist_lib as persist
 from persist_lib import streams
-from persist_lib.cli.log import fetch_rows
+from persist_lib.cli.history import fetch_rows
 from persist_lib.core import commands as c
 from persist_lib.errors import Determinate, Indeterminate, InvalidUsage, NotAllowed, NotAuthenticated
 from persist_lib.frontier import MINIMUM
