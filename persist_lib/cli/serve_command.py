@@ -60,7 +60,7 @@ def serve(
     """
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # else strangers fill the log: a line for each bad connection
     try:
-        from persist_lib.server.serving import ShardServer
+        from persist_lib.server.shard_server import ShardServer
     except ModuleNotFoundError as error:
         raise InvalidUsage(
             f"a shard server needs the package {error.name}: pip install 'persist-lib[server]'", extra="server"

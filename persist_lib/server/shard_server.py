@@ -27,18 +27,14 @@ from persist_lib.location.rpc.credentials import is_loopback
 from persist_lib.location.rpc.forked import CORE
 from persist_lib.location.wrap.deadline import within
 from persist_lib.server.access import Access
-from persist_lib.server.announcing import Announcing
-from persist_lib.server.calls import Calls, Debts
 from persist_lib.server.certificates import Certificates
-from persist_lib.server.figures import figures
-from persist_lib.server.following import Following
 from persist_lib.server.funnels import Funnels
-from persist_lib.server.looks import Looks
-from persist_lib.server.measures import CONTENT_TYPE, Measures
-from persist_lib.server.pages import Page, Pages
-from persist_lib.server.pushing import Pushing
-from persist_lib.server.readiness import LOOK_S, Readiness
-from persist_lib.server.watching import Watching
+from persist_lib.server.log_watch import Announcing, Watching
+from persist_lib.server.metrics import CONTENT_TYPE, Measures, figures
+from persist_lib.server.probes import LOOK_S, Page, Pages, Readiness
+from persist_lib.server.row_push import Following, Pushing
+from persist_lib.server.rpc_calls import Calls, Debts
+from persist_lib.server.survey_cache import Looks
 
 log = logging.getLogger("persist.server")
 READERS = 32
@@ -89,7 +85,7 @@ class ShardServer:
         """`token_file` lists the clients and their rights (`server.access`); without it, everybody may do everything.
 
         `tls_cert` and `tls_key` are a certificate chain and its key, in PEM; with `tls_client_ca`, clients need a
-        certificate of one of these authorities besides. All files are read anew when they change. At `http`, pages tell
+        certificate of one of these authorities too. All files are read again when they change. At `http`, pages tell
         health and figures; `named_shards` of them have names there. Raises InvalidUsage if a file cannot be read or is
         wrong, or for a certificate without its key.
         """
@@ -149,7 +145,7 @@ class ShardServer:
     def stop(self, seconds: float = 10.0) -> bool:
         """Take no more calls, serve those that wait for at most `seconds`, and end. Each call is answered.
 
-        Probes are told first. What is still in doubt after that time is answered as unknown. Returns whether all
+        Probes fail first. What is still in doubt after that time is answered as unknown. Returns whether all
         threads have ended: one that waits for the store, which does not answer, ends when the store's timeout does.
         Raises InvalidUsage in a forked child: the server and its threads are the parent's.
         """
@@ -185,7 +181,7 @@ class ShardServer:
         self._loop.call_soon_threadsafe(self._calls.give_up)
 
     def _serve(self) -> None:
-        # SUBTLE: a method, so that the thread refers to the server. One that nobody refers to would end with it.
+        # SUBTLE: a method, so that the thread refers to the server. Without a reference it would be collected, and end.
         self._loop.run_forever()
 
     def _run(self, task: Any) -> Any:

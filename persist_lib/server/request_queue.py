@@ -13,7 +13,7 @@ from persist_lib.server.requests import Request
 WAITING_MOST = 2048
 """The most unanswered requests of a shard."""
 OF_A_CLIENT_MOST = 256
-"""The most unanswered requests of one client for a shard. With fewer clients than eight, nobody fills the queue."""
+"""The most unanswered requests of one client for a shard. Fewer clients than eight cannot fill the queue."""
 
 URGENT_MOST = 16_384
 """How many heartbeats wait beside all that. Beyond it, which only a client that is out of its mind reaches, they count

@@ -6,14 +6,69 @@ kilobyte each, beside which the flush that makes room takes ten times as long.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import TypeGuard
 
 from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
 from persist_lib.core.groups import Answer
+from persist_lib.errors import Overloaded
 from persist_lib.runtime.ambient import Deadline, Runtime
 from persist_lib.server.requests import Request
+
+COMMANDS_MOST = 4096
+"""The most commands and other calls under way."""
+COMMANDS_OF_A_CLIENT = 1024
+BYTES_MOST = 256 << 20
+"""The most bytes of messages under way; the values made of them take a few times that."""
+BYTES_OF_A_CLIENT = 96 << 20
+"""One message of the largest size fits in."""
+
+
+class Load:
+    """What is under way, by client. For one thread: a server's loop."""
+
+    def __init__(
+        self, commands: int = COMMANDS_MOST, commands_of_a_client: int = COMMANDS_OF_A_CLIENT,
+        size: int = BYTES_MOST, size_of_a_client: int = BYTES_OF_A_CLIENT,
+    ) -> None:  # fmt: skip
+        self._bounds = (("commands", commands, commands_of_a_client), ("bytes", size, size_of_a_client))
+        self.commands = self.bytes = 0
+        self._of: dict[str, Counter[str]] = {"commands": Counter(), "bytes": Counter()}
+
+    @property
+    def clients(self) -> int:
+        """How many clients have something under way."""
+        return len(self._of["commands"])
+
+    def take(self, client: str, commands: int, size: int) -> None:
+        """Count a call of so many commands and bytes. Raises Overloaded, and counts nothing, if it is too much."""
+        for (what, most, of_a_client), more in zip(self._bounds, (commands, size), strict=True):
+            for has, bound, whose in (
+                (self._of[what][client], of_a_client, client),
+                (getattr(self, what), most, "all clients"),
+            ):
+                if has + more > bound:
+                    raise Overloaded(
+                        f"{has} {what} of {whose} are under way in this server, and at most {bound} may be. This call "
+                        f"of {more} was not taken, and nothing was done; wait for an answer, and try again",
+                        waiting=has, most=bound,
+                    )  # fmt: skip
+        self._add(client, commands, size)
+
+    def give_back(self, client: str, commands: int, size: int) -> None:
+        """Count a call no more. It was taken before."""
+        self._add(client, -commands, -size)
+
+    def _add(self, client: str, commands: int, size: int) -> None:
+        self.commands += commands
+        self.bytes += size
+        for counted, more in zip(self._of.values(), (commands, size), strict=True):
+            counted[client] += more
+            if not counted[client]:
+                del counted[client]
+
 
 ROOM_S = 1.0
 """How long an append waits for room, and for at most half of its own time. Then its client uploads it."""
@@ -24,7 +79,7 @@ Wake = Callable[[float], object]
 
 
 class Room:
-    """Those of one shard. For one thread at a time: whoever has the shard's turn. Without `wake` none waits."""
+    """Those of one shard. For one thread at a time: the one that has the shard's turn. Without `wake` none waits."""
 
     def __init__(self, runtime: Runtime, wake: Wake | None) -> None:
         self._runtime, self._wake = runtime, wake

@@ -8,17 +8,79 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
 
+import grpc
+
+from persist_lib.errors import InvalidUsage, NewerFormat, NotAuthenticated
+from persist_lib.format.pushed import News, decode_follow, encode_pushed
 from persist_lib.ids import SeqNo
 from persist_lib.location.api import Row
-from persist_lib.server.backlog import Backlog
+from persist_lib.server.access import Caller
+
+BACKLOG_BYTES = 128 << 10
+BACKLOG_ROWS = 1024
+"""How many rows, and bytes of them, wait for one client. Beyond that it gets the newest seqnos only."""
+OVERHEAD = 64
+
+
+class Backlog:
+    """News by shard. Rows are left out rather than kept beyond the bounds; the newest seqno never is."""
+
+    def __init__(self, bytes_most: int = BACKLOG_BYTES, rows_most: int = BACKLOG_ROWS) -> None:
+        self._bytes_most, self._rows_most = bytes_most, rows_most
+        self._rows: dict[str, list[Row]] = {}
+        self._newest: dict[str, SeqNo] = {}
+        self._bytes = self._count = 0
+
+    def __len__(self) -> int:
+        """Of how many shards there is news."""
+        return len(self._newest)
+
+    @property
+    def bytes(self) -> int:
+        """How many bytes of rows wait."""
+        return self._bytes
+
+    def put(self, shard: str, rows: Sequence[Row], newest: SeqNo) -> None:
+        """Add news of a shard. `rows` are those after the ones that were put before; without them it lags."""
+        self._newest[shard] = max(newest, self._newest.get(shard, SeqNo(0)))
+        if rows:
+            self._rows.setdefault(shard, []).extend(rows)
+            self._bytes += sum(len(row.data) + OVERHEAD for row in rows)
+            self._count += len(rows)
+            if self._bytes > self._bytes_most or self._count > self._rows_most:
+                self._forget_rows()
+
+    def drop(self, shard: str) -> None:
+        """Tell no news of a shard."""
+        if self._newest.pop(shard, None) is not None:
+            gone = self._rows.pop(shard, [])
+            self._bytes -= sum(len(row.data) + OVERHEAD for row in gone)
+            self._count -= len(gone)
+
+    def take(self) -> list[News]:
+        """All news, which do not wait any more."""
+        news = [
+            News(shard, tuple((row.seqno, row.data) for row in self._rows.get(shard, ())), newest)
+            for shard, newest in self._newest.items()
+        ]
+        self._newest = {}
+        self._forget_rows()
+        return news
+
+    def _forget_rows(self) -> None:
+        self._rows = {}
+        self._bytes = self._count = 0
+
 
 FOLLOWED_MOST = 10_000
 """The most shards that one client follows."""
 ROWS_MOST = 256
 BYTES_MOST = 1 << 20
-"""The most rows of a shard, and bytes of them, that wait for the loop. Beyond it only the newest seqno is told."""
+"""The most rows of a shard, and bytes of them, that wait for the loop. Beyond it only the newest seqno is kept."""
 
 
 class Subscriber:
@@ -36,7 +98,7 @@ class Subscriber:
         self.news.set()
 
     def end(self, shard: str) -> None:
-        """Tell no more of a shard, and that it is so."""
+        """Tell no more of a shard, and say that it ended."""
         self.shards.discard(shard)
         self.backlog.drop(shard)
         self.ended.append(shard)
@@ -81,7 +143,7 @@ class Pushing:
             self._touch(shard)
 
     def knows(self, shard: str, newest: SeqNo) -> None:
-        """Note the newest seqno of a shard, whose rows nobody read."""
+        """Note the newest seqno of a shard, whose rows were not read."""
         with self._lock:
             if (trail := self._trails.get(shard)) is not None and newest > trail.newest:
                 trail.newest = newest
@@ -101,7 +163,7 @@ class Pushing:
             return list(self._trails)
 
     def is_followed(self) -> bool:
-        """Whether anybody follows anything."""
+        """Whether any shard is followed."""
         return bool(self._trails)
 
     def join(self, subscriber: Subscriber) -> None:
@@ -109,7 +171,7 @@ class Pushing:
         self._subscribers[subscriber] = None
 
     def follow(self, subscriber: Subscriber, shards: Iterable[str]) -> None:
-        """Tell a client of these shards from now on; of those that are too many, that it is told nothing."""
+        """Tell a client of these shards from now on; of those that are too many, that they are not followed."""
         for shard in shards:
             if len(subscriber.shards) >= FOLLOWED_MOST and shard not in subscriber.shards:
                 subscriber.end(shard)
@@ -163,3 +225,67 @@ class Pushing:
         for shard, rows, newest, subscribers in news:
             for subscriber in subscribers:
                 subscriber.tell(shard, rows, newest)
+
+
+BEAT_S = 1.0
+"""After so long without news, a client gets an empty message, which shows that the server is there."""
+SLOWEST_S = 60.0
+"""A client that takes no message for so long gets nothing more: it has to follow again."""
+
+
+class Following:
+    """Serves `follow`. `caller` tells who makes a call, by what is known now, and raises NotAuthenticated."""
+
+    def __init__(self, pushing: Pushing, caller: Callable[[Any], Caller]) -> None:
+        self._pushing, self._caller = pushing, caller
+
+    async def serve(self, _said: Any, context: Any) -> None:
+        """One stream, from its begin to its end."""
+        try:
+            self._caller(context)  # before anything of a stranger is read
+        except NotAuthenticated as stranger:
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, stranger.message)
+        subscriber = Subscriber()
+        self._pushing.join(subscriber)
+        listening = asyncio.ensure_future(self._listen(subscriber, context))
+        try:
+            while not (self._pushing.is_stopping or listening.done()):
+                await self._tell(subscriber, context)
+            if listening.done() and (error := listening.exception()) is not None:
+                raise error
+        except NotAuthenticated as error:
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, error.message)
+        except (InvalidUsage, NewerFormat) as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.message)
+        except TimeoutError:
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the client takes no messages")
+        finally:
+            listening.cancel()
+            self._pushing.leave(subscriber)
+
+    async def _listen(self, subscriber: Subscriber, context: Any) -> None:
+        """Take what the client says, to its end."""
+        try:
+            while (data := await context.read()) is not grpc.aio.EOF:
+                said = decode_follow(data)
+                self._pushing.unfollow(subscriber, said.ended)
+                self._pushing.follow(subscriber, said.begun)
+        finally:
+            subscriber.news.set()
+
+    async def _tell(self, subscriber: Subscriber, context: Any) -> None:
+        """Send the next message: what is new, or after a while that nothing is."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(subscriber.news.wait(), BEAT_S)
+        subscriber.news.clear()
+        # SUBTLE: by the rights of this moment, which may be others than when the shard was asked for.
+        caller = self._caller(context)
+        news = []
+        for one in subscriber.backlog.take():
+            if caller.rights_on(one.shard):
+                news.append(one)
+            else:
+                self._pushing.unfollow(subscriber, (one.shard,))
+                subscriber.ended.append(one.shard)
+        ended, subscriber.ended = tuple(subscriber.ended), []
+        await asyncio.wait_for(context.write(encode_pushed(tuple(news), ended)), SLOWEST_S)

@@ -1,7 +1,7 @@
 """What a server tells of itself in figures, in the text format of Prometheus.
 
 The number of series does not grow with shards or clients. Names of shards, which clients without rights on them do not
-see, are in it only where whoever runs the server asks for some, and then of the busiest few.
+see, are in it only where the server's operator asks for some, and then of the busiest few.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from heapq import nlargest
 from operator import attrgetter
+from pathlib import Path
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, Metric
@@ -27,7 +29,12 @@ from persist_lib.errors import (
     PersistError,
     TimedOut,
 )
-from persist_lib.server.funnels import SHARDS_MOST
+from persist_lib.runtime.reread import Reread
+from persist_lib.server.access import Access
+from persist_lib.server.backpressure import Load
+from persist_lib.server.certificates import Certificates
+from persist_lib.server.funnels import SHARDS_MOST, Funnels
+from persist_lib.server.row_push import Pushing
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 COMMANDS = tuple(1 << n for n in range(CHANGES_MOST.bit_length()))
@@ -153,3 +160,58 @@ def _families(named: list[_Commits]) -> Iterator[Metric]:
         for one in named:
             family.add_metric([one.shard], getattr(one, name))
         yield family
+
+
+SOCKETS = (Path("/proc/self/net/tcp"), Path("/proc/self/net/tcp6"))
+ESTABLISHED = "01"
+
+
+def figures(
+    measures: Measures, funnels: Funnels, load: Load, pushing: Pushing, access: Access | None,
+    certificates: Certificates | None, port: int,
+) -> None:  # fmt: skip
+    """Have `measures` show them."""
+    tell = measures.tell
+    tell("shards", "Shards whose states are in memory", funnels.known)
+    tell("queued_commands", "Commands that wait for their turn, of all shards", lambda: sum(funnels.waiting()))
+    longest = "Commands that wait, of the shard with the most"
+    tell("longest_queue_commands", longest, lambda: max(funnels.waiting(), default=0))
+    tell("commands_under_way", "Commands and other calls that are not answered yet", lambda: load.commands)
+    tell("bytes_under_way", "Bytes of the messages of these", lambda: load.bytes)
+    tell("clients_under_way", "Clients with something under way", lambda: load.clients)
+    tell("subscribers", "Clients that get new rows", pushing.clients)
+    if SOCKETS[0].exists():
+        tell("connections", "Connections to the port of clients", lambda: connections(port))
+    if access is not None:
+        _tell_of(measures, "token_file", "the token file", access.file)
+    if certificates is not None:
+        _tell_of(measures, "certificate", "the TLS files", certificates.files)
+        expiry = "Seconds until the first certificate of the chain expires"
+        tell("certificate_expiry_seconds", expiry, lambda: certificates.not_after() - measures.now())
+
+
+def _tell_of(measures: Measures, name: str, what: str, files: Reread[Any]) -> None:
+    """Show what became of files that are read again when they change."""
+
+    def now() -> Reread[Any]:
+        files.get()
+        return files
+
+    measures.tell(
+        f"{name}_failures", f"Versions of {what} that could not be read or were wrong", lambda: now().failures
+    )
+    stale = f"1 while the newest version of {what} is wrong, and a former one is in force"
+    measures.tell(f"{name}_stale", stale, lambda: now().is_stale)
+
+
+def connections(port: int) -> int:
+    """How many TCP connections this machine's side of `port` has. 0 if it cannot be known."""
+    found, here = 0, f":{port:04X}"
+    for path in SOCKETS:
+        try:
+            lines = path.read_text().splitlines()[1:]
+        except OSError:
+            continue
+        fields = (line.split(maxsplit=4) for line in lines)
+        found += sum(one[1].endswith(here) and one[3] == ESTABLISHED for one in fields)
+    return found

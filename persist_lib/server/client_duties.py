@@ -1,6 +1,6 @@
 """Which client of a shard has to roll up or flush, where a server chooses the times of appends.
 
-Such clients read no rows back, so none of them sees by itself that it is its turn. The server tells one of them. It is
+Such clients read no rows back, so none of them sees by itself that it is its turn. The server asks one of them. It is
 the one that knows the newest version: it has least to read, and as it has then read it, it is the next one too. If each
 had its turn, each would read all rows of all of them.
 """
@@ -19,14 +19,14 @@ from persist_lib.ids import SeqNo
 from persist_lib.location.commands import FLUSH, ROLL_UP
 from persist_lib.maintain.rollups import is_duty
 from persist_lib.runtime.ambient import Deadline, Runtime
+from persist_lib.server.backpressure import wants_room
 from persist_lib.server.requests import APPENDS, Request
-from persist_lib.server.room import wants_room
 from persist_lib.shard.answers import Committed
 
 PATIENCE = 4
 """How many rows upkeep waits for an append of the client that did it last."""
 FLUSH_S = 1.0
-"""How long after a client was told to flush another one is told, if there is no more room then."""
+"""How long after a client was asked to flush another one is asked, if there is no more room then."""
 Placed = tuple[int, Request]
 """A request and its place in the lot."""
 
@@ -38,11 +38,11 @@ class Told(NamedTuple):
     due: tuple[str, ...] = ()
 
 
-NOBODY = Told()
+NO_CLIENT = Told()
 
 
 class Upkeep:
-    """What is due in one shard. For one thread at a time: whoever has the shard's turn."""
+    """What is due in one shard. For one thread at a time: the one that has the shard's turn."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -54,7 +54,7 @@ class Upkeep:
     def tell(
         self, lot: Sequence[Request], answers: Sequence[Answer], before: State | None, after: Version, every: int
     ) -> Told:
-        """Whose client is told what, by the answer to it.
+        """The request whose client has duties, and which.
 
         `before` is the state before the row that led to `after`, None where there is no row. A rollup is due each
         `every` rows.
@@ -68,10 +68,10 @@ class Upkeep:
             return self._best(told, after)
         # SUBTLE: where all are refused for want of room, there is no row by which anybody could be told.
         full = [place for place, one, answer in placed if wants_room(answer, one)]
-        return self._say(full[0], (FLUSH,), after) if full and FLUSH in self._since else NOBODY
+        return self._say(full[0], (FLUSH,), after) if full and FLUSH in self._since else NO_CLIENT
 
     def _look(self, after: Version) -> None:
-        """See whether a flush is due, and nobody is at it."""
+        """See whether a flush is due, and no client is at it."""
         if after.state.inline_size < self._size:
             self._flushing = None
         self._size = after.state.inline_size
@@ -83,10 +83,10 @@ class Upkeep:
 
     def _best(self, told: Sequence[Placed], after: Version) -> Told:
         if not self._since:
-            return NOBODY
+            return NO_CLIENT
         place, best = max(told, key=lambda one: one[1].known)
         if best.known < self._told and after.seqno < min(self._since.values()) + PATIENCE:
-            return NOBODY
+            return NO_CLIENT
         return self._say(place, tuple(self._since), after)
 
     def _say(self, place: int, due: tuple[str, ...], after: Version) -> Told:

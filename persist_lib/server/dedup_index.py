@@ -1,7 +1,7 @@
-"""Which commands the rows of a log hold, by their tokens: so that none is committed twice, whoever sends it again.
+"""Which commands the rows of a log hold, by their tokens: so that none is committed twice when it is repeated.
 
 A client whose server does not answer sends its command to another one. The first may only be paused, and still hold it.
-So whoever applies a command looks for its token in the rows that came since it was first sent.
+So a server that applies a command looks for its token in the rows that came since it was first sent.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Seen:
         """The row that committed this command since it was made, up to the newest row that is known.
 
         "unknown" if the rows that could hold it are truncated; and if they are many and old, and it is said not to be
-        repeated: its sender can make it anew, and others wait meanwhile.
+        repeated: its sender can make it again, and others would wait for this.
 
         SUBTLE: only its sender says that it is not repeated. A message that comes late may be older than its own
         repetition, which another server has got. So nothing but the rows since its sender's version tells.

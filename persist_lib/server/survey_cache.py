@@ -1,6 +1,6 @@
 """What all shards call for, from a server's memory: so that a survey of ten thousand shards is one request.
 
-It is the library's own survey. One request to the store tells which shards have moved, whoever moved them. Those that
+It is the library's own survey. One request to the store tells which shards have moved, by any client. Those that
 this server commits are looked at in its memory; the others are read, by threads of their own and for as long as the
 caller waits. Whatever was looked at is kept for the next caller.
 """
@@ -24,7 +24,7 @@ LONGEST_S = 5.0
 
 
 class Looks:
-    """Answers `debts`. One survey is under way at a time; those that ask meanwhile share the next one."""
+    """Answers `debts`. One survey is under way at a time; those that ask during it share the next one."""
 
     def __init__(self, client: Client, consensus: Consensus, funnels: Funnels) -> None:
         policy = client.policy()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
@@ -29,14 +30,45 @@ from persist_lib.location.commands import Answered, Proposed
 from persist_lib.location.wrap.deadline import within
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.server.access import Access, Caller, anybody
-from persist_lib.server.answers import Answers
-from persist_lib.server.asking import ask
-from persist_lib.server.funnels import Funnels
-from persist_lib.server.load import Load
-from persist_lib.server.looks import Looks
-from persist_lib.server.measures import Measures, outcome_of
-from persist_lib.server.raw import RAW, Raw
+from persist_lib.server.backpressure import Load
+from persist_lib.server.consensus_rpc import RAW, Raw
+from persist_lib.server.funnels import Funnels, ask
+from persist_lib.server.metrics import Measures, outcome_of
 from persist_lib.server.requests import Request
+from persist_lib.server.survey_cache import Looks
+
+
+class Answers:
+    """Waits in one event loop. `of` is called there; answers come from any thread."""
+
+    def __init__(self) -> None:
+        self._ready: deque[asyncio.Future[None]] = deque()
+        self._is_woken = False
+
+    async def of(self, requests: Sequence[Request]) -> list[Answered]:
+        """What all of the requests are answered. Raises the first of their errors."""
+        loop = asyncio.get_running_loop()
+        for request in requests:
+            if not request.answer.done():
+                told: asyncio.Future[None] = loop.create_future()
+                request.answer.add_done_callback(partial(self._answered, loop, told))
+                await told
+        return [request.answer.result(0) for request in requests]
+
+    def _answered(self, loop: asyncio.AbstractEventLoop, told: asyncio.Future[None], _: Any) -> None:
+        self._ready.append(told)
+        if not self._is_woken:
+            # SUBTLE: before the call. The loop clears it before it looks, so that nothing is left behind.
+            self._is_woken = True
+            loop.call_soon_threadsafe(self._wake)
+
+    def _wake(self) -> None:
+        self._is_woken = False
+        while self._ready:
+            told = self._ready.popleft()
+            if not told.done():  # else its call was cancelled
+                told.set_result(None)
+
 
 log = logging.getLogger("persist.server")
 LONGEST_S = 600.0

@@ -8,17 +8,52 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from queue import Empty, SimpleQueue
+from typing import TypeVar
 
 from persist_lib.errors import PersistError
 from persist_lib.ids import SeqNo
-from persist_lib.location.api import HearsOfRows
+from persist_lib.location.api import Change, Consensus, HearsOfRows, Newest, Row
+from persist_lib.location.contract import next_seqno
+from persist_lib.location.wrap.around import AroundConsensus, Operation
 from persist_lib.location.wrap.deadline import within
 from persist_lib.runtime.ambient import Runtime
-from persist_lib.server.announcing import Announcing
-from persist_lib.server.pushing import ROWS_MOST, Pushing
+from persist_lib.server.row_push import ROWS_MOST, Pushing
+
+T = TypeVar("T")
+
+
+class Announcing(AroundConsensus):
+    """The same Consensus. A row is announced when it is known to be in the log, never before."""
+
+    def __init__(self, inner: Consensus, pushing: Pushing) -> None:
+        super().__init__(inner)
+        self._pushing = pushing
+
+    def around(self, operation: Operation, call: Callable[[], T]) -> T:  # noqa: ARG002
+        """Run it."""
+        return call()
+
+    def scan(self, key: str, from_seqno: SeqNo, limit: int) -> list[Row]:
+        rows = self.inner.scan(key, from_seqno, limit)
+        self._pushing.saw(key, rows)
+        return rows
+
+    def compare_and_set(self, key: str, expected: Newest | None, data: bytes) -> bool:
+        won = self.inner.compare_and_set(key, expected, data)
+        if won:
+            self._pushing.saw(key, [Row(next_seqno(expected), data)])
+        return won
+
+    def compare_and_set_many(self, changes: Mapping[str, Change]) -> bool:
+        won = self.inner.compare_and_set_many(changes)
+        if won:
+            for key, (expected, data) in changes.items():
+                self._pushing.saw(key, [Row(next_seqno(expected), data)])
+        return won
+
 
 log = logging.getLogger("persist.server")
 POLL_S = 0.5
@@ -54,7 +89,7 @@ class Watching:
         self._pool.shutdown()
 
     def look(self) -> None:
-        """Look at the heads, and read the rows that nobody saw."""
+        """Look at the heads, and read the rows that this server has not seen."""
         followed = self._pushing.followed()
         self._read(within(self._runtime.deadline(PATIENCE_S), lambda: self._consensus.heads(followed)))
 
@@ -73,10 +108,10 @@ class Watching:
                     took_s = self._runtime.monotonic() - started
                     next_look = started + max(CHECK_S if was_told else self._poll_s, SHARE * took_s)
             except PersistError as error:
-                log.info("could not look for rows of others; those that follow are told late: %s", error)
+                log.info("could not look for rows of others; those that follow get them late: %s", error)
                 next_look = self._runtime.monotonic() + CHECK_S
             except Exception:
-                log.exception("could not look for rows of others; those that follow are told late")
+                log.exception("could not look for rows of others; those that follow get them late")
                 next_look = self._runtime.monotonic() + CHECK_S
             if not was_told:
                 self._pause(self._poll_s)
@@ -98,6 +133,6 @@ class Watching:
 
     def _read_one(self, shard: str, seen: SeqNo, newest: SeqNo) -> None:
         if seen > 0 and newest - seen <= ROWS_MOST:
-            # The rows are told where they are read: see `Announcing`.
+            # `Announcing` announces the rows where they are read.
             within(self._runtime.deadline(PATIENCE_S), lambda: self._consensus.scan(shard, SeqNo(seen + 1), ROWS_MOST))
         self._pushing.knows(shard, newest)

@@ -15,15 +15,14 @@ from persist_lib.core.deciding import is_out_for_ever
 from persist_lib.core.diff import StateDiff
 from persist_lib.core.groups import Answer
 from persist_lib.core.state import State, Version
-from persist_lib.errors import Indeterminate, InvariantViolated, PersistError
+from persist_lib.errors import InvariantViolated
 from persist_lib.ids import SeqNo
 from persist_lib.location.commands import Answered
 from persist_lib.runtime.threads import Lock, giving_back, taking
-from persist_lib.server.failures import forgotten, still_open
-from persist_lib.server.funnel import Funnel
-from persist_lib.server.requests import Request
-from persist_lib.server.seen import Found
-from persist_lib.shard.commit import Machine, Prepared
+from persist_lib.server.dedup_index import Found
+from persist_lib.server.group_commit import Funnel
+from persist_lib.server.requests import Request, answering, forgotten, still_open
+from persist_lib.shard.commit import Prepared
 from persist_lib.shard.contention import wait_after_loss
 
 
@@ -62,17 +61,11 @@ def commit_together(parts: Sequence[tuple[Funnel, Request]]) -> None:
     turns: list[Lock] = []
     give_back = giving_back(turns)
     try:
-        # SUBTLE: turns are always taken in the order of shard names, as in `shard.commit`.
-        for share in sorted(shares, key=attrgetter("shard")):
-            turns += taking(share.funnel.machine.turn)
-        _commit(shares)
-    except PersistError as error:  # a store cannot be read or reached: nothing was sent
-        for share in shares:
-            share.request.fail(error)
-    except Exception as error:  # a bug: it says nothing about what was done
-        for share in shares:
-            share.request.fail(Indeterminate(f"shard {share.shard}: the server failed: {error!r}"))
-        raise
+        with answering([request for _, request in parts]):
+            # SUBTLE: turns are always taken in the order of shard names, as in `shard.commit`.
+            for share in sorted(shares, key=attrgetter("shard")):
+                turns += taking(share.funnel.machine.turn)
+            _commit(shares)
     finally:
         give_back()
 
@@ -95,25 +88,17 @@ def _commit(shares: Sequence[Share]) -> None:
             is_fresh = True
             continue
         started = first.machine.runtime.monotonic()
-        won = first.settle(prepared, partial(_send, machines[0], prepared), requests)
+        won = first.send(prepared, requests)
         took_s = first.machine.runtime.monotonic() - started
         if won:
             for share, one in zip(shares, prepared, strict=True):
-                share.funnel.machine.adopt(one, took_s)
-                share.funnel.observe(share.shard, 1, took_s)
-                share.funnel.seen.committed(one.row, one.data)
+                share.funnel.adopt(one, 1, took_s)
                 rows = share.funnel.seen.rows(share.request.known, one.row.seqno)
                 share.request.settle(Answered(one.row.seqno, is_committed=True, rows=rows))
         if won or won is None:
             return
         first.ask(partial(wait_after_loss, machines, requests[0].deadline, took_s))
         is_fresh = True
-
-
-def _send(machine: Machine, prepared: Sequence[Prepared]) -> bool:
-    if len(prepared) == 1:
-        return machine.consensus.compare_and_set(machine.shard, *prepared[0].change)
-    return machine.consensus.compare_and_set_many({one.shard: one.change for one in prepared})
 
 
 def _tell(shares: Sequence[Share], *, is_fresh: bool) -> bool:

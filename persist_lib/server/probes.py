@@ -1,7 +1,7 @@
 """Whether a server is to be asked: it serves, its store has answered of late, and it is not about to end.
 
-It is told by HTTP (`pages`) and by gRPC's own health service, for load balancers and whoever starts servers. Neither
-needs a token: they tell nothing of any shard.
+HTTP (`Pages`) and gRPC's own health service say so, to load balancers and to supervisors. Neither needs a token: they
+tell nothing of any shard.
 """
 
 from __future__ import annotations
@@ -9,15 +9,86 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import Executor
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from persist_lib.errors import PersistError
+from persist_lib.errors import InvalidUsage, PersistError
 from persist_lib.format.wire import SERVICE
+
+CONNECTIONS_MOST = 64
+PATIENCE_S = 5.0
+"""How long a request may take to arrive, and its answer to be read."""
+REQUEST_BYTES = 8192
+
+
+class Page(NamedTuple):
+    """An answer: its status, its content, and the type of that."""
+
+    status: str
+    content: bytes
+    kind: str = "text/plain; charset=utf-8"
+
+
+class Pages:
+    """The pages at `listen` (HOST:PORT; port 0 takes a free one). For one thread: a server's loop."""
+
+    def __init__(self, listen: str, pages: Mapping[str, Callable[[], Page]]) -> None:
+        self._listen, self._pages = listen, pages
+        self._open = 0
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> int:
+        """Listen, and return the port. Raises InvalidUsage for an address that cannot be listened on."""
+        host, colon, port = self._listen.rpartition(":")
+        try:
+            if not (host and colon and port.isdecimal()):
+                raise OSError("it is not HOST:PORT")
+            self._server = await asyncio.start_server(
+                self._serve, host.strip("[]"), int(port), limit=REQUEST_BYTES, reuse_address=True
+            )
+        except (OSError, OverflowError) as error:
+            raise InvalidUsage(
+                f"cannot serve HTTP on {self._listen}, as in 127.0.0.1:7601: {error}", listen=self._listen
+            ) from error
+        return int(self._server.sockets[0].getsockname()[1])
+
+    async def stop(self) -> None:
+        """Listen no more."""
+        if self._server is not None:
+            self._server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._open += 1
+        try:
+            # Clients that ask badly, slowly or too often get no answer.
+            with contextlib.suppress(TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+                if self._open <= CONNECTIONS_MOST:
+                    async with asyncio.timeout(PATIENCE_S):
+                        writer.write(self._answer(await reader.readuntil(b"\r\n\r\n")))
+                        await writer.drain()
+        finally:
+            self._open -= 1
+            writer.close()
+
+    def _answer(self, request: bytes) -> bytes:
+        method, _, rest = request.partition(b"\r\n")[0].decode("latin-1").partition(" ")
+        page = self._pages.get(rest.partition(" ")[0].partition("?")[0])
+        if method not in ("GET", "HEAD"):
+            told = Page("405 Method Not Allowed", b"only GET and HEAD\n")
+        elif page is None:
+            told = Page("404 Not Found", f"there are: {' '.join(self._pages)}\n".encode())
+        else:
+            told = page()
+        head = (
+            f"HTTP/1.1 {told.status}\r\nContent-Type: {told.kind}\r\nContent-Length: {len(told.content)}\r\n"
+            "Cache-Control: no-store\r\nConnection: close\r\n\r\n"
+        )
+        return head.encode() + (b"" if method == "HEAD" else told.content)
+
 
 log = logging.getLogger("persist.server")
 LOOK_S = 5.0

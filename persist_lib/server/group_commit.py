@@ -1,7 +1,7 @@
 """One shard as a server commits it: what waits is applied to the newest state and committed as one row.
 
 Nothing is answered before the row that it rests on is committed: neither success, nor a refusal, nor that it was done
-before. A refusal may be due to a command of the same row, and after a lost race all of the row is computed anew. Where
+before. A refusal may be due to a command of the same row, and after a lost race all of the row is computed again. Where
 nothing changes there is no row, and a linearizable read comes first. While the outcome of a row is unknown, its bytes
 are sent again until its place is taken, and nothing else of that shard is committed or answered.
 """
@@ -28,14 +28,23 @@ from persist_lib.ids import SeqNo
 from persist_lib.location.commands import Answered, dated
 from persist_lib.location.wrap.deadline import within
 from persist_lib.runtime.ambient import Deadline
-from persist_lib.server.answering import committed, refused
-from persist_lib.server.failures import forgotten, still_open, stopped, timed_out
-from persist_lib.server.queue import Queue
-from persist_lib.server.requests import Observe, Request, unobserved
-from persist_lib.server.room import Room, Wake
-from persist_lib.server.seen import NO_MATTER, Found, Seen
-from persist_lib.server.upkeep import Upkeep
-from persist_lib.shard.commit import Machine, Prepared
+from persist_lib.server.backpressure import Room, Wake
+from persist_lib.server.client_duties import Upkeep
+from persist_lib.server.dedup_index import NO_MATTER, Found, Seen
+from persist_lib.server.request_queue import Queue
+from persist_lib.server.requests import (
+    Observe,
+    Request,
+    answering,
+    committed,
+    forgotten,
+    refused,
+    still_open,
+    stopped,
+    timed_out,
+    unobserved,
+)
+from persist_lib.shard.commit import Machine, Prepared, compare_and_set_rows
 from persist_lib.shard.contention import give_way, wait_after_loss
 from persist_lib.shard.doubt import DOUBT_PAUSE_S, in_doubt, settle
 from persist_lib.shard.grouping import Asked, prepare_group
@@ -99,19 +108,12 @@ class Funnel:
                 for request in [*self._room.clear(), *self.queue.remove(lambda _: True)]:
                     request.fail(stopped(self.machine.shard))
             lot = self.queue.take(2 * CHANGES_MOST)
-            try:
+            with answering(lot):
                 self._commit(lot)
-            except PersistError as error:  # the store cannot be read or reached: nothing of what is left was sent
-                for request in lot:
-                    request.fail(error)
-            except Exception as error:  # a bug: it says nothing about what was done
-                for request in lot:
-                    request.fail(Indeterminate(f"shard {self.machine.shard}: the server failed: {error!r}"))
-                raise
             self._readmit()
 
     def let_go(self, requests: Sequence[Request]) -> None:
-        """Answer requests that waited too long, or that nobody waits for any more. Nothing of them was ever sent."""
+        """Answer requests that waited too long, or whose client is gone. Nothing of them was ever sent."""
         for request in requests:
             if request.is_dropped:
                 request.fail(Determinate(f"shard {request.shard}: the client was gone; nothing was done"))
@@ -139,7 +141,7 @@ class Funnel:
 
         An append at the next time is looked for here only where the state does not remember all appends since it was
         made. If it is certainly not there, it counts as made from this version. If that would take reading old rows and
-        it was not sent before, it is refused, and its sender makes it anew.
+        it was not sent before, it is refused, and its sender makes it again.
         """
         command = request.command
         if not isinstance(command, c.AppendNow) or remembers_since(version.state, command.since):
@@ -181,11 +183,11 @@ class Funnel:
                 request.settle(refused(request, answer, version.seqno, rows, due))
         return list(lot[len(answers) :])
 
-    def settle(self, sent: Sequence[Prepared], send: Callable[[], bool], lot: Sequence[Request]) -> bool | None:
-        """Whether rows that `send` appends are in their logs now; None when nobody can know any more.
+    def send(self, sent: Sequence[Prepared], lot: Sequence[Request]) -> bool | None:
+        """Append a row to each of the logs, all or none, and return whether they are there; None if it cannot be known.
 
-        As `doubt.settle`, and for as long as it takes. Meanwhile requests of the lot that nobody waits for any longer
-        fail as unknown. When nobody can know, all of the lot have.
+        As `doubt.settle`, and for as long as it takes. Until then, requests of the lot whose time is over fail as
+        unknown. If it cannot be known, all of the lot have failed so.
         """
         pause_s = DOUBT_PAUSE_S
 
@@ -201,10 +203,10 @@ class Funnel:
             pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
 
         try:
-            won = settle(partial(self.ask, send), sent, wait)
+            won = settle(partial(self.ask, partial(compare_and_set_rows, sent)), sent, wait)
         except (Determinate, InvalidUsage):  # nothing was done
             raise
-        except PersistError as error:  # the server gives up, or the log is damaged: nobody knows
+        except PersistError as error:  # the server gives up, or the log is damaged
             for request in lot:
                 request.fail(in_doubt(sent, error))
             raise stopped(self.machine.shard) from error
@@ -230,12 +232,10 @@ class Funnel:
                 self.ask(machine.try_fetch)
                 is_fresh = True
                 continue
-            won = self._send(prepared, lot[: len(answers)])
+            won = self.send((prepared,), lot[: len(answers)])
             if won:
                 took_s = machine.runtime.monotonic() - started
-                machine.adopt(prepared, took_s)
-                self.observe(machine.shard, len(answers), took_s)
-                self.seen.committed(prepared.row, prepared.data)
+                self.adopt(prepared, len(answers), took_s)
                 after = Version(prepared.row.seqno, prepared.state, b"")
                 self.queue.put_back(self.tell(lot, answers, after, version.state))
                 return
@@ -245,13 +245,15 @@ class Funnel:
             self.ask(partial(wait_after_loss, (machine,), _latest(lot), machine.runtime.monotonic() - started))
             is_fresh = True
 
+    def adopt(self, prepared: Prepared, commands: int, took_s: float) -> None:
+        """Know a row that is in the log, with so many commands."""
+        self.machine.adopt(prepared, took_s)
+        self.observe(self.machine.shard, commands, took_s)
+        self.seen.committed(prepared.row, prepared.data)
+
     def _readmit(self) -> None:
         known = self.machine.known
         self.queue.put_back(self._room.leaving(0 if known is None else known.state.inline_size))
-
-    def _send(self, prepared: Prepared, lot: Sequence[Request]) -> bool | None:
-        shard, consensus = self.machine.shard, self.machine.consensus
-        return self.settle((prepared,), lambda: consensus.compare_and_set(shard, *prepared.change), lot)
 
     def ask(self, call: Callable[[], T]) -> T:
         """Run operations on the location, each for no longer than a call of a client may take."""
@@ -266,7 +268,7 @@ class Funnel:
 
 
 def _is_certain(refusal: r.Refusal, state: State, request: Request) -> bool:
-    """Whether a refusal holds for ever, or nobody minds if it does not.
+    """Whether a refusal holds for ever, or does no harm if it does not.
 
     A command that may be applied twice, and has nothing to do now, is done. Its client would ask until its timeout.
     """
