@@ -1,4 +1,4 @@
-"""The server itself: its start, its end, and what it listens on. Its calls are in `calls`.
+"""The server itself: its start, its end, and what it listens on. Its calls are in `rpc_calls`.
 
 An event loop in a thread of its own serves them.
 """

@@ -251,6 +251,8 @@ def test_rows_are_upserted_and_deleted_from_files_by_key(tmp_path: Path):
     assert "1 unchanged, 1 deleted (1 update) at time 2" in sh("delete", "orders", keys)
     found = [(row["order_id"], row["state"]) for row in sh.json("snapshot", "orders")["rows"]]
     assert found == [(2, "placed"), (3, "placed")]
+    typed = '{"order_id": 2, "state": "placed"}'
+    assert "1 unchanged (0 updates)" in sh.run("upsert", "orders", "-", typed=typed).stdout
     for kind in ("csv", "parquet", "jsonl"):  # what a snapshot writes can be upserted again
         again = tmp_path / f"again.{kind}"
         sh("snapshot", "orders", "-f", kind, "-o", again)
