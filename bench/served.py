@@ -12,7 +12,7 @@ import persist_lib as persist
 from bench.append import SMALL
 from bench.peer import Ready
 from persist_lib.runtime.ambient import Runtime
-from persist_lib.server.serving import ShardServer
+from persist_lib.server.shard_server import ShardServer
 
 ROW = {"id": 1, "text": "x" * 1000}
 

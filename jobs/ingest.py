@@ -33,7 +33,7 @@ from jobs.ingesting.settings import Settings
 from jobs.session import build_session
 from jobs.signals import Unfinished, end, run
 from jobs.stop import Stop
-from persist_lib.cli.schemas import build_schema
+from persist_lib.cli.schema_commands import build_schema
 from persist_lib.client import Client
 from persist_lib.errors import InvalidUsage, NotFound, PersistError, SchemaMismatch
 from persist_lib.schema.schema import Schema

@@ -27,7 +27,7 @@ from jobs.signals import Unfinished, end, run
 from jobs.stop import Stop
 from jobs.watch import Tells, silent
 from jobs.works import carry_out, pieces
-from persist_lib.cli.schemas import build_schema
+from persist_lib.cli.schema_commands import build_schema
 from persist_lib.client import Client
 from persist_lib.errors import InvalidUsage
 from persist_lib.storage import Controller

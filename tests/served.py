@@ -18,7 +18,7 @@ from persist_lib.location.api import Consensus
 from persist_lib.location.commands import Answered, Proposed
 from persist_lib.location.wrap.around import AroundConsensus, Operation
 from persist_lib.runtime.ambient import Runtime
-from persist_lib.server.serving import ShardServer
+from persist_lib.server.shard_server import ShardServer
 from persist_lib.testing import FaultyConsensus, Outcome, Rival
 from persist_lib.testing.faults import RACED, Chances, Plan
 from tests.faults.proxy import Proxy

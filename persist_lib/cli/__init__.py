@@ -12,11 +12,11 @@ def main() -> None:
     """Run the `persist` command, and exit with its status."""
     import sys
 
-    from persist_lib.cli import streams
+    from persist_lib.cli import standard_streams
 
     def program() -> None:
         from persist_lib.cli.app import app  # programs that import only `render` do not need typer
 
         app(prog_name="persist")
 
-    sys.exit(streams.run(program))
+    sys.exit(standard_streams.run(program))

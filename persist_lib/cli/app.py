@@ -2,42 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
 
-from persist_lib.cli import (
-    by_key,
-    capabilities,
-    changing,
-    collection_rows,
-    collections,
-    diff,
-    duties,
-    events,
-    history,
-    ingesting,
-    log,
-    looking,
-    mending,
-    pending,
-    producers,
-    reading,
-    recovery,
-    renditions,
-    schemas,
-    serving,
-    settings,
-    show,
-    sources,
-    sql,
-    stream_lock,
-    tables,
-    tables_rows,
-    watch,
-    writing,
-)
+from persist_lib.cli import collection_commands as collections
+from persist_lib.cli import duty_commands as duties
+from persist_lib.cli import event_commands as events
+from persist_lib.cli import hold_commands as holds
+from persist_lib.cli import pending_commands as pending
+from persist_lib.cli import recovery_commands as recovery
+from persist_lib.cli import rendition_commands as renditions
+from persist_lib.cli import row_reads as reads
+from persist_lib.cli import row_writes as writes
+from persist_lib.cli import shard_commands as shards
+from persist_lib.cli import source_commands as sources
+from persist_lib.cli import stream_commands as streams
+from persist_lib.cli import table_commands as tables
 from persist_lib.cli.command import AsJson, Config, Consensus, Location, Prices, Shared, Verbose, command, prose
+from persist_lib.cli.config_command import config
+from persist_lib.cli.history import diff, log
+from persist_lib.cli.ingest_command import ingest
+from persist_lib.cli.query import sql
+from persist_lib.cli.row_kinds import COLLECTION, SHARD, TABLE, command_over
+from persist_lib.cli.schema_commands import create, evolve
+from persist_lib.cli.serve_command import serve
+from persist_lib.cli.source_declaration import declare, mend
+from persist_lib.cli.watch import watch
 from persist_lib.core.duties import DUTIES
 
 app = typer.Typer(
@@ -99,130 +91,89 @@ COLLECTIONS = "Collections and tables"
 CHANGING = "Changing"
 RENDITIONS = "Renditions and handovers"
 
-command(app, "shards", looking.shards, LOOKING)
-command(app, "show", show.show, LOOKING)
-command(app, "log", log.log, LOOKING)
-command(app, "watch", watch.watch, LOOKING)
-command(app, "diff", diff.diff, LOOKING)
-command(app, "plan", looking.plan, LOOKING)
-command(app, "config", settings.config, LOOKING)
-for duty in DUTIES:
-    if not duty.is_upkeep:
-        command(app, duty.name, duties.command_of(duty), LOOKING)
 
-command(app, "create", schemas.create, DATA)
-command(app, "evolve", schemas.evolve, DATA)
-command(app, "snapshot", reading.snapshot, DATA)
-command(app, "listen", reading.listen, DATA)
-command(app, "changes", changing.changes, DATA)
-command(app, "sql", sql.sql, DATA)
-command(app, "append", writing.append, DATA)
-command(app, "upsert", by_key.upsert, DATA)
-command(app, "delete", by_key.delete, DATA)
+def commands(within: typer.Typer, panel: str | None, *runs: Callable[..., None], **named: Callable[..., None]) -> None:
+    """Register commands in a panel of the help, by the names of their functions, or by those given."""
+    for name, run in [*((run.__name__, run) for run in runs), *named.items()]:
+        command(within, name.rstrip("_").replace("_", "-"), run, panel)
 
-command(app, "maintain", duties.maintain, UPKEEP)
-for duty in DUTIES:
-    if duty.is_upkeep:
-        command(app, duty.name, duties.command_of(duty), UPKEEP)
-command(app, "upgrade", duties.upgrade, UPKEEP)
-command(app, "serve", serving.serve, UPKEEP)
 
-command(app, "restore", changing.restore, RECOVERY)
-command(app, "outcome", recovery.outcome, RECOVERY)
-command(app, "repair", recovery.repair, RECOVERY)
+def group(within: typer.Typer, name: str, panel: str, does: str) -> typer.Typer:
+    """A group of commands."""
+    made = typer.Typer(no_args_is_help=True, help=does)
+    within.add_typer(made, name=name, rich_help_panel=panel)
+    return made
 
-holds = typer.Typer(no_args_is_help=True, help="Keep history by name, durably and without a lease.")
-app.add_typer(holds, name="hold", rich_help_panel=HISTORY)
-command(holds, "set", history.set_hold)
-command(holds, "downgrade", history.downgrade_hold)
-command(holds, "release", history.release_hold)
-command(holds, "list", history.list_holds)
-numbered = typer.Typer(no_args_is_help=True, help="Who numbers its appends, so that none is committed twice.")
-app.add_typer(numbered, name="producers", rich_help_panel=LOOKING)
-command(numbered, "list", producers.list_producers)
-command(numbered, "forget", producers.forget_producer)
-kept = typer.Typer(no_args_is_help=True, help="Collections, their renditions, and handovers between them.")
-app.add_typer(kept, name="collection", rich_help_panel=COLLECTIONS)
-command(kept, "list", collections.list_, LOOKING)
-command(kept, "show", collections.show, LOOKING)
-command(kept, "capabilities", capabilities.capabilities, LOOKING)
-command(kept, "create", collections.create, CHANGING)
-command(kept, "alter", collections.alter, CHANGING)
-command(kept, "evolve", collections.evolve, CHANGING)
-command(kept, "rename", collections.rename, CHANGING)
-command(kept, "drop", collections.drop, CHANGING)
-command(kept, "tend", collections.tend, CHANGING)
-command(kept, "compare", renditions.compare, RENDITIONS)
-command(kept, "hand-over", renditions.hand_over, RENDITIONS)
-command(kept, "snapshot", collection_rows.snapshot, DATA)
-command(kept, "changes", collection_rows.changes, DATA)
-command(kept, "listen", collection_rows.listen, DATA)
-command(kept, "append", collection_rows.append, DATA)
-command(kept, "upsert", collection_rows.upsert, DATA)
-command(kept, "delete", collection_rows.delete, DATA)
-made = typer.Typer(no_args_is_help=True, help="Make, fill and drop the renditions of a collection.")
-kept.add_typer(made, name="rendition", rich_help_panel=RENDITIONS)
-command(made, "make", renditions.make)
-command(made, "copy", renditions.copy)
-command(made, "drop", renditions.drop)
-kept_by = typer.Typer(no_args_is_help=True, help="Keep a collection's history by name, across handovers.")
-kept.add_typer(kept_by, name="hold", rich_help_panel=CHANGING)
-command(kept_by, "set", capabilities.set_hold)
-command(kept_by, "release", capabilities.release_hold)
-command(kept_by, "list", capabilities.list_holds)
-fed = typer.Typer(no_args_is_help=True, help="Outside data as collections: what is declared, and how it is.")
-app.add_typer(fed, name="source", rich_help_panel=COLLECTIONS)
-command(fed, "list", sources.list_, LOOKING)
-command(fed, "show", sources.show, LOOKING)
-command(fed, "create", sources.create, CHANGING)
-command(fed, "check", sources.check, LOOKING)
-command(fed, "mend", mending.mend, CHANGING)
-command(fed, "pause", sources.pause, CHANGING)
-command(fed, "resume", sources.resume, CHANGING)
-command(fed, "reset", sources.reset, CHANGING)
-command(fed, "drop", sources.drop, CHANGING)
-command(app, "ingest", ingesting.ingest, COLLECTIONS)
-areas = typer.Typer(no_args_is_help=True, help="What writers without coordination put, and how far it is absorbed.")
-app.add_typer(areas, name="pending", rich_help_panel=COLLECTIONS)
-command(areas, "list", pending.list_, LOOKING)
-command(areas, "show", pending.show, LOOKING)
-command(areas, "absorb", pending.absorb, CHANGING)
-command(areas, "choose", pending.choose, CHANGING)
-command(areas, "delete", pending.delete, CHANGING)
-rows = typer.Typer(no_args_is_help=True, help="Tables: rows that people change, alone or in transactions.")
-app.add_typer(rows, name="table", rich_help_panel=COLLECTIONS)
-command(rows, "list", tables.list_, LOOKING)
-command(rows, "show", tables.show, LOOKING)
-command(rows, "create", tables.create, CHANGING)
-command(rows, "drop", tables.drop, CHANGING)
-command(rows, "read", tables_rows.read, DATA)
-command(rows, "changes", tables_rows.changes, DATA)
-command(rows, "listen", tables_rows.listen, DATA)
-command(rows, "insert", tables_rows.insert, DATA)
-command(rows, "upsert", tables_rows.upsert, DATA)
-command(rows, "update", tables_rows.update, DATA)
-command(rows, "delete", tables_rows.delete, DATA)
-command(rows, "transact", tables_rows.transact, DATA)
-command(rows, "outcome", tables_rows.outcome, RECOVERY)
-streamed = typer.Typer(no_args_is_help=True, help="Streams: written first, sealed later, by one writer a location.")
-app.add_typer(streamed, name="streams", rich_help_panel=COLLECTIONS)
-command(streamed, "list", stream_lock.list_, LOOKING)
-command(streamed, "show", stream_lock.show, LOOKING)
-command(streamed, "wipe", stream_lock.wipe, CHANGING)
-locked = typer.Typer(no_args_is_help=True, help="The lock of the one writer.")
-streamed.add_typer(locked, name="lock", rich_help_panel=CHANGING)
-command(locked, "show", stream_lock.show_lock)
-command(locked, "break", stream_lock.break_lock)
-logged = typer.Typer(no_args_is_help=True, help="Event logs, which programs replay: looking, checking, copying.")
-app.add_typer(logged, name="events", rich_help_panel=COLLECTIONS)
-command(logged, "kinds", events.kinds, LOOKING)
-command(logged, "show", events.show, LOOKING)
-command(logged, "cat", events.cat, LOOKING)
-command(logged, "head", events.head, LOOKING)
-command(logged, "tail", events.tail, LOOKING)
-command(logged, "check", events.check, LOOKING)
-command(logged, "copy", events.copy, CHANGING)
-command(logged, "mark", events.mark, RECOVERY)
-command(logged, "repair", events.repair, RECOVERY)
-command(app, "set-retention", history.retention, HISTORY)
-command(app, "finish", history.finish, HISTORY)
+
+def commands_of_duties(*, is_upkeep: bool) -> list[Callable[..., None]]:
+    """The commands of the duties of one sort."""
+    return [duties.command_of(duty) for duty in DUTIES if duty.is_upkeep == is_upkeep]
+
+
+SHARD_ONLY, COLLECTION_ONLY, TABLE_ONLY = ("create", "key", "times", "unique"), ("replace",), ("newest",)
+NO_RANGE = ("key_from", "key_to")
+
+commands(
+    app, LOOKING, shards.shards, shards.show, log, watch, diff, shards.plan, config,
+    *commands_of_duties(is_upkeep=False),
+)  # fmt: skip
+commands(
+    app, DATA, create, evolve, command_over(SHARD, reads.snapshot, *TABLE_ONLY),
+    command_over(SHARD, reads.listen, *COLLECTION_ONLY), command_over(SHARD, reads.changes), sql, writes.append,
+    command_over(SHARD, writes.upsert), command_over(SHARD, writes.delete),
+)  # fmt: skip
+commands(app, UPKEEP, duties.maintain, *commands_of_duties(is_upkeep=True), duties.upgrade, serve)
+commands(app, RECOVERY, recovery.restore, recovery.outcome, recovery.repair)
+hold = group(app, "hold", HISTORY, "Keep history by name, durably and without a lease.")
+commands(hold, None, holds.set_, holds.downgrade, holds.release, holds.list_)
+producers = group(app, "producers", LOOKING, "Who numbers its appends, so that none is committed twice.")
+commands(producers, None, list=recovery.list_producers, forget=recovery.forget_producer)
+
+collection = group(app, "collection", COLLECTIONS, "Collections, their renditions, and handovers between them.")
+commands(collection, LOOKING, collections.list_, collections.show, holds.capabilities)
+commands(
+    collection, CHANGING, collections.create, collections.alter, collections.evolve, collections.rename,
+    collections.drop, collections.tend,
+)  # fmt: skip
+commands(collection, RENDITIONS, renditions.compare, renditions.hand_over)
+commands(
+    collection, DATA, command_over(COLLECTION, reads.snapshot, *TABLE_ONLY), command_over(COLLECTION, reads.changes),
+    command_over(COLLECTION, reads.listen), command_over(COLLECTION, writes.upsert, *SHARD_ONLY),
+    command_over(COLLECTION, writes.delete), append=writes.append_to_collection,
+)  # fmt: skip
+rendition = group(collection, "rendition", RENDITIONS, "Make, fill and drop the renditions of a collection.")
+commands(rendition, None, renditions.make, renditions.copy, renditions.drop)
+kept = group(collection, "hold", CHANGING, "Keep a collection's history by name, across handovers.")
+commands(
+    kept, None, set=holds.set_collection_hold, release=holds.release_collection_hold, list=holds.list_collection_holds
+)
+
+source = group(app, "source", COLLECTIONS, "Outside data as collections: what is declared, and how it is.")
+commands(source, LOOKING, sources.list_, sources.show, sources.check)
+commands(source, CHANGING, mend, sources.pause, sources.resume, sources.reset, sources.drop, create=declare)
+commands(app, COLLECTIONS, ingest)
+area = group(app, "pending", COLLECTIONS, "What writers without coordination put, and how far it is absorbed.")
+commands(area, LOOKING, pending.list_, pending.show)
+commands(area, CHANGING, pending.absorb, pending.choose, pending.delete)
+
+table = group(app, "table", COLLECTIONS, "Tables: rows that people change, alone or in transactions.")
+commands(table, LOOKING, tables.list_, tables.show)
+commands(table, CHANGING, tables.create, tables.drop)
+commands(
+    table, DATA, command_over(TABLE, reads.changes), command_over(TABLE, reads.listen, *COLLECTION_ONLY),
+    writes.insert, command_over(TABLE, writes.upsert, *SHARD_ONLY), writes.update, command_over(TABLE, writes.delete),
+    writes.transact, read=command_over(TABLE, reads.snapshot, *NO_RANGE),
+)  # fmt: skip
+commands(table, RECOVERY, outcome=recovery.outcome_of_commit)
+
+stream = group(app, "streams", COLLECTIONS, "Streams: written first, sealed later, by one writer a location.")
+commands(stream, LOOKING, streams.list_, streams.show)
+commands(stream, CHANGING, streams.wipe)
+lock = group(stream, "lock", CHANGING, "The lock of the one writer.")
+command(lock, "show", streams.show_lock)
+command(lock, "break", streams.break_lock)
+event = group(app, "events", COLLECTIONS, "Event logs, which programs replay: looking, checking, copying.")
+commands(event, LOOKING, events.kinds, events.show, events.cat, events.head, events.tail, events.check)
+commands(event, CHANGING, events.copy)
+commands(event, RECOVERY, events.mark, events.repair)
+commands(app, HISTORY, holds.set_retention, holds.finish)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import inspect
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from io import TextIOWrapper
-from typing import Annotated, Any, Concatenate, NamedTuple, ParamSpec
+from typing import Annotated, Any, Concatenate, NamedTuple, ParamSpec, get_type_hints
 
 import typer
 
@@ -49,7 +49,6 @@ Prices = Annotated[
         "what differs from S3's. Default: $PERSIST_PRICES, persist.toml, or s3 on S3 and free elsewhere.",
         metavar="PRICES",
         rich_help_panel=_PANEL,
-        show_default=False,
     ),
 ]
 Config = Annotated[
@@ -59,7 +58,6 @@ Config = Annotated[
         "$PERSIST_CONFIG, and that over the one in persist.toml. `persist config` lists them.",
         metavar="JSON",
         rich_help_panel=_PANEL,
-        show_default=False,
     ),
 ]
 Verbose = Annotated[
@@ -77,24 +75,14 @@ Verbose = Annotated[
 
 
 class Shared(NamedTuple):
-    """The shared options as they were given before the command."""
+    """The options that all commands have. They may also be given before the command."""
 
-    location: str | None = None
-    consensus: str | None = None
-    json_: bool = False
-    verbose: int = 0
-    prices: str | None = None
-    config: str | None = None
-
-
-_SHARED: list[tuple[str, object, object]] = [
-    ("location", Location, None),
-    ("consensus", Consensus, None),
-    ("json_", AsJson, False),
-    ("verbose", Verbose, 0),
-    ("prices", Prices, None),
-    ("config", Config, None),
-]
+    location: Location = None
+    consensus: Consensus = None
+    json_: AsJson = False
+    verbose: Verbose = 0
+    prices: Prices = None
+    config: Config = None
 
 
 def command(
@@ -102,19 +90,58 @@ def command(
 ) -> None:
     """Register `run(session, …)` as the command `name`. Its docstring is the help."""
 
-    def carry_out(ctx: typer.Context, **arguments: Any) -> None:
-        own = Shared(*(arguments.pop(option) for option, _, _ in _SHARED))
-        before = ctx.find_object(Shared) or Shared()
+    _, *parameters = inspect.signature(run, eval_str=True).parameters.values()
+    shared = inspect.Parameter("shared", inspect.Parameter.KEYWORD_ONLY, annotation=Shared)
+    options, gathered = grouped([*parameters, shared], getattr(run, "without", ()))
+
+    def carry_out(ctx: typer.Context, **given: Any) -> None:
+        arguments = gathered(given)
+        own, before = arguments.pop("shared"), ctx.find_object(Shared) or Shared()
         session = open_session(own, before)
         with failures(session):
             session = placed(session, own, before)
         with failures(session):  # it looks up near names at the location
-            run(session, **arguments)  # type: ignore[call-arg] # `_signature` declares exactly these arguments
+            run(session, **arguments)  # type: ignore[call-arg] # `grouped` declares exactly these arguments
 
-    signature = _signature(run)
-    carry_out.__signature__ = signature  # type: ignore[attr-defined]
-    carry_out.__annotations__ = {each.name: each.annotation for each in signature.parameters.values()}
+    context = inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
+    declare(carry_out, [context, *options])
     app.command(name, help=prose(run.__doc__ or ""), rich_help_panel=panel)(carry_out)
+
+
+def grouped(
+    parameters: Sequence[inspect.Parameter], without: Sequence[str] = ()
+) -> tuple[list[inspect.Parameter], Callable[[dict[str, Any]], dict[str, Any]]]:
+    """Options for parameters, where one whose type is a NamedTuple stands for an option for each of its fields.
+
+    Also a function that makes the arguments of the options that were given. Options in `without` are left out.
+    """
+    groups: dict[str, Any] = {one.name: one.annotation for one in parameters if hasattr(one.annotation, "_fields")}
+    options: list[inspect.Parameter] = []
+    for one in parameters:
+        if one.name in groups:
+            group = groups[one.name]
+            options += [
+                one.replace(name=name, default=group._field_defaults.get(name, one.empty), annotation=hint)
+                for name, hint in get_type_hints(group, include_extras=True).items()
+            ]
+        else:
+            options.append(one)
+    found = [one.replace(kind=one.KEYWORD_ONLY) for one in options if one.name not in without]
+
+    def gathered(given: dict[str, Any]) -> dict[str, Any]:
+        of_groups = {
+            name: group(**{field: given.pop(field) for field in group._fields if field in given})
+            for name, group in groups.items()
+        }
+        return given | of_groups
+
+    return found, gathered
+
+
+def declare(run: Callable[..., None], parameters: Sequence[inspect.Parameter]) -> None:
+    """Let Typer see these parameters."""
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {one.name: one.annotation for one in parameters}
 
 
 def prose(docstring: str) -> str:
@@ -148,12 +175,3 @@ def _given(name: str, *options: Shared) -> str | None:
     if not all(value.strip() for value in given):
         raise empty(f"--{name}")
     return given[0] if given else None
-
-
-def _signature(run: Callable[..., None]) -> inspect.Signature:
-    """The command's own parameters without the session, the context, and the shared options."""
-    _, *own = inspect.signature(run, eval_str=True).parameters.values()
-    kind = inspect.Parameter.KEYWORD_ONLY
-    context = inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
-    shared = [inspect.Parameter(name, kind, default=default, annotation=hint) for name, hint, default in _SHARED]
-    return inspect.Signature([context, *(each.replace(kind=kind) for each in own), *shared])

@@ -1,269 +1,270 @@
-"""How much history is kept: `persist hold`, `persist set-retention`, and `persist finish`, which gives up all of it."""
+"""The history of a shard's state: a line for each transition, and what changed between two versions."""
 
 from __future__ import annotations
 
 import re
-from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from persist_lib.cli import units
-from persist_lib.cli.arguments import NUMBER, DryRun, Shard, confirm, parse_frontier
-from persist_lib.cli.render import plain_table
+from persist_lib.cli import render, units
+from persist_lib.cli.json_values import batch_value, clock, jsonable
 from persist_lib.cli.session import Session
-from persist_lib.cli.values import clock, jsonable
-from persist_lib.errors import InvalidUsage, ShardFinished, StillRead
-from persist_lib.times import show_frontier
+from persist_lib.cli.shared_options import Shard
+from persist_lib.cli.table_layout import Fitted
+from persist_lib.errors import InvalidUsage, NotFound, PersistError
+from persist_lib.ids import SeqNo, parse_shard_id
+from persist_lib.times import Times, Unit
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
-    from persist_lib.core.state import State
+    from persist_lib.client import Client
+    from persist_lib.core.compare import Comparison
+    from persist_lib.core.diff import StateDiff, TraceEdit
+    from persist_lib.core.state import Batch, State, Version
+    from persist_lib.format.log import LogRow, Step
+    from persist_lib.frontier import Antichain
+    from persist_lib.location.api import Row
 
-DURATION = re.compile(r"\d+(\.\d+)? *[a-zA-Zµ]")
-
-Hold = Annotated[str, typer.Argument(metavar="NAME", help="The hold's name.", show_default=False)]
-Expected = Annotated[
-    str | None, typer.Option(metavar="TEXT", help="Only if this is its fencing value now.", show_default=False)
-]
+VERSION = re.compile(r"v?([0-9]{1,18})")
+KEYS_NAMED = 3
+"""How many changed entries of a kind are named one by one."""
 
 
-def set_hold(
+def log(
     session: Session,
     shard: Shard,
-    name: Hold,
-    since: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FRONTIER", help="Keep history from this time on, as 5. Default: all history.", show_default=False
-        ),
-    ] = None,
-    fence: Annotated[str, typer.Option(metavar="TEXT", help="Its fencing value from now on.")] = "",
-    expected: Expected = None,
-    new: Annotated[bool, typer.Option("--new", help="Only if there is no such hold yet.")] = False,
+    start: Annotated[int | None, typer.Option("--from", min=1, metavar="N", help="Start at this version.")] = None,
+    limit: Annotated[
+        int, typer.Option(min=1, metavar="COUNT", help="At most this many; without --from, the newest.")
+    ] = 20,
 ) -> None:
-    """Create or move a hold: history from its since on is kept, durably, whatever other readers do.
+    """Show what happened to a shard: version, when, which command, and what it changed.
 
-    A hold has no lease: it stays until it is moved or released. With the fencing value, an owner notices that another
-    one has taken the hold over. A hold never gives history up: it is refused where the shard's since would move with
-    it, and beyond the newest time. Without --since, it keeps all.
-
-    \b
-    persist hold set orders audit-2026
-    persist hold set orders dashboard --since 120 --expected epoch-1 --fence epoch-2
-    """
-    if new and expected is not None:
-        raise InvalidUsage(
-            "--new is for a hold that does not exist yet, --expected for one that does: use only one of them"
-        )
-    words = None if since is None else parse_frontier(since, "since")
-    with session.open(read_only=False) as client:
-        at = client.inspect(shard).state.since if words is None else words
-        fencing: bytes | Literal["any"] | None = None if new else _fence(expected)
-        client.set_hold(shard, name, at, opaque=fence.encode(), expected=fencing)
-        state = client.inspect(shard).state
-    kept, show = state.holds[name].since, partial(show_frontier, unit=state.times)
-    text = f"{shard}: hold {name} keeps history from {show(kept)} on; since is {show(state.since)}"
-    value = {"shard": shard, "hold": name, "since": jsonable(kept), "shard_since": jsonable(state.since)}
-    session.answer({**value, **clock(state.times)}, text)
-
-
-def downgrade_hold(
-    session: Session,
-    shard: Shard,
-    name: Hold,
-    since: Annotated[
-        str, typer.Option(metavar="FRONTIER", help="Give up the history before this time.", show_default=False)
-    ],
-    expected: Expected = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
-    dry_run: DryRun = False,
-) -> None:
-    """Give up the history before a time, as far as no reader and no other hold keeps it. This cannot be undone.
-
-    The hold is moved there, or made there. It keeps its fencing value.
+    Times are those of the store's clock. It reads only the log, one row a transition, so it also works for a shard
+    that cannot be loaded. Rows that no reader needs any more are truncated by [bold]persist garbage[/]. A row that a
+    shard server committed for several clients shows each of their commands, who sent it, and what it got.
 
     \b
-    persist hold downgrade orders audit-2026 --since 100 --dry-run
-    persist hold downgrade orders audit-2026 --since 100        asks for the shard's name
-    """
-    words, fencing = parse_frontier(since, "since"), _fence(expected)
-    with session.open(read_only=dry_run) as client:
-        unit = client.inspect(shard).state.times
-        found = client.downgrade_hold(shard, name, words, expected=fencing, dry_run=True)
-        show = partial(show_frontier, unit=unit)
-
-        def said(verb: str) -> str:
-            kept = f", kept by {', '.join(found.kept_by)}" if found.kept_by else ""
-            if found.before == found.after:
-                return f"{shard}: since stays at {show(found.before)}{kept}"
-            moved = f"since {verb} from {show(found.before)} to {show(found.after)}{kept}"
-            return f"{shard}: {moved}; nothing can be read as of a time before that"
-
-        if not dry_run:
-            if not yes and found.before < found.after:
-                session.show(said("moves"))
-                confirm(session, shard, "giving up history")
-            found = client.downgrade_hold(shard, name, words, expected=fencing)
-    value = {"shard": shard, "hold": name, "dry_run": dry_run, **jsonable(found), **clock(unit)}
-    session.answer(value, said("would move" if dry_run else "moved"))
-
-
-def release_hold(session: Session, shard: Shard, name: Hold, expected: Expected = None) -> None:
-    """Release a hold. since moves on as soon as a reader or another hold does; nothing is deleted by this alone.
-
-    \b
-    persist hold release orders audit-2026
-    """
-    with session.open(read_only=False) as client:
-        client.release_hold(shard, name, expected=_fence(expected))
-        state = client.inspect(shard).state
-    since = show_frontier(state.since, state.times)
-    text = f"{shard}: hold {name} is released; since is {since}, kept by {_keepers(state)}"
-    value = {"shard": shard, "hold": name, "shard_since": jsonable(state.since)}
-    session.answer({**value, **clock(state.times)}, text)
-
-
-def list_holds(session: Session, shard: Shard) -> None:
-    """List a shard's holds. The one named `retention` is moved by the retention policy.
-
-    \b
-    persist hold list orders
+    persist log orders
+    persist log orders --from 100 --limit 50
+    persist log orders --json | jq -r '.rows[] | select(.command == "ApplyCompaction") | .seqno'
     """
     with session.open() as client:
-        state = client.inspect(shard).state
-    table = plain_table("hold", "since", "fencing value", "holds since back")
-    for name, hold in sorted(state.holds.items()):
-        held = "yes" if hold.since <= state.since else "no"
-        table.add_row(name, show_frontier(hold.since, state.times), hold.opaque.decode(errors="backslashreplace"), held)
-    value = {"shard": shard, "since": jsonable(state.since), "holds": jsonable(state.holds)}
-    value |= clock(state.times)
-    session.answer(value, table if state.holds else f"{shard} has no holds")
+        rows = fetch_rows(client, shard, start, limit)
+    table = render.plain_table("version", "when", "command", "what changed")
+    for row in rows:
+        table.add_row(row["version"], row["when"], row["command"], "\n".join(row["changes"]))
+    first = rows[0]["seqno"] if rows else 0
+    if start is not None and first > start:
+        session.note(f"rows below v{first} are truncated")
+    session.answer({"shard": shard, "rows": rows}, table)
 
 
-def retention(
-    session: Session,
-    shard: Shard,
-    distance: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[N|DURATION|none]",
-            help="Keep this many times behind upper, or of a clock as in '7 days'; none: only what readers and holds "
-            "keep.",
-            show_default=False,
-        ),
-    ] = None,
-) -> None:
-    """Show or set how many times behind upper history is kept.
+def fetch_rows(client: Client, shard: str, start: int | None, limit: int) -> list[dict[str, Any]]:
+    """At most `limit` rows from `start` on, or the newest; NotFound when there is no such shard."""
+    from persist_lib.format.log import decode_row
+    from persist_lib.shard.log import row_name
 
-    `persist retention` and `persist maintain` then move since accordingly.
-
-    \b
-    persist set-retention orders        show it
-    persist set-retention orders 1000   as of any of the last 1,000 times
-    persist set-retention orders '7 days'       if its times are a clock
-    persist set-retention orders none   only what readers and holds keep
-    """
-    with session.open(read_only=distance is None) as client:
-        if distance is not None:
-            client.set_retention(shard, distance_of(distance))
-        state = client.inspect(shard).state
-        found, times = state.retention, client.machine(shard).times()
-    said = (
-        "has no retention policy" if found is None else f"keeps history for {times.show_distance(found)} behind upper"
-    )
-    session.answer({"shard": shard, "retention": found, **clock(state.times)}, f"{shard} {said}")
+    id_ = parse_shard_id(shard)
+    head = client.consensus.head(id_)
+    if head is None:
+        raise NotFound(f"there is no shard {shard!r} in {client.url}", shard=shard)
+    first = max(1, head.seqno - limit + 1) if start is None else start
+    rows = client.consensus.scan(id_, SeqNo(first), limit)
+    times = _times(client, shard) if rows else None
+    return [row_value(decode_row(row.data, row_name(id_, row.seqno)), row, times) for row in rows]
 
 
-def finish(
-    session: Session,
-    shard: Shard,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
-    dry_run: DryRun = False,
-) -> None:
-    """Finish a shard for good: its contents are gone, its name is never used again.
-
-    This cannot be undone.
-
-    Refused while a live reader or a hold still reads. Its data becomes garbage, which `persist maintain` deletes. To
-    end writing only, and keep the contents: `persist append SHARD --lower T --upper '[]'`.
-
-    \b
-    persist finish orders --dry-run     what would become garbage, and which readers prevent it
-    persist finish orders               asks for the name
-    """
-    with session.open() as client:
-        version = client.inspect(shard)
-        url = client.url
-    value = {"shard": shard, "dry_run": dry_run, **_at_stake(version.state)}
-    if dry_run:
-        session.answer(value, *_warning(value, url))
-        return
-    _check_finishable(shard, version.state, value["in_the_way"])
-    session.show(*_warning(value, url))
-    if not yes:
-        confirm(session, shard, "finishing")
-    with session.open(read_only=False) as client:
-        client.finish(shard)
-        seqno = client.inspect(shard).seqno
-    done = f"{shard} is finished; `persist maintain {shard}` deletes its {units.of(value['garbage'], 'object')}"
-    session.answer({**value, "seqno": seqno}, done)
+def _times(client: Client, shard: str) -> Unit | None:
+    """The clock of the shard, which is in its first row and in its state; None also where the state cannot be read."""
+    try:
+        return client.inspect(shard).state.times
+    except PersistError:
+        return None
 
 
-def _fence(expected: str | None) -> bytes | Literal["any"]:
-    return "any" if expected is None else expected.encode()
-
-
-def _at_stake(state: State) -> dict[str, Any]:
-    """What finishing a shard makes garbage, and which readers prevent it."""
-    from persist_lib.core.leases import needed_by
-
-    garbage = sum(len(batch.keys) for batch in state.trace) + len(state.garbage)
-    size = state.size - state.inline_size + sum(entry.size for entry in state.garbage.values())
-    blocking = [f"reader {one}" if one in state.readers else one for one in needed_by(state)]
+def row_value(row: LogRow, stored: Row, times: Unit | None = None) -> dict[str, Any]:
+    """One transition, for people and machines. `times` is the clock of the shard."""
+    steps = [step_value(step, times) for step in row.steps]
+    told = [line for step in steps for line in step["changes"]] if not row.group else list(map(_line, steps))
     return {
-        "updates": state.count, "garbage": garbage, "garbage_size": size, "writers": len(state.writers),
-        "in_the_way": blocking, "finished": state.is_finished(),
+        "seqno": row.seqno, "version": f"v{row.seqno}", "now": row.now, "when": units.moment(row.now),
+        "command": row.command, "token": row.token.hex(), "bytes": len(stored.data),
+        "rollup": row.rollup[0] if row.rollup else None, "changes": told, "commands": steps,
     }  # fmt: skip
 
 
-def _warning(value: dict[str, Any], url: str) -> list[str]:
-    objects = f"{units.of(value['garbage'], 'object')} ({units.size(value['garbage_size'])})"
-    gone = f"{units.of(value['updates'], 'update')} and all history gone, {objects} garbage"
-    lines = [f"{value['shard']} in {url}: {gone}"]
-    if value["writers"]:
-        lines.append(f"{units.of(value['writers'], 'writer')} could no longer write to the shard")
-    if value["in_the_way"]:
-        lines.append(f"in the way: {', '.join(value['in_the_way'])}")
-    return lines
+def step_value(step: Step, times: Unit | None = None) -> dict[str, Any]:
+    """One command of a transition: who sent it, and what it changed or, if it was refused, why."""
+    return {
+        "command": step.command, "token": step.token.hex(), "sender": step.sender, "refusal": step.refusal,
+        "changes": [] if step.diff is None else list(changes(step.diff, times)),
+    }  # fmt: skip
 
 
-def _check_finishable(shard: str, state: State, blocking: list[str]) -> None:
-    if state.is_finished():
-        raise ShardFinished(f"shard {shard} is finished for good already", shard=shard)
-    if blocking:
-        raise StillRead(
-            f"shard {shard} is still read by {', '.join(blocking)}; close the readers (`persist leases` retires "
-            "those that died), release the holds (`persist hold release`)",
-            shard=shard, by=blocking,
-        )  # fmt: skip
+def _line(step: dict[str, Any]) -> str:
+    """A command of a group, on one line."""
+    sender = f" by {step['sender']}" if step["sender"] else ""
+    got = f"refused: {step['refusal']}" if step["refusal"] else "; ".join(step["changes"]) or "nothing new"
+    return f"{step['command']}{sender}: {got}"
 
 
-def distance_of(text: str) -> int | str | None:
-    """The number that was typed, or the text of a duration, which the library reads by the clock; None for `none`."""
-    if text == "none":
-        return None
-    if NUMBER.fullmatch(text):
-        return int(text)
-    if not DURATION.match(text):
-        raise InvalidUsage(
-            f"retention is a number of times behind upper, of a clock also a duration as in '7 days', or none: got "
-            f"{text!r}",
-            distance=text,
+def changes(diff: StateDiff, times: Unit | None = None) -> Iterator[str]:
+    """What a transition changed, a sentence each."""
+    clock = Times(times, lambda: 0)
+    if diff.trace is not None:
+        yield from _trace(diff.trace, clock)
+    if diff.since is not None:
+        yield f"since {clock.show(diff.since[0])} → {clock.show(diff.since[1])}"
+    for schema in diff.schemas:
+        yield f"schema {schema}"
+    if diff.format is not None:
+        yield f"format {diff.format[0]} → {diff.format[1]}"
+    if diff.retention is not None:
+        before, after = ("none" if one is None else clock.show_distance(one) for one in diff.retention)
+        yield f"retention {before} → {after}"
+    yield from _leases("writer", diff.writers, clock)
+    yield from _leases("reader", diff.readers, clock)
+    for name, old, new in diff.holds:
+        before, after = clock.show(old.since) if old else "none", clock.show(new.since) if new else "released"
+        yield f"hold {name}: {before} → {after}"
+    yield from _entries("retired", "swept", [(id_, new) for id_, _, new in diff.retired])
+    yield from _entries("garbage", "deleted", [(key, new) for key, _, new in diff.garbage])
+    yield from _entries(
+        "rollup", "rollup dropped", [(new.key if new else f"v{at}", new) for at, _, new in diff.rollups]
+    )
+
+
+def _trace(edit: TraceEdit, clock: Times) -> Iterator[str]:
+    if edit.removed:
+        came = "; ".join(_batch(batch, clock) for batch in edit.added)
+        yield f"batches {render.batch_ids(edit.removed)} → {came}"
+        return
+    for batch in edit.added:
+        yield f"+ {_batch(batch, clock)}"
+
+
+def _batch(batch: Batch, clock: Times) -> str:
+    contents = "empty"
+    if batch.count:
+        objects = len(batch.keys)
+        place = units.of(objects, "object") if objects else "inline"
+        contents = f"{units.of(batch.count, 'update')}, {units.size(batch.size)} {place}"
+    return f"batch {batch.lo}..{batch.hi}, times {clock.show(batch.lower)} to {clock.show(batch.upper)}: {contents}"
+
+
+def _leases(kind: str, entries: tuple[tuple[str, Any, Any], ...], clock: Times) -> Iterator[str]:
+    for id_, old, new in entries:
+        if new is None:
+            yield f"{kind} {id_} gone"
+        elif old is None:
+            owner = f" by {new.owner!r}" if getattr(new, "owner", "") else ""
+            yield f"{kind} {id_} registered{f' for {new.purpose}' if new.purpose else ''}{owner}"
+        else:
+            yield f"{kind} {id_}: {', '.join(_moves(old, new, clock)) or 'nothing new'}"
+
+
+def _moves(old: Any, new: Any, clock: Times) -> Iterator[str]:
+    """What changed in the entry of a writer or reader."""
+    if getattr(old, "since", None) != getattr(new, "since", None):
+        yield f"since {clock.show(old.since)} → {clock.show(new.since)}"
+    if getattr(old, "seqno", None) != getattr(new, "seqno", None):
+        yield f"reads from v{old.seqno} → v{new.seqno}"
+    if old.lease_until != new.lease_until:
+        yield f"lease +{units.duration(new.lease_until - old.lease_until)}"
+
+
+def _entries(came: str, went: str, entries: list[tuple[str, Any]]) -> Iterator[str]:
+    for verb, names in (
+        (came, [k for k, new in entries if new is not None]),
+        (went, [k for k, new in entries if new is None]),
+    ):
+        if names:
+            rest = f" and {len(names) - KEYS_NAMED} more" if len(names) > KEYS_NAMED else ""
+            yield f"{verb} {', '.join(names[:KEYS_NAMED])}{rest}"
+
+
+def diff(
+    session: Session,
+    shard: Shard,
+    older: Annotated[str, typer.Argument(metavar="V1", help="A version, as 7 or v7; 0 is before the first.")],
+    newer: Annotated[str | None, typer.Argument(metavar="[V2]", help="A later version. Default: the newest.")] = None,
+) -> None:
+    """Show what changed in a shard's state between two versions: frontiers, batches, leases, holds, schemas.
+
+    It compares the two states, however many transitions lie between them; `persist log` tells each of these. It reads
+    metadata only. Versions whose part of the log was truncated by `persist garbage` cannot be compared any more.
+
+    \b
+    persist diff orders 7 12
+    persist diff orders v7              to the newest
+    persist diff orders 7 12 --json | jq '.batches[] | {removed, added: [.added[].id]}'
+    """
+    from persist_lib.core.compare import compare
+    from persist_lib.shard.log import fetch_at
+
+    first, id_ = _version(older, "V1"), parse_shard_id(shard)
+    last = None if newer is None else _version(newer, "V2")
+    with session.open() as client:
+        newest = client.inspect(shard)
+        last = newest.seqno if last is None else last
+        if not first <= last <= newest.seqno:
+            raise InvalidUsage(
+                f"the versions must be in order, and none above the newest, v{newest.seqno}: got v{first} and v{last}",
+                shard=shard, newest=newest.seqno,
+            )  # fmt: skip
+        before, after = (
+            newest if seqno == newest.seqno else fetch_at(client.blob, client.consensus, id_, newest, SeqNo(seqno))
+            for seqno in (first, last)
         )
-    return text
+    found = compare(before.state, after.state)
+    lines, times = list(_differences(found, after.state.times)), Times(after.state.times, lambda: 0)
+    measures = _measures(before.state, after.state)
+    table = Fitted(("", f"v{first}", f"v{last}"), frozenset((f"v{first}", f"v{last}")))
+    for name, (was, now) in measures.items():
+        if was != now:
+            table.add_row(name, _shown(was, times), _shown(now, times))
+    said = f"{shard}: v{first} and v{last} have the same state" if not lines else f"{shard} from v{first} to v{last}"
+    value = {"shard": shard, **clock(after.state.times), **_value(before, after, found, measures), "changes": lines}
+    session.answer(value, said, table, *lines)
 
 
-def _keepers(state: State) -> str:
-    from persist_lib.core.leases import keepers
+def _version(text: str, what: str) -> int:
+    if not (found := VERSION.fullmatch(text.strip())):
+        raise InvalidUsage(f"{what} must be a version of the shard, as 7 or v7: got {text!r}")
+    return int(found[1])
 
-    return ", ".join(keepers(state)) or "no reader and no hold; it moves when a hold is set or a reader moves on"
+
+def _measures(before: State, after: State) -> dict[str, tuple[Any, Any]]:
+    """What a state counts, before and after."""
+    values = ((state.since, state.upper, len(state.trace), state.count, state.size) for state in (before, after))
+    return dict(zip(("since", "upper", "batches", "updates", "bytes"), zip(*values, strict=True), strict=True))
+
+
+def _shown(value: int | Antichain, times: Times) -> str:
+    return units.number(value) if isinstance(value, int) else times.show(value)
+
+
+def _differences(found: Comparison, times: Unit | None) -> Iterator[str]:
+    """What differs, a sentence each. `times` is the clock of the shard."""
+    from persist_lib.core.diff import StateDiff
+
+    for edit in found.edits:
+        yield from changes(StateDiff(trace=edit), times)
+    yield from changes(found.terms, times)
+
+
+def _value(before: Version, after: Version, found: Comparison, measures: dict[str, tuple[Any, Any]]) -> dict[str, Any]:
+    terms = found.terms
+    entries = {
+        name: {key: jsonable([old, new]) for key, old, new in getattr(terms, name)}
+        for name in ("writers", "readers", "holds", "retired", "garbage", "rollups")
+    }
+    return {
+        "from": before.seqno, "to": after.seqno, **{name: jsonable(both) for name, both in measures.items()},
+        "batches": [{"removed": jsonable(edit.removed), "added": [batch_value(one) for one in edit.added]}
+                    for edit in found.edits],
+        "batch_counts": jsonable(measures["batches"]), "schemas": [str(schema) for schema in terms.schemas],
+        "retention": jsonable(terms.retention), "format": jsonable(terms.format), **entries,
+    }  # fmt: skip

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from persist_lib.cli import units
-from persist_lib.cli.layout import Fitted
+from persist_lib.cli.table_layout import Fitted
 from persist_lib.times import Times, Unit, show_frontier, show_time
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
@@ -38,6 +38,15 @@ BATCHES_NAMED = 4
 def plain_table(*columns: str, right: Iterable[str] = (), title: str | None = None) -> Fitted:
     """An empty table in the common style; the columns in `right` are numbers."""
     return Fitted(columns, frozenset(right), title)
+
+
+def labelled(*lines: tuple[str, str]) -> Fitted:
+    """A table of two columns without heads: what something is, and its text. Those without a text are left out."""
+    table = plain_table("", "")
+    for label, text in lines:
+        if text:
+            table.add_row(label, text)
+    return table
 
 
 def shards_table(
@@ -100,19 +109,6 @@ def plan_table(plan: Plan, times: Unit | None = None) -> Fitted:
         )  # fmt: skip
     for skipped in plan.skipped:
         table.add_row("leave", batch_ids(skipped.ids), "", "", "", "", "", "", skipped.why, style="dim")
-    return table
-
-
-def levels_table(levels: Iterable[Level]) -> Fitted:
-    """The trace by size class, the largest first."""
-    table = plain_table("level", "batches", "updates", "bytes", right=("batches", "updates", "bytes"))
-    for level in levels:
-        table.add_row(
-            units.size_class(level.level),
-            units.number(level.batches),
-            units.number(level.updates),
-            units.size(level.size),
-        )
     return table
 
 

@@ -9,25 +9,30 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import typer
 from rich.console import Console, RenderableType
 from rich.text import Text
 
 from persist_lib.arguments import did_you_mean
-from persist_lib.cli import streams, values
-from persist_lib.cli.layout import WIDE, Flow, fitting
+from persist_lib.cli import json_values, standard_streams
+from persist_lib.cli.table_layout import WIDE, Fitted, Flow, fitting
 from persist_lib.errors import InvalidUsage, NotFound, PersistError
+from persist_lib.runtime.each import Each
 from persist_lib.settings import Settings
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
     from persist_lib.client import Client
     from persist_lib.location import Location
+    from persist_lib.storage import Controller
+    from persist_lib.storage.sources import Sources
+    from persist_lib.storage.tables import Tables
 
+T = TypeVar("T")
 DEFAULT_LOCATION = "file:./data"
 
 Advance = Callable[[int, int], None]
@@ -89,22 +94,77 @@ class Session:
                 url=self.location,
             ) from error
 
+    @contextmanager
+    def controller(self, *, read_only: bool = True, create: bool = False) -> Iterator[Controller]:
+        """The controller of the location's collections, for the length of a command."""
+        with self.open(read_only=read_only, create=create) as client, client.controller() as controller:
+            yield controller
+
+    @contextmanager
+    def tables(self, *, read_only: bool = True, create: bool = False) -> Iterator[Tables]:
+        """The location's tables, for the length of a command."""
+        with self.controller(read_only=read_only, create=create) as controller, controller.tables() as tables:
+            yield tables
+
+    @contextmanager
+    def sources(self, *, read_only: bool = False, create: bool = False) -> Iterator[Sources]:
+        """The location's sources, for the length of a command."""
+        with (
+            self.controller(read_only=read_only, create=create) as controller,
+            closing(controller.sources()) as sources,
+        ):
+            yield sources
+
+    def each(self, names: Iterable[str], do: Callable[[str], T]) -> Each[T]:
+        """Call `do` with each name. A failure is printed when it happens, and does not stop the others."""
+
+        def one(name: str) -> T:
+            try:
+                return do(name)
+            except PersistError as raised:
+                error = self.at_a_shell(raised)
+                self.complain(error, f"{name}: ")
+                raise error from None
+
+        return Each[T]().add(names, one, PersistError)
+
+    def exit(self, found: Each[Any], *codes: int) -> None:
+        """End the command if something failed, with the gravest of the failures' exit codes and of those given."""
+        if code := max([*map(json_values.exit_code, found.failed.values()), *codes], default=0):
+            raise typer.Exit(code)
+
+    def confirm(self, name: str, what: str, kind: str, *shown: RenderableType, yes: bool) -> None:
+        """Show what an operation that cannot be undone would do, and ask for the name of what it changes.
+
+        With `yes` it does neither. Raises InvalidUsage if the name is not typed, or cannot be asked for.
+        """
+        if yes:
+            return
+        self.show(*shown)
+        if self.as_json:
+            raise InvalidUsage(f"{what} needs a confirmation, and --json cannot ask for one: add --yes")
+        self.err.print(f"This cannot be undone. Type the {kind}'s name: ", end="", markup=False, highlight=False)
+        if sys.stdin.readline().strip() != name:
+            raise InvalidUsage(f"that is not {name!r}; nothing was changed")
+
     def _told_by(self) -> str:
         given = self.settings.location
         return f" (that is what {given.source} says)" if given else ""
 
-    def answer(self, value: values.Json, *shown: RenderableType) -> None:
+    def answer(self, value: json_values.Json, *shown: RenderableType) -> None:
         """Print the answer: `value` with --json, otherwise `shown`."""
         if self.as_json:
-            self.out.out(values.encode(value), highlight=False)
+            self.out.out(json_values.encode(value), highlight=False)
         else:
             self.show(*shown)
 
     def show(self, *shown: RenderableType) -> None:
-        """Print text and tables; does nothing with --json."""
+        """Print text, and tables that have rows; does nothing with --json."""
         if self.as_json:
             return
         for renderable in shown:
+            if isinstance(renderable, Fitted) and not renderable.rows:
+                continue
             self.out.print(fitting(renderable), crop=False, markup=False, highlight=False)
 
     def note(self, message: str) -> None:
@@ -117,7 +177,7 @@ class Session:
         if self.verbose:
             self.err.out("".join(traceback.format_exception(error)), highlight=False)
         if self.as_json:
-            self.err.out(values.encode(values.error_value(error)), highlight=False)
+            self.err.out(json_values.encode(json_values.error_value(error)), highlight=False)
         else:
             self.err.print(Flow(Text(f"{about}{type(error).__name__}: {error}", "red")), crop=False)
 
@@ -174,7 +234,7 @@ def _no_collection(error: NotFound, name: str, names: list[str], location: str) 
 def open_remembering(url: str, consensus: str | None) -> Location:
     """Open a location whose Consensus only reads, and whose Blob also writes.
 
-    So whoever may only read the location can scrub it; then nothing is remembered.
+    So a user who may only read the location can scrub it; then nothing is remembered.
     """
     from persist_lib.location.clock import machine_clock
     from persist_lib.location.open import open_location, scheme_of
@@ -214,13 +274,13 @@ def failures(session: Session) -> Iterator[None]:
         yield
     except PersistError as error:
         session.complain(session.at_a_shell(error))
-        raise typer.Exit(values.exit_code(error)) from error
+        raise typer.Exit(json_values.exit_code(error)) from error
     except BrokenPipeError as error:
         # The reader of our output closed the pipe. Standard output is replaced, so that closing it does not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(0) from error
     except OSError as error:
-        session.complain(streams.told(error))
+        session.complain(standard_streams.told(error))
         raise typer.Exit(1) from error
     except KeyboardInterrupt as error:
         session.note("\n".join(["interrupted", *getattr(error, "__notes__", ())]))

@@ -13,10 +13,10 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from persist_lib.cli import units
-from persist_lib.cli.arguments import Shards
-from persist_lib.cli.layout import Fitted
+from persist_lib.cli.json_values import clock, jsonable
 from persist_lib.cli.session import Session
-from persist_lib.cli.values import clock, jsonable
+from persist_lib.cli.shared_options import Shards
+from persist_lib.cli.table_layout import Fitted
 from persist_lib.errors import Damage, InvalidUsage, NotFound, PersistError
 from persist_lib.ids import SeqNo, parse_shard_id
 from persist_lib.times import PER_SECOND, Times
@@ -134,8 +134,7 @@ def watch(
     names: Shards = None,
     every: Annotated[float, typer.Option(min=0.05, max=86_400, metavar="SECONDS", help="Look this often.")] = 2.0,
     count: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="COUNT", help="End after this many looks. Default: at Ctrl-C.", show_default=False),
+        int | None, typer.Option(min=1, metavar="COUNT", help="End after this many looks. Default: at Ctrl-C.")
     ] = None,
 ) -> None:
     """Watch shards live: frontiers, what is appended in a second, batches, debt, readers and holds.

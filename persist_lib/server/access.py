@@ -61,7 +61,7 @@ class Caller:
             needs = " and ".join(" or ".join(sorted(one)) for one in lacking)
             raise NotAllowed(
                 f"the client {self.name} may not {what} shard {shown(shard)}: it lacks the right to {needs}. This call "
-                "did nothing; whoever runs the server gives rights, in its token file",
+                "did nothing; the server's operator gives rights, in its token file",
                 client=self.name, shard=shard, needs=needs,
             )  # fmt: skip
 
@@ -72,21 +72,11 @@ def anybody(peer: str) -> Caller:
 
 
 class Access:
-    """The clients of a token file, which is read anew when it changes."""
+    """The clients of a token file, which is read again when it changes."""
 
     def __init__(self, path: Path) -> None:
         """Raises InvalidUsage if the file cannot be read or is wrong. No message has a token."""
-        self._callers = Reread([path], f"the token file {path}", lambda found: _parse(found[0], path))
-
-    def failures(self) -> int:
-        """How many versions of the file could not be read or were wrong."""
-        self._callers.get()
-        return self._callers.failures
-
-    def is_stale(self) -> bool:
-        """Whether the file as it is now is wrong, so that a former version is in force."""
-        self._callers.get()
-        return self._callers.is_stale
+        self.file = Reread([path], f"the token file {path}", lambda found: _parse(found[0], path))
 
     def caller(self, metadata: Sequence[tuple[str, str | bytes]] | None) -> Caller:
         """The client that made a call with this metadata. Raises NotAuthenticated."""
@@ -98,7 +88,7 @@ class Access:
             raise NotAuthenticated(f"what was sent to this shard server is no token. {_WHAT_TO_DO}")
         digest = sha256(text.removeprefix(SCHEME).encode(errors="replace")).digest()
         # All are compared, each in constant time: how long it takes tells nothing about any of them.
-        found = [one for one in self._callers.get() if hmac.compare_digest(one.digest, digest)]
+        found = [one for one in self.file.get() if hmac.compare_digest(one.digest, digest)]
         if not found:
             raise NotAuthenticated(f"this shard server does not know the token that was sent. {_WHAT_TO_DO}")
         return found[0]

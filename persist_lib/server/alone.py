@@ -1,4 +1,4 @@
-"""The heart of a server in a client's own process, for a client that goes on against the store without any server.
+"""The heart of a server in a client's own process, for a client that continues against the store without any server.
 
 What the client asks is applied as a server applies it: what other processes committed, or may commit yet, is looked for
 by its token, and "not committed" is said only of what can never be committed.
@@ -15,14 +15,13 @@ from persist_lib.location.api import Blob, Consensus
 from persist_lib.location.commands import Answered, Proposed
 from persist_lib.location.wrap.retrying import RetryingBlob, RetryingConsensus
 from persist_lib.runtime.ambient import Runtime
-from persist_lib.server.asking import ask
-from persist_lib.server.funnels import Funnels
+from persist_lib.server.funnels import Funnels, ask
 
 NAME = "itself"
 """What rows of several commands say of who sent one that came through no server."""
 THREADS = 4
 GRACE_S = 2.0
-"""How much longer than the caller's timeout to wait for an answer that says what is so."""
+"""How much longer than the caller's timeout to wait for a definite answer."""
 
 
 class Alone:

@@ -1,4 +1,4 @@
-"""The certificates of a server, which are read anew when their files change: for the connections made from then on."""
+"""The certificates of a server, which are read again when their files change: for the connections made from then on."""
 
 from __future__ import annotations
 
@@ -24,27 +24,17 @@ class Certificates:
         """Raises InvalidUsage if a file cannot be read, or the key is not that of the certificate."""
         self._cert, self._key, self._client_ca = cert, key, client_ca
         paths = [cert, key] if client_ca is None else [cert, key, client_ca]
-        self._files = Reread(paths, f"the TLS files {', '.join(map(str, paths))}", self._checked)
+        self.files = Reread(paths, f"the TLS files {', '.join(map(str, paths))}", self._checked)
 
     def credentials(self) -> grpc.ServerCredentials:
         """What a gRPC server listens with. It asks for the certificates at each connection."""
         return grpc.dynamic_ssl_server_credentials(
-            self._files.get(), self._files.get, require_client_authentication=self._client_ca is not None
+            self.files.get(), self.files.get, require_client_authentication=self._client_ca is not None
         )
-
-    def failures(self) -> int:
-        """How many versions of the files could not be read or were wrong."""
-        self._files.get()
-        return self._files.failures
-
-    def is_stale(self) -> bool:
-        """Whether the files as they are now are wrong, so that former ones are in force."""
-        self._files.get()
-        return self._files.is_stale
 
     def not_after(self) -> float:
         """When the first certificate of the chain in force expires, in seconds since 1970."""
-        self._files.get()
+        self.files.get()
         return self._not_after
 
     def _checked(self, found: Sequence[bytes]) -> grpc.ServerCertificateConfiguration:

@@ -16,14 +16,15 @@ from functools import partial
 from queue import Empty, SimpleQueue
 
 from persist_lib.config import Config
-from persist_lib.errors import Overloaded
-from persist_lib.ids import ShardId
+from persist_lib.errors import InvalidUsage, Overloaded
+from persist_lib.ids import ShardId, parse_shard_id
 from persist_lib.location.api import Blob, Consensus
-from persist_lib.runtime.ambient import Runtime
-from persist_lib.server.funnel import Funnel
+from persist_lib.location.commands import Proposed
+from persist_lib.runtime.ambient import Deadline, Runtime
+from persist_lib.server.backpressure import Wake
+from persist_lib.server.group_commit import Funnel
+from persist_lib.server.multi_shard_commit import commit_together
 from persist_lib.server.requests import Observe, Request, unobserved
-from persist_lib.server.room import Wake
-from persist_lib.server.together import commit_together
 from persist_lib.shard.commit import Machine
 
 log = logging.getLogger("persist.server")
@@ -209,3 +210,27 @@ def _funnel(
     wake: Wake | None, shard: ShardId,
 ) -> Funnel:  # fmt: skip
     return Funnel(Machine(shard, blob, consensus, config, runtime, reads), observe, wake)
+
+
+def ask(
+    funnels: Funnels, proposed: Sequence[Proposed], token: bytes, client: str, deadline: Deadline, *, is_repeated: bool
+) -> list[Request]:
+    """Let commands wait for their turns, and return the requests, whose answers tell what came of them.
+
+    Several commands, each of another shard, are committed together: all or none. Raises InvalidUsage for none at all,
+    or for two of one shard.
+    """
+    requests = [
+        Request(parse_shard_id(shard), command, token, client, deadline, known, is_repeated=is_repeated)
+        for shard, command, known in proposed
+    ]
+    shards = {request.shard for request in requests}
+    if len(shards) < max(1, len(requests)):
+        raise InvalidUsage(
+            f"a commit needs at least one command, and each shard once: got {[p.shard for p in proposed]}"
+        )
+    if len(requests) == 1:
+        funnels.submit(requests[0])
+    else:
+        funnels.submit_together(requests)
+    return requests

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from persist_lib.core import commands as c
-from persist_lib.errors import Indeterminate, PersistError
+from persist_lib.core import refusals as r
+from persist_lib.core.diff import StateDiff
+from persist_lib.core.groups import Answer
+from persist_lib.core.state import Version
+from persist_lib.errors import Indeterminate, Overloaded, PersistError, TimedOut
 from persist_lib.ids import SeqNo, ShardId, WriterId
+from persist_lib.location.api import Row
 from persist_lib.location.commands import Answered
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.runtime.threads import Future
@@ -35,8 +41,8 @@ class Request:
         self.is_dropped = False
         self.patience: Deadline | None = None
         self.answer: Future[Answered] = Future()
-        # SUBTLE: so that nobody can cancel it. Whoever waits for it and goes would otherwise break the turn in which it
-        # is answered, and with it the answers of all others.
+        # SUBTLE: so that it cannot be cancelled. A caller that waits for it and goes would otherwise break the turn in
+        # which it is answered, and with it the answers of all others.
         self.answer.set_running_or_notify_cancel()
 
     @property
@@ -51,7 +57,7 @@ class Request:
 
     @property
     def is_over(self) -> bool:
-        """Whether nobody waits for its answer any more."""
+        """Whether its client does not wait for the answer any more."""
         return self.is_dropped or self.deadline.has_passed()
 
     def settle(self, answered: Answered) -> None:
@@ -83,4 +89,78 @@ Observe = Callable[[str, int, float], object]
 
 
 def unobserved(_shard: str, _commands: int, _seconds: float) -> None:
-    """What is called where nobody measures."""
+    """What is called where nothing is measured."""
+
+
+@contextmanager
+def answering(lot: Sequence[Request]) -> Iterator[None]:
+    """Answer the requests of a lot with its error if what is done for them fails, unless they are answered."""
+    try:
+        yield
+    except PersistError as error:  # the store cannot be read or reached: nothing of what is left was sent
+        for request in lot:
+            request.fail(error)
+    except Exception as error:  # a bug: it says nothing about what was done
+        for request in lot:
+            request.fail(Indeterminate(f"shard {request.shard}: the server failed: {error!r}"))
+        raise
+
+
+def committed(
+    request: Request, diff: StateDiff, version: Version, rows: tuple[Row, ...], due: tuple[str, ...]
+) -> Answered:
+    """The answer to a request that a row committed, which led to `version`; `rows` are those since its client's."""
+    if not isinstance(request.command, c.AppendNow) or diff.outcomes is None:
+        return Answered(version.seqno, is_committed=True, rows=rows)
+    return Answered(
+        version.seqno, is_committed=True, rows=rows if due else (), outcome=diff.outcomes.added[-1], due=due
+    )
+
+
+def refused(
+    request: Request, refusal: r.Refusal, seqno: SeqNo, rows: tuple[Row, ...], due: tuple[str, ...] = ()
+) -> Answered:
+    """The answer to a request that the version `seqno` refuses."""
+    return Answered(seqno, refusal, rows=() if isinstance(request.command, c.AppendNow) else rows, due=due)
+
+
+def timed_out(request: Request) -> TimedOut:
+    """The error for a command that waited too long. Nothing of it was ever sent to the store."""
+    timeout_s = request.deadline.timeout_s
+    return TimedOut(
+        f"shard {request.shard}: the {type(request.command).__name__} was not committed within {timeout_s:g} s, "
+        "and will not be; this call changed nothing. Try again, or with a longer timeout",
+        shard=request.shard, timeout_s=timeout_s,
+    )  # fmt: skip
+
+
+def stopped(shard: ShardId) -> Overloaded:
+    """The error for a command that comes when the server ends."""
+    return Overloaded(
+        f"shard {shard}: this server is stopping. It did nothing; ask another one",
+        shard=shard, waiting=0, most=0,
+    )  # fmt: skip
+
+
+def still_open(request: Request, answer: Answer | None) -> Indeterminate:
+    """The error for a repeated command that is not committed, but may still be.
+
+    SUBTLE: another server, which was only paused, may hold the command, and apply it to a later state. So a refusal
+    may only be told when no later state accepts it: its writer is retired, or what it needs has passed.
+    """
+    return Indeterminate(
+        f"shard {request.shard}: the {type(request.command).__name__} with token {request.token.hex()} is not "
+        f"committed, and it does not apply now ({answer!s:.200}). But it was sent before, and a server that is "
+        "paused may still commit it later. Repeat it with the same token, or retire its writer",
+        shard=request.shard, token=request.token,
+    )  # fmt: skip
+
+
+def forgotten(request: Request) -> Indeterminate:
+    """The error for a command whose first sending is too long ago for the log to tell what became of it."""
+    return Indeterminate(
+        f"shard {request.shard}: whether the {type(request.command).__name__} with token {request.token.hex()} was "
+        f"committed is not known any more: it was first sent after v{request.known}, and the rows since then are "
+        "truncated. This call changed nothing. Read the shard to see what is there",
+        shard=request.shard, token=request.token,
+    )  # fmt: skip

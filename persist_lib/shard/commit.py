@@ -323,7 +323,7 @@ def _commit(
             is_fresh = True
             continue
         attempts += 1
-        if until_decided(partial(_compare_and_set, prepared), prepared, deadline):
+        if until_decided(partial(compare_and_set_rows, prepared), prepared, deadline):
             took_s = deadline.runtime.monotonic() - started
             for one in prepared:
                 one.machine.adopt(one, took_s)
@@ -348,7 +348,7 @@ def _prepare(wanted: Sequence[Wanted], token: bytes) -> tuple[list[Prepared], di
     return prepared, refusals
 
 
-def _compare_and_set(prepared: Sequence[Prepared]) -> bool:
+def compare_and_set_rows(prepared: Sequence[Prepared]) -> bool:
     """Append the rows of all by one compare-and-set. Returns whether it won."""
     first = prepared[0]
     if len(prepared) == 1:

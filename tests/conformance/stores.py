@@ -90,7 +90,7 @@ def stop_servers() -> None:
 
 def _served_url(path: Path, count: int = 2, **options: Any) -> str:
     """Shard servers of one fresh place, in this process; other processes reach them by the same URL."""
-    from persist_lib.server.serving import ShardServer  # noqa: PLC0415 - not in every process that races
+    from persist_lib.server.shard_server import ShardServer  # noqa: PLC0415 - not in every process that races
 
     store = persist.open(f"file:{path}/served")
     _stops.append(store.close)

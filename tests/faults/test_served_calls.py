@@ -15,7 +15,7 @@ import pytest
 import persist_lib as persist
 from persist_lib.location.rpc import servers as rpc
 from persist_lib.runtime.ambient import Runtime
-from persist_lib.server.serving import ShardServer
+from persist_lib.server.shard_server import ShardServer
 from tests.faults.calls import CallProxy, Fault, Plan
 from tests.faults.workload import Workload
 

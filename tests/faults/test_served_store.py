@@ -15,7 +15,7 @@ import pytest
 
 import persist_lib as persist
 from persist_lib.runtime.ambient import Runtime
-from persist_lib.server.serving import ShardServer
+from persist_lib.server.shard_server import ShardServer
 from tests import servers
 from tests.faults.proxy import Fault, Proxy
 from tests.faults.workload import Workload

@@ -244,13 +244,15 @@ def test_rows_are_upserted_and_deleted_from_files_by_key(tmp_path: Path):
     assert "would be 1 inserted, 1 updated, 1 unchanged (3 updates); nothing was changed" in sh(
         "upsert", "orders", file, "--dry-run"
     )
-    assert "1 inserted, 1 updated, 1 unchanged; 3 updates at time 1, upper is [2]" in sh("upsert", "orders", file)
-    assert "3 unchanged; nothing was written, upper is [2]" in sh("upsert", "orders", file)
+    assert "1 inserted, 1 updated, 1 unchanged (3 updates) at time 1, upper is [2]" in sh("upsert", "orders", file)
+    assert "3 unchanged (0 updates); nothing was written, upper is [2]" in sh("upsert", "orders", file)
     keys.write_text('{"order_id": 1}\n{"order_id": 9}\n')
     assert sh.json("delete", "orders", keys, "--dry-run")["deleted"] == 1
-    assert "1 unchanged, 1 deleted; 1 update at time 2" in sh("delete", "orders", keys)
+    assert "1 unchanged, 1 deleted (1 update) at time 2" in sh("delete", "orders", keys)
     found = [(row["order_id"], row["state"]) for row in sh.json("snapshot", "orders")["rows"]]
     assert found == [(2, "placed"), (3, "placed")]
+    typed = '{"order_id": 2, "state": "placed"}'
+    assert "1 unchanged (0 updates)" in sh.run("upsert", "orders", "-", typed=typed).stdout
     for kind in ("csv", "parquet", "jsonl"):  # what a snapshot writes can be upserted again
         again = tmp_path / f"again.{kind}"
         sh("snapshot", "orders", "-f", kind, "-o", again)
@@ -516,7 +518,7 @@ def test_damage_is_found_named_and_has_its_own_exit_code(sh: Shell):
     assert json.loads(sh.run("scrub", "orders", "--json").stdout)["shards"][0]["known"]
     assert part.name in sh.fails(3, "snapshot", "orders")
     part.unlink()
-    assert sh.fails(3, "compaction", "orders").startswith("Missing")
+    assert sh.fails(3, "compaction", "orders").startswith("orders: Missing")
 
 
 @pytest.mark.parametrize("prices", [None, "s3", "free", '{"gib_month": 1000}'])

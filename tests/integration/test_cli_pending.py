@@ -43,7 +43,7 @@ def test_a_life_of_a_pending_area(sh: Pending):
     assert [(one["writer"], one["batches"], one["late"]) for one in shown["writers"]] == [
         ("edge-7", 3, 0), ("edge-8", 1, 0),
     ]  # fmt: skip
-    assert "go on without a gap to [9]" in sh("pending", "show", "readings")
+    assert "reach without a gap to [9]" in sh("pending", "show", "readings")
     before = sh.files()
     assert "would absorb" in sh("pending", "absorb", "readings", "--dry-run")
     assert sh.files() == before

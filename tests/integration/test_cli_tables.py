@@ -75,15 +75,15 @@ def test_show_and_list_tell_how_far_a_table_is_behind_until_it_is_tended(bank: S
 
 def test_rows_are_inserted_upserted_updated_and_deleted_from_files_and_from_standard_input(bank: Shell, tmp_path: Path):
     said = bank("table", "upsert", "accounts", jsonl(tmp_path / "u.jsonl", row(1, 1), row(2, 200, "x"), row(9, 9)))
-    assert re.match(r"accounts: 1 inserted, 1 updated, 1 unchanged \(3 updates\) at 20\d\d-", said)
+    assert re.match(r"accounts: 1 inserted, 1 updated, 1 unchanged \(3 updates\) at time 20\d\d-", said)
     typed = '{"id": 3, "cents": 3}\n{"id": 7, "cents": 7}\n'
     said = bank.run("table", "update", "accounts", "-", typed=typed).stdout
-    assert re.match(r"accounts: 1 updated \(2 updates\) at", said), "a key without rows is left alone"
+    assert re.match(r"accounts: 1 updated \(2 updates\) at time", said), "a key without rows is left alone"
     assert bank.json("table", "read", "accounts", "--key", 3)["rows"] == [row(3, 3, "x")]
     said = bank("table", "delete", "accounts", jsonl(tmp_path / "d.jsonl", {"id": 9}, {"id": 10}))
-    assert said.startswith("accounts: 1 unchanged, 1 deleted (1 update) at")
+    assert said.startswith("accounts: 1 unchanged, 1 deleted (1 update) at time")
     said = bank("table", "insert", "accounts", jsonl(tmp_path / "i.jsonl", row(11, 11)))
-    assert said.startswith("accounts: 1 inserted (1 update) at")
+    assert said.startswith("accounts: 1 inserted (1 update) at time")
     assert read(bank) == {1: 1, 2: 200, 3: 3, 4: 400, 11: 11}
     found = bank.json("table", "upsert", "accounts", jsonl(tmp_path / "u.jsonl", row(1, 1)))
     assert (found["time"], found["updates"], found["unchanged"]) == (None, 0, 1)

@@ -179,7 +179,7 @@ def test_what_is_written_by_key_is_told_at_a_moment(made: Shell, tmp_path: Path)
     file = tmp_path / "rows.csv"
     file.write_text("id,state\n0,s0\n7,new\n")
     moment = r"\d{4}-\d\d-\d\dT[\d:.]+Z"
-    assert re.search(rf"1 update at time {moment}, upper is \[{moment}\]\n", made("upsert", "orders", file))
+    assert re.search(rf"\(1 update\) at time {moment}, upper is \[{moment}\]\n", made("upsert", "orders", file))
     assert re.search(rf"nothing was written, upper is \[{moment}\]\n", made("upsert", "orders", file))
 
 
@@ -195,13 +195,13 @@ def test_calls_by_key_changes_and_restores_show_moments_and_say_the_clock(sh: Sh
     file = tmp_path / "in.csv"
     file.write_text("id,state\n1,new\n2,new\n")
     said = sh("upsert", "orders", file)
-    assert re.search(r"2 inserted; 2 updates at time 20\S+Z, upper is \[20\S+Z\]", said), said
+    assert re.search(r"2 inserted \(2 updates\) at time 20\S+Z, upper is \[20\S+Z\]", said), said
     assert re.search(r"nothing was written, upper is \[20\S+Z\]", sh("upsert", "orders", file))
     before = sh.json("changes", "orders")
     file.write_text("id,state\n1,paid\n")
     done = sh.json("upsert", "orders", file)
     (keys := tmp_path / "keys.csv").write_text("id\n2\n")
-    assert re.search(r"1 deleted; 1 update at time 20\S+Z", sh("delete", "orders", keys))
+    assert re.search(r"1 deleted \(1 update\) at time 20\S+Z", sh("delete", "orders", keys))
     dry = sh.json("restore", "orders", "--to", before["to"], "--dry-run")
     assert [one["times"] for one in (before, done, dry)] == ["ms"] * 3
     table = sh("changes", "orders", "--from", before["to"]).splitlines()

@@ -14,7 +14,7 @@ from persist_lib.ids import SeqNo
 from persist_lib.location.rpc.consensus import RpcConsensus
 from persist_lib.location.rpc.servers import Servers
 from persist_lib.runtime.ambient import Runtime
-from persist_lib.server.serving import ShardServer
+from persist_lib.server.shard_server import ShardServer
 from tests.interrupts.points import Interrupter, only_on_cpython_3_11
 from tests.interrupts.scenes import elsewhere, eventually
 from tests.worlds import SCHEMA, row

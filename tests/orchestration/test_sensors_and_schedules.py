@@ -16,7 +16,7 @@ from orchestration.resources import Persist
 from orchestration.settings import Settings
 from persist_lib.core.duties import DUTIES
 from persist_lib.runtime.ambient import Runtime
-from persist_lib.server.serving import ShardServer
+from persist_lib.server.shard_server import ShardServer
 from tests.spark.collections import SMALL, write
 
 pytestmark = pytest.mark.dagster

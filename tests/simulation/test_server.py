@@ -22,8 +22,7 @@ from persist_lib.location.commands import Answered, Proposed
 from persist_lib.location.stack import wrap
 from persist_lib.location.wrap.around import Operation
 from persist_lib.runtime.ambient import Runtime
-from persist_lib.server.asking import ask
-from persist_lib.server.funnels import Funnels
+from persist_lib.server.funnels import Funnels, ask
 from tests.simulation.scheduler import Actor, Chaos, SimulatedBlob, SimulatedConsensus, Simulation
 from tests.simulation.test_simulation import SHARD, Story, seeds
 from tests.worlds import SCHEMA

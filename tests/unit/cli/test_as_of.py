@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from persist_lib.cli.as_of import parse_query
+from persist_lib.cli.query import parse_query
 from persist_lib.errors import InvalidUsage
 
 

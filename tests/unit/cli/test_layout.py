@@ -19,7 +19,7 @@ from typer.testing import Result
 
 import persist_lib as persist
 from persist_lib.cli import render
-from persist_lib.cli.layout import Fitted, Flow, wrapped
+from persist_lib.cli.table_layout import Fitted, Flow, wrapped
 from persist_lib.core.state import Batch, Part, State, Version
 from persist_lib.frontier import at
 from persist_lib.ids import PartKey, SeqNo

@@ -11,10 +11,10 @@ import pytest
 from rich.console import Console, RenderableType
 
 from persist_lib import errors
-from persist_lib.cli import render, units, values
-from persist_lib.cli.arguments import parse_frontier
-from persist_lib.cli.log import changes
-from persist_lib.cli.show import holders, readable
+from persist_lib.cli import json_values, render, units
+from persist_lib.cli.history import changes
+from persist_lib.cli.shard_commands import holders, readable
+from persist_lib.cli.shared_options import parse_frontier
 from persist_lib.core.diff import StateDiff, TraceEdit
 from persist_lib.core.plan.compaction import plan_compaction
 from persist_lib.core.state import Batch, Garbage, Hold, Part, Reader, State, Version, Writer
@@ -96,9 +96,9 @@ def test_what_is_no_frontier_is_refused_with_the_text(text: str):
 
 
 def test_frontiers_and_bytes_and_fingerprints_have_one_form_in_json():
-    hold = values.jsonable({"a": Hold(TOP, b"\x01\xff"), "b": Hold(at(5))})
+    hold = json_values.jsonable({"a": Hold(TOP, b"\x01\xff"), "b": Hold(at(5))})
     assert hold == {"a": {"since": [], "opaque": "01ff"}, "b": {"since": [5], "opaque": ""}}
-    found = json.loads(values.encode(values.state_value(state(3, 1))))
+    found = json.loads(json_values.encode(json_values.state_value(state(3, 1))))
     assert (found["upper"], found["fingerprint"], found["finished"]) == ([2], f"{28:016x}", False)
     part = found["trace"][0]["parts"][0]
     assert part.keys() == {"key", "size", "rows", "time_lower", "time_upper", "schema", "earliest", "at"}
@@ -111,8 +111,8 @@ def every_error(kind: type[PersistError] = PersistError) -> list[type[PersistErr
 @pytest.mark.parametrize("kind", every_error())
 def test_every_error_has_the_documented_exit_code(kind: type[PersistError]):
     expected = 3 if issubclass(kind, errors.Damage) else 2 if issubclass(kind, errors.InvalidUsage) else 1
-    assert values.exit_code(kind("no")) == expected
-    assert values.error_value(kind("no", upper=TOP)) == {
+    assert json_values.exit_code(kind("no")) == expected
+    assert json_values.error_value(kind("no", upper=TOP)) == {
         "error": kind.__name__,
         "message": "no",
         "fields": {"upper": []},

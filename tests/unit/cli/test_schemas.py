@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import persist_lib as persist
-from persist_lib.cli.schemas import build_schema, parse_columns, python_of
+from persist_lib.cli.schema_commands import build_schema, parse_columns, python_of
 from persist_lib.errors import InvalidUsage
 from tests.commands import invoke
 

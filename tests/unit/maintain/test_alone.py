@@ -266,7 +266,7 @@ def test_a_killed_compaction_is_in_the_way_for_its_lease_and_the_next_audit_swee
 
 def test_a_compaction_that_was_overtaken_says_so_in_words(world: World) -> None:
     from jobs.compact import overtaken  # noqa: PLC0415
-    from persist_lib.cli.outcomes import compacted  # noqa: PLC0415
+    from persist_lib.cli.duty_outcomes import compacted  # noqa: PLC0415
 
     client, other = world.client(TINY), world.client(TINY)
     filled(client, 6)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import persist_lib as persist
-from persist_lib.cli import outcomes, units
+from persist_lib.cli import duty_outcomes, units
 from persist_lib.core.commands import Retire
 from persist_lib.errors import Determinate
 from persist_lib.format.paths import blob_key
@@ -194,7 +194,7 @@ def test_what_a_killed_process_left_half_written_in_a_directory_is_named_and_del
                 told = looking.audit_orphans("s", dry_run=True)
             assert (told.uploads, told.uploads_size) == (1, size)
             assert half.exists()
-        outcome = outcomes.audited(told, dry_run=True)
+        outcome = duty_outcomes.audited(told, dry_run=True)
         assert f"1 unfinished upload, {units.size(size)}, would be given up" in outcome.summary
         done = client.audit_orphans("s")
         assert (done.uploads, done.uploads_size, done.failed) == (1, size, {})

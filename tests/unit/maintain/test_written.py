@@ -86,8 +86,8 @@ def test_an_upgraded_shard_counts_from_its_upgrade_on(world: World, format_: int
 
 
 def test_the_figures_are_told_in_words_and_for_machines(world: World) -> None:
+    from persist_lib.cli.json_values import jsonable  # noqa: PLC0415
     from persist_lib.cli.render import census_lines  # noqa: PLC0415
-    from persist_lib.cli.values import jsonable  # noqa: PLC0415
 
     client = world.client(TINY)
     client.open_writer("s", SCHEMA).close()

@@ -15,7 +15,7 @@ from persist_lib.ids import SeqNo, ShardId, WriterId, format_writer_id
 from persist_lib.location.api import Change, Consensus, Newest
 from persist_lib.location.wrap.around import AroundConsensus, Operation
 from persist_lib.runtime.ambient import Runtime
-from persist_lib.server.funnel import Funnel
+from persist_lib.server.group_commit import Funnel
 from persist_lib.server.requests import Request
 from persist_lib.shard.commit import Machine
 from tests.worlds import SCHEMA, World

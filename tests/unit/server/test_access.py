@@ -15,7 +15,7 @@ import pytest
 
 import persist_lib as persist
 from persist_lib import streams
-from persist_lib.cli.log import fetch_rows
+from persist_lib.cli.history import fetch_rows
 from persist_lib.core import commands as c
 from persist_lib.errors import Determinate, Indeterminate, InvalidUsage, NotAllowed, NotAuthenticated
 from persist_lib.frontier import MINIMUM
@@ -27,7 +27,7 @@ from persist_lib.location.rpc.credentials import Credentials, check_secret
 from persist_lib.location.rpc.servers import Servers
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.server.access import Access
-from persist_lib.server.serving import ShardServer
+from persist_lib.server.shard_server import ShardServer
 from persist_lib.streams.lock import break_lock, fetch_lock
 from tests.unit.core.rights_of_commands import every_command_with_its_rights
 from tests.worlds import SCHEMA, row

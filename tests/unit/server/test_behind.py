@@ -19,7 +19,7 @@ from persist_lib.location.rpc.fallback_store import LONGEST_PAUSE_S, FallbackSto
 from persist_lib.location.rpc.servers import Servers
 from persist_lib.location.scheme import Opening
 from persist_lib.runtime.ambient import Runtime
-from persist_lib.server.serving import ShardServer
+from persist_lib.server.shard_server import ShardServer
 from persist_lib.testing import check_world
 from tests.worlds import SCHEMA, row
 

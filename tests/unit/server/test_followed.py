@@ -17,10 +17,8 @@ from persist_lib.location.rpc import subscriptions as pushed
 from persist_lib.location.rpc.subscriptions import Followed, Kept
 from persist_lib.location.wrap.around import AroundConsensus, Operation
 from persist_lib.runtime.ambient import Runtime
-from persist_lib.server.announcing import Announcing
-from persist_lib.server.backlog import Backlog
-from persist_lib.server.pushing import ROWS_MOST, Pushing, Subscriber
-from persist_lib.server.watching import Watching
+from persist_lib.server.log_watch import Announcing, Watching
+from persist_lib.server.row_push import ROWS_MOST, Backlog, Pushing, Subscriber
 from persist_lib.shard.commit import Machine
 from persist_lib.shard.pushed_rows import follow, told
 from tests.worlds import SCHEMA, World, row

@@ -16,7 +16,7 @@ import persist_lib as persist
 from persist_lib.location.rpc import grpc_forks as rpc_forked
 from persist_lib.location.rpc import servers
 from persist_lib.location.rpc.grpc_forks import Core
-from persist_lib.server.serving import ShardServer
+from persist_lib.server.shard_server import ShardServer
 from persist_lib.testing import check_world
 from tests.faults.shard_servers import Server
 from tests.unit.runtime.test_forks import forked

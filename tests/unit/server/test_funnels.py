@@ -17,7 +17,7 @@ from persist_lib.format.log import GROUP, LogRow, decode_row
 from persist_lib.frontier import at
 from persist_lib.ids import SeqNo, ShardId, format_writer_id
 from persist_lib.runtime.ambient import Runtime
-from persist_lib.server import funnels as module
+from persist_lib.server import funnels
 from persist_lib.server.funnels import Funnels
 from persist_lib.server.requests import Request
 from persist_lib.testing import check_world
@@ -205,7 +205,7 @@ def test_several_shards_at_once_beside_single_ones(place: Place) -> None:
 
 
 def test_states_that_nobody_asks_for_are_forgotten_and_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "SHARDS_MOST", 2)
+    monkeypatch.setattr(funnels, "SHARDS_MOST", 2)
     place = Place(World(), 6)
     for turn in range(3):
         for shard in place.shards:

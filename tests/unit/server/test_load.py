@@ -20,8 +20,8 @@ from persist_lib.location.rpc.consensus import RpcConsensus
 from persist_lib.location.rpc.credentials import Credentials
 from persist_lib.location.rpc.servers import Servers
 from persist_lib.runtime.ambient import Runtime
-from persist_lib.server.load import BYTES_MOST, BYTES_OF_A_CLIENT, Load
-from persist_lib.server.serving import ShardServer
+from persist_lib.server.backpressure import BYTES_MOST, BYTES_OF_A_CLIENT, Load
+from persist_lib.server.shard_server import ShardServer
 from tests.worlds import SCHEMA
 
 CONFIG = persist.Config(format=4, timeout_s=20)

@@ -27,7 +27,7 @@ from persist_lib.location.rpc.consensus import RpcConsensus
 from persist_lib.location.rpc.servers import SHUNNED_MOST_S, SHUNNED_S, Server, Servers, Unreached
 from persist_lib.location.sqlite.consensus import SqliteConsensus
 from persist_lib.runtime.ambient import Runtime
-from persist_lib.server.serving import ShardServer
+from persist_lib.server.shard_server import ShardServer
 from persist_lib.shard.leases import renew
 from persist_lib.testing import check_world
 from tests.faults.shard_servers import Server as Process

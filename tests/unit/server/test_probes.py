@@ -19,10 +19,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 import persist_lib as persist
 from persist_lib.errors import InvalidUsage, NotAllowed, NotAuthenticated, UpperMismatch
 from persist_lib.format import wire
-from persist_lib.server import readiness
+from persist_lib.server import probes
 from persist_lib.server.certificates import not_after
-from persist_lib.server.pages import CONNECTIONS_MOST
-from persist_lib.server.serving import ShardServer
+from persist_lib.server.probes import CONNECTIONS_MOST
+from persist_lib.server.shard_server import ShardServer
 from persist_lib.testing.servers import PostgresServer
 from tests.unit.server.certificates import Authority
 from tests.worlds import SCHEMA, row
@@ -98,8 +98,8 @@ def test_a_server_tells_that_it_lives_and_is_ready_without_a_token(site: Site) -
 
 
 def test_a_server_is_not_ready_while_its_store_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readiness, "LOOK_S", 0.1)
-    monkeypatch.setattr(readiness, "LATE_S", 4.0)
+    monkeypatch.setattr(probes, "LOOK_S", 0.1)
+    monkeypatch.setattr(probes, "LATE_S", 4.0)
     store = PostgresServer()
     site = Site(tmp_path, store.url)
     try:
@@ -139,13 +139,13 @@ def test_a_server_that_stops_says_so_before_it_takes_no_more_calls(site: Site) -
 
 def test_few_may_wait_for_changes_of_the_health(site: Site) -> None:
     site.serve()
-    watches = [site.health().Watch(health_pb2.HealthCheckRequest()) for _ in range(readiness.WATCHES_MOST)]
+    watches = [site.health().Watch(health_pb2.HealthCheckRequest()) for _ in range(probes.WATCHES_MOST)]
     assert {next(watch).status for watch in watches} == {SERVING}
     with pytest.raises(grpc.RpcError) as told:
         next(site.health().Watch(health_pb2.HealthCheckRequest()))
     assert told.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     watches.pop().cancel()
-    until(lambda: site.server._readiness._watches < readiness.WATCHES_MOST)
+    until(lambda: site.server._readiness._watches < probes.WATCHES_MOST)
     assert next(site.health().Watch(health_pb2.HealthCheckRequest())).status == SERVING
     site.client().open_writer("s", SCHEMA).append_now([row(1)])
 

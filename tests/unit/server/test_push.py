@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from queue import Queue, SimpleQueue
 from typing import Any
@@ -24,8 +25,8 @@ from persist_lib.location.rpc.push_stream import PushStream
 from persist_lib.location.rpc.subscriptions import Followed, Subscriptions
 from persist_lib.relation import listen as following
 from persist_lib.runtime.ambient import Runtime
-from persist_lib.server import backlog, pushing
-from persist_lib.server.serving import ShardServer
+from persist_lib.server import row_push
+from persist_lib.server.shard_server import ShardServer
 from persist_lib.testing import check_world
 from tests.servers import postgres_at
 from tests.unit.server.following import (
@@ -126,7 +127,7 @@ def test_a_timeout_is_never_told_by_what_was_pushed_alone(site: Site, monkeypatc
 
 def test_where_rows_are_left_out_as_a_client_lags_it_reads_them(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     without_checks(monkeypatch)
-    monkeypatch.setattr(pushing, "Backlog", lambda: backlog.Backlog(bytes_most=1))
+    monkeypatch.setattr(row_push, "Backlog", partial(row_push.Backlog, bytes_most=1))
     client = site.client(runtime=QUIET)
     listener, writer = Listener(client), Writer(site.client(runtime=QUIET), SCHEMA)
     eventually(lambda: is_told(client))
@@ -205,7 +206,7 @@ def test_a_client_that_never_reads_holds_up_nobody_and_costs_little(site: Site) 
     listener.wait_for(150)
     held = [one.backlog.bytes for one in site.servers[0]._pushing._subscribers]
     assert len(held) == 2
-    assert max(held) <= backlog.BYTES_MOST
+    assert max(held) <= row_push.BACKLOG_BYTES
     newest = site.store.machine("s").fetch().seqno
     told, rows = SeqNo(0), 0
     while told < newest:  # now it reads: what is left of the rows, and where the log ends
@@ -367,7 +368,7 @@ def test_push_is_only_for_shards_that_a_client_may_see(site: Site, tmp_path: Pat
 
 
 def test_a_listener_without_push_polls_as_before(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("persist_lib.server.pushing.FOLLOWED_MOST", 0)
+    monkeypatch.setattr("persist_lib.server.row_push.FOLLOWED_MOST", 0)
     client = site.client(runtime=QUIET)
     listener, writer = Listener(client), Writer(site.client(runtime=QUIET), SCHEMA)
     for _ in range(3):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from persist_lib.cli.log import fetch_rows
+from persist_lib.cli.history import fetch_rows
 from persist_lib.cli.watch import appended
 from persist_lib.errors import NewerFormat
 from persist_lib.frontier import at

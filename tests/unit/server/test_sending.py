@@ -14,7 +14,7 @@ from persist_lib.format.log import GROUP
 from persist_lib.ids import format_writer_id
 from persist_lib.location import open_location
 from persist_lib.location.commands import Answered, Proposed
-from persist_lib.server.funnel import Funnel
+from persist_lib.server.group_commit import Funnel
 from persist_lib.server.requests import Request
 from persist_lib.testing import check_world
 from tests.unit.server.serving import SHARD, W2, Served, Told, append, hold

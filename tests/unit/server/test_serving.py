@@ -25,8 +25,8 @@ from persist_lib.ids import SeqNo
 from persist_lib.location.commands import Answered
 from persist_lib.location.rpc.servers import Servers, Unreached
 from persist_lib.runtime.ambient import Runtime
-from persist_lib.server import calls, funnel, seen
-from persist_lib.server.serving import ShardServer
+from persist_lib.server import dedup_index, group_commit, rpc_calls
+from persist_lib.server.shard_server import ShardServer
 from persist_lib.testing import check_swept, check_world, contents_of
 from tests.faults.raw_http2 import DATA, END_HEADERS, END_STREAM, HEADERS, Connection, frame, headers
 from tests.worlds import SCHEMA, row
@@ -194,7 +194,7 @@ def test_a_message_that_is_too_large_is_refused(site: Site) -> None:
 
 
 def test_a_message_that_does_not_end_is_given_up(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls, "RECEIVE_S", 0.2)
+    monkeypatch.setattr(rpc_calls, "RECEIVE_S", 0.2)
     with Connection(site.servers[0].port) as slow:
         slow.send(frame(HEADERS, headers("commit"), END_HEADERS, 1))
         slow.send(frame(DATA, b"\x00" + (1000).to_bytes(4, "big") + b"begun", 0, 1))
@@ -223,7 +223,7 @@ def test_a_server_that_nobody_refers_to_serves_on(site: Site) -> None:
 FORKED_AFTER_STOP = """
 import gc, os, signal, sys
 import persist_lib as persist
-from persist_lib.server.serving import ShardServer
+from persist_lib.server.shard_server import ShardServer
 
 gc.disable()
 for _ in range(2):
@@ -257,14 +257,14 @@ def test_silent_connections_hold_up_nobody(site: Site) -> None:
 
 def test_a_client_that_was_away_for_long_makes_its_command_anew(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server would have to read all rows since then, to know whether the command is a repetition."""
-    monkeypatch.setattr(seen, "SCAN_ROWS", 2)
+    monkeypatch.setattr(dedup_index, "SCAN_ROWS", 2)
     told: list[object] = []
 
     def refused(_: object, refusal: r.Refusal, seqno: SeqNo, __: object) -> Answered:
         told.append(refusal)
         return Answered(seqno, refusal)
 
-    monkeypatch.setattr(funnel, "refused", refused)
+    monkeypatch.setattr(group_commit, "refused", refused)
     away, near = site.client(), site.client()
     with site.store.open_writer("orders", SCHEMA) as write:
         known = away.machine("orders").fetch().seqno

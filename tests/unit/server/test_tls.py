@@ -18,7 +18,7 @@ from persist_lib.errors import Determinate, InvalidUsage, NotAuthenticated
 from persist_lib.format import wire
 from persist_lib.location.rpc.consensus import open_consensus
 from persist_lib.location.scheme import Opening
-from persist_lib.server.serving import ShardServer
+from persist_lib.server.shard_server import ShardServer
 from persist_lib.testing import contents_of
 from tests.unit.server.certificates import Authority
 from tests.worlds import SCHEMA, row

@@ -13,9 +13,8 @@ from persist_lib.ids import SeqNo
 from persist_lib.location.api import Row
 from persist_lib.location.wrap.around import AroundConsensus, Operation
 from persist_lib.runtime.ambient import Runtime
-from persist_lib.server.announcing import Announcing
-from persist_lib.server.pushing import Pushing, Subscriber
-from persist_lib.server.watching import Watching
+from persist_lib.server.log_watch import Announcing, Watching
+from persist_lib.server.row_push import Pushing, Subscriber
 from tests.unit.server.following import eventually
 
 

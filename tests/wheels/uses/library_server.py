@@ -3,7 +3,7 @@
 import sys
 
 import persist_lib as persist
-from persist_lib.server.serving import ShardServer
+from persist_lib.server.shard_server import ShardServer
 
 schema = persist.Schema(key={"id": "int64"}, value={"word": "string"})
 with persist.open(f"file:{sys.argv[1]}/data") as store:

@@ -1,0 +1,309 @@
+"""How much history of a shard or a collection is kept: by holds, by a retention policy, or none once it is finished."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from persist_lib.cli import shared_options as opt
+from persist_lib.cli import units
+from persist_lib.cli.json_values import clock, jsonable
+from persist_lib.cli.render import plain_table
+from persist_lib.cli.session import Session
+from persist_lib.errors import InvalidUsage, ShardFinished, StillRead
+from persist_lib.times import show_frontier
+
+if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
+    from persist_lib.core.state import State
+    from persist_lib.frontier import Antichain
+    from persist_lib.storage import Description
+
+Expected = Annotated[str | None, typer.Option(metavar="TEXT", help="Only if this is its fencing value now.")]
+
+
+def set_(
+    session: Session,
+    shard: opt.Shard,
+    name: opt.Hold,
+    since: Annotated[
+        str | None, typer.Option(metavar="FRONTIER", help="Keep history from this time on, as 5. Default: all history.")
+    ] = None,
+    fence: Annotated[str, typer.Option(metavar="TEXT", help="Its fencing value from now on.")] = "",
+    expected: Expected = None,
+    new: Annotated[bool, typer.Option("--new", help="Only if there is no such hold yet.")] = False,
+) -> None:
+    """Create or move a hold: history from its since on is kept, durably, whatever other readers do.
+
+    A hold has no lease: it stays until it is moved or released. With the fencing value, an owner notices that another
+    one has taken the hold over. A hold never gives history up: it is refused where the shard's since would move with
+    it, and beyond the newest time. Without --since, it keeps all.
+
+    \b
+    persist hold set orders audit-2026
+    persist hold set orders dashboard --since 120 --expected epoch-1 --fence epoch-2
+    """
+    if new and expected is not None:
+        raise InvalidUsage(
+            "--new is for a hold that does not exist yet, --expected for one that does: use only one of them"
+        )
+    words = None if since is None else opt.parse_frontier(since, "since")
+    with session.open(read_only=False) as client:
+        at = client.inspect(shard).state.since if words is None else words
+        fencing: bytes | Literal["any"] | None = None if new else _fence(expected)
+        client.set_hold(shard, name, at, opaque=fence.encode(), expected=fencing)
+        state = client.inspect(shard).state
+    kept, show = state.holds[name].since, partial(show_frontier, unit=state.times)
+    text = f"{shard}: hold {name} keeps history from {show(kept)} on; since is {show(state.since)}"
+    value = {"shard": shard, "hold": name, "since": jsonable(kept), "shard_since": jsonable(state.since)}
+    session.answer({**value, **clock(state.times)}, text)
+
+
+def downgrade(
+    session: Session,
+    shard: opt.Shard,
+    name: opt.Hold,
+    since: Annotated[str, typer.Option(metavar="FRONTIER", help="Give up the history before this time.")],
+    expected: Expected = None,
+    yes: opt.Yes = False,
+    dry_run: opt.DryRun = False,
+) -> None:
+    """Give up the history before a time, as far as no reader and no other hold keeps it. This cannot be undone.
+
+    The hold is moved there, or made there. It keeps its fencing value.
+
+    \b
+    persist hold downgrade orders audit-2026 --since 100 --dry-run
+    persist hold downgrade orders audit-2026 --since 100        asks for the shard's name
+    """
+    words, fencing = opt.parse_frontier(since, "since"), _fence(expected)
+    with session.open(read_only=dry_run) as client:
+        unit = client.inspect(shard).state.times
+        found = client.downgrade_hold(shard, name, words, expected=fencing, dry_run=True)
+        show = partial(show_frontier, unit=unit)
+
+        def said(verb: str) -> str:
+            kept = f", kept by {', '.join(found.kept_by)}" if found.kept_by else ""
+            if found.before == found.after:
+                return f"{shard}: since stays at {show(found.before)}{kept}"
+            moved = f"since {verb} from {show(found.before)} to {show(found.after)}{kept}"
+            return f"{shard}: {moved}; nothing can be read as of a time before that"
+
+        if not dry_run:
+            if found.before < found.after:
+                session.confirm(shard, "giving up history", "shard", said("moves"), yes=yes)
+            found = client.downgrade_hold(shard, name, words, expected=fencing)
+    value = {"shard": shard, "hold": name, "dry_run": dry_run, **jsonable(found), **clock(unit)}
+    session.answer(value, said("would move" if dry_run else "moved"))
+
+
+def release(session: Session, shard: opt.Shard, name: opt.Hold, expected: Expected = None) -> None:
+    """Release a hold. since moves on as soon as a reader or another hold does; nothing is deleted by this alone.
+
+    \b
+    persist hold release orders audit-2026
+    """
+    with session.open(read_only=False) as client:
+        client.release_hold(shard, name, expected=_fence(expected))
+        state = client.inspect(shard).state
+    since = show_frontier(state.since, state.times)
+    text = f"{shard}: hold {name} is released; since is {since}, kept by {_keepers(state)}"
+    value = {"shard": shard, "hold": name, "shard_since": jsonable(state.since)}
+    session.answer({**value, **clock(state.times)}, text)
+
+
+def list_(session: Session, shard: opt.Shard) -> None:
+    """List a shard's holds. The one named `retention` is moved by the retention policy.
+
+    \b
+    persist hold list orders
+    """
+    with session.open() as client:
+        state = client.inspect(shard).state
+    table = plain_table("hold", "since", "fencing value", "holds since back")
+    for name, hold in sorted(state.holds.items()):
+        held = "yes" if hold.since <= state.since else "no"
+        table.add_row(name, show_frontier(hold.since, state.times), hold.opaque.decode(errors="backslashreplace"), held)
+    value = {"shard": shard, "since": jsonable(state.since), "holds": jsonable(state.holds)}
+    value |= clock(state.times)
+    session.answer(value, table if state.holds else f"{shard} has no holds")
+
+
+def set_retention(
+    session: Session,
+    shard: opt.Shard,
+    distance: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[N|DURATION|none]",
+            help="Keep this many times behind upper, or of a clock as in '7 days'; none: only what readers and holds "
+            "keep.",
+        ),
+    ] = None,
+) -> None:
+    """Show or set how many times behind upper history is kept.
+
+    `persist retention` and `persist maintain` then move since accordingly.
+
+    \b
+    persist set-retention orders        show it
+    persist set-retention orders 1000   as of any of the last 1,000 times
+    persist set-retention orders '7 days'       if its times are a clock
+    persist set-retention orders none   only what readers and holds keep
+    """
+    with session.open(read_only=distance is None) as client:
+        if distance is not None:
+            client.set_retention(shard, opt.parse_distance(distance))
+        state = client.inspect(shard).state
+        found, times = state.retention, client.machine(shard).times()
+    said = (
+        "has no retention policy" if found is None else f"keeps history for {times.show_distance(found)} behind upper"
+    )
+    session.answer({"shard": shard, "retention": found, **clock(state.times)}, f"{shard} {said}")
+
+
+def finish(session: Session, shard: opt.Shard, yes: opt.Yes = False, dry_run: opt.DryRun = False) -> None:
+    """Finish a shard for good: its contents are gone, its name is never used again.
+
+    This cannot be undone.
+
+    Refused while a live reader or a hold still reads. Its data becomes garbage, which `persist maintain` deletes. To
+    end writing only, and keep the contents: `persist append SHARD --lower T --upper '[]'`.
+
+    \b
+    persist finish orders --dry-run     what would become garbage, and which readers prevent it
+    persist finish orders               asks for the name
+    """
+    with session.open() as client:
+        version = client.inspect(shard)
+        url = client.url
+    value = {"shard": shard, "dry_run": dry_run, **_at_stake(version.state)}
+    if dry_run:
+        session.answer(value, *_warning(value, url))
+        return
+    _check_finishable(shard, version.state, value["in_the_way"])
+    session.show(*_warning(value, url))
+    session.confirm(shard, "finishing", "shard", yes=yes)
+    with session.open(read_only=False) as client:
+        client.finish(shard)
+        seqno = client.inspect(shard).seqno
+    done = f"{shard} is finished; `persist maintain {shard}` deletes its {units.of(value['garbage'], 'object')}"
+    session.answer({**value, "seqno": seqno}, done)
+
+
+def _fence(expected: str | None) -> bytes | Literal["any"]:
+    return "any" if expected is None else expected.encode()
+
+
+def _at_stake(state: State) -> dict[str, Any]:
+    """What finishing a shard makes garbage, and which readers prevent it."""
+    from persist_lib.core.leases import needed_by
+
+    garbage = sum(len(batch.keys) for batch in state.trace) + len(state.garbage)
+    size = state.size - state.inline_size + sum(entry.size for entry in state.garbage.values())
+    blocking = [f"reader {one}" if one in state.readers else one for one in needed_by(state)]
+    return {
+        "updates": state.count, "garbage": garbage, "garbage_size": size, "writers": len(state.writers),
+        "in_the_way": blocking, "finished": state.is_finished(),
+    }  # fmt: skip
+
+
+def _warning(value: dict[str, Any], url: str) -> list[str]:
+    objects = f"{units.of(value['garbage'], 'object')} ({units.size(value['garbage_size'])})"
+    gone = f"{units.of(value['updates'], 'update')} and all history gone, {objects} garbage"
+    lines = [f"{value['shard']} in {url}: {gone}"]
+    if value["writers"]:
+        lines.append(f"{units.of(value['writers'], 'writer')} could no longer write to the shard")
+    if value["in_the_way"]:
+        lines.append(f"in the way: {', '.join(value['in_the_way'])}")
+    return lines
+
+
+def _check_finishable(shard: str, state: State, blocking: list[str]) -> None:
+    if state.is_finished():
+        raise ShardFinished(f"shard {shard} is finished for good already", shard=shard)
+    if blocking:
+        raise StillRead(
+            f"shard {shard} is still read by {', '.join(blocking)}; close the readers (`persist leases` retires "
+            "those that died), release the holds (`persist hold release`)",
+            shard=shard, by=blocking,
+        )  # fmt: skip
+
+
+def _keepers(state: State) -> str:
+    from persist_lib.core.leases import keepers
+
+    return ", ".join(keepers(state)) or "no reader and no hold; it moves when a hold is set or a reader moves on"
+
+
+def set_collection_hold(
+    session: Session,
+    name: opt.Collection,
+    hold: opt.Hold,
+    since: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Keep history from this time on. Default: all there is.")
+    ] = None,
+) -> None:
+    """Keep a collection's history from a time on, durably, whatever its retention, across handovers.
+
+    \b
+    persist collection hold set orders audit --since 100
+    """
+    words = None if since is None else opt.parse_frontier(since, "since")
+    with session.controller(read_only=False) as controller:
+        found = controller.describe(name)
+        at: Any = found.since if words is None else words
+        controller.set_hold(name, hold, at)
+        kept = next(one.since for one in controller.capabilities(name) if (one.kind, one.id) == ("hold", hold))
+    said = f"{name}: hold {hold} keeps history from {_shown(found, kept)} on"
+    session.answer({"collection": name, "hold": hold, "since": jsonable(kept), **clock(found.schema.times)}, said)
+
+
+def release_collection_hold(session: Session, name: opt.Collection, hold: opt.Hold) -> None:
+    """Release a hold of a collection. History goes when the collection is tended next.
+
+    \b
+    persist collection hold release orders audit
+    """
+    with session.controller(read_only=False) as controller:
+        controller.release_hold(name, hold)
+    session.answer({"collection": name, "hold": hold}, f"{name}: hold {hold} is released")
+
+
+def list_collection_holds(session: Session, name: opt.Collection) -> None:
+    """List a collection's holds. The one named `collection` is moved by its retention.
+
+    \b
+    persist collection hold list orders
+    """
+    with session.controller() as controller:
+        found = controller.describe(name)
+        held = [one for one in controller.capabilities(name) if one.kind == "hold"]
+    table = plain_table("hold", "since")
+    for one in held:
+        table.add_row(one.id, _shown(found, one.since))
+    value = {"collection": name, "holds": {one.id: jsonable(one.since) for one in held}, **clock(found.schema.times)}
+    session.answer(value, table)
+
+
+def capabilities(session: Session, name: opt.Collection) -> None:
+    """List who may read a collection, and from when on, who holds its history, and who writes it.
+
+    A hold is durable. A reader or writer has a lease, which ends soon after its process does.
+
+    \b
+    persist collection capabilities orders
+    """
+    with session.controller() as controller:
+        found = controller.describe(name)
+        held = controller.capabilities(name)
+    table = plain_table("may", "id", "owner", "since", "lease until", "shard")
+    for one in held:
+        until = "" if one.lease_until is None else units.moment(one.lease_until)
+        table.add_row(one.kind, one.id, one.owner, _shown(found, one.since), until, one.shard)
+    session.answer({"collection": name, "capabilities": jsonable(held), **clock(found.schema.times)}, table)
+
+
+def _shown(found: Description, frontier: Antichain | None) -> str:
+    return "" if frontier is None else found.schema.show(frontier)

@@ -1,0 +1,213 @@
+"""When something went wrong: what became of an append or a commit, the way back to a time, a log that is damaged.
+
+And the producers, which number their appends so that none is committed twice.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import RenderableType
+
+from persist_lib.cli import row_formats, units
+from persist_lib.cli import shared_options as opt
+from persist_lib.cli.json_values import clock, jsonable
+from persist_lib.cli.render import plain_table
+from persist_lib.cli.session import Session
+from persist_lib.errors import InvalidUsage
+from persist_lib.ids import parse_producer_name
+from persist_lib.times import Times, show_frontier
+
+if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
+    from persist_lib.maintain import Repaired
+
+Producer = Annotated[str, typer.Argument(metavar="NAME", help="The producer's name.")]
+
+
+def outcome(
+    session: Session,
+    shard: opt.Shard,
+    token: opt.Token,
+    lower: Annotated[str, typer.Option(metavar="FRONTIER", help="Where it starts, as 5.")],
+    upper: Annotated[str, typer.Option(metavar="FRONTIER", help="Where it ends, as 10, or [].")],
+) -> None:
+    """Say what became of an append: committed, never, open (it may still come), or unknown.
+
+    Use it for an append whose writer could not find out the outcome. It works from any machine and at any later time.
+    The answers committed and never are certain. To settle an open append, repeat it with its token.
+
+    \b
+    persist outcome orders 5f2c…e1 --lower 5 --upper 10
+    """
+    raw, bounds = opt.parse_token(token), (opt.parse_frontier(lower, "lower"), opt.parse_frontier(upper, "upper"))
+    with session.open() as client:
+        verdict = client.judge_append(shard, raw, *bounds)
+    value = {"shard": shard, "token": raw.hex(), **jsonable(verdict)}
+    session.answer(value, f"{shard}: {verdict.answer}: {verdict.why}")
+
+
+def outcome_of_commit(
+    session: Session,
+    token: opt.Token,
+    timeline: opt.Timeline = "default",
+    table: Annotated[str | None, typer.Option(metavar="TABLE", help="Its table, on a timeline in YOLO mode.")] = None,
+) -> None:
+    """Say what became of a commit whose answer was lost: its time, or that it never was and never will be.
+
+    \b
+    persist table outcome 5f2c…e1
+    """
+    raw = opt.parse_token(token)
+    with session.tables(read_only=False) as tables:
+        time = tables.outcome(raw, timeline=timeline, table=table)
+    committed = "" if time is None else f"committed at {Times('ms', lambda: 0).show(time)}"
+    value = {"timeline": timeline, "token": raw.hex(), "time": time, **clock("ms")}
+    session.answer(value, committed or "never: it is not there, and will not be")
+
+
+def restore(
+    session: Session,
+    shard: opt.Shard,
+    to: Annotated[str, typer.Option(metavar="T", help="The time whose contents come back.")] = ...,  # type: ignore[assignment]
+    dry_run: opt.DryRun = False,
+) -> None:
+    """Make a shard's contents what they were at a time, by an append of the difference.
+
+    Nothing is lost: what was written since can still be read as of its times. Where the contents are the same already,
+    nothing is appended, so it may be repeated. It fails if history at the time has been given up.
+
+    \b
+    persist restore orders --to 7 --dry-run     what would change, with the first hundred rows
+    persist restore orders --to 7
+    """
+    time = opt.parse_time(to, "to")
+    with session.open(read_only=dry_run) as client:
+        done = client.restore(shard, time, dry_run=dry_run)
+        schema = client.inspect(shard).state.schemas[-1]
+    seqno = None if done.appended is None else done.appended.seqno
+    value = {
+        "shard": shard, "to": done.to, "upper": done.upper, "rows": done.rows, "added": done.added,
+        "retracted": done.retracted, "seqno": seqno, "dry_run": dry_run, "cost": jsonable(done.cost),
+        **clock(schema.times),
+    }  # fmt: skip
+    if dry_run and done.rows and not session.as_json:
+        row_formats.write_table(session, None, done.sample.schema, row_formats.Counted(iter([done.sample]), 0))
+        if done.rows > done.sample.num_rows:
+            session.note(f"only the first {done.sample.num_rows}")
+    sample = [row for batch in row_formats.rows_of(done.sample) for row in batch.to_pylist()]
+    said = _restored(shard, schema.show(done.to), done.rows, done.added, done.retracted, seqno, dry_run=dry_run)
+    session.answer({**value, "sample": sample}, said)
+    session.note(units.spent(done.cost))
+
+
+def _restored(shard: str, to: str, rows: int, added: int, retracted: int, seqno: int | None, *, dry_run: bool) -> str:
+    if not rows:
+        return f"{shard} has the contents of {to} already; nothing {'would be' if dry_run else 'was'} appended"
+    counts = f"{units.number(rows)} distinct rows change, by +{units.number(added)} and -{units.number(retracted)}"
+    return (
+        f"{shard} would be restored to {to}: {counts}" if dry_run else f"{shard} v{seqno}: restored to {to}: {counts}"
+    )
+
+
+def repair(session: Session, shard: opt.Shard, yes: opt.Yes = False, dry_run: opt.DryRun = False) -> None:
+    """Drop the newest versions of a shard that no release can read, so that it opens again.
+
+    What was appended in these versions is lost. This cannot be undone.
+
+    Use it if the log is damaged, or holds a row that no program can decode (NewerFormat is no damage: upgrade). First
+    stop all programs that use the shard: a program that has seen a dropped version is refused until it is restarted.
+
+    \b
+    persist repair orders --dry-run     what would be dropped, and why
+    persist repair orders               asks for the name
+    """
+    with session.open() as client:
+        plan = client.repair(shard, dry_run=True)
+        url = client.url
+    value = {"shard": shard, "dry_run": dry_run, **jsonable(plan)}
+    if dry_run or not plan.dropped:
+        session.answer(value, *_said(shard, url, plan))
+        return
+    session.show(*_said(shard, url, plan))
+    session.confirm(shard, "repairing", "shard", yes=yes)
+    with session.open(read_only=False) as client:
+        done = client.repair(shard)
+    text = f"{shard} is at v{done.kept} again" if done.kept else f"there is no shard {shard} any more"
+    session.answer({**value, **jsonable(done)}, f"{text}; {units.of(len(done.dropped), 'version')} dropped")
+
+
+def _said(shard: str, url: str, plan: Repaired) -> list[RenderableType]:
+    if not plan.dropped:
+        return [f"{shard} in {url}: nothing to repair, {plan.why}"]
+    last = (
+        f"the last good one is v{plan.kept}"
+        if plan.kept
+        else "there is no good one before it: the whole shard would be dropped"
+    )
+    lines: list[RenderableType] = [f"{shard} in {url}: {plan.why}", f"{last}; these would be dropped:"]
+    table = plain_table("version", "when", "command", "bytes", right=("bytes",))
+    for row in plan.dropped:
+        when = "?" if row.now is None else units.moment(row.now)
+        table.add_row(f"v{row.seqno}", when, row.command or "unreadable", units.number(row.size))
+    lines.append(table)
+    if plan.missing:
+        lines.append(
+            f"not possible: v{plan.kept} needs {units.of(len(plan.missing), 'object')} that were deleted since"
+        )
+    return lines
+
+
+def list_producers(session: Session, shard: opt.Shard) -> None:
+    """List a shard's producers: streaming queries, ingestion runs and others that number their appends.
+
+    No number of a producer is ever committed twice. `last` is the number of its last append, `upper` where that left
+    the shard.
+
+    \b
+    persist producers list orders
+    """
+    with session.open() as client:
+        found, times = client.producers(shard), client.inspect(shard).state.times
+    table = plain_table("producer", "last", "version", "upper", "when", right=("last", "version"))
+    for name, last in found.items():
+        upper, when = show_frontier(last.upper, times), units.moment(last.now)
+        table.add_row(name, units.number(last.sequence), f"v{last.seqno}", upper, when)
+    value = {"shard": shard, "producers": jsonable(found), **clock(times)}
+    session.answer(value, table if found else f"{shard} has no producers")
+
+
+def forget_producer(
+    session: Session,
+    shard: opt.Shard,
+    name: Producer,
+    expected: Annotated[
+        int | None, typer.Option(metavar="N", help="Only if this is the number of its last append.", show_default=False)
+    ] = None,
+    dry_run: opt.DryRun = False,
+) -> None:
+    """Forget a producer that will never append again. A shard remembers 1,000 of them.
+
+    All of its numbers are new again then: an append of it that is repeated after this is committed a second time. It is
+    refused if the producer has appended since this command looked.
+
+    \b
+    persist producers forget orders nightly-2024 --dry-run
+    persist producers forget orders nightly-2024 --expected 7
+    """
+    parse_producer_name(name)
+    with session.open(read_only=dry_run) as client:
+        state = client.inspect(shard).state
+        if (last := state.producers.get(name)) is None:
+            known = ", ".join(sorted(state.producers)[:10]) or "it has none"
+            raise InvalidUsage(f"shard {shard} has no producer {name!r}; its producers: {known}", name=name)
+        if expected is not None and expected != last.sequence:
+            raise InvalidUsage(
+                f"shard {shard}: the producer {name!r} is at {last.sequence}, not at {expected}. It was not forgotten",
+                name=name, expected=expected, actual=last.sequence,
+            )  # fmt: skip
+        if not dry_run:
+            client.forget_producer(shard, name, expected=last.sequence)
+    what = f"the producer {name}, whose last append was number {units.number(last.sequence)} as v{last.seqno}"
+    value = {"shard": shard, "producer": name, "dry_run": dry_run, **jsonable(last), **clock(state.times)}
+    session.answer(value, f"{shard} would forget {what}" if dry_run else f"{shard} has forgotten {what}")

@@ -1,0 +1,204 @@
+"""Reading rows of a shard, a collection or a table: as of a time, between two, and following them.
+
+Each command is a function over a `Kind`; `row_kinds.command_over` makes the three commands of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+
+from persist_lib.cli import json_values, row_formats, units
+from persist_lib.cli import shared_options as opt
+from persist_lib.cli.row_kinds import AT_ONCE_S, Kind
+from persist_lib.cli.session import Session
+from persist_lib.errors import InvalidUsage
+from persist_lib.times import Times
+
+if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
+    from persist_lib.relation.conversions import Doors as Rows
+    from persist_lib.schema.schema import Schema
+
+TABLE_ROWS = 50
+
+
+class Printing(NamedTuple):
+    """How rows are printed."""
+
+    limit: opt.Limit = None
+    format_: opt.Format = "table"
+    output: opt.Output = None
+
+    def form(self, session: Session) -> str:
+        """The format. Raises InvalidUsage for one that only a file can have."""
+        form = "json" if session.as_json and self.format_ == "table" else self.format_
+        if form == "parquet" and self.output is None:
+            raise InvalidUsage("Parquet can only be written to a file: name it with -o FILE")
+        return form
+
+    def rows(self, session: Session, head: dict[str, Any], found: Rows) -> int:
+        """Print rows, and return their number. JSON begins with the fields of `head`."""
+        form = self.form(session)
+        most = (TABLE_ROWS if form == "table" else 0) if self.limit is None else self.limit
+        counted = row_formats.Counted(found.batches(), most)
+        with row_formats.target(self.output) as stream:
+            if form == "table":
+                row_formats.write_table(session, stream if self.output else None, found.schema, counted)
+            else:
+                row_formats.WRITERS[form](stream, found.schema, counted, head)
+        if counted.is_cut:
+            session.note(f"only the first {units.number(most)}; --limit 0 prints all")
+        return counted.rows
+
+    def note(self, session: Session, said: str) -> None:
+        """Say what was printed, unless a program reads it."""
+        if self.form(session) == "table" or self.output is not None:
+            session.note(said)
+
+
+class Selected(NamedTuple):
+    """Which contents are read."""
+
+    as_of: opt.Time = None
+    columns: opt.Columns = None
+    key: opt.Key = None
+    key_from: opt.KeyFrom = None
+    key_to: opt.KeyTo = None
+    diff: opt.Diff = False
+    wait: opt.Wait = 0.0
+    newest: opt.Newest = False
+
+
+def snapshot(session: Session, kind: Kind, name: str, select: Selected, printing: Printing) -> None:
+    """Print the contents of a $kind as of a time.
+
+    Each row is printed as often as it is there; with --diff once, with its multiplicity. Every reader gets the same
+    contents for a time, always, until since passes it. Memory stays small however large it is. In JSON, bytes are
+    base64, moments are ISO 8601, durations are counts of their unit, and floats that are not finite are null; Parquet
+    keeps everything exactly. Of a table, by default, all that was acknowledged before: also what is in the timeline's
+    WAL and not in the table yet.
+
+    \b
+    $persist $read orders
+    $persist $read orders --as-of '1 hour ago'        if its times are a clock
+    $persist $read orders --as-of 9 --columns state,cents --key 4711
+    $persist $read orders --as-of 9 --format csv | head
+    $persist $read orders --as-of 9 --format parquet -o orders.parquet
+    """
+    printing.form(session)
+    at = opt.parse_time(select.as_of, "--as-of")
+    with kind.reader(session, name) as reader:
+        keys = {what: getattr(select, what) for what in ("key", "key_from", "key_to")}
+        wanted: dict[str, Any] = {what: key_values(reader.schema, given) for what, given in keys.items() if given}
+        wanted |= {
+            "columns": opt.parse_names(select.columns),
+            "diff": select.diff,
+            **({"newest": True} if select.newest else {}),
+        }
+        found = reader.snapshot(at, timeout=max(select.wait, AT_ONCE_S), **wanted)
+        with found:
+            number = getattr(found, "rendition", None)
+            rendition = {} if number is None else {"rendition": number}
+            head = {kind.noun: name, **rendition, "as_of": found.as_of, **json_values.clock(reader.schema.times)}
+            count = printing.rows(session, head, found)
+    of = "" if number is None else f", rendition {number}"
+    rows = f"{units.number(count)} distinct" if select.diff else units.of(count, "row")
+    printing.note(session, f"{name} as of {reader.schema.show_as_of(found.as_of)}{of}: {rows}")
+
+
+def changes(
+    session: Session,
+    kind: Kind,
+    name: str,
+    printing: Printing,
+    from_: opt.From = None,
+    to: opt.Until = None,
+    wait: opt.Wait = 0.0,
+) -> None:
+    """Print what happened to a $kind after one time, up to and with another.
+
+    Each key, value and time is printed once, with its `_time`, and with its change in multiplicity as `_diff`. The
+    contents at the first time and these changes add up to the contents at the second, also across handovers, where it
+    is the difference of both renditions. It fails if history at the first time has been given up.
+
+    \b
+    $persist changes orders --from 7
+    $persist changes orders --from 7 --to 9 --format jsonl
+    """
+    printing.form(session)
+    first, last = opt.parse_time(from_, "from"), opt.parse_time(to, "to")
+    with kind.reader(session, name) as reader, reader.changes(first, last, timeout=max(wait, AT_ONCE_S)) as found:
+        head = {kind.noun: name, "from": found.from_, "to": found.to, **json_values.clock(reader.schema.times)}
+        count = printing.rows(session, head, found)
+    show = reader.schema.show_as_of
+    after = "from the beginning" if found.from_ is None else f"after {show(found.from_)}"
+    until = "" if found.to is None else f" to {show(found.to)}"
+    printing.note(session, f"{name} {after}{until}: {units.of(count, 'change')}")
+
+
+def listen(
+    session: Session,
+    kind: Kind,
+    name: str,
+    as_of: opt.Start,
+    until: opt.End = "[]",
+    timeout: opt.Idle = None,
+    wait: opt.Waits = True,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="At a handover to other columns: all old rows out, all new rows in.")
+    ] = False,
+) -> None:
+    """Follow a $kind: every update after a time, once, at its exact time.
+
+    It prints updates as lines, and `progress \\[t]` when everything before t was printed. With --json each line is an
+    object, {"updates": \\[...]} or {"progress": \\[t]}. It runs until the $kind is complete; you can interrupt it at
+    any time. It does not hold history: it fails with a message if since passes the time that it has come to.
+
+    \b
+    $persist listen orders --as-of 9
+    $persist listen orders --as-of 9 --no-wait --json
+    """
+    start, end = opt.parse_time(as_of, "--as-of"), opt.parse_frontier(until, "until")
+    seconds, more = None if timeout is None else max(timeout, AT_ONCE_S), {"replace": True} if replace else {}
+    with kind.reader(session, name) as reader, reader.listen(start, until=end, timeout=seconds, **more) as events:
+        for event in events if wait else events.poll():
+            _tell(session, getattr(events, "schema", reader.schema), event)
+
+
+def key_values(schema: Schema, given: Sequence[str]) -> list[object]:
+    """The texts as values of the leading key columns. Raises InvalidUsage for a text that is not such a value."""
+    import pyarrow as pa
+
+    if len(given) > len(schema.key):
+        raise InvalidUsage(
+            f"the key has {len(schema.key)} columns ({', '.join(schema.key_names)}), got {len(given)} values"
+        )
+    found = []
+    for text, column in zip(given, schema.key, strict=False):
+        try:
+            found.append(pa.scalar(text).cast(column.field.type).as_py())
+        except (pa.ArrowException, ValueError) as error:
+            raise InvalidUsage(f"{text!r} is not a value of the key column {column}: {error}", value=text) from error
+    return found
+
+
+def _tell(session: Session, schema: Schema, event: Any) -> None:
+    """Print one event of a listener: updates as lines such as `[12] +1  order_id=4 state=placed`, or progress."""
+    from persist_lib.relation.listen import Progress
+
+    if isinstance(event, Progress):
+        session.answer({"progress": json_values.jsonable(event.frontier)}, f"progress {schema.show(event.frontier)}")
+        return
+    times = Times(schema.times, lambda: 0)
+    for batch in row_formats.rows_of(event.table):
+        rows, lines = batch.to_pylist(), []
+        if session.as_json:
+            session.answer({"updates": rows})
+            continue
+        for row in rows:
+            time, diff = times.show(times.parse(row.pop("_time"), "_time")), row.pop("_diff")
+            cells = " ".join(f"{column}={row_formats.cell(value)}" for column, value in row.items())
+            lines.append(f"[{time}] {diff:+}  {cells}")
+        session.show("\n".join(lines))

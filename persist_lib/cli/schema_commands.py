@@ -1,0 +1,245 @@
+"""`persist create` and `persist evolve`: shards with declared columns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from persist_lib.cli import shared_options as opt
+from persist_lib.cli.session import Session
+from persist_lib.errors import InvalidUsage, NotFound, PersistError, SchemaMismatch, ShardFinished
+from persist_lib.ids import parse_shard_id
+
+if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
+    import pyarrow as pa
+
+    from persist_lib.core.state import State
+    from persist_lib.schema.schema import Column, Schema
+    from persist_lib.times import Unit
+
+
+class Declared(NamedTuple):
+    """The columns and constraints of something new."""
+
+    key: opt.KeyColumns = None
+    value: opt.ValueColumns = None
+    like: opt.Like = None
+    unique: opt.Unique = False
+    non_negative: opt.NonNegative = False
+
+    def schema(self, times: Unit | None) -> Schema:
+        """The schema with times of this clock."""
+        terms = {"times": times, "unique": self.unique, "non_negative": self.non_negative}
+        return build_schema(self.key or [], self.value or [], self.like, **terms)
+
+
+def create(
+    session: Session, shard: opt.NewShard, declared: Declared, times: opt.Clock = None, dry_run: opt.DryRun = False
+) -> None:
+    """Create a shard with declared columns, and its location if there is none.
+
+    Doing it again changes nothing. If the shard has other columns, it is refused. Whether its times are a clock, and
+    what constraints it has, cannot be changed later.
+
+    Types, as pyarrow names them: bool, int8 to int64, uint8 to uint64, float32, float64, string, binary, date32,
+    time64\\[us], timestamp\\[us] (no zone), timestamp\\[us, UTC] (instants), duration\\[us], decimal128(18, 2),
+    fixed_size_binary\\[16]; s, ms and ns are units too. As in Python, null is allowed (`?` says so aloud) unless a type
+    ends in `not null`.
+
+    \b
+    persist create orders --key order_id:int64 --value state:string --value 'price:decimal128(10, 2)'
+    persist create orders --key 'order_id:int64 not null' --value 'at:timestamp\\[us, UTC]' --dry-run
+    persist create orders --like monday.parquet --key order_id
+    persist create customers --key id:int64 --value name:string --times ms --unique
+    """
+    schema = declared.schema(times)
+    name = parse_shard_id(shard)
+    before = _existing(session, shard)
+    if before is not None:
+        is_older = _check_same(shard, before, schema)
+        said = f"{shard} exists already, with this schema{' and columns that were added since' if is_older else ''}"
+        session.answer(_value(shard, before.schemas[-1], dry_run, created=False), f"{said}: {before.schemas[-1]}")
+        return
+    if dry_run:
+        said = f"would create {shard} in {session.location}: {schema}"
+        session.answer(_value(shard, schema, dry_run, created=False), said)
+        return
+    with session.open(read_only=False, create=True) as client:
+        client.open_writer(name, schema).close()
+        _check_same(shard, client.inspect(shard).state, schema)  # another process may have been first
+        url = client.url
+    session.answer(_value(shard, schema, dry_run, created=True), f"created {shard} in {url}: {schema}")
+    session.note(f"in Python: {python_of(schema)}")
+
+
+def evolve(session: Session, shard: opt.Shard, add: opt.Added = None, dry_run: opt.DryRun = False) -> None:
+    """Add value columns to a shard. Older updates have null in them.
+
+    Columns are added at the end, and may be null. No column can be dropped, renamed or given another type. Doing it
+    again changes nothing. Programs with the older schema still append and read; their upserts and deletes are refused
+    until they have the new one.
+
+    Types, as pyarrow names them: bool, int8 to int64, uint8 to uint64, float32, float64, string, binary, date32,
+    time64\\[us], timestamp\\[us] (no zone), timestamp\\[us, UTC] (instants), duration\\[us], decimal128(18, 2),
+    fixed_size_binary\\[16]; s, ms and ns are units too. As in Python, null is allowed (`?` says so aloud) unless a type
+    ends in `not null`.
+
+    \b
+    persist evolve orders --add note:string --dry-run
+    persist evolve orders --add note:string --add 'seen:timestamp\\[us, UTC]'
+    """
+    if not add:
+        raise InvalidUsage("name a column to add, as in --add note:string")
+    with session.open(read_only=dry_run) as client:
+        state = client.inspect(shard).state
+        if state.is_finished():
+            raise _finished(shard)
+        newest = state.schemas[-1]
+        new = new_columns(shard, newest, parse_columns(add))
+        evolved = with_columns(newest, new)
+        newest.check_additive(evolved)
+        if new and not dry_run:
+            client.evolve_schema(shard, evolved)
+    value = _value(shard, evolved, dry_run, added=[str(column) for column in new])
+    said = f"{'would add' if dry_run else 'added'} {', '.join(map(str, new))}" if new else "has these columns already"
+    session.answer(value, f"{shard}: {said}; the schema {'would be' if dry_run and new else 'is'} {evolved}")
+
+
+def build_schema(key: list[str], value: list[str], like: Path | None = None, **terms: Any) -> Schema:
+    """The schema of declared columns, `name:type` each, or of those of a file. `terms` go to `persist.Schema` as is.
+
+    Raises InvalidUsage for what is no column, for a type that is not supported, and for a name that the file lacks.
+    """
+    from persist_lib.schema.schema import Schema
+
+    types = _types_of(like) if like else {}
+    if not key:
+        example = f"--key {next(iter(types), 'order_id')}" if like else "--key order_id:int64"
+        raise InvalidUsage(f"name the key: the columns that tell rows apart, as in {example}")
+    keys = parse_columns(key, types)
+    names = {column.name for column in keys}
+    rest = parse_columns(value, types) if value else ()
+    if like and not value:
+        rest = parse_columns([name for name in types if name not in names], types)
+    return Schema(key=keys, value=rest, **terms)
+
+
+def parse_columns(texts: list[str], types: dict[str, pa.DataType] | None = None) -> tuple[Column, ...]:
+    """Columns as `name:type`; where there are `types` of a file, also names alone, which may be joined by commas.
+
+    A type may end in `?` (null is allowed, as without it) or in ` not null`.
+    """
+    from persist_lib.schema.schema import Schema
+
+    found: list[Column] = []
+    for text in texts:
+        for one in text.split(",") if types and ":" not in text else [text]:
+            name, colon, type_ = (part.strip() for part in one.partition(":"))
+            declared: Any = type_.removesuffix("?").strip()
+            if not colon and types:
+                declared = _type_in_file(name, types)
+            elif not name or not declared:
+                raise InvalidUsage(
+                    f"a column is a name and a type, as in order_id:int64 or 'note:string not null': got {one!r}"
+                )
+            if type_.endswith("?") and declared.endswith(" not null"):
+                raise InvalidUsage(f"column {one!r}: `?` allows null, and `not null` does not; use only one of them")
+            found.extend(Schema(key={name: declared}).key)
+    return tuple(found)
+
+
+def _type_in_file(name: str, types: dict[str, pa.DataType]) -> pa.DataType:
+    from persist_lib.arguments import did_you_mean
+
+    if name not in types:
+        meant = did_you_mean(name, types)
+        raise InvalidUsage(f"the file has no column {name!r}. {meant}It has {', '.join(types)}", column=name)
+    return types[name]
+
+
+def _types_of(like: Path) -> dict[str, pa.DataType]:
+    """The columns of a file, without `_time` and `_diff`. Those of .csv and .jsonl are those of its first rows."""
+    from persist_lib.cli.input_files import read_file
+    from persist_lib.schema.schema import RESERVED
+
+    if (first := next(read_file(like, None), None)) is None:
+        raise InvalidUsage(f"{like} is empty, so no schema can be made from it", path=str(like))
+    return {field.name: field.type for field in first.schema if field.name not in RESERVED}
+
+
+def with_columns(schema: Schema, new: tuple[Column, ...]) -> Schema:
+    """The schema with value columns added; everything else of it stays."""
+    import msgspec
+
+    return msgspec.structs.replace(schema, value=schema.value + new) if new else schema
+
+
+def new_columns(shard: str, newest: Schema, asked: tuple[Column, ...]) -> tuple[Column, ...]:
+    """The columns that the shard does not have. Raises SchemaMismatch for one that it has otherwise."""
+    there = {column.name: column for column in newest.columns}
+    for column in asked:
+        if there.get(column.name, column) != column:
+            raise SchemaMismatch(
+                f"{shard} has a column ({there[column.name]}) already, which cannot become ({column}). "
+                "Add a column with another name",
+                shard=shard, actual=newest,
+            )  # fmt: skip
+    return tuple(dict.fromkeys(column for column in asked if column.name not in there))
+
+
+def _existing(session: Session, shard: str) -> State | None:
+    """The shard's state; None if there is no such shard, or no location."""
+    try:
+        with session.open() as client:
+            return client.inspect(shard).state
+    except NotFound:
+        return None
+
+
+def _check_same(shard: str, state: State, schema: Schema) -> bool:
+    """Return whether the schema is an older one of the shard. Raises SchemaMismatch if the shard never had it."""
+    if state.is_finished():
+        raise _finished(shard)
+    if schema not in state.schemas:
+        raise SchemaMismatch(
+            f"shard {shard} exists already, with the schema {state.schemas[-1]}; asked was {schema}. Use another name, "
+            "or add columns with `persist evolve`",
+            shard=shard, actual=state.schemas[-1], expected=schema,
+        )  # fmt: skip
+    return schema != state.schemas[-1]
+
+
+def _finished(shard: str) -> PersistError:
+    return ShardFinished(f"shard {shard} is finished for good: its name cannot be used again", shard=shard)
+
+
+def _value(shard: str, schema: Schema, dry_run: bool, **more: object) -> dict[str, object]:
+    return {"shard": shard, "dry_run": dry_run, **more, "schema": schema_value(schema)}
+
+
+def schema_value(schema: Schema) -> dict[str, object]:
+    """A schema for machines: its columns with their types, and what else it says."""
+    sides = {side: {column.name: _type(column) for column in getattr(schema, side)} for side in ("key", "value")}
+    return {**sides, **_terms(schema)}
+
+
+def _terms(schema: Schema) -> dict[str, object]:
+    """What is said of the schema as a whole, if anything."""
+    terms = {name: getattr(schema, name) for name in ("times", "unique", "non_negative")}
+    return {name: value for name, value in terms.items() if value}
+
+
+def _type(column: Column) -> str:
+    return f"{column.type}{'' if column.nullable else ' not null'}"
+
+
+def python_of(schema: Schema) -> str:
+    """The schema as Python would write it."""
+    import json
+
+    key, value = (
+        json.dumps({column.name: _type(column) for column in side}, ensure_ascii=False)
+        for side in (schema.key, schema.value)
+    )
+    terms = "".join(f", {name}={value!r}" for name, value in _terms(schema).items())
+    return f"persist.Schema(key={key}, value={value}{terms})"

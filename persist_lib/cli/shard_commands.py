@@ -1,0 +1,348 @@
+"""Looking at shards: all of them, one, its census with what scrubs remember of damage, and what is to be compacted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+from rich.console import RenderableType
+from rich.text import Text
+
+from persist_lib.cli import render, units
+from persist_lib.cli.json_values import clock, jsonable, messages, plan_value, state_value
+from persist_lib.cli.session import Session
+from persist_lib.cli.shared_options import AllShards, NamesOnly, Shard, Shards
+from persist_lib.cli.table_layout import Fitted, Flow
+from persist_lib.errors import InvalidUsage, PersistError
+from persist_lib.frontier import Antichain
+from persist_lib.ids import ShardId
+from persist_lib.times import Unit, show_frontier, show_time
+
+if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
+    from persist_lib.client import Client
+    from persist_lib.core.plan.garbage import GarbagePlan
+    from persist_lib.core.state import Batch, State, Version
+    from persist_lib.maintain import Census
+    from persist_lib.maintain.scrub_memory import Remembered
+
+SAID_ELSEWHERE = ("by level", "leases", "overdue", "retired", "holds", "garbage", "can go now")
+"""Lines of the census that `persist show` has tables for."""
+
+
+def shards(session: Session, names_only: NamesOnly = False) -> None:
+    """List all shards, one line each: frontiers, size, batches, debt, garbage, readers and holds.
+
+    Yellow means work for [bold]persist maintain[/]; red means more batches than there should be. A shard that cannot be
+    read is listed with the reason.
+
+    \b
+    persist shards
+    persist shards --location s3://bucket/prefix --consensus postgresql://…
+    persist shards --names | xargs -n 1 persist show
+    persist shards --json | jq '.shards[] | select(.debt > 1000000) | .shard'
+    """
+    with session.open() as client:
+        names = client.shards()
+        if names_only:
+            session.answer({"shards": names}, *names)
+            return
+        found = session.each(names, client.census)
+        of = whose(client, names)
+    total = sum(census.dollars_month for census in found.done.values())
+    value = {
+        "location": client.url,
+        "shards": [{**jsonable(one), "owner": of.get(name, "")} for name, one in found.done.items()],
+    }
+    session.answer(
+        {**value, "failed": messages(found.failed)},
+        render.shards_table(found.done.values(), messages(found.failed).items(), of),
+        f"{units.of(len(names), 'shard')} in {client.url}, {units.dollars(total)} a month for storage",
+    )
+    session.exit(found)
+
+
+class Which(NamedTuple):
+    """The shards that a command works on."""
+
+    names: Shards = None
+    is_all: AllShards = False
+
+    def chosen(self, client: Client) -> list[str]:
+        """Those that are named, or all with --all. Raises InvalidUsage for both or neither."""
+        if bool(self.names) == self.is_all:
+            raise InvalidUsage(
+                "name shards or use --all, not both" if self.names else "name one or more shards, or use --all"
+            )
+        return client.shards() if self.is_all else list(dict.fromkeys(self.names or ()))
+
+
+def census(session: Session, which: Which) -> None:
+    """The duty `census`; its help is in the table of duties."""
+    with session.open() as client:
+        found = session.each((which if which.names else Which(None, True)).chosen(client), client.census)
+        known, of = remembered(client, list(found.done)), whose(client, list(found.done))
+    tables = [
+        render.census_table(one, damage_lines(name, known.get(name)), of.get(name, ""))
+        for name, one in found.done.items()
+    ]
+    values = [
+        {**jsonable(one), "owner": of.get(name, ""), **damage_value(known.get(name))}
+        for name, one in found.done.items()
+    ]
+    session.answer({"shards": values, "failed": messages(found.failed)}, *tables)
+    session.exit(found)
+
+
+def plan(session: Session, shard: Shard) -> None:
+    """Show what compaction would do now, why, and at what price; and what it leaves alone.
+
+    \b
+    persist plan orders
+    persist compaction orders         carry it out
+    """
+    from persist_lib.core.plan.compaction import plan_compaction
+
+    with session.open() as client:
+        version = client.inspect(shard)
+        found = plan_compaction(version.state, client.policy())
+    if found.requests:
+        summary = f"{shard} at v{version.seqno}: {units.of(found.debt, 'update')} to rewrite"
+    else:
+        summary = f"{shard} at v{version.seqno}: nothing to do"
+    value = {"shard": shard, "seqno": version.seqno, **clock(version.state.times), **plan_value(found)}
+    session.answer(value, render.plan_table(found, version.state.times), summary)
+
+
+def whose(client: Client, shards: Sequence[str]) -> dict[str, str]:
+    """Whose the shards are whose names are minted. None where the catalog cannot be read: this is about shards."""
+    from persist_lib.storage.describe import is_minted
+    from persist_lib.storage.sources.kinds import owners_of
+
+    if not any(map(is_minted, shards)):
+        return {}
+    try:
+        owners = owners_of(client)
+    except PersistError:
+        return {}
+    return {shard: owner for shard in shards if (owner := owners.of(shard))}
+
+
+def remembered(client: Client, shards: Sequence[str]) -> dict[str, Remembered]:
+    """Return what scrubs remember of these shards, by one listing; a failure is in it, and stops nothing else."""
+    from persist_lib.maintain.scrub_memory import Remembered, known_damage
+
+    if not shards:
+        return {}
+    try:
+        return dict(known_damage(client.blob, [ShardId(shard) for shard in shards]).items())
+    except PersistError as error:
+        return dict.fromkeys(shards, Remembered(unreadable=error.message))
+
+
+def damage_lines(shard: str, memory: Remembered | None) -> list[str]:
+    """A line that says what is known, and one for each damaged batch. The first one is never empty."""
+    if memory is None:
+        return ["not known: no scrub has looked yet"]
+    marks = sorted(memory.damaged.values(), key=lambda mark: mark.id)
+    told = [f"batch {mark.lo}..{mark.hi}: {mark.says} (known since {units.moment(mark.since)})" for mark in marks]
+    if memory.unreadable:
+        again = f"`persist scrub {shard}` reads everything again"
+        return [f"not known: what scrubs remember cannot be read ({memory.unreadable}); {again}", *told]
+    return [units.of(len(marks), "batch") if marks else "none that a scrub found", *told]
+
+
+def damage_value(memory: Remembered | None) -> dict[str, Any]:
+    """The same for machines. `damaged` is None where it is not known."""
+    if memory is None or (memory.unreadable and not memory.damaged):
+        return {"damaged": None, "damaged_batches": []}
+    marks = sorted(memory.damaged.values(), key=lambda mark: mark.id)
+    batches = [{"id": list(mark.id), "says": mark.says, "since": mark.since} for mark in marks]
+    return {"damaged": len(marks), "damaged_batches": batches}
+
+
+def show(
+    session: Session,
+    shard: Shard,
+    batches: Annotated[bool, typer.Option("--batches", help="List every batch, not only the levels.")] = False,
+) -> None:
+    """Show one shard: frontiers, batches, what each reader and hold keeps, garbage, rollups, schema.
+
+    Why does history not advance? See which readers and holds hold back [bold]since[/]. Why is garbage not deleted?
+    See which hold back [bold]objects[/], and below that what the garbage waits for.
+
+    \b
+    persist show orders
+    persist show orders --batches
+    persist show orders --json | jq '.state.readers'
+    """
+    from persist_lib.core.plan.garbage import plan_garbage
+    from persist_lib.maintain import census_of
+
+    with session.open() as client:
+        version, now = client.inspect(shard), client.consensus.now()
+        known, owner = remembered(client, [shard]).get(shard), whose(client, [shard]).get(shard, "")
+    counted, collection = (census_of(shard, version, now, client.policy()), plan_garbage(version.state, version.seqno))
+    value = {
+        "shard": shard, "owner": owner, "location": client.url, "seqno": version.seqno, "now": now,
+        "state": state_value(version.state), "census": jsonable(counted), "held": jsonable(collection.held),
+        "holders": holders(version, now), **damage_value(known),
+    }  # fmt: skip
+    title = Text.assemble((shard, "bold"), f"  v{version.seqno}", f"   {owner}" if owner else "")
+    session.answer(value, title, *_sections(version, counted, collection, now, damage_lines(shard, known), batches))
+
+
+def _sections(
+    version: Version, census: Census, collection: GarbagePlan, now: int, damaged: list[str], every_batch: bool
+) -> Iterator[RenderableType]:
+    state = version.state
+    show = partial(show_frontier, unit=state.times)
+    yield f"since {show(state.since)}   upper {show(state.upper)}   {readable(state)}"
+    yield Text("")
+    for name, text in render.census_lines(census)[2:]:
+        if name not in SAID_ELSEWHERE:
+            yield _measure(name, text)
+    yield _measure("damaged", damaged[0])
+    yield from (f"  {line}" for line in damaged[1:])
+    for number, schema in enumerate(state.schemas):
+        yield _measure(f"schema {number}", str(schema))
+    yield Text("")
+    yield (batches_table if every_batch else levels_table)(state.trace, state.times)
+    if people := holders(version, now):
+        yield holders_table(people, state.times)
+    else:
+        yield "no readers, no writers, no holds\n"
+    yield from garbage_lines(census.garbage, census.garbage_size, collection)
+    if census.retired:
+        yield f"retired     {units.of(census.retired, 'id')}; `persist orphans` sweeps what they left"
+
+
+def _measure(name: str, text: str) -> Flow:
+    return Flow(Text(f"{name:<18} {text}"), hang=19)
+
+
+def readable(state: State) -> str:
+    """Which times can be read, in words."""
+    if state.is_finished():
+        return "(finished for good: nothing can be read or written)"
+    first, end, show = state.since.time, state.upper.time, partial(show_time, unit=state.times)
+    if first is None:
+        return "(all history is given up)"
+    if end is None:
+        return f"(complete: can be read as of {show(first)} and any time after)"
+    if first >= end:
+        return f"(nothing can be read before upper passes {show(first)})"
+    return f"(can be read as of {show(first)} to {show(end - 1)})"
+
+
+def levels_table(trace: tuple[Batch, ...], times: Unit | None = None) -> Fitted:
+    """The trace by size class, with the times that the batches of each cover."""
+    from persist_lib.core.trace import level_of, levels
+
+    numbers = ("batches", "updates", "bytes", "inline")
+    table = render.plain_table("level", "batches", "updates", "bytes", "inline", "parts", "from", "to", right=numbers)
+    for level in levels(trace):
+        found = [batch for batch in trace if level_of(batch.count) == level.level]
+        table.add_row(
+            units.size_class(level.level), units.number(level.batches), units.number(level.updates),
+            units.size(level.size), units.size(sum(batch.inline_size for batch in found)),
+            units.number(sum(len(batch.parts) for batch in found)),
+            show_frontier(found[0].lower, times), show_frontier(found[-1].upper, times),
+        )  # fmt: skip
+    return table
+
+
+def batches_table(trace: tuple[Batch, ...], times: Unit | None = None) -> Fitted:
+    """Every batch, oldest first."""
+    numbers = ("updates", "diff sum", "bytes")
+    table = render.plain_table(
+        "batch", "lower", "upper", "since", "updates", "diff sum", "bytes", "parts", "fingerprint", right=numbers
+    )
+    for batch in trace:
+        table.add_row(
+            f"{batch.lo}..{batch.hi}", *(show_frontier(at, times) for at in (batch.lower, batch.upper, batch.since)),
+            units.number(batch.count),
+            units.number(batch.diff_sum), units.size(batch.size), _parts(batch), f"{batch.fingerprint:016x}",
+        )  # fmt: skip
+    return table
+
+
+def holders(version: Version, now: int) -> list[dict[str, Any]]:
+    """All readers, writers and holds, and what each keeps: the shard's since, and how much garbage.
+
+    Keys: name, kind, purpose, lease_ms (left; negative: overdue; None: no lease), since, seqno, holds_since, garbage,
+    garbage_size.
+    """
+    state = version.state
+    found = [
+        _holder(id_, "writer", writer.owner or writer.purpose, writer.lease_until - now)
+        for id_, writer in sorted(state.writers.items())
+    ]
+    for id_, reader in sorted(state.readers.items()):
+        kept = [entry.size for entry in state.garbage.values() if entry.seqno >= reader.seqno]
+        entry = _holder(id_, "reader", reader.purpose, reader.lease_until - now)
+        found.append({**entry, **_since(reader.since, state), "seqno": reader.seqno, **_kept(kept)})
+    for name, hold in sorted(state.holds.items()):
+        found.append({**_holder(name, "hold", "", None), **_since(hold.since, state)})
+    return found
+
+
+def _holder(name: str, kind: str, purpose: str, lease_ms: int | None) -> dict[str, Any]:
+    nothing = {"since": None, "seqno": None, "holds_since": False, **_kept([])}
+    return {"name": name, "kind": kind, "purpose": purpose, "lease_ms": lease_ms, **nothing}
+
+
+def _since(since: Antichain, state: State) -> dict[str, Any]:
+    return {"since": jsonable(since), "holds_since": since <= state.since}
+
+
+def _kept(sizes: list[int]) -> dict[str, Any]:
+    return {"garbage": len(sizes), "garbage_size": sum(sizes)}
+
+
+def holders_table(people: list[dict[str, Any]], times: Unit | None = None) -> Fitted:
+    """What has a lease or a hold, and what that keeps."""
+    table = render.plain_table("who", "what", "lease", "since", "reads from", "holds back")
+    for who in people:
+        left = who["lease_ms"]
+        lease = Text("none", "dim") if left is None else Text(f"{units.duration(left)} left")
+        if left is not None and left < 0:
+            lease = Text(f"overdue by {units.duration(-left)}", "yellow")
+        since = "" if who["since"] is None else show_frontier(Antichain(*who["since"]), times)
+        reads = "" if who["seqno"] is None else f"v{who['seqno']}"
+        table.add_row(
+            who["name"], " ".join(filter(None, (who["kind"], who["purpose"]))), lease, since, reads, _held_back(who)
+        )
+    return table
+
+
+def _held_back(who: dict[str, Any]) -> str:
+    found = ["since"] if who["holds_since"] else []
+    if who["garbage"]:
+        found.append(f"{units.of(who['garbage'], 'object')} ({units.size(who['garbage_size'])})")
+    return ", ".join(found) or "-"
+
+
+def garbage_lines(count: int, size: int, collection: GarbagePlan) -> Iterator[str]:
+    """How much garbage there is, how much can go, and what the rest waits for."""
+    if not count:
+        yield "garbage     none"
+        return
+    yield f"garbage     {units.of(count, 'object')}, {units.size(size)}"
+    if collection.keys:
+        free = f"{units.of(len(collection.keys), 'object')}, {units.size(collection.size)}"
+        yield f"  can go    {free}: `persist garbage` deletes them"
+    for held in collection.held:
+        yield f"  waits     {units.of(held.keys, 'object')}, {units.size(held.size)}: {held.why}"
+
+
+def _parts(batch: Batch) -> str:
+    inline = sum(1 for part in batch.parts if part.inline is not None)
+    objects = len(batch.parts) - inline
+    found = [units.of(objects, "object")] if objects else []
+    if inline:
+        found.append("inline")
+    if len(batch.runs) > 1:
+        found.append(f"{len(batch.runs)} runs")
+    return ", ".join(found) if batch.exact else f"{', '.join(found)}, filtered"

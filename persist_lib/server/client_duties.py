@@ -1,0 +1,108 @@
+"""Which client of a shard has to roll up or flush, where a server chooses the times of appends.
+
+Such clients read no rows back, so none of them sees by itself that it is its turn. The server asks one of them. It is
+the one that knows the newest version: it has least to read, and as it has then read it, it is the next one too. If each
+had its turn, each would read all rows of all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from persist_lib.core import commands as c
+from persist_lib.core.diff import StateDiff
+from persist_lib.core.groups import Answer
+from persist_lib.core.plan.compaction import is_filled
+from persist_lib.core.state import State, Version
+from persist_lib.ids import SeqNo
+from persist_lib.location.commands import FLUSH, ROLL_UP
+from persist_lib.maintain.rollups import is_duty
+from persist_lib.runtime.ambient import Deadline, Runtime
+from persist_lib.server.backpressure import wants_room
+from persist_lib.server.requests import APPENDS, Request
+from persist_lib.shard.in_doubt import Committed
+
+PATIENCE = 4
+"""How many rows upkeep waits for an append of the client that did it last."""
+FLUSH_S = 1.0
+"""How long after a client was asked to flush another one is asked, if there is no more room then."""
+Placed = tuple[int, Request]
+"""A request and its place in the lot."""
+
+
+class Told(NamedTuple):
+    """The place of a request in its lot, and what its client has to do."""
+
+    place: int = -1
+    due: tuple[str, ...] = ()
+
+
+NO_CLIENT = Told()
+
+
+class Upkeep:
+    """What is due in one shard. For one thread at a time: the one that has the shard's turn."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._told = SeqNo(0)
+        self._since: dict[str, SeqNo] = {}
+        self._flushing: Deadline | None = None
+        self._size = 0
+
+    def tell(
+        self, lot: Sequence[Request], answers: Sequence[Answer], before: State | None, after: Version, every: int
+    ) -> Told:
+        """The request whose client has duties, and which.
+
+        `before` is the state before the row that led to `after`, None where there is no row. A rollup is due each
+        `every` rows.
+        """
+        placed = list(zip(range(len(lot)), lot, answers, strict=False))
+        made = [(place, one) for place, one, answer in placed if before and _is_append(one, answer)]
+        if before and made and _rolls_up(made[0][1], before, after, every):
+            self._since.setdefault(ROLL_UP, after.seqno)
+        self._look(after)
+        if told := [one for one in made if isinstance(one[1].command, c.AppendNow)]:
+            return self._best(told, after)
+        # SUBTLE: where all are refused for want of room, there is no row by which anybody could be told.
+        full = [place for place, one, answer in placed if wants_room(answer, one)]
+        return self._say(full[0], (FLUSH,), after) if full and FLUSH in self._since else NO_CLIENT
+
+    def _look(self, after: Version) -> None:
+        """See whether a flush is due, and no client is at it."""
+        if after.state.inline_size < self._size:
+            self._flushing = None
+        self._size = after.state.inline_size
+        is_at_it = self._flushing is not None and not self._flushing.has_passed()
+        if is_filled(after.state) and not is_at_it:
+            self._since.setdefault(FLUSH, after.seqno)
+        else:
+            self._since.pop(FLUSH, None)
+
+    def _best(self, told: Sequence[Placed], after: Version) -> Told:
+        if not self._since:
+            return NO_CLIENT
+        place, best = max(told, key=lambda one: one[1].known)
+        if best.known < self._told and after.seqno < min(self._since.values()) + PATIENCE:
+            return NO_CLIENT
+        return self._say(place, tuple(self._since), after)
+
+    def _say(self, place: int, due: tuple[str, ...], after: Version) -> Told:
+        self._told = after.seqno
+        for duty in due:
+            del self._since[duty]
+        if FLUSH in due:
+            self._flushing = self._runtime.deadline(FLUSH_S)
+        return Told(place, due)
+
+
+def _is_append(request: Request, answer: Answer) -> bool:
+    return isinstance(answer, StateDiff) and isinstance(request.command, APPENDS)
+
+
+def _rolls_up(first: Request, before: State, after: Version, every: int) -> bool:
+    # Who appends at a time of its own reads the row back. If its append is the first, it rolls up unasked.
+    is_placed = isinstance(first.command, c.AppendNow)
+    return is_placed and is_duty(Committed(after.seqno, b"", before, after.state, 1), every)

@@ -1,0 +1,279 @@
+"""One shard as a server commits it: what waits is applied to the newest state and committed as one row.
+
+Nothing is answered before the row that it rests on is committed: neither success, nor a refusal, nor that it was done
+before. A refusal may be due to a command of the same row, and after a lost race all of the row is computed again. Where
+nothing changes there is no row, and a linearizable read comes first. While the outcome of a row is unknown, its bytes
+are sent again until its place is taken, and nothing else of that shard is committed or answered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from operator import attrgetter
+from typing import TypeVar
+
+from msgspec.structs import replace
+
+from persist_lib.core import commands as c
+from persist_lib.core import refusals as r
+from persist_lib.core.deciding import is_out_for_ever
+from persist_lib.core.diff import StateDiff
+from persist_lib.core.formats import REMEMBERS_OUTCOMES
+from persist_lib.core.groups import CHANGES_MOST, Answer
+from persist_lib.core.placing import remembers_since
+from persist_lib.core.state import OUTCOMES_KEPT, TOKENS_KEPT, State, Version
+from persist_lib.errors import Determinate, Indeterminate, InvalidUsage, Overloaded, PersistError
+from persist_lib.ids import SeqNo
+from persist_lib.location.commands import Answered, dated
+from persist_lib.location.wrap.deadline import within
+from persist_lib.runtime.ambient import Backoff, Deadline
+from persist_lib.server.backpressure import Room, Wake
+from persist_lib.server.client_duties import Upkeep
+from persist_lib.server.dedup_index import NO_MATTER, Found, Seen
+from persist_lib.server.request_queue import Queue
+from persist_lib.server.requests import (
+    Observe,
+    Request,
+    answering,
+    committed,
+    forgotten,
+    refused,
+    still_open,
+    stopped,
+    timed_out,
+    unobserved,
+)
+from persist_lib.shard.commit import Machine, Prepared, compare_and_set_rows
+from persist_lib.shard.contention import give_way, wait_after_loss
+from persist_lib.shard.group_rows import Asked, prepare_group
+from persist_lib.shard.in_doubt import DOUBT_PAUSE_S, in_doubt, settle
+
+T = TypeVar("T")
+OF_A_WRITER_MOST = OUTCOMES_KEPT // 16
+"""The most unanswered appends of one writer, where the shard remembers `OUTCOMES_KEPT` of all its writers."""
+LONGEST_PAUSE_S = 1.0
+"""The longest pause between two attempts to find out what became of a row."""
+
+
+def of_a_writer(state: State | None) -> int:
+    """The most unanswered appends of one writer: no more than its tokens that are certainly remembered."""
+    return OF_A_WRITER_MOST if state is not None and state.format >= REMEMBERS_OUTCOMES else TOKENS_KEPT
+
+
+class Funnel:
+    """The commands of one shard on their way into its log. `put` may be called from any thread, `turn` from one.
+
+    `machine.turn` is held whenever the shard is changed, so that commits of several shards at once fit in.
+    """
+
+    def __init__(self, machine: Machine, observe: Observe = unobserved, wake: Wake | None = None) -> None:
+        """`wake` lets it have a turn later. Without it, nothing waits for room in the state."""
+        self.machine, self.observe = machine, observe
+        self.queue = Queue(machine.shard)
+        self.seen = Seen(machine.shard, machine.consensus)
+        self._upkeep, self._room = Upkeep(machine.runtime), Room(machine.runtime, wake)
+        self._gives_up = False
+        self._is_stopping = False
+
+    def put(self, request: Request) -> None:
+        """Let a request wait for its turn. It fails with Overloaded when there are too many, or the server stops."""
+        known = self.machine.known
+        try:
+            if self._is_stopping:
+                raise stopped(self.machine.shard)
+            self.queue.put(request, of_a_writer(None if known is None else known.state))
+        except Overloaded as error:
+            request.fail(error)
+
+    def stop(self) -> None:
+        """Take no more requests; those that wait are served."""
+        self._is_stopping = True
+
+    def give_up(self) -> None:
+        """Serve no more requests either, and find out no more what became of a row whose outcome is unknown."""
+        self._is_stopping = self._gives_up = True
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request waits."""
+        return not (len(self.queue) or len(self._room))
+
+    def turn(self) -> None:
+        """Commit what waits, as one row. Requests that did not fit wait for the next turn."""
+        with self.machine.turn:
+            self._readmit()
+            self.let_go(self.queue.remove(attrgetter("is_over")))
+            if self._gives_up:
+                for request in [*self._room.clear(), *self.queue.remove(lambda _: True)]:
+                    request.fail(stopped(self.machine.shard))
+            lot = self.queue.take(2 * CHANGES_MOST)
+            with answering(lot):
+                self._commit(lot)
+            self._readmit()
+
+    def let_go(self, requests: Sequence[Request]) -> None:
+        """Answer requests that waited too long, or whose client is gone. Nothing of them was ever sent."""
+        for request in requests:
+            if request.is_dropped:
+                request.fail(Determinate(f"shard {request.shard}: the client was gone; nothing was done"))
+            else:
+                request.fail(timed_out(request))
+
+    def look_for(self, lot: Sequence[Request], version: Version) -> list[Request]:
+        """Answer those requests that rows up to `version` hold, or may hold. Returns the others."""
+        self.seen.follow(version.seqno)
+        left = []
+        for request in lot:
+            found = self._found(request, version)
+            if found == "unknown" and not request.is_repeated:
+                request.settle(refused(request, r.Forgotten(request.known, self.seen.begins), version.seqno, ()))
+            elif found == "unknown":
+                request.fail(forgotten(request))
+            elif found != "not there":
+                request.settle(Answered(SeqNo(found), is_committed=True))
+            else:
+                left.append(request)
+        return left
+
+    def _found(self, request: Request, version: Version) -> Found:
+        """The row that committed a request, up to `version`.
+
+        An append at the next time is looked for here only where the state does not remember all appends since it was
+        made. If it is certainly not there, it counts as made from this version. If that would take reading old rows and
+        it was not sent before, it is refused, and its sender makes it again.
+        """
+        command = request.command
+        if not isinstance(command, c.AppendNow) or remembers_since(version.state, command.since):
+            return self.seen.find(request)
+        if not request.is_repeated and command.since < self.seen.begins:
+            return "not there"
+        found = self.seen.look_up(request, command.since)
+        if found == "not there":
+            request.command = replace(command, since=version.seqno)
+        return found
+
+    def prepared(self, version: Version, lot: Sequence[Request]) -> tuple[Prepared | None, tuple[Answer, ...]]:
+        """The row of the first requests of a lot, and their answers."""
+        now = self.machine.consensus.now()
+        asked = [Asked(dated(one.command, now), one.token, one.client) for one in lot]
+        group = prepare_group(self.machine, version, asked, now)
+        return group.prepared, group.answers
+
+    def tell(
+        self, lot: Sequence[Request], answers: Sequence[Answer], version: Version, before: State | None = None
+    ) -> list[Request]:
+        """Answer the first requests by `version`, which is committed and holds them. Returns the others.
+
+        `before` is the state before the row that led to it, if there is a row.
+        """
+        keeper = self._upkeep.tell(lot, answers, before, version, self.machine.config.rollup_every)
+        for place, (request, answer) in enumerate(zip(lot, answers, strict=False)):
+            rows = self.seen.rows(request.known, version.seqno)
+            due = keeper.due if place == keeper.place else ()
+            if isinstance(answer, StateDiff):
+                request.settle(committed(request, answer, version, rows, due))
+            elif isinstance(answer, PersistError):
+                request.fail(answer)
+            elif not due and self._room.takes(request, answer):
+                continue
+            elif request.is_repeated and not _is_certain(answer, version.state, request):
+                request.fail(still_open(request, answer))
+            else:
+                request.settle(refused(request, answer, version.seqno, rows, due))
+        return list(lot[len(answers) :])
+
+    def send(self, sent: Sequence[Prepared], lot: Sequence[Request]) -> bool | None:
+        """Append a row to each of the logs, all or none, and return whether they are there; None if it cannot be known.
+
+        As `doubt.settle`, and for as long as it takes. Until then, requests of the lot whose time is over fail as
+        unknown. If it cannot be known, all of the lot have failed so.
+        """
+        backoff = Backoff(DOUBT_PAUSE_S, LONGEST_PAUSE_S)
+
+        def wait(doubt: Indeterminate, _last: PersistError) -> None:
+            if self._gives_up:
+                raise in_doubt(sent, doubt) from doubt
+            for request in lot:
+                if request.is_over:
+                    request.fail(in_doubt(sent, doubt))
+            self.let_go(self.queue.remove(attrgetter("is_over")))
+            self._patience().pause(backoff.take())
+
+        try:
+            won = settle(partial(self.ask, partial(compare_and_set_rows, sent)), sent, wait)
+        except (Determinate, InvalidUsage):  # nothing was done
+            raise
+        except PersistError as error:  # the server gives up, or the log is damaged
+            for request in lot:
+                request.fail(in_doubt(sent, error))
+            raise stopped(self.machine.shard) from error
+        if won is None:
+            for request in lot:
+                request.fail(in_doubt(sent, Indeterminate("the rows that would tell are truncated")))
+        return won
+
+    def _commit(self, lot: list[Request]) -> None:
+        machine, is_fresh = self.machine, False
+        if lot:
+            is_fresh = give_way((machine,), _latest(lot))
+        while lot:
+            version = self.ask(machine.ground)
+            if not (lot := self.look_for(self._wanted(lot), version)):
+                return
+            started = machine.runtime.monotonic()
+            prepared, answers = self.prepared(version, lot)
+            if prepared is None:
+                if is_fresh:
+                    self.queue.put_back(self.tell(lot, answers, version))
+                    return
+                self.ask(machine.try_fetch)
+                is_fresh = True
+                continue
+            won = self.send((prepared,), lot[: len(answers)])
+            if won:
+                took_s = machine.runtime.monotonic() - started
+                self.adopt(prepared, len(answers), took_s)
+                after = Version(prepared.row.seqno, prepared.state, b"")
+                self.queue.put_back(self.tell(lot, answers, after, version.state))
+                return
+            if won is None:
+                self.queue.put_back(lot[len(answers) :])
+                return
+            self.ask(partial(wait_after_loss, (machine,), _latest(lot), machine.runtime.monotonic() - started))
+            is_fresh = True
+
+    def adopt(self, prepared: Prepared, commands: int, took_s: float) -> None:
+        """Know a row that is in the log, with so many commands."""
+        self.machine.adopt(prepared, took_s)
+        self.observe(self.machine.shard, commands, took_s)
+        self.seen.committed(prepared.row, prepared.data)
+
+    def _readmit(self) -> None:
+        known = self.machine.known
+        self.queue.put_back(self._room.leaving(0 if known is None else known.state.inline_size))
+
+    def ask(self, call: Callable[[], T]) -> T:
+        """Run operations on the location, each for no longer than a call of a client may take."""
+        return within(self._patience(), call)
+
+    def _patience(self) -> Deadline:
+        return self.machine.runtime.deadline(self.machine.config.timeout_s)
+
+    def _wanted(self, lot: Sequence[Request]) -> list[Request]:
+        self.let_go([request for request in lot if request.is_over])
+        return [request for request in lot if not request.answer.done()]
+
+
+def _is_certain(refusal: r.Refusal, state: State, request: Request) -> bool:
+    """Whether a refusal holds for ever, or does no harm if it does not.
+
+    A command that may be applied twice, and has nothing to do now, is done. Its client would ask until its timeout.
+    """
+    if isinstance(refusal, r.NothingDue) and isinstance(request.command, NO_MATTER):
+        return True
+    return isinstance(refusal, r.AlreadyDone) or is_out_for_ever(state, request.command)
+
+
+def _latest(lot: Sequence[Request]) -> Deadline:
+    return max([request.deadline for request in lot], key=lambda deadline: deadline.ends)

@@ -1,0 +1,126 @@
+"""Commits of several shards at once: all of the commands are committed, or none.
+
+The turns of their shards are taken in the order of the shards' names, so that two such commits never wait for each
+other. While the outcome of one is unknown, nothing else of its shards is committed or answered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from operator import attrgetter
+
+from persist_lib.core import refusals as r
+from persist_lib.core.deciding import is_out_for_ever
+from persist_lib.core.diff import StateDiff
+from persist_lib.core.groups import Answer
+from persist_lib.core.state import State, Version
+from persist_lib.errors import InvariantViolated
+from persist_lib.ids import SeqNo
+from persist_lib.location.commands import Answered
+from persist_lib.runtime.threads import Lock, giving_back, taking
+from persist_lib.server.dedup_index import Found
+from persist_lib.server.group_commit import Funnel
+from persist_lib.server.requests import Request, answering, forgotten, still_open
+from persist_lib.shard.commit import Prepared
+from persist_lib.shard.contention import wait_after_loss
+
+
+class Share:
+    """One shard's part of a commit: its funnel, its request, and what comes of it on the newest known version."""
+
+    def __init__(self, funnel: Funnel, request: Request) -> None:
+        self.funnel, self.request, self.shard = funnel, request, request.shard
+        self.version = Version(SeqNo(0), State(), b"")
+        self.found: Found = "not there"
+        self.prepared: Prepared | None = None
+        self.answer: Answer | None = None
+
+    def prepare(self) -> None:
+        """Look for the command in the log, and apply it to the newest known version if it is not there."""
+        self.version = self.funnel.machine.ground()
+        seen, self.prepared = self.funnel.seen, None
+        seen.follow(self.version.seqno)
+        self.found = seen.find(self.request)
+        if self.found == "unknown" and not self.request.is_repeated:
+            self.answer = r.Forgotten(self.request.known, seen.begins)
+        if self.found == "not there":
+            self.prepared, (self.answer,) = self.funnel.prepared(self.version, [self.request])
+
+    @property
+    def done_before(self) -> SeqNo | None:
+        """Where an earlier call with this token was committed, if it was."""
+        if isinstance(self.answer, r.AlreadyDone) and self.answer.outcome is not None:
+            return self.answer.outcome.seqno
+        return None if isinstance(self.found, str) else self.found
+
+
+def commit_together(parts: Sequence[tuple[Funnel, Request]]) -> None:
+    """Commit all requests or none, and answer each of them. At least one; each shard once; all with one token."""
+    shares = [Share(*part) for part in parts]
+    turns: list[Lock] = []
+    give_back = giving_back(turns)
+    try:
+        with answering([request for _, request in parts]):
+            # SUBTLE: turns are always taken in the order of shard names, as in `shard.commit`.
+            for share in sorted(shares, key=attrgetter("shard")):
+                turns += taking(share.funnel.machine.turn)
+            _commit(shares)
+    finally:
+        give_back()
+
+
+def _commit(shares: Sequence[Share]) -> None:
+    requests, first = [share.request for share in shares], shares[0].funnel
+    machines, is_fresh = [share.funnel.machine for share in shares], False
+    while True:
+        if any(request.is_over for request in requests):
+            first.let_go(requests)
+            return
+        for share in shares:
+            first.ask(share.prepare)
+        prepared = [share.prepared for share in shares if share.prepared is not None]
+        if len(prepared) < len(shares):
+            if _tell(shares, is_fresh=is_fresh):
+                return
+            for machine in machines:
+                first.ask(machine.try_fetch)
+            is_fresh = True
+            continue
+        started = first.machine.runtime.monotonic()
+        won = first.send(prepared, requests)
+        took_s = first.machine.runtime.monotonic() - started
+        if won:
+            for share, one in zip(shares, prepared, strict=True):
+                share.funnel.adopt(one, 1, took_s)
+                rows = share.funnel.seen.rows(share.request.known, one.row.seqno)
+                share.request.settle(Answered(one.row.seqno, is_committed=True, rows=rows))
+        if won or won is None:
+            return
+        first.ask(partial(wait_after_loss, machines, requests[0].deadline, took_s))
+        is_fresh = True
+
+
+def _tell(shares: Sequence[Share], *, is_fresh: bool) -> bool:
+    """Answer all, if that is possible without a row; refusals only by versions that were read afresh."""
+    if any(share.done_before is not None for share in shares):
+        # SUBTLE: the earlier call did all or nothing, so one shard that remembers it speaks for all. Another shard may
+        # have forgotten it, and would refuse it now.
+        for share in shares:
+            share.request.settle(Answered(share.done_before or share.version.seqno, r.AlreadyDone()))
+        return True
+    if not is_fresh:
+        return False
+    # Refused for ever in one shard is refused for ever in all.
+    is_certain = any(is_out_for_ever(share.version.state, share.request.command) for share in shares)
+    for share in shares:
+        request, answer = share.request, share.answer
+        if request.is_repeated and any(one.found == "unknown" for one in shares):
+            request.fail(forgotten(request))
+        elif request.is_repeated and not is_certain:
+            request.fail(still_open(request, answer))
+        elif isinstance(answer, InvariantViolated):
+            request.fail(answer)
+        else:
+            request.settle(Answered(share.version.seqno, None if isinstance(answer, StateDiff) else answer))
+    return True

@@ -1,0 +1,238 @@
+"""The calls of clients: who may make them, what they are answered, and how much of them is under way.
+
+A caller is known before its message is read, so that a stranger cannot make the server take one. A call for the store
+runs in a thread of a pool; a commit waits in the loop until the funnels have answered it, so that thousands can wait.
+When a client goes, its commands are dropped unless they were sent already.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import Executor
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, NamedTuple
+
+import grpc
+import grpc.aio
+
+from persist_lib.arguments import shown
+from persist_lib.core import commands as c
+from persist_lib.core import refusals as r
+from persist_lib.core.rights import needed_for
+from persist_lib.errors import Indeterminate, InvalidUsage, PersistError
+from persist_lib.format import wire
+from persist_lib.location.api import Consensus
+from persist_lib.location.commands import Answered, Proposed
+from persist_lib.location.wrap.deadline import within
+from persist_lib.runtime.ambient import Runtime
+from persist_lib.server.access import Access, Caller, anybody
+from persist_lib.server.backpressure import Load
+from persist_lib.server.consensus_rpc import RAW, Raw
+from persist_lib.server.funnels import Funnels, ask
+from persist_lib.server.metrics import Measures, outcome_of
+from persist_lib.server.requests import Request
+from persist_lib.server.survey_cache import Looks
+
+
+class Answers:
+    """Waits in one event loop. `of` is called there; answers come from any thread."""
+
+    def __init__(self) -> None:
+        self._ready: deque[asyncio.Future[None]] = deque()
+        self._is_woken = False
+
+    async def of(self, requests: Sequence[Request]) -> list[Answered]:
+        """What all of the requests are answered. Raises the first of their errors."""
+        loop = asyncio.get_running_loop()
+        for request in requests:
+            if not request.answer.done():
+                told: asyncio.Future[None] = loop.create_future()
+                request.answer.add_done_callback(partial(self._answered, loop, told))
+                await told
+        return [request.answer.result(0) for request in requests]
+
+    def _answered(self, loop: asyncio.AbstractEventLoop, told: asyncio.Future[None], _: Any) -> None:
+        self._ready.append(told)
+        if not self._is_woken:
+            # SUBTLE: before the call. The loop clears it before it looks, so that nothing is left behind.
+            self._is_woken = True
+            loop.call_soon_threadsafe(self._wake)
+
+    def _wake(self) -> None:
+        self._is_woken = False
+        while self._ready:
+            told = self._ready.popleft()
+            if not told.done():  # else its call was cancelled
+                told.set_result(None)
+
+
+log = logging.getLogger("persist.server")
+LONGEST_S = 600.0
+"""The longest timeout of a call that is believed."""
+RECEIVE_S = 20.0
+"""How long a message may take to arrive."""
+URGENT_BYTES = 4096
+"""A larger message is not only a heartbeat."""
+ASKED_OF_DEBTS = tuple[str, dict[str, list[str]], int | None, float]
+Carry = Callable[[Any, float, Caller, int], Awaitable[Any]]
+
+
+class Debts(NamedTuple):
+    """What tells which shards have work due, and the threads in which it looks."""
+
+    looks: Looks
+    pool: Executor
+
+
+class Calls:
+    """What a server answers. `consensus` is asked directly, in threads of `pool`. For one thread: a server's loop."""
+
+    def __init__(
+        self, consensus: Consensus, funnels: Funnels, access: Access | None, runtime: Runtime, pool: Executor,
+        measures: Measures, debts: Debts,
+    ) -> None:  # fmt: skip
+        self._consensus, self._funnels, self._access = consensus, funnels, access
+        self._runtime, self._pool, self._measures = runtime, pool, measures
+        self.looks, self._lookers = debts
+        self._told = Answers()
+        self.load = Load()
+        self._waiting: set[asyncio.Task[Any]] = set()
+        self._gives_up = False
+
+    def handlers(self) -> dict[str, Any]:
+        """The handler of each call, by its name."""
+        calls: dict[str, tuple[Any, Carry]] = {
+            "commit": (wire.Commit, self._commit),
+            "debts": (ASKED_OF_DEBTS, self._debts),
+            **{name: (raw.kind, partial(self._raw, name, raw)) for name, raw in RAW.items()},
+        }
+        # SUBTLE: as if clients sent a stream, though they send one message: gRPC then reads it when it is asked to.
+        return {
+            name: grpc.stream_unary_rpc_method_handler(partial(self._serve, name, *call))
+            for name, call in calls.items()
+        }
+
+    def caller(self, context: Any) -> Caller:
+        """Who makes a call. Raises NotAuthenticated."""
+        return anybody(context.peer()) if self._access is None else self._access.caller(context.invocation_metadata())
+
+    def give_up(self) -> None:
+        """Answer all commits that wait as unknown."""
+        self._gives_up = True
+        for task in self._waiting:
+            task.cancel()
+
+    async def _serve(self, name: str, kind: Any, carry: Carry, _messages: object, context: Any) -> bytes:
+        """Carry out a call, and encode its answer or its error."""
+        now, started = self._consensus.now, self._runtime.monotonic()
+        received, outcome, reply = b"", "gone", b""
+        try:
+            caller = self.caller(context)
+            received = await _message(context)
+            given, timeout_s = wire.decode_call(received, kind)
+            value = await carry(given, min(timeout_s, LONGEST_S), caller, len(received))
+            reply, outcome = wire.encode_reply(value, now()), self._outcome(value)
+        except PersistError as error:
+            reply, outcome = wire.encode_error(error, now()), outcome_of(error)
+        except Exception as error:
+            log.exception("a call failed")
+            reply, outcome = wire.encode_error(Indeterminate(f"the server failed: {error!r}"), now()), "unknown"
+        finally:
+            self._measures.served(name, outcome, self._runtime.monotonic() - started, len(received), len(reply))
+        return reply
+
+    def _outcome(self, value: Any) -> str:
+        refusals = [
+            one.refusal[0]
+            for one in (value if isinstance(value, list) else ())
+            if isinstance(one, wire.Answer) and one.refusal is not None and one.refusal[0] != r.AlreadyDone.__name__
+        ]
+        for name in refusals:
+            self._measures.refused(name)
+        return "refused" if refusals else "ok"
+
+    async def _raw(self, name: str, raw: Raw, given: Any, timeout_s: float, caller: Caller, size: int) -> Any:
+        for shard in raw.shards(given):
+            caller.check(shard, raw.needed, f"{name} the log of")
+        deadline = self._runtime.deadline(timeout_s)
+        call = partial(raw.call, self._consensus, given)
+        with self._taken(caller, 1, size):
+            loop = asyncio.get_running_loop()
+            return raw.shown(await loop.run_in_executor(self._pool, within, deadline, call), caller)
+
+    async def _debts(self, given: Any, timeout_s: float, caller: Caller, size: int) -> Any:
+        call = partial(self.looks.debts, self.looks.ask(), caller, *given)
+        deadline = self._runtime.deadline(timeout_s)
+        with self._taken(caller, 1, size):
+            return await asyncio.get_running_loop().run_in_executor(self._lookers, within, deadline, call)
+
+    async def _commit(self, given: wire.Commit, timeout_s: float, caller: Caller, size: int) -> list[wire.Answer]:
+        proposed = [
+            Proposed(shard, wire.decode_command(name, fields), known) for shard, known, name, fields in given.commands
+        ]
+        for one in proposed:  # all of them before the first is taken
+            caller.check(one.shard, needed_for(one.command, caller.owns), _said(one.command, caller))
+        deadline = self._runtime.deadline(timeout_s)
+        # Heartbeats are in none of the bounds: who has much to do with a server must not expire for that.
+        is_urgent = size <= URGENT_BYTES and {name for _, _, name, _ in given.commands} <= {"Heartbeat"}
+        with self._taken(caller, 0 if is_urgent else len(proposed), 0 if is_urgent else size):
+            answers = await self._answers(
+                ask(self._funnels, proposed, given.token, caller.name, deadline, is_repeated=given.is_repeated)
+            )
+        return [
+            wire.Answer(
+                one.seqno, one.is_committed, None if one.refusal is None else wire.encode_refusal(one.refusal),
+                one.rows, one.outcome, one.due,
+            )
+            for one in answers
+        ]  # fmt: skip
+
+    async def _answers(self, requests: Sequence[Request]) -> list[Answered]:
+        task: Any = asyncio.current_task()
+        self._waiting.add(task)
+        try:
+            return await self._told.of(requests)
+        except asyncio.CancelledError:
+            if not self._gives_up:  # the client is gone
+                raise
+            raise Indeterminate(
+                f"shard {requests[0].shard}: this server ended before the store answered. It is not known whether the "
+                f"command with token {requests[0].token.hex()} was committed; repeat it with the same token",
+                shard=requests[0].shard, token=requests[0].token,
+            ) from None  # fmt: skip
+        finally:
+            self._waiting.discard(task)
+            for request in requests:
+                request.is_dropped = True
+
+    @contextmanager
+    def _taken(self, caller: Caller, commands: int, size: int) -> Iterator[None]:
+        self.load.take(caller.name, commands, size)
+        try:
+            yield
+        finally:
+            self.load.give_back(caller.name, commands, size)
+
+
+async def _message(context: Any) -> bytes:
+    """The message of a call. Raises InvalidUsage if there is none, or it does not arrive in time."""
+    try:
+        async with asyncio.timeout(RECEIVE_S):
+            found = await context.read()
+    except TimeoutError as late:
+        raise InvalidUsage(f"the message did not arrive within {RECEIVE_S:g} s. Nothing was done") from late
+    if not isinstance(found, bytes):
+        raise InvalidUsage("the call came without a message. Nothing was done")
+    return found
+
+
+def _said(command: c.Command, caller: Caller) -> str:
+    """What a command does, for the error where its sender may not. Of a hold, whose it is counts."""
+    kind = type(command).__name__
+    if isinstance(command, (c.SetHold, c.DowngradeHold, c.ReleaseHold)) and not caller.owns(command.name):
+        return f"{kind} (the hold {shown(command.name)} is not its own) on"
+    return f"{kind} on"
