@@ -161,10 +161,6 @@ class ReadHandle(Leased):
         held = self.acquire(chosen if chosen >= 0 else state.since.time or 0)
         return Snapshot(self, held, chosen, rows, spent)
 
-    def snapshot_known(self, as_of: int, rows: RowSelection) -> Snapshot:
-        """Some rows, each distinct one once, as of a time that this process knows to be complete."""
-        return Snapshot(self, self.acquire(as_of), as_of, rows._replace(diff=True), Spending())
-
     def changes(self, from_: TimeLike | None, to: TimeLike | None = None, *, timeout: float | None = None) -> Changes:
         """Return all changes after the time `from_`, up to and with the time `to`: the updates in `(from_, to]`.
 

@@ -273,6 +273,11 @@ class Snapshot(Rows, Held):
             return self._split(keys, shown).streamed(machine.reads, pool)
 
 
+def snapshot_known(handle: ReadHandle, as_of: int, rows: RowSelection) -> Snapshot:
+    """Some rows, each distinct one once, as of a time that this process knows to be complete."""
+    return Snapshot(handle, handle.acquire(as_of), as_of, rows._replace(diff=True), Spending())
+
+
 @lru_cache(maxsize=8)
 def _blob(urls: tuple[str, str]) -> Blob:
     """The location's Blob in this process. It is opened once, as a process may read many splits from it."""

@@ -28,6 +28,7 @@ from persist_lib.errors import (
 from persist_lib.frontier import at
 from persist_lib.relation.next_time import store_time
 from persist_lib.relation.row_selection import RowSelection
+from persist_lib.relation.snapshot import snapshot_known
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import Schema
 from persist_lib.storage.catalog import Catalog
@@ -274,7 +275,7 @@ class Line(ABC):
         handles = view.handles(span)
         schema = handles[0].schema
         wanted = want(schema)
-        parts = [handle.snapshot_known(as_of, wanted) for handle in handles]
+        parts = [snapshot_known(handle, as_of, wanted) for handle in handles]
         config, rendition = self.client.config, span.rendition
         inner = CollectionSnapshot(
             view.name, as_of, rendition.number, schema, rendition.hash_columns, wanted.columns, parts,

@@ -11,6 +11,7 @@ from persist_lib.location.wrap.spending import Spending
 from persist_lib.relation.changes import Changes
 from persist_lib.relation.reader import ReadHandle
 from persist_lib.relation.row_selection import RowSelection, added_up
+from persist_lib.relation.snapshot import snapshot_known
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import TIME, Schema
@@ -118,7 +119,7 @@ class View:
         """The wanted rows as of a time at which the span's shards are complete, with all columns."""
         if time < 0:  # nothing was written yet
             return empty_table(wanted.schema.contents)
-        parts = [handle.snapshot_known(time, wanted.whole()).to_arrow() for handle in self.handles(span)]
+        parts = [snapshot_known(handle, time, wanted.whole()).to_arrow() for handle in self.handles(span)]
         return added_up(wanted.schema, *parts)
 
     def changed(self, span: Span, from_: int, to: int, wanted: RowSelection) -> pa.Table:
