@@ -31,7 +31,7 @@ Append = Callable[[], bool]
 
 @contextmanager
 def ours(_size: int, url: str, consensus: str) -> Iterator[Append]:
-    """A writer of the shard `busy`. If it was too late, it goes on from the upper in the error."""
+    """A writer of the shard `busy`. If it was too late, it continues from the upper in the error."""
     with (
         persist.open(url, consensus, runtime=Runtime(background=False)) as client,
         client.open_writer("busy", SMALL) as write,

@@ -62,7 +62,7 @@ def delta(url: str, bucket: str, source: str, appends: str) -> Iterator[Ready]:
 
 @contextmanager
 def local_delta(*folders: str) -> Iterator[Ready]:
-    """Delta tables on a local disk, each opened anew. `scan` reads the first; `optimize` does one after the other."""
+    """Delta tables on a local disk, each opened again. `scan` reads the first; `optimize` does one after the other."""
     import deltalake  # noqa: PLC0415 - only its process needs it
 
     left = iter(folders)
@@ -71,7 +71,7 @@ def local_delta(*folders: str) -> Iterator[Ready]:
         deltalake.DeltaTable(next(left)).optimize.compact()
 
     yield Ready(
-        f"deltalake {deltalake.__version__}, its defaults, all cores, opened anew each time",
+        f"deltalake {deltalake.__version__}, its defaults, all cores, opened again each time",
         {"scan": lambda: deltalake.DeltaTable(folders[0]).to_pyarrow_table().num_rows, "optimize": optimize},
     )
 

@@ -61,7 +61,7 @@ def delta(folder: str, rows: str) -> Iterator[Ready]:
         sizes.append(_size(place) - before)
 
     yield Ready(
-        f"deltalake {deltalake.__version__}, its defaults, all cores, opened anew each time, files compacted before; "
+        f"deltalake {deltalake.__version__}, its defaults, all cores, opened again each time, files compacted before; "
         "merge on t.id = s.id, update all, insert all",
         _calls(count, merge, sizes),
     )
@@ -123,7 +123,7 @@ def ducklake(folder: str, rows: str) -> Iterator[Ready]:
 
     yield Ready(
         f"DuckLake of duckdb {duckdb.__version__}, its defaults, all cores, catalog in a DuckDB file, whose growth "
-        "does not count; opened anew each time, files merged before; merge on t.id = s.id",
+        "does not count; opened again each time, files merged before; merge on t.id = s.id",
         _calls(count, merge, sizes),
     )
 

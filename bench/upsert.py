@@ -2,7 +2,7 @@
 
 Half of the keys are in the shard and half are new, spread over the whole key space, so that no file and no row group
 can be left out: the worst case for both. One more figure has keys that lie together. Each side has its table on the
-local disk, with its default settings, and opens it anew for each change.
+local disk, with its default settings, and opens it again for each change.
 """
 
 from __future__ import annotations

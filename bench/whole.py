@@ -1,7 +1,7 @@
 """The whole life of a table on a local disk: appends, maintenance, scans; beside deltalake, pyiceberg and DuckLake.
 
 All sides append the same lineitems, so many at a time, each by a handle that is kept open; do what their documentation
-says keeps a table small; and read all of it into Arrow by a handle that is opened anew, before that and after it. Ours
+says keeps a table small; and read all of it into Arrow by a handle that is opened again, before that and after it. Ours
 also sorts by key, consolidates, keeps fingerprints and digests, and syncs what it acknowledges; the peers do not.
 """
 
@@ -41,7 +41,7 @@ def whole(quick: bool) -> list[Figure]:
         note = f"{len(rows):,} lineitems in {appends} appends"
         for peer in PEERS:
             theirs, settings = _of_peer(peer, f"{folder}/{peer}", source, appends, len(rows))
-            ours = _ours(f"{folder}/ours-{peer}", source, appends, len(rows))  # anew each time, next to the peer
+            ours = _ours(f"{folder}/ours-{peer}", source, appends, len(rows))  # again each time, next to the peer
             for step, value in ours.items():
                 unit = "MiB" if step == "bytes" else "s"
                 found.append(Figure(f"whole: {step}", value, theirs[step], unit, peer, note=note, settings=settings))

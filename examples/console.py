@@ -1,7 +1,7 @@
 """What the example programs share: a progress bar, and failures that end in a sentence and an exit code.
 
 Exit codes: 0 done, 1 failed, 2 wrong arguments, 3 the source is not the one that was ingested before, 4 the shard's
-contents differ from the source, 130 interrupted (run the same command again to go on).
+contents differ from the source, 130 interrupted (run the same command again to continue).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def run(program: Callable[[], None]) -> int:
     except (persist.PersistError, OSError) as failure:
         return _say(f"{type(failure).__name__}: {failure}", 1)
     except KeyboardInterrupt:
-        return _say("interrupted; run the same command again to go on", 130)
+        return _say("interrupted; run the same command again to continue", 130)
     return 0
 
 

@@ -61,7 +61,7 @@ def parse_log(chunks: Iterable[bytes], id_chars: int, first: int) -> Iterator[Pi
         data = rest + chunk
         tokens = _Tokens.of(data, following, id_chars)
         rest, following = data[tokens.used :], tokens.following
-        # The last commit of this chunk may go on in the next one.
+        # The last commit of this chunk may continue in the next one.
         yield tokens.piece(max(first, following - 1))
     if rest:
         raise NotUnderstood(f"git's answer ends in the middle of an entry: {rest[:200]!r}")

@@ -7,8 +7,8 @@ event; what the ledger makes of it (paid, or refused) goes to the webhook and to
 and start it again with the same input: no payment is made twice, as each has an id, and no webhook is lost. Some may be
 sent again, with the same `Webhook-Id`, by which a receiver drops what it has had.
 
-`-i` and `-o` name the store that the ledger's log comes from, and the one in which it goes on; both default to `disk`
-(./events). With `-o lmdb:./ledger` it moves from there into LMDB; killed in between and started again, it goes on.
+`-i` and `-o` name the store that the ledger's log comes from, and the one in which it continues; both default to `disk`
+(./events). With `-o lmdb:./ledger` it moves from there into LMDB; killed in between and started again, it continues.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--webhook", metavar="URL", required=True, help="where outcomes are sent")
     parser.add_argument("-i", "--input", metavar="STORE", help="where the log comes from (default: disk)")
     parser.add_argument("-o", "--output", metavar="STORE", help="where it goes on (default: disk)")
-    parser.add_argument("--both", action="store_true", help="go on in both stores")
+    parser.add_argument("--both", action="store_true", help="continue in both stores")
     parser.add_argument("--retries", metavar="N", type=int, default=RETRIES, help="of a webhook, before it stops")
     found = parser.parse_args(words)
 

@@ -6,7 +6,7 @@
 
 Small debts are merged in this process; larger ones are cut into key ranges, one Spark task each. This process commits
 each request as one transition as soon as its tasks are done. If it is killed at any point, every shard is correct. If a
-shard cannot be compacted, the program goes on with the others; at its end it fails and names that shard. A shard that
+shard cannot be compacted, the program continues with the others; at its end it fails and names that shard. A shard that
 another process compacts is such a shard (Busy).
 """
 

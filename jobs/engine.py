@@ -62,7 +62,7 @@ AGAIN_S = 60.0
 ENDING_S = 2.0
 """How long a thread waits, after the stop, for its Spark job to end."""
 CANCELLING_S = 10.0
-"""How long to go on cancelling, after the stop: a job that was about to start may only be there a moment later."""
+"""How long to continue cancelling, after the stop: a job that was about to start may only be there a moment later."""
 
 
 class Shuffled(NamedTuple):

@@ -5,7 +5,7 @@
     spark-submit ingest.py --location s3+cas://bucket/data --shard orders --format jsonl s3://bucket/landing/
 
 Files are cut into chunks, which tasks read, parse and write in parallel, and each group of chunks is appended by one
-commit. Kill it at any point, and run it again: it goes on after the last group, and each line is in the shard once.
+commit. Kill it at any point, and run it again: it continues after the last group, and each line is in the shard once.
 Run it later, and it takes the files that are new. A bad line stops nothing: it goes to the shard SHARD_bad with its
 file, its number and the reason. SHARD_files says which files were taken.
 

@@ -77,7 +77,7 @@ class Terminal:
             self._progress.update(bar, description=f"{shard}: {what}", completed=done, total=total)
 
     def says(self, line: str) -> None:
-        """A line on what goes on."""
+        """A line on what continues."""
         self.console.print(line, soft_wrap=True, markup=False)
 
     def end(self) -> None:

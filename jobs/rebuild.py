@@ -77,7 +77,7 @@ def main(argv: Sequence[str] | None = None, unfinished: Unfinished | None = None
 def _parser() -> argparse.ArgumentParser:
     parser = program.place_arguments(__doc__ or "")
     parser.add_argument("--collection", required=True)
-    parser.add_argument("--rendition", type=int, help="go on with this one; without it a new one is made")
+    parser.add_argument("--rendition", type=int, help="continue with this one; without it a new one is made")
     parser.add_argument("--shards", type=int, help="of a new rendition; without it as many as the active one has")
     parser.add_argument("--key", action="append", default=[], metavar="NAME:TYPE", help="a key column, if they change")
     parser.add_argument(

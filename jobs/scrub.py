@@ -52,7 +52,7 @@ def scrub_shards(
 
     An error of a shard is in its outcome, and does not stop the others. `sessions` is called only if Spark is needed.
     If `stop` is set, or the caller stops early, this ends within seconds (see `in_parallel`). `says` gets a line when a
-    shard begins, and each half minute for each that goes on.
+    shard begins, and each half minute for each that continues.
     """
     stop = stop or Stop()
     spark = SparkEngine(client, sessions, stop=stop) if sessions is not None and engine != "local" else None

@@ -5,7 +5,7 @@ Work is sent and returned as bytes (msgpack), so that only the few names that Sp
 A permanent error (damage, an overflow) is returned as a value: if it were raised, Spark would try the task three times
 more, and the driver would get only a traceback. A failure of a store or the network is raised, and Spark tries the task
 again on any executor. Each attempt writes parts under its own keys. So a second attempt, a speculative one, or one that
-goes on after the driver died leaves orphans at worst.
+continues after the driver died leaves orphans at worst.
 """
 
 from __future__ import annotations

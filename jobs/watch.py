@@ -1,4 +1,4 @@
-"""What each shard in flight is doing: said when it starts, and again every half minute for as long as it goes on.
+"""What each shard in flight is doing: said when it starts, and again every half minute for as long as it continues.
 
     with Watch(log.info) as watch, watch.doing("orders") as tells:
         tells("compacting 120,000 updates, 31.0 MiB, on Spark", 0, 40)

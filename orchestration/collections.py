@@ -82,7 +82,7 @@ class RebuildConfig(dg.Config):
     """What is copied into which rendition."""
 
     collection: str = Field(description="the collection's name")
-    rendition: int | None = Field(default=None, ge=1, description="go on with this one; empty: a new one is made")
+    rendition: int | None = Field(default=None, ge=1, description="continue with this one; empty: a new one is made")
     shards: int | None = Field(default=None, ge=1, description="of a new one; empty: as many as the active one has")
     transform: str | None = Field(default=None, description="module:function, from old rows to new ones")
     engine: str = Field(default="auto", description="auto: Spark for much data, else local; spark; local")

@@ -39,7 +39,7 @@ WATCH_S = 300
 CHUNK = 50
 """The most sources of one run: they are ingested one after the other."""
 MEMORIES: dict[str, Memory] = {}
-"""What earlier ticks found, by location. A code server that begins anew reads it again."""
+"""What earlier ticks found, by location. A code server that begins again reads it again."""
 DOES = "Ingest sources until nothing new is there."
 
 

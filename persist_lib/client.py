@@ -68,7 +68,7 @@ def open(  # noqa: A001 - `persist.open` is what users write
     location that is open already. `consensus` is the URL of Consensus, if that is elsewhere. A location that does not
     exist is created, unless `create` is false: then this raises NotFound. A read-only client never writes anything, not
     even a lease. Other clients may therefore delete data that it still reads; it then reads the newest state again and
-    goes on from there.
+    continues from there.
 
     `prices` turn the counted requests and bytes into dollars. Without them an S3 location has S3's list prices, and any
     other location is free; pass `persist.Prices()` to see what it would cost on S3. `cache` is short for the setting of

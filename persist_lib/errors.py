@@ -150,7 +150,7 @@ class SinceViolation(Refused):
 class LeaseExpired(Refused):
     """This id is retired for ever. Field: id.
 
-    A write handle that is not closed registers anew by itself at its next call. A reader has to be opened anew, as
+    A write handle that is not closed registers again by itself at its next call. A reader has to be opened again, as
     history that it held may be gone.
     """
 

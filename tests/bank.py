@@ -71,7 +71,7 @@ class Bank:
         self.told.append(Told(MARKS, id_.encode(), json.dumps(mark).encode()))
 
     def with_repeats(self) -> list[Told]:
-        """All that the connector tells, which now and then begins anew a while before where it was."""
+        """All that the connector tells, which now and then begins again a while before where it was."""
         found: list[Told] = []
         at = 0
         while at < len(self.told):

@@ -14,7 +14,7 @@ from persist_lib.storage.sources import Kafka
 from persist_lib.testing.kafka_server import KafkaServer
 
 QUICK = {"fetch.wait.max.ms": "5"}
-"""A consumer that begins anew at another offset waits for the answer to its last request."""
+"""A consumer that begins again at another offset waits for the answer to its last request."""
 _numbers = itertools.count()
 
 

@@ -64,7 +64,7 @@ class Place:
         return {row["id"]: row["word"] for row in map(json.loads, filter(b"oh no".__ne__, lines))}
 
     def check_same(self) -> None:
-        """See that an instance that decodes all of it anew would write exactly what is there."""
+        """See that an instance that decodes all of it again would write exactly what is there."""
         counts: list[int] = []
         with closing(self.sources.open("s")) as instance:
             bound = instance._clock.since(0)

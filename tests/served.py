@@ -74,7 +74,7 @@ class Slot:
         self.replace()
 
     def replace(self) -> None:
-        """Cut all connections to the server. Another one is there, which knows nothing. The former goes on by itself.
+        """Cut all connections to the server. Another one is there, which knows nothing. The former continues by itself.
 
         It may be in the middle of a commit: then it is as a server that was paused, and does the rest later.
         """
@@ -119,7 +119,7 @@ class ServedWorld(World):
         return replace(location, consensus=Clocked(location.consensus, self.clock))
 
     def runtime(self, seed: int) -> Runtime:
-        """SUBTLE: who waits lets time pass for real as well, as a connection that is made anew takes some."""
+        """SUBTLE: who waits lets time pass for real as well, as a connection that is made again takes some."""
         return replace(super().runtime(seed), sleep=self._wait)
 
     def _wait(self, seconds: float) -> None:

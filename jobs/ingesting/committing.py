@@ -168,7 +168,7 @@ def append_once(write: WriteHandle, make: Makes, producer: tuple[str, int]) -> i
         except UpperMismatch:
             if deadline.has_passed():
                 raise TimedOut(
-                    f"shard {machine.shard}: other writers were first for {TIMEOUT_S:g} s. Run again to go on from "
+                    f"shard {machine.shard}: other writers were first for {TIMEOUT_S:g} s. Run again to continue from "
                     "here",
                     shard=machine.shard,
                 ) from None

@@ -1,4 +1,4 @@
-"""From a list of files to groups of tasks: the same for the same list and settings, so that a killed run goes on.
+"""From a list of files to groups of tasks: the same for the same list and settings, so that a killed run continues.
 
 A chunk is a range of bytes of one file, or a whole one. A task is one chunk, or several small ones. A group is what
 one commit appends: its number is the sequence number of the producer, which a shard takes once.
@@ -63,7 +63,7 @@ def plan_groups(
 ) -> list[Group]:
     """The groups of a run, numbered from `first`.
 
-    `starts` are the places of files with which groups begin (Debezium: where no transaction goes on); without it,
+    `starts` are the places of files with which groups begin (Debezium: where no transaction continues); without it,
     groups are cut between any chunks once they have `group_bytes`.
     """
     groups: list[Group] = []

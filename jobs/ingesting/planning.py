@@ -113,7 +113,7 @@ def _check_headers(
 
 
 def _starts(files: Sequence[File], settings: Settings) -> list[int]:
-    """The files with which groups of changes begin: where the one before has enough, and no transaction goes on."""
+    """The files with which groups of changes begin: where the one before has enough, and no transaction continues."""
     starts, size = [], 0
     for number, file in enumerate(files):
         if size >= settings.group_bytes and not _goes_on(files[number - 1], file):

@@ -42,7 +42,7 @@ def said_gone(file: File) -> LostFile:
     """The error for a file that is there no more."""
     return LostFile(
         f"{file.path} is gone, and this run is not done with it. Nothing of this group was written. Put it back and "
-        "run again, or go on without what is left of it by --lost bad",
+        "run again, or continue without what is left of it by --lost bad",
         path=file.path,
     )
 

@@ -92,7 +92,7 @@ Tells = Callable[[str, float, float], object]
 def ingest(
     client: Client, job: Ingest, engine: Engine, stop: Stop | None = None, tells: Tells = lambda *_: None
 ) -> Outcome:
-    """Take all files that no run took. May be killed at any point, and called again: then it goes on.
+    """Take all files that no run took. May be killed at any point, and called again: then it continues.
 
     `tells` gets what is done, the groups that are, and the groups that there are.
     """

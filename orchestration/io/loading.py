@@ -161,7 +161,7 @@ def _common(sources: Sequence[Source]) -> Schema:
             raise SchemaMismatch(
                 f"{source.place} and {widest.place} cannot be read as one table: {source.place.shard} has the schema "
                 f"{source.schema}, and {widest.place.shard} has {widest.schema}. Read them one by one, or store one "
-                "anew in another shard",
+                "again in another shard",
                 problem="partitions differ", actual=source.schema, expected=widest.schema,
             ) from error  # fmt: skip
     return widest.schema

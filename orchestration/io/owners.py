@@ -35,8 +35,8 @@ def claim(client: Client, place: Place) -> None:
         kept = place_of(place.asset, place.partition, {SHARD: base}).shard == place.former
         way = f"give the asset the metadata {{{SHARD!r}: {base!r}}}" if kept else "rename the partition"
         raise NameTaken(
-            f"{place} was in shard {place.former} with earlier releases, and would now start anew in {place.shard}. "
-            f"Nothing was written. To go on, {way}",
+            f"{place} was in shard {place.former} with earlier releases, and would now start again in {place.shard}. "
+            f"Nothing was written. To continue, {way}",
             shard=place.former, owner=None,
         )  # fmt: skip
     try:

@@ -1,6 +1,6 @@
 """How a shard gets to new contents: by the difference, appended with one compare-and-append.
 
-When another run was first, the difference is made anew, against what that run stored. So the shard always has the
+When another run was first, the difference is made again, against what that run stored. So the shard always has the
 contents of one run, never a mixture. The old contents are read in bounded memory; the new ones are held in memory.
 """
 
@@ -27,7 +27,7 @@ from persist_lib.relation.writer import WriteHandle
 from persist_lib.schema.schema import DIFF, TIME, Schema
 
 ATTEMPTS = 32
-"""How often a run makes its difference anew because other runs were first."""
+"""How often a run makes its difference again because other runs were first."""
 _MODULUS = 1 << 64
 
 Resolve = Callable[[Schema | None], Schema]
@@ -51,7 +51,7 @@ class Stored(NamedTuple):
     def version(self, shard: str) -> str:
         """The data version: the same for the same contents at the same time.
 
-        The fingerprint is there for a location that was made anew, where times start again.
+        The fingerprint is there for a location that was made again, where times start again.
         """
         return f"{shard}@{self.as_of}-{self.fingerprint % _MODULUS:016x}"
 

@@ -93,7 +93,7 @@ def _gap(names: Iterable[PendingName], batch: Batch) -> str | None:
         if reached < Antichain(name.lower):
             break
         reached = reached.join(name.upper)
-    return None if batch.upper <= reached else f"no pending batch goes on from {reached}"
+    return None if batch.upper <= reached else f"no pending batch continues from {reached}"
 
 
 def _adoption_problem(adopted: Sequence[tuple[Part, PendingName]], batch: Batch) -> str | None:

@@ -7,7 +7,7 @@ short and still bound a range: a cut one is at most every key that starts like i
 Bounds in a state are cut to a limit, and still decode to a tuple of values: `lower_bound` is at or below every key of
 the rows, `upper_bound` at or above, both inclusive. Ranges for splits are `[lo, hi)` of such bytes.
 
-A bound of a range may go on behind the key, with the encodings of the value columns and of `_time`. It then cuts
+A bound of a range may continue behind the key, with the encodings of the value columns and of `_time`. It then cuts
 between the updates of one key. No encoding of a value is the start of another's, so a bound that ends with the key, or
 within it, means the same either way.
 """
@@ -151,7 +151,7 @@ def slice_sorted(schema: Schema, rows: Rows, lo: bytes | None, hi: bytes | None)
 
 
 def search(schema: Schema, rows: Rows, bound: bytes) -> int:
-    """How many rows of sorted `rows` are below `bound`, which may go on behind the key."""
+    """How many rows of sorted `rows` are below `bound`, which may continue behind the key."""
     low, high = 0, rows.num_rows
     while low < high:
         middle = (low + high) // 2

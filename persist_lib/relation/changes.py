@@ -95,7 +95,7 @@ class Held(Doors):
         """The tables of `stream`. When a blob vanishes under a read-only client, continue from the newest state.
 
         SUBTLE: the rows are the same in every state that a reader may use, and come in the same order. So it is exact
-        to go on after the last row.
+        to continue after the last row.
         """
         return resuming(stream, self._look_again)
 

@@ -153,7 +153,7 @@ class Controller(Making, Evolving, Handovers):
         return self._described(self._command("alter", collection.id, asked, intent, command, timeout))
 
     def rename(self, name: str, to: str, *, command: str | None = None, timeout: float | None = None) -> Description:
-        """Give a collection another name. Readers and writers that are open go on. Raises NotFound and NameTaken."""
+        """Give a collection another name. Readers and writers that are open continue. Raises NotFound and NameTaken."""
         self._writable("rename")
         to = parse_collection_name(to)
         _, collection = self._subject(name, command)

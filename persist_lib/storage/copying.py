@@ -2,7 +2,7 @@
 
 First the contents as of some time, and from there on the changes, until the new rendition has all that is before the
 handover. Each stretch is one definite append to each new shard: every copier would append the very same. So a copier
-that dies between two shards, or two copiers at once, do no harm: the next one goes on where the shards are.
+that dies between two shards, or two copiers at once, do no harm: the next one continues where the shards are.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ class Filling(Commanding):
         copy was handed over to and has all that was before; `timeout` is in seconds. `progress` is called with how many
         rows were read so far, and with how many there are to read in all, as far as is known.
 
-        A copy that fell so far behind that history was given up cannot go on: SinceViolation. Make another one then.
+        A copy that fell so far behind that history was given up cannot continue: SinceViolation. Make another one then.
         """
         self._writable("copy_rendition")
         to_end, deadline = parse_flag(to_end, "to_end"), self._deadline(timeout)
@@ -187,7 +187,7 @@ class Handovers(Filling):
         Readers see it once upper has passed the time. With `advance` this call sees to that: it finishes the copy, with
         `transform` as in `copy_rendition`, and where writers exclude one another it then advances upper past the time.
         With `wait` it returns when readers see it. Both go on within `timeout`, in seconds; after TimedOut the handover
-        is decided, and the same call with the same `command` goes on.
+        is decided, and the same call with the same `command` continues.
 
         Raises HandoverRefused, TimedOut, and NotFound.
         """

@@ -95,8 +95,8 @@ def test_an_id_that_is_there_is_accepted_with_the_same_bytes_only(store: LogStor
         writer.write(3, b"c").result(60)  # under way, or there
         with pytest.raises(AlreadyWritten):
             writer.write(3, b"d").result(60)
-        writer.write(4, b"it goes on").result(60)
-    assert contents(store) == [b"a" * 300, b"b", b"c", b"it goes on"]
+        writer.write(4, b"it continues").result(60)
+    assert contents(store) == [b"a" * 300, b"b", b"c", b"it continues"]
 
 
 def test_a_gap_and_what_is_no_event_is_refused_at_once(any_kind: LogStore) -> None:

@@ -192,7 +192,7 @@ class _Link:
             self._held = [] if fault in (Fault.LATE, Fault.ANSWER_LATE) else None
 
     def _give_up(self) -> bool:
-        """The caller has given up: what was held goes on. Whether the other side is not to know that."""
+        """The caller has given up: what was held continues. Whether the other side is not to know that."""
         with self._lock:
             held, self._held = self._held or [], None
             to = self._server if self._fault is Fault.LATE else self._client

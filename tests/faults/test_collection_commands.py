@@ -49,7 +49,7 @@ class Dying:
 
 
 class Story(NamedTuple):
-    """`before` is what there is, `work` what the process that dies does, `after` what another one does to go on."""
+    """`before` is what there is, `work` what the process that dies does, `after` what another one does to continue."""
 
     before: Callable[[Controller, Told], object]
     work: Callable[[Controller], object]

@@ -1,4 +1,4 @@
-"""A client whose servers are gone goes on against the store: also with commands that a paused server may hold.
+"""A client whose servers are gone continues against the store: also with commands that a paused server may hold.
 
 Each time, a command is sent to a server that is a process of its own, and the client loses its connections. What the
 server does with the command afterwards, and what the client was told, must agree.
@@ -50,7 +50,7 @@ class Place:
         self.server.process.send_signal(signal.SIGSTOP)
 
     def go_on(self) -> None:
-        """Let the server go on, and wait until it has answered what it got."""
+        """Let the server continue, and wait until it has answered what it got."""
         assert self.server.process is not None
         self.server.process.send_signal(signal.SIGCONT)
         self.relay.wait("answered", self.relay.asked)

@@ -140,7 +140,7 @@ class Workload:
                     self.heard[row, time] += diff
 
     def poll(self) -> list[Any]:
-        """What is new. A listener that has failed says so for ever: another one goes on where it stopped."""
+        """What is new. A listener that has failed says so for ever: another one continues where it stopped."""
         if self.has_failed:
             self.listen = self.read.listen((self.listen.frontier.time or 1) - 1)
         self.has_failed = True

@@ -131,7 +131,7 @@ def test_a_live_fleet_moves_to_the_next_format_machine_by_machine(place: Place, 
     # One machine was forgotten, and appends with the old release.
     forgotten = place.start(old, "e")
     forgotten.gets_on()
-    # 2. All machines know the next format: the shards are told to move up, while everybody goes on.
+    # 2. All machines know the next format: the shards are told to move up, while everybody continues.
     (done,) = place.persist(new, "upgrade", SHARD)["shards"]
     assert (done["before"], done["after"]) == (CREATED, NEWEST + 1)
     assert place.persist(new, "upgrade", SHARD)["shards"][0]["before"] == NEWEST + 1, "twice is no error"

@@ -65,7 +65,7 @@ def test_the_ledger_moves_to_another_store_by_an_option_and_goes_on_there(tmp_pa
         assert json.loads(moved.stdout.splitlines()[-1]) == {"balances": BALANCES | {"ada": 599, "bob": 401}}
     old = run(tmp_path, receiver)
     assert old.returncode == 1
-    assert "goes on in sqlt:./ledger.sqlite" in old.stderr
+    assert "continues in sqlt:./ledger.sqlite" in old.stderr
     other = run(tmp_path, receiver, "-i", "disk:./nothing", "-o", "sqlt:./ledger.sqlite")
     assert (other.returncode, "NotFound" in other.stderr) == (1, True)
     kinds = run(tmp_path, receiver, "-o", "found:x")

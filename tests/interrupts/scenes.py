@@ -101,7 +101,7 @@ class Call(NamedTuple):
 
 
 def check_usable(scene: Scene, call: Call) -> None:
-    """Nothing is held, nothing hangs, what was interrupted is there at most once, and the handle goes on."""
+    """Nothing is held, nothing hangs, what was interrupted is there at most once, and the handle continues."""
     client, write, shard = scene.client, scene.write, scene.shard
     check_free(client.machine(shard).turn, "the machine's turn")
     check_free(write._lock, "the handle's lock")

@@ -31,7 +31,7 @@ def _write_and_seal(scene: Scene) -> None:
 
 
 def _check_stream(scene: Scene) -> None:
-    """All of the write or nothing; the runtime goes on, or says that it cannot and the next one does."""
+    """All of the write or nothing; the runtime continues, or says that it cannot and the next one does."""
     with promptly("what was queued"), suppress(*FAILED):
         scene.second.flush(timeout=PROMPT_S)
     with promptly("the next write"):

@@ -12,7 +12,7 @@ from persist_lib.ids import NAME
 
 pytestmark = pytest.mark.dagster
 
-# These are durable: a name that changes is an asset that starts anew. Never edit a line; add some.
+# These are durable: a name that changes is an asset that starts again. Never edit a line; add some.
 GOLDEN = [
     (["customers"], None, "customers"),
     (["raw", "customers"], None, "raw.customers"),

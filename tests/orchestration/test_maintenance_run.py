@@ -67,7 +67,7 @@ def test_a_second_run_finds_nothing_to_do(client: persist.Client, folder: Path, 
     figures = report.figures["s"]
     assert figures["compaction"]["requests"] == 0
     assert figures["garbage"]["deleted"] == 0
-    assert figures["scrub"]["batches"] == 0, "the scrub goes on from where the last one got to"
+    assert figures["scrub"]["batches"] == 0, "the scrub continues from where the last one got to"
     assert client.inspect("s").seqno <= before + 1
 
 

@@ -17,7 +17,7 @@ import apsw
 from tests.powercut.disk import ROOT, Cut, Event, Named, Said, Synced, Written
 
 UNLOGGED = ("-shm",)
-"""What SQLite keeps in shared memory is no part of the database: it is made anew by whoever opens it first."""
+"""What SQLite keeps in shared memory is no part of the database: it is made again by whoever opens it first."""
 JOURNALS = apsw.SQLITE_OPEN_WAL | apsw.SQLITE_OPEN_MAIN_JOURNAL | apsw.SQLITE_OPEN_SUPER_JOURNAL
 
 

@@ -77,7 +77,7 @@ def record(folder: Path, rng: random.Random, events: int = 40) -> History:
 
 
 def judge(folder: Path, history: History, said: list[Said]) -> None:
-    """What was acknowledged is there, nothing else is, and a writer goes on."""
+    """What was acknowledged is there, nothing else is, and a writer continues."""
     words = Counter(one.word for one in said)
     noted = max((one.number for one in said if one.word == NOTED), default=None)
     store = open_store(f"disk:{folder}/log")

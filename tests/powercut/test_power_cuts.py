@@ -1,4 +1,4 @@
-"""The power is cut at any moment of work on files and SQLite: what was acknowledged is there, and everything goes on.
+"""The power is cut at any moment of work on files and SQLite: what was acknowledged is there, and everything continues.
 
 PERSIST_POWER_CUTS says how many disks are looked at, of all that a cut after any operation may leave.
 """
@@ -83,7 +83,7 @@ def sample(history: History, rng: random.Random, cuts: int) -> dict[int, list[st
 
 @pytest.fixture
 def often_written_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """SQLite writes its log back, and begins it anew, every few appends instead of every few hundred."""
+    """SQLite writes its log back, and begins it again, every few appends instead of every few hundred."""
     monkeypatch.setattr(sqlite_file, "CHECKPOINT_PAGES", 12)
 
 
@@ -116,7 +116,7 @@ def check_it_covers(history: History) -> None:
         event.node is None and event.name.endswith(".parquet") for event in history.events if isinstance(event, Named)
     )
     logs = {event.node for event in history.events if isinstance(event, Named) and event.name.endswith("-wal")}
-    assert max(starts[node, 0] for node in logs if node is not None) > 1, "no log was begun anew"
+    assert max(starts[node, 0] for node in logs if node is not None) > 1, "no log was begun again"
 
 
 def forgetting(history: History, is_forgotten: Callable[[int], bool]) -> History:

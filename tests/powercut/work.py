@@ -77,7 +77,7 @@ def work(folder: Path, recorder: Recorder, todo: Sequence[Append], rng: random.R
 
 
 def judge(folder: Path, todo: Sequence[Append], said: Sequence[Said], rng: random.Random) -> None:
-    """What was acknowledged is there once, nothing is there that nobody wrote, and everything goes on."""
+    """What was acknowledged is there once, nothing is there that nobody wrote, and everything continues."""
     words = Counter(one.word for one in said)
     clock = ManualClock()
     clock.advance(FOREVER_S)

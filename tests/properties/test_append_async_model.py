@@ -210,7 +210,7 @@ class AppendsMachine(RuleBasedStateMachine):
     @rule(count=st.integers(0, 3), step=st.integers(1, 3))
     def a_rival_appends(self, count: int, step: int) -> None:
         asked = self.ask(count, step, self.upper)
-        with suppress(LeaseExpired):  # it registers anew for the next one
+        with suppress(LeaseExpired):  # it registers again for the next one
             asked.settle(self.rival.compare_and_append(asked.rows, asked.lower, asked.upper))
             self.rivals.append(asked)
 

@@ -189,7 +189,7 @@ def test_several_outcomes_at_one_seqno_break_an_invariant_in_older_formats(shard
 @given(seed=st.integers(0, 2**32))
 @settings(max_examples=10)
 def test_what_is_out_for_ever_changes_no_later_state(seed):
-    """Many commands are kept while a shard goes on, as a paused server keeps them, and tried at each later state."""
+    """Many commands are kept while a shard continues, as a paused server keeps them, and tried at each later state."""
     shard, commands = Shard(), Commands(Random(seed), 0.9)
     shard.run(CREATED_4)
     kept: list[c.Command] = []

@@ -129,7 +129,7 @@ class LibraryMachine(RuleBasedStateMachine):
             nonlocal batch
             try:
                 commit_at(write, batch, lower, lower + step, lower + step - 1, token)
-            except LeaseExpired:  # whoever uploaded it is retired, so it has to be written anew, by a new writer
+            except LeaseExpired:  # whoever uploaded it is retired, so it has to be written again, by a new writer
                 write._registration.forget()
                 batch = written(write, rows, runs)
                 raise

@@ -195,7 +195,7 @@ def is_told_what_is_so(world: World, outcome: str, since: str, who: str, format_
         answer = error
     doubt.deliver()  # a copy that was under way all the time
     if isinstance(answer, LeaseExpired) and not before:
-        answer = repeat() if since == "the lease ended" else answer  # it registers anew by itself
+        answer = repeat() if since == "the lease ended" else answer  # it registers again by itself
     match answer:
         case persist.Appended(seqno, _, count):
             assert doubt.count() == 1

@@ -66,7 +66,7 @@ def wait_for(driver: subprocess.Popen[bytes], folder: Path, before: set[Path], n
 
 
 def kill_group(driver: subprocess.Popen[bytes]) -> None:
-    """What the driver started goes on for a moment, as zombies do; then it ends too."""
+    """What the driver started continues for a moment, as zombies do; then it ends too."""
     time.sleep(0.5)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(driver.pid, signal.SIGKILL)

@@ -188,7 +188,7 @@ def test_executors_and_drivers_killed_at_random_leave_one_result_and_orphans(
         assert executors + drivers, "no kill struck"
         deadline = time.monotonic() + START_S
         while cluster.executors():  # the master ends them when their driver is gone; until then they may still write
-            assert time.monotonic() < deadline, "the executors of a dead driver go on"
+            assert time.monotonic() < deadline, "the executors of a dead driver continue"
             time.sleep(0.2)
         time.sleep(LEASE_MS / 1000 + 0.5)
         client.expire("a")

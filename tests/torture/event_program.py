@@ -70,7 +70,7 @@ class Steps:
 
     def come(self) -> None:
         if next(self._counter) == self._at:
-            # SUBTLE: to this thread. Sent to the process, this one goes on until another one was told.
+            # SUBTLE: to this thread. Sent to the process, this one continues until another one was told.
             signal.pthread_kill(threading.get_ident(), self._sent)
 
     def around(self, call: Callable[..., Any]) -> Callable[..., Any]:

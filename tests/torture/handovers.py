@@ -51,7 +51,7 @@ def write(url: str, log: Path, seed: int) -> None:
 
 
 def listen(url: str, log: Path, _seed: int) -> None:
-    """Add up what comes, and say what it is at each progress; anew after each error."""
+    """Add up what comes, and say what it is at each progress; again after each error."""
     with log.open("a", buffering=1) as out:
         while True:
             try:
@@ -71,7 +71,7 @@ def listen(url: str, log: Path, _seed: int) -> None:
 
 
 def control(url: str, log: Path, handovers: int) -> None:
-    """Copy and hand over so many times. One that is started again after a kill goes on by its commands' ids."""
+    """Copy and hand over so many times. One that is started again after a kill continues by its commands' ids."""
     done = log.read_text().count("\n") if log.exists() else 0
     with log.open("a", buffering=1) as out, persist.open(url, config=CONFIG) as client:
         controller = client.controller()

@@ -177,7 +177,7 @@ def test_killed_while_it_moves_to_another_store_it_is_one_log(
         world.learn(job)
         one, other = log_of(first), log_of(second)
         assert one[: len(other)] == other[: len(one)], "two logs"
-        assert both or len(whole_logs(first, second)) <= 1, "each could go on alone"
+        assert both or len(whole_logs(first, second)) <= 1, "each could continue alone"
         world.judge(first if len(one) >= len(other) else second)
     assert died > 0
     finish(processes, world, world.job(second, source=first, both=both, count=10))

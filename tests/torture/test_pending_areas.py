@@ -38,7 +38,7 @@ pytestmark = [pytest.mark.torture, pytest.mark.timeout(120 + 5 * KILLS)]
 
 
 class Fleet:
-    """A process for each name, which is started anew when it was killed."""
+    """A process for each name, which is started again when it was killed."""
 
     def __init__(self, location: str, consensus: str, folder: Path) -> None:
         self._urls, self._folder = (location, consensus), folder

@@ -1,7 +1,7 @@
 """A small model of `events.stores.s3`: every interleaving of writers on places that are put on a condition.
 
 Writer 0 runs already, in epoch 1. The others may take over at any time. Each may stop for ever at any step, which is a
-crash, or go on however late, which is a pause; and what it has sent may arrive at any later time, or never. A writer
+crash, or continue however late, which is a pause; and what it has sent may arrive at any later time, or never. A writer
 sends several events before it hears of the first. With fragments, each event is two records, of which fragment 0 is
 sent when the others of the batch have arrived.
 
@@ -267,7 +267,7 @@ class Model:
         return 1 if self.mutant == "fragment_0_first" and self.fragments > 1 else 0
 
     def after_phase(self, writer: Writer) -> Writer:
-        """All of a batch's fragments of one kind are there: go on to the others, or to the next batch."""
+        """All of a batch's fragments of one kind are there: continue to the others, or to the next batch."""
         fragment = writer.out[0][1]
         if fragment != self.last_fragment():
             out: Out = tuple((id_, self.last_fragment(), "put", None) for id_, *_ in writer.out)

@@ -117,7 +117,7 @@ Place = str | tuple[str, str] | None
 class Speaker:
     """A server that answers each login with one error, by its SQLSTATE and text; without any, it hangs up.
 
-    `tls` is what it says to who asks for TLS. It cannot go on after "S".
+    `tls` is what it says to who asks for TLS. It cannot continue after "S".
     """
 
     def __init__(self, error: Place, tls: bytes = b"N") -> None:

@@ -163,7 +163,7 @@ def test_closing_fails_what_does_not_make_it_in_time(make: Callable[..., Threade
     with pytest.raises(TimedOut, match="1 appends that it had accepted were not sent") as told:
         t.write.close()
     opening.join()
-    assert "go on" not in told.value.message, "they do not"
+    assert "continue" not in told.value.message, "they do not"
     assert "Nothing of those was written" in told.value.message
     assert first.result(LONG_S).upper == persist.at(1), "it was on its way, and its lease was kept so long"
     with pytest.raises(NotSent, match="closed before its turn came"):

@@ -125,7 +125,7 @@ def test_a_compaction_beyond_the_shards_since_is_refused(world):
 
 
 def test_a_read_only_client_is_refused_times_that_a_batch_no_longer_tells(world):
-    """It holds nothing, so history goes on without it: a batch's since may be beyond what it asks for."""
+    """It holds nothing, so history continues without it: a batch's since may be beyond what it asks for."""
     client = world.client(SMALL)
     model = filled(client)
     looking = world.client(SMALL, read_only=True)

@@ -171,7 +171,7 @@ def test_a_failure_is_told_again_and_loses_nothing(world: World) -> None:
         storm.blows = False
         with pytest.raises(Determinate):
             verb(listener)
-        assert listener.frontier == persist.at(2), "go on from here"
+        assert listener.frontier == persist.at(2), "continue from here"
         again = Heard(0).take(first).take(read.listen(1, until=10)).summed()
         assert again == Heard(0).take(read.listen(0, until=10)).summed()
 

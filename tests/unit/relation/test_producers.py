@@ -24,7 +24,7 @@ def test_a_number_that_was_committed_is_refused_and_the_error_says_where_it_is(w
     done = write.compare_and_append([row(1)], 0, 1, producer=("query", 4))
     for other in (write, world.client().open_writer("s", SCHEMA)):
         for number in (4, 3):
-            with pytest.raises(persist.AlreadyProduced, match="go on after 4") as caught:
+            with pytest.raises(persist.AlreadyProduced, match="continue after 4") as caught:
                 other.compare_and_append([row(2, "w", 1)], 1, 2, producer=("query", number))
             error = caught.value
             assert (error.producer, error.sequence, error.last) == ("query", number, 4)

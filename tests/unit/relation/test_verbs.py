@@ -353,7 +353,7 @@ def test_a_call_in_doubt_is_repeated_with_its_token_and_never_doubles(
         world.rival.before_next(late[0])
     again = world.client(rival=world.rival).open_writer(
         "s", SCHEMA
-    )  # another handle, as in a process that started anew
+    )  # another handle, as in a process that started again
     done = getattr(again, verb)([one(1, "ours")], token=token)
     once = getattr(ours, verb)([one(1, "ours")], token=done.token or token)
     assert once.upper == done.upper or verb == "upsert"

@@ -337,9 +337,9 @@ def test_where_the_rows_that_would_tell_are_truncated_a_command_is_not_committed
     fresh = served.put(hold("h", b"x"), b"u", known=known)
     served.funnel.turn()
     assert answer(fresh).refusal == r.Forgotten(known, served.funnel.seen.begins), "it may be a message that comes late"
-    anew = served.put(hold("h", b"x"), b"u", known=answer(fresh).seqno)
+    again = served.put(hold("h", b"x"), b"u", known=answer(fresh).seqno)
     served.funnel.turn()
-    assert answer(anew).is_committed
+    assert answer(again).is_committed
 
 
 def test_a_first_message_that_comes_after_its_own_repetition_is_not_applied_again(served):
@@ -561,7 +561,7 @@ def test_what_is_in_memory_of_a_long_log_is_bounded(served):
 
 
 def test_a_commit_of_several_shards_by_a_client_that_was_away_for_long_is_made(served):
-    """The rows since what it knew are truncated, so it makes its commands anew from where the server is."""
+    """The rows since what it knew are truncated, so it makes its commands again from where the server is."""
     served.create("t")
     known = served.direct.fetch().seqno
     served.funnel.machine.fetch()

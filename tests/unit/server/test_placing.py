@@ -90,7 +90,7 @@ def test_readers_of_older_releases_find_in_the_row_the_append_that_it_came_to(wo
 
 
 def test_a_paused_server_that_goes_on_does_not_put_it_there_again(served):
-    """The client sent it to A, which was paused, and then to B, which committed it. Then A goes on."""
+    """The client sent it to A, which was paused, and then to B, which committed it. Then A continues."""
     a, b = served.funnel, served.server()
     held = put(served, b"a", a)
     sent = put(served, b"a", b, is_repeated=True)

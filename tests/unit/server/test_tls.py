@@ -111,7 +111,7 @@ def test_replaced_certificates_count_for_new_connections_and_old_ones_go_on(site
     trusted.with_suffix(".new").write_bytes(other.ca.read_bytes())
     trusted.with_suffix(".new").replace(trusted)
     for server in old._servers._servers:
-        server.shun()  # as when its connection is lost: it is made anew, with the authority of now
+        server.shun()  # as when its connection is lost: it is made again, with the authority of now
     assert old.heads() == {}
     old.close()
     assert old.heads() == {}, "after the end of its connections as well, and never without TLS"

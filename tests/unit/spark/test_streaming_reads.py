@@ -152,7 +152,7 @@ def test_a_batch_without_limit_has_the_rest_of_the_contents_and_all_that_follows
 
 
 def test_a_time_that_is_more_than_a_batch_is_cut_by_key_and_read_to_its_end(client: persist.Client) -> None:
-    """By batches as small, and by one without a limit, which goes on within the time and has what follows."""
+    """By batches as small, and by one without a limit, which continues within the time and has what follows."""
     rng = random.Random(13)
     texts = [rng.randbytes(10).hex() for _ in range(20_000)]
     wide = pa.table({"a": range(20_000), "b": texts, "v": range(20_000)})

@@ -248,4 +248,4 @@ def test_a_new_stream_that_asks_for_history_that_goes_meanwhile_says_so(setting:
             query.step()
         rivalled.act = None
         assert "hold" not in told_.value.message or "a hold would have kept it" in told_.value.message, told_.value
-        assert "goes on" not in told_.value.message
+        assert "continues" not in told_.value.message

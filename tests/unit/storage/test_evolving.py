@@ -1,4 +1,4 @@
-"""Columns that are added to a collection: all shards get them, and whoever is at work goes on."""
+"""Columns that are added to a collection: all shards get them, and whoever is at work continues."""
 
 from __future__ import annotations
 

@@ -338,7 +338,7 @@ class Interrupted(KeyboardInterrupt):
 def test_an_interrupted_listener_loses_and_doubles_nothing(
     world: World, where: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Interrupted at the n-th call of what it stands on; it goes on, or says that it cannot."""
+    """Interrupted at the n-th call of what it stands on; it continues, or says that it cannot."""
     told, controller = Told(), create(world.client())
     write(controller, told, range(3), rows=9)
     with controller.open_reader("c") as reader:
@@ -491,7 +491,7 @@ def test_nothing_goes_on_after_close_and_nothing_is_pickled(world: World) -> Non
     with pytest.raises(persist.LeaseExpired):
         listen.poll()
     controller.close()
-    assert controller.list() == ["c"], "a controller opens anew what it needs"
+    assert controller.list() == ["c"], "a controller opens again what it needs"
 
 
 def test_a_catalog_costs_a_request_to_look_at_and_few_to_change(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
