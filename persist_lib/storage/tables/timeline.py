@@ -17,11 +17,14 @@ import pyarrow as pa
 
 from persist_lib.client import Client
 from persist_lib.errors import (
+    Damage,
     Indeterminate,
     InvalidUsage,
     LeaseExpired,
     NotComplete,
     NotFound,
+    PersistError,
+    Refused,
     SchemaMismatch,
     TimedOut,
 )
@@ -308,22 +311,34 @@ class Line(ABC):
         view.freshen(self.heads)
 
 
-def until_decided(call: Callable[[], object], deadline: Deadline, doubts: list[Indeterminate] | None = None) -> None:
+def until_decided(call: Callable[[], object], deadline: Deadline, doubts: list[Indeterminate]) -> None:
     """Do an append again, with its token and times, until it is known what became of it.
 
-    Raises what refuses it, for certain; Indeterminate at the deadline. `doubts` gets what was in doubt on the way.
+    Raises what refuses it, for certain; Indeterminate at the deadline. `doubts` gets the attempts whose outcome is
+    unknown: after one, an error that says "this attempt did nothing" says nothing of those before, and only an answer
+    or a refusal of the shard decides.
     """
     while True:
         try:
             call()
         except Indeterminate as error:
-            if doubts is not None:
-                doubts.append(error)
+            doubts.append(error)
+        except LeaseExpired as error:
+            if not error.fields.get("id"):  # this process has closed its writer
+                raise (doubts or [error])[-1] from error
+            doubts.clear()  # the id was retired before: nothing was written, and the writer registers again
             if deadline.has_passed():
                 raise
-            pause(deadline)
-        except LeaseExpired:  # the writer's own: nothing was written, and it registers again
-            if deadline.has_passed():
+            continue
+        except Refused:
+            raise
+        except PersistError as error:
+            if not doubts:
                 raise
+            if isinstance(error, Damage):
+                raise doubts[-1] from error
         else:
             return
+        if deadline.has_passed():
+            raise doubts[-1]
+        pause(deadline)

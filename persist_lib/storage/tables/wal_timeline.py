@@ -135,8 +135,8 @@ class WalLine(Line):
         try:
             until_decided(
                 lambda: write.compare_and_append(updates, lower, time + 1, timeout=deadline.left_s(), token=token),
-                deadline,
-            )
+                deadline, [],
+            )  # fmt: skip
         except UpperMismatch:
             with self.lock:
                 self._load()
