@@ -224,7 +224,7 @@ def test_constraints_are_checked_at_one_upper(place: Place) -> None:
 def test_where_the_state_is_full_it_is_uploaded_and_the_one_that_fills_it_flushes(
     place: Place, write: persist.WriteHandle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("core.transitions", "core.plan.compaction", "write.share"):
+    for name in ("core.transitions", "core.plan.compaction", "relation.commit"):
         monkeypatch.setattr(f"persist_lib.{name}.INLINE_TOTAL_BYTES", 20_000)
     for number in range(60):
         write.append_now([plain(number)])
@@ -246,7 +246,7 @@ def test_who_is_refused_and_told_to_makes_room(
     for number in range(20):
         write.append_now([plain(number)])
     full = write.machine.fetch().state.inline_size
-    for name in ("core.transitions", "core.plan.compaction", "core.validate", "write.share"):
+    for name in ("core.transitions", "core.plan.compaction", "core.validate", "relation.commit"):
         monkeypatch.setattr(f"persist_lib.{name}.INLINE_TOTAL_BYTES", full)
     assert write.append_now([plain(20)]).upper == at(21)
     state = write.machine.fetch().state
