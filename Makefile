@@ -51,7 +51,7 @@ lint: $(PROJECT) ## format, lint, types, import contract, words
 CHECKED := tests/scripts $(addprefix tests/unit/,core kernel convert format schema runtime shard relation streams pending_area)
 
 check: lint ## the same and the fast tests of the ground floor (a minute)
-	$(PYTEST) -q -n 2 -m "not slow and not ($(HEAVY))" $(CHECKED)
+	scripts/in-memory $(PYTEST) -q -n 2 -m "not slow and not ($(HEAVY))" $(CHECKED)
 
 format: $(PROJECT) ## rewrite the code as `check` wants it
 	.venv/bin/ruff check --fix --exit-zero
@@ -68,7 +68,7 @@ test-all: test-parts ## all tests, with those that `make test` leaves to the nig
 clean-durations:
 	rm -rf build/durations
 
-TESTS = $(if $(DURATIONS),PERSIST_DURATIONS=$(CURDIR)/build/durations) $(PYTEST)
+TESTS = scripts/in-memory env $(if $(DURATIONS),PERSIST_DURATIONS=$(CURDIR)/build/durations) $(PYTEST)
 PART = @printf '== part %s, %s\n' '$(1)' "$$(date +%H:%M:%S)"
 
 UNITS := tests/unit tests/scripts tests/defects

@@ -571,15 +571,15 @@ def test_a_source_on_s3_alone_where_there_are_no_transactions(tmp_path: Path) ->
     world = World(server.location(name), 0, server.location(name, "s3+cas"))
     try:
         place = Place(world, tmp_path / "in")
-        place.create(meaning=Meaning(envelope="upsert", keep_raw=True), shards=3)
+        place.create(meaning=Meaning(envelope="upsert", keep_raw=True), shards=2)
         other = Sources(world.client().controller()).open("s")
-        for n in range(3):
+        for n in range(2):
             place.write("a.jsonl", *(row(id_, f"w{n}") for id_ in range(5)), b"bad")
             place.catch_up()
             other.step()
         other.close()
-        assert place.words() == dict.fromkeys(range(5), "w2")
-        assert len(place.contents("s/errors")) == 3
+        assert place.words() == dict.fromkeys(range(5), "w1")
+        assert len(place.contents("s/errors")) == 2
         place.sources.drop("s")
         assert place.controller.list() == []
     finally:
