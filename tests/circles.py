@@ -59,6 +59,7 @@ NIGHTLY: Mapping[str, str] = {
 SAMPLED: Mapping[str, Sample] = {
     "tests/bench/test_bench.py": Sample(0.1, ("small_append",)),
     "tests/conformance/": Sample(0.25, ("[memory", "-memory", "[sqlite]", "-sqlite]")),
+    "tests/docs/test_pages.py": Sample(0.5),
     "tests/docs/test_site.py": Sample(0.0),
     "tests/faults/": Sample(0.2),
     "tests/integration/test_compaction_at_size.py": Sample(0.0),
