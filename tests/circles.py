@@ -35,6 +35,7 @@ class Sample:
 
 
 NIGHTLY: Mapping[str, str] = {
+    "tests/docs/test_site.py": "links and references of the pages, in the same folder; `make docs` at night",
     "tests/integration/test_git_history.py::test_a_long_history_is_ingested_in_minutes": "shorter ones beside it",
     "tests/integration/test_left_alone.py::test_one_run_brings_it_to_rest_on_s3": "files and SQLite, in the same file",
     "tests/wheels/test_types.py::test_the_pipeline_s_types_are_there_too": "the library's types, in the same file",
@@ -60,11 +61,10 @@ SAMPLED: Mapping[str, Sample] = {
     "tests/bench/test_bench.py": Sample(0.1, ("small_append",)),
     "tests/conformance/": Sample(0.25, ("[memory", "-memory", "[sqlite]", "-sqlite]")),
     "tests/docs/test_pages.py": Sample(0.5),
-    "tests/docs/test_site.py": Sample(0.0),
     "tests/faults/": Sample(0.2),
     "tests/integration/test_compaction_at_size.py": Sample(0.0),
     "tests/integration/test_fleet.py": Sample(0.0),
-    "tests/interrupts/": Sample(0.2),
+    "tests/interrupts/": Sample(0.1),
     "tests/powercut/": Sample(0.25),
     "tests/races/test_append_many_processes.py": Sample(0.3),
     "tests/races/test_late_attempts.py": Sample(0.4),
