@@ -35,7 +35,7 @@ class Sample:
 
 
 NIGHTLY: Mapping[str, str] = {
-    "tests/docs/test_site.py": "links and references of the pages, in the same folder; `make docs` at night",
+    "tests/docs/test_site.py": "test_reference_pages.py; `make docs`, in the same night",
     "tests/integration/test_git_history.py::test_a_long_history_is_ingested_in_minutes": "shorter ones beside it",
     "tests/integration/test_left_alone.py::test_one_run_brings_it_to_rest_on_s3": "files and SQLite, in the same file",
     "tests/wheels/test_types.py::test_the_pipeline_s_types_are_there_too": "the library's types, in the same file",
