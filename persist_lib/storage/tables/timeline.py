@@ -325,7 +325,7 @@ def until_decided(call: Callable[[], object], deadline: Deadline, doubts: list[I
             doubts.append(error)
         except LeaseExpired as error:
             if not error.fields.get("id"):  # this process has closed its writer
-                raise (doubts or [error])[-1] from error
+                raise (doubts[-1] if doubts else error) from error
             doubts.clear()  # the id was retired before: nothing was written, and the writer registers again
             if deadline.has_passed():
                 raise
