@@ -26,7 +26,7 @@ import pytest
 import persist_lib as persist
 from persist_lib.storage.sources import Mark, Postgres, Sources
 from persist_lib.storage.sources.bindings import Bindings
-from tests import servers
+from tests import circles, servers
 
 KILLS = int(os.environ.get("PERSIST_SOURCE_KILLS", "2"))
 STOPS = int(os.environ.get("PERSIST_SOURCE_STOPS", "1"))
@@ -36,6 +36,9 @@ TABLE = "CREATE TABLE t (id int PRIMARY KEY, word text, n int, big text)"
 SET = """INSERT INTO t VALUES (%s, %s, %s, repeat(%s, 4000))
     ON CONFLICT (id) DO UPDATE SET word = excluded.word"""
 MOVE = "UPDATE t SET id = %s WHERE id = %s AND NOT EXISTS (SELECT FROM t WHERE id = %s)"
+EMPTY = "DELETE FROM t" if os.environ.get(circles.VARIABLE) == "day" else "TRUNCATE t"
+"""After one stop, PostgreSQL 18 could not decode its own log any more ("could not map filenumber"), and
+the source could only wait. A TRUNCATE that was open at the stop is the likely cause, so it is left to the night."""
 Rows = dict[int, tuple[Any, ...]]
 
 
@@ -95,7 +98,7 @@ class Workload:
         elif what < 0.99:
             connection.execute("DELETE FROM t WHERE id = %s", [id_])
         else:
-            connection.execute("TRUNCATE t")
+            connection.execute(EMPTY)
 
     def close(self) -> None:
         self.is_over.set()
