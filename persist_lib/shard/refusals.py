@@ -186,8 +186,8 @@ def _rarely_told(shard: ShardId, refusal: _Rare | _OfProducers, show: Callable[[
         case r.AlreadyProduced(name, sequence, last):
             return AlreadyProduced(
                 f"shard {shard}: the producer {name!r} has appended number {last.sequence} already (as v{last.seqno}, "
-                f"up to {show(last.upper)}), so number {sequence} was not appended again. This call wrote nothing; go "
-                f"on after {last.sequence}",
+                f"up to {show(last.upper)}), so number {sequence} was not appended again. This call wrote nothing; "
+                f"continue after {last.sequence}",
                 shard=shard, producer=name, sequence=sequence, last=last.sequence, seqno=last.seqno, upper=last.upper,
             )  # fmt: skip
         case r.StillPending(key, upper, actual):
