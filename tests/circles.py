@@ -51,8 +51,11 @@ NIGHTLY: Mapping[str, str] = {
     "tests/spark/test_standalone_cluster.py::test_a_master_without_room": "tests/unit/jobs/test_reach.py asks a master",
     "tests/spark/test_standalone_cluster.py::test_executors_and_drivers_killed": "a killed executor, beside it",
     "tests/spark/test_standalone_cluster.py::test_speculative": "two applications that race, on local Spark",
-    "tests/spark/test_tpch.py::test_every_time": "test_scans.py compares random histories",
+    "tests/spark/test_stream_restarts.py": "streams of collections from checkpoints; a killed sink",
+    "tests/spark/test_tpch.py": "test_scans.py compares random histories",
     "tests/spark/test_what_spark_shows.py::test_an_operation_on_connect": "what a job says, beside it",
+    "tests/spark/test_writes_everywhere.py::test_a_write_goes_on": "a compaction whose executor is killed",
+    "tests/bench/test_bench.py::test_spark_s_own_plan": "the other phases, a sample",
     "tests/torture/test_transfers.py::test_nor_is_it_on_postgresql": "on files; kills on PostgreSQL",
 }
 """The beginning of a test's id, and what holds its rule by day."""
