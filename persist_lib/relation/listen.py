@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Generator, Iterable, Iterator
-from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 
@@ -17,6 +16,7 @@ from persist_lib.frontier import MAX_TIME, TOP, Antichain, at
 from persist_lib.ids import SeqNo
 from persist_lib.location.api import WakesWaiters
 from persist_lib.runtime.ambient import Deadline, Runtime
+from persist_lib.runtime.resource import Resource
 from persist_lib.schema.schema import Schema
 from persist_lib.shard.commit import Machine
 from persist_lib.shard.pushed_rows import follow, told
@@ -104,7 +104,7 @@ class Progress(NamedTuple):
 Event = Updates | Progress
 
 
-class EventIterator(ABC):
+class EventIterator(Resource):
     """Delivers `Updates` at their exact times, and then the `Progress` that covers them: each once.
 
     Events are made in rounds. A round is a generator that makes one event due at each step, and ends with progress.
@@ -234,14 +234,6 @@ class EventIterator(ABC):
         """End the listener's lease. Idempotent."""
 
     __reduce__ = not_pickled("A listener", "Listen in the other process")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class Listen(EventIterator):

@@ -13,8 +13,6 @@ from contextlib import ExitStack
 from functools import reduce
 from itertools import pairwise
 from operator import add
-from types import TracebackType
-from typing import Self
 
 import msgspec
 
@@ -23,6 +21,7 @@ from persist_lib.location.api import Blob
 from persist_lib.relation.snapshot import Snapshot, Split
 from persist_lib.relation.stage import Staged, Ticket
 from persist_lib.runtime.ambient import Deadline
+from persist_lib.runtime.resource import Resource
 from persist_lib.schema.schema import Schema
 from persist_lib.storage.comparing import Comparison, common, compare, in_columns, time_to_compare
 from persist_lib.storage.difference_cache import Keeping, check_can_be_kept, chunks, difference
@@ -84,7 +83,7 @@ def begin(
     return Judging(reader, Pair(old, new, time, time), deadline, keep=keep)
 
 
-class Judging:
+class Judging(Resource):
     """A comparison that is under way. Use it in a `with` block, in which all tasks are run."""
 
     def __init__(self, reader: CollectionReader, pair: Pair, deadline: Deadline, *, keep: bool) -> None:
@@ -142,14 +141,6 @@ class Judging:
     def close(self) -> None:
         """Let go of what is compared. Idempotent."""
         self._held.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def run(work: Work) -> Judged:

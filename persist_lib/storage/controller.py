@@ -7,8 +7,7 @@ is the same command however often it is sent with its id, and is finished by ano
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -16,6 +15,7 @@ from persist_lib.arguments import check_type, parse_flag, parse_integer, parse_t
 from persist_lib.errors import InvalidUsage, NameTaken
 from persist_lib.relation.reader import PURPOSE_LETTERS
 from persist_lib.relation.writer import Batching
+from persist_lib.runtime.resource import Resource
 from persist_lib.schema.schema import Schema, check_schema
 from persist_lib.shard.admin import Downgraded
 from persist_lib.storage.catalog import Changes, Contents, has_shard, setting
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from persist_lib.storage.tables import Tables
 
 
-class Controller(Making, Evolving, Handovers):
+class Controller(Making, Evolving, Handovers, Resource):
     """Creates, changes, describes and drops the collections of a location. Safe to use from several threads.
 
     `catalog` names the shard that lists the collections; a location may have several catalogs, which know nothing of
@@ -284,14 +284,6 @@ class Controller(Making, Evolving, Handovers):
     def close(self) -> None:
         """Close what this controller has open; the client stays open. Idempotent."""
         self.catalog.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _taken(name: str) -> NameTaken:

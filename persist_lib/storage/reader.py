@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow as pa
 
@@ -36,6 +35,7 @@ from persist_lib.relation.row_selection import parse_columns
 from persist_lib.relation.snapshot import Snapshot
 from persist_lib.relation.writer import WriteHandle
 from persist_lib.runtime.ambient import Deadline
+from persist_lib.runtime.resource import Resource
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import Schema
 from persist_lib.storage.changes import CollectionChanges
@@ -61,7 +61,7 @@ PROMISE_S = 5.0
 T = TypeVar("T")
 
 
-class CollectionReader:
+class CollectionReader(Resource):
     """Reads one collection. Its methods are those of a shard's reader.
 
     Without `is_leased` it holds nothing, for those who hold what they read in another way.
@@ -360,14 +360,6 @@ class CollectionReader:
         self._holder.close()
 
     __reduce__ = not_pickled("A reader", "Open one in the other process, or pass the splits of a snapshot")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def last_time(self, span: Span) -> int:
         """The last time at which a span's rendition has data, as far as this process knows; 0 for none."""

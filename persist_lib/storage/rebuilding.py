@@ -14,8 +14,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from functools import lru_cache
 from importlib import import_module
-from types import TracebackType
-from typing import Self
 
 import msgspec
 import pyarrow as pa
@@ -30,6 +28,7 @@ from persist_lib.location.wrap.spending import Spending
 from persist_lib.relation.snapshot import Split
 from persist_lib.relation.stage import Stage, Staged, Ticket
 from persist_lib.relation.writer import WriteHandle
+from persist_lib.runtime.resource import Resource
 from persist_lib.schema.schema import TIME
 from persist_lib.storage.copying import Transform, hold_name, transformed
 from persist_lib.storage.names import LAYER
@@ -57,7 +56,7 @@ class Copy(msgspec.Struct, frozen=True):
     cost: Cost
 
 
-class Rebuild:
+class Rebuild(Resource):
     """A first copy that is under way. Use it in a `with` block, in which all tasks are run."""
 
     def __init__(
@@ -123,14 +122,6 @@ class Rebuild:
     def close(self) -> None:
         """Give up the stages; what was not appended is garbage. Idempotent."""
         self._held.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def begin(

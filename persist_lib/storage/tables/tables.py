@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeVar, get_args
+from typing import TYPE_CHECKING, TypeVar, get_args
 
 import msgspec
 import pyarrow as pa
@@ -19,6 +18,7 @@ from persist_lib.relation.next_time import bounds_of
 from persist_lib.relation.reader import PURPOSE_LETTERS
 from persist_lib.relation.row_selection import RowSelection
 from persist_lib.runtime.ambient import Deadline
+from persist_lib.runtime.resource import Resource
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import TIME, Schema, check_schema
 from persist_lib.storage.collection_arguments import Retention
@@ -48,7 +48,7 @@ DEFAULT = "default"
 T = TypeVar("T")
 
 
-class Tables:
+class Tables(Resource):
     """Tables: rows that people change, with times minted for them. Safe to use from several threads.
 
         tables = client.controller().tables()
@@ -339,14 +339,6 @@ class Tables:
         self._timelines.close()
 
     __reduce__ = not_pickled("Tables", "Open them in the other process")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _run(self, name: str, make: Callable[[Schema], Statement], timeout: float | None, *, dry_run: bool) -> Done:
         dry_run = parse_flag(dry_run, "dry_run")
