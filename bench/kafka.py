@@ -15,7 +15,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 
 import persist_lib as persist
 from bench.figures import Figure, in_turn
-from persist_lib.storage.sources import Decoding, Kafka, Meaning
+from persist_lib.sources import Decoding, Kafka, Meaning
 from persist_lib.testing.kafka_server import KafkaServer
 
 FULL, QUICK = 1_000_000, 100_000

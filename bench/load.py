@@ -18,8 +18,8 @@ from jobs.engine import SparkEngine
 from jobs.loading import OnSpark
 from jobs.session import SparkSettings, build_session
 from jobs.watch import silent
-from persist_lib.storage.sources import Files, Meaning, Sources
-from persist_lib.storage.sources.loading import Loads
+from persist_lib.sources import Files, Meaning, Sources
+from persist_lib.sources.loading import Loads
 
 FULL, QUICK = 6_000_000, 40_000
 ROUNDS = 2

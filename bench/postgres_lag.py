@@ -20,7 +20,7 @@ import psycopg
 
 import persist_lib as persist
 from bench.figures import Figure, timed
-from persist_lib.storage.sources import Files, Postgres, Sources
+from persist_lib.sources import Files, Postgres, Sources
 from persist_lib.testing.servers import PostgresServer
 
 INTERVALS_S = (0.02, 0.2, 1.0)

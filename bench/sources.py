@@ -21,7 +21,7 @@ import persist_lib as persist
 from bench.figures import Figure, beside, in_turn, timed
 from bench.peer import Peer, Ready
 from bench.spark_peer import SETTINGS, users_session
-from persist_lib.storage.sources import Files, Meaning, Sources
+from persist_lib.sources import Files, Meaning, Sources
 
 FULL, QUICK = 1_000_000, 50_000
 PER_KEY = 2.5

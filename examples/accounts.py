@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import persist_lib as persist
 from examples.failures import Differs, Failed
 from examples.places import Place
-from persist_lib.storage.tables import Tables
+from persist_lib.timeline import Tables
 
 NAME, ENTRIES = "bank/accounts", "bank/entries"
 SCHEMA = persist.Schema(key={"account": "int64 not null"}, value={"cents": "int64 not null"}, unique=True)

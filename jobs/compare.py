@@ -26,10 +26,10 @@ from jobs.signals import Unfinished, end, run
 from jobs.stop import Stop
 from jobs.watch import Tells, silent
 from jobs.works import carry_out, pieces
+from persist_lib.catalog import Controller
+from persist_lib.catalog.compare_task import run as run_work
+from persist_lib.catalog.comparing import Comparison
 from persist_lib.client import Client
-from persist_lib.storage import Controller
-from persist_lib.storage.compare_task import run as run_work
-from persist_lib.storage.comparing import Comparison
 from persist_lib.times import TimeLike
 
 

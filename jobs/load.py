@@ -27,13 +27,13 @@ from jobs.session import Sessions, build_session
 from jobs.signals import Unfinished, end, run
 from jobs.stop import Stop
 from jobs.watch import Tells
+from persist_lib.catalog import Controller
 from persist_lib.client import Client
 from persist_lib.config import MIB
 from persist_lib.errors import InvalidUsage, PersistError
-from persist_lib.storage import Controller
-from persist_lib.storage.sources import Progress, Sources
-from persist_lib.storage.sources.loading import LOAD_BYTES, Loads, check_loadable, unloadable
-from persist_lib.storage.sources.records import SourceRecord
+from persist_lib.sources import Progress, Sources
+from persist_lib.sources.loading import LOAD_BYTES, Loads, check_loadable, unloadable
+from persist_lib.sources.records import SourceRecord
 
 ENGINES = ("auto", "local", "spark")
 

@@ -21,7 +21,7 @@ from jobs.engine import Shuffled, SparkEngine
 from jobs.watch import Tells
 from persist_lib.core.cost import Cost
 from persist_lib.location.wrap.spending import Spending
-from persist_lib.storage.sources.loading import Answer, Piece, Work, begin, settle
+from persist_lib.sources.loading import Answer, Piece, Work, begin, settle
 
 SENT = pa.schema([("bucket", pa.int32()), ("place", pa.int64()), ("data", pa.binary())])
 SENT_DDL = "bucket int, place long, data binary"

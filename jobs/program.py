@@ -27,7 +27,7 @@ from persist_lib.errors import InvalidUsage, NotFound, PersistError
 from persist_lib.settings import config_of
 
 if TYPE_CHECKING:
-    from persist_lib.storage import Controller
+    from persist_lib.catalog import Controller
 
 PIPES = "DAGSTER_PIPES_CONTEXT"
 Numbers = Mapping[str, float]

@@ -23,7 +23,7 @@ from orchestration.reports import Event, Recording
 from orchestration.resources import Persist
 from orchestration.sweep import look, spark_engine, sweep
 from persist_lib.core import duties as core
-from persist_lib.storage.sources.kinds import owners_of
+from persist_lib.sources.kinds import owners_of
 
 OWNERS = ["team:storage"]
 

@@ -10,12 +10,12 @@ import dagster as dg
 
 from orchestration.mount import Mount
 from orchestration.reports import figure
+from persist_lib.catalog import Description
+from persist_lib.catalog.comparing import Comparison
+from persist_lib.catalog.describe import Tended
 from persist_lib.cli.units import duration, size
 from persist_lib.frontier import Antichain
-from persist_lib.storage import Description
-from persist_lib.storage.comparing import Comparison
-from persist_lib.storage.describe import Tended
-from persist_lib.storage.tables import Lag
+from persist_lib.timeline import Lag
 from persist_lib.times import Times
 
 Metadata = dict[str, dg.MetadataValue]

@@ -33,13 +33,13 @@ from orchestration.partitions import add_missing, defined, keep
 from orchestration.reports import DRY_RUN, Event, figure
 from orchestration.resources import Persist
 from orchestration.runs import is_unfinished
+from persist_lib.catalog import Controller, Description
+from persist_lib.catalog.describe import Step, Tended
 from persist_lib.client import Client
 from persist_lib.core.duties import BY_NAME
 from persist_lib.errors import InvalidUsage, PersistError
 from persist_lib.runtime.each import Each
-from persist_lib.storage import Controller, Description
-from persist_lib.storage.describe import Step, Tended
-from persist_lib.storage.tables import Lag
+from persist_lib.timeline import Lag
 
 COLLECTIONS = "collections"
 DUTY = BY_NAME[COLLECTIONS]

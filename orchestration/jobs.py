@@ -20,7 +20,7 @@ from orchestration.resources import Persist
 from orchestration.sweep import Pass, look, spark_engine, sweep
 from persist_lib.core import duties as core
 from persist_lib.maintain.survey import Survey
-from persist_lib.storage.sources.kinds import owners_of
+from persist_lib.sources.kinds import owners_of
 
 JOBS: Mapping[str, tuple[tuple[Duty, ...], str]] = {
     "maintenance": (DUTIES, "Everything, over all shards."),

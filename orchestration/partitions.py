@@ -10,8 +10,8 @@ from collections.abc import Collection, Iterable, Sequence
 import dagster as dg
 
 from orchestration.mount import Mount
+from persist_lib.catalog.describe import Owners
 from persist_lib.maintain.survey import Survey
-from persist_lib.storage.describe import Owners
 
 SHARDS, COLLECTIONS, PENDING, SOURCES = "persist_shards", "persist_collections", "persist_pending", "persist_sources"
 NONE_YET = "(none yet)"

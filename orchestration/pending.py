@@ -23,7 +23,7 @@ from persist_lib.core.duties import BY_NAME
 from persist_lib.errors import PersistError
 from persist_lib.pending_area import Absorbed, absorb, due_collections, pending_collections
 from persist_lib.runtime.each import Each, why
-from persist_lib.storage.sources.kinds import owners_of
+from persist_lib.sources.kinds import owners_of
 
 PENDING = "pending"
 DUTY = BY_NAME[PENDING]

@@ -22,7 +22,7 @@ from orchestration.resources import Persist
 from orchestration.runs import Job, held_back, shards_in_flight
 from orchestration.schedules import LOOK_S
 from persist_lib.maintain.survey import Survey
-from persist_lib.storage.sources.kinds import fetch_owners
+from persist_lib.sources.kinds import fetch_owners
 
 CHUNK = 250
 """The most shards of one run, so that a run that fails or is cancelled does not take all others with it."""

@@ -10,8 +10,8 @@ import dagster as dg
 from orchestration.collection_reports import table
 from orchestration.mount import Mount
 from orchestration.reports import Event, figure, judged, remind
-from persist_lib.storage.sources import Alert, Progress, SourceDescription
-from persist_lib.storage.sources.alerts import CHECKS
+from persist_lib.sources import Alert, Progress, SourceDescription
+from persist_lib.sources.alerts import CHECKS
 
 SOURCES = "sources"
 MOST_ROWS = 50

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from orchestration.sensors import LONGEST_WAIT_MS
-from persist_lib.storage.sources import News
+from persist_lib.sources import News
 
 FIRST_WAIT_MS = 60_000
 REMEMBERED = 5000

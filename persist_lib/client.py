@@ -48,7 +48,7 @@ from persist_lib.shard.schemas import create_if_missing, schema_id
 from persist_lib.times import TimeLike
 
 if TYPE_CHECKING:
-    from persist_lib.storage.controller import Controller
+    from persist_lib.catalog.controller import Controller
 
 
 def open(  # noqa: A001 - `persist.open` is what users write
@@ -306,7 +306,7 @@ class Client(Upkeep, Terms):
         self._check_open()
         if catalog is not None:
             self.machine(catalog)  # raises InvalidName
-        storage = import_module("persist_lib.storage")
+        storage = import_module("persist_lib.catalog")
         found: Controller = storage.Controller(self) if catalog is None else storage.Controller(self, catalog=catalog)
         return found
 
@@ -390,7 +390,7 @@ def check_free(client: Client, name: str) -> None:
             return
     except NotAllowed:  # a shard server gives this client no right to know what collections there are
         return
-    import_module("persist_lib.storage.effects").check_free(client, name)
+    import_module("persist_lib.catalog.effects").check_free(client, name)
 
 
 def _do_all(steps: Sequence[Callable[[], None]]) -> None:

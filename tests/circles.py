@@ -41,9 +41,9 @@ NIGHTLY: Mapping[str, str] = {
     "tests/wheels/test_types.py::test_the_pipeline_s_types_are_there_too": "the library's types, in the same file",
     "tests/unit/location/test_s3.py::test_more_than_a_thousand": "the tests of pages beside it",
     "tests/unit/location/test_s3_cas.py::test_more_than_a_thousand": "tests of pages in test_s3.py, of truncation here",
-    "tests/unit/storage/sources/test_bindings.py::test_two_minters_in_threads": "two minters by turns, beside it",
-    "tests/unit/storage/sources/test_bindings.py::test_processes_that_ask": "two minters by turns, beside it",
-    "tests/unit/storage/sources/test_kafka.py::test_a_million": "a million records of Avro and of files",
+    "tests/unit/sources/test_bindings.py::test_two_minters_in_threads": "two minters by turns, beside it",
+    "tests/unit/sources/test_bindings.py::test_processes_that_ask": "two minters by turns, beside it",
+    "tests/unit/sources/test_kafka.py::test_a_million": "a million records of Avro and of files",
     "tests/orchestration/test_dev_runs.py::test_a_run_killed_while_it_merges": "a killed run, in the same file",
     "tests/orchestration/test_dev_runs.py::test_a_run_that_is_cancelled_while_it_verifies": "while it merges",
     "tests/spark/test_ingest_on_spark.py::test_a_killed_driver_is": "test_ingest_everywhere.py kills drivers, too",
@@ -83,9 +83,9 @@ SAMPLED: Mapping[str, Sample] = {
     "tests/torture/test_kills.py": Sample(0.0),
     "tests/wheels/test_extras.py": Sample(0.3),
     "tests/unit/client/test_times_at_every_door.py": Sample(0.4),
-    "tests/unit/storage/sources/test_loading.py::test_tasks_make": Sample(0.4),
-    "tests/unit/storage/sources/test_reprocess.py::test_what_a_mender_left": Sample(0.3),
-    "tests/unit/storage/tables/test_tail.py": Sample(0.5),
+    "tests/unit/sources/test_loading.py::test_tasks_make": Sample(0.4),
+    "tests/unit/sources/test_reprocess.py::test_what_a_mender_left": Sample(0.3),
+    "tests/unit/timeline/test_tail.py": Sample(0.5),
 }
 """The beginning of a test's id, and what is drawn."""
 

@@ -119,10 +119,10 @@ if __name__ == "__main__":
     import rich.markdown
     import rich.traceback  # noqa: F401
 
+    import persist_lib.catalog.controller
     import persist_lib.cli
     import persist_lib.client
     import persist_lib.location.file
-    import persist_lib.storage.controller
 
     typer.main.get_command(app)
     gc.collect()

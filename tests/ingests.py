@@ -13,9 +13,9 @@ import pyarrow as pa
 
 import persist_lib as persist
 from persist_lib.errors import SinceViolation
-from persist_lib.storage.sources import Files, Ingestion, Mark, Meaning, Sources
-from persist_lib.storage.sources.bindings import Bindings, Bound
-from persist_lib.storage.sources.files.reader import LineFiles
+from persist_lib.sources import Files, Ingestion, Mark, Meaning, Sources
+from persist_lib.sources.bindings import Bindings, Bound
+from persist_lib.sources.files.reader import LineFiles
 from tests.worlds import World
 
 SCHEMA = persist.Schema(key={"id": "int64 not null"}, value={"word": "string"})

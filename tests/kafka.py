@@ -10,7 +10,7 @@ from typing import Any
 
 from confluent_kafka import Producer
 
-from persist_lib.storage.sources import Kafka
+from persist_lib.sources import Kafka
 from persist_lib.testing.kafka_server import KafkaServer
 
 QUICK = {"fetch.wait.max.ms": "5"}

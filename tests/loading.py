@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 import persist_lib as persist
-from persist_lib.storage.sources import Files, Meaning, Sources
-from persist_lib.storage.sources.reclock import Window
+from persist_lib.sources import Files, Meaning, Sources
+from persist_lib.sources.reclock import Window
 
 SCHEMA = persist.Schema(key={"id": "int64 not null"}, value={"word": "string"})
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import persist_lib as persist
-from persist_lib.storage import CollectionReader, Controller
+from persist_lib.catalog import CollectionReader, Controller
 from persist_lib.testing import Model, contents_of, updates_of
 from persist_lib.testing.model import Row, summed
 from tests.worlds import SCHEMA, row, updates

@@ -17,8 +17,8 @@ from persist_lib.errors import InvalidUsage
 from persist_lib.times import Times
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
-    from persist_lib.storage import Description, RenditionDescription
-    from persist_lib.storage.describe import Tended
+    from persist_lib.catalog import Description, RenditionDescription
+    from persist_lib.catalog.describe import Tended
 
 Mode = Annotated[
     Literal["append", "compare_and_append"],
@@ -110,7 +110,7 @@ def create(
     kept = opt.parse_distance(retention)
     count = 1 if shards is None else shards
     if dry_run:
-        from persist_lib.storage.names import parse_collection_name
+        from persist_lib.catalog.names import parse_collection_name
 
         parse_collection_name(name)
         said = f"would create {name} in {session.location}: {units.of(count, 'shard')}, {schema}"

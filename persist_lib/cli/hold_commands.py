@@ -16,9 +16,9 @@ from persist_lib.errors import InvalidUsage, ShardFinished, StillRead
 from persist_lib.times import show_frontier
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
+    from persist_lib.catalog import Description
     from persist_lib.core.state import State
     from persist_lib.frontier import Antichain
-    from persist_lib.storage import Description
 
 Expected = Annotated[str | None, typer.Option(metavar="TEXT", help="Only if this is its fencing value now.")]
 

@@ -19,7 +19,7 @@ from persist_lib.cli.source_commands import up_to, value_of
 from persist_lib.errors import Damage, Determinate, Indeterminate, InvalidUsage, PersistError
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
-    from persist_lib.storage.sources import Progress, Sources
+    from persist_lib.sources import Progress, Sources
 
 ENDED = 4
 """The exit code where an instance ended, and would end again: to start it again does not help."""

@@ -25,9 +25,9 @@ from persist_lib.frontier import at as frontier
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
     import pyarrow as pa
 
+    from persist_lib.catalog.comparing import Comparison
+    from persist_lib.catalog.describe import HandoverPlan
     from persist_lib.schema.schema import Schema
-    from persist_lib.storage.comparing import Comparison
-    from persist_lib.storage.describe import HandoverPlan
 
 Transform = Callable[["pa.Table"], "pa.Table"]
 Rendition = Annotated[int, typer.Argument(metavar="N", help="The rendition's number.")]

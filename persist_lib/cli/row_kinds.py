@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
 
     from persist_lib.client import Client
     from persist_lib.schema.schema import Schema
-    from persist_lib.storage.tables import Tables
+    from persist_lib.timeline import Tables
     from persist_lib.times import Unit
 
 AT_ONCE_S = 0.001

@@ -26,11 +26,11 @@ from persist_lib.runtime.each import Each
 from persist_lib.settings import Settings
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
+    from persist_lib.catalog import Controller
     from persist_lib.client import Client
     from persist_lib.location import Location
-    from persist_lib.storage import Controller
-    from persist_lib.storage.sources import Sources
-    from persist_lib.storage.tables import Tables
+    from persist_lib.sources import Sources
+    from persist_lib.timeline import Tables
 
 T = TypeVar("T")
 DEFAULT_LOCATION = "file:./data"

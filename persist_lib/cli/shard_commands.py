@@ -117,8 +117,8 @@ def plan(session: Session, shard: Shard) -> None:
 
 def whose(client: Client, shards: Sequence[str]) -> dict[str, str]:
     """Whose the shards are whose names are minted. None where the catalog cannot be read: this is about shards."""
-    from persist_lib.storage.describe import is_minted
-    from persist_lib.storage.sources.kinds import owners_of
+    from persist_lib.catalog.describe import is_minted
+    from persist_lib.sources.kinds import owners_of
 
     if not any(map(is_minted, shards)):
         return {}

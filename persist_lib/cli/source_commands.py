@@ -15,7 +15,7 @@ from persist_lib.cli.session import Session
 from persist_lib.cli.shared_options import Collection, Yes
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
-    from persist_lib.storage.sources import SourceDescription
+    from persist_lib.sources import SourceDescription
 
 
 def list_(session: Session) -> None:
@@ -88,8 +88,8 @@ def check(
     persist source check
     persist source check orders --behind 60 --errors 0 --json
     """
-    from persist_lib.storage.sources import Limits
-    from persist_lib.storage.sources import check as checked
+    from persist_lib.sources import Limits
+    from persist_lib.sources import check as checked
 
     limits = Limits(
         instances=instances, behind_s=behind, lag_messages=lag_messages, lag_bytes=lag_bytes, errors=errors,

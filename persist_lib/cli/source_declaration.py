@@ -138,9 +138,9 @@ def declare(
     persist source create paid --from collection:orders --key id:int64 --value cents:int64 --ignore-extra
     persist source create orders --from postgresql://me@host/shop --table public.orders
     """
-    from persist_lib.storage.sources import Decoding, Meaning, Registry, Transactions
-    from persist_lib.storage.sources.kinds import check_options, kind_of_place
-    from persist_lib.storage.sources.records import Place as Declared
+    from persist_lib.sources import Decoding, Meaning, Registry, Transactions
+    from persist_lib.sources.kinds import check_options, kind_of_place
+    from persist_lib.sources.records import Place as Declared
 
     kind = kind_of_place(place.place)
     check_options(kind, _given(place, meant, kept))
@@ -228,7 +228,7 @@ def mend(
 
 def _judged(found: Any, described: Any) -> list[RenderableType]:
     """What was decoded again beside what is there, for people."""
-    from persist_lib.storage.sources.pipeline import ERRORS
+    from persist_lib.sources.pipeline import ERRORS
 
     said: list[RenderableType] = []
     for role, judged, schema in (("output", found.output, described.schema), ("errors", found.errors, ERRORS)):

@@ -15,8 +15,8 @@ from persist_lib.cli.schema_commands import Declared, schema_value
 from persist_lib.cli.session import Session
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
-    from persist_lib.storage import Description
-    from persist_lib.storage.tables import Behind, Lag, Tables
+    from persist_lib.catalog import Description
+    from persist_lib.timeline import Behind, Lag, Tables
 
 Mode = Annotated[
     Literal["yolo", "wal"] | None,
@@ -113,7 +113,7 @@ def create(
     schema = declared.schema("ms")
     kept, count = opt.parse_distance(retention), 1 if shards is None else shards
     if dry_run:
-        from persist_lib.storage.names import parse_collection_name
+        from persist_lib.catalog.names import parse_collection_name
 
         parse_collection_name(name)
         said = f"would create {name} in {session.location} on timeline {timeline}: {units.of(count, 'shard')}, {schema}"

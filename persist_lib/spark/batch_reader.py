@@ -22,6 +22,8 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
+from persist_lib.catalog.reader import CollectionReader
+from persist_lib.catalog.records import CollectionRecord
 from persist_lib.client import Client
 from persist_lib.convert.times import shown_times
 from persist_lib.errors import InvalidUsage, NotFound, PersistError
@@ -38,8 +40,6 @@ from persist_lib.spark.history_holds import Keeping, Lease, take
 from persist_lib.spark.options import READ, STREAM, Options, client_of
 from persist_lib.spark.slices import Section, Slice, handle_of, plan_slices
 from persist_lib.spark.types import arrow_schema, check_asked, chosen, spark_schema, to_spark
-from persist_lib.storage.reader import CollectionReader
-from persist_lib.storage.records import CollectionRecord
 
 Kind = Literal["rows", "contents", "updates"]
 BATCH = "a batch read"

@@ -16,6 +16,13 @@ from typing import NamedTuple
 import msgspec
 import pyarrow as pa
 
+from persist_lib.catalog.comparing import in_columns
+from persist_lib.catalog.controller import Controller
+from persist_lib.catalog.difference_cache import difference
+from persist_lib.catalog.reader import CollectionReader
+from persist_lib.catalog.records import CollectionRecord
+from persist_lib.catalog.renditions import Span, Timeline
+from persist_lib.catalog.schema_compat import check_additive, widened
 from persist_lib.client import Client
 from persist_lib.core.plan.compaction import TaskInput
 from persist_lib.errors import LeaseExpired, NotFound, ShardFinished
@@ -34,13 +41,6 @@ from persist_lib.spark.slices import (
     read_slice,
     whole_slice,
 )
-from persist_lib.storage.comparing import in_columns
-from persist_lib.storage.controller import Controller
-from persist_lib.storage.difference_cache import difference
-from persist_lib.storage.reader import CollectionReader
-from persist_lib.storage.records import CollectionRecord
-from persist_lib.storage.renditions import Span, Timeline
-from persist_lib.storage.schema_compat import check_additive, widened
 
 PURPOSE = "Spark"
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
+from persist_lib.catalog.collection_arguments import parse_hold
 from persist_lib.client import Client
 from persist_lib.core import commands as c
 from persist_lib.core.state import Hold, State
@@ -18,7 +19,6 @@ from persist_lib.ids import ReaderId, format_reader_id, parse_hold_name
 from persist_lib.shard.commit import Machine
 from persist_lib.shard.leases import RENEW_BELOW, renew
 from persist_lib.spark.offsets import Offset, Position
-from persist_lib.storage.collection_arguments import parse_hold
 
 PURPOSE = "Spark batch read"
 LOOK_AFTER = 0.25

@@ -16,6 +16,7 @@ from functools import lru_cache
 from typing import Self
 
 from persist_lib.arguments import did_you_mean, shown
+from persist_lib.catalog.names import parse_collection_name
 from persist_lib.client import Client
 from persist_lib.client import open as open_client
 from persist_lib.config import Config
@@ -23,7 +24,6 @@ from persist_lib.errors import InvalidUsage, redacted
 from persist_lib.ids import parse_shard_id
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.settings import config_of
-from persist_lib.storage.names import parse_collection_name
 
 PLACE = ("location", "consensus", "shard", "collection")
 READ = ("as_of", "columns", "where", "diff", "changes", "from", "to", "partition_bytes", "pushdown", "read_only")

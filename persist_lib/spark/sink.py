@@ -26,12 +26,12 @@ from pyspark.sql.types import StructType
 
 from persist_lib import errors
 from persist_lib.arguments import shown
+from persist_lib.catalog import CollectionWriter
+from persist_lib.catalog.staged import CollectionStage, CollectionStaged
 from persist_lib.errors import Damage, DiffOverflow, InvalidUsage, PersistError, Refused
 from persist_lib.relation.stage import LEASE_S, Stage, Staged, Ticket
 from persist_lib.relation.writer import WriteHandle
 from persist_lib.spark.write_plan import AnyStaged, AnyTicket, Plan, commit_write, plan_write, write_task
-from persist_lib.storage import CollectionWriter
-from persist_lib.storage.staged import CollectionStage, CollectionStaged
 
 log = logging.getLogger("persist.spark")
 QUERY_ID = "sql.streaming.queryId"

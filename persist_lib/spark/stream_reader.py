@@ -27,6 +27,9 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from persist_lib.catalog.reader import CollectionReader
+from persist_lib.catalog.records import CollectionRecord
+from persist_lib.catalog.renditions import Span, upper_of
 from persist_lib.errors import InvalidUsage, SinceViolation
 from persist_lib.frontier import TOP, Antichain, at
 from persist_lib.kernel.columns import array_of
@@ -43,9 +46,6 @@ from persist_lib.spark.offsets import Contents, Offset, Position, Updates
 from persist_lib.spark.options import STREAM, Options
 from persist_lib.spark.slices import Section, Slice, handle_of, plan_slices
 from persist_lib.spark.types import arrow_schema, check_asked
-from persist_lib.storage.reader import CollectionReader
-from persist_lib.storage.records import CollectionRecord
-from persist_lib.storage.renditions import Span, upper_of
 
 
 class Following(ABC):

@@ -22,6 +22,10 @@ import pyarrow as pa
 from pyspark.sql.types import BooleanType, NullType, StructType
 
 from persist_lib.arguments import did_you_mean, shown
+from persist_lib.catalog import CollectionWriter, Controller
+from persist_lib.catalog.schema_compat import is_additive
+from persist_lib.catalog.staged import CollectionStaged, CollectionTicket
+from persist_lib.catalog.writing import Written
 from persist_lib.client import Client
 from persist_lib.convert.casts import cast_column
 from persist_lib.errors import AlreadyProduced, InvalidUsage, NotFound, PersistError, SchemaMismatch
@@ -35,10 +39,6 @@ from persist_lib.schema.types import parse_type
 from persist_lib.shard.commit import Machine
 from persist_lib.spark.options import Options, client_of, subject_of
 from persist_lib.spark.types import column_type, persist_schema
-from persist_lib.storage import CollectionWriter, Controller
-from persist_lib.storage.schema_compat import is_additive
-from persist_lib.storage.staged import CollectionStaged, CollectionTicket
-from persist_lib.storage.writing import Written
 from persist_lib.times import Times, parse_unit
 
 OWNER = "Spark"

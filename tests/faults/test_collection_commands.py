@@ -14,9 +14,9 @@ from typing import NamedTuple
 import pytest
 
 import persist_lib as persist
+from persist_lib.catalog import Controller
+from persist_lib.catalog.staged import CollectionStaged
 from persist_lib.location.wrap.around import Operation
-from persist_lib.storage import Controller
-from persist_lib.storage.staged import CollectionStaged
 from persist_lib.testing import Fate, Outcome
 from tests import circles
 from tests.renditions import Listening, Told, check, write

@@ -8,10 +8,10 @@ from contextlib import suppress
 import pytest
 
 from persist_lib.errors import PersistError
-from persist_lib.storage.sources import Collection, Sources
+from persist_lib.sources import Collection, Sources
 from tests.faults.test_collection_commands import Died, Dying
 from tests.ingests import CONFIG
-from tests.unit.storage.sources.test_derived import LESS, OUTPUT, Place, row
+from tests.unit.sources.test_derived import LESS, OUTPUT, Place, row
 
 ALL = os.environ.get("PERSIST_FAULTS") == "all"
 

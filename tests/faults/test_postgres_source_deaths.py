@@ -15,7 +15,7 @@ import psycopg
 import pytest
 
 from persist_lib.errors import PersistError
-from persist_lib.storage.sources import Ingestion, Postgres, Sources
+from persist_lib.sources import Ingestion, Postgres, Sources
 from tests import servers
 from tests.faults.test_collection_commands import Died, Dying
 from tests.ingests import CONFIG

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from persist_lib.errors import PersistError
-from persist_lib.storage.sources import Files, Ingestion, Meaning, Sources
+from persist_lib.sources import Files, Ingestion, Meaning, Sources
 from tests.faults.test_collection_commands import Died, Dying
 from tests.ingests import CONFIG, SCHEMA, Lines, Watched
 from tests.worlds import World

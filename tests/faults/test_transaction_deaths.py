@@ -12,7 +12,7 @@ import pytest
 
 import persist_lib as persist
 from persist_lib.errors import PersistError
-from persist_lib.storage.sources import Files, Ingestion, Meaning, Sources, Transactions
+from persist_lib.sources import Files, Ingestion, Meaning, Sources, Transactions
 from tests.bank import MARKS, Bank, Told, by_time, sums
 from tests.faults.test_collection_commands import Died, Dying
 from tests.ingests import CONFIG

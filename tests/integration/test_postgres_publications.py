@@ -10,10 +10,10 @@ import psycopg
 import pytest
 
 from persist_lib.errors import Determinate, Gone, InvalidUsage
-from persist_lib.storage.sources.agreed_value import Choices
-from persist_lib.storage.sources.postgres.kind import Postgres
-from persist_lib.storage.sources.postgres.reader import TableReader
-from persist_lib.storage.sources.protocol import Mark
+from persist_lib.sources.agreed_value import Choices
+from persist_lib.sources.postgres.kind import Postgres
+from persist_lib.sources.postgres.reader import TableReader
+from persist_lib.sources.protocol import Mark
 from tests.integration.test_postgres_source import Shop, words
 
 WRITES = ("INSERT INTO t VALUES (9, 'new')", "UPDATE t SET word = 'B' WHERE id = 2", "DELETE FROM t WHERE id = 1")

@@ -14,15 +14,15 @@ import pytest
 
 import persist_lib as persist
 from persist_lib.errors import Determinate, Diverged, Gone, InvalidUsage, NotFound, SchemaChanged
-from persist_lib.storage.sources import Decoding, Meaning, Postgres, Sources
-from persist_lib.storage.sources.agreed_value import Choices
-from persist_lib.storage.sources.conformance import check_diverged, check_gone, check_many, check_reader, read_all
-from persist_lib.storage.sources.postgres import reader as reading
-from persist_lib.storage.sources.postgres import snapshot
-from persist_lib.storage.sources.postgres.reader import TableReader
-from persist_lib.storage.sources.postgres.server import parse_lsn
-from persist_lib.storage.sources.postgres.wire import Wire
-from persist_lib.storage.sources.protocol import START, Mark
+from persist_lib.sources import Decoding, Meaning, Postgres, Sources
+from persist_lib.sources.agreed_value import Choices
+from persist_lib.sources.conformance import check_diverged, check_gone, check_many, check_reader, read_all
+from persist_lib.sources.postgres import reader as reading
+from persist_lib.sources.postgres import snapshot
+from persist_lib.sources.postgres.reader import TableReader
+from persist_lib.sources.postgres.server import parse_lsn
+from persist_lib.sources.postgres.wire import Wire
+from persist_lib.sources.protocol import START, Mark
 from tests import servers
 from tests.worlds import World
 
@@ -452,7 +452,7 @@ def test_lag_is_in_bytes_of_the_log(shop: Shop, monkeypatch: pytest.MonkeyPatch)
     instance = shop.sources.open("s")
     instance.step()
     shop.run("INSERT INTO t SELECT n, 'x' FROM generate_series(10, 1000) n", "INSERT INTO t VALUES (2000, 'x')")
-    monkeypatch.setattr("persist_lib.storage.sources.running.Ingestion.step_bytes", 1000)
+    monkeypatch.setattr("persist_lib.sources.running.Ingestion.step_bytes", 1000)
     shop.world.clock.advance(1)
     behind = instance.step()
     assert behind.messages == 991

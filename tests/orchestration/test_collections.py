@@ -16,7 +16,7 @@ from orchestration.definitions import build_definitions
 from orchestration.mount import Mount
 from orchestration.resources import Persist
 from orchestration.settings import Settings
-from persist_lib.storage.tables import Tables
+from persist_lib.timeline import Tables
 from tests.spark.collections import SMALL
 
 pytestmark = pytest.mark.dagster

@@ -16,11 +16,11 @@ import persist_lib as persist
 from orchestration.definitions import build_definitions
 from orchestration.resources import Persist
 from orchestration.settings import Settings
+from persist_lib.catalog.describe import Tended
+from persist_lib.catalog.renditions import Renditions, Timeline
 from persist_lib.errors import Corrupt
-from persist_lib.storage.describe import Tended
-from persist_lib.storage.renditions import Renditions, Timeline
-from persist_lib.storage.sources import Custom, Files, SourceDescription, Sources
-from persist_lib.storage.tables import Lag, Tables
+from persist_lib.sources import Custom, Files, SourceDescription, Sources
+from persist_lib.timeline import Lag, Tables
 from tests.orchestration.test_sensors_and_schedules import tick
 from tests.orchestration.test_sources import SCHEMA, Fed, asked, run
 from tests.spark.collections import SMALL

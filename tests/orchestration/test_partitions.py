@@ -14,8 +14,8 @@ from orchestration.partitions import NONE_YET
 from orchestration.resources import Persist
 from orchestration.settings import Settings
 from persist_lib import pending_area
-from persist_lib.storage.sources.alerts import CHECKS
-from persist_lib.storage.sources.kinds import owners_of
+from persist_lib.sources.alerts import CHECKS
+from persist_lib.sources.kinds import owners_of
 from scripts.dagster_home import make_home
 from tests.orchestration.test_passes import failure, run
 from tests.orchestration.test_sensors_and_schedules import skipped, tick

@@ -27,7 +27,7 @@ from orchestration.definitions import build_definitions
 from orchestration.settings import Settings
 from orchestration.sources import IDLE
 from persist_lib.errors import Gone, InvalidUsage
-from persist_lib.storage.sources import (
+from persist_lib.sources import (
     Collection,
     Custom,
     Decoding,
@@ -37,11 +37,11 @@ from persist_lib.storage.sources import (
     Progress,
     Sources,
 )
-from persist_lib.storage.sources.alerts import CHECKS
-from persist_lib.storage.sources.decoding import DECODERS
-from persist_lib.storage.sources.health import Report
-from persist_lib.storage.sources.records import changed
-from persist_lib.storage.sources.running import Behind
+from persist_lib.sources.alerts import CHECKS
+from persist_lib.sources.decoding import DECODERS
+from persist_lib.sources.health import Report
+from persist_lib.sources.records import changed
+from persist_lib.sources.running import Behind
 from tests import servers
 from tests.commands import invoke
 

@@ -18,8 +18,8 @@ from orchestration.definitions import build_definitions
 from orchestration.resources import Persist
 from orchestration.settings import Settings
 from orchestration.source_tries import Try, asked_now, loads
-from persist_lib.storage.sources import Collection, Decoding, Files, Ingestion, Meaning, News, Sources
-from persist_lib.storage.sources.health import Report
+from persist_lib.sources import Collection, Decoding, Files, Ingestion, Meaning, News, Sources
+from persist_lib.sources.health import Report
 from tests.spark.collections import SMALL
 
 pytestmark = pytest.mark.dagster

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import persist_lib as persist
-from persist_lib.storage.splits import CollectionSplit
+from persist_lib.catalog.splits import CollectionSplit
 from tests.properties.kernel_updates import Row, build, read, schemas, totals, updates_of
 from tests.worlds import SMALL, World
 

@@ -17,9 +17,9 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 import persist_lib as persist
+from persist_lib.catalog import CollectionReader
 from persist_lib.errors import LeaseExpired, SinceViolation
 from persist_lib.frontier import at
-from persist_lib.storage import CollectionReader
 from persist_lib.testing import Model, contents_of
 from tests import servers
 from tests.renditions import Listening, Told

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import persist_lib as persist
+from persist_lib.catalog.comparing import Comparison, compare
 from persist_lib.kernel import pairs
 from persist_lib.kernel.order import sort_updates
-from persist_lib.storage.comparing import Comparison, compare
 
 SCHEMA = persist.Schema(key={"k": "int8"}, value={"v": "string", "w": "double"})
 NARROW = persist.Schema(key={"k": "int8"}, value={"w": "double", "x": "int8"})

@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 import persist_lib as persist
 from persist_lib.errors import PersistError
-from persist_lib.storage.sources import Ingestion, Meaning, running
+from persist_lib.sources import Ingestion, Meaning, running
 from tests.faults.test_collection_commands import Died, Dying
 from tests.ingests import CONFIG, Lines, Watched
 from tests.worlds import World

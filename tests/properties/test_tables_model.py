@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 import persist_lib as persist
-from persist_lib.storage.tables import Tables, wal_cache
-from persist_lib.storage.tables.transaction import Transaction
+from persist_lib.timeline import Tables, wal_cache
+from persist_lib.timeline.transaction import Transaction
 from tests.worlds import World
 
 SCHEMA = persist.Schema({"id": "int64 not null"}, {"cents": "int64"}, unique=True)

@@ -28,10 +28,10 @@ from persist_lib.frontier import at
 from persist_lib.ids import WriterId
 from persist_lib.shard.admin import retire_writers
 from persist_lib.shard.commit import Machine
-from persist_lib.storage.tables import Tables
-from persist_lib.storage.tables.wal_timeline import WalLine
 from persist_lib.streams.committer import Committer
 from persist_lib.testing import contents_of
+from persist_lib.timeline import Tables
+from persist_lib.timeline.wal_timeline import WalLine
 from tests.late import AtStep, Line, Lost, Served, fetch
 from tests.streaming import SCHEMA, all_of, update
 from tests.worlds import World

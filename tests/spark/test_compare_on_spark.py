@@ -17,7 +17,7 @@ import pytest
 import persist_lib as persist
 from jobs.compare import compare, main
 from jobs.engine import SparkEngine
-from persist_lib.storage import Controller, changes
+from persist_lib.catalog import Controller, changes
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 ROOT = Path(__file__).parent.parent.parent

@@ -17,8 +17,8 @@ from pyspark.sql import SparkSession
 from jobs.engine import SparkEngine
 from jobs.loading import OnSpark
 from persist_lib.errors import Refused
-from persist_lib.storage.sources import Meaning
-from persist_lib.storage.sources.loading import Loading, Loads
+from persist_lib.sources import Meaning
+from persist_lib.sources.loading import Loading, Loads
 from tests.loading import Place
 from tests.spark.places import environment
 

@@ -13,9 +13,9 @@ import pyarrow.compute as pc
 
 import persist_lib as persist
 from persist_lib.runtime.ambient import Deadline
-from persist_lib.storage.sources import Ingestion, running
-from persist_lib.storage.sources.pipeline import Made
-from persist_lib.storage.sources.reclock import Window
+from persist_lib.sources import Ingestion, running
+from persist_lib.sources.pipeline import Made
+from persist_lib.sources.reclock import Window
 
 
 def digests(table: pa.Table) -> dict[int, str]:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import persist_lib as persist
-from persist_lib.storage.sources import Decoding, Meaning
+from persist_lib.sources import Decoding, Meaning
 from tests.kafka import Topic
 
 KILLS = int(os.environ.get("PERSIST_KAFKA_KILLS", "3"))

@@ -24,8 +24,8 @@ import psycopg
 import pytest
 
 import persist_lib as persist
-from persist_lib.storage.sources import Mark, Postgres, Sources
-from persist_lib.storage.sources.bindings import Bindings
+from persist_lib.sources import Mark, Postgres, Sources
+from persist_lib.sources.bindings import Bindings
 from tests import circles, servers
 
 KILLS = int(os.environ.get("PERSIST_SOURCE_KILLS", "2"))

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 import pytest
 
 import persist_lib as persist
-from persist_lib.storage.tables import Tables
+from persist_lib.timeline import Tables
 from tests import servers
 from tests.torture.isolation import Key, Recorded, Value, anomalies
 from tests.torture.transfers import ACCOUNTS, START_CENTS, TABLES, TIMELINE, create, finish_copies, name_of

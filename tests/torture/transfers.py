@@ -23,10 +23,10 @@ from pathlib import Path
 import pyarrow.compute as pc
 
 import persist_lib as persist
+from persist_lib.catalog import Controller
 from persist_lib.errors import Determinate, Indeterminate, NotSent, Refused, TimedOut
-from persist_lib.storage import Controller
-from persist_lib.storage.tables import Tables
-from persist_lib.storage.tables.transaction import Transaction
+from persist_lib.timeline import Tables
+from persist_lib.timeline.transaction import Transaction
 from tests.torture.roles import Log
 
 TABLES = 10

@@ -24,8 +24,8 @@ from persist_lib.location.s3.objects import S3Objects
 from persist_lib.location.wrap.deadline import within
 from persist_lib.location.wrap.retrying import RetryingBlob, RetryingConsensus
 from persist_lib.runtime.ambient import Runtime
-from persist_lib.storage.sources.files.folders import File as Listed
-from persist_lib.storage.sources.files.s3 import S3Prefix
+from persist_lib.sources.files.folders import File as Listed
+from persist_lib.sources.files.s3 import S3Prefix
 from tests import servers
 
 servers.use_test_credentials()

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 import persist_lib as persist
+from persist_lib.catalog.effects import HOLD as COLLECTION
 from persist_lib.core.holds import LAYER_HOLDS
-from persist_lib.storage.effects import HOLD as COLLECTION
 from persist_lib.streams.lock import HOLD as STREAM
 from tests.worlds import World
 

@@ -19,8 +19,8 @@ import pytest
 import persist_lib as persist
 from persist_lib.kernel import multiplicity
 from persist_lib.relation.conversions import Rows
-from persist_lib.storage.sources.envelopes import upserted
-from persist_lib.storage.sources.targets import Target
+from persist_lib.sources.envelopes import upserted
+from persist_lib.sources.targets import Target
 from tests.unit.pending_area.areas import Area
 from tests.worlds import World
 

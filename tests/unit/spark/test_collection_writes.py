@@ -12,10 +12,10 @@ import pytest
 from pyspark.sql import types as t
 
 import persist_lib as persist
+from persist_lib.catalog import Controller
 from persist_lib.location.wrap.spending import Spending
 from persist_lib.spark import sink
 from persist_lib.spark.sink import BatchWriter, StreamWriter
-from persist_lib.storage import Controller
 from persist_lib.testing import contents_of
 from tests.renditions import Told, handed
 from tests.unit.spark.test_writes import FRAME, SCHEMA, WRONG, Driver, _fresh, rows

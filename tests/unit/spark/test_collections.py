@@ -16,9 +16,9 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 import persist_lib as persist
+from persist_lib.catalog import Controller
 from persist_lib.shard.schemas import create_if_missing
 from persist_lib.spark.source import PersistSource
-from persist_lib.storage import Controller
 from tests.unit.spark.test_streaming_reads import Sink
 from tests.unit.spark.worlds import SCHEMA, TINY, Data, Stream, added, drawn, load, read, rows, source
 

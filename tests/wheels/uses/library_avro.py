@@ -6,7 +6,7 @@ from pathlib import Path
 import fastavro
 
 import persist_lib as persist
-from persist_lib.storage.sources import Files
+from persist_lib.sources import Files
 
 folder = Path(sys.argv[1]) / "in"
 folder.mkdir()

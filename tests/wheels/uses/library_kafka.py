@@ -5,7 +5,7 @@ import sys
 from confluent_kafka import Producer
 
 import persist_lib as persist
-from persist_lib.storage.sources import Kafka, Meaning
+from persist_lib.sources import Kafka, Meaning
 from persist_lib.testing.kafka_server import KafkaServer
 
 schema = persist.Schema(key={"id": "int64 not null"}, value={"word": "string"})

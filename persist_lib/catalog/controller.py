@@ -1,0 +1,294 @@
+"""The controller: what collections there are, and what is done to them. A library, not a server.
+
+Any process may have one, and any number may be at work at once. Each command is decided by one append to the catalog,
+is the same command however often it is sent with its id, and is finished by another process if its own dies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from persist_lib.arguments import check_type, parse_flag, parse_integer, parse_text
+from persist_lib.catalog.catalog import Changes, Contents, has_shard, setting
+from persist_lib.catalog.collection_arguments import (
+    Retention,
+    parse_hold,
+    parse_rendition,
+    parse_retention,
+)
+from persist_lib.catalog.collection_status import capabilities, describe
+from persist_lib.catalog.creation import Evolving, Making
+from persist_lib.catalog.describe import Capability, Description, Tended
+from persist_lib.catalog.handover import Handovers
+from persist_lib.catalog.maintenance import tend
+from persist_lib.catalog.names import minted, parse_collection_name
+from persist_lib.catalog.reader import CollectionReader
+from persist_lib.catalog.records import CollectionRecord, CommandRecord, Kind, Mode
+from persist_lib.catalog.wal import has_wal
+from persist_lib.catalog.writer import CollectionWriter
+from persist_lib.errors import InvalidUsage, NameTaken
+from persist_lib.relation.reader import PURPOSE_LETTERS
+from persist_lib.relation.writer import Batching
+from persist_lib.runtime.resource import Resource
+from persist_lib.schema.schema import Schema, check_schema
+from persist_lib.shard.admin import Downgraded
+from persist_lib.times import TimeLike
+
+if TYPE_CHECKING:
+    from persist_lib.sources import Sources
+    from persist_lib.timeline import Tables
+
+
+class Controller(Making, Evolving, Handovers, Resource):
+    """Creates, changes, describes and drops the collections of a location. Safe to use from several threads.
+
+    `catalog` names the shard that lists the collections; a location may have several catalogs, which know nothing of
+    one another. Every command takes the id `command`, by which it may be repeated from anywhere: after Indeterminate,
+    or after a crash. A repeated command answers what the first one did. Without one an id is minted, which the error
+    carries.
+    """
+
+    def create(
+        self,
+        name: str,
+        schema: Schema,
+        *,
+        shards: int = 1,
+        mode: Mode = "append",
+        hash_columns: Sequence[str] | None = None,
+        retention: Retention = None,
+        command: str | None = None,
+        timeout: float | None = None,
+    ) -> Description:
+        """Create a collection of `shards` shards. Rows go to them by a hash of `hash_columns` (default: the key).
+
+        `mode` says how it is written. With "append", any number of writers append identical data. With
+        "compare_and_append", writers exclude one another, as those of one shard do; with several shards this takes a
+        store with transactions. `retention` is how much history is kept behind upper: a number of times or, where times
+        are a clock, a duration such as "7 days". None keeps all of it.
+
+        Raises NameTaken when there is a collection of that name, and InvalidUsage.
+        """
+        return self._create(name, schema, shards, mode, hash_columns, retention, None, command, timeout)
+
+    def _create(
+        self, name: str, schema: Schema, shards: int, mode: Mode, hash_columns: Sequence[str] | None,
+        retention: Retention, timeline: str | None, command: str | None, timeout: float | None,
+    ) -> Description:  # fmt: skip
+        """Create a collection, or with a `timeline`, which is its minted id, a table on it."""
+        name, schema = parse_collection_name(name), check_schema(schema)
+        self._writable("create")
+        rendition = parse_rendition(self.client, schema, shards, mode, hash_columns)
+        distance = parse_retention(retention, schema, self.client.consensus.now)
+        asked = {
+            "name": name, "schema": rendition.schema, "shards": rendition.shards, "mode": mode,
+            "hash_columns": list(rendition.hash_columns), "retention": distance,
+        }  # fmt: skip
+        asked |= {} if timeline is None else {"timeline": timeline}
+        kind: Kind = "collection" if timeline is None else "table"
+
+        def intent(contents: Contents, record: CommandRecord) -> tuple[Changes, CommandRecord]:
+            if contents.named(name) is not None:
+                raise _taken(name)
+            self._check_no_shard(name)
+            id_ = minted(self.client.runtime.entropy())
+            collection = CollectionRecord(
+                id=id_, name=name, kind=kind, retention=distance, timeline=timeline, command=record.id
+            )
+            first = msgspec.structs.replace(rendition, collection=id_, command=record.id)
+            record = msgspec.structs.replace(record, collection=id_, pending=True)
+            return setting(collection, first), record
+
+        return self._named(name, self._command("create", None, asked, intent, command, timeout))
+
+    def _check_no_shard(self, name: str) -> None:
+        """Raise NameTaken if there is a shard of this name, as `client.open_writer` does for a collection."""
+        if has_shard(self.client, name):
+            raise self._is_a_shards(name)
+
+    def _named(self, name: str, record: CommandRecord) -> Description:
+        """What the collection is that was to get this name. Raises NameTaken if a shard got it at the same moment."""
+        if record.refused:
+            raise self._is_a_shards(name)
+        return self._described(record)
+
+    def _is_a_shards(self, name: str) -> NameTaken:
+        return NameTaken(
+            f"there is a shard {name!r} in {self.client.url} already. Nothing was changed; choose another name for "
+            "the collection, as a name stands for one of both",
+            collection=name, shard=name,
+        )  # fmt: skip
+
+    def list(self) -> list[str]:
+        """The names of all collections, sorted. One that is being created is there once its command is done."""
+        return sorted(c.name for c in self.catalog.fetch().collections.values() if c.state == "live")
+
+    def describe(self, name: str) -> Description:
+        """What a collection is, and how far it has come. Raises NotFound."""
+        contents, collection = self._find(name)
+        return describe(self.client, contents, collection)
+
+    def alter(
+        self,
+        name: str,
+        *,
+        retention: Retention,
+        command: str | None = None,
+        timeout: float | None = None,
+    ) -> Description:
+        """Change a collection's options. It takes effect when collections are tended next. Raises NotFound."""
+        self._writable("alter")
+        contents, collection = self._subject(name, command)
+        schema = contents.renditions_of(collection.id)[0].columns
+        distance = parse_retention(retention, schema, self.client.consensus.now)
+
+        def intent(contents: Contents, record: CommandRecord) -> tuple[Changes, CommandRecord]:
+            altered = msgspec.structs.replace(contents.collections[collection.id], retention=distance)
+            return setting(altered), record
+
+        asked = {"name": name, "retention": distance}
+        return self._described(self._command("alter", collection.id, asked, intent, command, timeout))
+
+    def rename(self, name: str, to: str, *, command: str | None = None, timeout: float | None = None) -> Description:
+        """Give a collection another name. Readers and writers that are open continue. Raises NotFound and NameTaken."""
+        self._writable("rename")
+        to = parse_collection_name(to)
+        _, collection = self._subject(name, command)
+
+        def intent(contents: Contents, record: CommandRecord) -> tuple[Changes, CommandRecord]:
+            if contents.named(to) is not None:
+                raise _taken(to)
+            self._check_no_shard(to)
+            current = contents.collections[collection.id]
+            asked = {**record.asked, "was": current.name}
+            record = msgspec.structs.replace(record, asked=asked, pending=True)
+            return setting(msgspec.structs.replace(current, name=to)), record
+
+        return self._named(
+            to, self._command("rename", collection.id, {"name": name, "to": to}, intent, command, timeout)
+        )
+
+    def drop(
+        self, name: str, *, dry_run: bool = False, command: str | None = None, timeout: float | None = None
+    ) -> Tended:
+        """Drop a collection. Its name is free at once; open readers go on until they are closed, writers are refused.
+
+        The answer says what was done, and which readers and holds the rest waits for; `tend` does it later. With
+        `dry_run` nothing is changed, and the answer says what would be. Raises NotFound.
+        """
+        dry_run = parse_flag(dry_run, "dry_run")
+        if not dry_run:
+            self._writable("drop")
+        name = parse_collection_name(name)
+        _, collection = self._subject(name, None if dry_run else command, is_drop=True)
+        if dry_run:
+            return tend(self.catalog, self._deadline(timeout), only=collection.id, dry_run=True, as_if_dropped=True)
+
+        def intent(contents: Contents, record: CommandRecord) -> tuple[Changes, CommandRecord]:
+            if has_wal(collection):  # a mark in its WAL comes first: see `effects`
+                return {}, msgspec.structs.replace(record, pending=True)
+            current = contents.collections[collection.id]
+            return setting(msgspec.structs.replace(current, state="dropping")), record
+
+        self._command("drop", collection.id, {"name": name}, intent, command, timeout)
+        return tend(self.catalog, self._deadline(timeout), only=collection.id)
+
+    def tend(self, name: str | None = None, *, dry_run: bool = False, timeout: float | None = None) -> Tended:
+        """Look after one collection, or after all and what is left of dropped ones: the duty of this layer.
+
+        Finishes commands that were left, promises as far as the data is there, moves the holds that keep history,
+        and takes away renditions and collections that nobody can need any more. With `dry_run` it only says so.
+        """
+        dry_run = parse_flag(dry_run, "dry_run")
+        if not dry_run:
+            self._writable("tend")
+        only = None if name is None else self._find(name)[1].id
+        return tend(self.catalog, self._deadline(timeout), only=only, dry_run=dry_run)
+
+    def set_hold(self, name: str, hold: str, since: TimeLike, *, opaque: bytes = b"") -> None:
+        """Keep a collection's history from `since` on, durably, whatever its retention, until `release_hold`.
+
+        A hold never gives history up: see `downgrade_hold`. Raises SinceViolation for history that is given up, or
+        before the hold's own time, GivesUpHistory for a time beyond the newest, and NotFound.
+        """
+        hold = parse_hold(hold)
+        _, collection = self._find(name)
+        self.client.set_hold(collection.shard, hold, since, opaque=opaque)
+
+    def downgrade_hold(self, name: str, hold: str, since: TimeLike, *, dry_run: bool = False) -> Downgraded:
+        """Give up a collection's history before `since`, as far as its retention and no other hold or reader keeps it.
+
+        As `client.downgrade_hold`; with `dry_run` nothing is changed. Renditions and their data go when it is tended.
+        """
+        hold = parse_hold(hold)
+        _, collection = self._find(name)
+        return self.client.downgrade_hold(collection.shard, hold, since, dry_run=dry_run)
+
+    def release_hold(self, name: str, hold: str) -> None:
+        """Drop a hold of a collection. Raises HoldConflict when there is none of that name, and NotFound."""
+        hold = parse_hold(hold)
+        _, collection = self._find(name)
+        self.client.release_hold(collection.shard, hold)
+
+    def capabilities(self, name: str) -> Sequence[Capability]:
+        """Who may read the collection, and from when on, and who writes it. Raises NotFound."""
+        return capabilities(self.client, *self._find(name))
+
+    def open_reader(self, name: str, schema: Schema | None = None, *, owner: str = "") -> CollectionReader:
+        """Return a handle to read a collection. `owner` is a short text that lists of capabilities show.
+
+        Raises NotFound, and SchemaMismatch when the newest rendition does not have `schema`.
+        """
+        contents, collection = self._find(name)
+        unit = contents.renditions_of(collection.id)[0].columns.times
+        schema = None if schema is None else check_schema(schema)
+        return CollectionReader(self.client, collection, unit, schema, parse_text(owner, "owner", PURPOSE_LETTERS))
+
+    def open_writer(
+        self, name: str, *, rendition: int | None = None, batching: Batching | None = None, owner: str = ""
+    ) -> CollectionWriter:
+        """Return a handle to write a collection: whichever rendition is the collection at the times that are written.
+
+        With `rendition`, the handle writes that one, which is not the collection yet. With `batching`, appends that
+        `append_async` accepts are held back as by a shard's writer. `owner` is a short text that lists of capabilities
+        show. Raises NotFound.
+        """
+        self._writable("open_writer")
+        if batching is not None:
+            check_type(batching, Batching, "batching", "persist.Batching(bytes=8 << 20, age_s=1.0)")
+        contents, collection = self._find(name)
+        only = None if rendition is None else self._of(contents, collection, parse_integer(rendition, "rendition", 1))
+        if collection.kind == "table" and only is None:
+            raise InvalidUsage(
+                f"{name!r} is a table, whose times are minted: write it with controller.tables()", collection=name
+            )
+        schema = contents.renditions_of(collection.id)[0].columns
+        owner = parse_text(owner, "owner", PURPOSE_LETTERS)
+        return CollectionWriter(self.client, collection, schema.times, only, batching, owner)
+
+    def tables(self) -> Tables:
+        """The tables of this catalog: to create them, to change their rows, alone or in transactions, to read them."""
+        from persist_lib.timeline import Tables  # noqa: PLC0415 - they stand on the controller
+
+        return Tables(self)
+
+    def sources(self) -> Sources:
+        """The sources of this catalog: outside data that becomes collections."""
+        from persist_lib.sources import Sources  # noqa: PLC0415 - they stand on the controller
+
+        return Sources(self)
+
+    def close(self) -> None:
+        """Close what this controller has open; the client stays open. Idempotent."""
+        self.catalog.close()
+
+
+def _taken(name: str) -> NameTaken:
+    return NameTaken(
+        f"there is a collection {name!r} already. Nothing was changed; choose another name, or open it with "
+        "controller.open_reader and open_writer",
+        collection=name,
+    )

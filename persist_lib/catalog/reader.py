@@ -1,0 +1,426 @@
+"""Reading a collection: the rendition that is it at each time, across handovers.
+
+A reader first registers on the rendition shard, and then on data shards when it needs them. Every data shard has a
+hold that trails the rendition shard's since, so whoever holds that at a time can read all data from that time on,
+whenever it asks for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, TypeVar
+
+import pyarrow as pa
+
+from persist_lib.arguments import not_pickled, parse_flag, parse_seconds
+from persist_lib.catalog.changes import CollectionChanges
+from persist_lib.catalog.difference_cache import retracted
+from persist_lib.catalog.listen import CollectionListen
+from persist_lib.catalog.metadata_shard import unheld
+from persist_lib.catalog.names import LAYER
+from persist_lib.catalog.parallel import at_once
+from persist_lib.catalog.records import CollectionRecord, RenditionRecord
+from persist_lib.catalog.renditions import Renditions, Span, Timeline, schema_for, upper_by, upper_of
+from persist_lib.catalog.schema_compat import check_additive, is_additive
+from persist_lib.catalog.snapshot import CollectionSnapshot
+from persist_lib.catalog.writer import CollectionWriter
+from persist_lib.client import Client
+from persist_lib.convert.times import shown_times
+from persist_lib.errors import (
+    LeaseExpired,
+    NotAllowed,
+    NotComplete,
+    NotFound,
+    ShardFinished,
+    SinceViolation,
+    TimedOut,
+    UpperMismatch,
+)
+from persist_lib.frontier import MAX_TIME, TOP, Antichain, at
+from persist_lib.kernel.columns import at_time
+from persist_lib.relation.next_time import format_token
+from persist_lib.relation.reader import ReadHandle
+from persist_lib.relation.restore import time_passed
+from persist_lib.relation.row_selection import parse_columns
+from persist_lib.relation.snapshot import Snapshot
+from persist_lib.relation.writer import WriteHandle
+from persist_lib.runtime.ambient import Deadline
+from persist_lib.runtime.resource import Resource
+from persist_lib.schema.empty import empty_table
+from persist_lib.schema.schema import Schema
+from persist_lib.times import TimeLike, Times, Unit
+
+if TYPE_CHECKING:
+    import pyarrow.compute as pc
+
+LONGEST_WAIT_S = 1.0
+"""The longest wait for data before looking whether another rendition follows."""
+PROMISE_S = 5.0
+"""The least time for the request of a promise, also for a caller who waits for no data."""
+T = TypeVar("T")
+
+
+class CollectionReader(Resource):
+    """Reads one collection. Its methods are those of a shard's reader.
+
+    Without `is_leased` it holds nothing, for those who hold what they read in another way.
+    """
+
+    def __init__(
+        self, client: Client, collection: CollectionRecord, unit: Unit | None, schema: Schema | None, owner: str,
+        *, is_leased: bool = True,
+    ) -> None:  # fmt: skip
+        self.client, self.collection, self._owner = client, collection, owner
+        self._is_leased = is_leased
+        self._columns_from = 0
+        """From when on the collection has the columns of this reader, if it was opened without any."""
+        self._holder = self._open(collection.shard, schema_for(unit))
+        self._renditions = Renditions(client, collection.shard, unit, collection.name, self._holder)
+        self._shards: dict[int, list[ReadHandle]] = {}
+        self._promiser: WriteHandle | None = None
+        self._closed = False
+        try:
+            known = self._renditions.fetch()
+            newest = self.shards_of(known.last.rendition)[0].schema
+            self._columns_from = known.last.start if schema is None else 0
+            if schema is not None and not any(is_additive(schema, span.rendition.columns) for span in known.spans):
+                check_additive(collection.name, schema, newest, known.last.start)
+        except BaseException:
+            self.close()
+            raise
+        self.schema = newest if schema is None else schema
+
+    def __repr__(self) -> str:
+        return f"CollectionReader({self.collection.name!r})"
+
+    @property
+    def name(self) -> str:
+        """The collection's name when it was opened."""
+        return self.collection.name
+
+    @property
+    def since(self) -> Antichain:
+        """The earliest frontier at which this handle can read."""
+        return self._holder.since
+
+    def fetch_upper(self) -> Antichain:
+        """How far the collection has come: read from the location."""
+        return self._guarded(lambda: upper_of(self.client, self._renditions.fetch()))
+
+    def wait_for_upper(self, frontier: object, timeout: float | None = None) -> Antichain:
+        """Wait until upper is at or beyond `frontier`, and return upper. Raises TimedOut after `timeout` seconds."""
+        target = self._times().frontier(frontier, "frontier")
+        deadline = self._deadline(timeout)
+        while not target <= (upper := self.fetch_upper()):
+            last = (target.time or MAX_TIME) - 1
+            self.pause(self.timeline().at(max(last, 0)), last, deadline)
+        return upper
+
+    def snapshot(
+        self,
+        as_of: TimeLike | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+        key: Sequence[object] | None = None,
+        key_from: Sequence[object] | None = None,
+        key_to: Sequence[object] | None = None,
+        keys: object = None,
+        filter: pc.Expression | None = None,  # noqa: A002 - what every reader of Arrow calls it
+        diff: bool = False,
+        timeout: float | None = None,
+    ) -> CollectionSnapshot:
+        """Return the contents as of a time (default: the newest complete time). Waits until upper has passed that time.
+
+        The arguments are those of a shard's `snapshot`, and so is what a client that may write completes; never in mode
+        `append`. The rows come shard by shard, each shard's in key order. Raises
+        SinceViolation for a time before since, NotComplete, LeaseExpired when this handle was retired, and
+        SchemaChanged for a time at which the rows cannot be given in the columns that this reader was opened with. A
+        reader that was opened without a schema gives those of earlier times in the columns that they had then.
+        """
+        deadline = self._deadline(timeout)
+        time = self.newest() if as_of is None else self._times().as_of(as_of)
+        self.check_since(time if time >= 0 else self.since.time or 0)
+        rendition = self.known(time, deadline).rendition
+        found = self._guarded(lambda: self.shards_of(rendition))
+        schema = self._columns_then(found[0].schema, time)
+        names = parse_columns(schema, f"collection {self.name!r}", columns)
+        had = found[0].schema.names
+        chosen = None if names is None else [name for name in names if name in had]
+        if names is None and len(had) > len(schema.names):
+            chosen = schema.names
+
+        def snapshot_of(handle: ReadHandle) -> Snapshot:
+            return handle.snapshot(
+                time, columns=chosen, key=key, key_from=key_from, key_to=key_to, keys=keys, filter=filter,
+                diff=True, timeout=deadline.remaining_s(),
+            )  # fmt: skip
+
+        parts = self._guarded(lambda: at_once(self.client.runtime, snapshot_of, found if time >= 0 else []))
+        return CollectionSnapshot(
+            self.name, time, rendition.number, schema, rendition.hash_columns, names, parts,
+            self.client.runtime, self.client.config.merge_bytes, diff=parse_flag(diff, "diff"),
+        )  # fmt: skip
+
+    def changes(
+        self, from_: TimeLike | None, to: TimeLike | None = None, *, timeout: float | None = None
+    ) -> CollectionChanges:
+        """Return all changes after the time `from_`, up to and with the time `to` (default: the newest complete one).
+
+        None for `from_` means from the beginning on. The contents as of `from_` and the changes add up to the contents
+        as of `to`, also across handovers: where one is in between, its difference is among the changes, at its time.
+        Raises as a shard's `changes` does.
+        """
+        deadline, times = self._deadline(timeout), self._times()
+        first = None if from_ is None else times.as_of(from_, "from_")
+        last = max(-1 if first is None else first, self.newest()) if to is None else times.as_of(to, "to")
+        self.check_since(first or 0)
+        return CollectionChanges(self, first, last, deadline)
+
+    def listen(
+        self, as_of: TimeLike, *, until: object = TOP, timeout: float | None = None, replace: bool = False
+    ) -> CollectionListen:
+        """Return an iterator of what happens after `as_of`: updates at their exact times, and progress.
+
+        At a handover it yields the difference between the old rendition and the new one, at the handover's time. So the
+        snapshot as of `as_of` and all updates always add up to the collection. Where the new rendition's columns cannot
+        be given in this reader's, it raises SchemaChanged; with `replace` it gives all old rows out, and all new rows
+        in the new columns. The other arguments and errors are those of a shard's `listen`.
+        """
+        times = self._times()
+        start, end = times.as_of(as_of), times.frontier(until, "until")
+        timeout = None if timeout is None else parse_seconds(timeout)
+        replace = parse_flag(replace, "replace")
+        self.check_since(start)
+        self.timeline()  # raises LeaseExpired
+        reader = CollectionReader(self.client, self.collection, self.schema.times, None, self._owner or "listen")
+        reader.schema = self.schema  # SUBTLE: the newest rendition may have other columns, and the one at `start` not
+        try:
+            reader.check_since(start)  # this handle's lease may have ended before the other one began
+            if not self.client.read_only:
+                reader.downgrade_since(start)
+        except BaseException:
+            reader.close()
+            raise
+        return CollectionListen(reader, start, end, timeout, replace=replace)
+
+    def downgrade_since(self, since: object) -> None:
+        """Give up history before `since`. Never moves back."""
+        self._holder.downgrade_since(since)
+        for handles in self._shards.values():
+            for handle in handles:
+                handle.downgrade_since(since)
+
+    def let_go(self, time: int) -> None:
+        """Give up history before `time` at the next tick. Listeners use this."""
+        if not self.client.read_only:
+            for handle in (self._holder, *(handle for handles in self._shards.values() for handle in handles)):
+                handle.let_go(at(time))
+
+    def leave(self, rendition: RenditionRecord) -> None:
+        """Close the readers of a rendition's shards."""
+        for handle in self._shards.pop(rendition.number, []):
+            handle.close()
+
+    def timeline(self, *, is_known: bool = False) -> Timeline:
+        """Which rendition is the collection at which times; with `is_known`, as far as this process has read it."""
+        return self._guarded(lambda: self._renditions.fetch(is_known=is_known))
+
+    def shards_of(self, rendition: RenditionRecord) -> list[ReadHandle]:
+        """Readers of a rendition's shards, opened when first needed, in this reader's schema if they have it."""
+        if rendition.number not in self._shards:
+            self._shards[rendition.number] = self._open_all(rendition.names)
+        return self._shards[rendition.number]
+
+    def _open_all(self, names: Sequence[str]) -> list[ReadHandle]:
+        found: dict[str, ReadHandle] = {}
+
+        def open_(name: str, schema: Schema | None) -> None:
+            schemas = self.client.machine(name).fetch().state.schemas
+            found[name] = self._open(name, schema if schema is not None and schema in schemas else schemas[-1])
+
+        try:
+            open_(names[0], getattr(self, "schema", None))
+            # SUBTLE: while columns are being added, the first shard gets them last. All are read in its columns.
+            at_once(self.client.runtime, lambda name: open_(name, found[names[0]].schema), names[1:])
+        except BaseException:
+            for handle in found.values():
+                handle.close()
+            raise
+        return [found[name] for name in names]
+
+    def known(self, time: int, deadline: Deadline) -> Span:
+        """The span that covers a time, once that is complete and promised. Raises TimedOut."""
+        while True:
+            timeline = self.timeline()
+            span = timeline.at(time if time >= 0 else timeline.since)
+            if time < 0:
+                return span  # nothing is complete yet, so there is nothing to wait for
+            upper = self._guarded(lambda span=span: self.upper_of(span))  # type: ignore[misc]
+            if not upper.has_passed(time):
+                if not self._completes(span, upper, time, deadline):
+                    self.pause(span, time, deadline)
+            elif timeline.upper.has_passed(time):
+                return span
+            else:
+                self.promise(at(time + 1) if upper.is_top() else upper, deadline)
+
+    def _completes(self, span: Span, upper: Antichain, time: int, deadline: Deadline) -> bool:
+        """Complete a time that the store's clock has passed, by an append of nothing to all shards.
+
+        Never where writers append definite data: what comes later would count as there already, and be left out.
+        """
+        is_last = span.end is None and span.rendition.mode == "compare_and_append"
+        if self.client.read_only or not is_last or self.collection.kind != "collection":
+            return False
+        machines = [handle.machine for handle in self.shards_of(span.rendition)]
+        if None in (lasts := [time_passed(machine, machine.state, time) for machine in machines]):
+            return False
+        end, runtime = min(last for last in lasts if last is not None) + 1, self.client.runtime
+        with CollectionWriter(self.client, self.collection, self.schema.times, None, owner=self._owner) as write:
+            try:
+                write.append_on(
+                    span.command, empty_table(write.schema.updates), upper.time or 0, end,
+                    timeout=max(PROMISE_S, deadline.remaining_s()), token=format_token(runtime, upper, at(end)),
+                )  # fmt: skip
+            except (UpperMismatch, NotAllowed):  # another writer was first; or only reading is allowed
+                return False
+        return True
+
+    def upper_of(self, span: Span) -> Antichain:
+        """The least upper of the shards of the span's rendition, read from the location."""
+        return min(at_once(self.client.runtime, ReadHandle.fetch_upper, self.shards_of(span.rendition)))
+
+    def promise(self, upper: Antichain, deadline: Deadline) -> None:
+        """See to it that no handover can be before `upper`, up to which the data is there."""
+        if self.client.read_only:
+            # Others promise: a writer, another reader, or the duty.
+            try:
+                self._holder.wait_for_upper(upper, min(deadline.remaining_s(), LONGEST_WAIT_S))
+            except TimedOut:
+                self._check_time(deadline, (upper.time or MAX_TIME) - 1)
+            return
+        if self._promiser is None:
+            self._promiser = self.client.open_writer(self.collection.shard, self._holder.schema, layer=LAYER)
+        while True:
+            try:
+                self._promiser.advance_upper(upper, timeout=max(PROMISE_S, deadline.remaining_s()))
+            except LeaseExpired:  # of the writer, which registers again
+                if deadline.has_passed():
+                    raise
+            else:
+                return
+
+    def everything(self, span: Span, as_of: int, time: int, *, is_out: bool) -> Iterator[pa.Table]:
+        """All rows of a span's rendition as of a time, in its own columns, as updates at `time`: added or taken out."""
+        for handle in self.shards_of(span.rendition):
+            with handle.snapshot(as_of, diff=True) as snapshot:
+                rows = snapshot.batches()
+                for table in retracted(rows) if is_out else rows:
+                    yield shown_times(handle.schema, at_time(table, time))
+
+    def adopt(self, span: Span) -> None:
+        """Read in the columns of a span's rendition from now on."""
+        self.schema = self.shards_of(span.rendition)[0].schema
+
+    def adopt_at(self, as_of: TimeLike) -> None:
+        """Read in the columns that the collection had at a time, if its rows cannot be given in the newest columns."""
+        time = self._times().as_of(as_of)
+        self.check_since(time)
+        span = self.timeline().at(time)
+        if not is_additive(self.schema, self.shards_of(span.rendition)[0].schema):
+            self.adopt(span)
+
+    def _columns_then(self, had: Schema, time: int) -> Schema:
+        """The columns of a snapshot, from a rendition that has the columns `had`. Raises SchemaChanged."""
+        if time < self._columns_from and not is_additive(self.schema, had):
+            return had
+        check_additive(self.name, self.schema, had, time)
+        return self.schema
+
+    def check_since(self, time: int) -> None:
+        """Raise unless this handle may still read as of that time."""
+        if self._closed:
+            raise LeaseExpired(f"this reader of collection {self.name!r} was closed; open a new one")
+        if not self.since <= at(time):
+            show = self.schema.show
+            raise SinceViolation(
+                f"collection {self.name!r}: as_of {show(time)} is before since {show(self.since)}, from when on "
+                f"history is kept. Read at {show(self.since)} or later; a hold would have kept it",
+                as_of=time, since=self.since, collection=self.name,
+            )  # fmt: skip
+
+    def close(self) -> None:
+        """Give up what this reader holds. Idempotent."""
+        self._closed = True
+        handles = [handle for handles in list(self._shards.values()) for handle in handles]
+        at_once(self.client.runtime, ReadHandle.close, handles)
+        if self._promiser is not None:
+            self._promiser.close()
+        self._holder.close()
+
+    __reduce__ = not_pickled("A reader", "Open one in the other process, or pass the splits of a snapshot")
+
+    def last_time(self, span: Span) -> int:
+        """The last time at which a span's rendition has data, as far as this process knows; 0 for none."""
+        states = [handle.machine.state for handle in self.shards_of(span.rendition)]
+        return max((part.time_upper for state in states for batch in state.trace for part in batch.parts), default=0)
+
+    def newest(self) -> int:
+        """The newest complete time. -1: no time is complete yet."""
+        timeline = self.timeline()
+        upper = self._guarded(lambda: upper_of(self.client, timeline))
+        if self.client.read_only:  # it cannot promise what is not promised yet
+            upper = upper.meet(timeline.upper)
+        if upper.time is not None:
+            return upper.time - 1
+        return max(self.last_time(timeline.last), self.since.time or 0)  # closed: the last time with data
+
+    def pause(self, span: Span, time: int, deadline: Deadline) -> None:
+        """Wait a little for a time of a span to become complete. Raises TimedOut when the deadline has passed."""
+        for handle in self._guarded(lambda: self.shards_of(span.rendition)):
+            if not handle.upper.has_passed(time):
+                self._check_time(deadline, time)
+                try:
+                    self._guarded(
+                        lambda handle=handle: handle.wait_for_upper(  # type: ignore[misc]
+                            at(time + 1) if time < MAX_TIME else TOP, min(deadline.remaining_s(), LONGEST_WAIT_S)
+                        )
+                    )
+                except TimedOut:
+                    return
+        if self.client.read_only and not self._holder.upper.has_passed(time):
+            self._check_time(deadline, time)
+            with suppress(TimedOut):
+                self._holder.wait_for_upper(at(time + 1), min(deadline.remaining_s(), LONGEST_WAIT_S))
+
+    def _check_time(self, deadline: Deadline, time: int) -> None:
+        if deadline.has_passed():
+            show, timeline = self.schema.show, self.timeline(is_known=True)
+            upper = upper_by(timeline, lambda record: min(handle.upper for handle in self.shards_of(record)))
+            upper = upper.meet(timeline.upper) if self.client.read_only else upper
+            raise NotComplete(
+                f"collection {self.name!r}: waited {deadline.timeout_s:g} s for {show(time)} to be complete, and upper "
+                f"is {show(upper)}. Nothing is lost; wait longer, or ask for an earlier time",
+                as_of=time, upper=upper, timeout_s=deadline.timeout_s, collection=self.name,
+            )  # fmt: skip
+
+    def _open(self, shard: str, schema: Schema) -> ReadHandle:
+        if not self._is_leased:
+            return unheld(self.client, shard, schema)
+        return self.client.open_reader(shard, schema, purpose=self._owner or "collection")
+
+    def _guarded(self, call: Callable[[], T]) -> T:
+        """Do something with shards. Where they are gone, it is because this reader's lease is."""
+        try:
+            return call()
+        except (NotFound, ShardFinished) as error:
+            if not self.client.read_only and (lost := self._holder.expired()) is not None:
+                raise lost from error
+            raise
+
+    def _times(self) -> Times:
+        return Times(self.schema.times, self.client.consensus.now)
+
+    def _deadline(self, timeout: float | None) -> Deadline:
+        return self.client.runtime.deadline(self.client.config.timeout_s if timeout is None else parse_seconds(timeout))

@@ -1,0 +1,200 @@
+"""The first copy of a large rendition, by many processes: tasks read the old one and stage parts for the new shards.
+
+    rebuild = begin(reader, old, new)                      # which time, which ranges of keys; durable, so it resumes
+    staged = [run(work) for work in rebuild.works(n)]      # in any processes; each answer is small
+    rebuild.commit(staged)                                 # one append a new shard, all at the same time
+
+The time of the copy is the hold that keeps what is to be copied, so whoever resumes copies the contents as of the same
+time. A shard that has its copy already is left alone. From there on `copying` follows the old rendition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, suppress
+from functools import lru_cache
+from importlib import import_module
+
+import msgspec
+import pyarrow as pa
+
+from persist_lib.arguments import check_callable, shown
+from persist_lib.catalog.copying import Transform, hold_name, transformed
+from persist_lib.catalog.names import LAYER
+from persist_lib.catalog.partition_rows import Spreading, Write
+from persist_lib.catalog.reader import CollectionReader
+from persist_lib.catalog.records import RenditionRecord
+from persist_lib.core.cost import Cost
+from persist_lib.errors import HoldConflict, InvalidUsage, UpperMismatch
+from persist_lib.frontier import at
+from persist_lib.kernel.columns import at_time
+from persist_lib.location.api import Blob
+from persist_lib.location.wrap.spending import Spending
+from persist_lib.relation.snapshot import Split
+from persist_lib.relation.stage import Stage, Staged, Ticket
+from persist_lib.relation.writer import WriteHandle
+from persist_lib.runtime.resource import Resource
+from persist_lib.schema.schema import TIME
+
+
+class Work(msgspec.Struct, frozen=True):
+    """A task: what to read, and for which shards to write it. It pickles."""
+
+    split: Split
+    rendition: RenditionRecord
+    tickets: tuple[Ticket | None, ...]
+    """One a new shard; None for a shard that has its copy already."""
+    transform: str | None = None
+
+
+class Copy(msgspec.Struct, frozen=True):
+    """What a task wrote: for each new shard its parts. `read` and `written` count rows."""
+
+    staged: tuple[tuple[Staged, ...], ...]
+    read: int
+    written: int
+    cost: Cost
+
+
+class Rebuild(Resource):
+    """A first copy that is under way. Use it in a `with` block, in which all tasks are run."""
+
+    def __init__(
+        self, reader: CollectionReader, old: RenditionRecord, new: RenditionRecord, transform: str | None, as_of: int
+    ) -> None:
+        self._reader, self._new, self._transform, self.as_of = reader, new, transform, as_of
+        self._held, self._writers, self._stages = ExitStack(), dict[int, WriteHandle](), dict[int, Stage]()
+        client = reader.client
+        try:
+            self._snapshots = [
+                self._held.enter_context(handle.snapshot(as_of, diff=True)) for handle in reader.shards_of(old)
+            ]
+            for index, name in enumerate(new.names):
+                if client.machine(name).fetch().state.upper <= at(as_of):
+                    write = self._writers[index] = client.open_writer(name, new.columns, layer=LAYER)
+                    self._held.callback(write.close)
+                    stage = self._stages[index] = write.stage()
+                    self._held.callback(stage.close)
+        except BaseException:
+            self._held.close()
+            raise
+
+    @property
+    def shards(self) -> int:
+        """How many new shards still have to get their copy."""
+        return len(self._stages)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the parts that are read."""
+        return sum(snapshot.size for snapshot in self._snapshots)
+
+    def works(self, n: int, *, here: bool = False) -> list[Work]:
+        """About `n` tasks, at least one an old shard. `here`: they are run in this process (`run_here`)."""
+        total = max(1, self.size)
+        tickets = tuple(
+            None if index not in self._stages else _ticket(self._stages[index], here=here)
+            for index in range(self._new.shards)
+        )
+        return [
+            Work(split, self._new, tickets, self._transform)
+            for snapshot in self._snapshots
+            for split in snapshot.splits(max(1, round(n * snapshot.size / total)))
+        ]
+
+    def run_here(self, work: Work) -> Copy:
+        """Run a task in this process, which is all that shards in memory can have."""
+        stages = [self._stages.get(index) for index in range(self._new.shards)]
+        writes = [None if stage is None else stage.write for stage in stages]
+        return _run(work, writes, self._reader.client.blob)
+
+    def commit(self, copies: Sequence[Copy], timeout: float | None = None) -> int:
+        """Append what all tasks wrote: to each shard its own, at the time of the copy. Returns the number of rows."""
+        written = 0
+        for index, write in self._writers.items():
+            staged = [one for copy in copies for one in copy.staged[index]]
+            with suppress(UpperMismatch):  # another process was first, with the same copy
+                if staged:
+                    written += write.append_staged(staged, at=self.as_of, timeout=timeout).count
+            write.advance_upper(self.as_of + 1)
+        return written
+
+    def close(self) -> None:
+        """Give up the stages; what was not appended is garbage. Idempotent."""
+        self._held.close()
+
+
+def begin(
+    reader: CollectionReader, old: RenditionRecord, new: RenditionRecord, transform: str | None = None
+) -> Rebuild | None:
+    """Begin or resume the first copy of `old` into `new`; None if all shards of `new` have theirs.
+
+    `transform` names a function as `module:function` (see `load_transform`), which every process must be able to load.
+    """
+    client, shard, hold = reader.client, reader.collection.shard, hold_name(new)
+    if transform is not None:
+        load_transform(transform)
+    uppers = [client.machine(name).fetch().state.upper for name in new.names]
+    if all(at(0) < upper for upper in uppers):
+        return None
+    goal = min(handle.fetch_upper() for handle in reader.shards_of(old))
+    if goal == at(0):
+        raise InvalidUsage(
+            f"collection {reader.name!r}: rendition {old.number} is empty and has no complete time yet, so there is "
+            "nothing to copy",
+            collection=reader.name,
+        )
+    last = reader.newest() if goal.time is None else goal.time - 1
+    with suppress(HoldConflict):  # it was begun before, by this process or another
+        client.set_hold(shard, hold, last, expected=None)
+    found = client.inspect(shard).state.holds[hold].since.time
+    return Rebuild(reader, old, new, transform, last if found is None else found)
+
+
+def run(work: Work) -> Copy:
+    """Carry out a task, in any process that reaches the location."""
+    writes = [None if ticket is None else ticket.write for ticket in work.tickets]
+    return _run(work, writes, None)
+
+
+def load_transform(name: object) -> Transform:
+    """The function that a text like `module:function` names. Raises InvalidUsage."""
+    if not isinstance(name, str) or name.count(":") != 1 or not all(name.split(":")):
+        raise InvalidUsage(f"a transformation is named as module:function, as in corrections:cents: got {shown(name)}")
+    return _loaded(name)
+
+
+@lru_cache(maxsize=8)
+def _loaded(name: str) -> Transform:
+    module, function = name.split(":")
+    try:
+        found = import_module(module)
+        for part in function.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise InvalidUsage(
+            f"cannot load the transformation {name}: {error}. The module must be importable here and where tasks run "
+            "(PYTHONPATH, or --py-files of spark-submit)",
+            transform=name,
+        ) from error
+    return check_callable(found, "transform", "a pyarrow.Table")  # type: ignore[return-value]
+
+
+def _ticket(stage: Stage, *, here: bool) -> Ticket | None:
+    return None if here else stage.ticket
+
+
+def _run(work: Work, writes: Sequence[Write | None], blob: Blob | None) -> Copy:
+    transform = None if work.transform is None else load_transform(work.transform)
+    read, spreading = 0, Spreading(work.rendition, writes)
+    with Spending() as spent:
+        for table in _rows(work.split, blob):
+            read += table.num_rows
+            made = transformed(at_time(table, 0), transform, work.rendition.columns)
+            spreading.add(made.drop_columns([TIME]))
+        staged = spreading.finish()
+    return Copy(staged, read, spreading.written, spent.cost)
+
+
+def _rows(split: Split, blob: Blob | None) -> Iterator[pa.Table]:
+    return split.batches(blob) if blob is not None else split.batches()

@@ -1,0 +1,149 @@
+"""What the catalog and rendition shards hold: one row each, as JSON that may gain fields.
+
+Each body says in which version it is written. A newer one is refused (NewerFormat) before anything is changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from persist_lib.catalog.names import data_shard, kept_shard, rendition_shard
+from persist_lib.errors import Corrupt, NewerFormat
+from persist_lib.schema.schema import Schema, stored_form
+
+VERSION = 1
+
+Mode = Literal["append", "compare_and_append"]
+State = Literal["making", "live", "dropping"]
+Kind = Literal["collection", "table"]
+TableMode = Literal["yolo", "wal"]
+What = Literal["create", "alter", "rename", "drop", "evolve", "make rendition", "drop rendition", "hand over"]
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The body of a row. Fields that this release does not know are refused by `v`, never dropped."""
+
+    v: int = VERSION
+
+
+class RenditionRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """One rendition: fixed when it is made, but for its state, and whether it ever was the collection (`begun`).
+
+    `copies` is the number of the rendition that it copies, None for one that is written independently.
+    """
+
+    collection: str
+    number: int
+    shards: int
+    schema: Any
+    hash_columns: tuple[str, ...]
+    mode: Mode
+    copies: int | None = None
+    command: str = ""
+    state: State = "making"
+    begun: bool = False
+
+    @property
+    def names(self) -> list[str]:
+        """The names of its shards."""
+        return [data_shard(self.collection, self.number, index) for index in range(self.shards)]
+
+    @property
+    def kept(self) -> str:
+        """The name of the shard with kept differences between it and others; it may not be there."""
+        return kept_shard(self.collection, self.number)
+
+    @property
+    def every(self) -> list[str]:
+        """The names of all shards that go with it."""
+        return [*self.names, self.kept]
+
+    @property
+    def columns(self) -> Schema:
+        """Its schema."""
+        return schema_of(self.schema)
+
+
+class CollectionRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """One collection. `made` counts the renditions that were ever made for it; `retention` is in times of its own."""
+
+    id: str
+    name: str
+    kind: Kind = "collection"
+    state: State = "making"
+    made: int = 1
+    retention: int | None = None
+    timeline: str | None = None
+    command: str = ""
+
+    @property
+    def shard(self) -> str:
+        """Its rendition shard."""
+        return rendition_shard(self.id)
+
+
+class TimelineRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """A timeline: the times that its tables share, and how they are written."""
+
+    id: str
+    name: str
+    mode: TableMode
+
+
+class CommandRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """A command: what was asked (as text), and what came of it. A pending one is finished by any process.
+
+    `number` counts the commands of a catalog. `refused` is the reason why it was not done, once that is certain.
+    """
+
+    id: str
+    what: What
+    collection: str
+    asked: dict[str, Any]
+    number: int
+    pending: bool = False
+    answer: dict[str, Any] = {}
+    refused: str = ""
+
+
+R = TypeVar("R", bound=Record)
+_JSON = msgspec.json.Encoder(order="sorted")
+_DECODERS: dict[type[Record], msgspec.json.Decoder[Any]] = {}
+
+
+class _Versioned(msgspec.Struct):
+    v: int = VERSION
+
+
+def encode(record: Record) -> str:
+    """The body of a row."""
+    return _JSON.encode(record).decode()
+
+
+def decode(kind: type[R], body: str, where: str, dec_hook: Callable[[type, Any], Any] | None = None) -> R:
+    """The record in the body of a row. Raises NewerFormat for one of a newer release, Corrupt for anything else."""
+    decoder = _DECODERS.get(kind) or _DECODERS.setdefault(kind, msgspec.json.Decoder(kind, dec_hook=dec_hook))
+    try:
+        if (version := msgspec.json.decode(body, type=_Versioned).v) > VERSION:
+            raise NewerFormat(
+                f"{where} is written in version {version}, and this release knows {VERSION}: use a newer release of "
+                "persist-lib. Nothing was changed",
+                version=version, known=VERSION,
+            )  # fmt: skip
+        record: R = decoder.decode(body)
+    except msgspec.MsgspecError as error:
+        raise Corrupt(f"{where} does not decode: {error}", key=where) from error
+    return record
+
+
+def schema_form(schema: Schema) -> Any:
+    """A schema as it is stored in a record."""
+    return msgspec.json.decode(msgspec.json.encode(stored_form(schema)))
+
+
+def schema_of(form: Any) -> Schema:
+    """The schema of a record."""
+    return msgspec.convert(form, Schema)

@@ -1,0 +1,199 @@
+"""The rendition shard of a collection: which rendition is the collection, from when on.
+
+Its updates are (rendition, t, +-1), and its upper is a promise: below it, nothing about renditions will ever change.
+So a reader that needs the time t first sees that this upper has passed t. It is moved there by an empty append, once
+the data is there (data first, then the promise). A handover is one append at or beyond it, so it changes nothing that
+was read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from persist_lib.catalog.metadata_shard import unheld
+from persist_lib.catalog.parallel import states_of
+from persist_lib.catalog.records import RenditionRecord, decode, encode
+from persist_lib.client import Client
+from persist_lib.errors import InvariantViolated, NotFound, ShardFinished, SinceViolation
+from persist_lib.frontier import MINIMUM, TOP, Antichain, at
+from persist_lib.relation.reader import ReadHandle
+from persist_lib.schema.schema import DIFF, TIME, Schema
+from persist_lib.times import Unit
+
+
+def schema_for(unit: Unit | None) -> Schema:
+    """The columns of a rendition shard; its times are the collection's."""
+    return Schema(
+        key={"rendition": "int64 not null"}, value={"command": "string not null", "body": "string not null"},
+        times=unit,
+    )  # fmt: skip
+
+
+def row_of(record: RenditionRecord, command: str) -> dict[str, object]:
+    """The row that says that a rendition is the collection, since a handover by this command."""
+    return {"rendition": record.number, "command": command, "body": encode(record)}
+
+
+class Span(NamedTuple):
+    """A rendition is the collection at times in `[start, end)`; `end` is None while nothing is known to follow.
+
+    SUBTLE: `command` names the handover. A rendition may be handed over to twice; a handover happens once.
+    """
+
+    start: int
+    end: int | None
+    rendition: RenditionRecord
+    command: str
+
+    def covers(self, time: int) -> bool:
+        """Whether the rendition is the collection at that time, as far as is known."""
+        return self.start <= time and (self.end is None or time < self.end)
+
+
+class Timeline(NamedTuple):
+    """What a rendition shard says. Times before `since` are forgotten, those from `upper` on are not promised yet."""
+
+    since: int
+    upper: Antichain
+    spans: tuple[Span, ...]
+
+    def is_closed(self) -> bool:
+        """Whether the collection was dropped: no handover can ever follow."""
+        return self.upper.is_top()
+
+    def at(self, time: int) -> Span:
+        """The span that covers a time. At or beyond `upper` it is the newest one known, and may change.
+
+        Raises SinceViolation for a time before `since`, which only those can meet who hold nothing.
+        """
+        if time < self.since:
+            show = self.last.rendition.columns.show
+            raise SinceViolation(
+                f"which rendition was the collection at {show(time)} is given up: history begins at "
+                f"{show(self.since)}. Read at {show(self.since)} or later; a hold would have kept it",
+                as_of=time, since=at(self.since),
+            )  # fmt: skip
+        for span in self.spans:
+            if span.covers(time):
+                return span
+        raise InvariantViolated(f"no rendition is the collection at {time}: spans {self.spans}", time=time)
+
+    @property
+    def last(self) -> Span:
+        """The newest span."""
+        return self.spans[-1]
+
+    def over(self, lower: int, upper: int | None) -> list[tuple[int, int | None, Span]]:
+        """The pieces of `[lower, upper)`, each with the span that covers it."""
+        found = []
+        for span in self.spans:
+            start = max(lower, span.start)
+            end = upper if span.end is None else span.end if upper is None else min(upper, span.end)
+            if end is None or start < end:
+                found.append((start, end, span))
+        return found
+
+
+class Renditions:
+    """One process's view of a rendition shard; through a reader that holds it, if one is given."""
+
+    def __init__(
+        self, client: Client, shard: str, unit: Unit | None, name: str, reader: ReadHandle | None = None
+    ) -> None:
+        self._client, self.shard, self.schema, self._name = client, shard, schema_for(unit), name
+        self._reader = reader
+        self._known: Timeline | None = None
+
+    def fetch(self, *, is_known: bool = False) -> Timeline:
+        """The newest timeline. Raises NotFound for a collection that was dropped, LeaseExpired for a lost reader.
+
+        With `is_known` it is the one of the newest state that this process knows, without a request if it was read.
+        """
+        reader = self._reader
+        if reader is None:
+            reader = self._reader = unheld(self._client, self.shard, self.schema)
+        while True:
+            try:
+                upper, since = reader.upper if is_known else reader.fetch_upper(), reader.since.time
+                if since is None:
+                    raise self.dropped()
+                if (error := reader.expired(reader.machine.state)) is not None:
+                    raise error
+                known = self._known
+                # SUBTLE: a reader may have let go of more than is promised. Nothing can be read then, nor has changed.
+                is_ahead = known is not None and known.upper == upper <= at(since)
+                if known is None or not (is_ahead or (known.since, known.upper) == (since, upper)):
+                    self._known = known = self._read(reader, since, upper)
+            except ShardFinished as error:
+                raise self.dropped() from error
+            except SinceViolation:
+                if reader.since.time == since:
+                    raise
+                # History was given up just now, by another reader or by the handle itself: what is left is read again.
+            else:
+                return known
+
+    def dropped(self) -> NotFound:
+        """The error for a collection that is not there any more."""
+        return NotFound(
+            f"collection {self._name!r} was dropped; nothing of it can be read any more", collection=self._name
+        )
+
+    def _read(self, reader: ReadHandle, since: int, upper: Antichain) -> Timeline:
+        if upper == at(0):
+            return Timeline(since, upper, ())
+        with reader.snapshot(since, timeout=0, diff=True) as snapshot:
+            rows = [{**row, TIME: since} for row in snapshot.to_pylist()]
+        with reader.changes(since, timeout=0) as changes:
+            table = changes.to_arrow()
+        times = table.column(TIME).cast("int64").to_pylist()
+        rows += [{**row, TIME: time} for row, time in zip(table.to_pylist(), times, strict=True)]
+        return Timeline(since, upper, _spans(rows, self._name))
+
+
+def _in_order(row: dict[str, object]) -> tuple[int, int]:
+    return int(str(row[TIME])), int(str(row[DIFF]))
+
+
+def _spans(rows: list[dict[str, object]], name: str) -> tuple[Span, ...]:
+    began: list[tuple[int, RenditionRecord, str]] = []
+    ended: dict[tuple[object, object], int] = {}
+    for row in sorted(rows, key=_in_order):
+        time, diff, handed = row[TIME], row[DIFF], (row["rendition"], row["command"])
+        if diff == 1:
+            where = f"rendition {row['rendition']} of collection {name!r}"
+            began.append((time, decode(RenditionRecord, str(row["body"]), where), str(row["command"])))  # type: ignore[arg-type]
+        else:
+            ended[handed] = time  # type: ignore[assignment]
+    spans = []
+    for index, (time, record, command) in enumerate(began):
+        end = ended.get((record.number, command))
+        follows = began[index + 1][0] if index + 1 < len(began) else None
+        if end != follows:
+            raise InvariantViolated(
+                f"collection {name!r} has two renditions at once, or none: {record.number} from {time} "
+                f"ends at {end}, and the next one starts at {follows}",
+                collection=name,
+            )  # fmt: skip
+        spans.append(Span(time, end, record, command))
+    return tuple(spans)
+
+
+def meet(client: Client, names: Sequence[str]) -> Antichain:
+    """The least upper of shards, read from the location."""
+    return min((state.upper for state in states_of(client, names)), default=TOP)
+
+
+def upper_of(client: Client, timeline: Timeline) -> Antichain:
+    """All updates of the collection before this are known: of each rendition, up to where the next one follows."""
+    return upper_by(timeline, lambda rendition: meet(client, rendition.names))
+
+
+def upper_by(timeline: Timeline, meet_of: Callable[[RenditionRecord], Antichain]) -> Antichain:
+    """The same, of uppers of renditions that were read after the timeline."""
+    for span in timeline.spans:
+        upper = meet_of(span.rendition)
+        if span.end is None or upper < at(span.end):
+            return upper if span.start == 0 or at(span.start) < upper else at(span.start)
+    return MINIMUM

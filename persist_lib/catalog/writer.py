@@ -1,0 +1,103 @@
+"""The writer of a collection: what the writer of a shard can, across shards and handovers.
+
+Appends that `append_async` accepts wait in an outbox, and are written as if they were made one by one. Any other call
+comes after those that were accepted before it.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from persist_lib.catalog.committing import HandedOver
+from persist_lib.catalog.renditions import Timeline
+from persist_lib.catalog.staging import CollectionStaging
+from persist_lib.catalog.writing import Written
+from persist_lib.errors import LeaseExpired, UpperMismatch
+from persist_lib.frontier import at
+from persist_lib.location.wrap.spending import Spending
+from persist_lib.relation.registration import parse_bounds
+from persist_lib.runtime.ambient import Deadline
+from persist_lib.schema.empty import empty_table
+
+__all__ = ["CollectionWriter", "Written"]
+
+
+class CollectionWriter(CollectionStaging):
+    """Writes one collection. Its methods are those of a shard's writer, as far as the collection's mode has them.
+
+    Safe to use from several threads. Close it before its client: that writes what `append_async` accepted.
+    """
+
+    def __repr__(self) -> str:
+        return f"CollectionWriter({self.collection.name!r})"
+
+    def append_on(
+        self, basis: str, updates: pa.Table, lower: int, upper: int, *, timeout: float, token: bytes
+    ) -> bytes:
+        """Append as `compare_and_append` does, if the collection is still the rendition of the handover `basis`.
+
+        Raises UpperMismatch otherwise, as what was made of the contents of one rendition may not fit another.
+        """
+        self._check_verb("compare_and_append")
+
+        def append(deadline: Deadline) -> bytes:
+            return self._commit(updates, at(lower), at(upper), deadline, token, None, basis)
+
+        try:
+            return self._in_turn(timeout, append)
+        except HandedOver as error:
+            moved = UpperMismatch("it was handed over", expected=at(lower), actual=self._timeline().upper)
+            raise self._mismatch(at(lower), moved) from error
+
+    def append(self, updates: object, lower: object, new_upper: object, *, timeout: float | None = None) -> Written:
+        """Append those updates with times in `[lower, new_upper)` that the collection does not have yet.
+
+        For writers that write identical data: the first at a time wins, and the others add what lies beyond.
+        Each shard is appended to by itself; a call that was killed in between is finished by the next one, of any
+        writer. Raises UpperMismatch when there is a gap before `lower`.
+        """
+        self._check_verb("append")
+        times = self._times()
+        low, upper = parse_bounds(lower, new_upper, times)
+
+        def append(deadline: Deadline) -> Written:
+            table = self._bring(self._checked(updates, low, upper, times), (low, upper), deadline)
+            with Spending() as spent:
+                self._append_definite(table, low, upper, deadline)
+                return Written(upper, table.num_rows, b"", spent.cost)
+
+        return self._in_turn(timeout, append)
+
+    def advance_upper(self, new_upper: object, *, timeout: float | None = None) -> Written:
+        """Advance upper to `new_upper` without writing updates, from wherever upper is now."""
+        self._check_open()
+        upper = self._times().frontier(new_upper, "new_upper")
+
+        def advance(deadline: Deadline) -> Written:
+            with Spending() as spent:
+                while (reached := self.fetch_upper()) < upper:
+                    if self.mode == "append" or self._only is not None:
+                        self._advance_each(reached, upper, deadline)
+                        self._check_time(deadline, "others are at it")
+                        continue
+                    try:
+                        self._commit(empty_table(self.schema.updates), reached, upper, deadline, None, None)
+                    except (UpperMismatch, LeaseExpired):  # whose writer is registered again
+                        self._check_time(deadline, "others were first")
+                return Written(self.fetch_upper(), 0, b"", spent.cost)
+
+        return self._in_turn(timeout, advance)
+
+    def promise(self, upper: int, *, timeout: float | None = None) -> Timeline:
+        """See to it that no handover can be before `upper`, and return the timeline then.
+
+        For definite writers whose rows depend on which rendition is the collection. They are about to append up to
+        there: a promise is for ever, and readers wait for what is promised.
+        """
+        self._check_verb("append")
+
+        def promise(deadline: Deadline) -> Timeline:
+            self._promise(at(upper), deadline)
+            return self._timeline()
+
+        return self._in_turn(timeout, promise)

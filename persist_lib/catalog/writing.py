@@ -1,0 +1,201 @@
+"""What a writer of a collection has open, and what it writes next: the rendition that is the collection there."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+import pyarrow as pa
+
+from persist_lib.catalog.names import LAYER
+from persist_lib.catalog.parallel import at_once, states_of
+from persist_lib.catalog.records import CollectionRecord, RenditionRecord
+from persist_lib.catalog.renditions import Renditions, Span, Timeline, meet, upper_of
+from persist_lib.client import Client
+from persist_lib.core.cost import Cost
+from persist_lib.errors import InvalidUsage, SchemaMismatch, TimedOut, UpperMismatch
+from persist_lib.frontier import MINIMUM, Antichain, at
+from persist_lib.ids import parse_producer
+from persist_lib.relation.appends import Batching
+from persist_lib.relation.verbs import Verbs
+from persist_lib.relation.writer import WriteHandle
+from persist_lib.runtime.ambient import Deadline
+from persist_lib.schema.schema import Schema
+from persist_lib.times import Unit
+
+PAUSE_S = 0.05
+"""Between two looks at a rendition that is still being copied."""
+
+
+class Written(msgspec.Struct, frozen=True):
+    """What a write did. `upper` is the collection's upper from it, `count` the updates that it brought.
+
+    After a change by key, `time` is its time, and the other counts say what became of the keys.
+    """
+
+    upper: Antichain
+    count: int
+    token: bytes
+    cost: Cost
+    time: int | None = None
+    inserted: int = 0
+    updated: int = 0
+    unchanged: int = 0
+    deleted: int = 0
+
+
+class Active(NamedTuple):
+    """The rendition that is written, what is known of the others, and where another one follows."""
+
+    timeline: Timeline
+    span: Span
+    later: int | None
+
+
+class Writing(Verbs[pa.Table, Active, Written, Written]):
+    """A writer's handles of the collection's shards, and its view of which rendition is written.
+
+    It writes one rendition only, if it was opened for one that is not the collection yet.
+    """
+
+    def __init__(
+        self, client: Client, collection: CollectionRecord, unit: Unit | None, only: RenditionRecord | None,
+        batching: Batching | None = None, owner: str = "",
+    ) -> None:  # fmt: skip
+        self.client, self.collection, self._only, self._owner = client, collection, only, owner
+        self._renditions = Renditions(client, collection.shard, unit, collection.name)
+        what, runtime, config = f"collection {collection.name!r}", client.runtime, client.config
+        super().__init__(what, collection.shard, runtime, config, client.consensus.now, batching)
+        self._writers: dict[str, WriteHandle] = {}
+        self._registered: set[str] = set()
+        self._closed = False
+        rendition = only or self._span_to_write(self._timeline())[0].rendition
+        self.mode = rendition.mode
+        self.schema: Schema = client.machine(rendition.names[0]).fetch().state.schemas[-1]
+        self.has_transactions = _has_transactions(client)
+
+    @property
+    def name(self) -> str:
+        """The collection's name when it was opened."""
+        return self.collection.name
+
+    def fetch_upper(self) -> Antichain:
+        """How far the collection (or the rendition that this handle writes) has come: read from the location."""
+        self._check_open()
+        if self._only is not None:
+            return meet(self.client, self._only.names)
+        return upper_of(self.client, self._timeline())
+
+    def fetch_schema(self) -> Schema:
+        """The collection's newest columns, of which this writer's are the first: read from the location."""
+        rendition = self._only or self._timeline().last.rendition
+        return self.client.machine(rendition.names[0]).fetch().state.schemas[-1]
+
+    def shard(self, name: str) -> WriteHandle:
+        """This writer's handle of one shard."""
+        self._check_open()
+        if name not in self._writers:
+            is_data = name != self.collection.shard
+            try:
+                schema = self.schema if is_data else self._renditions.schema
+                self._writers[name] = self.client.open_writer(name, schema, owner=self._owner, layer=LAYER)
+            except SchemaMismatch as error:
+                raise SchemaMismatch(
+                    f"collection {self.name!r} was handed over to a rendition that does not have this writer's "
+                    f"columns. Nothing was written; open a new writer. {error.message}",
+                    **error.fields,
+                ) from error
+        return self._writers[name]
+
+    def _retire(self) -> None:
+        self._closed = True
+        at_once(self.client.runtime, WriteHandle.close, list(self._writers.values()))
+
+    def _span_to_write(self, timeline: Timeline) -> tuple[Span, int | None]:
+        """The span that is written next, and where another one follows."""
+        if self._only is not None:
+            states_of(self.client, self._only.names)
+            return Span(0, None, self._only, ""), None
+        upper = upper_of(self.client, timeline)
+        span = timeline.last if upper.is_top() else timeline.at(max(upper.time or 0, timeline.since))
+        return span, span.end
+
+    def _upper_to_change(self, span: Span, deadline: Deadline) -> Antichain:
+        """The upper of all shards of a rendition, which is one unless a commit is under way.
+
+        SUBTLE: as far as this process knows. It has just read them; and where that is too old, the append is refused.
+        """
+        names = span.rendition.names
+        uppers = {self.shard(name).upper for name in names}
+        while True:
+            upper = max(uppers, default=MINIMUM)
+            if len(uppers) == 1 and at(span.start) <= upper:
+                return upper
+            self._check_time(deadline, f"the rendition is complete up to {min(uppers, default=MINIMUM)} only")
+            deadline.pause(PAUSE_S)
+            uppers = {state.upper for state in states_of(self.client, names)}
+
+    def _timeline(self) -> Timeline:
+        timeline = self._renditions.fetch()
+        if timeline.is_closed():
+            raise self._renditions.dropped()
+        return timeline
+
+    def _parse_producer(self, producer: object) -> tuple[str, int] | None:
+        found = parse_producer(producer)
+        if found is not None and (self._only is not None or not self.has_transactions):
+            raise InvalidUsage(
+                f"collection {self.name!r}: a producer is remembered with the collection, in one transaction with the "
+                "data: this takes a store with transactions, and a writer that was opened without rendition=",
+                collection=self.name,
+            )
+        return found
+
+    def _mismatch(self, expected: Antichain, error: UpperMismatch) -> UpperMismatch:
+        actual = error.fields.get("actual")
+        show = self.schema.show
+        shown = show(actual) if isinstance(actual, Antichain) else actual
+        return UpperMismatch(
+            f"collection {self.name!r}: the append starts at {show(expected)}, but upper is {shown}: another writer "
+            "was first, or there is a gap. Nothing was written; decide from there on",
+            collection=self.name, expected=expected, actual=actual,
+        )  # fmt: skip
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise InvalidUsage(f"this writer of collection {self.name!r} was closed; open a new one")
+
+    def _is_closed(self) -> bool:
+        return self._closed
+
+    def _told(self) -> tuple[str, dict[str, str]]:
+        return self._what, {"collection": self.name}
+
+    def _check_verb(self, verb: str) -> None:
+        self._check_open()
+        if (verb == "append") != (self.mode == "append"):
+            one = "write.append of identical data" if self.mode == "append" else "compare_and_append, upsert and so on"
+            raise InvalidUsage(
+                f"collection {self.name!r} has the mode {self.mode!r}, so it is written by {one}, and not by {verb}. "
+                "The mode is fixed when a collection is created, as one kind of writer would lock the other out",
+                collection=self.name, mode=self.mode,
+            )  # fmt: skip
+
+    def _check_time(self, deadline: Deadline, why: str) -> None:
+        if deadline.has_passed():
+            raise self._out_of_time(deadline, why)
+
+    def _out_of_time(self, deadline: Deadline, why: str) -> TimedOut:
+        return TimedOut(
+            f"collection {self.name!r}: gave up after {deadline.timeout_s:g} s, as {why}. This call wrote nothing; "
+            "try again, or with a longer timeout",
+            timeout_s=deadline.timeout_s, collection=self.name,
+        )  # fmt: skip
+
+
+def _has_transactions(client: Client) -> bool:
+    try:
+        client.consensus.compare_and_set_many({})
+    except InvalidUsage:
+        return False
+    return True

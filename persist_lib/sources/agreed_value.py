@@ -1,0 +1,77 @@
+"""What a reader chose, and all instances must agree on, such as a snapshot: committed first, then read back.
+
+A choice is a sequence of bytes in a shard of the source. It is committed whole, by the first process; what others bring
+is left out. Whatever an instance then uses is what it reads here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+
+import pyarrow as pa
+
+from persist_lib.catalog.metadata_shard import finish_shard, unheld
+from persist_lib.catalog.names import OF_SOURCES
+from persist_lib.client import Client
+from persist_lib.errors import Determinate, HoldConflict, NotFound, ShardFinished, UpperMismatch
+from persist_lib.schema.schema import DIFF, TIME, Schema
+from persist_lib.sources.protocol import HOLD
+
+SCHEMA = Schema(key={"number": "int64 not null"}, value={"bytes": "binary not null"}, unique=True)
+PATIENCE_S = 30 * 86_400.0
+"""How long the making of a choice may take. What takes its time is a copy of a table."""
+
+
+class Choices:
+    """The choice of one source."""
+
+    def __init__(self, client: Client, shard: str) -> None:
+        self._client, self.shard = client, shard
+
+    def create(self, fence: bytes) -> None:
+        """Make room for it, and hold that. Idempotent."""
+        self._client.open_writer(self.shard, SCHEMA, layer=OF_SOURCES).close()
+        with suppress(HoldConflict):
+            self._client.set_hold(self.shard, HOLD, 0, opaque=fence, expected=None)
+
+    def find(self) -> Iterator[bytes] | None:
+        """What was chosen, part by part; None as long as nothing was. Raises ShardFinished once that is forgotten."""
+        reader = unheld(self._client, self.shard, SCHEMA)
+        upper = reader.fetch_upper().time
+        if upper is None:
+            raise ShardFinished(f"the choice {self.shard} was made, used and forgotten", shard=self.shard)
+        return None if upper == 0 else self._read()
+
+    def _read(self) -> Iterator[bytes]:
+        reader = unheld(self._client, self.shard, SCHEMA)
+        try:
+            reader.fetch_upper()
+            with reader.snapshot(0) as snapshot:
+                for table in snapshot.batches():
+                    for one in table.column("bytes"):
+                        yield one.as_py()
+        except (ShardFinished, NotFound) as error:
+            raise Determinate(f"the choice {self.shard} was forgotten while it was read: others were faster") from error
+
+    def commit(self, chosen: Iterable[bytes]) -> None:
+        """Commit all of it at once, unless another process was first. Look at `find` for what it is then.
+
+        Raises Indeterminate when it is not known whether it is committed; `find` tells that too.
+        """
+        with (
+            self._client.open_writer(self.shard, SCHEMA, layer=OF_SOURCES) as write,
+            suppress(UpperMismatch, ShardFinished),
+        ):
+            write.compare_and_append(map(_row, enumerate(chosen)), 0, 1, timeout=PATIENCE_S)
+
+    def forget(self) -> None:
+        """Take it away, as it will not be asked for again. Idempotent."""
+        finish_shard(self._client, self.shard, SCHEMA, HOLD)
+
+
+def _row(numbered: tuple[int, bytes]) -> pa.Table:
+    number, data = numbered
+    return pa.table(
+        {"number": [number], "bytes": pa.array([data], pa.binary()), TIME: pa.array([0], pa.uint64()), DIFF: [1]}
+    )

@@ -1,0 +1,233 @@
+"""Bindings: which messages of a source belong to which time, kept in a shard, so that all processes agree.
+
+A binding (partition, first address not covered) holds from its time on, and retracts the former one of the partition. A
+message belongs to the first time whose binding covers it. Times below the shard's upper are settled: no message will
+ever be added to them.
+
+SUBTLE: a minter proposes, and the shard decides. So nothing here answers what was proposed: callers read it back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from operator import itemgetter
+from typing import NamedTuple, Protocol
+
+from persist_lib.catalog.metadata_shard import append_once, out_of_time, unheld
+from persist_lib.catalog.names import OF_SOURCES
+from persist_lib.client import Client
+from persist_lib.errors import Corrupt, InvalidUsage, SinceViolation, UpperMismatch
+from persist_lib.relation.next_time import store_time
+from persist_lib.relation.reader import ReadHandle
+from persist_lib.relation.writer import WriteHandle
+from persist_lib.runtime.ambient import Deadline
+from persist_lib.schema.schema import DIFF, TIME, Schema
+from persist_lib.sources.protocol import HOLD, MOST_ADDRESS, Mark
+
+SCHEMA = Schema(
+    key={"partition": "string not null"}, value={"address": "uint64 not null", "check": "string not null"},
+    times="ms", unique=True,
+)  # fmt: skip
+
+MOST_AHEAD_MS = 60_000
+"""How far bindings may be ahead of the store's clock. One that was wrong must not put off all times that follow."""
+
+Marks = Mapping[str, Mark]
+Propose = Callable[[Marks], Marks]
+"""Makes of what is bound what is to be bound. Called again after a lost race."""
+
+
+class Step(NamedTuple):
+    """What became bound at one time: the new marks."""
+
+    time: int
+    marks: Marks
+
+
+class Bound(NamedTuple):
+    """Bindings from one time on: the marks as of just before it, what came at which time, and upper."""
+
+    start: Marks
+    steps: tuple[Step, ...]
+    upper: int
+
+    @property
+    def marks(self) -> dict[str, Mark]:
+        found = dict(self.start)
+        for step in self.steps:
+            found |= step.marks
+        return found
+
+
+class Clock(Protocol):
+    """What says at which times a source's messages are: its bindings, or the collection that it reads."""
+
+    shard: str
+    hold: str
+
+    def since(self, time: int) -> Bound: ...
+    def mint(self, propose: Propose, deadline: Deadline, tick_ms: int = 0) -> None: ...
+    def has_news(self, bound: Bound, time: int) -> bool: ...
+    def fetch_told(self) -> int: ...
+    def behind_ms(self, time: int) -> int: ...
+    def let_go(self, time: int) -> None: ...
+    def close(self) -> None: ...
+
+
+class Bindings:
+    """One process's view of the binding shard of a source."""
+
+    hold = HOLD
+
+    def __init__(self, client: Client, shard: str) -> None:
+        self._client, self.shard = client, shard
+        self._reader: ReadHandle | None = None
+        self._writer: WriteHandle | None = None
+
+    def since(self, time: int) -> Bound:
+        """The bindings from `time` on, read back from the shard. Raises SinceViolation if history is given up there."""
+        reader = self._read()
+        upper = reader.fetch_upper().time
+        if upper is None:
+            raise InvalidUsage(f"the bindings {self.shard} are closed: the source was dropped")
+        start: dict[str, Mark] = {}
+        if time > 0:
+            if upper < time:
+                raise Corrupt(
+                    f"the bindings {self.shard} are settled up to {upper} only, but data was made of them up to "
+                    f"{time}: is this an older copy of the location?",
+                    key=self.shard,
+                )  # fmt: skip
+            with reader.snapshot(time - 1) as snapshot:
+                rows = snapshot.to_pylist()
+            start = {row["partition"]: Mark(row["address"], row["check"]) for row in rows}
+        if upper <= time:
+            return Bound(start, (), upper)
+        with reader.changes(time - 1 if time else None, upper - 1) as changes:
+            table = changes.to_arrow()
+        times = table.column(TIME).cast("int64").to_pylist()
+        found: dict[int, dict[str, Mark]] = {}
+        for at, row in sorted(zip(times, table.to_pylist(), strict=True), key=itemgetter(0)):
+            if row[DIFF] > 0:
+                found.setdefault(at, {})[row["partition"]] = Mark(row["address"], row["check"])
+        return Bound(start, tuple(Step(at, marks) for at, marks in sorted(found.items())), upper)
+
+    def newest(self) -> Bound:
+        reader = self._read()
+        while True:
+            upper = reader.fetch_upper().time or 0
+            try:
+                return Bound({}, (), 0) if upper == 0 else self.since(upper)
+            except SinceViolation:  # others went on, and history moved
+                if reader.fetch_upper().time == upper:
+                    raise
+
+    def mint(self, propose: Propose, deadline: Deadline, tick_ms: int = 0) -> None:
+        """Bind what `propose` makes of the newest marks, at the store's time now, but for marks that go no further.
+
+        Without any it is a tick: upper moves to now, so that readers know that nothing came; not before upper is
+        `tick_ms` behind. Raises ClockAhead when the bindings are far ahead of the store's clock, and TimedOut.
+        """
+        write = self._open()
+        races = 0
+        while True:
+            bound = self.newest()
+            new = _forward(bound.start, propose(bound.start))
+            time = self._time(bound.upper)
+            if not new and self._client.consensus.now() < bound.upper + tick_ms:
+                return
+            rows: list[dict[str, object]] = []
+            for partition, mark in new.items():
+                if (old := bound.start.get(partition)) is not None:
+                    rows.append({**_row(partition, old), TIME: time, DIFF: -1})
+                rows.append({**_row(partition, mark), TIME: time, DIFF: 1})
+            try:
+                append_once(write, rows, bound.upper, time + 1, deadline)
+            except UpperMismatch:
+                races += 1
+            else:
+                return
+            if deadline.has_passed():
+                raise out_of_time(f"bindings {self.shard}", deadline, f"other minters were first {races} times")
+
+    def get_binding(self, partition: str, address: int, mark: Mark, deadline: Deadline) -> tuple[Mark, int]:
+        """Answer the binding that a message belongs to, and its time; mint one up to `mark` if none covers it.
+
+        For readers that meet messages before a mint has bound them. `mark` is the first address after the
+        message. The answer is what the shard says, which may be another instance's binding that goes further. Raises
+        SinceViolation where the binding is so old that it is given up.
+        """
+        if mark.address <= address:
+            raise InvalidUsage(f"the mark {mark.address} does not cover the message at {address}")
+        while True:
+            if (found := self._covering(partition, address)) is not None:
+                return found
+            self.mint(lambda _: {partition: mark}, deadline)
+
+    def fetch_told(self) -> int:
+        """The shard's since: what the source's messages at earlier times were is not known any more."""
+        return self._client.machine(self.shard).fetch().state.since.time or 0
+
+    def has_news(self, bound: Bound, _time: int) -> bool:
+        return bool(bound.steps)
+
+    def behind_ms(self, time: int) -> int:
+        return max(0, self._client.consensus.now() - time)
+
+    def let_go(self, _time: int) -> None:
+        """Nothing: it holds nothing."""
+
+    def close(self) -> None:
+        for handle in (self._writer, self._reader):
+            if handle is not None:
+                handle.close()
+        self._writer = self._reader = None
+
+    def _covering(self, partition: str, address: int) -> tuple[Mark, int] | None:
+        newest = self.newest()
+        if newest.start.get(partition, Mark(0)).address <= address:
+            return None
+        since = self._client.machine(self.shard).fetch().state.since.time or 0
+        bound = self.since(since + 1)
+        if bound.start.get(partition, Mark(0)).address > address:
+            if since == 0:
+                return bound.start[partition], 0
+            raise SinceViolation(
+                f"{partition}: which binding covered {address} first is given up; history begins at {since}",
+                as_of=None, since=since,
+            )  # fmt: skip
+        for step in bound.steps:
+            if partition in step.marks and step.marks[partition].address > address:
+                return step.marks[partition], step.time
+        return None
+
+    def _time(self, upper: int) -> int:
+        """The time of the next binding. A clock that goes back gives upper."""
+        client = self._client
+        now, own = client.consensus.now(), client.runtime.clock_ms()
+        return store_time(f"the bindings {self.shard}", upper, now, own, MOST_AHEAD_MS)
+
+    def _read(self) -> ReadHandle:
+        if self._reader is None:
+            self._reader = unheld(self._client, self.shard, SCHEMA)
+        return self._reader
+
+    def _open(self) -> WriteHandle:
+        if self._writer is None:
+            self._writer = self._client.open_writer(self.shard, SCHEMA, layer=OF_SOURCES)
+        return self._writer
+
+
+def _forward(bound: Marks, proposed: Marks) -> dict[str, Mark]:
+    """Those marks that go beyond what is bound."""
+    found = {}
+    for partition, mark in proposed.items():
+        if not 0 <= mark.address <= MOST_ADDRESS:
+            raise InvalidUsage(f"{partition}: an address is an integer from 0 to 2**63 - 1: got {mark.address}")
+        if mark.address > bound.get(partition, Mark(0)).address:
+            found[partition] = mark
+    return found
+
+
+def _row(partition: str, mark: Mark) -> dict[str, object]:
+    return {"partition": partition, "address": mark.address, "check": mark.check}

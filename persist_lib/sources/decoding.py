@@ -1,0 +1,365 @@
+"""Messages become rows of a schema, many at once; those that do not are named, each with why.
+
+Decoders are pure. What they say of a message depends on nothing but that message (and its header): messages that are
+decoded together do not change one another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from importlib import import_module
+from typing import Any, Literal, NamedTuple, get_args
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist_lib.arguments import shown
+from persist_lib.convert.casts import cast_column
+from persist_lib.convert.lines.csv_lines import CsvLines, check_names, header_of
+from persist_lib.convert.lines.debezium import DELETES, ChangeLines, parse_change
+from persist_lib.convert.lines.file_columns import Changes, EpochUnit, Refused, Sifted, no_rows, sift, without_nulls
+from persist_lib.convert.lines.json_lines import JsonLines
+from persist_lib.errors import InvalidUsage, SchemaMismatch
+from persist_lib.kernel.columns import Rows, array_of, joined, plain
+from persist_lib.schema.schema import Column, Schema
+from persist_lib.sources.schema_registry import Registry
+
+Decoder = Literal["json", "csv", "text", "bytes", "rows", "avro", "pgoutput"]
+KeyDecoder = Literal["json", "text", "bytes", "avro"]
+DECODERS: Mapping[str, Decoder] = {
+    "jsonl": "json", "csv": "csv", "text": "text", "parquet": "rows", "avro": "avro", "bytes": "bytes",
+}  # fmt: skip
+"""What decodes the messages of a format."""
+NEWLINE = 10
+
+
+class Decoding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """How a message becomes a row. `decoder` is by default what fits the files' format.
+
+    - "json": an object with the columns as names. "csv": the columns of the header, or `names`.
+    - "text" and "bytes": one column of that type has it all.
+    - "rows": the message is a struct already (Parquet). "pgoutput": it is a change of PostgreSQL's log.
+    - "avro": a record. `registry` says where the schemas of messages are; files have theirs. `avro` is a schema to read
+      by, as JSON: its defaults, aliases and promotions hold. Without registry and file, messages were written by it.
+
+    `columns` says what a column is called in the messages, where that is something else. `extra` and `missing` say what
+    becomes of fields without a column, and of columns that a CSV header or a struct does not have; `epochs` names
+    columns of moments that are numbers, and their unit. `key` says how the key columns are read from the keys of
+    messages, where these have some (Kafka): "json" (an object, or the value of the only column), "text" or "bytes".
+    """
+
+    decoder: Decoder = "json"
+    key: KeyDecoder | None = None
+    columns: Mapping[str, str] = {}
+    names: tuple[str, ...] | None = None
+    delimiter: str = ","
+    quote: str = '"'
+    nulls: tuple[str, ...] = ("",)
+    encoding: str = "utf-8"
+    extra: Literal["refuse", "ignore"] = "refuse"
+    missing: Literal["refuse", "null"] = "refuse"
+    epochs: Mapping[str, EpochUnit] = {}
+    avro: str | None = None
+    registry: Registry | None = None
+
+    def __post_init__(self) -> None:
+        if self.decoder not in get_args(Decoder):
+            raise InvalidUsage(f"decoder must be one of {get_args(Decoder)}: got {shown(self.decoder)}")
+        if self.key is not None and self.key not in get_args(KeyDecoder):
+            raise InvalidUsage(f"key must be one of {get_args(KeyDecoder)}: got {shown(self.key)}")
+        if "avro" not in {self.decoder, self.key} and (self.avro is not None or self.registry is not None):
+            raise InvalidUsage('avro and registry are about Avro: pass decoder="avro" or key="avro"')
+        if self.key == "avro" and self.registry is None:
+            raise InvalidUsage('key="avro" needs a registry, as nothing else says how a key was written')
+        for name in ("delimiter", "quote"):
+            text = getattr(self, name)
+            if not isinstance(text, str) or len(text) != 1 or not text.isascii() or text in "\r\n":
+                raise InvalidUsage(f"{name} is one ASCII character and no line end: got {shown(text)}")
+        if self.delimiter == self.quote:
+            raise InvalidUsage(f"delimiter and quote must differ: both are {shown(self.quote)}")
+        for name, known in (("extra", ("refuse", "ignore")), ("missing", ("refuse", "null"))):
+            if getattr(self, name) not in known:
+                raise InvalidUsage(f"{name} must be one of {known}: got {shown(getattr(self, name))}")
+
+    @property
+    def multiline(self) -> bool:
+        """A message is one line."""
+        return False
+
+    @property
+    def changes(self) -> Changes:
+        """The last change of a key decides."""
+        return "by-key"
+
+    def source(self, column: str) -> str:
+        """The name that a column has in the messages."""
+        return self.columns.get(column, column)
+
+
+class Decoded(NamedTuple):
+    """The rows, the number of the message that each comes from (going up), and why other messages are bad.
+
+    Messages that say nothing are in neither.
+    """
+
+    rows: pa.Table
+    lines: npt.NDArray[np.int64]
+    bad: dict[int, str]
+
+
+def decode(decoding: Decoding, schema: Schema, messages: pa.Table) -> Decoded:
+    """Decode messages, in their order."""
+    values = joined(messages.column("value"))
+    problems = _problems(messages)
+    missing = np.asarray(pc.is_null(values))
+    bad = {**dict.fromkeys(np.flatnonzero(missing).tolist(), "there is no value"), **problems}
+    kept = others(len(values), bad)
+    match decoding.decoder:
+        case "rows":
+            found = _rows(decoding, schema, values, kept)
+        case "text" | "bytes":
+            found = _plain(schema, values, kept)
+        case "json" | "avro":  # Avro has become JSON
+            parser = JsonLines(decoding, schema)
+            found = _lines(parser, values, kept)
+        case "csv":
+            found = _csv(decoding, schema, messages, values, kept)
+        case "pgoutput":
+            raise InvalidUsage("changes of a table are not decoded without their state: see postgres.changes")
+    sifted = without_nulls(schema, found)
+    return Decoded(sifted.table, sifted.lines, dict(sorted({**bad, **sifted.bad}.items())))
+
+
+def decode_changes(decoding: Decoding, schema: Schema, messages: pa.Table) -> Decoded:
+    """Decode changes of Debezium. The rows have the column `_deletes`: whether the key's row is taken away."""
+    values = joined(messages.column("value"))
+    bad = _problems(messages)
+    kept = [n for n in range(len(values)) if n not in bad and values[n].is_valid]
+    lines = [_one_line(value) for value in values.take(pa.array(kept, pa.int64())).to_pylist()]
+    parser = ChangeLines(decoding, schema)
+    try:
+        sifted, _ = parser.sift(lines)
+    except InvalidUsage:  # a change that empties the table
+        emptied = [n for n, line in zip(kept, lines, strict=True) if _empties(line)]
+        bad |= dict.fromkeys(emptied, "it says that the source's table was emptied (op t), which is not applied")
+        lines = [line for n, line in zip(kept, lines, strict=True) if n not in bad]
+        kept = [n for n in kept if n not in bad]
+        sifted, _ = parser.sift(lines)
+    places = np.array(kept, np.int64)
+    bad |= {kept[n]: why for n, why in sifted.bad.items()}
+    return Decoded(sifted.table, places[sifted.lines], dict(sorted(bad.items())))
+
+
+def others(count: int, places: Collection[int]) -> Rows:
+    """All places below `count` but these, going up."""
+    is_other = np.ones(count, np.bool_)
+    is_other[np.fromiter(places, np.int64, len(places))] = False
+    return np.flatnonzero(is_other)
+
+
+def _empties(line: bytes) -> bool:
+    """Whether it is a change that empties the table."""
+    try:
+        parse_change(line)
+    except Refused:
+        return False
+    except InvalidUsage:
+        return True
+    return False
+
+
+def _problems(messages: pa.Table) -> dict[int, str]:
+    if "problem" not in messages.column_names or messages.column("problem").null_count == messages.num_rows:
+        return {}
+    return {n: why for n, why in enumerate(messages.column("problem").to_pylist()) if why is not None}
+
+
+def _lines(parser: JsonLines | CsvLines, values: pa.Array, kept: npt.NDArray[np.int64]) -> Sifted:
+    """Parse messages that are texts. Those that are empty say nothing."""
+    if len(kept) != len(values):
+        values = values.take(pa.array(kept))
+    blank = np.asarray(pc.is_in(values, value_set=pa.array([b"", b"\r"], values.type)))
+    if blank.any():
+        kept, values = kept[~blank], values.filter(pa.array(~blank))
+    if not len(values):
+        return Sifted(parser.empty, np.array([], np.int64), {})
+    data = pc.binary_join(pa.ListArray.from_arrays(pa.array([0, len(values)], pa.int32()), values), b"\n")[0].as_py()
+    if int(np.count_nonzero(np.frombuffer(data, np.uint8) == NEWLINE)) == len(values) - 1:
+        try:
+            table = parser.parse_data(data + b"\n")
+        except Refused:
+            table = None
+        if table is not None and table.num_rows == len(values):
+            return Sifted(table, kept, {})
+        lines: Sequence[bytes] = values.to_pylist()
+    else:
+        lines = [_one_line(value) for value in values.to_pylist()]
+    found = sift(parser.parse, parser.suspect, lines, parser.empty)
+    order = np.argsort(found.lines, kind="stable")
+    return _placed(Sifted(found.table.take(pa.array(order)), found.lines[order], found.bad), kept)
+
+
+def _placed(found: Sifted, kept: npt.NDArray[np.int64]) -> Sifted:
+    """What was found of the messages at these places."""
+    return Sifted(found.table, kept[found.lines], {int(kept[n]): why for n, why in found.bad.items()})
+
+
+def _one_line(value: bytes) -> bytes:
+    """JSON over several lines in one; anything else as it is, which then does not parse."""
+    if b"\n" not in value:
+        return value
+    try:
+        return msgspec.json.format(value, indent=-1)
+    except (msgspec.DecodeError, RecursionError):
+        return value
+
+
+def _csv(
+    decoding: Decoding, schema: Schema, messages: pa.Table, values: pa.Array, kept: npt.NDArray[np.int64]
+) -> Sifted:
+    headers = plain(messages.column("header")) if _has_headers(messages) else None
+    if decoding.names is not None or headers is None:
+        names = decoding.names or tuple(decoding.source(name) for name in schema.names)
+        return _lines(CsvLines(decoding, schema, names), values, kept)
+    found = []
+    for header in pc.unique(headers.take(pa.array(kept))).to_pylist():
+        mine = kept[np.asarray(pc.equal(headers.take(pa.array(kept)), header))]
+        try:
+            names = header_of(header.encode(), decoding)
+            if (why := check_names(names, decoding, schema)) is not None:
+                raise InvalidUsage(f"of the file: {why}")
+            found.append(_lines(CsvLines(decoding, schema, names), values, mine))
+        except InvalidUsage as error:
+            found.append(Sifted(no_rows(schema), np.array([], np.int64), dict.fromkeys(mine.tolist(), error.message)))
+    return _together(schema, found)
+
+
+def _has_headers(messages: pa.Table) -> bool:
+    return "header" in messages.column_names and messages.column("header").null_count == 0
+
+
+def _together(schema: Schema, found: Sequence[Sifted]) -> Sifted:
+    if len(found) == 1:
+        return found[0]
+    lines = np.concatenate([np.array([], np.int64), *(one.lines for one in found)])
+    order = np.argsort(lines, kind="stable")
+    table = pa.concat_tables([no_rows(schema), *(one.table for one in found)]).take(pa.array(order))
+    bad: dict[int, str] = {}
+    for one in found:
+        bad |= one.bad
+    return Sifted(table, lines[order], bad)
+
+
+def _plain(schema: Schema, values: pa.Array, kept: npt.NDArray[np.int64]) -> Sifted:
+    (field,) = schema.data
+    values = values.take(pa.array(kept))
+    if not pa.types.is_string(field.type):
+        return Sifted(pa.table({field.name: values}), kept, {})
+
+    def parse(some: Sequence[Any]) -> pa.Table:
+        try:
+            texts = values.take(pa.array(some, pa.int64())).cast(pa.string())
+        except pa.ArrowException as error:
+            raise Refused("this is not UTF-8") from error
+        return pa.table({field.name: pc.utf8_rtrim(texts, "\r")})
+
+    found = sift(parse, lambda _: (), range(len(values)), no_rows(schema))  # type: ignore[arg-type]
+    return _placed(found, kept)
+
+
+def _rows(decoding: Decoding, schema: Schema, values: pa.Array, kept: npt.NDArray[np.int64]) -> Sifted:
+    if not pa.types.is_struct(values.type):
+        return Sifted(no_rows(schema), kept[:0], dict.fromkeys(kept.tolist(), "the message is no row"))
+    names = [field.name for field in values.type]
+    if (why := check_names(names, decoding, schema)) is not None:
+        return Sifted(no_rows(schema), kept[:0], dict.fromkeys(kept.tolist(), f"of the file: {why}"))
+
+    def parse(some: Sequence[Any]) -> pa.Table:
+        chosen = values.take(pa.array(some, pa.int64()))
+        fields = dict(zip(names, chosen.flatten(), strict=True))
+        columns = []
+        for field in schema.data:
+            column = fields.get(decoding.source(field.name))
+            column = pa.nulls(len(chosen), field.type) if column is None else column
+            try:
+                columns.append(cast_column(pa.chunked_array([column]), field))
+            except (InvalidUsage, SchemaMismatch) as error:
+                raise Refused(f"column {field.name}: {error.fields.get('problem', 'a value')} does not fit") from error
+        return pa.table(columns, names=schema.names)
+
+    found = sift(parse, lambda _: (), kept.tolist(), no_rows(schema))
+    return _placed(found, kept)
+
+
+def decode_keyed(decoding: Decoding, schema: Schema, messages: pa.Table, *, deletes: bool) -> Decoded:
+    """Decode messages. With `deletes`, one without a value takes its key's row away, as the column `_deletes` says.
+
+    The fields of the key may be in the value too. Then they say nothing there.
+    """
+    values = joined(messages.column("value"))
+    is_deletion = np.asarray(pc.is_null(values)) & deletes
+    if "problem" in messages.column_names:
+        is_deletion &= np.asarray(pc.is_null(joined(messages.column("problem"))))
+    keys = _keys(decoding, schema, messages)
+    found = _values(decoding, schema, messages, np.flatnonzero(~is_deletion))
+    has_key, has_rest = np.zeros(len(values), np.bool_), is_deletion.copy()
+    has_key[keys.lines] = has_rest[found.lines] = True
+    both = np.flatnonzero(has_key & has_rest)
+    key_rows = keys.rows.take(array_of(np.searchsorted(keys.lines, both)))
+    # A deletion is the row of no message: its values are null.
+    at = np.searchsorted(found.lines, both)
+    is_there = ~is_deletion[both]
+    rows = found.rows.take(pa.array(at, mask=~is_there))
+    columns = [(key_rows if name in schema.key_names else rows).column(name) for name in schema.names]
+    table = pa.table([*columns, pa.array(~is_there)], names=[*schema.names, DELETES])
+    return Decoded(table, both, dict(sorted({**found.bad, **keys.bad}.items())))
+
+
+def _keys(decoding: Decoding, schema: Schema, messages: pa.Table) -> Decoded:
+    count = messages.num_rows
+    keys = joined(messages.column("key")) if "key" in messages.column_names else pa.nulls(count, pa.binary())
+    of_key = [column for column in schema.columns if column.name in schema.key_names]
+    if decoding.key == "json" and len(of_key) == 1:
+        opening = msgspec.json.encode({decoding.source(of_key[0].name): 0}).removesuffix(b"0}")
+        is_object = pc.equal(pc.binary_slice(keys, 0, 1), b"{")
+        keys = pc.if_else(is_object, keys, pc.binary_join_element_wise(opening, keys, b"}", b""))
+    how = msgspec.structs.replace(decoding, decoder=decoding.key or "json", key=None)
+    found = decode(how, Schema(key=of_key), pa.table({"value": keys}))
+    bad = {n: f"the key: {why}" if keys[n].is_valid else "there is no key" for n, why in found.bad.items()}
+    if len(found.lines) + len(bad) < count:
+        bad |= dict.fromkeys(others(count, [*found.lines.tolist(), *bad]).tolist(), "the key is empty")
+    return Decoded(found.rows, found.lines, bad)
+
+
+def _values(decoding: Decoding, schema: Schema, messages: pa.Table, places: Rows) -> Decoded:
+    columns = [column for column in schema.columns if column.name not in schema.key_names]
+    if decoding.decoder == "json":
+        columns += [Column(one.name, one.type) for one in schema.columns if one.name in schema.key_names]
+    if not columns:
+        return Decoded(pa.table({}), places, {})
+    how = msgspec.structs.replace(decoding, key=None)
+    found = decode(how, Schema(key=columns), messages.take(array_of(places)))
+    return Decoded(found.rows, places[found.lines], {int(places[n]): why for n, why in found.bad.items()})
+
+
+def imported(name: str) -> Any:
+    """The function of "package.module:function". Raises InvalidUsage."""
+    module, _, function = parse_function_name(name, "the function").partition(":")
+    try:
+        found = getattr(import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise InvalidUsage(f"there is no function {name!r} here: {error}. Install or mend it") from error
+    if not callable(found):
+        raise InvalidUsage(f"{name!r} is no function")
+    return found
+
+
+def parse_function_name(name: object, what: str) -> str:
+    """The name of a function as it is declared. Raises InvalidUsage."""
+    module, _, function = str(name).partition(":")
+    if not isinstance(name, str) or not all(part.isidentifier() for part in (*module.split("."), function)):
+        raise InvalidUsage(f'{what} must be a text like "package.module:function": got {shown(name)}')
+    return name

@@ -1,0 +1,185 @@
+"""A Kafka cluster as a source asks it: what partitions there are, from where to where they go, and their messages.
+
+What goes wrong with brokers may be otherwise soon, so it is Determinate: reading changes nothing there.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from confluent_kafka import (
+    Consumer,
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    TopicCollection,
+    TopicPartition,
+)
+from confluent_kafka.admin import AdminClient, OffsetSpec
+
+from persist_lib.errors import Determinate, InvalidUsage
+from persist_lib.sources.kafka.kind import Kafka
+
+ANSWER_S = 15.0
+"""How long brokers may take to answer."""
+WAIT_S = 0.5
+"""How long is waited for the first message of a batch."""
+LOG = logging.getLogger(__name__)
+LOG.addHandler(logging.NullHandler())  # what matters is in errors; who wants the rest adds a handler
+NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"
+"""The id of topics where brokers know none."""
+DEFAULTS = {
+    "queued.max.messages.kbytes": "16384", "fetch.max.bytes": "16777216", "check.crcs": "true", "log_level": "4",
+    "socket.timeout.ms": "15000", "fetch.wait.max.ms": "100",
+}  # fmt: skip
+ONLY_READING = ("fetch.", "queued.", "check.crcs", "max.partition.fetch.bytes", "receive.message.max")
+"""Options that a client for questions does not know."""
+Partition = tuple[str, int]
+
+
+class Topic(NamedTuple):
+    """A topic: an id that no other one has ("" where brokers know none), and the numbers of its partitions."""
+
+    id: str
+    partitions: tuple[int, ...]
+
+
+class Cluster:
+    """The clients of one reader."""
+
+    def __init__(self, declared: Kafka) -> None:
+        self._declared = declared
+        options, self._secrets = declared.configuration()
+        self._trouble = ""
+        common = {**DEFAULTS, **options, "bootstrap.servers": declared.brokers}
+        reading = {
+            "group.id": declared.group or "persist", "isolation.level": declared.isolation,
+            "enable.auto.commit": "false", "enable.auto.offset.store": "false", "auto.offset.reset": "error",
+            "enable.partition.eof": "true", "allow.auto.create.topics": "false",
+        }  # fmt: skip
+        asking = {name: value for name, value in common.items() if not name.startswith(ONLY_READING)}
+        try:
+            self._consumer = Consumer({**common, **reading}, logger=LOG, error_cb=self._note)
+            self._admin = AdminClient(asking, logger=LOG, error_cb=self._note)
+        except (KafkaException, TypeError, ValueError) as error:
+            raise InvalidUsage(f"Kafka's options: {self._said(error)}") from None  # it may quote a secret
+
+    def topics(self, names: Iterable[str]) -> dict[str, Topic]:
+        with self._asking():
+            asked = self._admin.describe_topics(TopicCollection(list(names)), request_timeout=ANSWER_S)
+        found = {}
+        for name, answer in asked.items():
+            with self._asking():
+                try:
+                    described = answer.result(ANSWER_S * 2)
+                except KafkaException as error:
+                    if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                        continue
+                    raise
+            id_ = str(described.topic_id)
+            numbers = tuple(sorted(one.id for one in described.partitions))
+            found[name] = Topic("" if id_ == NO_ID else id_, numbers)
+        return found
+
+    def ends(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
+        """The first offset of each partition that has no message for readers of this isolation yet."""
+        isolated = self._declared.isolation == "read_committed"
+        level = IsolationLevel.READ_COMMITTED if isolated else IsolationLevel.READ_UNCOMMITTED
+        return self._offsets(partitions, OffsetSpec.latest(), isolation_level=level)
+
+    def beginnings(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
+        return self._offsets(partitions, OffsetSpec.earliest())
+
+    def _offsets(self, partitions: Iterable[Partition], spec: OffsetSpec, **how: Any) -> dict[Partition, int]:
+        wanted = {TopicPartition(*partition): spec for partition in partitions}
+        if not wanted:
+            return {}
+        with self._asking():
+            asked = self._admin.list_offsets(wanted, request_timeout=ANSWER_S, **how)
+            answers = {(one.topic, one.partition): found.result(ANSWER_S * 2) for one, found in asked.items()}
+        return {partition: int(answer.offset) for partition, answer in answers.items()}
+
+    def read_from(self, positions: Mapping[Partition, int]) -> None:
+        with self._asking():
+            self._consumer.incremental_assign([TopicPartition(*one, at) for one, at in positions.items()])
+
+    def leave(self, partitions: Iterable[Partition]) -> None:
+        with self._asking():
+            self._consumer.incremental_unassign([TopicPartition(*one) for one in partitions])
+
+    def consume(self, most: int) -> list[Any]:
+        """Some of the next messages, and events: what is here, or the first one to come for a short time."""
+        with self._asking():
+            found = self._consumer.consume(most, 0)
+            if not found and (found := self._consumer.consume(1, WAIT_S)) and most > 1:
+                found += self._consumer.consume(most - 1, 0)
+        return list(found)
+
+    def wait(self) -> None:
+        self._admin.poll(WAIT_S)
+
+    def commit(self, offsets: Mapping[Partition, int]) -> None:
+        """Let the group know offsets before which nothing is needed."""
+        if self._declared.group is None or not offsets:
+            return
+        told = [TopicPartition(*one, at) for one, at in offsets.items()]
+        with self._asking():
+            answer = self._consumer.commit(offsets=told, asynchronous=False)
+        for one in answer or ():
+            if one.error is not None:
+                raise self.failed(
+                    f"the offsets of the group {self._declared.group} were not committed: {one.error.str()}"
+                )
+
+    def failed(self, what: str) -> Determinate:
+        """The error for what may be otherwise soon. It has what the clients said last."""
+        more = f" ({self._trouble})" if self._trouble else ""
+        return Determinate(f"Kafka at {self._declared.brokers}: {self._hidden(what)}{self._hidden(more)}")
+
+    def close(self) -> None:
+        self._consumer.close()
+
+    def _note(self, error: KafkaError) -> None:
+        self._trouble = error.str()
+
+    def _said(self, error: Exception) -> str:
+        found = error.args[0].str() if error.args and isinstance(error.args[0], KafkaError) else str(error)
+        return self._hidden(found or type(error).__name__)
+
+    def _hidden(self, text: str) -> str:
+        for secret in self._secrets:
+            text = text.replace(secret, "***") if secret else text
+        return text
+
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        try:
+            yield
+        except KafkaException as error:
+            raise self.failed(self._said(error)) from None
+        except TimeoutError:
+            raise self.failed(f"no answer for {ANSWER_S:g} s") from None
+        except RuntimeError as error:  # the consumer was closed
+            raise self.failed(self._said(error)) from None
+
+
+def events_of(found: Iterable[Any]) -> tuple[list[Any], list[Any]]:
+    """What a consumer gave, as messages and as events."""
+    messages: list[Any] = []
+    events: list[Any] = []
+    for one in found:
+        (messages if one.error() is None else events).append(one)
+    return messages, events
+
+
+def is_end(error: KafkaError) -> bool:
+    """Whether an event says that a partition has been read to its end."""
+    return bool(error.code() == KafkaError._PARTITION_EOF)  # noqa: SLF001 - its public name
+
+
+def is_out_of_range(error: KafkaError) -> bool:
+    """Whether an event says that an offset is not there."""
+    return error.code() in {KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE}  # noqa: SLF001 - the same

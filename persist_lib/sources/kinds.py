@@ -1,0 +1,207 @@
+"""The kinds of sources that there are, what is declared by them, and the shard that says so: one row each, as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from persist_lib.arguments import check_type, did_you_mean, shown
+from persist_lib.catalog import records
+from persist_lib.catalog.describe import Owners
+from persist_lib.catalog.metadata_shard import Bodies, Row
+from persist_lib.client import Client
+from persist_lib.errors import Corrupt, InvalidUsage, NotFound
+from persist_lib.runtime.ambient import Deadline
+from persist_lib.schema.schema import DIFF, Schema, check_schema
+from persist_lib.sources.collection import Collection
+from persist_lib.sources.decoding import Decoding, imported, parse_function_name
+from persist_lib.sources.envelopes import Meaning
+from persist_lib.sources.files.kind import Files
+from persist_lib.sources.kafka.kind import Kafka
+from persist_lib.sources.pipeline import Pipeline
+from persist_lib.sources.postgres.kind import Postgres
+from persist_lib.sources.protocol import SourceReader
+from persist_lib.sources.records import Declaration, Kind, SourceRecord
+
+if TYPE_CHECKING:
+    from persist_lib.catalog.controller import Controller
+
+SCHEMA = Schema(key={"name": "string not null"}, value={"body": "string not null"}, times="ms", unique=True)
+
+
+class Custom(
+    Kind, msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="custom", forbid_unknown_fields=True
+):
+    """A reader of your own: `factory` is "package.module:function", which is called with `options`.
+
+    It returns a SourceReader. The module has to be there wherever the source runs.
+    """
+
+    title = "a reader of your own"
+    factory: str
+    options: dict[str, Any] = {}
+
+    def __post_init__(self) -> None:
+        parse_function_name(self.factory, "factory")
+
+    def open(self) -> SourceReader:
+        """What the function makes. Raises InvalidUsage if there is no such function."""
+        reader: SourceReader = imported(self.factory)(**self.options)
+        return reader
+
+
+KINDS: dict[str, type[Kind]] = {
+    "files": Files, "kafka": Kafka, "postgres": Postgres, "collection": Collection, "custom": Custom,
+}  # fmt: skip
+"""By the tag under which each is stored."""
+
+
+def kind_of_place(url: str) -> type[Kind]:
+    """The kind of a place as it is written at the shell."""
+    scheme, colon, _ = url.partition(":")
+    return next((kind for kind in KINDS.values() if colon and scheme in kind.schemes), Files)
+
+
+def check_options(kind: type[Kind], options: Iterable[str]) -> None:
+    """Raise InvalidUsage for options of `persist source create` that are about another kind."""
+    for option in options:
+        if option not in kind.takes:
+            whose = " and ".join(one.title for one in KINDS.values() if option in one.takes)
+            raise InvalidUsage(f"--{option} is for {whose}: {kind.hint}")
+
+
+def complete(
+    controller: Controller, reader: Kind, schema: Schema | None, decoding: Decoding | None, meaning: Meaning | None,
+    decoded: Schema | None,
+) -> Declaration:  # fmt: skip
+    """The declaration. Raises InvalidUsage for what does not fit together, and what opening the place raises."""
+    if type(reader) not in KINDS.values():
+        *names, last = [f"{kind.__name__}(…)" for kind in KINDS.values()]
+        raise InvalidUsage(f"reader must be {', '.join(names)} or {last}: got {shown(reader)}")
+    decoding = reader.default_decoding() if decoding is None else decoding
+    meaning = reader.default_meaning() if meaning is None else meaning
+    check_type(decoding, Decoding, "decoding", 'Decoding(decoder="json")')
+    check_type(meaning, Meaning, "meaning", 'Meaning(envelope="upsert")')
+    schema = check_schema(reader.default_schema(decoding, meaning) if schema is None else schema)
+    decoded = None if decoded is None else check_schema(decoded)
+    given = reader.complete(controller, Declaration(schema, decoding, meaning, decoded))
+    Pipeline(given.decoding, given.meaning, given.schema, given.decoded)
+    reader.check(given)
+    return given
+
+
+Decide = Callable[[dict[str, SourceRecord]], SourceRecord | None]
+"""Makes of the sources by name the one to set, or None for no change. Raises what refuses it. Called again."""
+
+
+To = Callable[[dict[str, SourceRecord]], tuple[SourceRecord | None, SourceRecord | None]]
+"""Makes of the sources the row to take away and the one to set."""
+
+
+def fetch_owners(controller: Controller) -> Owners:
+    """Whose the minted shards are. Read it after the list of shards: what is new in that is then in this."""
+    declared = Declared(controller.client, controller.catalog.shard)
+    try:
+        sources = {record.id: name for name, record in declared.fetch().items() if record.state != "dropping"}
+    finally:
+        declared.close()
+    return Owners(controller.catalog.fetch(), sources)
+
+
+def owners_of(client: Client) -> Owners:
+    """The same of a location."""
+    with client.controller() as controller:
+        return fetch_owners(controller)
+
+
+class Declared:
+    """One process's view of the sources of a catalog."""
+
+    def __init__(self, client: Client, catalog: str) -> None:
+        self._bodies = Bodies(client, f"{catalog}.sources", SCHEMA, "the list of sources")
+
+    def fetch(self) -> dict[str, SourceRecord]:
+        return _decoded(self._bodies.fetch())
+
+    def find(self, name: str) -> SourceRecord:
+        """One source. Raises NotFound."""
+        sources = self.fetch()
+        if name not in sources:
+            raise NotFound(
+                f"there is no source {name!r}. {did_you_mean(name, sources)}Create it, or look at the list", source=name
+            )
+        return sources[name]
+
+    def change(self, decide: Decide, deadline: Deadline) -> None:
+        """Set the row that `decide` says, in one append."""
+
+        def to(sources: dict[str, SourceRecord]) -> tuple[SourceRecord | None, SourceRecord | None]:
+            record = decide(sources)
+            return None if record is None else sources.get(record.name), record
+
+        self._append(to, deadline)
+
+    def forget(self, record: SourceRecord, deadline: Deadline) -> None:
+        """Take away the row of a source, unless it is another one of that name by now."""
+
+        def to(sources: dict[str, SourceRecord]) -> tuple[SourceRecord | None, SourceRecord | None]:
+            now = sources.get(record.name)
+            return now if now is not None and now.id == record.id else None, None
+
+        self._append(to, deadline)
+
+    def update(
+        self, record: SourceRecord, change: Callable[[SourceRecord], SourceRecord | None], deadline: Deadline,
+        *, gone: str = "",
+    ) -> None:  # fmt: skip
+        """Set what `change` makes of this source's row, or None for no change.
+
+        Nothing where it is another source of that name by now, or none: NotFound, if it is to say that it is `gone`.
+        """
+
+        def decide(sources: dict[str, SourceRecord]) -> SourceRecord | None:
+            now = sources.get(record.name)
+            if now is not None and now.id == record.id:
+                return change(now)
+            if gone:
+                raise NotFound(gone, source=record.name)
+            return None
+
+        self.change(decide, deadline)
+
+    def _append(self, to: To, deadline: Deadline) -> None:
+        def rows(bodies: dict[str, str]) -> list[Row]:
+            old, new = to(_decoded(bodies))
+            if old == new:
+                return []
+            # SUBTLE: what goes, as it is stored. msgspec leaves a default out or not, by which of equal texts it is.
+            gone = [] if old is None else [{"name": old.name, "body": bodies[old.name], DIFF: -1}]
+            return gone + ([] if new is None else [{"name": new.name, "body": records.encode(new), DIFF: 1}])
+
+        self._bodies.change(rows, deadline)
+
+    def close(self) -> None:
+        self._bodies.close()
+
+
+def _decoded(bodies: dict[str, str]) -> dict[str, SourceRecord]:
+    return {name: decode(name, body) for name, body in bodies.items()}
+
+
+def decode(name: str, body: str) -> SourceRecord:
+    """The record in a row. Raises NewerFormat and Corrupt."""
+    where = f"the row of source {name}"
+    try:
+        return records.decode(SourceRecord, body, where, dec_hook=_kind)
+    except InvalidUsage as error:
+        raise Corrupt(f"{where} does not decode: {error.message}", key=where) from error
+
+
+def _kind(_type: type, stored: Any) -> Kind:
+    """A kind by what is stored of it."""
+    tag = stored.get("type") if isinstance(stored, dict) else None
+    if tag not in KINDS:
+        raise ValueError(f"there is no kind of source {tag!r} here; there are {sorted(KINDS)}")
+    return msgspec.convert(stored, KINDS[tag])

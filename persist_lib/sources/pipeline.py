@@ -1,0 +1,274 @@
+"""The pipeline of a source: a pure function of the state, and of messages with their times, to updates and errors.
+
+The state is what the output has as of just before the first time. However many times are given at once, the answer is
+that of giving each time alone, in order.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist_lib.arguments import did_you_mean, shown
+from persist_lib.errors import InvalidUsage
+from persist_lib.kernel.columns import array_of, integers, joined, plain
+from persist_lib.kernel.consolidate import consolidate
+from persist_lib.schema.schema import DIFF, DIFF_FIELD, TIME, TIME_FIELD, Schema
+from persist_lib.sources.decoding import Decoded, Decoding, imported
+from persist_lib.sources.envelopes import Lookup, Meaning
+from persist_lib.sources.schema_registry import Written
+from persist_lib.sources.transactions import WAITING, hold_back
+
+_WHERE = {"partition": "string not null", "address": "uint64 not null"}
+ERRORS = Schema(key=_WHERE, value={"reason": "string not null", "raw": "binary"}, times="ms")
+RAW = Schema(
+    key=_WHERE,
+    value={
+        "key": "binary", "header": "string", "value": "binary", "problem": "string", "headers": "string",
+        "timestamp": "timestamp[ms, UTC]",
+    },
+    times="ms",
+)  # fmt: skip
+"""All that a message can have, so that it can be decoded again."""
+MOST_RAW = 64 << 10
+"""Bytes of a bad message that are kept in the error collection. `keep_raw` keeps all of it."""
+ABOUT: Mapping[str, pa.DataType] = {
+    "partition": pa.string(), "address": pa.uint64(), "time": pa.timestamp("ms", "UTC"), "key": pa.binary(),
+    "headers": pa.string(), "timestamp": pa.timestamp("ms", "UTC"),
+}  # fmt: skip
+NO_SCHEMAS: Mapping[int, Written] = {}
+Transform = Callable[[pa.Table], pa.Table]
+
+
+def no_state(_keys: pa.Table | None) -> pa.Table:
+    """For rows that are only added, which need no state."""
+    raise AssertionError("rows that are only added need no state")
+
+
+class Made(NamedTuple):
+    """What messages amount to: consolidated updates of the output, of the errors, of the raw messages, and of what
+    waits for the rest of its transaction. Halfway, `output` has decoded rows, in their order and with their times.
+    """
+
+    output: pa.Table
+    errors: pa.Table
+    raw: pa.Table
+    waiting: pa.Table
+
+
+class Pipeline:
+    """What is declared of a source's messages, ready to be applied to some.
+
+    `decoded` are the columns that messages have, where a transformation makes those of `schema` of them. It raises
+    InvalidUsage for what does not fit together.
+    """
+
+    def __init__(self, decoding: Decoding, meaning: Meaning, schema: Schema, decoded: Schema | None = None) -> None:
+        self.decoding, self.meaning, self.schema = decoding, meaning, schema
+        _check_encoding(decoding)
+        self._transform: Transform | None = None if meaning.transform is None else imported(meaning.transform)
+        self.decoded = _decoded(meaning, schema, decoded, is_keyed=decoding.key is not None)
+        meaning.rows.check(decoding)
+        keys = [] if decoding.key is None else self.decoded.key_names
+        _check_one_column(decoding.decoder, self.decoded, [name for name in self.decoded.names if name not in keys])
+        if decoding.key is not None:
+            _check_one_column(decoding.key, self.decoded, keys)
+        self.needs_avro = "avro" in {decoding.decoder, decoding.key}
+        if self.needs_avro:
+            from persist_lib.sources.avro import check  # noqa: PLC0415 - fastavro is an extra
+
+            check(decoding)
+
+    def apply(
+        self,
+        messages: pa.Table,
+        lookup: Lookup,
+        schemas: Mapping[int, Written] = NO_SCHEMAS,
+        waiting: pa.Table | None = None,
+    ) -> Made:
+        """Make updates of messages, which are in the order of their times, partitions and addresses.
+
+        `schemas` are those of a registry, by their ids: all that the messages name. `waiting` is what waits as of just
+        before the first time.
+        """
+        if not messages.num_rows:
+            return Made(*(schema.updates.empty_table() for schema in (self.schema, ERRORS, RAW, WAITING)))
+        found, lookup = self.rows_of(messages, schemas, waiting, lookup)
+        return found._replace(output=self.updates_of(found.output, lookup))
+
+    def rows_of(
+        self,
+        messages: pa.Table,
+        schemas: Mapping[int, Written] = NO_SCHEMAS,
+        waiting: pa.Table | None = None,
+        lookup: Lookup = no_state,
+    ) -> tuple[Made, Lookup]:
+        """The half of `apply` that needs no state of the output, but for the envelope `changes`; and the state."""
+        raw = raw_of(messages) if self.meaning.keep_raw else RAW.updates.empty_table()
+        decoding, ready = self._as_json(messages, schemas)
+        held = WAITING.updates.empty_table()
+        if self.meaning.transactions is not None:
+            state = WAITING.contents.empty_table() if waiting is None else waiting
+            messages, held = hold_back(self.meaning.transactions, ready, state)
+            ready = messages
+        found, lookup = self.meaning.rows.decode(decoding, self.decoded, self.schema, ready, lookup)
+        rows = self._with_places(found, messages)
+        rows = self._transformed(rows, has_diffs=DIFF in messages.column_names)
+        return Made(rows, _errors_of(messages, found), raw, held), lookup
+
+    def _as_json(self, messages: pa.Table, schemas: Mapping[int, Written]) -> tuple[Decoding, pa.Table]:
+        if not self.needs_avro:
+            return self.decoding, messages
+        from persist_lib.sources.avro import as_json  # noqa: PLC0415 - fastavro is an extra
+
+        return as_json(self.decoding, messages, schemas)
+
+    def updates_of(self, rows: pa.Table, lookup: Lookup) -> pa.Table:
+        """The half that may need it: rows that go up in time become updates. Each key's are by themselves."""
+        return self.meaning.rows.updates(self.schema, rows, self.meaning.deletes_in(self.decoding), lookup)
+
+    def _with_places(self, found: Decoded, messages: pa.Table) -> pa.Table:
+        """The rows with the times (and diffs) of their messages, and with what is asked for of their places."""
+        places = pa.array(found.lines, pa.int64())
+        rows = found.rows.append_column(TIME_FIELD, messages.column(TIME).take(places))
+        for name, about in self.meaning.include.items():
+            name_there = TIME if about == "time" else about
+            if name_there not in messages.column_names:
+                rows = rows.append_column(name, pa.nulls(rows.num_rows, ABOUT[about]))
+                continue
+            column = plain(messages.column(name_there)).take(places)
+            if about == "time":
+                column = column.cast(pa.int64())
+            rows = rows.append_column(name, column.cast(ABOUT[about]))
+        if DIFF in messages.column_names:
+            rows = rows.append_column(DIFF_FIELD, joined(messages.column(DIFF)).take(places))
+        return rows
+
+    def _transformed(self, rows: pa.Table, *, has_diffs: bool) -> pa.Table:
+        if self._transform is None:
+            return rows
+        try:
+            made = self._transform(rows)
+        except Exception as error:
+            raise InvalidUsage(f"the transform {self.meaning.transform} failed: {error!r}") from error
+        if not isinstance(made, pa.Table) or TIME not in made.column_names:
+            raise InvalidUsage(
+                f"the transform {self.meaning.transform} must return a pyarrow.Table of rows with _time: got "
+                f"{shown(made)}"
+            )
+        if has_diffs and DIFF not in made.column_names:
+            raise InvalidUsage(f"the transform {self.meaning.transform} must pass on _diff: rows also go")
+        if made.num_rows > 1 and self.meaning.rows.by_key:
+            times = integers(made.column(TIME))
+            if (times[1:] < times[:-1]).any():
+                raise InvalidUsage(f"the transform {self.meaning.transform} must keep rows in the order of _time")
+        return made
+
+
+def _check_encoding(decoding: Decoding) -> None:
+    """Refuse an encoding in which a line's end, or a delimiter, is not the byte that it is in ASCII."""
+    ascii_ = bytes(range(128))
+    try:
+        is_fit = ascii_.decode(decoding.encoding) == ascii_.decode()
+    except (LookupError, UnicodeError):
+        is_fit = False
+    if not is_fit:
+        raise InvalidUsage(
+            f"encoding must be one with the bytes of ASCII, such as latin-1 or cp1252, as messages are lines: got "
+            f"{shown(decoding.encoding)}. Convert the files to UTF-8"
+        )
+    if decoding.decoder != "csv" and codecs.lookup(decoding.encoding).name != "utf-8":
+        raise InvalidUsage(f"encoding is for CSV, and {decoding.decoder} is read as UTF-8: leave it out")
+
+
+def _check_one_column(decoder: str, schema: Schema, names: Sequence[str]) -> None:
+    if decoder not in {"text", "bytes"}:
+        return
+    if len(names) != 1:
+        raise InvalidUsage(
+            f"the decoder {decoder!r} fills one column, and these are to be filled: {list(names)}. "
+            'Fill the others with include=, as in {"line": "address"}'
+        )
+    wanted = pa.string() if decoder == "text" else pa.binary()
+    if schema.data.field(names[0]).type != wanted:
+        raise InvalidUsage(f"the decoder {decoder!r} fills a column of type {wanted}")
+
+
+def _decoded(meaning: Meaning, schema: Schema, decoded: Schema | None, *, is_keyed: bool) -> Schema:
+    if unknown := [name for name in meaning.include if name not in schema.names and meaning.transform is None]:
+        raise InvalidUsage(
+            f"include: the output has no column {unknown[0]!r}. {did_you_mean(unknown[0], schema.names)}"
+            f"It has {schema.names}"
+        )
+    for name, about in meaning.include.items():
+        if name in schema.names and meaning.transform is None and schema.data.field(name).type != ABOUT[about]:
+            raise InvalidUsage(f"include: column {name!r} must be {ABOUT[about]} to hold what {about!r} says")
+    if decoded is not None:
+        if meaning.transform is None:
+            raise InvalidUsage("messages have the columns of the output, unless a transform makes them: drop decoded=")
+        return decoded
+    if (meaning.rows.brings_key or is_keyed) and set(meaning.include) & set(schema.key_names):
+        raise InvalidUsage("include: a message brings its key itself here")
+    if meaning.deletes is not None and is_keyed:
+        raise InvalidUsage("deletes: a message without a value takes its key's row away here; leave it out")
+    if meaning.deletes is not None and meaning.deletes in schema.names:
+        raise InvalidUsage(f"deletes: {meaning.deletes!r} is a column of the output; name one that only messages have")
+    kept = [column for column in schema.columns if column.name not in meaning.include]
+    if not kept:
+        raise InvalidUsage("include: no column is left for what is in the messages")
+    types = {column.name: column.type + ("" if column.nullable else " not null") for column in kept}
+    if meaning.deletes is not None and not is_keyed:
+        types[meaning.deletes] = "bool"
+    return meaning.rows.columns(types, schema.key_names, is_keyed=is_keyed)
+
+
+_KEPT = ("partition", "address", "value", TIME, DIFF)
+
+
+def _errors_of(messages: pa.Table, found: Decoded) -> pa.Table:
+    if not found.bad:
+        return ERRORS.updates.empty_table()
+    places = pa.array(list(found.bad), pa.int64())
+    if DIFF in messages.column_names:  # a bad row that goes was bad when it came
+        places = places.filter(pc.greater(joined(messages.column(DIFF)).take(places), 0))
+    reasons = [found.bad[place] for place in places.to_pylist()]
+    bad = messages.select([name for name in _KEPT if name in messages.column_names]).take(places)
+    values = joined(bad.column("value"))
+    if pa.types.is_struct(values.type):
+        raw = pa.array([msgspec.json.encode(row, enc_hook=str) for row in values.to_pylist()], pa.binary())
+    else:
+        raw = pc.binary_slice(values, 0, MOST_RAW)
+    return _at_places(ERRORS, bad, {"reason": pa.array(reasons, pa.string()), "raw": raw})
+
+
+def raw_of(messages: pa.Table) -> pa.Table:
+    """Updates of the raw messages. Raises InvalidUsage where they are rows."""
+    values = joined(messages.column("value"))
+    if not pa.types.is_binary(values.type):
+        raise InvalidUsage("keep_raw keeps bytes, and these messages are rows: their files are what is raw")
+    count = messages.num_rows
+    found: dict[str, pa.Array] = {"value": values}
+    for field in RAW.data:
+        name = field.name
+        if name not in {*_WHERE, "value"}:
+            there = name in messages.column_names
+            found[name] = plain(messages.column(name)) if there else pa.nulls(count, field.type)
+    return _at_places(RAW, messages, found)
+
+
+def _at_places(schema: Schema, messages: pa.Table, found: Mapping[str, pa.Array]) -> pa.Table:
+    """Rows about messages, each at its message's time and place."""
+    ones = array_of(np.ones(messages.num_rows, np.int64))
+    columns = {
+        "partition": plain(messages.column("partition")), "address": joined(messages.column("address")), **found,
+        TIME: joined(messages.column(TIME)),
+        DIFF: joined(messages.column(DIFF)) if DIFF in messages.column_names else ones,
+    }  # fmt: skip
+    table = pa.table([columns[name] for name in schema.updates.names], schema=schema.updates)
+    return consolidate(schema, table)

@@ -1,0 +1,250 @@
+"""Changes of a table become updates of its collection: rows inserted, updated and deleted, and the table emptied.
+
+Pure, and as if each time were processed alone, in order. The state is what the output has as of just before: from there
+come values that PostgreSQL did not send because they did not change, and what a truncated table had.
+
+A row with a value that its column cannot hold is an error, and not in the output: neither is the row that it replaces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist_lib.convert.lines.debezium import DELETES
+from persist_lib.kernel.columns import Flags, joined, mask_of
+from persist_lib.kernel.keyset import distinct
+from persist_lib.kernel.order import sort_order, take
+from persist_lib.schema.schema import Schema
+from persist_lib.sources.decoding import Decoded, Decoding
+from persist_lib.sources.postgres.columns import changed, header_of, places_of
+from persist_lib.sources.postgres.tuples import (
+    Texts,
+    changed_texts,
+    choose,
+    copied_texts,
+    flags_of,
+    slices,
+    typed,
+)
+
+Rows = npt.NDArray[np.int64]
+LookupAll = Callable[[pa.Table | None], pa.Table]
+"""Makes of keys their rows as of just before the first time; of None, all rows."""
+UNKNOWN = "a value that did not change was not sent, and is not known, as the row before this one was bad"
+
+
+class Tuples(NamedTuple):
+    """The messages' rows with their types. `new` has all columns of messages, `old` those of the key.
+
+    `bad` says why a row cannot be: `bad_new` of the whole row, `bad_key` of its key, `bad_old` of the old key.
+    """
+
+    has_new: Flags
+    has_old: Flags
+    empties: Flags
+    new: pa.Table
+    unchanged: dict[str, Flags]
+    old: pa.Table
+    bad: dict[int, str]
+    bad_new: Flags
+    bad_key: Flags
+    bad_old: Flags
+
+
+FLAGS = ("has_new", "has_old", "empties", "bad_new", "bad_key", "bad_old")
+
+
+class Events(NamedTuple):
+    """What happens to keys, in order: rows are set, or taken away. `message` is the number of the message of each."""
+
+    keys: pa.Table
+    message: Rows
+    deletes: Flags
+
+
+def decode_table(
+    decoding: Decoding, decoded: Schema, schema: Schema, messages: pa.Table, lookup: LookupAll
+) -> tuple[Decoded, pa.Table]:
+    """Decode messages to rows, which may delete their key's row, in the order of what happens; and the state.
+
+    `decoded` has the columns of messages, `schema` is the output's. Raises SchemaChanged.
+    """
+    found = _tuples(decoding, decoded, schema, messages)
+    events = _events(found, schema.key_names)
+    if found.empties.any():
+        old = lookup(None)
+        events = _with_emptied(events, np.flatnonzero(found.empties), old.select(schema.key_names))
+    elif events.keys.num_rows:
+        old = lookup(take(events.keys, distinct([joined(column) for column in events.keys.columns])))
+    else:
+        old = schema.contents.empty_table()
+    events, sources = _sources(events, found, old.select(schema.key_names), schema.key_names)
+    columns = []
+    for field in decoded.data:
+        if field.name in schema.key_names:
+            columns.append(joined(events.keys.column(field.name)))
+            continue
+        places = sources.get(field.name)
+        mine = joined(found.new.column(field.name))
+        if places is None:
+            columns.append(mine.take(pa.array(events.message, mask=events.deletes)))
+            continue
+        both = pa.concat_arrays([joined(old.column(field.name)).cast(field.type), mine])
+        columns.append(both.take(pa.array(places, mask=events.deletes)))
+    rows = pa.table(columns, names=decoded.names).append_column(DELETES, mask_of(events.deletes))
+    return Decoded(rows, events.message, dict(sorted(found.bad.items()))), old
+
+
+def _tuples(decoding: Decoding, decoded: Schema, schema: Schema, messages: pa.Table) -> Tuples:
+    """Read the messages, in pieces that have the same header."""
+    values, headers = joined(messages.column("value")), joined(messages.column("header"))
+    which = np.asarray(headers.indices)
+    bounds = [0, *(np.flatnonzero(which[1:] != which[:-1]) + 1).tolist(), len(values)]
+    found = []
+    for start, end in pairwise(bounds):
+        header = header_of(headers[start].as_py())
+        places = places_of(decoded, schema.key_names, decoding, header)
+        if isinstance(places, str):
+            first = {name: messages.column(name)[start].as_py() for name in ("partition", "address")}
+            raise changed(f"{first['partition']} at {first['address']}", places)
+        for low, high in slices(values.slice(start, end - start)):
+            some = values.slice(start + low, high - low)
+            texts = (copied_texts if header.copied else changed_texts)(some, len(header.columns))
+            found.append(_typed(decoded, schema, texts, places, start + low))
+    bad: dict[int, str] = {}
+    for one in found:
+        bad |= one.bad
+    flags = {name: np.concatenate([getattr(one, name) for one in found]) for name in FLAGS}
+    unchanged = {name: np.concatenate([one.unchanged[name] for one in found]) for name in decoded.names}
+    new, old = (pa.concat_tables([getattr(one, name) for one in found]) for name in ("new", "old"))
+    return Tuples(new=new, old=old, unchanged=unchanged, bad=bad, **flags)
+
+
+def _typed(decoded: Schema, schema: Schema, texts: Texts, places: list[int | None], first: int) -> Tuples:
+    """Make values of texts. What an update does not send and the old row has is taken from there."""
+    count = len(texts.has_new)
+    bad: dict[int, str] = {}
+    none, nothing = np.zeros(count, np.bool_), pa.nulls(count, pa.large_binary())
+    bad_new, bad_key, bad_old = none.copy(), none.copy(), none.copy()
+    new, old, unchanged = [], [], {}
+    for field, place in zip(decoded.data, places, strict=True):
+        is_key = field.name in schema.key_names
+        mine, before = (nothing, nothing) if place is None else (texts.new[place], texts.old[place])
+        missing = none if place is None else texts.unchanged[place]
+        known = missing & (texts.has_old if is_key else texts.is_whole)
+        column, wrong = typed(field.name, choose(known, before, mine), field.type)
+        unchanged[field.name] = missing & ~known
+        if is_key:
+            absent = texts.has_new & ~unchanged[field.name] & np.asarray(pc.is_null(column)) & ~flags_of(count, wrong)
+            wrong |= dict.fromkeys(np.flatnonzero(absent).tolist(), f"column {field.name}: a key cannot be null")
+            unsent = np.flatnonzero(unchanged[field.name]).tolist()
+            wrong |= dict.fromkeys(unsent, f"column {field.name}: no key was sent")
+            was, wrong_old = typed(field.name, before, field.type)
+            bad_key |= flags_of(count, wrong)
+            bad_old |= flags_of(count, wrong_old)
+            wrong = wrong_old | wrong
+            old.append(was)
+        bad_new |= flags_of(count, wrong) & texts.has_new
+        for index, why in wrong.items():
+            bad.setdefault(first + index, why)
+        new.append(column)
+    keys = [name for name in decoded.names if name in schema.key_names]
+    return Tuples(
+        texts.has_new, texts.has_old, texts.empties, pa.table(new, names=decoded.names), unchanged,
+        pa.table(old, names=keys), bad, bad_new, bad_key, bad_old,
+    )  # fmt: skip
+
+
+def _events(found: Tuples, key_names: list[str]) -> Events:
+    """An old key goes, then the new row comes."""
+    sets, goes = np.flatnonzero(found.has_new & ~found.bad_key), np.flatnonzero(found.has_old & ~found.bad_old)
+    order = np.argsort(np.concatenate([2 * goes, 2 * sets + 1]), kind="stable")
+    keys = pa.concat_tables([
+        found.old.select(key_names).take(pa.array(goes)), found.new.select(key_names).take(pa.array(sets)),
+    ])  # fmt: skip
+    deletes = np.concatenate([np.ones(len(goes), np.bool_), found.bad_new[sets]])
+    return Events(keys.take(pa.array(order)), np.concatenate([goes, sets])[order], deletes[order])
+
+
+def _with_emptied(events: Events, emptied: Rows, before: pa.Table) -> Events:
+    """Where the table was emptied, all keys go that it had or that came since."""
+    keys, message, deletes = [], [], []
+    start = 0
+    for at in emptied.tolist():
+        end = int(np.searchsorted(events.message, at))
+        some = events.keys.slice(start, end - start)
+        gone = pa.concat_tables([before.cast(some.schema), some])
+        keys += [some, gone]
+        message += [events.message[start:end], np.full(gone.num_rows, at)]
+        deletes += [events.deletes[start:end], np.ones(gone.num_rows, np.bool_)]
+        start, before = end, before.slice(0, 0)
+    keys.append(events.keys.slice(start))
+    return Events(
+        pa.concat_tables(keys), np.concatenate([*message, events.message[start:]]),
+        np.concatenate([*deletes, events.deletes[start:]]),
+    )  # fmt: skip
+
+
+def _sources(events: Events, found: Tuples, before: pa.Table, key_names: list[str]) -> tuple[Events, dict[str, Rows]]:
+    """Where values come from that were not sent: by column, the number of a row of the state, or beyond, of a message.
+
+    Only columns are answered of which there are such values. Those rows for which nothing is there become deletes.
+    """
+    count, offset = len(events.message), before.num_rows
+    missing = {
+        name: flags[events.message] & ~events.deletes
+        for name, flags in found.unchanged.items()
+        if name not in key_names and flags.any()
+    }
+    if not missing:
+        return events, {}
+    former = _former(events, before, found.has_old)
+    is_needed = np.zeros(offset + count + 1, np.bool_)
+    is_needed[offset:-1] = np.logical_or.reduce(list(missing.values()))
+    # The last place stands for a row that is not there.
+    gone = np.concatenate([np.zeros(offset, np.bool_), events.deletes, [True]])
+    lost = gone[_last(is_needed, former)][offset:-1] & ~events.deletes
+    for index in events.message[lost].tolist():
+        found.bad.setdefault(index, UNKNOWN)
+    events = events._replace(deletes=events.deletes | lost)
+    rows = np.concatenate([np.arange(offset), offset + events.message, [0]])
+    sources = {}
+    for name, flags in missing.items():
+        needs = np.concatenate([np.zeros(offset, np.bool_), flags, [False]])
+        sources[name] = rows[_last(needs, former)][offset:-1]
+    return events, sources
+
+
+def _former(events: Events, before: pa.Table, has_old: Flags) -> Rows:
+    """Of each row of the state and each event, which one was there before it under the key; the last place for none.
+
+    A row that comes under another key follows the one that its old key had.
+    """
+    both = pa.concat_tables([before.cast(events.keys.schema), events.keys])
+    order, ties = sort_order([joined(column) for column in both.columns])
+    total = both.num_rows
+    former = np.full(total + 1, total)
+    places = np.flatnonzero(ties) + 1
+    former[order[places]] = order[places - 1]
+    # An old key goes just before its message's new row comes.
+    offset = before.num_rows
+    moves = np.flatnonzero((events.message[1:] == events.message[:-1]) & has_old[events.message[1:]]) + 1
+    former[offset + moves] = former[offset + moves - 1]
+    return former
+
+
+def _last(needs: Flags, former: Rows) -> Rows:
+    """Go back from each place that needs another one until one does not. Each round goes twice as far."""
+    places = np.where(needs, former, np.arange(len(needs)))
+    while True:
+        further = places[places]
+        if (further == places).all():
+            return places
+        places = further

@@ -1,0 +1,325 @@
+"""Reads a table of PostgreSQL as a source of one partition: a first snapshot, then each transaction at its commit.
+
+An address is a place in the server's log. The snapshot is at one address, just before the place from which the log goes
+on. A mark is a place up to which the log was decoded. All before it was flushed by the server, so it stays through any
+crash.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import psycopg
+import pyarrow as pa
+
+from persist_lib.config import MIB
+from persist_lib.errors import Determinate, Diverged, Gone, ShardFinished
+from persist_lib.sources.agreed_value import Choices
+from persist_lib.sources.postgres import server, snapshot
+from persist_lib.sources.postgres.columns import changed
+from persist_lib.sources.postgres.kind import Postgres
+from persist_lib.sources.postgres.server import Table, asking, lsn_text, parse_lsn, slot_of
+from persist_lib.sources.postgres.stream import TABLE_BYTES, Stream, Transaction, copied_messages, messages_of
+from persist_lib.sources.postgres.wire import Wire
+from persist_lib.sources.protocol import START, Mark, Patience
+from persist_lib.sources.records import Known
+
+IDLE_BYTES = 16 * MIB
+"""How far the log moves without changes of the table before that is bound: so much is held back for nothing."""
+WAIT_S = 0.1
+FEW_WAITS, MOST_WAITS = 40, 400
+"""How often it waits for a server that sends nothing of its log: of what may be bound, and of what is bound.
+
+Every second time it asks the server how far it is, which answers at once, also while it decodes.
+"""
+_LOOK = """
+SELECT pg_current_wal_flush_lsn()::text, s.restart_lsn::text, s.confirmed_flush_lsn::text, s.wal_status,
+       to_regclass(%s)::oid::bigint
+FROM (SELECT) one LEFT JOIN pg_replication_slots s ON s.slot_name = %s
+"""
+
+
+class Look(NamedTuple):
+    """How far the server's log is flushed, and where the slot is: from `kept` on the log is held back for it."""
+
+    flushed: int
+    kept: int
+    confirmed: int
+
+
+class TableReader:
+    """A source reader of one table."""
+
+    def __init__(self, declared: Postgres, id_: str, choices: Choices, known: Known | None = None) -> None:
+        self._declared, self._id, self._choices, self._known = declared, id_, choices, known
+        self._partition = declared.table
+        self._connection: psycopg.Connection[Any] | None = None
+        self._stream: Stream | None = None
+        self._table: Table | None = None
+        self._check = ""
+        self._base = 0
+        self._held: deque[Transaction] = deque()
+        self._look: Look | None = None
+        self._is_forgotten = False
+
+    def high_watermarks(self, bound: Mapping[str, Mark], most_bytes: int) -> Mapping[str, Mark]:
+        """Up to the end of the last transaction that is there; without one only if the log has gone on by a lot.
+
+        Before anything is bound it makes the first snapshot, which takes as long as the table is large. Raises Gone if
+        the slot was lost, and Diverged if this is another server.
+        """
+        before = bound.get(self._partition, START)
+        look = self._looked(before)
+        if before.address == 0:
+            self._check_unchanged(before)
+            chosen = self._chosen()
+            self._check_unchanged(before)
+            return {self._partition: Mark(chosen.beginning.lsn, chosen.beginning.check)}
+        self._check_mark(before)
+        self._check_unchanged(before)
+        self._receive(before.address, look.flushed, most_bytes)
+        size, end = 0, 0
+        for one in self._held:
+            # SUBTLE: more may have come by now. Only up to `flushed` is it known what was published.
+            if one.end > look.flushed or (end and size + one.size > most_bytes):
+                break
+            size, end = size + one.size, one.end
+        if end:
+            return {self._partition: Mark(end, self._check)}
+        reached = min(look.flushed, self._opened(before.address).reached)
+        return {self._partition: Mark(reached, self._check)} if reached >= before.address + IDLE_BYTES else {}
+
+    def read(self, partition: str, start: Mark, end: Mark) -> Iterator[pa.Table]:
+        del partition
+        if start.address >= end.address:
+            return
+        look, at = self._looked(start), start.address
+        if not start.check:  # no mark that was answered: it may be before the snapshot
+            chosen = self._find(start)
+            if chosen is not None and at < chosen.beginning.lsn:
+                if end.address < chosen.beginning.lsn:
+                    return
+                yield from copied_messages(chosen)
+                at = chosen.beginning.lsn
+        for mark in (start, end):
+            self._check_mark(mark)
+        self._check_unchanged(start)
+        if look.flushed < end.address:
+            raise self._older(end)
+        yield from self._changes(at, end.address)
+
+    def _changes(self, at: int, end: int) -> Iterator[pa.Table]:
+        patience = Patience(MOST_WAITS)
+        while at < end:
+            stream = self._opened(at)
+            is_over = False
+            if not (self._held and self._held[0].end >= end) and stream.reached < end:
+                is_over = patience.is_over(has_come=self._fetch(stream, asks=patience.quiet % 2 == 1))
+            some: list[Transaction] = []
+            while self._held and self._held[0].address < end:
+                some.append(self._held.popleft())
+            at = self._base = end if self._held or stream.reached >= end else stream.reached
+            yield from messages_of(some)
+            if is_over:
+                raise Determinate(
+                    f"{server.described(self._declared)} has not sent its log up to {lsn_text(end)}, which was bound. "
+                    "It is asked again",
+                    partition=self._partition, address=end,
+                )  # fmt: skip
+
+    def estimate(self, partition: str, start: int, end: int) -> int:
+        del partition
+        if self._held and self._base <= start and end <= self._held[-1].end:
+            return sum(one.size for one in self._held if start <= one.address < end)
+        return end - start
+
+    def lag(self, marks: Mapping[str, Mark]) -> Mapping[str, int]:
+        if self._look is None or self._stream is None:
+            return {}
+        at = marks.get(self._partition, START).address
+        ahead = self._look.flushed - at
+        is_news = self._stream.reached < self._look.flushed or any(one.address >= at for one in self._held)
+        return {self._partition: ahead} if ahead > 0 and is_news else {}
+
+    def held_back(self) -> tuple[int, str]:
+        """How many bytes of the server's log the slot holds back; and if these are too many, that this is so."""
+        if self._look is None:
+            return 0, ""
+        kept = max(0, self._look.flushed - self._look.kept)
+        if kept <= self._declared.most_retained:
+            return kept, ""
+        return kept, (
+            f"the slot {slot_of(self._id)} holds back {kept / MIB:,.0f} MiB of the server's log: end transactions that "
+            "are open for long, let instances catch up, or drop the source"
+        )
+
+    def tell(self, marks: Mapping[str, Mark]) -> None:
+        mark = marks.get(self._partition, START)
+        if mark.address == 0:
+            return
+        self._check_mark(mark)
+        with asking(self._declared, "move the replication slot"):
+            row = self._connected().execute(
+                "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = %s", [slot_of(self._id)]
+            ).fetchone()  # fmt: skip
+            if row is not None and parse_lsn(row[0]) < mark.address:
+                # Another instance may move or copy it just now; or it is lost, which the next look tells.
+                with suppress(psycopg.errors.ObjectInUse, psycopg.errors.ObjectNotInPrerequisiteState):
+                    self._connected().execute(
+                        "SELECT pg_replication_slot_advance(%s, %s::pg_lsn)",
+                        [slot_of(self._id), lsn_text(mark.address)],
+                    )
+        if not self._is_forgotten:
+            self._choices.forget()
+            self._is_forgotten = True
+
+    def close(self) -> None:
+        for one in (self._stream, self._connection):
+            if one is not None:
+                one.close()
+        self._stream = self._connection = None
+        self._held.clear()
+
+    def _connected(self) -> psycopg.Connection[Any]:
+        if self._connection is None:
+            self._connection = server.connect(self._declared)
+        return self._connection
+
+    def _looked(self, mark: Mark) -> Look:
+        """Look at the server. Raises Gone if the slot or the table is not there any more."""
+        with asking(self._declared, "look at the replication slot"):
+            connection = self._connected()
+            row = connection.execute(_LOOK, [self._declared.table, slot_of(self._id)]).fetchone()
+            assert row is not None  # noqa: S101 - an outer join of one row
+            flushed, kept, confirmed, status, oid = row
+            if confirmed is None or status == "lost":
+                raise self._lost(mark, "is not there" if confirmed is None else "was given up by the server")
+            if oid is None:
+                raise self._gone(mark, f"the table {self._declared.table} was dropped or renamed")
+            if self._table is None or oid != self._table.oid:
+                self._table, self._check = server.find_table(connection, self._declared), ""
+        self._look = Look(parse_lsn(flushed), parse_lsn(kept), parse_lsn(confirmed))
+        if self._look.flushed < mark.address:
+            raise self._older(mark)
+        return self._look
+
+    def _check_unchanged(self, mark: Mark) -> None:
+        """Raise Gone if something may have been left out of the log up to the last look, and SchemaChanged."""
+        assert self._table is not None  # noqa: S101 - looked at before
+        publication = server.publication_of(self._declared, self._id)
+        with asking(self._declared, "look at the publication"):
+            published = server.fetch_published(self._connected(), publication, self._table.oid)
+            numbers = server.fetch_numbers(self._connected(), self._table.oid)
+        if not published or (self._known is not None and published != self._known.published):
+            raise self._gone(
+                mark, f"the publication {publication} was changed since the source was made, or the table was taken "
+                "out of it, if only for a while: what was done to rows in that time may be missing in the server's log "
+                "for ever",
+            )  # fmt: skip
+        if self._known is None:
+            return
+        for name, number in self._known.columns.items():
+            if name in numbers and numbers[name] != number:
+                where = f"{self._partition} at {lsn_text(mark.address)}"
+                raise changed(where, f"its column {name!r} is another one than before, under that name")
+
+    def _older(self, mark: Mark) -> Diverged:
+        return self._diverged(mark, "its log ends before that: this is an older copy of the server")
+
+    def _check_mark(self, mark: Mark) -> None:
+        if not self._check:
+            wire = Wire(self._declared)
+            try:
+                assert self._table is not None  # noqa: S101 - looked at before
+                self._check = snapshot.check_of(wire, self._table)
+            finally:
+                wire.close()
+        if mark.check and mark.check != self._check:
+            names = ("another server", "the server after a failover or a restore", "another table of this name")
+            pairs = zip(mark.check.split(), self._check.split(), names, strict=False)
+            what = next((name for was, now, name in pairs if was != now), "something else")
+            raise self._diverged(mark, f"this is {what}")
+
+    def _find(self, mark: Mark) -> snapshot.Snapshot | None:
+        try:
+            return snapshot.find(self._choices)
+        except ShardFinished:
+            if mark.address == 0:
+                raise Determinate(
+                    f"the snapshot of {self._declared.table} was used up by others. Start again"
+                ) from None
+            return None
+
+    def _chosen(self) -> snapshot.Snapshot:
+        """The snapshot that all agree on; it is made if there is not one yet."""
+        chosen = self._find(START)
+        if chosen is None:
+            assert self._table is not None  # noqa: S101 - looked at before
+            self._choices.commit(snapshot.copied(self._declared, self._id, self._table))
+            chosen = self._find(START)
+        if chosen is None:
+            raise Determinate(f"the snapshot of {self._declared.table} was not committed. Look again")
+        return chosen
+
+    def _opened(self, at: int) -> Stream:
+        """The stream, with all transactions from `at` on, of which some may be held already."""
+        if self._stream is None or at < self._base:
+            if self._stream is not None:
+                self._stream.close()
+            assert self._table is not None  # noqa: S101 - looked at before
+            self._held.clear()
+            numbers = {} if self._known is None else self._known.columns
+            self._stream = Stream(self._declared, self._id, self._table, at, numbers)
+        while self._held and self._held[0].address < at:
+            self._held.popleft()
+        self._base = at
+        return self._stream
+
+    def _receive(self, at: int, until: int, most_bytes: int) -> None:
+        """Receive what the server has flushed, or as much as `most_bytes`."""
+        patience = Patience(FEW_WAITS)
+        while True:
+            stream = self._opened(at)
+            if stream.reached >= until or sum(one.size for one in self._held) >= most_bytes:
+                return
+            if patience.is_over(has_come=self._fetch(stream, most_bytes, asks=patience.quiet % 2 == 1)):
+                return
+
+    def _fetch(self, stream: Stream, most_bytes: int = TABLE_BYTES, *, asks: bool) -> bool:
+        """Hold what comes. Answers whether the stream has gone on."""
+        before, size = stream.reached, 0
+        try:
+            for one in stream.receive(WAIT_S, asks=asks):
+                if one.address >= self._base:
+                    self._held.append(one)
+                size += one.size
+                if size >= most_bytes:
+                    break
+        except BaseException:
+            self.close()
+            raise
+        return stream.reached > before
+
+    def _lost(self, mark: Mark, what: str) -> Gone:
+        return self._gone(
+            mark, f"the replication slot {slot_of(self._id)} {what}, and the log from {lsn_text(mark.address)} on is "
+            "still needed (look at max_slot_wal_keep_size and most_retained)",
+        )  # fmt: skip
+
+    def _gone(self, mark: Mark, what: str) -> Gone:
+        return Gone(
+            f"{server.described(self._declared)}: {what}. Nothing of it was written. What was ingested stays "
+            "readable. Begin again by `persist source reset`; or, to keep the history, declare a second source under "
+            "another name",
+            partition=self._partition, address=mark.address,
+        )  # fmt: skip
+
+    def _diverged(self, mark: Mark, what: str) -> Diverged:
+        return Diverged(
+            f"{server.described(self._declared)}: {what}, not what was read up to {lsn_text(mark.address)}. Nothing of "
+            "it was written. Let the url lead to the former one; if that is lost, begin by `persist source reset`",
+            partition=self._partition, address=mark.address,
+        )  # fmt: skip

@@ -1,0 +1,377 @@
+"""A PostgreSQL server that is a source: connections to it, what its table is, and what the source has there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple
+
+import psycopg
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from persist_lib.errors import Determinate, InvalidUsage, NotFound
+from persist_lib.location.postgres.connection import connection_failed
+from persist_lib.runtime.ambient import Runtime
+from persist_lib.sources.postgres.columns import Column
+from persist_lib.sources.postgres.kind import Postgres
+from persist_lib.sources.records import Known
+
+OLDEST = 150_000
+CONNECT_S = 10
+SETTINGS = (
+    "-c datestyle=ISO,MDY -c intervalstyle=postgres -c timezone=UTC -c extra_float_digits=1 -c bytea_output=hex "
+    "-c lc_monetary=C -c row_security=off -c wal_sender_timeout=10min -c search_path=pg_catalog -c lock_timeout=30s"
+)
+"""Values are texts, which depend on these; and an instance that writes for minutes is not gone."""
+BUSY = "55006"
+NOT_IN_STATE = "55000"
+FORBIDDEN = "42501"
+DROP_ATTEMPTS = 20
+_SERVER = """
+SELECT current_setting('server_version_num')::int, current_setting('wal_level'), rolsuper OR rolreplication OR
+       EXISTS (SELECT FROM pg_roles r WHERE r.rolname = 'rds_replication' AND pg_has_role(r.oid, 'MEMBER')),
+       quote_ident(current_user), max - (SELECT count(*) FROM pg_replication_slots), max
+FROM pg_roles, (SELECT current_setting('max_replication_slots')::int AS max) s WHERE rolname = current_user
+"""
+_PUBLISHED = """
+SELECT p.oid::text || '.' || p.xmin || ' ' || r.oid || '.' || r.xmin,
+       p.pubinsert AND p.pubupdate AND p.pubdelete AND p.pubtruncate AND NOT p.pubviaroot,
+       r.prqual IS NULL AND r.prattrs IS NULL, ARRAY[p.xmax::text::bigint, r.xmax::text::bigint]
+FROM pg_publication p LEFT JOIN pg_publication_rel r ON r.prpubid = p.oid AND r.prrelid = %s WHERE p.pubname = %s
+"""
+_ENDED = """
+SELECT coalesce(pg_xact_status((CASE WHEN %(xid)s > next %% 4294967296 THEN next / 4294967296 - 1
+                                ELSE next / 4294967296 END * 4294967296 + %(xid)s)::text::xid8), 'aborted')
+FROM (SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint AS next) now
+"""
+_NUMBERS = (
+    "SELECT attname, attnum FROM pg_attribute WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped ORDER BY attnum"
+)
+_MAY_PUBLISH = """
+SELECT pg_has_role(c.relowner, 'USAGE') AND has_database_privilege(current_database(), 'CREATE')
+FROM pg_class c WHERE c.oid = %s
+"""
+_TABLE = """
+SELECT c.oid::bigint, n.nspname, c.relname, c.relkind, c.relpersistence, c.relreplident, c.relispartition,
+       has_table_privilege(c.oid, 'SELECT'), row_security_active(c.oid), pg_has_role(c.relowner, 'USAGE')
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = to_regclass(%s)
+"""
+COLUMNS = """
+SELECT a.attname, a.atttypid::bigint, a.atttypmod, coalesce(a.attnum = ANY(i.indkey), false),
+       coalesce(i.indimmediate, true)
+FROM pg_attribute a LEFT JOIN pg_index i ON i.indrelid = a.attrelid AND i.indisprimary
+WHERE a.attrelid = {oid} AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = '' ORDER BY a.attnum
+"""
+"""The columns that the log has: those that are not generated."""
+
+
+class Table(NamedTuple):
+    """A table: its id in its database, its name, its columns, and the names of its key."""
+
+    oid: int
+    schema: str
+    name: str
+    columns: tuple[Column, ...]
+
+    @property
+    def key(self) -> list[str]:
+        return [column.name for column in self.columns if column.is_key]
+
+    @property
+    def sql(self) -> str:
+        return sql.Identifier(self.schema, self.name).as_string(None)
+
+
+def slot_of(id_: str) -> str:
+    """The name of a source's slot, and of its publication."""
+    return f"persist_{id_}"
+
+
+def publication_of(declared: Postgres, id_: str) -> str:
+    """The publication that a source reads."""
+    return declared.publication or slot_of(id_)
+
+
+def conninfo(url: str, **more: str) -> str:
+    """Libpq's connection string. Raises InvalidUsage for a URL that it does not understand, or with a password."""
+    try:
+        given = conninfo_to_dict(url)
+    except psycopg.ProgrammingError:
+        raise InvalidUsage("url is no URL of PostgreSQL, such as postgresql://user@host/database") from None
+    if given.get("password"):
+        raise InvalidUsage(
+            "url has a password, which would be kept in the catalog: leave it out, and give it to instances by "
+            "~/.pgpass, PGPASSWORD or a service file"
+        )
+    settings: dict[str, Any] = {
+        "application_name": "persist source", "client_encoding": "utf8", "connect_timeout": CONNECT_S,
+        "keepalives_idle": "30", "tcp_user_timeout": "60000", "target_session_attrs": "primary", **given, **more,
+    }  # fmt: skip
+    settings["options"] = f"{given.get('options') or ''} {SETTINGS}".strip()
+    return make_conninfo("", **settings)
+
+
+def connect(declared: Postgres, **more: str) -> psycopg.Connection[Any]:
+    """A connection. Raises Determinate if the server cannot be reached, and InvalidUsage if it turns it away."""
+    wanted = conninfo(declared.url, **more)
+    try:
+        return psycopg.connect(wanted, autocommit=True, prepare_threshold=None)
+    except psycopg.Error as error:
+        raise connection_failed(error, described(declared), wanted, Runtime().deadline(CONNECT_S)) from error
+
+
+def described(declared: Postgres) -> str:
+    """The database for messages."""
+    given = conninfo_to_dict(declared.url)
+    return f"PostgreSQL database {given.get('dbname', '')!r} at {given.get('host', 'the default host')}"
+
+
+@contextmanager
+def asking(declared: Postgres, what: str) -> Iterator[None]:
+    """Errors of the server in Persist's words."""
+    try:
+        yield
+    except psycopg.Error as error:
+        said = f"{described(declared)}: could not {what}: {str(error).strip()}"
+        if error.sqlstate == FORBIDDEN:
+            raise InvalidUsage(f"{said}. Grant the role what it lacks; docs/sources.md says what that is") from error
+        raise Determinate(said, sqlstate=error.sqlstate) from error
+
+
+def inspect(declared: Postgres) -> Table:
+    """What the table is, once it is certain that it can be followed. Raises InvalidUsage otherwise, with what to do."""
+    with connect(declared) as connection, asking(declared, f"look at the table {declared.table}"):
+        _check_server(connection, declared)
+        table = find_table(connection, declared)
+        check_publication(connection, declared, table, declared.publication)
+        return table
+
+
+def _refused(declared: Postgres, what: str, run: str) -> InvalidUsage:
+    return InvalidUsage(f"{described(declared)}: {what}. Nothing was made. Run: {run}", run=run)
+
+
+def _check_server(connection: psycopg.Connection[Any], declared: Postgres) -> None:
+    row = connection.execute(_SERVER).fetchone()
+    version, level, may, user, free, most = row or (0, "", False, "", 0, 0)
+    if version < OLDEST:
+        raise InvalidUsage(f"{described(declared)} has version {version / 10_000:.0f}; it must be 15 or newer")
+    slots = f"all but {free} of its {most} replication slots are used; a source needs one, each instance one"
+    for is_wrong, what, run in (
+        (
+            level != "logical", f"wal_level is {level!r}, so changes cannot be read from its log",
+            "ALTER SYSTEM SET wal_level = 'logical'; and restart the server",
+        ),
+        (not may, f"the role {user} may not replicate", f"ALTER ROLE {user} REPLICATION;"),
+        (free < 2, slots, f"ALTER SYSTEM SET max_replication_slots = {most + 10}; and restart the server"),
+    ):  # fmt: skip
+        if is_wrong:
+            raise _refused(declared, what, run)
+
+
+def find_table(connection: psycopg.Connection[Any], declared: Postgres) -> Table:
+    """The table, once it is certain that its changes tell its rows apart."""
+    try:
+        row = connection.execute(_TABLE, [declared.table]).fetchone()
+    except psycopg.errors.InvalidName as error:
+        raise InvalidUsage(f"table must be a name as in SQL, such as public.orders: got {declared.table!r}") from error
+    if row is None:
+        raise NotFound(
+            f"{described(declared)} has no table {declared.table!r}. Say its schema too, such as public.orders",
+            table=declared.table,
+        )  # fmt: skip
+    oid, schema, relation, kind, persistence, identity, _, may_read, has_policies, _ = row
+    columns = connection.execute(COLUMNS.format(oid=oid)).fetchall()
+    table = Table(oid, schema, relation, tuple(Column(*column[:4]) for column in columns))
+    if kind != "r":
+        what = "partitioned: declare a source of each of its partitions" if kind == "p" else "no plain table"
+        raise InvalidUsage(f"{table.sql} is {what}. Nothing was made")
+    user, name = connection.info.user, table.sql
+    is_deferrable = identity == "d" and not all(column[4] for column in columns)
+    for is_wrong, what, run in (
+        (persistence != "p", f"{name} is not in the server's log", f"ALTER TABLE {name} SET LOGGED;"),
+        (not may_read, f"the role {user!r} may not read {name}", f"GRANT SELECT ON {name} TO {user};"),
+        (has_policies, f"{name} has policies that hide rows", f"ALTER ROLE {user} BYPASSRLS;"),
+        (not table.key, f"{name} has no primary key", f"ALTER TABLE {name} ADD PRIMARY KEY (…);"),
+        (
+            identity not in {"d", "f"}, f"the log tells the rows of {name} not apart by its primary key",
+            f"ALTER TABLE {name} REPLICA IDENTITY DEFAULT;",
+        ),
+        (
+            is_deferrable, f"the primary key of {name} is deferrable, so the log does not have it",
+            f"ALTER TABLE {name} REPLICA IDENTITY FULL;",
+        ),
+    ):  # fmt: skip
+        if is_wrong:
+            raise _refused(declared, what, run)
+    return table
+
+
+def check_publication(
+    connection: psycopg.Connection[Any], declared: Postgres, table: Table, publication: str | None
+) -> None:
+    """Refuse a publication that is not there or does not give all of the table; without one, who may not make it.
+
+    It has to name the table. Of one for all tables, or for those of a schema, the catalog does not tell whether the
+    table was left out for a while.
+    """
+    if publication is None:
+        _check_may_publish(connection, declared, table)
+        return
+    name = sql.Identifier(publication).as_string(None)
+    row = connection.execute(_PUBLISHED, [table.oid, publication]).fetchone()
+    if row is None:
+        raise _refused(
+            declared, f"there is no publication {name}", f"CREATE PUBLICATION {name} FOR TABLE ONLY {table.sql};"
+        )
+    published, is_all, is_whole, _ = row
+    if not is_all:
+        raise _refused(
+            declared, f"the publication {name} leaves out some changes, or gives them another table's name",
+            f"ALTER PUBLICATION {name} SET (publish = 'insert, update, delete, truncate', "
+            "publish_via_partition_root = false);",
+        )  # fmt: skip
+    if published is None:
+        run = f"CREATE PUBLICATION another FOR TABLE ONLY {table.sql};"
+        raise _refused(declared, f"the publication {name} does not name the table {table.sql}", run)
+    if not is_whole:
+        run = f"ALTER PUBLICATION {name} DROP TABLE {table.sql}; ALTER PUBLICATION {name} ADD TABLE ONLY {table.sql};"
+        raise _refused(declared, f"the publication {name} has only some rows or columns of {table.sql}", run)
+
+
+def fetch_published(connection: psycopg.Connection[Any], publication: str, oid: int) -> str:
+    """What `Known.published` is of the table with this id; "" if the publication does not give all of it.
+
+    SUBTLE: a transaction marks the rows that it replaces (`xmax`) before its end is in the log, and shows what it did
+    after that. So what is answered holds for the log up to a place that was asked for *before*. While such a
+    transaction is open it is not known where its end will be: raises Determinate.
+    """
+    row = connection.execute(_PUBLISHED, [oid, publication]).fetchone()
+    if row is None or row[0] is None or not (row[1] and row[2]):
+        return ""
+    for xid in row[3]:
+        if xid and connection.execute(_ENDED, {"xid": xid}).fetchone() != ("aborted",):
+            raise Determinate(
+                f"the publication {publication} is being changed, by a transaction that is open: it is looked at again"
+            )
+    return str(row[0])
+
+
+def fetch_numbers(connection: psycopg.Connection[Any], oid: int) -> dict[str, int]:
+    """The numbers of the columns of a table, by name."""
+    return dict(connection.execute(_NUMBERS, [oid]).fetchall())
+
+
+def look(declared: Postgres, id_: str) -> Known:
+    """What the table and the publication of a source are now. Raises InvalidUsage if it does not give all of it."""
+    with connect(declared) as connection, asking(declared, "look at the publication"):
+        return _known(connection, declared, id_, find_table(connection, declared))
+
+
+def _known(connection: psycopg.Connection[Any], declared: Postgres, id_: str, table: Table) -> Known:
+    publication = publication_of(declared, id_)
+    check_publication(connection, declared, table, publication)
+    return Known(fetch_published(connection, publication, table.oid), fetch_numbers(connection, table.oid))
+
+
+def _check_may_publish(connection: psycopg.Connection[Any], declared: Postgres, table: Table) -> None:
+    row = connection.execute(_MAY_PUBLISH, [table.oid]).fetchone()
+    if row is None or not row[0]:
+        raise _refused(
+            declared, f"the role {connection.info.user!r} may not publish {table.sql}: that takes its owner, with "
+            "CREATE on the database. Let them make a publication, and declare the source with it",
+            f"CREATE PUBLICATION persist FOR TABLE ONLY {table.sql};",
+        )  # fmt: skip
+
+
+def make(declared: Postgres, id_: str, timeout_s: float) -> Known:
+    """Make the publication, then the slot. What is there already is left as it is.
+
+    What the publication is, is asked for before the slot and the first snapshot are made: so it is so behind these.
+    """
+    slot, name = slot_of(id_), sql.Identifier(slot_of(id_)).as_string(None)
+    with connect(declared) as connection, asking(declared, "make the replication slot"):
+        table = find_table(connection, declared)
+        if declared.publication is None and not _has(connection, "pg_publication WHERE pubname", slot):
+            with _unless_there():
+                connection.execute(_plain(f"CREATE PUBLICATION {name} FOR TABLE ONLY {table.sql}"))
+        known = _known(connection, declared, id_, table)
+        if _has(connection, "pg_replication_slots WHERE slot_name", slot):
+            return known
+        connection.execute("SELECT set_config('statement_timeout', %s, false)", [str(max(1, int(timeout_s * 1000)))])
+        try:
+            with _unless_there():
+                connection.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [slot])
+        except psycopg.errors.QueryCanceled as error:
+            raise Determinate(
+                f"{described(declared)}: the slot was not made in {timeout_s:.0f} s, as it waits for all "
+                "transactions that are running to end. Look for old ones in pg_stat_activity, and try again",
+            ) from error
+        return known
+
+
+def take_away(declared: Postgres, id_: str) -> list[str]:
+    """Drop the slot, and the publication if the source made it. Answers what could not be dropped, and why."""
+    slot, name = slot_of(id_), sql.Identifier(slot_of(id_)).as_string(None)
+    left = [f"SELECT pg_drop_replication_slot('{slot}');"]
+    if declared.publication is None:
+        left.append(f"DROP PUBLICATION IF EXISTS {name};")
+    try:
+        with connect(declared) as connection, asking(declared, "drop the replication slot"):
+            _drop_slot(connection, slot)
+            left.pop(0)
+            if left:
+                connection.execute(_plain(left[0]))
+    except (Determinate, InvalidUsage) as error:
+        run = " ".join(left)
+        what = f"not dropped, so that the slot may hold back the server's log for ever: {error.message}"
+        return [f"{what}. Once it can be reached, run there: {run}"]
+    return []
+
+
+def _drop_slot(connection: psycopg.Connection[Any], slot: str) -> None:
+    for attempt in range(DROP_ATTEMPTS):
+        if not _has(connection, "pg_replication_slots WHERE slot_name", slot):
+            return
+        try:
+            connection.execute("SELECT pg_drop_replication_slot(%s)", [slot])
+        except psycopg.errors.UndefinedObject:
+            return
+        except psycopg.errors.ObjectInUse:  # an instance advances or copies it just now
+            if attempt == DROP_ATTEMPTS - 1:
+                raise
+            connection.execute("SELECT pg_sleep(0.25)")
+
+
+@contextmanager
+def _unless_there() -> Iterator[None]:
+    """Another process may make the same just now."""
+    with suppress(psycopg.errors.DuplicateObject, psycopg.errors.UniqueViolation):
+        yield
+
+
+def _has(connection: psycopg.Connection[Any], where: str, name: str) -> bool:
+    found = connection.execute(_plain(f"SELECT EXISTS (SELECT FROM {where} = %s)"), [name]).fetchone()  # noqa: S608 - no text of a user
+    return bool(found and found[0])
+
+
+def _plain(text: str) -> Any:
+    """SQL that was put together of quoted names."""
+    return sql.SQL(text)
+
+
+def lsn_text(lsn: int) -> str:
+    """A place in the log as PostgreSQL writes it."""
+    return f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"
+
+
+def parse_lsn(text: str | bytes | None) -> int:
+    """A place in the log as a number; 0 for none."""
+    if not text:
+        return 0
+    high, _, low = (text.decode() if isinstance(text, bytes) else text).partition("/")
+    return (int(high, 16) << 32) | int(low, 16)
+
+
+Values = Sequence[tuple[bytes | None, ...]]

@@ -1,0 +1,185 @@
+"""The changes of one table as the server's log has them, transaction by transaction, by a copy of the source's slot.
+
+The copy is temporary: it ends with its connection. So any number of instances read at once, each by a copy, while the
+source's own slot keeps what they need. An address is the place of a commit in the log. The places of commits go up in
+the order in which transactions are given.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from persist_lib.config import MIB
+from persist_lib.errors import Corrupt, Gone
+from persist_lib.kernel.columns import array_of
+from persist_lib.sources.postgres.columns import Column, Header
+from persist_lib.sources.postgres.kind import Postgres
+from persist_lib.sources.postgres.server import Table, lsn_text, parse_lsn, publication_of, slot_of
+from persist_lib.sources.postgres.snapshot import Snapshot
+from persist_lib.sources.postgres.wire import Wire
+from persist_lib.sources.protocol import ADDRESS, VALUE
+
+_BEGIN = struct.Struct(">Qqi")
+_COMMIT = struct.Struct(">BQQq")
+_LONG, _SHORT = struct.Struct(">I"), struct.Struct(">H")
+PAYLOAD = 25
+"""Where the message is, behind its place and time."""
+CHANGES = b"IUD"
+
+
+class Transaction(NamedTuple):
+    """The changes of the table in one transaction. `end` is the first place behind its commit."""
+
+    address: int
+    end: int
+    values: list[bytes]
+    headers: list[str]
+    size: int
+
+
+class Stream:
+    """The log from a place on. `reached`: all transactions that committed before that place were given."""
+
+    def __init__(
+        self, declared: Postgres, id_: str, table: Table, start: int, numbers: Mapping[str, int] | None = None
+    ) -> None:
+        self._oid, self._numbers = table.oid, numbers or {}
+        self.reached = start
+        self._header: str | None = None
+        self._open: tuple[int, list[bytes], list[str]] | None = None
+        self._wire = Wire(declared)
+        try:
+            self._begin(declared, id_, start)
+        except BaseException:
+            self._wire.close()
+            raise
+
+    def _begin(self, declared: Postgres, id_: str, start: int) -> None:
+        wire, slot = self._wire, slot_of(id_)
+        copy = f"{slot}_{wire.process}"
+        wire.ask(f"SELECT pg_copy_logical_replication_slot('{slot}', '{copy}', true)")
+        ((confirmed,),) = wire.ask(
+            f"SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = '{copy}'"  # noqa: S608
+        )
+        if parse_lsn(confirmed) > start:
+            raise Gone(
+                f"the slot {slot} is at {lsn_text(parse_lsn(confirmed))}, and changes of {declared.table} from "
+                f"{lsn_text(start)} on are still needed: it was moved. Nothing of them was written. Begin again "
+                "by `persist source reset`",
+                partition=declared.table, address=start,
+            )  # fmt: skip
+        publication = publication_of(declared, id_).replace('"', '""').replace("'", "''")
+        wire.start(
+            f'START_REPLICATION SLOT "{copy}" LOGICAL {lsn_text(start)} '
+            f"(proto_version '1', publication_names '\"{publication}\"')"
+        )
+
+    def receive(self, wait_s: float, *, asks: bool) -> Iterator[Transaction]:
+        """Yield the transactions that are there; if there is nothing, wait for something.
+
+        If it `asks`, the server says how far it is. Those without changes of the table are left out. Raises
+        Determinate if the connection broke.
+        """
+        self._wire.report(self.reached, asks=asks)
+        for data in self._wire.receive(wait_s):
+            if data[0] == ord("k"):
+                if self._open is None:
+                    self.reached = max(self.reached, int.from_bytes(data[1:9], "big"))
+            elif data[0] == ord("w") and (done := self._message(data[PAYLOAD:])) is not None:
+                self.reached = max(self.reached, done.end)
+                if done.values:
+                    yield done
+
+    def close(self) -> None:
+        self._wire.close()
+
+    def _message(self, message: bytes) -> Transaction | None:
+        kind = message[:1]
+        if kind == b"B":
+            self._open = (_BEGIN.unpack_from(message, 1)[0], [], [])
+        elif kind == b"C":
+            _, commit, end, _ = _COMMIT.unpack_from(message, 1)
+            if self._open is None or self._open[0] != commit:
+                raise Corrupt("a transaction ends that did not begin", key="pgoutput", expected=None, actual=commit)
+            _, values, headers = self._open
+            self._open = None
+            return Transaction(commit, end, values, headers, sum(map(len, values)))
+        elif kind == b"R":
+            if _LONG.unpack_from(message, 1)[0] == self._oid:
+                self._header = _relation(message, self._numbers).text()
+        elif self._open is not None and self._is_ours(kind, message):
+            if self._header is None:
+                raise Corrupt("a change comes without its columns", key="pgoutput", expected="R", actual=kind)
+            self._open[1].append(message)
+            self._open[2].append(self._header)
+        return None
+
+    def _is_ours(self, kind: bytes, message: bytes) -> bool:
+        if kind in CHANGES:
+            return int(_LONG.unpack_from(message, 1)[0]) == self._oid
+        if kind != b"T":
+            return False
+        (count,) = _LONG.unpack_from(message, 1)
+        return self._oid in struct.unpack_from(f">{count}I", message, 6)
+
+
+def _relation(message: bytes, numbers: Mapping[str, int]) -> Header:
+    """What a message says of the columns of a table, which it has in the order of their numbers."""
+    at = message.index(b"\0", message.index(b"\0", 5) + 1) + 2
+    (count,) = _SHORT.unpack_from(message, at)
+    at += 2
+    columns = []
+    for _ in range(count):
+        end = message.index(b"\0", at + 1)
+        type_, modifier = struct.unpack_from(">Ii", message, end + 1)
+        columns.append(Column(message[at + 1 : end].decode(), type_, modifier, bool(message[at] & 1)))
+        at = end + 9
+    known = [(numbers[column.name], column.name) for column in columns if column.name in numbers]
+    moved = next((f"{one[1]} and {other[1]}" for one, other in pairwise(known) if one > other), "")
+    return Header(tuple(columns), moved=moved)
+
+
+TABLE_BYTES = 8 * MIB
+
+
+def copied_messages(chosen: Snapshot) -> Iterator[pa.Table]:
+    """The rows of a snapshot, all at the address just before the log continues."""
+    address, header = chosen.beginning.lsn - 1, chosen.beginning.header.text()
+    for lines in chosen.lines():
+        yield _table(np.full(len(lines), address, np.uint64), lines, np.zeros(len(lines), np.int32), [header])
+
+
+def messages_of(transactions: list[Transaction]) -> Iterator[pa.Table]:
+    """Tables of some transactions; one that is large may be in several."""
+    addresses: list[int] = []
+    values: list[bytes] = []
+    headers: list[str] = []
+    size = 0
+    for one in transactions:
+        for value, header in zip(one.values, one.headers, strict=True):
+            addresses.append(one.address)
+            values.append(value)
+            headers.append(header)
+            size += len(value)
+            if size >= TABLE_BYTES:
+                yield _listed(addresses, values, headers)
+                addresses, values, headers, size = [], [], [], 0
+    if values:
+        yield _listed(addresses, values, headers)
+
+
+def _listed(addresses: list[int], values: list[bytes], headers: list[str]) -> pa.Table:
+    known = {header: place for place, header in enumerate(dict.fromkeys(headers))}
+    places = np.fromiter((known[header] for header in headers), np.int32, len(headers))
+    return _table(np.array(addresses, np.uint64), pa.array(values, pa.binary()), places, list(known))
+
+
+def _table(addresses: Any, values: pa.Array, places: Any, headers: list[str]) -> pa.Table:
+    header = pa.DictionaryArray.from_arrays(array_of(places), pa.array(headers, pa.string()))
+    return pa.table([array_of(addresses), values, header], schema=pa.schema([ADDRESS, VALUE, ("header", header.type)]))

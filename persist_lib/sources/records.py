@@ -1,0 +1,296 @@
+"""What is declared of a source, as it is stored, and what each kind of place has to answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+
+import msgspec
+
+from persist_lib.catalog.records import Record, schema_of
+from persist_lib.client import Client
+from persist_lib.errors import InvalidUsage
+from persist_lib.runtime.ambient import Deadline
+from persist_lib.schema.schema import Schema
+from persist_lib.sources.bindings import Bindings, Clock
+from persist_lib.sources.decoding import Decoding
+from persist_lib.sources.envelopes import Meaning
+from persist_lib.sources.pipeline import Pipeline
+from persist_lib.sources.protocol import SourceReader
+from persist_lib.sources.schema_registry import Schemas
+
+if TYPE_CHECKING:
+    from persist_lib.catalog.controller import Controller
+
+State = Literal["making", "running", "paused", "dropping"]
+
+
+class Followed(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The collection that a source reads: its id, the columns in which it is read, and from which time on."""
+
+    id: str
+    form: Any
+    begins: int = 0
+
+    @property
+    def columns(self) -> Schema:
+        return schema_of(self.form)
+
+
+class Recipe(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """Another way to decode a source's messages, of which renditions are made, by the roles of their collections.
+
+    `number` counts such attempts. Once it is `decided`, the next process hands over.
+    """
+
+    number: int
+    decoding: Decoding
+    meaning: Meaning
+    schema: Any
+    decoded: Any = None
+    renditions: dict[str, int] = {}
+    decided: bool = False
+
+    def applied(self, record: SourceRecord, **more: Any) -> SourceRecord:
+        """A record whose messages are decoded by it."""
+        return changed(
+            record, decoding=self.decoding, meaning=self.meaning, schema=self.schema, decoded=self.decoded, **more
+        )
+
+
+class Known(msgspec.Struct, frozen=True):
+    """What a source's table and its publication were when the source was made.
+
+    `published` names the rows of the server's catalog that say what is published of the table, each by its id and by
+    the transaction that wrote it (`xmin`). Any change writes such a row again, also one that is taken back. `columns`
+    are the numbers of the table's columns by name: a number stays with its column, whatever that is called.
+    """
+
+    published: str
+    columns: dict[str, int]
+
+
+class Declaration(NamedTuple):
+    """What is declared of a source apart from its kind, also what the caller left out."""
+
+    schema: Schema
+    decoding: Decoding
+    meaning: Meaning
+    decoded: Schema | None = None
+    input: Followed | None = None
+
+
+class Place(NamedTuple):
+    """What a user names at the shell: a place, and options that only some kinds take."""
+
+    url: str
+    format: str | None = None
+    table: str | None = None
+    publication: str | None = None
+    rotated: bool = False
+    header: bool = True
+
+
+DECODED = frozenset({"envelope", "deletes", "transform", "keep-raw", "key-format", "registry", "transactions"})
+"""Options of `persist source create` about messages that have to be decoded."""
+
+
+class Kind:
+    """A kind of place that messages come from: all that differs between sources is asked of it.
+
+    A kind is a frozen `msgspec.Struct` with a tag of its own, whose fields are what is declared, and a line in
+    `kinds.KINDS`. Most need `open`, which answers a `SourceReader`; the other methods have answers that fit where the
+    location alone knows of the source. `make` and `remove` are for what a source has outside of its collections: both
+    are idempotent.
+    """
+
+    __slots__ = ()
+    title: ClassVar[str]
+    """What error messages call it."""
+    schemes: ClassVar[tuple[str, ...]] = ()
+    """What its places start with, before a colon."""
+    takes: ClassVar[frozenset[str]] = frozenset()
+    """The options of `persist source create` that it takes, of those that not every kind does."""
+    hint: ClassVar[str] = ""
+    """What to do instead of an option that it does not take."""
+    brings_schema: ClassVar[bool] = False
+    """Whether the columns need not be declared."""
+    unloadable: ClassVar[str] = ""
+    """Why tasks cannot load it side by side; empty if they can."""
+    has_upstream: ClassVar[bool] = True
+    """Whether its reader has to ask for what is new; otherwise its clock knows."""
+
+    @classmethod
+    def of_place(cls, place: Place) -> tuple[Kind, str]:
+        """What is declared of a place at the shell, and the decoder of what is there. Raises InvalidUsage."""
+        raise InvalidUsage(f"{cls.title} is not declared by a place: {place.url}")
+
+    def open(self) -> SourceReader:
+        """A reader. Raises what is wrong with the place."""
+        raise NotImplementedError
+
+    def default_decoding(self) -> Decoding:
+        """How messages are decoded where the caller does not say."""
+        return Decoding()
+
+    def default_meaning(self) -> Meaning:
+        """What rows mean where the caller does not say."""
+        return Meaning()
+
+    def default_schema(self, _decoding: Decoding, _meaning: Meaning) -> Schema | None:
+        """The columns of the output where the caller does not say. Raises InvalidUsage."""
+        return None
+
+    def complete(self, _controller: Controller, given: Declaration) -> Declaration:
+        """What is declared, completed by what the place brings. Raises InvalidUsage for what does not fit it."""
+        if given.schema.times not in {None, "ms"}:
+            raise InvalidUsage(
+                f"the times of a source are in milliseconds: pass times='ms', not {given.schema.times!r}"
+            )
+        return given._replace(schema=in_unit(given.schema, "ms"))
+
+    def check(self, _given: Declaration) -> None:
+        """Raise for what cannot be opened here and now, or not be read as it is declared."""
+        self.open().close()
+
+    def input(self, _controller: Controller) -> Followed | None:
+        """The collection that is read, if it is one. Raises NotFound."""
+        return None
+
+    def clock(self, controller: Controller, record: SourceRecord, _owner: str, *, is_leased: bool = True) -> Clock:
+        """What says at which times messages are. Without `is_leased`, for a caller that reads no messages."""
+        del is_leased
+        return Bindings(controller.client, record.bindings)
+
+    def open_reader(self, _client: Client, _record: SourceRecord, _clock: Clock | None = None) -> SourceReader:
+        """A reader of the source's messages."""
+        return self.open()
+
+    def hold(self, _client: Client, record: SourceRecord, *, is_new: bool) -> SourceRecord:
+        """Hold what the source reads in the location; the record with what is known of it since, if it `is_new`."""
+        del is_new
+        return record
+
+    def begin(self, _controller: Controller, _record: SourceRecord, _names: Iterable[str]) -> None:
+        """See to it that the source's collections, by these names, begin where what it reads begins."""
+
+    def make(self, _client: Client, _record: SourceRecord, _deadline: Deadline) -> Known | None:
+        """Make what the source has upstream; return what is known of that."""
+        return None
+
+    def look(self, _record: SourceRecord) -> Known | None:
+        """What is known of it now, of a source that was made before this was noted."""
+        return None
+
+    def remove(self, _client: Client, _record: SourceRecord) -> list[str]:
+        """Take away what the source has outside of its collections. Returns what could not be, as texts."""
+        return []
+
+
+class SourceRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """A source. `collections` are the ids of those that it writes by definite appends, by what they are for.
+
+    `epoch` counts how often it was reset; instances of another epoch are fenced off. `again`: once it
+    is dropped, it is to be created again. `mends` counts the recipes that were tried, `mended` is the number of the one
+    that decodes its messages now, 0 for the first. `table` is what a table of PostgreSQL was when the source was made.
+    """
+
+    id: str
+    name: str
+    reader: Kind
+    decoding: Decoding
+    meaning: Meaning
+    schema: Any
+    decoded: Any = None
+    shards: int = 1
+    retention: int | None = None
+    state: State = "making"
+    why: str = ""
+    epoch: int = 1
+    again: bool = False
+    command: str = ""
+    collections: dict[str, str] = {}  # noqa: RUF012 - msgspec copies it
+    health: str = ""
+    input: Followed | None = None
+    mending: Recipe | None = None
+    mends: int = 0
+    mended: int = 0
+    table: Known | None = None
+
+    @property
+    def columns(self) -> Schema:
+        return schema_of(self.schema)
+
+    @property
+    def message_columns(self) -> Schema | None:
+        """The columns that messages have, where a transform makes the output's of them."""
+        return None if self.decoded is None else schema_of(self.decoded)
+
+    @property
+    def bindings(self) -> str:
+        return f"{self.id}.bindings"
+
+    @property
+    def choices(self) -> str:
+        return f"{self.id}.choices"
+
+    @property
+    def schemas(self) -> str:
+        """The shard of the schemas of its messages, if a registry has them."""
+        return f"{self.id}.schemas"
+
+    def pipeline(self) -> Pipeline:
+        """What makes updates of its messages."""
+        return Pipeline(self.decoding, self.meaning, self.columns, self.message_columns)
+
+    def open_schemas(self, client: Client) -> Schemas | None:
+        """The schemas of its messages, if a registry has them."""
+        registry = self.decoding.registry
+        return None if registry is None else Schemas(client, self.schemas, registry)
+
+    @property
+    def fence(self) -> bytes:
+        return f"{self.id}/{self.epoch}".encode()
+
+
+def changed(record: SourceRecord, **fields: Any) -> SourceRecord:
+    """The record with other fields."""
+    return msgspec.structs.replace(record, **fields)
+
+
+def mend_command(record: SourceRecord, number: int, role: str) -> str:
+    """The command that makes a rendition of a source's collection, for a recipe."""
+    return f"{record.id}.mend{number}.{role}"
+
+
+def mend_number(record: SourceRecord, command: str) -> int | None:
+    """For which recipe a rendition was made; None for one that was made otherwise."""
+    head, _, rest = command.partition(".mend")
+    return int(rest.partition(".")[0]) if head == record.id and rest else None
+
+
+def minted(client: Client) -> str:
+    """The id of a new source."""
+    return f"s{client.runtime.entropy():016x}"
+
+
+def in_unit(schema: Schema, unit: object) -> Schema:
+    """The schema with other times."""
+    models = schema.models
+    schema = msgspec.structs.replace(schema, times=unit)
+    schema.__dict__["models"] = models
+    return schema
+
+
+def with_extra(module: str, what: str, extra: str) -> Any:
+    """A module that needs packages of an extra. Raises InvalidUsage where these are not installed."""
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("persist_lib"):
+            raise
+        raise InvalidUsage(
+            f"{what} needs the package {error.name}, which is not installed: pip install 'persist-lib[{extra}]'",
+            extra=extra,
+        ) from error

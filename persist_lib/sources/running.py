@@ -1,0 +1,318 @@
+"""Ingesting a source: one instance of it. Any number may run at once, be paused, killed or started again.
+
+All that an instance knows beyond one step it can read again, so whatever goes wrong, it drops that and starts at t, the
+least upper of what it writes. See docs/design/0042-sources.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+import pyarrow as pa
+
+from persist_lib.arguments import parse_seconds
+from persist_lib.config import MIB
+from persist_lib.errors import (
+    Determinate,
+    GivesUpHistory,
+    Gone,
+    HoldConflict,
+    Indeterminate,
+    LeaseExpired,
+    NotFound,
+    Refused,
+    ShardFinished,
+    SinceViolation,
+    UpperMismatch,
+)
+from persist_lib.runtime.ambient import Deadline
+from persist_lib.sources.bindings import Clock, Marks
+from persist_lib.sources.pipeline import Made
+from persist_lib.sources.protocol import HOLD, Lag, SourceReader, said, settled
+from persist_lib.sources.reclock import Window, read_parts, schemas_of, windows
+from persist_lib.sources.records import SourceRecord, mend_number
+from persist_lib.sources.targets import Target
+
+if TYPE_CHECKING:
+    from persist_lib.catalog.controller import Controller
+
+STEP_BYTES = 32 * MIB
+WINDOW_BYTES = 64 * MIB
+TICK_MS = 5_000
+"""How often a source without new messages moves on in time: each time is an append to each of its collections."""
+HOLD_EVERY_MS = 5_000
+"""By how much t moves before holds follow."""
+PASSING = (LeaseExpired, SinceViolation, UpperMismatch, Determinate, Indeterminate)
+"""What the next step may not meet: an instance drops what it has in memory, and starts again."""
+
+
+class Behind(msgspec.Struct, frozen=True):
+    """How far a partition is behind: messages and bytes that are left, and seconds since what was read was written.
+
+    None is what its reader does not know.
+    """
+
+    messages: int | None
+    bytes: int | None
+    seconds: float | None
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """What one step did, and what is left. `time` is t: all before it is durable in all collections of the source.
+
+    `lag` is about how many addresses of each partition are there beyond what is durable (of files, bytes or rows);
+    `behind_ms` is how far t is behind the store's clock. `is_idle`: this step found nothing new.
+    `behind` says more of partitions with a lag, where the reader knows it; `held_back` how many bytes the upstream
+    keeps for this source, and `warning` what is wrong with that. `unread` says what is there and is not read, and why.
+    """
+
+    time: int
+    messages: int
+    errors: int
+    lag: dict[str, int]
+    behind_ms: int
+    is_idle: bool
+    behind: dict[str, Behind] = {}
+    held_back: int | None = None
+    warning: str = ""
+    unread: dict[str, str] = {}
+
+
+class Done(NamedTuple):
+    """What is durable now: all before `end`, with so many messages, of which so many were bad."""
+
+    end: int
+    messages: int
+    errors: int
+
+
+class Ingestion:
+    """One instance of a source. Use it from one thread."""
+
+    step_bytes = STEP_BYTES
+    """Messages that become bound at one time, in bytes, about."""
+    window_bytes = WINDOW_BYTES
+    """Messages that are in memory at once, and made durable together, in bytes, about; one time's at least."""
+
+    def __init__(self, controller: Controller, record: SourceRecord, owner: str, clock: Clock | None = None) -> None:
+        self._controller, self._client, self.record = controller, controller.client, record
+        self._fence = record.fence
+        self._pipeline = record.pipeline()
+        self._reader: SourceReader | None = None
+        self._clock = record.reader.clock(controller, record, owner) if clock is None else clock
+        self._schemas = record.open_schemas(self._client)
+        self._owner = owner
+        self._targets: dict[str, Target] = {}
+        self._held = -1
+        self._at = 0
+        self._told = 0
+
+    def step(self, timeout: float | None = None, *, mints: bool = True) -> Progress:
+        """Bind what is there now, and make all that is bound durable. With `mints=False` others bind.
+
+        Each window may take `timeout` seconds to be written, by default those of the client's configuration.
+
+        Raises Gone and Diverged, which stay so; HoldConflict when the source was reset or dropped; and what may pass
+        (`PASSING`): then call it again. NotFound once it was dropped.
+        """
+        timeout_s = self._client.config.timeout_s if timeout is None else parse_seconds(timeout)
+        try:
+            if mints:
+                self._mint(self._client.runtime.deadline(timeout_s))
+            return self._catch_up(timeout_s)
+        except Gone as error:
+            is_late = self._is_late()
+            self._drop()
+            if is_late:
+                raise Determinate("other instances were faster: what is gone was durable. It starts again") from error
+            raise
+        except ShardFinished as error:
+            self._drop()
+            raise NotFound(f"the source {self.record.name!r} was dropped", source=self.record.name) from error
+        except BaseException:
+            self._drop()
+            raise
+
+    def _is_late(self) -> bool:
+        """Whether others have made durable by now what this instance was at, so that it may be gone."""
+        return min((target.fetch_upper() for target in self._targets.values()), default=0) > self._at
+
+    def close(self) -> None:
+        self._drop()
+        self._clock.close()
+        if self._schemas is not None:
+            self._schemas.close()
+
+    def _drop(self) -> None:
+        """Forget what is in memory."""
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.close()
+        targets, self._targets = self._targets, {}
+        for target in targets.values():
+            with suppress(*PASSING):
+                target.close()
+
+    def _opened(self) -> SourceReader:
+        if self._reader is None:
+            self._reader = self.record.reader.open_reader(self._client, self.record, self._clock)
+        return self._reader
+
+    def _mint(self, deadline: Deadline) -> None:
+        reader = self._opened()
+        self._clock.mint(lambda bound: reader.high_watermarks(bound, self.step_bytes), deadline, TICK_MS)
+
+    def _estimate(self, partition: str, start: int, end: int) -> int:
+        return self._opened().estimate(partition, start, end)
+
+    def _writing(self) -> dict[str, Target]:
+        if not self._targets:
+            for role, id_ in self.record.collections.items():
+                self._targets[role] = Target(self._controller, id_, self._owner)
+        return self._targets
+
+    def _catch_up(self, timeout_s: float) -> Progress:
+        targets = self._writing()
+        time = min(target.fetch_upper() for target in targets.values())
+        self._at = time
+        self._move_holds(time)
+        bound = self._clock.since(time)
+        messages = errors = 0
+        for window in windows(bound, time, self.window_bytes, self._estimate):
+            for done in self._through(window, timeout_s):
+                messages, errors, time = messages + done.messages, errors + done.errors, done.end
+                self._at = time
+                self._move_holds(time)
+        self._tell()
+        return self._progress(time, bound.marks, messages, errors)
+
+    def _through(self, window: Window, timeout_s: float) -> Iterator[Done]:
+        """Make a window durable, in one go or in several."""
+        for part, some in self._parts(window):
+            self._settle(part, self._client.runtime.deadline(timeout_s))
+            made = self._made(some, part, self._client.runtime.deadline(timeout_s))
+            self._check_errors(made.errors.num_rows, made.errors, part)
+            self._write(made, part, self._client.runtime.deadline(timeout_s))
+            yield Done(part.end, some.num_rows, made.errors.num_rows)
+
+    def _parts(self, window: Window) -> Iterable[tuple[Window, pa.Table]]:
+        return read_parts(self._opened(), window, 2 * self.window_bytes)
+
+    def _made(self, messages: pa.Table, window: Window, deadline: Deadline) -> Made:
+        schemas = schemas_of(self._schemas, self.record.decoding, messages, deadline)
+        return self._pipeline.apply(messages, partial(self._lookup, window), schemas, self._waiting(window))
+
+    def _settle(self, window: Window, deadline: Deadline) -> None:
+        """See to it that the window is decoded as its collections are. If they were handed over, look again.
+
+        SUBTLE: first the output, whose handover decides, and then the errors, whose is at the same time. So while
+        neither is promised beyond what is written, the second handover can always follow the first.
+        """
+        if "raw" not in self.record.collections:  # there are no other renditions of what is not kept
+            return
+        for role in ("output", "errors"):
+            commands = self._writing()[role].promise(window.end, deadline)
+            numbers = [number for one in commands if (number := mend_number(self.record, one)) is not None]
+            if numbers and numbers[-1] != self.record.mended:
+                raise Determinate(
+                    f"source {self.record.name!r} was mended while it ran, and this instance decodes as before. "
+                    "Nothing was written; it continues with the new decoding once the handover is finished",
+                    source=self.record.name,
+                )  # fmt: skip
+
+    def adopt(self, record: SourceRecord) -> None:
+        """Continue by what is declared now: drop what is in memory."""
+        self._drop()
+        if self._schemas is not None:
+            self._schemas.close()
+        self.record, self._schemas, self._pipeline = record, record.open_schemas(self._client), record.pipeline()
+
+    def _lookup(self, window: Window, keys: pa.Table | None) -> pa.Table:
+        """The state: what the output has of these keys, or of all, as of just before the window (nothing at 0)."""
+        output = self._writing()["output"]
+        if window.start == 0:
+            return output.schema.data.empty_table()
+        return output.lookup(keys, window.start - 1)
+
+    def _waiting(self, window: Window) -> pa.Table | None:
+        """The state of transactions as of just before the window (none at 0)."""
+        target = self._writing().get("waiting")
+        return None if target is None or window.start == 0 else target.contents(window.start - 1)
+
+    def _check_errors(self, count: int, some: pa.Table, window: Window) -> None:
+        """Raise Refused if the source has too many bad messages with these, of which `some` has the first."""
+        most = self.record.meaning.most_errors
+        if most is None or not count:
+            return
+        before = self._writing()["errors"].count(window.start - 1) if window.start else 0
+        if before + count > most:
+            first = some.slice(0, 1).to_pylist()[0]
+            raise Refused(
+                f"source {self.record.name!r}: {before + count} messages are bad, and most_errors is "
+                f"{most}. Nothing of these was written. The first new one, in {first['partition']} at "
+                f"{first['address']}: {first['reason']}",
+                source=self.record.name, errors=before + count,
+            )  # fmt: skip
+
+    def _write(self, made: Made, window: Window, deadline: Deadline) -> None:
+        targets = self._writing()
+        for role, target in targets.items():
+            target.check(getattr(made, role), window.start, window.end)
+        for role, target in targets.items():
+            target.append(getattr(made, role), window.start, window.end, deadline)
+
+    def _move_holds(self, time: int) -> None:
+        """Let the source's holds follow t, the bindings' last: they say what the upstream may forget.
+
+        SUBTLE: t only goes up, as it is a least upper. So whichever instance moves a hold, it may; a late one
+        is refused, which does no harm. The fence is another one once the source was reset or dropped.
+        """
+        since = max(0, time - 1)
+        every = 1 if self.record.columns.times is None else HOLD_EVERY_MS
+        if self._held >= 0 and since < self._held + every:
+            return
+        holds = [(target.collection.shard, HOLD) for target in self._writing().values()]
+        for shard, hold in (*holds, (self._clock.shard, self._clock.hold)):
+            try:
+                self._client.downgrade_hold(shard, hold, since, expected=self._fence)
+            except SinceViolation:
+                continue
+            except GivesUpHistory:  # a handover under way has promised less than t: this hold follows with a later move
+                continue
+            except HoldConflict as error:
+                raise HoldConflict(
+                    f"source {self.record.name!r}: its hold on {shard} was taken away, so this instance ends. If the "
+                    "source was not dropped, `persist source resume` sets the hold again",
+                    **error.fields,
+                ) from error
+        for target in self._writing().values():
+            target.let_go(since)
+        self._clock.let_go(since)
+        self._held = since
+
+    def _tell(self) -> None:
+        """Tell the upstream what will not be asked for again: the addresses at the bindings' since, never at t."""
+        since = self._clock.fetch_told()
+        if since <= self._told:
+            return
+        with suppress(SinceViolation):  # it has moved on just now
+            self._opened().tell(self._clock.since(since + 1).start)
+            self._told = since
+
+    def _progress(self, time: int, marks: Marks, messages: int, errors: int) -> Progress:
+        reader, now = self._opened(), self._client.consensus.now()
+        lags: Mapping[str, Lag] = said(reader, "lags", {}, marks)
+        behind = {
+            partition: Behind(lag.messages, lag.bytes, None if lag.read_ms is None else max(0, now - lag.read_ms) / 1e3)
+            for partition, lag in lags.items()
+        }
+        nothing: tuple[int | None, str] = (None, "")
+        kept, warning = said(reader, "held_back", nothing)
+        return Progress(
+            time, messages, errors, dict(reader.lag(marks)), self._clock.behind_ms(time), messages == 0, behind=behind,
+            held_back=kept, warning=warning, unread=settled(said(reader, "unread", {}), now),
+        )  # fmt: skip

@@ -1,0 +1,189 @@
+"""A timeline in YOLO mode: each statement is one append to its table.
+
+Its read time is the greatest upper of its tables, minus 1, and a table that lags is advanced before it is read. So a
+read sees what was acknowledged before it began, and nothing can be written at a time that was read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from persist_lib.catalog.catalog import Catalog
+from persist_lib.catalog.records import CollectionRecord, TimelineRecord
+from persist_lib.catalog.renditions import Renditions, Span
+from persist_lib.catalog.writer import CollectionWriter
+from persist_lib.errors import Indeterminate, SinceViolation, UpperMismatch
+from persist_lib.frontier import at
+from persist_lib.kernel.columns import at_time
+from persist_lib.relation.next_time import bounds_of, format_token
+from persist_lib.relation.row_selection import RowSelection
+from persist_lib.runtime.ambient import Deadline
+from persist_lib.timeline.table_snapshot import TableSnapshot
+from persist_lib.timeline.timeline import AsOf, Committed, Line, Sending, Want, no_matter, until_decided
+from persist_lib.timeline.view import View, needs_settling, pause
+
+
+class YoloLine(Line):
+    """A timeline without a WAL."""
+
+    def __init__(self, catalog: Catalog, record: TimelineRecord, owner: str) -> None:
+        super().__init__(catalog, record, owner)
+        self._renditions: dict[str, Renditions] = {}
+        self._writers: dict[str, tuple[str, CollectionWriter]] = {}
+
+    def read_time(self, deadline: Deadline) -> int:  # noqa: ARG002 - the other mode waits
+        """The greatest upper of all tables, minus 1."""
+        self.look()
+        return max((self._upper(record) for record in self.tables()), default=0) - 1
+
+    def newest(self, view: View, deadline: Deadline) -> int:
+        """The newest time of this table: its own upper decides whether a statement was first."""
+        while True:
+            self.look()
+            view.freshen(self.heads)
+            span = view.timeline().last
+            upper = view.upper(span)
+            if not needs_settling(span, upper):
+                self._let_go(view, upper)
+                return upper - 1
+            if deadline.has_passed():
+                raise self.out_of_time(deadline, f"table {view.name!r} is being copied to its new rendition")
+            self._advance(view, upper + 1, deadline)
+
+    def contents(self, view: View, as_of: int, wanted: RowSelection, deadline: Deadline) -> pa.Table:  # noqa: ARG002
+        """Those of the newest rendition."""
+        return view.contents(view.timeline().last, as_of, wanted)
+
+    def changed(self, view: View, from_: int, to: int, wanted: RowSelection) -> pa.Table | None:
+        """What was appended to the newest rendition; None if that was another one before."""
+        span = view.timeline().last
+        if from_ < span.start:
+            return None
+        try:
+            return view.changed(span, from_, to, wanted)
+        except SinceViolation:
+            return None
+
+    def try_commit(
+        self, changes: Sequence[tuple[View, pa.Table]], as_of: int, deadline: Deadline, sending: Sending = no_matter
+    ) -> Committed | None:
+        """Append to the table, if its upper is right after `as_of` and no other rendition followed."""
+        ((view, table),) = changes
+        lower = as_of + 1
+        self.look()
+        greatest = max((self._upper(record) for record in self.tables()), default=0)
+        time = self.next_time(max(lower, greatest))
+        token = format_token(self.client.runtime, at(lower), at(time + 1))
+        write = self._writer(view)
+        rows = at_time(table, time)
+        span = view.timeline().last
+        doubts: list[Indeterminate] = []
+        sending(token)
+        try:
+            until_decided(
+                lambda: write.append_on(
+                    span.command, rows, lower, time + 1, timeout=deadline.left_s(), token=token
+                ),
+                deadline, doubts,
+            )  # fmt: skip
+        except UpperMismatch:
+            if not doubts or not self.was_committed(span, token, view, deadline):
+                return None
+        return Committed(time, token)
+
+    def was_committed(self, span: Span, token: bytes, view: View, deadline: Deadline) -> bool:
+        """Whether an append to a rendition was committed. One that is open is decided by moving upper."""
+        _, lower, upper = bounds_of(token)
+        while True:
+            verdict = self.client.judge_append(span.rendition.names[0], token, lower, upper)
+            if verdict.answer != "open":
+                return verdict.seqno is not None
+            self._advance(view, upper.time or 0, deadline)
+
+    def complete(self, name: str, upper: int, deadline: Deadline) -> None:
+        """Advance the table."""
+        self.again(lambda: self._advance(self.view(name), upper, deadline), deadline)
+
+    def snapshot(self, name: str, asked: AsOf, want: Want, deadline: Deadline) -> TableSnapshot:
+        """Advances the table to the read time, if it lags. A client that may only read waits for others to do so."""
+        time = self.time_of(name, asked, deadline)
+        with self.pinned(time):
+            return self.again(lambda: self._snapshot(name, time, asked, want, deadline), deadline)
+
+    def reset(self) -> None:
+        """Give up what this process holds."""
+        with self.lock:
+            super().reset()
+            for _, write in self._writers.values():
+                write.close()
+            self._writers.clear()
+
+    def _snapshot(self, name: str, time: int, asked: AsOf, want: Want, deadline: Deadline) -> TableSnapshot:
+        view = self.view(name)
+        while True:
+            view.freshen(self.heads)
+            timeline = view.timeline()
+            span = timeline.at(max(time, timeline.since))
+            if time < 0:
+                wanted = want(view.schema)
+                nothing = wanted.narrowed(view.contents(span, -1, wanted))
+                return TableSnapshot(name, -1, view.schema, wanted, nothing)
+            if time < view.upper(span) and timeline.upper.has_passed(time):
+                break
+            if self.client.read_only:
+                upper = view.complete(timeline)
+                if asked.is_newest:
+                    time = upper - 1
+                    continue
+                self.wait_for(name, time, upper, asked, deadline)
+            elif deadline.has_passed():
+                raise self.out_of_time(deadline, f"table {name!r} does not come up to {time}")
+            else:
+                self._advance(view, time + 1, deadline)
+            self.look()
+        if at(time) < view.reader.since:
+            with self.older(name) as old:
+                found = self.base(old, old.timeline().at(time), time, want)
+                return TableSnapshot(name, time, view.schema, want(view.schema), found.consolidated_table())
+        found = self.base(view, span, time, want)
+        self._let_go(view, view.upper(span))
+        return found
+
+    def _advance(self, view: View, upper: int, deadline: Deadline) -> None:
+        self._writer(view).advance_upper(upper, timeout=deadline.left_s())
+        pause(deadline) if view.upper(view.timeline().last) < upper else None
+
+    def _let_go(self, view: View, upper: int) -> None:
+        view.let_go(self.oldest(upper - 1))
+
+    def _writer(self, view: View) -> CollectionWriter:
+        command = view.timeline().last.command
+        known = self._writers.get(view.id)
+        if known is None or known[0] != command:
+            if known is not None:
+                known[1].close()
+            self._writers[view.id] = known = command, CollectionWriter(self.client, view.record, "ms", None)
+        return known[1]
+
+    def _upper(self, record: CollectionRecord) -> int:
+        """How far a table has come, as of the last look."""
+        renditions = self._renditions.get(record.id)
+        if renditions is None:
+            renditions = self._renditions[record.id] = Renditions(self.client, record.shard, "ms", record.name)
+        self.heads.freshen(record.shard)
+        upper = 0
+        for span in renditions.fetch(is_known=True).spans[-2:]:
+            upper = max(upper, self._reached(span))
+        return upper
+
+    def _reached(self, span: Span) -> int:
+        uppers = []
+        for name in span.rendition.names:
+            self.heads.freshen(name)
+            uppers.append(self.client.machine(name).state.upper.time)
+        if None in uppers or not uppers:
+            return span.end or 0  # closed: it is being dropped
+        found = min(uppers)  # type: ignore[type-var]
+        return found if span.end is None else min(found, span.end)  # type: ignore[return-value,type-var]

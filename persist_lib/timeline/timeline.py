@@ -1,0 +1,344 @@
+"""A timeline as one process sees it: what its tables share, and what differs between its two modes.
+
+A statement or a transaction goes the same way in both: it takes a time to read at, looks at rows as of it, and is
+committed if no other writer was first; otherwise it takes a newer time, and reads again only what changed in between.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from threading import RLock
+from typing import NamedTuple, TypeVar
+
+import pyarrow as pa
+
+from persist_lib.catalog.catalog import Catalog
+from persist_lib.catalog.effects import settle
+from persist_lib.catalog.records import CollectionRecord, TimelineRecord
+from persist_lib.catalog.renditions import Span
+from persist_lib.catalog.snapshot import CollectionSnapshot
+from persist_lib.client import Client
+from persist_lib.errors import (
+    Damage,
+    Indeterminate,
+    InvalidUsage,
+    LeaseExpired,
+    NotComplete,
+    NotFound,
+    PersistError,
+    Refused,
+    SchemaMismatch,
+    TimedOut,
+)
+from persist_lib.frontier import at
+from persist_lib.relation.next_time import store_time
+from persist_lib.relation.row_selection import RowSelection
+from persist_lib.relation.snapshot import snapshot_known
+from persist_lib.runtime.ambient import Deadline
+from persist_lib.schema.schema import Schema
+from persist_lib.timeline.table_snapshot import TableSnapshot
+from persist_lib.timeline.view import Heads, View, pause
+from persist_lib.times import show_time
+
+T = TypeVar("T")
+Want = Callable[[Schema], RowSelection]
+"""Makes of a table's columns what is wanted of it."""
+Sending = Callable[[bytes], None]
+"""Gets the token of an append before that is sent."""
+
+
+def no_matter(_token: bytes) -> None:
+    """Ignore the token."""
+
+
+class AsOf(NamedTuple):
+    """The time that a read asks for (None: the newest), and what it wants where that is not complete yet.
+
+    `newest`: the newest complete contents instead. `waits`: to wait for it until the deadline.
+    """
+
+    time: int | None = None
+    newest: bool = False
+    waits: bool = False
+
+    @property
+    def is_newest(self) -> bool:
+        """Whether older contents than those of its time are an answer."""
+        return self.newest or self.time is None
+
+
+class Committed(NamedTuple):
+    """The time of a commit, and the token by which its outcome can be found out."""
+
+    time: int
+    token: bytes
+
+
+class Line(ABC):
+    """A timeline. Safe to use from several threads."""
+
+    def __init__(self, catalog: Catalog, record: TimelineRecord, owner: str) -> None:
+        self.catalog, self.record, self.owner = catalog, record, owner
+        self.client: Client = catalog.client
+        self.heads = Heads(self.client)
+        self.lock = RLock()
+        self._views: dict[str, View] = {}
+        self._pins: Counter[int] = Counter()
+
+    @property
+    def name(self) -> str:
+        """The timeline's name."""
+        return self.record.name
+
+    @abstractmethod
+    def read_time(self, deadline: Deadline) -> int:
+        """The time at which a read that begins now sees all that was acknowledged, in whatever table. -1: nothing."""
+
+    @abstractmethod
+    def newest(self, view: View, deadline: Deadline) -> int:
+        """The newest time at which a statement on this table can look."""
+
+    @abstractmethod
+    def contents(self, view: View, as_of: int, wanted: RowSelection, deadline: Deadline) -> pa.Table:
+        """The wanted rows as of a time that `newest` answered, with all their columns."""
+
+    @abstractmethod
+    def changed(self, view: View, from_: int, to: int, wanted: RowSelection) -> pa.Table | None:
+        """What was added to the wanted rows in `(from_, to]`. None: they have to be read again."""
+
+    @abstractmethod
+    def try_commit(
+        self, changes: Sequence[tuple[View, pa.Table]], as_of: int, deadline: Deadline, sending: Sending = no_matter
+    ) -> Committed | None:
+        """Commit changes that were made of the contents as of a time. None if something was committed since.
+
+        `sending` gets the token first. Raises Indeterminate, with the token, if it is not known at the deadline
+        whether this was committed.
+        """
+
+    @abstractmethod
+    def complete(self, name: str, upper: int, deadline: Deadline) -> None:
+        """Say by one empty append that nothing comes before `upper` any more, for a read of this table."""
+
+    @abstractmethod
+    def snapshot(self, name: str, asked: AsOf, want: Want, deadline: Deadline) -> TableSnapshot:
+        """The contents of a table, for a caller of `read`."""
+
+    def time_of(self, name: str, asked: AsOf, deadline: Deadline) -> int:
+        """The time that a read is of, once the timeline has passed it. Raises NotComplete.
+
+        Where this client may write, and the time is not beyond the store's clock, an empty append completes all times
+        up to that clock, so that the next such reads find them complete. SUBTLE: never the older contents instead, as a
+        write at the time that was asked for may follow, and the answer would be another one.
+        """
+        reached, time = self.read_time(deadline), asked.time
+        if time is None or (asked.newest and reached < time):
+            return reached
+        while reached < time:
+            if not self.client.read_only and time <= self.client.consensus.now():
+                self.complete(name, self.next_time(reached + 1) + 1, deadline)
+            else:
+                self.wait_for(name, time, reached + 1, asked, deadline)
+            reached = self.read_time(deadline)
+        return time
+
+    def next_time(self, least: int) -> int:
+        """The next time by the store's clock, and never before `least`. Raises ClockAhead."""
+        client = self.client
+        return store_time(f"timeline {self.name!r}", least, client.consensus.now(), client.runtime.clock_ms())
+
+    def wait_for(self, name: str, time: int, upper: int, asked: AsOf, deadline: Deadline) -> None:
+        """Wait a little for a time to be complete. Raises NotComplete at the deadline; at once if none was given."""
+        if asked.waits and not deadline.has_passed():
+            pause(deadline)
+            return
+        reached, only = show_time(upper, "ms"), ", and this client may only read" if self.client.read_only else ""
+        raise NotComplete(
+            f"table {name!r}: as_of {show_time(time, 'ms')} is not complete yet: it is complete before {reached}, a "
+            f"write there or later may still come{only}. Ask for an earlier time, wait for it (timeout=, at a shell "
+            "--wait), or take the newest complete contents (newest=True, --newest)",
+            as_of=time, upper=at(upper), timeout_s=deadline.timeout_s if asked.waits else 0.0, table=name,
+        )  # fmt: skip
+
+    def look(self) -> None:
+        """Ask for the newest seqnos of the timeline's shards: one request."""
+        self.heads.look()
+
+    def view(self, name: str) -> View:
+        """The table of this name, as of the last look. Raises NotFound, and InvalidUsage if it is not on this line."""
+        record = self._find(name)
+        with self.lock:
+            view = self._views.get(record.id)
+            if view is not None:
+                view.record = record
+                self._freshen(view)
+                if view.is_current():
+                    return view
+                view.close()
+            self._views[record.id] = view = View(self.client, record, self.owner)
+            self._freshen(view)
+            return view
+
+    def current(self, view: View) -> View:
+        """The same table, after others committed. Raises SchemaMismatch if it has other columns now."""
+        found = self.view_of(view.record)
+        if found.schema != view.schema:
+            raise SchemaMismatch(
+                f"table {view.name!r} was handed over to a rendition with other columns since: {found.schema}. "
+                "Nothing was written; begin again",
+                table=view.name, expected=view.schema, actual=found.schema,
+            )  # fmt: skip
+        return found
+
+    def view_of(self, record: CollectionRecord) -> View:
+        """The same by its record: a table that was renamed since is still that table."""
+        current = self.catalog.fetch(self.heads.get(self.catalog.shard)).collections.get(record.id)
+        if current is None or current.state == "dropping":
+            raise self.dropped(record.name)
+        return self.view(current.name)
+
+    def dropped(self, name: str) -> NotFound:
+        """The error for a table that is not there any more."""
+        return NotFound(f"table {name!r} was dropped. Nothing was written", table=name)
+
+    def views(self) -> list[View]:
+        """The tables that this process has open."""
+        return list(self._views.values())
+
+    def tables(self) -> list[CollectionRecord]:
+        """The tables on this line, as of the last look."""
+        contents = self.catalog.fetch(self.heads.get(self.catalog.shard))
+        return [c for c in contents.collections.values() if c.timeline == self.record.id and c.state == "live"]
+
+    @contextmanager
+    def at_newest(self, view: View, deadline: Deadline) -> Iterator[int]:
+        """The newest time for a statement, kept."""
+        with self.lock:
+            as_of = self.newest(view, deadline)
+            self._pins[as_of] += 1
+        try:
+            yield as_of
+        finally:
+            self._unpin(as_of)
+
+    @contextmanager
+    def pinned(self, as_of: int) -> Iterator[None]:
+        """Keep what is needed to read at a time, and to see what was committed after it."""
+        with self.lock:
+            self._pins[as_of] += 1
+        try:
+            yield
+        finally:
+            self._unpin(as_of)
+
+    def _unpin(self, as_of: int) -> None:
+        with self.lock:
+            self._pins[as_of] -= 1
+            if not self._pins[as_of]:
+                del self._pins[as_of]
+
+    def oldest(self, time: int) -> int:
+        """The oldest time that is still needed, at most `time`."""
+        return min([time, *self._pins])
+
+    def again(self, call: Callable[[], T], deadline: Deadline) -> T:
+        """Do something; once more with fresh readers, if their leases had ended."""
+        try:
+            return call()
+        except LeaseExpired:
+            if deadline.has_passed():
+                raise
+            self.reset()
+            return call()
+
+    def reset(self) -> None:
+        """Give up what this process holds; it is registered again when it is needed."""
+        with self.lock:
+            for view in self._views.values():
+                view.close()
+            self._views.clear()
+
+    def close(self) -> None:
+        """Close what it has open. Idempotent."""
+        self.reset()
+
+    def out_of_time(self, deadline: Deadline, why: str) -> TimedOut:
+        """The error for a call that wrote nothing before its deadline."""
+        return TimedOut(
+            f"timeline {self.name!r}: gave up after {deadline.timeout_s:g} s, as {why}. Nothing was written; try "
+            "again, or with a longer timeout",
+            timeout_s=deadline.timeout_s, timeline=self.name,
+        )  # fmt: skip
+
+    def base(self, view: View, span: Span, as_of: int, want: Want) -> TableSnapshot:
+        """The contents of a table as of a time at which the shards of its rendition are complete, read lazily."""
+        handles = view.handles(span)
+        schema = handles[0].schema
+        wanted = want(schema)
+        parts = [snapshot_known(handle, as_of, wanted) for handle in handles]
+        config, rendition = self.client.config, span.rendition
+        inner = CollectionSnapshot(
+            view.name, as_of, rendition.number, schema, rendition.hash_columns, wanted.columns, parts,
+            self.client.runtime, config.merge_bytes,
+        )  # fmt: skip
+        return TableSnapshot(view.name, as_of, schema, wanted, inner)
+
+    @contextmanager
+    def older(self, name: str) -> Iterator[View]:
+        """The table, by a reader that holds what is kept of history. For reads of old times."""
+        view = View(self.client, self._find(name), self.owner)
+        try:
+            yield view
+        finally:
+            view.close()
+
+    def _find(self, name: str) -> CollectionRecord:
+        contents = self.catalog.fetch(self.heads.get(self.catalog.shard))
+        record = contents.find(name)
+        if record.timeline != self.record.id:
+            what = "a collection, and no table" if record.timeline is None else "a table of another timeline"
+            raise InvalidUsage(f"{name!r} is {what}: this is timeline {self.name!r}", table=name, timeline=self.name)
+        if record.state == "making":  # its process may be at it, or gone
+            for command in contents.pending(record.id):
+                settle(self.catalog, command, self.client.runtime.deadline(self.client.config.timeout_s))
+            record = self.catalog.fetch().find(name)
+        return record
+
+    def _freshen(self, view: View) -> None:
+        view.freshen(self.heads)
+
+
+def until_decided(call: Callable[[], object], deadline: Deadline, doubts: list[Indeterminate]) -> None:
+    """Do an append again, with its token and times, until it is known what became of it.
+
+    Raises what refuses it, for certain; Indeterminate at the deadline. `doubts` gets the attempts whose outcome is
+    unknown: after one, an error that says "this attempt did nothing" says nothing of those before, and only an answer
+    or a refusal of the shard decides.
+    """
+    while True:
+        try:
+            call()
+        except Indeterminate as error:
+            doubts.append(error)
+        except LeaseExpired as error:
+            if not error.fields.get("id"):  # this process has closed its writer
+                raise (doubts[-1] if doubts else error) from error
+            doubts.clear()  # the id was retired before: nothing was written, and the writer registers again
+            if deadline.has_passed():
+                raise
+            continue
+        except Refused:
+            raise
+        except PersistError as error:
+            if not doubts:
+                raise
+            if isinstance(error, Damage):
+                raise doubts[-1] from error
+        else:
+            return
+        if deadline.has_passed():
+            raise doubts[-1]
+        pause(deadline)

@@ -1,0 +1,240 @@
+"""Transactions over several tables of a timeline in WAL mode, and the loop of a single statement in either mode."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+import pyarrow as pa
+
+from persist_lib.arguments import not_pickled
+from persist_lib.errors import InvalidUsage, WriteConflict
+from persist_lib.kernel.by_key import Counts
+from persist_lib.kernel.keyset import Keys
+from persist_lib.kernel.order import take
+from persist_lib.location.wrap.spending import Spending
+from persist_lib.relation.row_selection import RowSelection, added_up
+from persist_lib.runtime.ambient import Deadline
+from persist_lib.schema.empty import empty_table
+from persist_lib.schema.schema import Schema
+from persist_lib.timeline.statements import Change, Delete, Done, Insert, Statement, Update, Upsert
+from persist_lib.timeline.table_snapshot import TableSnapshot
+from persist_lib.timeline.timeline import Line
+from persist_lib.timeline.view import View
+from persist_lib.timeline.wal_timeline import WalLine
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import pyarrow.compute as pc
+
+SHOWN = 3
+
+
+def run(line: Line, view: View, statement: Statement, deadline: Deadline, *, dry_run: bool = False) -> Done:
+    """Carry out one statement, again until nothing that it looks at was committed in between.
+
+    With `dry_run`, only say what it would do to what is there now.
+    """
+    wanted, schema = statement.wanted, view.schema
+    old, seen = empty_table(schema.contents), -1
+    is_read, races = False, 0
+    with Spending() as spent, ExitStack() as pins:
+        while True:
+            with ExitStack() as newer:
+                as_of = newer.enter_context(line.at_newest(view, deadline))
+                view = line.current(view)
+                if wanted is not None:
+                    more = line.changed(view, seen, as_of, wanted) if is_read else None
+                    if more is None:
+                        old = line.contents(view, as_of, wanted, deadline)
+                    elif more.num_rows:
+                        old = added_up(schema, old, more)
+                    is_read = True
+                seen = as_of
+                pins.close()
+                pins.push(newer.pop_all())
+            changes, counts = statement.changes(old)
+            if dry_run or not changes.num_rows:
+                return Done(None, changes.num_rows, b"", spent.cost, *counts)
+            done = line.try_commit([(view, changes)], as_of, deadline)
+            if done is not None:
+                return Done(done.time, changes.num_rows, done.token, spent.cost, *counts)
+            races += 1
+            if deadline.has_passed():
+                raise line.out_of_time(deadline, f"others were first {races} times")
+
+
+class Transaction:
+    """A transaction: it reads at one time, `as_of`, and commits at a later one, all of it or nothing.
+
+    It sees the tables as of `as_of` and what it has changed itself. `commit` refuses (WriteConflict) where another
+    transaction has changed a key that this one changes since `as_of`: snapshot isolation. In a `with` block it commits
+    at the end, and an error in the block ends it with nothing written. `time` is when it was committed, None before.
+    """
+
+    def __init__(self, line: WalLine, timeout_s: float, *, dry_run: bool = False) -> None:
+        self._line, self._timeout_s, self._is_dry = line, timeout_s, dry_run
+        self._pins = ExitStack()
+        self._pending: dict[str, tuple[View, pa.Table]] = {}
+        self._is_open = True
+        self.time: int | None = None
+        self.token = b""
+        """By which `tables.outcome` tells what became of it; set before it is sent."""
+        with line.lock:
+            self.as_of = line.read_time(self._deadline())
+            self._pins.enter_context(line.pinned(self.as_of))
+
+    def insert(self, table: str, rows: object) -> Counts:
+        """Add rows: tables, frames, dicts or models. Raises ConstraintViolated; the transaction can continue then."""
+        return self._do(table, lambda schema: Insert(table, schema, rows))
+
+    def upsert(self, table: str, rows: object) -> Counts:
+        """Make each row the one row of its key."""
+        return self._do(table, lambda schema: Upsert(table, schema, rows))
+
+    def delete(self, table: str, keys: object = None, *, filter: pc.Expression | None = None) -> Counts:  # noqa: A002
+        """Take rows away, by their keys or by a filter."""
+        return self._do(table, lambda schema: Delete(table, schema, keys, filter))
+
+    def update(
+        self,
+        table: str,
+        change: Change,
+        keys: object = None,
+        *,
+        filter: pc.Expression | None = None,  # noqa: A002
+    ) -> Counts:
+        """Change value columns of the rows of these keys, or that a filter keeps; of all rows without either."""
+        return self._do(table, lambda schema: Update(table, schema, change, keys, filter))
+
+    def read(
+        self,
+        table: str,
+        *,
+        columns: Sequence[str] | None = None,
+        key: Sequence[object] | None = None,
+        key_from: Sequence[object] | None = None,
+        key_to: Sequence[object] | None = None,
+        keys: object = None,
+        filter: pc.Expression | None = None,  # noqa: A002 - what every reader of Arrow calls it
+        diff: bool = False,
+    ) -> TableSnapshot:
+        """The rows as of `as_of`, with what this transaction has changed. The arguments are those of a snapshot."""
+        view = self._view(table)
+        wanted = RowSelection.of(
+            view.schema, columns=columns, key=key, key_from=key_from, key_to=key_to, keys=keys, filter=filter,
+            diff=diff,
+        )  # fmt: skip
+        rows = wanted.narrowed(self._contents(view, wanted.whole()))
+        return TableSnapshot(table, self.as_of, view.schema, wanted, rows)
+
+    def commit(self) -> Done:
+        """Commit what was changed, by one append to the WAL. Nothing changed is nothing written.
+
+        Raises WriteConflict (nothing was written: begin again), NotFound for a table that was dropped since,
+        TimedOut, and Indeterminate with the token if it is not known whether it was committed.
+        """
+        self._check_open()
+        deadline = self._deadline()
+        changes = [pending for pending in self._pending.values() if pending[1].num_rows]
+        count = sum(rows.num_rows for _, rows in changes)
+        keys = {view.id: Keys.of(view.schema, rows) for view, rows in changes}
+        checked, races = self.as_of, 0
+        try:
+            with Spending() as spent:
+                if self._is_dry or not changes:
+                    return Done(None, count, b"", spent.cost)
+                while True:
+                    newest = self._line.upper - 1
+                    self._check(changes, keys, checked, newest)
+                    checked = newest
+                    done = self._line.try_commit(changes, newest, deadline, self._sending)
+                    if done is not None:
+                        self.time, self.token = done.time, done.token
+                        return Done(done.time, count, done.token, spent.cost)
+                    races += 1
+                    if deadline.has_passed():
+                        raise self._line.out_of_time(deadline, f"others committed first {races} times")
+        finally:
+            self._end()
+
+    def rollback(self) -> None:
+        """End it with nothing written. Idempotent; does nothing after a commit."""
+        self._end()
+
+    __reduce__ = not_pickled("A transaction", "Begin one in the other process")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None and self._is_open:
+            self.commit()
+        self._end()
+
+    def _do(self, table: str, make: Callable[[Schema], Statement]) -> Counts:
+        view = self._view(table)
+        statement = make(view.schema)
+        old = empty_table(view.schema.contents)
+        if statement.wanted is not None:
+            old = self._contents(view, statement.wanted)
+        changes, counts = statement.changes(old)
+        before = self._pending.get(view.id, (view, old.slice(0, 0)))[1]
+        self._pending[view.id] = view, added_up(view.schema, before, changes)
+        return counts
+
+    def _contents(self, view: View, wanted: RowSelection) -> pa.Table:
+        rows = self._line.contents(view, self.as_of, wanted, self._deadline())
+        pending = self._pending.get(view.id)
+        return rows if pending is None else added_up(view.schema, rows, wanted.kept(pending[1]))
+
+    def _view(self, table: str) -> View:
+        self._check_open()
+        return self._line.view(table)
+
+    def _check(self, changes: Sequence[tuple[View, pa.Table]], keys: dict[str, Keys], from_: int, to: int) -> None:
+        """Raise WriteConflict if anybody committed to a key of these changes in `(from_, to]`."""
+        line = self._line
+        with line.lock:
+            for view, _ in changes:
+                if view.id in line.gone:
+                    raise line.dropped(view.name)
+                if from_ < line.since or (entries := line.entries(view.id, from_, to)).has_mark():
+                    raise WriteConflict(
+                        f"table {view.name!r} was handed over to another rendition, or this process was away for "
+                        "longer than its lease, since the transaction began. Nothing was written; run it again",
+                        table=view.name, keys=[],
+                    )  # fmt: skip
+                for entry in entries:
+                    if found := _common(view, keys[view.id], entry.rows(view.schema)):
+                        raise WriteConflict(
+                            f"table {view.name!r}: another transaction has changed keys that this one changes, and was "
+                            f"first: {found}. Nothing was written; run it again, as it reads the newest rows then",
+                            table=view.name, keys=found,
+                        )  # fmt: skip
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise InvalidUsage("this transaction has ended: begin another one with tables.transaction()")
+
+    def _deadline(self) -> Deadline:
+        return self._line.client.runtime.deadline(self._timeout_s)
+
+    def _sending(self, token: bytes) -> None:
+        self.token = token
+
+    def _end(self) -> None:
+        self._is_open = False
+        self._pins.close()
+
+
+def _common(view: View, keys: Keys, rows: pa.Table) -> list[dict[str, object]]:
+    """The first few keys that are in both."""
+    others = Keys.of(view.schema, rows).table
+    rows = take(others, keys.find(others))
+    return list(rows.slice(0, SHOWN).to_pylist())

@@ -1,0 +1,173 @@
+"""One table as one process sees it: the rendition that it is at a time, and what its shards have of it."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from persist_lib.catalog.reader import CollectionReader
+from persist_lib.catalog.records import CollectionRecord, RenditionRecord
+from persist_lib.catalog.renditions import Span, Timeline, upper_by
+from persist_lib.catalog.writer import CollectionWriter
+from persist_lib.client import Client
+from persist_lib.frontier import TOP, Antichain, at
+from persist_lib.ids import SeqNo
+from persist_lib.location.wrap.spending import Spending
+from persist_lib.relation.changes import Changes
+from persist_lib.relation.reader import ReadHandle
+from persist_lib.relation.row_selection import RowSelection, added_up
+from persist_lib.relation.snapshot import snapshot_known
+from persist_lib.runtime.ambient import Deadline
+from persist_lib.schema.empty import empty_table
+from persist_lib.schema.schema import TIME, Schema
+
+
+class Heads:
+    """The newest seqnos, as of the last look, of the shards that a process uses of a timeline.
+
+    A shard that was not asked about is read when it is needed, and asked about from the next look on. So a look costs
+    the same however many other shards the location has.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._asked: dict[str, None] = {}
+        self._newest: dict[str, SeqNo] = {}
+
+    def look(self) -> None:
+        """Ask: one request."""
+        if asked := list(self._asked):
+            self._newest = dict.fromkeys(asked, SeqNo(0)) | self._client.consensus.heads(asked)
+
+    def get(self, shard: str) -> SeqNo | None:
+        """The shard's newest seqno; None where it was not asked about."""
+        self._asked[shard] = None
+        return self._newest.get(shard)
+
+    def freshen(self, shard: str) -> None:
+        """See to it that this process knows a shard as it was at the last look. No request if it does."""
+        newest, machine = self.get(shard), self._client.machine(shard)
+        known = machine.known
+        if known is None or newest is None or known.seqno < newest:
+            machine.fetch()
+
+
+class View:
+    """A reader of a table's collection, which asks the location only for what is known to have changed."""
+
+    def __init__(self, client: Client, record: CollectionRecord, owner: str) -> None:
+        self.client, self.record = client, record
+        self.reader = CollectionReader(client, record, "ms", None, owner or "table")
+        self.command = self.timeline().last.command
+        self.checked = -1
+        """Up to which time the WAL was known to be applied when all shards were read last."""
+        self._writers: dict[int, CollectionWriter] = {}
+
+    @property
+    def id(self) -> str:
+        """The table's minted id."""
+        return self.record.id
+
+    @property
+    def name(self) -> str:
+        """The table's name when it was opened."""
+        return self.record.name
+
+    @property
+    def schema(self) -> Schema:
+        """The table's columns."""
+        return self.reader.schema
+
+    def timeline(self) -> Timeline:
+        """Which rendition is the table at which times, as far as this process has read it."""
+        return self.reader.timeline(is_known=True)
+
+    def freshen(self, heads: Heads) -> None:
+        """Read what has changed of the table's shards."""
+        heads.freshen(self.record.shard)
+        for span in self.timeline().spans[-2:]:
+            for name in span.rendition.names:
+                heads.freshen(name)
+
+    def fetch(self) -> None:
+        """Read the newest states of the table's shards."""
+        for span in self.timeline().spans[-2:]:
+            for name in span.rendition.names:
+                self.client.machine(name).fetch()
+
+    def is_current(self) -> bool:
+        """Whether no other rendition followed since it was opened."""
+        return self.timeline().last.command == self.command
+
+    def upper(self, span: Span) -> int:
+        """Up to where the shards of a span's rendition are complete, as far as this process has read."""
+        uppers = [self.client.machine(name).state.upper for name in span.rendition.names]
+        return _time(min(uppers, default=TOP))
+
+    def complete(self, timeline: Timeline) -> int:
+        """Up to where the table is complete and promised, across its renditions, as far as this process has read."""
+        machine = self.client.machine
+        found = upper_by(
+            timeline, lambda record: min((machine(name).state.upper for name in record.names), default=TOP)
+        )
+        return _time(found.meet(timeline.upper))
+
+    def handles(self, span: Span) -> list[ReadHandle]:
+        """Readers of the shards of a span's rendition."""
+        return self.reader.shards_of(span.rendition)
+
+    def contents(self, span: Span, time: int, wanted: RowSelection) -> pa.Table:
+        """The wanted rows as of a time at which the span's shards are complete, with all columns."""
+        if time < 0:  # nothing was written yet
+            return empty_table(wanted.schema.contents)
+        parts = [snapshot_known(handle, time, wanted.whole()).to_arrow() for handle in self.handles(span)]
+        return added_up(wanted.schema, *parts)
+
+    def changed(self, span: Span, from_: int, to: int, wanted: RowSelection) -> pa.Table:
+        """What was added to the wanted rows in `(from_, to]`: contents, to be added up with those as of `from_`."""
+        tables = []
+        for handle in self.handles(span):
+            changes = Changes(handle, handle.acquire(max(from_, 0)), None if from_ < 0 else from_, to, Spending())
+            tables.append(changes.to_arrow().drop_columns([TIME]))
+            changes.release()
+        return wanted.kept(added_up(wanted.schema, *tables))
+
+    def let_go(self, time: int) -> None:
+        """Give up history before a time."""
+        if time > 0:
+            self.reader.let_go(time)
+
+    def promise(self, upper: int, deadline: Deadline) -> Timeline:
+        """See to it that no handover can be before `upper`, and return the timeline then."""
+        if _time(self.timeline().upper) < upper:
+            self.reader.promise(at(upper), deadline)
+        return self.timeline()
+
+    def writer(self, rendition: RenditionRecord) -> CollectionWriter:
+        """Writes one rendition, whichever is the table at the times that are written."""
+        if rendition.number not in self._writers:
+            self._writers[rendition.number] = CollectionWriter(self.client, self.record, "ms", rendition)
+        return self._writers[rendition.number]
+
+    def close(self) -> None:
+        """Give up what it holds."""
+        for write in self._writers.values():
+            write.close()
+        self._writers.clear()
+        self.reader.close()
+
+
+def needs_settling(span: Span, upper: int) -> bool:
+    """Whether a rendition that was handed over to has not come beyond the handover yet.
+
+    SUBTLE: at the handover's time it may be complete, but is not kept as of the time before, so it cannot be read yet.
+    """
+    return span.start > 0 and upper <= span.start
+
+
+def _time(upper: Antichain) -> int:
+    return (1 << 64) - 1 if upper.time is None else upper.time
+
+
+def pause(deadline: Deadline) -> None:
+    """Give others time."""
+    deadline.pause(0.02)

@@ -1,0 +1,160 @@
+"""Giving up what a WAL has and the tables have too, so that it stays small. Anybody may do so, at any time.
+
+SUBTLE: the rows up to a time are retracted before the hold moves there, so a WAL whose hold is at its newest time has
+nothing left to give up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from contextlib import suppress
+from functools import partial
+
+import pyarrow as pa
+
+from persist_lib.catalog.catalog import Catalog
+from persist_lib.catalog.collection_status import expiry_steps
+from persist_lib.catalog.describe import Do, Step
+from persist_lib.catalog.effects import HOLD
+from persist_lib.catalog.metadata_shard import unheld
+from persist_lib.catalog.names import LAYER
+from persist_lib.catalog.records import TimelineRecord
+from persist_lib.catalog.wal import SCHEMA, wal_shard
+from persist_lib.client import Client
+from persist_lib.errors import HoldConflict, Indeterminate, SinceViolation, UpperMismatch
+from persist_lib.kernel.by_key import replacing
+from persist_lib.kernel.columns import at_time, integers
+from persist_lib.relation.next_time import store_time
+from persist_lib.relation.reader import ReadHandle
+from persist_lib.relation.writer import WriteHandle
+from persist_lib.runtime.ambient import Deadline
+from persist_lib.schema.empty import empty_table
+from persist_lib.schema.schema import DIFF
+from persist_lib.timeline.lag import Behind, Lag, fetch_lag
+from persist_lib.timeline.wal_apply import apply
+from persist_lib.timeline.wal_timeline import WalLine
+
+MOST_BYTES = 32 << 20
+"""What is retracted of a WAL at once."""
+
+
+def tidy(catalog: Catalog, record: TimelineRecord, deadline: Deadline, writer: Callable[[], WriteHandle]) -> int:
+    """Retract the rows of a WAL that are in their tables, and let go of its history. Answers how many rows."""
+    client, shard, count = catalog.client, wal_shard(record.id), 0
+    while (lag := fetch_lag(catalog, record)).done:
+        with suppress(SinceViolation):  # another one tidies, and is further
+            count += _retract(client, shard, lag.keep, deadline, writer())
+        if deadline.has_passed():
+            return count
+    if lag.is_due():
+        with suppress(SinceViolation, HoldConflict):  # another one has moved it further
+            client.downgrade_hold(shard, HOLD, lag.keep)
+    return count
+
+
+def _retract(client: Client, shard: str, to: int, deadline: Deadline, write: WriteHandle) -> int:
+    """Retract the rows with times up to `to`, some at a time."""
+    reader, count = unheld(client, shard, SCHEMA), 0
+    while not deadline.has_passed():
+        found, size = [empty_table(SCHEMA.contents)], 0
+        with reader.snapshot(key_to=[to + 1], diff=True) as snapshot:
+            for table in snapshot.batches():
+                found.append(table)
+                size += table.nbytes
+                if size > MOST_BYTES:
+                    break
+        rows = pa.concat_tables(found)
+        if not rows.num_rows:
+            break
+        if _retracted(reader, rows, snapshot.as_of, to, deadline, write):
+            count += rows.num_rows
+    return count
+
+
+def _retracted(reader: ReadHandle, rows: pa.Table, as_of: int, to: int, deadline: Deadline, write: WriteHandle) -> bool:
+    """Retract rows that are there as of a time: also later, if no other process retracted any of them in between."""
+    changes = replacing(SCHEMA, rows, rows.slice(0, 0))
+    while not deadline.has_passed():
+        upper = as_of + 1
+        machine = write.machine
+        time = store_time(f"shard {write.shard}", upper, machine.consensus.now(), machine.runtime.clock_ms())
+        try:
+            write.compare_and_append(at_time(changes, time), upper, time + 1)
+        except Indeterminate:
+            return False  # perhaps they are gone: it is read again
+        except UpperMismatch:
+            with reader.changes(as_of) as since:
+                for table in since.batches():
+                    is_gone = (integers(table.column(DIFF)) < 0) & (integers(table.column("at")) <= to)
+                    if is_gone.any():
+                        return False
+            as_of = since.to
+        else:
+            return True
+    return False
+
+
+OWNER = "tend"
+
+
+def timeline_steps(
+    catalog: Catalog, record: TimelineRecord, deadline: Deadline, *, only: str | None = None, dry_run: bool = False
+) -> Generator[tuple[Step, Do], None, None]:
+    """What there is to do for the table with this id, or for all tables of a timeline and its WAL; and how to do it.
+
+    The next step is found when the one before was done. A dry run says what would be done if all of them were.
+    """
+    lag = fetch_lag(catalog, record)
+    wanted = [behind for behind in lag.tables if only in (None, behind.id)]
+    if wanted:
+        line = WalLine(catalog, record, OWNER)
+        try:
+            for behind in wanted:
+                yield _applying(behind, lag), partial(_apply, line, behind, deadline)
+        finally:
+            line.close()
+    if only is None:
+        yield from expiry_steps(catalog.client, f"timeline {record.name}", [wal_shard(record.id)])
+        yield from _tidying(catalog, record, lag, deadline, is_dry=dry_run, is_moved=bool(wanted))
+
+
+def _applying(behind: Behind, lag: Lag) -> Step:
+    if not behind.is_ready:
+        return Step(behind.table, "wait", "its WAL", "its newest rendition is still being copied: finish that first")
+    show = SCHEMA.show
+    if not behind.commits:
+        what = f"nothing up to {show(lag.upper)}"
+        return Step(behind.table, "apply", what, f"a handover at {show(behind.first)} has to be complete")
+    what = f"{_count(behind.commits, 'commit')} up to {show(lag.upper)}"
+    return Step(behind.table, "apply", what, f"they are in the WAL alone since {show(behind.first)}")
+
+
+def _apply(line: WalLine, behind: Behind, deadline: Deadline) -> None:
+    if behind.is_ready:
+        line.again(lambda: apply(line, deadline, behind.id), deadline)
+
+
+def _tidying(
+    catalog: Catalog, record: TimelineRecord, lag: Lag, deadline: Deadline, *, is_dry: bool, is_moved: bool
+) -> Iterator[tuple[Step, Do]]:
+    if is_dry:
+        if all(behind.is_ready for behind in lag.tables):
+            lag = lag._replace(done=lag.rows, keep=lag.upper - 1)
+    elif is_moved:
+        lag = fetch_lag(catalog, record)
+    if lag.is_due():
+        what = _count(lag.done, "row") if lag.done else "history"
+        up_to = SCHEMA.show(max(0, lag.keep))
+        yield (
+            Step(f"timeline {record.name}", "tidy", f"{what} of its WAL", f"its tables have all that is up to {up_to}"),
+            partial(_tidy, catalog, record, deadline),
+        )
+
+
+def _tidy(catalog: Catalog, record: TimelineRecord, deadline: Deadline) -> None:
+    with catalog.client.open_writer(wal_shard(record.id), SCHEMA, layer=LAYER) as write:
+        tidy(catalog, record, deadline, lambda: write)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,159 @@
+"""A handover in one call, and what is said before: what would happen, when readers see it, and why it is refused."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import persist_lib as persist
+from persist_lib.catalog import Controller
+from persist_lib.frontier import at
+from tests.renditions import Told, check, create, write
+from tests.worlds import World
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    made = World()
+    yield made
+    made.close()
+
+
+def with_a_copy(world: World, mode: str = "compare_and_append") -> tuple[Controller, Told]:
+    told, controller = Told(), create(world.client(), mode)
+    write(controller, told, range(3))
+    controller.make_rendition("c", copy=True, shards=2)
+    return controller, told
+
+
+def test_one_call_copies_the_rest_and_readers_see_it(world: World) -> None:
+    controller, told = with_a_copy(world)
+    with controller.open_reader("c") as reader:
+        listen = reader.listen(2)
+        assert controller.hand_over("c", 2, advance=True, wait=True, command="one") == 3
+        told.copy(2, 1)
+        told.hand_over(2, 3)
+        assert controller.describe("c").upper == at(4)
+        assert [event.frontier for event in listen.poll() if isinstance(event, persist.Progress)] == [at(4)]
+    told.last.upper = at(4)
+    assert controller.hand_over("c", 2, advance=True, wait=True, command="one") == 3, "the same call again"
+    write(controller, told, range(4, 6))
+    check(controller, told, 0, 5)
+
+
+def test_without_it_readers_see_a_handover_once_a_writer_has_come_there(world: World) -> None:
+    controller, told = with_a_copy(world)
+    controller.copy_rendition("c", 2)
+    with pytest.raises(persist.TimedOut, match="readers do not see it yet"):
+        controller.hand_over("c", 2, wait=True, timeout=1, command="one")
+    assert controller.describe("c").active.number == 2
+    controller.copy_rendition("c", 2, to_end=True)
+    told.copy(2, 1)
+    told.hand_over(2, 3)
+    write(controller, told, range(3, 4))
+    assert controller.hand_over("c", 2, wait=True, timeout=1, command="one") == 3
+    check(controller, told, 0, 3)
+
+
+def test_a_transformation_goes_on_in_the_rest(world: World) -> None:
+    import pyarrow.compute as pc  # noqa: PLC0415
+
+    controller, told = with_a_copy(world)
+
+    def loud(table: Any) -> Any:
+        return table.set_column(table.schema.get_field_index("word"), "word", pc.utf8_upper(table.column("word")))
+
+    controller.copy_rendition("c", 2, transform=loud)
+    write(controller, told, range(3, 4))
+    controller.hand_over("c", 2, advance=True, transform=loud)
+    with controller.open_reader("c") as reader:
+        assert set(reader.snapshot(3, diff=True).to_arrow()["word"].to_pylist()) == {"w"}
+        assert set(reader.snapshot(4, diff=True).to_arrow()["word"].to_pylist()) == {"W"}
+
+
+def test_in_definite_collections_a_handover_is_seen_when_writers_come_there(world: World) -> None:
+    controller, _ = with_a_copy(world, "append")
+    assert controller.hand_over("c", 2, advance=True) == 3
+    assert controller.describe("c").upper == at(3)
+    with controller.open_writer("c") as writer:
+        writer.append([], 3, 4)
+    assert controller.hand_over("c", 1, force=True, dry_run=True) == 4
+
+
+def test_a_plan_says_what_would_happen_and_why_not(world: World) -> None:
+    controller, told = with_a_copy(world)
+    seqno = controller.client.inspect("_catalog").seqno
+    plan = controller.plan_handover("c", 2)
+    assert (plan.rendition, plan.follows, plan.at, plan.upper, plan.reached) == (2, 1, 3, at(3), at(0))
+    assert (plan.is_copy, plan.refused) == (True, "")
+    assert "promised already" in controller.plan_handover("c", 2, at=1).refused
+    assert "is the collection already" in controller.plan_handover("c", 1).refused
+    controller.make_rendition("c")
+    assert "has data up to" in controller.plan_handover("c", 3).refused
+    assert controller.plan_handover("c", 3, force=True).refused == ""
+    reading = world.client(read_only=True).controller()
+    assert reading.plan_handover("c", 2, at=9).at == 9
+    assert controller.client.inspect("_catalog").seqno == seqno + 2, "only the rendition was made"
+    assert controller.hand_over("c", 2) == plan.at
+    with pytest.raises(persist.NotFound):
+        controller.plan_handover("c", 9)
+    check(controller, told, 0, 2)
+
+
+def test_a_dry_run_of_giving_up_a_rendition_says_what_goes_and_who_is_in_the_way(world: World) -> None:
+    controller, told = with_a_copy(world)
+    with controller.client.open_reader(controller.describe("c").renditions[1].shards[0]) as raw:
+        plan = controller.drop_rendition("c", 2, dry_run=True)
+        assert [step.action for step in plan.steps if "r2" in step.subject] == ["wait", "finish"]
+        assert raw.id is not None
+        assert raw.id in plan.waiting[0].reason
+    plan = world.client(read_only=True).controller().drop_rendition("c", 2, dry_run=True)
+    assert controller.describe("c").renditions[1].state == "live"
+    assert controller.drop_rendition("c", 2).steps == plan.steps
+    for number, says in ((1, "is the collection at times"), (2, "has no rendition")):
+        with pytest.raises(persist.PersistError, match=says):
+            controller.drop_rendition("c", number, dry_run=True)
+    check(controller, told, 0, 2)
+
+
+def test_wrong_ways_to_ask_are_refused(world: World) -> None:
+    controller: Any = with_a_copy(world)[0]
+    for options in (
+        {"advance": True, "at": 9},
+        {"advance": "yes"},
+        {"wait": 1},
+        {"transform": len},
+        {"advance": True, "transform": "fixes:loud"},
+        {"dry_run": "no"},
+        {"timeout": "1"},
+    ):
+        with pytest.raises(persist.InvalidUsage):
+            controller.hand_over("c", 2, **options)
+    assert controller.describe("c").active.number == 1
+
+
+def test_a_writer_that_waits_for_the_copy_is_let_go_by_the_call(tmp_path: Any) -> None:
+    """In real time: the writer waits in one thread for what the other one does."""
+    with persist.open(f"file:{tmp_path}/data") as client:
+        told, controller = Told(), create(client)
+        write(controller, told, range(3))
+        controller.make_rendition("c", copy=True, shards=2)
+        with controller.open_writer("c") as writer:
+            handed = threading.Event()
+            written: list[Any] = []
+
+            def upsert() -> None:
+                handed.wait(30)
+                written.append(writer.upsert([{"id": 1, "word": "late"}], timeout=60))
+
+            thread = threading.Thread(target=upsert)
+            thread.start()
+            handed.set()
+            assert controller.hand_over("c", 2, advance=True, wait=True, timeout=60) >= 3
+            thread.join(60)
+            assert written[0].time is not None
+        with controller.open_reader("c") as reader:
+            assert {"id": 1, "word": "late", "_diff": 1} in reader.snapshot(diff=True).to_pylist()

@@ -1,0 +1,406 @@
+"""Topics as sources, on a real broker: the conformance suite; what retention, deletion and outages do; options."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+import pytest
+from confluent_kafka import Consumer, IsolationLevel, Producer, TopicPartition
+
+from persist_lib.errors import Determinate, Diverged, Gone, InvalidUsage, PersistError
+from persist_lib.sources import Kafka, Mark
+from persist_lib.sources.conformance import check_diverged, check_gone, check_many, check_reader, read_all
+from persist_lib.sources.kafka import cluster
+from persist_lib.sources.kafka import reader as reader_module
+from persist_lib.sources.kafka.cluster import Cluster, Partition
+from persist_lib.sources.kafka.kind import parse_kafka_url
+from persist_lib.sources.kafka.reader import KafkaReader
+from persist_lib.sources.protocol import START
+from persist_lib.testing.kafka_server import KafkaServer
+from tests.kafka import QUICK, Topic
+
+BIG = 1 << 30
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "WAIT_S", 0.1)
+
+
+def bind(reader: KafkaReader, most_bytes: int = BIG) -> dict[str, Mark]:
+    """All that is there."""
+    bound: dict[str, Mark] = {}
+    while new := dict(reader.high_watermarks(bound, most_bytes)):
+        bound |= new
+    return bound
+
+
+def values(reader: KafkaReader, partition: str, start: Mark, end: Mark) -> list[bytes | None]:
+    found: list[bytes | None] = read_all(reader, partition, start, end).column("value").to_pylist()
+    return found
+
+
+def test_the_conformance_suite() -> None:
+    topic = Topic(6)
+    for number in range(5):
+        topic.write([b"%d" % n if n % 7 else None for n in range(number * 11)], number)
+    topic.write([b"x" * 200_000, b"", b"\xff\0", b"end"], 0)
+    check_reader(topic.declared(group="g").open, topic.values)
+
+
+def test_a_message_comes_with_key_headers_and_when_it_was_written() -> None:
+    topic = Topic()
+    topic.write([b"v"], keys=[b"k"], headers=[("a", b"1"), ("a", b"\xff"), ("b", None)], timestamp=1_700_000_000_123)
+    topic.write([None], keys=[b"k"])
+    reader = topic.declared().open()
+    first, second = read_all(reader, f"{topic.name}/0", START, bind(reader)[f"{topic.name}/0"]).to_pylist()
+    assert (first["address"], first["key"], first["value"]) == (0, b"k", b"v")
+    assert msgspec.json.decode(first["headers"]) == [["a", "1"], ["a", {"base64": "/w=="}], ["b", None]]
+    assert first["timestamp"].timestamp() == 1_700_000_000.123
+    assert (second["value"], second["headers"]) == (None, None)
+    reader.close()
+    reader.close()
+
+
+def test_many_topics_are_read_at_once() -> None:
+    one, other = Topic(2), Topic(1)
+    one.write([b"a", b"b"], 0)
+    one.write([b"c"], 1)
+    other.write([b"d", b"e"])
+    declared = Kafka(brokers=one.kafka.brokers, topics=(one.name, other.name), options=QUICK)
+    check_reader(declared.open, {**one.values, **other.values})
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_reads_and_writes_give_each_message_once(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With little kept of what was read ahead, and readers that are asked for what others bound."""
+    monkeypatch.setattr(reader_module, "MOST_AHEAD", 2_000)
+    monkeypatch.setattr(reader_module, "BATCH", 20)
+    dice, topic = random.Random(seed), Topic(3)
+    readers = [topic.declared().open() for _ in range(2)]
+    bound: dict[str, Mark] = {}
+    done: list[dict[str, Mark]] = [{}, {}]
+    got: list[dict[str, list[bytes | None]]] = [{name: [] for name in topic.values} for _ in readers]
+    for round_ in range(25):
+        if round_ < 20:
+            for number in range(3):
+                fresh: list[bytes | None] = [b"%d" % dice.randrange(10**9) for _ in range(dice.randrange(30))]
+                topic.write(fresh, number)
+        bound |= readers[dice.randrange(2)].high_watermarks(bound, dice.choice([1, 500, 5_000, BIG]))
+        who = dice.randrange(2)
+        for name in sorted(bound):
+            before = done[who].get(name, START)
+            got[who][name] += values(readers[who], name, before, bound[name])
+            done[who][name] = bound[name]
+    bound |= readers[0].high_watermarks(bound, BIG)
+    for who in (0, 1):
+        for name, end in bound.items():
+            got[who][name] += values(readers[who], name, done[who].get(name, START), end)
+        assert got[who] == topic.values
+
+
+def test_a_million_messages_in_bounded_memory() -> None:
+    topic = Topic()
+    topic.write([b"%d" % n for n in range(1_000_000)])
+    most = check_many(topic.declared().open, f"{topic.name}/0", 1_000_000)
+    assert most < 4 << 20
+
+
+def test_messages_that_are_much_larger_than_those_before_are_bound_by_their_bytes() -> None:
+    topic = Topic()
+    topic.write([b"x"] * 20_000)
+    topic.write([bytes([n]) * 900_000 for n in range(60)])
+    reader = topic.declared().open()
+    bound: dict[str, Mark] = {}
+    sizes = []
+    while new := reader.high_watermarks(bound, 4 << 20):
+        ((name, mark),) = new.items()
+        sizes.append(read_all(reader, name, bound.get(name, START), mark).nbytes)
+        bound |= new
+    assert bound[f"{topic.name}/0"].address == 20_060
+    assert max(sizes) < 6 << 20
+    assert sum(ahead.bytes for ahead in reader._ahead.values()) == 0
+
+
+def test_a_busy_partition_leaves_others_their_share() -> None:
+    topic = Topic(3)
+    for number, count in enumerate([3000, 2, 1000]):
+        topic.write([b"x" * 100] * count, number)
+    reader = topic.declared().open()
+    bind(reader)
+    new = reader.high_watermarks({}, 100_000)
+    assert new[f"{topic.name}/1"].address == 2
+    assert all(100 < new[f"{topic.name}/{number}"].address < 700 for number in (0, 2))
+
+
+def test_the_ends_of_transactions_are_covered_although_they_are_no_messages() -> None:
+    topic = Topic()
+    producer = Producer(
+        {"bootstrap.servers": topic.kafka.brokers, "transactional.id": topic.name, "log_level": 0}
+    )  # fmt: skip
+    producer.init_transactions()
+    for round_ in range(3):
+        producer.begin_transaction()
+        producer.produce(topic.name, b"%d" % round_, partition=0)
+        producer.flush()
+        producer.commit_transaction()
+    # This broker gives no checksums to its records of commits.
+    declared = topic.declared(options={"check.crcs": "false"})
+    reader, name = declared.open(), f"{topic.name}/0"
+    end = bind(reader)[name]
+    assert end.address == 6
+    table = read_all(reader, name, START, end)
+    assert (table.column("address").to_pylist(), table.column("value").to_pylist()) == ([0, 2, 4], [b"0", b"1", b"2"])
+    assert read_all(reader, name, Mark(5, end.check), end).num_rows == 0
+    for start, after in pairwise(range(7)):
+        assert read_all(reader, name, Mark(start), Mark(after)).num_rows == (start % 2 == 0)
+
+
+def test_a_message_belongs_only_once_it_is_stable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The broker says how far transactions are decided. This one gives messages beyond all the same."""
+    topic = Topic()
+    topic.write([b"%d" % n for n in range(10)])
+    name, stable = f"{topic.name}/0", 4
+    asked: list[object] = []
+    offsets = Cluster._offsets
+
+    def undecided(self: Cluster, partitions: Iterable[Partition], spec: Any, **how: Any) -> dict[Partition, int]:
+        asked.append(how.get("isolation_level"))
+        found = offsets(self, partitions, spec, **how)
+        return {one: min(at, stable) for one, at in found.items()}
+
+    monkeypatch.setattr(Cluster, "_offsets", undecided)
+    reader = topic.declared().open()
+    bound = bind(reader)
+    assert bound[name].address == 4
+    assert IsolationLevel.READ_COMMITTED in asked
+    stable = 10
+    bound |= reader.high_watermarks(bound, BIG)
+    assert bound[name].address == 10
+    assert values(reader, name, START, bound[name]) == topic.values[name]
+    asked.clear()
+    bind(topic.declared(isolation="read_uncommitted").open())
+    assert IsolationLevel.READ_COMMITTED not in asked
+
+
+def test_partitions_that_are_added_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    topic = Topic(3)
+    known, topics = 1, Cluster.topics
+
+    def fewer(self: Cluster, names: Iterable[str]) -> dict[str, cluster.Topic]:
+        return {name: one._replace(partitions=one.partitions[:known]) for name, one in topics(self, names).items()}
+
+    monkeypatch.setattr(Cluster, "topics", fewer)
+    reader = topic.declared().open()
+    for number in range(3):
+        topic.write([b"a"], number)
+    bound = bind(reader)
+    assert set(bound) == {f"{topic.name}/0"}
+    known = 3
+    assert set(reader.high_watermarks(bound, BIG)) == {f"{topic.name}/1", f"{topic.name}/2"}
+
+
+def test_what_retention_took_before_the_source_began_was_never_a_part_of_it() -> None:
+    topic, name = Topic(), ""
+    name = f"{topic.name}/0"
+    topic.write([b"%d" % n for n in range(100)])
+    topic.kafka.delete_records(topic.name, 0, 40)
+    reader = topic.declared().open()
+    end = bind(reader)[name]
+    assert end.check.endswith("@40")
+    for one in (reader, topic.declared().open()):
+        assert read_all(one, name, START, end).column("address").to_pylist() == list(range(40, 100))
+        assert read_all(one, name, Mark(60, end.check), end).num_rows == 40
+    assert reader.lags({}) == {name: (100, reader.lags({})[name].bytes, reader.lags({})[name].read_ms)}
+    topic.kafka.delete_records(topic.name, 0, 50)  # of what is bound
+    for one in (topic.declared().open(), topic.declared().open()):
+        check_gone(one, name, START, end)
+    assert read_all(topic.declared().open(), name, Mark(50, end.check), end).num_rows == 50
+    topic.write([b"more"])
+    later = bind(topic.declared().open())[name]
+    assert later.check.endswith("@50"), "who begins now begins later"
+
+
+def test_what_retention_takes_before_it_is_bound_is_gone() -> None:
+    topic = Topic()
+    name = f"{topic.name}/0"
+    topic.write([b"%d" % n for n in range(10)])
+    reader = topic.declared().open()
+    bound = bind(reader)
+    reader.close()
+    topic.write([b"%d" % n for n in range(10)])
+    topic.kafka.delete_records(topic.name, 0, 15)
+    with pytest.raises(Gone, match="from 10 to 15 are still needed") as raised:
+        topic.declared().open().high_watermarks(bound, BIG)
+    assert raised.value.partition == name
+    topic.kafka.delete_records(topic.name, 0, 20)
+    with pytest.raises(Gone, match="from 10 to 20"):
+        topic.declared().open().high_watermarks(bound, BIG)
+
+
+def test_a_topic_that_is_made_again_has_diverged_and_one_that_is_deleted_is_gone() -> None:
+    topic = Topic(2)
+    name = f"{topic.name}/0"
+    topic.write([b"%d" % n for n in range(10)])
+    reader, fresh = topic.declared().open(), topic.declared().open()
+    bound = bind(reader)
+    end = bound[name]
+    assert values(fresh, name, START, end) == topic.values[name]
+    topic.kafka.delete(topic.name)
+    check_gone(topic.declared().open(), name, START, end)
+    with pytest.raises(Gone):
+        topic.declared().open().high_watermarks(bound, BIG)
+    with pytest.raises(Determinate, match="there is no topic"):
+        topic.declared().open().high_watermarks({}, BIG)
+    topic.kafka.create(topic.name, 2)
+    topic.write([b"other"] * 10)
+    assert values(reader, name, START, end) == [b"%d" % n for n in range(10)], "it had read these before"
+    for one in (reader, topic.declared().open()):
+        check_diverged(one, name, START, end)
+        with pytest.raises(Diverged, match="deleted and made again"):
+            one.high_watermarks(bound, BIG)
+    check_diverged(fresh, name, START, end)  # it knew of the former one, and reads on by the name
+
+
+def test_a_topic_that_ends_before_what_was_read_has_diverged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As brokers tell no id of a topic that are older than ids."""
+    topics = Cluster.topics
+    monkeypatch.setattr(
+        Cluster, "topics", lambda self, names: {n: one._replace(id="") for n, one in topics(self, names).items()}
+    )
+    topic = Topic()
+    name = f"{topic.name}/0"
+    topic.write([b"%d" % n for n in range(10)])
+    end = bind(topic.declared().open())[name]
+    assert end.check == "@0"
+    topic.kafka.delete(topic.name)
+    topic.kafka.create(topic.name, 1)
+    topic.write([b"1"] * 5)
+    check_diverged(topic.declared().open(), name, Mark(7), end)
+    with pytest.raises(Diverged, match="ends at 5, and was read up to 10"):
+        topic.declared().open().high_watermarks({name: end}, BIG)
+
+
+def test_brokers_that_do_not_answer_may_do_so_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "ANSWER_S", 1.0)
+    monkeypatch.setattr(reader_module, "PATIENCE", 5)
+    with KafkaServer() as kafka:
+        topic = Topic(name="t", kafka=kafka)
+        topic.write([b"a", b"b"])
+        reader = topic.declared().open()
+        bound = dict(reader.high_watermarks({}, 1))
+        kafka.set_up(is_up=False)
+        for call in (
+            lambda: reader.high_watermarks(bound, BIG),
+            lambda: read_all(topic.declared().open(), "t/0", START, Mark(2)),
+            lambda: topic.declared().open().look(),
+        ):
+            with pytest.raises(Determinate, match=kafka.brokers):
+                call()
+        kafka.set_up(is_up=True)
+        for _ in range(50):
+            try:
+                bound = bind(reader)
+                break
+            except Determinate:
+                continue
+        assert values(reader, "t/0", START, bound["t/0"]) == topic.values["t/0"]
+
+
+def test_a_group_is_told_what_is_durable_and_no_other() -> None:
+    topic = Topic(2)
+    topic.write([b"a", b"b"], 0)
+    reader = topic.declared(group="them").open()
+    bound = bind(reader)
+    reader.tell({f"{topic.name}/0": Mark(1, bound[f"{topic.name}/0"].check)})
+    assert committed(topic, "them") == [1, None]
+    topic.declared().open().tell(bound)
+    assert committed(topic, "them") == [1, None]
+    topic.kafka.fail(8, 30)  # OffsetCommit: the group is not ours
+    with pytest.raises(Determinate, match="roup"):
+        reader.tell(bound)
+
+
+def committed(topic: Topic, group: str) -> list[int | None]:
+    consumer = Consumer({"bootstrap.servers": topic.kafka.brokers, "group.id": group, "log_level": 0})
+    try:
+        asked = [TopicPartition(topic.name, number) for number in range(len(topic.values))]
+        return [one.offset if one.offset >= 0 else None for one in consumer.committed(asked, timeout=10)]
+    finally:
+        consumer.close()
+
+
+@pytest.fixture
+def password() -> Iterator[str]:
+    os.environ["SOME_PASSWORD"] = "hunter2hunter2"
+    yield os.environ["SOME_PASSWORD"]
+    del os.environ["SOME_PASSWORD"]
+
+
+def test_secrets_come_from_the_environment_and_are_shown_nowhere(password: str) -> None:
+    topic = Topic()
+    options = {"sasl.password": "env:SOME_PASSWORD", "sasl.username": "me"}
+    declared = topic.declared(options=options)
+    declared.open().look()
+    assert password not in repr(declared)
+    assert password not in msgspec.json.encode(declared).decode()
+    wrong = topic.declared(options={"security.protocol": "env:SOME_PASSWORD"})
+    with pytest.raises(InvalidUsage) as raised:
+        wrong.open()
+    assert password not in str(raised.value)
+    assert raised.value.__cause__ is None
+    for name in ("sasl.password", "ssl.key.password", "sasl.oauthbearer.client.secret", "ssl.key.pem"):
+        with pytest.raises(InvalidUsage, match="env:NAME") as raised:
+            topic.declared(options={name: password})
+        assert password not in str(raised.value)
+    with pytest.raises(InvalidUsage, match="NOT_THERE, which is not set"):
+        topic.declared(options={"sasl.password": "env:NOT_THERE"}).open()
+
+
+GOOD = {"brokers": "host:9092", "topic": "t"}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"brokers": ""}, {"brokers": "host"}, {"brokers": "host:x"}, {"brokers": "a:1,,b:2"}, {"brokers": "u:p@h:1"},
+        {"brokers": 9092}, {"topic": None}, {"topic": "t", "topics": ("u",)}, {"topic": ""}, {"topic": "a/b"},
+        {"topic": "."}, {"topic": None, "topics": ("a", "a")}, {"topic": None, "topics": ["a"]},
+        {"topic": None, "topics": (1,)}, {"group": ""}, {"isolation": "serializable"}, {"options": ["a"]},
+        {"options": {"a": 1}}, {"options": {"": "a"}}, {"options": {"group.id": "g"}}, {"options": {"error_cb": "x"}},
+        {"options": {"auto.offset.reset": "latest"}}, {"options": {"a": "env:"}}, {"options": {"a": "env:a b"}},
+    ],
+)  # fmt: skip
+def test_what_is_declared_wrong_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InvalidUsage):
+        Kafka(**(GOOD | wrong))
+
+
+def test_an_option_that_there_is_not_is_refused_by_name() -> None:
+    with pytest.raises(InvalidUsage, match=r"no\.such\.option"):
+        Kafka(brokers="host:9092", topic="t", options={"no.such.option": "1"}).open()
+
+
+def test_a_url_names_brokers_topics_and_options() -> None:
+    found = parse_kafka_url("kafka://a:1,b:2/orders,bills?group=g&security.protocol=SSL&sasl.password=env:X")
+    assert found == Kafka(
+        brokers="a:1,b:2", topics=("orders", "bills"), group="g",
+        options={"security.protocol": "SSL", "sasl.password": "env:X"},
+    )  # fmt: skip
+    for wrong in (
+        "kafka://",
+        "kafka://a:1",
+        "kafka:///t",
+        "kafka://u:p@a:1/t",
+        "kafka://a:1/t?x=1&x=2",
+        "http://a:1/t",
+    ):
+        with pytest.raises(PersistError) as raised:
+            parse_kafka_url(wrong)
+        assert isinstance(raised.value, InvalidUsage)
+        assert ":p@" not in str(raised.value)

@@ -1,0 +1,148 @@
+"""Kinds of sources: each is a class and a line in a table, and nothing else has to know of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import ClassVar
+
+import msgspec
+import pyarrow as pa
+import pytest
+
+import persist_lib as persist
+from persist_lib.catalog.records import encode
+from persist_lib.errors import Corrupt, InvalidUsage
+from persist_lib.sources import Collection, Custom, Decoding, Files, Kafka, Mark, Meaning, Postgres, Sources
+from persist_lib.sources.conformance import check_reader
+from persist_lib.sources.kinds import KINDS, decode, kind_of_place
+from persist_lib.sources.protocol import ADDRESS, START, VALUE
+from persist_lib.sources.records import Followed, Kind, Known, SourceRecord
+from tests.worlds import World
+
+SCHEMA = persist.Schema(key={"id": "int64 not null"}, value={"word": "string"})
+
+
+class Ticks(Kind, msgspec.Struct, frozen=True, tag="ticks"):
+    """A sixth kind: what is in `said`, in one partition."""
+
+    title = "ticks"
+    schemes = ("ticks",)
+    said: ClassVar[list[bytes]] = []
+    removed: ClassVar[list[str]] = []
+    name: str
+
+    def open(self) -> TickReader:
+        return TickReader(self)
+
+    def remove(self, _client: object, record: SourceRecord) -> list[str]:
+        self.removed.append(record.name)
+        return ["the clock still ticks"]
+
+
+class TickReader:
+    def __init__(self, declared: Ticks) -> None:
+        self._name, self._said = declared.name, declared.said
+
+    def high_watermarks(self, bound: Mapping[str, Mark], _most_bytes: int) -> Mapping[str, Mark]:
+        end = len(self._said)
+        return {self._name: Mark(end)} if end > bound.get(self._name, START).address else {}
+
+    def read(self, _partition: str, start: Mark, end: Mark) -> Iterator[pa.Table]:
+        addresses = pa.array(range(start.address, end.address), pa.uint64())
+        values = pa.array(self._said[start.address : end.address], pa.binary())
+        if len(values):
+            yield pa.table([addresses, values], schema=pa.schema([ADDRESS, VALUE]))
+
+    def estimate(self, _partition: str, start: int, end: int) -> int:
+        return end - start
+
+    def lag(self, marks: Mapping[str, Mark]) -> Mapping[str, int]:
+        left = len(self._said) - marks.get(self._name, START).address
+        return {self._name: left} if left else {}
+
+    def tell(self, marks: Mapping[str, Mark]) -> None: ...
+    def close(self) -> None: ...
+
+
+def test_a_sixth_kind_is_a_class_and_a_line_in_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Ticks, "said", [json.dumps({"id": n, "word": f"w{n}"}).encode() for n in range(3)])
+    monkeypatch.setattr(Ticks, "removed", [])
+    world = World()
+    sources = Sources(world.client().controller())
+    with pytest.raises(InvalidUsage, match=r"reader must be Files\(…\), .* or Custom\(…\)"):
+        sources.create("s", Ticks("clock"), SCHEMA)
+    monkeypatch.setitem(KINDS, "ticks", Ticks)
+    sources.create("s", Ticks("clock"), SCHEMA, meaning=Meaning(envelope="upsert"))
+    check_reader(Ticks("clock").open, {"clock": Ticks.said})
+    world.clock.advance(1)
+    progress = sources.run("s", until_idle=True)
+    assert progress is not None
+    shown = sources.show("s")
+    assert (shown.reader, shown.durable, shown.errors) == (Ticks("clock"), {"clock": Mark(3)}, 0)
+    with sources.controller.open_reader("s") as reader, reader.snapshot() as snapshot:
+        assert {row["id"]: row["word"] for row in snapshot.to_pylist()} == {0: "w0", 1: "w1", 2: "w2"}
+    assert kind_of_place("ticks://clock") is Ticks
+    assert [kind_of_place(one) for one in ("ticks", "kafka", "s3://b/p/")] == [Files] * 3, "folders of these names"
+    assert sources.drop("s") == ["the clock still ticks"]
+    assert (Ticks.removed, sources.list()) == (["s"], [])
+    world.close()
+
+
+STORED = [
+    (
+        Files(place="/in", format="csv", suffixes=(".tsv",), header=False),
+        '{"format":"csv","header":false,"place":"/in","suffixes":[".tsv"],"type":"files"}',
+    ),
+    (
+        Kafka(brokers="b:9092", topics=("t", "u"), group="g", options={"sasl.password": "env:P"}),
+        '{"brokers":"b:9092","group":"g","options":{"sasl.password":"env:P"},"topics":["t","u"],"type":"kafka"}',
+    ),
+    (
+        Postgres(url="postgresql://h/d", table="public.t", publication="p"),
+        '{"publication":"p","table":"public.t","type":"postgres","url":"postgresql://h/d"}',
+    ),
+    (Collection("orders"), '{"name":"orders","type":"collection"}'),
+    (Custom(factory="a.b:c", options={"n": 1}), '{"factory":"a.b:c","options":{"n":1},"type":"custom"}'),
+]
+
+
+@pytest.mark.parametrize(("kind", "stored"), STORED)
+def test_what_is_stored_of_a_kind_is_what_earlier_releases_stored(kind: Kind, stored: str) -> None:
+    record = SourceRecord(
+        id="s1", name="n", reader=kind, decoding=Decoding(columns={"id": "ID"}),
+        meaning=Meaning(envelope="upsert", deletes="gone", include={"at": "address"}, most_errors=3),
+        schema={"f": 1}, command="c", state="running", collections={"output": "c1"}, health="c2",
+        input=Followed("c9", {"g": 2}, 7), table=Known("1.2 3.4", {"id": 1}),
+    )  # fmt: skip
+    body = (
+        '{"collections":{"output":"c1"},"command":"c","decoding":{"columns":{"id":"ID"}},"health":"c2","id":"s1",'
+        '"input":{"begins":7,"form":{"g":2},"id":"c9"},"meaning":{"deletes":"gone","envelope":"upsert",'
+        f'"include":{{"at":"address"}},"most_errors":3}},"name":"n","reader":{stored},"schema":{{"f":1}},'
+        '"state":"running","table":{"columns":{"id":1},"published":"1.2 3.4"}}'
+    )
+    assert encode(record) == body
+    assert decode("n", body) == record
+
+
+@pytest.mark.parametrize(
+    ("was", "is_", "says"),
+    [('"type":"collection"', '"type":"tape"', "tape"), ('"upsert"', '"upset"', "envelope must be")],
+)
+def test_what_this_release_does_not_know_is_refused(was: str, is_: str, says: str) -> None:
+    record = SourceRecord(
+        id="s1", name="n", reader=Collection("c"), decoding=Decoding(), meaning=Meaning(envelope="upsert"), schema={}
+    )
+    with pytest.raises(Corrupt, match=says):
+        decode("n", encode(record).replace(was, is_))
+
+
+@pytest.mark.parametrize("kind", [Collection("in"), Files(place=".", format="jsonl")])
+def test_how_to_decode_and_what_rows_mean_have_their_types(kind: Kind) -> None:
+    world = World()
+    sources = Sources(world.client().controller())
+    sources.controller.create("in", SCHEMA)
+    for wrong in ({"decoding": "json"}, {"meaning": "upsert"}):
+        with pytest.raises(InvalidUsage, match=f"{next(iter(wrong))} must be"):
+            sources.create("s", kind, SCHEMA, **wrong)  # type: ignore[arg-type]
+    world.close()

@@ -1,0 +1,281 @@
+"""A process that dies between any two requests, answers that get lost: all of a transaction is there, or nothing."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import pytest
+
+import persist_lib as persist
+from persist_lib.catalog.records import TableMode
+from persist_lib.errors import Corrupt, Determinate, Indeterminate, LeaseExpired, UpperMismatch
+from persist_lib.location.wrap.around import Operation
+from persist_lib.runtime.ambient import Runtime
+from persist_lib.testing import Fate, Outcome
+from persist_lib.timeline import Tables
+from persist_lib.timeline.timeline import until_decided
+from tests.circles import by_day
+from tests.unit.timeline.banks import UNIQUE, read, rows
+from tests.worlds import World
+
+BEFORE = {1: 50, 2: 50}
+AFTER = {1: 40, 2: 60}
+
+
+class Killed(BaseException):
+    """The process is gone."""
+
+
+class DiesAt:
+    """A plan under which nothing happens from the n-th request on."""
+
+    def __init__(self, number: int) -> None:
+        self.number, self.seen = number, 0
+        self.is_armed = False
+
+    def decide(self, operation: Operation) -> Fate:
+        if self.is_armed:
+            self.seen += 1
+            if self.seen >= self.number:
+                raise Killed
+        return Fate()
+
+
+class Loses:
+    """A plan under which the answer of the n-th compare-and-set is lost: it happened, or it did not."""
+
+    def __init__(self, number: int, outcome: Outcome) -> None:
+        self.number, self.seen, self.outcome = number, 0, outcome
+        self.is_armed = False
+
+    def decide(self, operation: Operation) -> Fate:
+        if self.is_armed and operation.kind.startswith("compare_and_set"):
+            self.seen += 1
+            if self.seen == self.number:
+                return Fate(self.outcome)
+        return Fate()
+
+
+def world_with(mode: TableMode, shards: int = 2) -> tuple[World, Tables]:
+    world = World()
+    tables = world.client(persist.Config(inline_bytes=0)).controller().tables()
+    tables.create("a", UNIQUE, mode=mode, shards=shards)
+    tables.create("b", UNIQUE)
+    tables.insert("a", rows((1, 50)))
+    tables.insert("b", rows((2, 50)))
+    return world, tables
+
+
+def total(tables: Tables, as_of: int | None = None) -> dict[int, int]:
+    as_of = tables.read_time() if as_of is None else as_of
+    return read(tables, "a", as_of) | read(tables, "b", as_of)
+
+
+def move(tables: Tables) -> None:
+    with tables.transaction() as t:
+        t.update("a", {"cents": 40}, keys=[1])
+        t.upsert("b", rows((2, 60)))
+
+
+def all_of_it(tables: Tables) -> None:
+    """A commit, an applier, giving up what is applied, and a read."""
+    move(tables)
+    tables.apply()
+    tables.tidy()
+    total(tables)
+
+
+def test_a_process_that_dies_between_any_two_requests_leaves_all_or_nothing() -> None:
+    world, _ = world_with("wal")
+    plan = DiesAt(1 << 30)
+    tables = world.client(persist.Config(inline_bytes=0), plan=plan).controller().tables()
+    plan.is_armed = True
+    all_of_it(tables)
+    count = plan.seen
+    outcomes = []
+    for number in by_day(range(1, count + 1), 4):
+        world, others = world_with("wal")
+        plan = DiesAt(number)
+        tables = world.client(persist.Config(inline_bytes=0), plan=plan).controller().tables()
+        plan.is_armed = True
+        with pytest.raises(Killed):
+            all_of_it(tables)
+        found = total(others)
+        assert found in (BEFORE, AFTER), f"killed at request {number} of {count}"
+        outcomes.append(found == AFTER)
+        fresh = world.client().controller().tables()
+        fresh.apply()
+        assert total(fresh) == found
+        world.clock.advance(10 * 60)  # the leases of the dead end
+        while fresh.tidy():
+            pass
+        assert total(fresh) == total(others) == found
+        fresh.upsert("a", rows((1, 7)))
+        assert total(others) == {**found, 1: 7}
+    assert outcomes == sorted(outcomes), "once it is committed it stays"
+    assert (outcomes[0], outcomes[-1]) == (False, True)
+
+
+@pytest.mark.parametrize("mode", ["yolo", "wal"])
+@pytest.mark.parametrize("outcome", [Outcome.HAPPENED_UNKNOWN, Outcome.LOST_UNKNOWN])
+def test_a_lost_answer_is_resolved_and_the_row_is_there_once_at_the_time_that_is_answered(
+    mode: TableMode, outcome: Outcome
+) -> None:
+    for number in range(1, 8):
+        world, others = world_with(mode)
+        plan = Loses(number, outcome)
+        tables = world.client(persist.Config(inline_bytes=0), plan=plan).controller().tables()
+        read(tables, "a")
+        plan.is_armed = True
+        done = tables.update("a", lambda table: table, keys=[1])
+        assert done.time is None
+        done = tables.upsert("a", rows((1, 51), (7, 7)))
+        plan.is_armed = False
+        assert read(others, "a") == {1: 51, 7: 7}
+        assert done.time is not None
+        assert read(others, "a", done.time) == {1: 51, 7: 7}
+        assert 7 not in read(others, "a", done.time - 1)
+
+
+@pytest.mark.parametrize("mode", ["yolo", "wal"])
+@pytest.mark.parametrize("happens", [True, False])
+def test_an_outcome_that_stays_unknown_is_told_by_its_token(mode: TableMode, happens: bool) -> None:
+    class Cut:
+        """From the first write on, nothing is answered."""
+
+        def __init__(self) -> None:
+            self.is_armed, self.writes = False, 0
+
+        def decide(self, operation: Operation) -> Fate:
+            if not self.is_armed:
+                return Fate()
+            if operation.kind.startswith("compare_and_set"):
+                self.writes += 1
+                if self.writes == 1 and happens:
+                    return Fate(Outcome.HAPPENED_UNKNOWN)
+            elif not self.writes:
+                return Fate()
+            return Fate(Outcome.LOST_UNKNOWN, 1.0)
+
+    world, others = world_with(mode)
+    plan = Cut()
+    tables = world.client(persist.Config(timeout_s=5), plan=plan).controller().tables()
+    tables.upsert("a", rows((3, 3)))  # the writer is registered
+    plan.is_armed = True
+    with pytest.raises(persist.Indeterminate) as unknown:
+        tables.upsert("a", rows((1, 51)))
+    token = unknown.value.fields["token"]
+    assert isinstance(token, bytes)
+    time = others.outcome(token, table="a")
+    assert (time is not None) == happens
+    assert read(others, "a") == {1: 51 if happens else 50, 3: 3}
+    if time is not None:
+        assert read(others, "a", time)[1] == 51
+        assert read(others, "a", time - 1)[1] == 50
+
+
+def test_after_an_interrupt_in_a_commit_the_token_of_the_transaction_tells() -> None:
+    class Interrupted:
+        is_armed = False
+
+        def decide(self, operation: Operation) -> Fate:
+            if self.is_armed and operation.kind == "compare_and_set":
+                raise KeyboardInterrupt
+            return Fate()
+
+    world, others = world_with("wal")
+    plan = Interrupted()
+    tables = world.client(plan=plan).controller().tables()
+    tables.upsert("a", rows((1, 51)))
+    t = tables.transaction()
+    t.upsert("a", rows((1, 52)))
+    plan.is_armed = True
+    with pytest.raises(KeyboardInterrupt):
+        t.commit()
+    plan.is_armed = False
+    assert t.token
+    assert others.outcome(t.token) is None
+    assert read(others, "a") == read(tables, "a") == {1: 51}
+    with tables.transaction() as again:
+        again.upsert("a", rows((1, 52)))
+    assert others.outcome(again.token) == again.time
+
+
+@pytest.mark.parametrize("mode", ["yolo", "wal"])
+def test_clocks_that_differ_and_go_back_do_not_turn_times_around(mode: TableMode) -> None:
+    """The Consensus store's clock gives the times; when it goes back, the timeline's upper does."""
+    world, tables = world_with(mode)
+    first = tables.upsert("a", rows((1, 1)))
+    world.clock.advance(-3600)
+    second = tables.upsert("b", rows((2, 2)))
+    world.clock.advance(7200)
+    third = tables.upsert("a", rows((1, 3)))
+    assert first.time is not None
+    assert second.time == first.time + 1
+    assert third.time is not None
+    assert third.time > second.time + 3_000_000
+    assert total(tables, second.time) == {1: 1, 2: 2}
+
+
+def test_a_process_whose_leases_ended_reads_right_and_its_transaction_is_refused() -> None:
+    world, others = world_with("wal")
+    tables = world.client().controller().tables()
+    assert total(tables) == BEFORE
+    t = tables.transaction()
+    t.update("a", {"cents": 1}, keys=[1])
+    tables._timelines.line("default").reset()  # as if it had been away for longer than its leases
+    for number in range(3):
+        others.upsert("b", rows((2, number)))
+        others.apply()
+        others.tidy()
+        others.client.heartbeat()  # its own readers let go of what they have read
+    assert total(tables) == {1: 50, 2: 2}
+    with pytest.raises(persist.WriteConflict, match="lease"):
+        t.commit()
+    assert total(others) == {1: 50, 2: 2}
+
+
+LOST, AWAY, DAMAGED = Indeterminate("the answer was lost"), Determinate("the store is away"), Corrupt("it is damaged")
+RETIRED, CLOSED = LeaseExpired("retired", id="w1"), LeaseExpired("closed", id="")
+
+
+def decided(*outcomes: Exception | None) -> list[Indeterminate]:
+    """What is in doubt at the end of attempts that fail so, one after the other."""
+    left, doubts = iter(outcomes), list[Indeterminate]()
+
+    def attempt() -> None:
+        if (outcome := next(left)) is not None:
+            raise outcome
+
+    runtime = Runtime(sleep=lambda _: None, background=False)
+    until_decided(attempt, runtime.deadline(9), doubts)
+    return doubts
+
+
+def test_after_an_answer_was_lost_only_an_answer_decides() -> None:
+    assert decided(LOST, AWAY, LOST, AWAY, None) == [LOST, LOST]
+    with pytest.raises(Determinate, match="the store is away"):
+        decided(AWAY, None)
+    with pytest.raises(Indeterminate, match="the answer was lost"):
+        decided(LOST, DAMAGED, None)
+    with pytest.raises(UpperMismatch):
+        decided(LOST, UpperMismatch("it moved"), None)
+
+
+def test_a_retired_id_has_written_nothing_and_a_closed_writer_says_nothing_of_before() -> None:
+    assert decided(LOST, RETIRED, None) == []
+    with pytest.raises(Indeterminate, match="the answer was lost"):
+        decided(LOST, CLOSED, None)
+    with pytest.raises(LeaseExpired, match="closed"):
+        decided(CLOSED, None)
+
+
+def test_at_the_deadline_what_is_in_doubt_is_said() -> None:
+    ticking, outcomes = count(), iter([LOST, *[AWAY] * 9])
+    runtime = Runtime(monotonic=lambda: float(next(ticking)), sleep=lambda _: None, background=False)
+
+    def attempt() -> None:
+        raise next(outcomes)
+
+    with pytest.raises(Indeterminate, match="the answer was lost"):
+        until_decided(attempt, runtime.deadline(5), [])

@@ -1,0 +1,173 @@
+"""Insert, delete, update and upsert in both modes: what is there afterwards, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+import persist_lib as persist
+from persist_lib.catalog.records import TableMode
+from persist_lib.timeline import Tables
+from tests.unit.timeline.banks import SCHEMA, UNIQUE, read, rows
+
+
+@pytest.fixture(params=["yolo", "wal"])
+def tables(request: pytest.FixtureRequest) -> Iterator[Tables]:
+    with persist.open("memory:") as client:
+        tables = client.controller().tables()
+        tables.create("a", UNIQUE, shards=2, mode=request.param)
+        tables.create("many", SCHEMA)
+        yield tables
+
+
+def test_each_statement_is_seen_by_the_next_read_and_earlier_times_stay(tables: Tables) -> None:
+    first = tables.insert("a", rows((1, 10), (2, 20), (3, 30)))
+    assert (first.inserted, first.count) == (3, 3)
+    assert first.time is not None
+    done = tables.upsert("a", rows((2, 22), (3, 30), (4, 40)))
+    assert (done.inserted, done.updated, done.unchanged) == (1, 1, 1)
+    assert read(tables, "a") == {1: 10, 2: 22, 3: 30, 4: 40}
+    assert tables.update("a", {"cents": pc.field("cents") + 1}, filter=pc.field("cents") >= 30).updated == 2
+    assert tables.delete("a", [1, 99]).deleted == 1
+    assert tables.delete("a", filter=pc.field("cents") == 41).deleted == 1
+    assert read(tables, "a") == {2: 22, 3: 31}
+    assert read(tables, "a", first.time) == {1: 10, 2: 20, 3: 30}
+
+
+def test_an_update_takes_a_value_an_expression_or_a_function(tables: Tables) -> None:
+    tables.insert("a", rows((1, 10), (2, None)))
+    tables.update("a", {"cents": 5}, keys=[2])
+    tables.update("a", {"cents": lambda table: pc.add(table.column("cents"), table.column("id"))})
+    assert read(tables, "a") == {1: 11, 2: 7}
+    tables.update("a", lambda table: table.set_column(1, "cents", pc.negate(table.column("cents"))))
+    assert read(tables, "a") == {1: -11, 2: -7}
+
+
+def test_rows_come_in_from_arrow_numpy_and_dicts_and_equal_rows_add_up(tables: Tables) -> None:
+    tables.insert("many", pa.table({"id": np.arange(3), "cents": np.arange(3)}))
+    tables.insert("many", rows((0, 0), (0, 0)))
+    assert tables.read("many", keys=[0]).to_pylist() == [{"id": 0, "cents": 0}] * 3
+    tables.update("many", {"cents": 9}, keys=[0])
+    assert tables.read("many", keys=[0], diff=True).to_pylist() == [{"id": 0, "cents": 9, "_diff": 3}]
+    assert tables.delete("many", [np.int64(0)]).count == 1
+
+
+def test_nothing_to_change_is_nothing_written(tables: Tables) -> None:
+    tables.insert("a", rows((1, 10)))
+    before = tables.read_time()
+    for done in (tables.upsert("a", rows((1, 10))), tables.delete("a", [2]), tables.update("a", {"cents": 10})):
+        assert (done.time, done.count, done.token) == (None, 0, b"")
+    assert tables.read_time() == before
+
+
+def test_a_violated_constraint_writes_nothing(tables: Tables) -> None:
+    tables.insert("a", rows((1, 10)))
+    with pytest.raises(persist.ConstraintViolated, match="unique"):
+        tables.insert("a", rows((2, 20), (1, 11)))
+    with pytest.raises(persist.ConstraintViolated, match="unique"):
+        tables.insert("a", rows((3, 30), (3, 31)))
+    with pytest.raises(persist.ConstraintViolated, match="unique"):
+        tables.insert("a", rows((1, 10)))
+    assert read(tables, "a") == {1: 10}
+
+
+@pytest.mark.parametrize(
+    ("call", "match"),
+    [
+        (lambda t: t.insert("a", [{"id": "x", "cents": 1}]), "id"),
+        (lambda t: t.insert("a", [{"id": 1, "cents": 1, "_diff": -1}]), "_diff"),
+        (lambda t: t.insert("a", [{"id": 1, "cents": 1, "_time": 3}]), "_time"),
+        (lambda t: t.upsert("a", rows((1, 1), (1, 2))), "one row for each key"),
+        (lambda t: t.update("a", {"id": 3}), "value columns"),
+        (lambda t: t.update("a", {}), "no column at all"),
+        (lambda t: t.update("a", {"sents": 3}), "cents"),
+        (lambda t: t.update("a", {"cents": "three"}), "no value of it"),
+        (lambda t: t.update("a", 7), "function"),
+        (lambda t: t.update("a", lambda table: table.slice(1)), "one row of each row"),
+        (lambda t: t.update("a", lambda table: table.set_column(0, "id", pa.array([7]))), "key column"),
+        (lambda t: t.delete("a"), "either keys= or filter="),
+        (lambda t: t.delete("a", [1], filter=pc.field("id") == 1), "either keys= or filter="),
+        (lambda t: t.delete("a", filter="id = 1"), "filter"),
+        (lambda t: t.read("a", columns="cents"), "list of names"),
+        (lambda t: t.read("a", columns=["sents"]), "Did you mean"),
+        (lambda t: t.read(""), "name"),
+        (lambda t: t.transaction(""), "name"),
+        (lambda t: t.transaction("nowhere"), "no timeline"),
+        (lambda t: t.create("b", SCHEMA, mode="fast"), "mode"),
+        (lambda t: t.create("b", persist.Schema({"id": "int64"}, times="us")), "milliseconds"),
+        (lambda t: t.outcome(b"?"), "token"),
+    ],
+)
+def test_wrong_input_is_named_and_changes_nothing(tables: Tables, call: object, match: str) -> None:
+    tables.insert("a", rows((1, 10)))
+    with pytest.raises(persist.InvalidUsage, match=match):
+        call(tables)  # type: ignore[operator]
+    assert read(tables, "a") == {1: 10}
+    assert tables.list() == ["a", "many"]
+
+
+def test_names_are_taken_free_again_and_kept_by_what_is_open(tables: Tables) -> None:
+    with pytest.raises(persist.NameTaken):
+        tables.create("a", UNIQUE)
+    tables.insert("a", rows((1, 10)))
+    tables.rename("a", "b")
+    assert read(tables, "b") == {1: 10}
+    tables.upsert("b", rows((1, 11)))
+    with pytest.raises(persist.NotFound):
+        tables.read("a")
+    tables.drop("b")
+    with pytest.raises(persist.NotFound):
+        tables.insert("b", rows((2, 2)))
+    tables.create("b", UNIQUE)
+    assert read(tables, "b") == {}
+    assert tables.list() == ["b", "many"]
+
+
+def test_a_name_may_move_to_a_table_of_another_timeline(tables: Tables) -> None:
+    tables.insert("a", rows((1, 10)))
+    others = tables.client.controller().tables()
+    others.rename("a", "old")
+    others.create("a", SCHEMA, timeline="elsewhere")
+    others.insert("a", rows((7, 70)))
+    assert read(tables, "a") == {7: 70}
+    assert tables.upsert("a", rows((7, 71))).updated == 1
+    assert read(tables, "old") == {1: 10}
+
+
+def test_a_mode_belongs_to_its_timeline_and_a_collection_is_no_table(tables: Tables) -> None:
+    mode: TableMode = "wal" if tables.controller.catalog.fetch().named("a").timeline.startswith("ty") else "yolo"  # type: ignore[union-attr]
+    with pytest.raises(persist.InvalidUsage, match="for all of its tables"):
+        tables.create("b", SCHEMA, mode=mode)
+    tables.controller.create("c", SCHEMA)
+    with pytest.raises(persist.InvalidUsage, match="no table"):
+        tables.insert("c", rows((1, 1)))
+    with pytest.raises(persist.InvalidUsage, match=r"controller.tables\(\)"):
+        tables.controller.open_writer("a")
+
+
+def test_a_read_sees_what_another_table_was_acknowledged_before_it(tables: Tables) -> None:
+    """The read time is that of the timeline: the table that was written earlier is read as of it, too."""
+    tables.insert("a", rows((1, 10)))
+    done = tables.insert("many", rows((1, 1)))
+    assert tables.read_time() == done.time
+    found = tables.read("a")
+    assert (found.as_of, found.to_pylist()) == (done.time, [{"id": 1, "cents": 10}])
+    later = tables.insert("a", rows((2, 20)))
+    assert later.time is not None
+    assert later.time > done.time
+    assert read(tables, "a", done.time) == {1: 10}
+
+
+def test_a_value_that_was_read_before_an_upsert_is_not_looked_at_again_and_that_of_an_update_is(tables: Tables) -> None:
+    tables.insert("a", rows((1, 0)))
+    seen = [tables.read("a").to_pylist()[0]["cents"] for _ in range(2)]
+    for value in seen:
+        tables.upsert("a", rows((1, value + 1)))
+    assert read(tables, "a") == {1: 1}, "the later one's row stays"
+    for _ in seen:
+        tables.update("a", {"cents": pc.field("cents") + 1}, keys=[1])
+    assert read(tables, "a") == {1: 3}
