@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import datetime as dt
-import re
 import ssl
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import grpc
+from cryptography import x509
 
 from persist_lib.errors import InvalidUsage
 from persist_lib.runtime.reread import Reread
@@ -44,40 +43,13 @@ class Certificates:
             context.load_cert_chain(self._cert, self._key, password=lambda: b"")
             if self._client_ca is not None:
                 context.load_verify_locations(cadata=found[2].decode())
+            chain = x509.load_pem_x509_certificates(found[0])
         except (OSError, ValueError) as error:  # SSLError is an OSError
             raise InvalidUsage(
                 f"the TLS files {self._cert}, {self._key} and {self._client_ca} are not a certificate, its unencrypted "
                 f"private key and authorities of clients, all in PEM: {error}"
             ) from error
-        self._not_after = min(not_after(found[0].decode("latin-1")), default=0.0)
+        self._not_after = min(one.not_valid_after_utc.timestamp() for one in chain)
         return grpc.ssl_server_certificate_configuration(
             [(found[1], found[0])], root_certificates=found[2] if self._client_ca is not None else None
         )
-
-
-PEM = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
-SEQUENCE, UTC_TIME, VERSION = 0x30, 0x17, 0xA0
-
-
-def not_after(chain: str) -> Iterator[float]:
-    """When each certificate of a chain in PEM expires, in seconds since 1970. They were read by `ssl` before."""
-    for found in PEM.findall(chain):
-        (_, certificate), *_ = _values(ssl.PEM_cert_to_DER_cert(found))
-        (_, signed), *_ = _values(certificate)
-        kinds = [one for one in _values(signed) if one[0] != VERSION]
-        _, (kind, told) = _values(kinds[3][1])  # after the serial number, the algorithm and the issuer
-        years = "%y" if kind == UTC_TIME else "%Y"
-        yield dt.datetime.strptime(told.decode(), f"{years}%m%d%H%M%SZ").replace(tzinfo=dt.UTC).timestamp()
-
-
-def _values(data: bytes) -> list[tuple[int, bytes]]:
-    """The values that follow each other in DER: the tag and the content of each."""
-    found = []
-    while data:
-        tag, length, start = data[0], data[1], 2
-        if length & 0x80:
-            start += length & 0x7F
-            length = int.from_bytes(data[2:start], "big")
-        found.append((tag, data[start : start + length]))
-        data = data[start + length :]
-    return found

@@ -22,23 +22,23 @@ class Authority:
         self.ca = folder / "ca.pem"
         self.ca.write_bytes(self._signed(self._name, self._key, is_ca=True))
 
-    def issue(self, cert: Path, key: Path, host: str = "127.0.0.1") -> None:
+    def issue(self, cert: Path, key: Path, host: str = "127.0.0.1", *, days: int = 1) -> None:
         """Write a certificate for a host, and its key, each by a rename."""
         made = ec.generate_private_key(ec.SECP256R1())
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"of {host}")])
         plain = serialization.NoEncryption()
         private = made.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain)
-        for path, data in ((key, private), (cert, self._signed(name, made, host))):
+        for path, data in ((key, private), (cert, self._signed(name, made, host, days=days))):
             fresh = path.with_suffix(".new")
             fresh.write_bytes(data)
             fresh.replace(path)
 
     def _signed(
-        self, name: x509.Name, key: ec.EllipticCurvePrivateKey, host: str = "", *, is_ca: bool = False
+        self, name: x509.Name, key: ec.EllipticCurvePrivateKey, host: str = "", *, is_ca: bool = False, days: int = 1
     ) -> bytes:
         now, day, number = dt.datetime.now(dt.UTC), dt.timedelta(days=1), x509.random_serial_number()
         made = (
-            x509.CertificateBuilder(self._name, name, key.public_key(), number, now - day, now + day)
+            x509.CertificateBuilder(self._name, name, key.public_key(), number, now - day, now + days * day)
             .add_extension(x509.BasicConstraints(ca=is_ca, path_length=None), critical=True)
         )  # fmt: skip
         if host:
