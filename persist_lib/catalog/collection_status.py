@@ -14,7 +14,7 @@ from persist_lib.catalog.records import CollectionRecord, RenditionRecord
 from persist_lib.catalog.renditions import Renditions, Timeline, upper_by
 from persist_lib.client import Client
 from persist_lib.core.leases import is_mark
-from persist_lib.core.plan.expiry import plan_expiry
+from persist_lib.core.plan.upkeep import plan_expiry
 from persist_lib.core.state import State
 from persist_lib.frontier import Antichain, at
 from persist_lib.maintain.liveness import expire

@@ -82,9 +82,9 @@ def _applied_table(done: Compacted) -> Fitted:
 
 def rolled_up(before: Version, done: RolledUp, every: int, force: bool, dry_run: bool) -> Outcome:
     """The rollup that was written, or why none was."""
-    from persist_lib.core.plan.rollup import is_due
+    from persist_lib.core.plan.upkeep import rollup_is_due
 
-    due = force or is_due(before.state, before.seqno, every)
+    due = force or rollup_is_due(before.state, before.seqno, every)
     value = {**jsonable(done), "due": due}
     if done.key is not None:
         return Outcome(

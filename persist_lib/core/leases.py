@@ -11,7 +11,7 @@ import msgspec
 
 from persist_lib.core import refusals as r
 from persist_lib.core.diff import StateDiff
-from persist_lib.core.plan.expiry import plan_expiry
+from persist_lib.core.plan.upkeep import plan_expiry
 from persist_lib.core.state import LAYERS, MARK, RETENTION, Hold, Reader, State
 from persist_lib.frontier import Antichain, meet_all
 from persist_lib.ids import ReaderId, SeqNo, WriterId

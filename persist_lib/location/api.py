@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 from persist_lib.ids import SeqNo
 
 if TYPE_CHECKING:
-    from persist_lib.core.plan.debts import Debts
+    from persist_lib.core.plan.look import Debts
 
 
 class BlobEntry(NamedTuple):

@@ -6,8 +6,8 @@ import msgspec
 
 from persist_lib.core.cost import S3_LIST, storage_dollars
 from persist_lib.core.plan.compaction import Policy, batch_bound, plan_compaction, policy_of
-from persist_lib.core.plan.expiry import plan_expiry
 from persist_lib.core.plan.garbage import plan_garbage
+from persist_lib.core.plan.upkeep import plan_expiry
 from persist_lib.core.state import State, Version
 from persist_lib.core.trace import Level, levels
 from persist_lib.frontier import Antichain

@@ -6,8 +6,7 @@ import msgspec
 
 from persist_lib.core import commands as c
 from persist_lib.core.cost import Cost
-from persist_lib.core.plan.expiry import Overdue, plan_expiry
-from persist_lib.core.plan.retention import plan_retention
+from persist_lib.core.plan.upkeep import Overdue, plan_expiry, plan_retention
 from persist_lib.core.state import RETENTION, State
 from persist_lib.frontier import Antichain
 from persist_lib.location.wrap.spending import charged

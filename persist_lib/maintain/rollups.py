@@ -7,7 +7,7 @@ import msgspec
 from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
 from persist_lib.core.cost import Cost
-from persist_lib.core.plan.rollup import is_due, last_deletion
+from persist_lib.core.plan.upkeep import last_deletion, rollup_is_due
 from persist_lib.core.state import State
 from persist_lib.format.paths import blob_key, rollup_key
 from persist_lib.ids import SeqNo, WriterId
@@ -50,7 +50,7 @@ def roll_up(machine: Machine, worker: Worker, *, force: bool = False, dry_run: b
     """
     version = machine.fetch()
     behind = version.seqno - version.state.newest_rollup
-    if dry_run or not (force or is_due(version.state, version.seqno, machine.config.rollup_every)):
+    if dry_run or not (force or rollup_is_due(version.state, version.seqno, machine.config.rollup_every)):
         return RolledUp(None, version.seqno, 0, behind)
     id_ = WriterId("") if version.state.is_finished() else worker.id
     _move_beyond_garbage(machine, id_)

@@ -16,9 +16,8 @@ from persist_lib.config import Config
 from persist_lib.core.cost import Cost
 from persist_lib.core.duties import NAMES
 from persist_lib.core.plan.compaction import Policy
-from persist_lib.core.plan.debts import Debts
 from persist_lib.core.plan.garbage import plan_garbage
-from persist_lib.core.plan.look import BY_MARK, Look, look_at, settings_of
+from persist_lib.core.plan.look import BY_MARK, Debts, Look, look_at, settings_of
 from persist_lib.core.state import Version
 from persist_lib.errors import Damage, Determinate, Indeterminate, InvalidUsage, PersistError
 from persist_lib.format.survey_cache import Memory

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from persist_lib.core.plan.expiry import has_ended
+from persist_lib.core.plan.upkeep import has_ended
 from persist_lib.core.state import State
 from persist_lib.errors import Busy, PersistError
 from persist_lib.ids import ShardId, WriterId

@@ -11,8 +11,7 @@ import threading
 from collections.abc import Mapping, Sequence
 
 from persist_lib.client import Client
-from persist_lib.core.plan.debts import Debts
-from persist_lib.core.plan.look import settings_of
+from persist_lib.core.plan.look import Debts, settings_of
 from persist_lib.core.rights import MAINTAIN
 from persist_lib.location.api import Consensus
 from persist_lib.maintain.survey import Survey, Surveyor

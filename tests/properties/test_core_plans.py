@@ -14,7 +14,7 @@ from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
 from persist_lib.core.cost import Cost
 from persist_lib.core.plan.compaction import Policy, Request, batch_bound, plan_compaction, plan_flush, task_inputs
-from persist_lib.core.plan.expiry import plan_expiry
+from persist_lib.core.plan.upkeep import plan_expiry
 from persist_lib.core.state import Batch, Part, State
 from persist_lib.core.transitions import apply
 from persist_lib.frontier import MAX_TIME, TOP, at

@@ -29,8 +29,8 @@ from persist_lib.core.groups import Applied, apply_together
 from persist_lib.core.outcomes import find_outcome, is_excluded
 from persist_lib.core.pending import PendingName
 from persist_lib.core.plan.compaction import plan_compaction
-from persist_lib.core.plan.expiry import plan_expiry
 from persist_lib.core.plan.garbage import plan_garbage, plan_orphans
+from persist_lib.core.plan.upkeep import plan_expiry
 from persist_lib.core.state import Batch, Outcome, Part, Produced, Rollup, State, Version
 from persist_lib.core.trace import CHUNK_BYTES
 from persist_lib.core.transitions import change

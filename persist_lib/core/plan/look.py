@@ -11,10 +11,8 @@ from collections.abc import Mapping
 import msgspec
 
 from persist_lib.core.plan.compaction import Policy, plan_compaction
-from persist_lib.core.plan.expiry import has_ended
 from persist_lib.core.plan.garbage import plan_garbage
-from persist_lib.core.plan.retention import plan_retention
-from persist_lib.core.plan.rollup import is_due
+from persist_lib.core.plan.upkeep import has_ended, plan_retention, rollup_is_due
 from persist_lib.core.state import State, Version
 from persist_lib.ids import SeqNo
 
@@ -63,7 +61,7 @@ def look_at(version: Version, now: int, policy: Policy, rollup_every: int, log_b
     is_called_for = (
         plan_retention(state) is not None,
         bool(compaction.requests),
-        is_due(state, seqno, rollup_every),
+        rollup_is_due(state, seqno, rollup_every),
         bool(garbage.keys) or garbage.truncate_below > log_begins,
     )
     return Look(
@@ -87,3 +85,26 @@ def leases_until(state: State, now: int) -> int:
 def settings_of(policy: Policy, rollup_every: int) -> str:
     """The settings on which a look depends, as text. Looks of other settings are not used."""
     return f"{RULES} {policy.weight!r} {policy.advance!r} {policy.inline_fill!r} {rollup_every}"
+
+
+class Debts(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The looks at all shards that the caller may see, by the store's clock `now` (ms).
+
+    `moved` has the newest seqnos of those shards only whose look is of another seqno, or that have none: they wait to
+    be looked at, or are `unread`, which says why they could not be.
+    """
+
+    now: int
+    looks: Mapping[str, Look]
+    moved: Mapping[str, SeqNo]
+    unread: Mapping[str, str]
+
+    @property
+    def heads(self) -> dict[str, SeqNo]:
+        """The newest seqno of every shard."""
+        return {**{name: look.seqno for name, look in self.looks.items()}, **self.moved}
+
+    @property
+    def waiting(self) -> int:
+        """How many shards wait to be looked at."""
+        return sum(1 for name in self.moved if name not in self.unread)

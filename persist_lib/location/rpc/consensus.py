@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from urllib.parse import parse_qsl, quote
 
 from persist_lib.arguments import shown
-from persist_lib.core.plan.debts import Debts
+from persist_lib.core.plan.look import Debts
 from persist_lib.errors import Determinate, Indeterminate, InvalidUsage
 from persist_lib.format import wire
 from persist_lib.ids import SeqNo

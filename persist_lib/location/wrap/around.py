@@ -25,7 +25,7 @@ from persist_lib.location.api import (
 )
 
 if TYPE_CHECKING:
-    from persist_lib.core.plan.debts import Debts
+    from persist_lib.core.plan.look import Debts
     from persist_lib.location.commands import Answered, Proposed, TakesCommands
 
 T = TypeVar("T")

@@ -11,7 +11,7 @@ from persist_lib.location.api import Change, Newest, Upload
 from persist_lib.location.wrap.around import AroundBlob, AroundConsensus, Operation
 
 if TYPE_CHECKING:
-    from persist_lib.core.plan.debts import Debts
+    from persist_lib.core.plan.look import Debts
 
 T = TypeVar("T")
 WRITES = {"set": "store blob", "delete": "delete blob"}

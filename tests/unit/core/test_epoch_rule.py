@@ -7,7 +7,7 @@ import pytest
 
 import persist_lib as persist
 from persist_lib.core.plan.garbage import plan_garbage
-from persist_lib.core.plan.rollup import is_due
+from persist_lib.core.plan.upkeep import rollup_is_due
 from persist_lib.core.state import Garbage, Reader, Rollup, State
 from persist_lib.format.paths import part_key, rollup_key
 from persist_lib.frontier import MINIMUM
@@ -36,7 +36,9 @@ def test_a_part_waits_for_a_rollup_beyond_its_deletion(newest, is_free, held):
     assert [held.why for held in plan.held] == (
         [] if is_free else [f"no rollup beyond v{X} yet; the newest is v{newest}"]
     )
-    assert is_due(state, SeqNo(X + 10), every=1000) is not is_free, "a rollup is due exactly while garbage waits for it"
+    assert rollup_is_due(state, SeqNo(X + 10), every=1000) is not is_free, (
+        "a rollup is due exactly while garbage waits for it"
+    )
 
 
 @pytest.mark.parametrize("key", [PART, OLD_ROLLUP])
@@ -55,7 +57,7 @@ def test_an_old_rollup_waits_for_readers_but_for_no_further_rollup(newest):
     """The rollup that replaces it is older than the transition that deletes it: it would wait for one more for ever."""
     state = deleted(OLD_ROLLUP, newest=newest, held=None)
     assert plan_garbage(state, SeqNo(X + 1)).keys == {OLD_ROLLUP: 7}
-    assert not is_due(state, SeqNo(X + 1), every=1000)
+    assert not rollup_is_due(state, SeqNo(X + 1), every=1000)
 
 
 def test_both_wait_for_the_strictest_of_several_readers():

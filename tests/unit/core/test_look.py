@@ -7,8 +7,8 @@ import pytest
 
 from persist_lib.core.duties import NAMES
 from persist_lib.core.plan.compaction import Policy
-from persist_lib.core.plan.expiry import LONGEST_LEASE_MS, plan_expiry
 from persist_lib.core.plan.look import BY_MARK, BY_STATE, Look, leases_until, look_at, settings_of
+from persist_lib.core.plan.upkeep import LONGEST_LEASE_MS, plan_expiry
 from persist_lib.core.state import Batch, Garbage, Hold, Part, Reader, Rollup, State, Version, Writer
 from persist_lib.frontier import TOP, at
 from persist_lib.ids import PartKey, ReaderId, SeqNo, WriterId

@@ -12,8 +12,7 @@ import pytest
 import persist_lib as persist
 from persist_lib.events import check
 from persist_lib.events.loop import Loop
-from persist_lib.events.migrate import compare, copy
-from persist_lib.events.mirrored_store import joined
+from persist_lib.events.migrate import compare, copy, joined
 from tests.gated import wait_for
 from tests.unit.events.programs import LONG_S, Counter
 from tests.unit.events.stored import MemoryStore

@@ -18,7 +18,7 @@ import pytest
 
 import persist_lib as persist
 from persist_lib.core import commands as c
-from persist_lib.core.plan.expiry import LONGEST_LEASE_MS
+from persist_lib.core.plan.upkeep import LONGEST_LEASE_MS
 from persist_lib.errors import Determinate, LeaseExpired
 from persist_lib.ids import SeqNo, format_writer_id
 from persist_lib.location.api import Row
