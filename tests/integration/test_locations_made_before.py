@@ -114,8 +114,17 @@ def continue_tables(client: persist.Client) -> None:
     with tables.transaction("bank") as change:
         change.update("accounts", {"cents": 0}, keys=[1])
         change.insert("entries", [{"entry": "e2", "cents": 90}])
+    controller = client.controller()
+    new = controller.make_rendition("accounts", shards=2, copy=True).number
+    controller.copy_rendition("accounts", new)
+    at = controller.hand_over("accounts", new)
+    assert at > change.time, "beyond all that was committed, as the WAL says"
+    tables.apply("bank")
+    controller.copy_rendition("accounts", new, to_end=True)
+    tables.update("accounts", {"cents": 1}, keys=[3])
     tables.apply("bank")
     tables.tidy("bank")
+    assert tables.read("accounts", keys=[3]).to_pylist() == [{"id": 3, "cents": 1}]
     assert [row["cents"] for row in tables.read("accounts", keys=[1, 2]).to_pylist()] == [0, 110]
     assert rows(tables.read("entries")) == [["e1", 10], ["e2", 90]]
     tables.delete("plain", [1])
