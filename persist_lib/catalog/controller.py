@@ -7,7 +7,7 @@ is the same command however often it is sent with its id, and is finished by ano
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -185,7 +185,7 @@ class Controller(Making, Evolving, Handovers, Resource):
         name = parse_collection_name(name)
         _, collection = self._subject(name, None if dry_run else command, is_drop=True)
         if dry_run:
-            return tend(self.catalog, self._deadline(timeout), only=collection.id, dry_run=True, as_if_dropped=True)
+            return self._tended(timeout, collection.id, dry_run=True, as_if_dropped=True)
 
         def intent(contents: Contents, record: CommandRecord) -> tuple[Changes, CommandRecord]:
             if has_wal(collection):  # a mark in its WAL comes first: see `effects`
@@ -194,7 +194,7 @@ class Controller(Making, Evolving, Handovers, Resource):
             return setting(msgspec.structs.replace(current, state="dropping")), record
 
         self._command("drop", collection.id, {"name": name}, intent, command, timeout)
-        return tend(self.catalog, self._deadline(timeout), only=collection.id)
+        return self._tended(timeout, collection.id)
 
     def tend(self, name: str | None = None, *, dry_run: bool = False, timeout: float | None = None) -> Tended:
         """Look after one collection, or after all and what is left of dropped ones: the duty of this layer.
@@ -206,7 +206,12 @@ class Controller(Making, Evolving, Handovers, Resource):
         if not dry_run:
             self._writable("tend")
         only = None if name is None else self._find(name)[1].id
-        return tend(self.catalog, self._deadline(timeout), only=only, dry_run=dry_run)
+        return self._tended(timeout, only, dry_run=dry_run)
+
+    def _tended(self, timeout: float | None, only: str | None, **simulated: Any) -> Tended:
+        from persist_lib.timeline.wal_truncation import timeline_steps  # noqa: PLC0415 - tables stand on the controller
+
+        return tend(self.catalog, self._deadline(timeout), timeline_steps, only=only, **simulated)
 
     def set_hold(self, name: str, hold: str, since: TimeLike, *, opaque: bytes = b"") -> None:
         """Keep a collection's history from `since` on, durably, whatever its retention, until `release_hold`.
@@ -274,6 +279,10 @@ class Controller(Making, Evolving, Handovers, Resource):
         from persist_lib.timeline import Tables  # noqa: PLC0415 - they stand on the controller
 
         return Tables(self)
+
+    def _apply_wal(self, timeline: str, timeout: float) -> None:
+        with self.tables() as tables:
+            tables.apply(timeline, timeout=timeout)
 
     def sources(self) -> Sources:
         """The sources of this catalog: outside data that becomes collections."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +15,6 @@ from persist_lib.catalog.collection_status import timeline_of
 from persist_lib.catalog.command_log import Commanding
 from persist_lib.catalog.copying import handed_over_at
 from persist_lib.catalog.describe import Description, Evolved, RenditionDescription, Tended
-from persist_lib.catalog.maintenance import tend
 from persist_lib.catalog.records import CollectionRecord, CommandRecord, RenditionRecord, schema_form
 from persist_lib.catalog.renditions import Timeline, meet
 from persist_lib.errors import HandoverRefused, InvalidUsage, NotFound
@@ -114,14 +114,21 @@ class Making(Commanding):
 
         if dry_run:
             given_up(contents)
-            return tend(self.catalog, self._deadline(timeout), only=collection.id, dry_run=True, given_up=rendition)
+            return self._tended(timeout, collection.id, dry_run=True, given_up=rendition)
 
         def intent(contents: Contents, record: CommandRecord) -> tuple[Changes, CommandRecord]:
             return setting(given_up(contents)), record
 
         asked = {"name": name, "rendition": rendition}
         self._command("drop rendition", collection.id, asked, intent, command, timeout)
-        return tend(self.catalog, self._deadline(timeout), only=collection.id)
+        return self._tended(timeout, collection.id)
+
+    @abstractmethod
+    def _tended(
+        self, timeout: float | None, only: str | None, *, dry_run: bool = False, as_if_dropped: bool = False,
+        given_up: int | None = None,
+    ) -> Tended:  # fmt: skip
+        """As `maintenance.tend`, with the timelines of tables."""
 
     def _rendition_of(self, description: Description, number: int) -> RenditionDescription:
         for rendition in description.renditions:

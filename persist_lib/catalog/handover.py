@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -163,6 +164,10 @@ def check_transform(transform: object) -> None:
 class Handovers(Filling):
     """The calls that hand over, and say beforehand what that would do."""
 
+    @abstractmethod
+    def _apply_wal(self, timeline: str, timeout: float) -> None:
+        """Copy what is in the WAL of a timeline to its tables."""
+
     def hand_over(
         self,
         name: str,
@@ -288,6 +293,8 @@ class Handovers(Filling):
         current, new = contents.collections.get(collection.id), contents.renditions.get((collection.id, rendition))
         if current is None or current.state == "dropping" or new is None or new.state == "dropping":
             return  # it is gone, or a later handover has followed long since
+        if has_wal(current):  # what is in the WAL alone would never be copied
+            self._apply_wal(contents.timelines[str(current.timeline)].name, deadline.left_s())
         if new.copies is not None:
             self.copy_rendition(current.name, rendition, transform=transform, to_end=True, timeout=deadline.left_s())
         if new.mode == "compare_and_append" and current.kind == "collection":

@@ -6,9 +6,10 @@ can be read any more, and a dropped collection when it has no reader and no hold
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Generator, Iterator
 from contextlib import closing, suppress
 from functools import partial
+from typing import Protocol
 
 import msgspec
 
@@ -26,13 +27,19 @@ from persist_lib.errors import HoldConflict, NotFound, PersistError, ShardFinish
 from persist_lib.frontier import Antichain, at
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.runtime.each import Each
-from persist_lib.timeline.lag import wal_timelines
-from persist_lib.timeline.wal_truncation import timeline_steps
+
+
+class TimelineSteps(Protocol):
+    """What there is to do for the table with this id, or for all tables of a timeline and its WAL; and how to do it."""
+
+    def __call__(
+        self, catalog: Catalog, record: TimelineRecord, deadline: Deadline, *, only: str | None, dry_run: bool
+    ) -> Generator[tuple[Step, Do], None, None]: ...
 
 
 def tend(
-    catalog: Catalog, deadline: Deadline, *, only: str | None = None, dry_run: bool = False,
-    as_if_dropped: bool = False, given_up: int | None = None,
+    catalog: Catalog, deadline: Deadline, timeline_steps: TimelineSteps, *, only: str | None = None,
+    dry_run: bool = False, as_if_dropped: bool = False, given_up: int | None = None,
 ) -> Tended:  # fmt: skip
     """Look after the collection with this id, or after all, and then after the WALs of tables.
 
@@ -72,7 +79,8 @@ def tend(
     }
     tried.add(wanted, lambda name: one(wanted[name]), PersistError)
     if not as_if_dropped:
-        lines = {f"timeline {record.name}": record for record in wal_timelines(catalog.fetch())}
+        timelines = sorted(catalog.fetch().timelines.values(), key=lambda record: record.name)
+        lines = {f"timeline {record.name}": record for record in timelines if record.mode == "wal"}
         tried.add(lines, lambda name: timeline(lines[name]), PersistError)
     for error in tried.failed.values() if only is not None else ():
         raise error

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist_lib.catalog.catalog import Catalog, Contents
+from persist_lib.catalog.catalog import Catalog
 from persist_lib.catalog.effects import HOLD, is_held_back
 from persist_lib.catalog.metadata_shard import unheld
 from persist_lib.catalog.records import CollectionRecord, TimelineRecord
@@ -110,11 +110,6 @@ def fetch_lag(catalog: Catalog, record: TimelineRecord) -> Lag:
         record.name, as_of + 1, tuple(sorted(behind, key=lambda one: one.table)), rows.num_rows,
         int(pc.sum(rows.column("size")).as_py() or 0), int(np.count_nonzero(times <= keep)), keep, since,
     )  # fmt: skip
-
-
-def wal_timelines(contents: Contents) -> list[TimelineRecord]:
-    """The timelines in WAL mode, by name."""
-    return sorted((one for one in contents.timelines.values() if one.mode == "wal"), key=lambda one: one.name)
 
 
 def _rows(catalog: Catalog, shard: str) -> tuple[int, pa.Table]:

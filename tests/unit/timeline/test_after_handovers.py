@@ -14,7 +14,7 @@ from tests.unit.timeline.banks import UNIQUE, read, rows
 
 @pytest.fixture
 def client() -> Iterator[persist.Client]:
-    with persist.open("memory:", config=persist.Config(timeout_s=5)) as client:
+    with persist.open("memory:", config=persist.Config(timeout_s=20)) as client:
         yield client
 
 
@@ -83,3 +83,14 @@ def test_a_table_that_is_read_too_early_is_noticed(
     except persist.PersistError:
         return
     assert found != {1: 1, 2: 3}
+
+
+def test_a_handover_that_advances_applies_what_the_wal_has(client: persist.Client) -> None:
+    controller = client.controller()
+    tables = controller.tables()
+    tables.create("t", UNIQUE, mode="wal", timeline="bank")
+    tables.insert("t", rows((1, 1)))
+    controller.make_rendition("t", shards=2, copy=True)
+    controller.hand_over("t", 2, force=True, advance=True)
+    assert read(tables, "t") == {1: 1}
+    assert controller.describe("t").active.number == 2

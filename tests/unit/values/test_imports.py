@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 OPTIONAL = {
     "pandas", "polars", "boto3", "botocore", "psycopg", "psycopg_pool", "pyspark", "dagster", "duckdb", "typer", "rich",
     "jobs", "orchestration",
@@ -77,3 +79,9 @@ def test_the_help_of_every_command_is_shown_without_arrow_and_without_the_librar
     loaded = loaded_by(HELP)
     assert loaded & {"pyarrow", "numpy", "apsw", "pandas"} == set()
     assert "rich" in loaded
+
+
+@pytest.mark.parametrize("first", ["timeline", "sources"])
+def test_what_stands_on_the_catalog_may_be_imported_first(first: str) -> None:
+    """The import contract leaves out that a controller loads these, so it would not see a circle."""
+    loaded_by(f"import persist_lib.{first}")
