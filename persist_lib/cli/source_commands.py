@@ -16,6 +16,7 @@ from persist_lib.cli.shared_options import Collection, Yes
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
     from persist_lib.sources import SourceDescription
+    from persist_lib.sources.records import Declaration
 
 
 def list_(session: Session) -> None:
@@ -32,15 +33,25 @@ def list_(session: Session) -> None:
     session.answer({"sources": [value_of(one) for one in found]}, table, units.of(len(found), "source"))
 
 
-def show(session: Session, name: Collection) -> None:
+def show(
+    session: Session,
+    name: Collection,
+    toml: Annotated[bool, typer.Option("--toml", help="Print the file that declares it, for `create -f`.")] = False,
+) -> None:
     """Show one source: what is declared, how far it has come, and how its instances are.
 
     \b
     persist source show orders
     persist source show orders --json | jq .durable
+    persist source show orders --toml > orders.toml
     """
     with session.sources(read_only=True) as sources:
         found = sources.show(name)
+    if toml:
+        from persist_lib.sources.declaration_file import written
+
+        session.out.out(written(found), end="", highlight=False)
+        return
     lines = labelled(
         ("state", f"{found.state}{': ' if found.why else ''}{found.why}"),
         ("from", msgspec.json.encode(found.reader).decode()),
@@ -175,15 +186,20 @@ def _instances(found: SourceDescription) -> str:
     return ", ".join(f"{states.count(state)} {state}" for state in sorted(set(states)))
 
 
+def declared_value(found: Declaration) -> dict[str, Any]:
+    """What is declared, as JSON."""
+    declared = {what: msgspec.to_builtins(getattr(found, what)) for what in ("reader", "decoding", "meaning")}
+    return {**declared, "schema": schema_value(found.schema)}
+
+
 def value_of(found: SourceDescription) -> dict[str, Any]:
     """A source as JSON."""
     marks = {
         what: {partition: mark.address for partition, mark in sorted(getattr(found, what).items())}
         for what in ("bound", "durable")
     }
-    declared = {what: msgspec.to_builtins(getattr(found, what)) for what in ("reader", "decoding", "meaning")}
     return {
-        "source": found.name, "state": found.state, **declared, "schema": schema_value(found.schema),
+        "source": found.name, "state": found.state, **declared_value(found),
         "collections": dict(found.collections), "time": found.time,
         "behind_ms": found.behind_ms, "errors": found.errors, "why": found.why, "left": jsonable(found.left), **marks,
         "instances": [jsonable({k: v for k, v in one.items() if k != "_diff"}) for one in found.instances],
