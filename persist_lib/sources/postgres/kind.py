@@ -124,7 +124,7 @@ class Postgres(
 
 
 def _check_changes(decoding: Decoding, meaning: Meaning) -> None:
-    if decoding.decoder != "pgoutput" or meaning.envelope != "changes":
+    if not decoding.reads.is_log or meaning.envelope != "changes":
         raise InvalidUsage(
             'a table of PostgreSQL is read with decoder="pgoutput" and envelope="changes": leave them out'
         )
