@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import msgspec
 import typer
@@ -79,16 +79,22 @@ def show(
     session.answer(value_of(found), lines, partitions, instances)
 
 
+class Allowed(NamedTuple):
+    """From when on something is wrong: the fields of `Limits`."""
+
+    instances: Annotated[int, typer.Option(min=0, help="How many have to be at work.")] = 1
+    behind_s: Annotated[int, typer.Option("--behind", min=0, metavar="SECONDS", help="How far it may be behind.")] = 300
+    lag_messages: Annotated[int | None, typer.Option(min=0, help="How many may be left.")] = None
+    lag_bytes: Annotated[int | None, typer.Option(min=0, help="How many may be left.")] = None
+    errors: Annotated[int | None, typer.Option(min=0, help="How many there may be.")] = None
+    errors_share: Annotated[float, typer.Option(min=0, max=1, help="Of the messages of instances at work.")] = 0.01
+    held_back_bytes: Annotated[int, typer.Option(min=0, help="How much the upstream may have to keep.")] = 10 << 30
+
+
 def check(
     session: Session,
+    allowed: Allowed,
     names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Default: all sources.")] = None,
-    instances: Annotated[int, typer.Option(min=0, help="How many have to be at work.")] = 1,
-    behind: Annotated[int, typer.Option(min=0, metavar="SECONDS", help="How far it may be behind.")] = 300,
-    lag_messages: Annotated[int | None, typer.Option(min=0, help="How many may be left.")] = None,
-    lag_bytes: Annotated[int | None, typer.Option(min=0, help="How many may be left.")] = None,
-    errors: Annotated[int | None, typer.Option(min=0, help="How many there may be.")] = None,
-    errors_share: Annotated[float, typer.Option(min=0, max=1, help="Of the messages of instances at work.")] = 0.01,
-    held_back_bytes: Annotated[int, typer.Option(min=0, help="How much the upstream may have to keep.")] = 10 << 30,
 ) -> None:
     """Say what is wrong with sources: none at work, lag, bad messages, a log that is held back, what is not read.
 
@@ -102,12 +108,8 @@ def check(
     from persist_lib.sources import Limits
     from persist_lib.sources import check as checked
 
-    limits = Limits(
-        instances=instances, behind_s=behind, lag_messages=lag_messages, lag_bytes=lag_bytes, errors=errors,
-        errors_share=errors_share, held_back_bytes=held_back_bytes,
-    )  # fmt: skip
     with session.sources(read_only=True) as sources:
-        found = checked(sources, limits, names or ())
+        found = checked(sources, Limits(**allowed._asdict()), names or ())
     table = plain_table("source", "check", "", "says")
     for name, alerts in found.items():
         for one in alerts:

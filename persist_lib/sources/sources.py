@@ -268,26 +268,26 @@ class Sources:
         return record
 
     def _set(self, name: str, state: State, why: str, timeout: float | None) -> None:
-        self.find(name)
-        self._mark(name, self._deadline(timeout), state=state, why=why)
+        self._mark(self.find(name), self._deadline(timeout), state=state, why=why)
 
     def _end(self, name: str, timeout: float | None, *, again: bool) -> Sequence[str]:
         deadline = self._deadline(timeout)
         record = self.declared.find(name)
         if again:
             record.reader.input(self.controller)  # raises NotFound
-        self._mark(name, deadline, state="dropping", again=again)
+        self._mark(record, deadline, state="dropping", again=again)
         return take_away(self.controller, self.declared, self.declared.find(name), deadline)
 
-    def _mark(self, name: str, deadline: Deadline, **fields: Any) -> None:
+    def _mark(self, record: SourceRecord, deadline: Deadline, **fields: Any) -> None:
         """Set fields of a source. One that is being dropped can only be dropped, or reset, again."""
+        gone = f"the source {record.name!r} was dropped in between"
 
-        def decide(sources: dict[str, SourceRecord]) -> SourceRecord:
-            if name not in sources or (sources[name].state == "dropping" and fields["state"] != "dropping"):
-                raise NotFound(f"the source {name!r} was dropped in between", source=name)
-            return changed(sources[name], **fields)
+        def marked(now: SourceRecord) -> SourceRecord:
+            if now.state == "dropping" and fields["state"] != "dropping":
+                raise NotFound(gone, source=record.name)
+            return changed(now, **fields)
 
-        self.declared.change(decide, deadline)
+        self.declared.update(record, marked, deadline, gone=gone)
 
     def _deadline(self, timeout: float | None) -> Deadline:
         return self.client.runtime.deadline(self.client.config.timeout_s if timeout is None else parse_seconds(timeout))

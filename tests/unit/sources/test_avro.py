@@ -18,9 +18,8 @@ import pytest
 from hypothesis import given, settings
 
 import persist_lib as persist
-from persist_lib.errors import Diverged, InvalidUsage
 from persist_lib.sources import Files, Mark
-from persist_lib.sources.conformance import check_diverged, check_gone, check_many, check_reader, read_all
+from persist_lib.sources.conformance import check_many, check_reader, read_all
 from persist_lib.sources.decoding import Decoding
 from persist_lib.sources.envelopes import Meaning
 from persist_lib.sources.files import avro as container
@@ -188,19 +187,6 @@ def test_a_record_that_is_poison_takes_those_after_it_in_its_block_along(tmp_pat
     assert problem.startswith("record 2 of 5, and those after it")
 
 
-def test_a_file_that_is_another_one_has_diverged_and_one_that_went_is_gone(tmp_path: Path) -> None:
-    path = tmp_path / "a.avro"
-    path.write_bytes(packed(ROWS))
-    reader = folder_of(tmp_path).open()
-    end = reader.high_watermarks({}, 1 << 30)["a.avro"]
-    path.write_bytes(packed([*ROWS[:-1], {"id": -1, "word": ""}]))
-    with pytest.raises(Diverged):
-        folder_of(tmp_path).open().high_watermarks({"a.avro": end}, 1)
-    check_diverged(folder_of(tmp_path).open(), "a.avro", START, end)
-    path.unlink()
-    check_gone(folder_of(tmp_path).open(), "a.avro", START, end)
-
-
 TYPES: dict[str, tuple[Any, str, Any]] = {
     "a": ("int", "int32", 7), "b": ("long", "int64", -(2**63)), "c": ("float", "float32", 0.5),
     "d": ("double", "float64", 0.1), "e": ("boolean", "bool", True), "f": ("string", "string", "ü\n\""),
@@ -322,28 +308,3 @@ def test_floats_that_json_does_not_have_are_bad_and_not_null() -> None:
     assert made.output.num_rows == 1
     assert [row["address"] for row in made.errors.to_pylist()] == [1, 2]
     assert made.errors.to_pylist()[0]["raw"] == values[1]
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"avro": "{}"}, {"decoder": "avro", "avro": "nonsense"}, {"decoder": "json", "registry": Registry(place="r")},
-        {"key": "avro"}, {"decoder": "avro", "avro": '{"type": "record"}'},
-    ],
-)  # fmt: skip
-def test_what_is_declared_wrong_is_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(InvalidUsage):
-        Pipeline(Decoding(**wrong), Meaning(), SCHEMA)
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"place": ""}, {"place": "http://u:p@host"}, {"place": "http://"}, {"place": "r", "user": "u"},
-        {"place": "r", "user": "u", "password": "p"}, {"place": "r", "unknown": "skip"},
-        {"place": "r", "user": "u", "password": "env:"},
-    ],
-)  # fmt: skip
-def test_a_registry_that_is_declared_wrong_is_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(InvalidUsage):
-        Registry(**wrong)

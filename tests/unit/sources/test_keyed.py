@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 
 import persist_lib as persist
-from persist_lib.errors import InvalidUsage
 from persist_lib.sources.decoding import Decoding, KeyDecoder
 from persist_lib.sources.envelopes import Meaning
 from persist_lib.sources.pipeline import Made, Pipeline
@@ -143,25 +142,3 @@ def test_columns_may_hold_what_came_beside() -> None:
     files = messages_of([(1, None, b'{"word": "a"}')]).drop_columns(["key"])
     (row,) = Pipeline(Decoding(), meaning, schema).apply(files, lambda keys: keys).output.to_pylist()
     assert (row["k"], row["h"], row["w"]) == (None, None, None)
-
-
-@pytest.mark.parametrize(
-    ("decoding", "meaning", "schema"),
-    [
-        ({"key": "xml"}, {}, SCHEMA),
-        ({"key": "text"}, {}, SCHEMA),
-        ({"key": "json"}, {"envelope": "debezium"}, SCHEMA),
-        ({"key": "json"}, {"envelope": "upsert", "deletes": "gone"}, SCHEMA),
-        ({"key": "json"}, {"include": {"name": "address"}}, TEXT),
-        (
-            {"key": "json", "decoder": "text"},
-            {},
-            persist.Schema(key={"id": "int64"}, value={"a": "string", "b": "string"}),
-        ),
-    ],
-)
-def test_what_does_not_fit_together_is_refused(
-    decoding: dict[str, Any], meaning: dict[str, Any], schema: persist.Schema
-) -> None:
-    with pytest.raises(InvalidUsage):
-        Pipeline(Decoding(**decoding), Meaning(**meaning), schema)

@@ -20,7 +20,6 @@ from persist_lib.errors import InvalidUsage
 from persist_lib.sources.bindings import Bound, Step
 from persist_lib.sources.decoding import Decoding
 from persist_lib.sources.envelopes import Meaning
-from persist_lib.sources.kinds import Custom
 from persist_lib.sources.pipeline import Made, Pipeline
 from persist_lib.sources.protocol import Mark
 from persist_lib.sources.reclock import Window, in_order, windows
@@ -284,30 +283,6 @@ def test_a_message_belongs_to_the_first_time_that_covers_it(grown: list[dict[str
         assert len(window.steps) == 1 or sum(h.address - l.address for l, h in window.ranges().values()) <= most  # noqa: E741
     assert end == 100
     assert found == expected
-
-
-@pytest.mark.parametrize(
-    ("what", "match"),
-    [
-        (lambda: Meaning(envelope="avro"), "envelope"),
-        (lambda: Meaning(deletes="gone"), "deletes"),
-        (lambda: Meaning(transform="nothing"), "package.module:function"),
-        (lambda: Meaning(include={"id": "offset"}), "include"),  # type: ignore[dict-item]
-        (lambda: Meaning(most_errors=-1), "most_errors"),
-        (lambda: Decoding(decoder="xml"), "decoder"),  # type: ignore[arg-type]
-        (lambda: Decoding(delimiter=";;"), "delimiter"),
-        (lambda: Custom(factory="x"), "package.module:function"),
-        (lambda: Custom(factory="no.such:thing").open(), "no function"),
-        (lambda: Pipeline(Decoding(decoder="text"), Meaning(), SCHEMA), "fills one column"),
-        (lambda: Pipeline(Decoding(decoder="csv"), Meaning(envelope="debezium"), SCHEMA), "Debezium"),
-        (lambda: Pipeline(Decoding(), Meaning(include={"word": "address"}), SCHEMA), "must be uint64"),
-        (lambda: Pipeline(Decoding(), Meaning(include={"wrod": "address"}), SCHEMA), "word"),
-        (lambda: Pipeline(Decoding(), Meaning(), SCHEMA, SCHEMA), "decoded"),
-    ],
-)
-def test_what_does_not_fit_together_is_refused(what: Any, match: str) -> None:
-    with pytest.raises(InvalidUsage, match=match):
-        what()
 
 
 @given(st.lists(st.integers(1, 9), min_size=2, max_size=9, unique=True).map(sorted))

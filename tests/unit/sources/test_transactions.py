@@ -11,11 +11,9 @@ from typing import Any
 
 import hypothesis.strategies as st
 import pyarrow as pa
-import pytest
 from hypothesis import given, settings
 
 import persist_lib as persist
-from persist_lib.errors import InvalidUsage
 from persist_lib.sources import Decoding, Meaning, Transactions
 from persist_lib.sources.pipeline import Made, Pipeline
 from persist_lib.sources.transactions import WAITING
@@ -267,15 +265,3 @@ def test_many_transactions_are_held_back_in_time() -> None:
     kept = Kept(pipeline_of())
     kept.window(arrivals(dice, bank.told, 30))
     assert kept.contents() == bank.balances
-
-
-@pytest.mark.parametrize(
-    ("envelope", "how"),
-    [
-        ("upsert", {"topic": "t"}), ("debezium", {"topic": ""}), ("debezium", {"topic": "t", "collections": ["a"]}),
-        ("debezium", {"topic": "t", "in_order": 1}), ("debezium", {"topic": "t", "remembered": -1}),
-    ],
-)  # fmt: skip
-def test_what_is_declared_wrong_is_refused(envelope: Any, how: dict[str, Any]) -> None:
-    with pytest.raises(InvalidUsage):
-        Meaning(envelope=envelope, transactions=Transactions(**how))
