@@ -99,7 +99,7 @@ def declare(
     persist source create paid --from collection:orders --key id:int64 --value cents:int64 --ignore-extra
     persist source create orders --from postgresql://me@host/shop --table public.orders
     """
-    given = _of_options(place, meant) if file is None else _of_file(file, place, meant)
+    given = _of_options(place, meant) if file is None else _of_file(file, *place, *meant)
     where = place.table or redacted(place.place or str(file))
     with _named(file):
         if dry_run:
@@ -113,16 +113,12 @@ def declare(
     session.answer(value_of(made), f"created {name} from {where}: {made.schema}", f"start it: persist ingest {name}")
 
 
-def _of_file(file: Path, *options: NamedTuple) -> Declared:
+def _of_file(file: Path, *options: object) -> Declared:
     from persist_lib.sources.declaration_file import read
 
-    if any(value not in {None, False} for group in options for value in map(_hashable, group)):
+    if any(options):
         raise InvalidUsage(f"{file} has all that is declared: give no other options with -f than --command, --dry-run")
     return read(file)
-
-
-def _hashable(value: object) -> object:
-    return tuple(value) if isinstance(value, list) else value
 
 
 def _of_options(place: Place, meant: Meant) -> Declared:
@@ -232,20 +228,13 @@ def _mending(record: SourceRecord, file: Path | None, column: opt.Pairs, extra: 
     fields = {field: value for field, value in given.items() if value is not None}
     if file is None:
         return {"decoding": msgspec.structs.replace(record.decoding, **fields)} if fields else {}
-    said = _of_file(file, Mending(column, extra))
+    said = _of_file(file, column, extra)
     if said.reader != record.reader or said.terms.get("shards") != record.shards:
         raise InvalidUsage(
             f"{file}: `mend` changes decoding, meaning, schema and decoded. The reader and the shards have to be those "
             f"of {record.name!r}: persist source show {record.name} --toml"
         )
     return {"schema": said.schema, **{what: said.terms.get(what) for what in ("decoding", "meaning", "decoded")}}
-
-
-class Mending(NamedTuple):
-    """Options of `persist source mend` that say what a file says too."""
-
-    column: opt.Pairs
-    extra: str | None
 
 
 def _judged(found: Any, described: Any) -> list[RenderableType]:
