@@ -22,7 +22,7 @@ from persist_lib.errors import InvalidUsage, NotFound, redacted
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
     from persist_lib.schema.schema import Schema
     from persist_lib.sources import Sources
-    from persist_lib.sources.declaration_file import Declared
+    from persist_lib.sources.declaration_file import Given
     from persist_lib.sources.records import SourceRecord
 
 
@@ -113,7 +113,7 @@ def declare(
     session.answer(value_of(made), f"created {name} from {where}: {made.schema}", f"start it: persist ingest {name}")
 
 
-def _of_file(file: Path, *options: object) -> Declared:
+def _of_file(file: Path, *options: object) -> Given:
     from persist_lib.sources.declaration_file import read
 
     if any(options):
@@ -121,10 +121,10 @@ def _of_file(file: Path, *options: object) -> Declared:
     return read(file)
 
 
-def _of_options(place: Place, meant: Meant) -> Declared:
+def _of_options(place: Place, meant: Meant) -> Given:
     """The same of options."""
     from persist_lib.sources import Decoding, Meaning
-    from persist_lib.sources.declaration_file import Declared
+    from persist_lib.sources.declaration_file import Given
     from persist_lib.sources.kinds import check_options, kind_of_place
     from persist_lib.sources.records import Place as Url
     from persist_lib.sources.records import Terms
@@ -146,7 +146,7 @@ def _of_options(place: Place, meant: Meant) -> Declared:
     meaning = Meaning(envelope=envelope, include=include, keep_raw=meant.keep_raw)
     retention = opt.parse_distance(meant.retention)
     terms = Terms(decoding=decoding, meaning=meaning, shards=meant.shards or 1, retention=retention)
-    return Declared(reader, schema, terms)
+    return Given(reader, schema, terms)
 
 
 @contextmanager

@@ -36,7 +36,7 @@ TERMS: Mapping[str, object] = {"unique": False, "non_negative": False, "codec": 
 """What a schema says beside its columns and its times, which are the source's."""
 
 
-class Declared(NamedTuple):
+class Given(NamedTuple):
     """What a file says, as `Sources.create` takes it."""
 
     reader: Kind
@@ -44,7 +44,7 @@ class Declared(NamedTuple):
     terms: Terms
 
 
-def read(path: Path) -> Declared:
+def read(path: Path) -> Given:
     """What a file declares. Raises InvalidUsage, which names the file, the key, what it has, and what it may have."""
     try:
         given = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -58,7 +58,7 @@ def read(path: Path) -> Declared:
         raise InvalidUsage(f"{path}: {error.message}", path=str(path)) from error
 
 
-def parse(given: Mapping[str, Any]) -> Declared:
+def parse(given: Mapping[str, Any]) -> Given:
     """What the tables of a file declare. Raises InvalidUsage."""
     fields = {one.name: one.type for one in msgspec.structs.fields(Declaration) if one.name != "v"}
     _check_names("", given, fields)
@@ -72,7 +72,7 @@ def parse(given: Mapping[str, Any]) -> Declared:
     )
     if "retention" in given:
         terms["retention"] = _value("retention", given["retention"], int | str)
-    return Declared(reader, _schema("schema", given["schema"]) if "schema" in given else None, terms)
+    return Given(reader, _schema("schema", given["schema"]) if "schema" in given else None, terms)
 
 
 def written(declared: Declaration) -> str:

@@ -75,7 +75,7 @@ def check_options(kind: type[Kind], options: Iterable[str]) -> None:
             raise InvalidUsage(f"--{option} is for {whose}: {kind.hint}")
 
 
-def declared(
+def complete(
     controller: Controller, reader: Kind, schema: Schema | None, terms: Terms
 ) -> tuple[Declaration, Followed | None]:  # fmt: skip
     """The declaration, and the collection that is read, if it is one.

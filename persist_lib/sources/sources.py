@@ -16,7 +16,7 @@ from persist_lib.sources import reprocess
 from persist_lib.sources.decoding import Decoding
 from persist_lib.sources.envelopes import Meaning
 from persist_lib.sources.health import Report, SourceDescription, fetch_rows, left_of, shown_rows, unread_of
-from persist_lib.sources.kinds import Declared, check_terms, declared
+from persist_lib.sources.kinds import Declared, check_terms, complete
 from persist_lib.sources.lifecycle import fresh, hold, names_of, settle, take_away
 from persist_lib.sources.loading import Loading, Loads
 from persist_lib.sources.records import Declaration, Kind, SourceRecord, State, Terms, changed, declaration_of, minted
@@ -81,7 +81,7 @@ class Sources:
         self, name: str, reader: Kind, schema: Schema | None, command: str | None, terms: Terms
     ) -> SourceRecord:  # fmt: skip
         name = parse_collection_name(name)
-        given, input_ = declared(self.controller, reader, schema, terms)
+        given, input_ = complete(self.controller, reader, schema, terms)
         id_ = minted(self.client)
         command = id_ if command is None else parse_command_id(command)
         return SourceRecord(id=id_, name=name, command=command, input=input_, **declaration_of(given))

@@ -48,6 +48,14 @@ class Fed(Shell):
         file.write_text(f"{top}{reader}{schema}{f'[{rest}' if rest else ''}")
         return file
 
+    def check_same(self, name: str) -> None:
+        """What `show` prints as a file declares the same source."""
+        file = self.folder.parent / f"{name}-again.toml"
+        file.write_text(self("source", "show", name, "--toml"))
+        shown, again = self.json("source", "show", name), self.json("source", "create", "x", "-f", file, "--dry-run")
+        parts = ("reader", "decoding", "meaning", "schema")
+        assert [shown[what] for what in parts] == [again[what] for what in parts]
+
     def contents(self, name: str = "orders") -> list[dict[str, object]]:
         found: list[dict[str, object]] = self.json("collection", "snapshot", name)["rows"]
         return found
@@ -153,6 +161,7 @@ def test_a_table_of_postgresql_at_a_shell(sh: Fed):
         sql.execute("INSERT INTO shell VALUES (1, 'a')")
         said = sh("source", "create", "orders", "--from", url, "--table", "public.shell")
         assert said.startswith("created orders from public.shell: (id: int32 not null) -> (word: string)")
+        sh.check_same("orders")
         assert sh.json("ingest", "orders", "--once")["messages"] == 1
         sql.execute("UPDATE shell SET word = 'b'")
         assert sh.json("ingest", "orders", "--once")["messages"] == 1
@@ -272,6 +281,7 @@ def test_a_collection_at_a_shell(sh: Fed):
         "source", "create", "words", "--from", "collection:orders", "--key", "id:int64 not null", "--ignore-extra"
     )
     assert said.startswith("created words from collection:orders")
+    sh.check_same("words")
     sh("ingest", "words", "--once")
     assert [one["id"] for one in sh.contents("words")] == [1, 2]
     assert "--format" in sh.fails(2, "source", "create", "x", "--from", "in", *COLUMNS)
