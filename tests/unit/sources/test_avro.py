@@ -26,6 +26,7 @@ from persist_lib.sources.files import avro as container
 from persist_lib.sources.pipeline import Made, Pipeline
 from persist_lib.sources.protocol import START
 from persist_lib.sources.schema_registry import Registry, Written
+from tests.unit.sources.messages import messages
 
 ROW = {
     "type": "record", "name": "Row",
@@ -63,15 +64,9 @@ def apply(
     schemas: dict[int, Written] | None = None, keys: list[bytes | None] | None = None,
 ) -> Made:  # fmt: skip
     count = len(values)
-    messages = pa.table(
-        {
-            "partition": pa.array(["p"] * count), "address": pa.array(range(count), pa.uint64()),
-            "value": pa.array(values, pa.binary()), "key": pa.array(keys or [None] * count, pa.binary()),
-            "_time": pa.array([1] * count, pa.uint64()),
-        }
-    )  # fmt: skip
+    table = messages([1] * count, values, key=pa.array(keys or [None] * count, pa.binary()))
     pipeline = Pipeline(decoding, meaning or Meaning(), schema)
-    return pipeline.apply(messages, lambda _: schema.contents.empty_table(), schemas or {})
+    return pipeline.apply(table, lambda _: schema.contents.empty_table(), schemas or {})
 
 
 @pytest.mark.parametrize("codec", ["null", "deflate", "bzip2", "xz", "zstandard", "snappy"])
@@ -260,12 +255,11 @@ def test_a_schema_to_read_by_brings_defaults_aliases_and_promotions(tmp_path: Pa
     reader = folder_of(tmp_path).open()
     marks = reader.high_watermarks({}, 1 << 20)
     tables = [read_all(reader, name, START, mark) for name, mark in sorted(marks.items())]
-    messages = pa.concat_tables(tables).unify_dictionaries()
-    messages = messages.append_column("partition", pa.array(["p"] * 2)).append_column(
-        "_time", pa.array([1] * 2, pa.uint64())
-    )
+    table = pa.concat_tables(tables).unify_dictionaries()
+    table = table.append_column("partition", pa.array(["p"] * 2))
+    table = table.append_column("_time", pa.array([1] * 2, pa.uint64()))
     pipeline = Pipeline(Decoding(decoder="avro", avro=json.dumps(new)), Meaning(), schema)
-    made = pipeline.apply(messages, lambda _: schema.contents.empty_table())
+    made = pipeline.apply(table, lambda _: schema.contents.empty_table())
     assert [tuple(row.values())[:4] for row in made.output.to_pylist()] == [(1, "a", "none", 0.5), (2, "b", "m", 1.5)]
 
 

@@ -15,6 +15,7 @@ import persist_lib as persist
 from persist_lib.sources.decoding import Decoding, KeyDecoder
 from persist_lib.sources.envelopes import Meaning
 from persist_lib.sources.pipeline import Made, Pipeline
+from tests.unit.sources.messages import messages
 
 SCHEMA = persist.Schema(key={"id": "int64 not null"}, value={"word": "string not null"}, times="ms")
 TEXT = persist.Schema(key={"name": "string not null"}, value={"line": "string"}, times="ms")
@@ -24,13 +25,8 @@ Keyed = tuple[int, bytes | None, bytes | None]
 
 
 def messages_of(found: Sequence[Keyed], **more: pa.Array) -> pa.Table:
-    columns = {
-        "partition": pa.array(["t/0"] * len(found)), "address": pa.array(range(len(found)), pa.uint64()),
-        "key": pa.array([key for _, key, _ in found], pa.binary()),
-        "value": pa.array([value for _, _, value in found], pa.binary()),
-        "_time": pa.array([time for time, _, _ in found], pa.uint64()),
-    }  # fmt: skip
-    return pa.table({**columns, **more})
+    keys = pa.array([key for _, key, _ in found], pa.binary())
+    return messages([time for time, _, _ in found], [value for _, _, value in found], "t/0", key=keys, **more)
 
 
 def apply(pipeline: Pipeline, found: Sequence[Keyed], old: Sequence[dict[str, Any]] = (), **more: pa.Array) -> Made:

@@ -23,6 +23,7 @@ from persist_lib.sources.envelopes import Meaning
 from persist_lib.sources.pipeline import Made, Pipeline
 from persist_lib.sources.protocol import Mark
 from persist_lib.sources.reclock import Window, in_order, windows
+from tests.unit.sources.messages import messages
 
 SCHEMA = persist.Schema(key={"id": "int64 not null"}, value={"word": "string"}, times="ms")
 Message = tuple[int, bytes | None]
@@ -30,16 +31,7 @@ Message = tuple[int, bytes | None]
 
 
 def messages_of(found: Sequence[Message], **more: list[Any]) -> pa.Table:
-    """Messages of one partition, an address each."""
-    return pa.table(
-        {
-            "partition": pa.array(["p"] * len(found), pa.string()),
-            "address": pa.array(range(len(found)), pa.uint64()),
-            "value": pa.array([value for _, value in found], pa.binary()),
-            "_time": pa.array([time for time, _ in found], pa.uint64()),
-            **more,
-        }
-    )
+    return messages([time for time, _ in found], [value for _, value in found], **more)
 
 
 def nothing(_keys: pa.Table) -> pa.Table:
@@ -132,7 +124,7 @@ def test_times_together_are_times_one_by_one(found: list[Message], data: st.Data
     cuts = [0, *sorted(data.draw(st.sets(st.integers(1, 5)))), 10]
     outputs: list[pa.Table] = [SCHEMA.updates.empty_table()]
     errors: list[pa.Table] = []
-    messages = messages_of(found)
+    table = messages_of(found)
     for low, high in pairwise(cuts):
 
         def lookup(keys: pa.Table, low: int = low) -> pa.Table:
@@ -141,7 +133,7 @@ def test_times_together_are_times_one_by_one(found: list[Message], data: st.Data
             summed = summed.filter(pc.is_in(summed["id"], value_set=keys["id"].combine_chunks()))
             return summed.rename_columns([*SCHEMA.names, "_diff"]).cast(SCHEMA.contents)
 
-        part = messages.filter((pc.field("_time") >= low) & (pc.field("_time") < high))
+        part = table.filter((pc.field("_time") >= low) & (pc.field("_time") < high))
         made = pipeline.apply(part, lookup)
         outputs.append(made.output)
         errors.append(made.errors)
@@ -203,8 +195,8 @@ def test_text_and_bytes_fill_the_column_that_places_leave() -> None:
 
 def test_rows_of_parquet_are_cast_and_those_that_do_not_fit_are_errors() -> None:
     values = pa.array([{"id": id_, "word": word} for id_, word in ((1.0, "a"), (1.5, "b"), (None, "c"), (2.0, None))])
-    messages = messages_of([(1, None)] * 4).set_column(2, "value", values)
-    made = Pipeline(Decoding(decoder="rows"), Meaning(), SCHEMA).apply(messages, nothing)
+    rows = messages_of([(1, None)] * 4).set_column(2, "value", values)
+    made = Pipeline(Decoding(decoder="rows"), Meaning(), SCHEMA).apply(rows, nothing)
     assert as_counter(made.output) == Counter({(1, "a", 1): 1, (2, None, 1): 1})
     assert [row["address"] for row in made.errors.to_pylist()] == [1, 2]
     assert json.loads(made.errors.to_pylist()[0]["raw"]) == {"id": 1.5, "word": "b"}

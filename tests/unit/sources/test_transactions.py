@@ -18,6 +18,7 @@ from persist_lib.sources import Decoding, Meaning, Transactions
 from persist_lib.sources.pipeline import Made, Pipeline
 from persist_lib.sources.transactions import WAITING
 from tests.bank import MARKS, Bank, Told, sums
+from tests.unit.sources.messages import messages
 
 SCHEMA = persist.Schema(key={"id": "int64 not null"}, value={"cents": "int64 not null"}, times="ms")
 Arrived = tuple[int, str, int, bytes]
@@ -43,14 +44,8 @@ def arrivals(dice: random.Random, told: Sequence[Told], times: int) -> list[Arri
 
 
 def table_of(found: Sequence[Arrived]) -> pa.Table:
-    return pa.table(
-        {
-            "partition": pa.array([one[1] for one in found], pa.string()),
-            "address": pa.array([one[2] for one in found], pa.uint64()),
-            "value": pa.array([one[3] for one in found], pa.binary()),
-            "_time": pa.array([one[0] for one in found], pa.uint64()),
-        }
-    )
+    times, partitions, addresses, values = ([one[n] for one in found] for n in range(4))
+    return messages(times, values, partitions, address=pa.array(addresses, pa.uint64()))  # type: ignore[arg-type]
 
 
 class Kept:
