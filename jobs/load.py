@@ -113,8 +113,8 @@ def _left(client: Client, sources: Sources, record: SourceRecord) -> str:
         left = reader.lag(durable)
     if not left:
         return f"{record.name}: nothing is left to load"
-    unit = "bytes" if record.decoding.decoder != "rows" else "rows"
-    return f"{record.name}: {sum(left.values()):,} {unit} in {len(left):,} files are left. Nothing was done"
+    size = f"{sum(left.values()):,} {record.decoding.reads.counts} in {len(left):,} files"
+    return f"{record.name}: {size} are left. Nothing was done"
 
 
 if __name__ == "__main__":

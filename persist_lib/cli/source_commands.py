@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import msgspec
 import typer
@@ -16,6 +16,7 @@ from persist_lib.cli.shared_options import Collection, Yes
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
     from persist_lib.sources import SourceDescription
+    from persist_lib.sources.records import Declaration
 
 
 def list_(session: Session) -> None:
@@ -32,15 +33,25 @@ def list_(session: Session) -> None:
     session.answer({"sources": [value_of(one) for one in found]}, table, units.of(len(found), "source"))
 
 
-def show(session: Session, name: Collection) -> None:
+def show(
+    session: Session,
+    name: Collection,
+    toml: Annotated[bool, typer.Option("--toml", help="Print the file that declares it, for `create -f`.")] = False,
+) -> None:
     """Show one source: what is declared, how far it has come, and how its instances are.
 
     \b
     persist source show orders
     persist source show orders --json | jq .durable
+    persist source show orders --toml > orders.toml
     """
     with session.sources(read_only=True) as sources:
         found = sources.show(name)
+    if toml:
+        from persist_lib.sources.declaration_file import written
+
+        session.out.out(written(found), end="", highlight=False)
+        return
     lines = labelled(
         ("state", f"{found.state}{': ' if found.why else ''}{found.why}"),
         ("from", msgspec.json.encode(found.reader).decode()),
@@ -68,16 +79,22 @@ def show(session: Session, name: Collection) -> None:
     session.answer(value_of(found), lines, partitions, instances)
 
 
+class Allowed(NamedTuple):
+    """From when on something is wrong: the fields of `Limits`."""
+
+    instances: Annotated[int, typer.Option(min=0, help="How many have to be at work.")] = 1
+    behind_s: Annotated[int, typer.Option("--behind", min=0, metavar="SECONDS", help="How far it may be behind.")] = 300
+    lag_messages: Annotated[int | None, typer.Option(min=0, help="How many may be left.")] = None
+    lag_bytes: Annotated[int | None, typer.Option(min=0, help="How many may be left.")] = None
+    errors: Annotated[int | None, typer.Option(min=0, help="How many there may be.")] = None
+    errors_share: Annotated[float, typer.Option(min=0, max=1, help="Of the messages of instances at work.")] = 0.01
+    held_back_bytes: Annotated[int, typer.Option(min=0, help="How much the upstream may have to keep.")] = 10 << 30
+
+
 def check(
     session: Session,
+    allowed: Allowed,
     names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Default: all sources.")] = None,
-    instances: Annotated[int, typer.Option(min=0, help="How many have to be at work.")] = 1,
-    behind: Annotated[int, typer.Option(min=0, metavar="SECONDS", help="How far it may be behind.")] = 300,
-    lag_messages: Annotated[int | None, typer.Option(min=0, help="How many may be left.")] = None,
-    lag_bytes: Annotated[int | None, typer.Option(min=0, help="How many may be left.")] = None,
-    errors: Annotated[int | None, typer.Option(min=0, help="How many there may be.")] = None,
-    errors_share: Annotated[float, typer.Option(min=0, max=1, help="Of the messages of instances at work.")] = 0.01,
-    held_back_bytes: Annotated[int, typer.Option(min=0, help="How much the upstream may have to keep.")] = 10 << 30,
 ) -> None:
     """Say what is wrong with sources: none at work, lag, bad messages, a log that is held back, what is not read.
 
@@ -91,12 +108,8 @@ def check(
     from persist_lib.sources import Limits
     from persist_lib.sources import check as checked
 
-    limits = Limits(
-        instances=instances, behind_s=behind, lag_messages=lag_messages, lag_bytes=lag_bytes, errors=errors,
-        errors_share=errors_share, held_back_bytes=held_back_bytes,
-    )  # fmt: skip
     with session.sources(read_only=True) as sources:
-        found = checked(sources, limits, names or ())
+        found = checked(sources, Limits(**allowed._asdict()), names or ())
     table = plain_table("source", "check", "", "says")
     for name, alerts in found.items():
         for one in alerts:
@@ -175,15 +188,20 @@ def _instances(found: SourceDescription) -> str:
     return ", ".join(f"{states.count(state)} {state}" for state in sorted(set(states)))
 
 
+def declared_value(found: Declaration) -> dict[str, Any]:
+    """What is declared, as JSON."""
+    declared = {what: msgspec.to_builtins(getattr(found, what)) for what in ("reader", "decoding", "meaning")}
+    return {**declared, "schema": schema_value(found.schema)}
+
+
 def value_of(found: SourceDescription) -> dict[str, Any]:
     """A source as JSON."""
     marks = {
         what: {partition: mark.address for partition, mark in sorted(getattr(found, what).items())}
         for what in ("bound", "durable")
     }
-    declared = {what: msgspec.to_builtins(getattr(found, what)) for what in ("reader", "decoding", "meaning")}
     return {
-        "source": found.name, "state": found.state, **declared, "schema": schema_value(found.schema),
+        "source": found.name, "state": found.state, **declared_value(found),
         "collections": dict(found.collections), "time": found.time,
         "behind_ms": found.behind_ms, "errors": found.errors, "why": found.why, "left": jsonable(found.left), **marks,
         "instances": [jsonable({k: v for k, v in one.items() if k != "_diff"}) for one in found.instances],

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import msgspec
@@ -13,24 +16,32 @@ from persist_lib.cli.json_values import jsonable
 from persist_lib.cli.rendition_commands import comparison_shown
 from persist_lib.cli.schema_commands import build_schema
 from persist_lib.cli.session import Session
-from persist_lib.cli.source_commands import value_of
-from persist_lib.errors import InvalidUsage, redacted
+from persist_lib.cli.source_commands import declared_value, value_of
+from persist_lib.errors import InvalidUsage, NotFound, redacted
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
     from persist_lib.schema.schema import Schema
+    from persist_lib.sources import Sources
+    from persist_lib.sources.declaration_file import Given
+    from persist_lib.sources.records import SourceRecord
+
+
+File = Annotated[
+    Path | None, typer.Option("--file", "-f", metavar="FILE", help="A TOML file that declares the source, whole.")
+]
 
 
 class Place(NamedTuple):
     """Where a source's messages are, and what is there."""
 
     place: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--from",
             metavar="PLACE",
             help="A folder, s3://bucket/prefix/, kafka://broker:9092/topic, postgresql://…, or collection:NAME.",
         ),
-    ]
+    ] = None
     format_: Annotated[
         Literal["jsonl", "csv", "text", "parquet", "avro", "bytes"] | None,
         typer.Option("--format", help="What is in the files, or in the values of messages (jsonl)."),
@@ -38,17 +49,12 @@ class Place(NamedTuple):
     table: Annotated[
         str | None, typer.Option(metavar="TABLE", help="Of PostgreSQL: the table, as in public.orders.")
     ] = None
-    publication: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Of PostgreSQL: a publication that is there.")
-    ] = None
-    rotated: Annotated[
-        bool, typer.Option("--rotated", help="Files are rotated: know them by their first line, not by their name.")
-    ] = False
-    no_header: Annotated[bool, typer.Option("--no-header", help="CSV without a header: the columns in order.")] = False
+    key: opt.KeyColumns = None
+    value: opt.ValueColumns = None
 
 
 class Meant(NamedTuple):
-    """What rows mean, and how their columns are filled; None for what was not given."""
+    """What becomes of messages; None for what was not given."""
 
     envelope: Annotated[
         Literal["none", "upsert", "debezium"] | None,
@@ -57,9 +63,6 @@ class Meant(NamedTuple):
             "change."
         ),
     ] = None
-    deletes: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="With upsert: true in rows that take their key's row away.")
-    ] = None
     include: Annotated[
         opt.Pairs,
         typer.Option(
@@ -67,59 +70,15 @@ class Meant(NamedTuple):
             help="Fill a column with partition, address or time; of Kafka also key, headers or timestamp. Repeatable.",
         ),
     ] = None
-    column: Annotated[
-        opt.Pairs, typer.Option(metavar="COLUMN=NAME", help="What a column is called in the files. Repeatable.")
-    ] = None
-    transform: Annotated[
-        str | None, typer.Option(metavar="MODULE:FUNCTION", help="A pure function of the rows, over Arrow.")
-    ] = None
-
-    def meaning(self) -> dict[str, Any]:
-        """The fields of `Meaning` that were given."""
-        fields = {what: getattr(self, what) for what in ("envelope", "deletes", "transform")}
-        fields["include"] = None if self.include is None else opt.parse_pairs(self.include, "--include")
-        return {field: value for field, value in fields.items() if value is not None}
-
-    def decoding(self, extra: str | None) -> dict[str, Any]:
-        """The fields of `Decoding` that were given."""
-        fields = {"columns": None if self.column is None else opt.parse_pairs(self.column, "--column"), "extra": extra}
-        return {field: value for field, value in fields.items() if value is not None}
-
-
-class Kept(NamedTuple):
-    """What else of messages is read, waited for and kept."""
-
-    key_format: Annotated[
-        Literal["json", "text", "bytes", "avro"] | None,
-        typer.Option(help="Read the key columns from the keys of messages (Kafka)."),
-    ] = None
-    registry: Annotated[
-        str | None, typer.Option(metavar="PLACE", help="Avro's schemas: the URL of a registry, or a folder of ID.avsc.")
-    ] = None
-    transactions: Annotated[
-        str | None,
-        typer.Option(metavar="TOPIC", help="With debezium: let changes wait until theirs is whole, as TOPIC says."),
-    ] = None
-    in_order: Annotated[
-        bool, typer.Option("--in-order", help="With --transactions: also until all that began before are whole.")
-    ] = False
     ignore_extra: Annotated[bool, typer.Option("--ignore-extra", help="Leave out fields without a column.")] = False
     keep_raw: Annotated[bool, typer.Option("--keep-raw", help="Keep all messages as they came, in NAME/raw.")] = False
-    most_errors: Annotated[int | None, typer.Option(min=0, metavar="N", help="Stop when more messages are bad.")] = None
-
-
-class Columns(NamedTuple):
-    """The declared columns, and what the source's collection is made of."""
-
-    key: opt.KeyColumns = None
-    value: opt.ValueColumns = None
-    shards: opt.ShardCount = 1
+    shards: opt.ShardCount = None
     retention: opt.Retention = None
 
 
 def declare(
-    session: Session, name: opt.NewCollection, place: Place, columns: Columns, meant: Meant, kept: Kept,
-    command: opt.Command = None,
+    session: Session, name: opt.NewCollection, place: Place, meant: Meant, file: File = None,
+    command: opt.Command = None, dry_run: opt.DryRun = False,
 ) -> None:  # fmt: skip
     """Declare a source: lines or rows of files, or messages of topics, become the collection NAME, at times of the
     store's clock.
@@ -127,65 +86,101 @@ def declare(
     Or another collection, whose rows become those of NAME at the times that they have; or a table of PostgreSQL, which
     is followed, and whose columns are those of the table unless others are declared.
 
+    A file can say all that there is to say, options only a part. `persist source show NAME --toml` prints such a file.
+
     Bad lines become rows of NAME/errors. Nothing is read yet: `persist ingest NAME` does that, anywhere, in any number.
 
     \b
+    persist source create orders -f orders.toml
+    persist source create orders -f orders.toml --dry-run    check all of it, and make nothing
     persist source create orders --from in --format jsonl --key id:int64 --value cents:int64 --envelope upsert
-    persist source create logs --from /var/log/app --format text --rotated --key 'at:uint64 not null' \\
-        --value line:string --include at=address
-    persist source create users --from 'kafka://broker:9092/users?group=persist' --key-format json \\
-        --key 'id:int64 not null' --value name:string --envelope upsert
+    persist source create logs --from /var/log/app --format text --key 'at:uint64 not null' --value line:string \\
+        --include at=address
     persist source create paid --from collection:orders --key id:int64 --value cents:int64 --ignore-extra
     persist source create orders --from postgresql://me@host/shop --table public.orders
     """
-    from persist_lib.sources import Decoding, Meaning, Registry, Transactions
+    given = _of_options(place, meant) if file is None else _of_file(file, *place, *meant)
+    where = place.table or redacted(place.place or str(file))
+    with _named(file):
+        if dry_run:
+            with _to_look_at(session) as sources:
+                found = sources.declaration(name, given.reader, given.schema, command=command, **given.terms)
+            value = {"source": name, "dry_run": True, **declared_value(found)}
+            session.answer(value, f"would create {name} from {where} in {session.location}: {found.schema}")
+            return
+        with session.sources(create=True) as sources:
+            made = sources.create(name, given.reader, given.schema, command=command, **given.terms)
+    session.answer(value_of(made), f"created {name} from {where}: {made.schema}", f"start it: persist ingest {name}")
+
+
+def _of_file(file: Path, *options: object) -> Given:
+    from persist_lib.sources.declaration_file import read
+
+    if any(options):
+        raise InvalidUsage(f"{file} has all that is declared: give no other options with -f than --command, --dry-run")
+    return read(file)
+
+
+def _of_options(place: Place, meant: Meant) -> Given:
+    """The same of options."""
+    from persist_lib.sources import Decoding, Meaning
+    from persist_lib.sources.declaration_file import Given
     from persist_lib.sources.kinds import check_options, kind_of_place
-    from persist_lib.sources.records import Place as Declared
+    from persist_lib.sources.records import Place as Url
+    from persist_lib.sources.records import Terms
 
+    if place.place is None:
+        raise InvalidUsage("say what the source reads: -f FILE, or --from PLACE")
     kind = kind_of_place(place.place)
-    check_options(kind, _given(place, meant, kept))
-    if kept.in_order and kept.transactions is None:
-        raise InvalidUsage("--in-order is about transactions: pass --transactions TOPIC")
+    changes = meant.envelope not in {None, "none"}
+    options = {"format": place.format_, "table": place.table, "envelope": changes, "keep-raw": meant.keep_raw}
+    check_options(kind, [option for option, what in options.items() if what])
     schema: Schema | None = None
-    if columns.key or columns.value or not kind.brings_schema:
-        schema = build_schema(columns.key or [], columns.value or [], None, times=None)
-    reader, decoder = kind.of_place(
-        Declared(place.place, place.format_, place.table, place.publication, place.rotated, not place.no_header)
-    )
-    held = None if kept.transactions is None else Transactions(topic=kept.transactions, in_order=kept.in_order)
+    if place.key or place.value or not kind.brings_schema:
+        schema = build_schema(place.key or [], place.value or [], None, times=None)
+    reader, decoder = kind.of_place(Url(place.place, place.format_, place.table))
     form: Any = decoder
-    decoding = Decoding(
-        decoder=form, key=kept.key_format, registry=None if kept.registry is None else Registry(place=kept.registry),
-        **meant.decoding("ignore" if kept.ignore_extra else reader.default_decoding().extra),
-    )  # fmt: skip
-    terms = {"envelope": reader.default_meaning().envelope} if meant.envelope in (None, "none") else {}
-    meaning = Meaning(
-        most_errors=kept.most_errors, keep_raw=kept.keep_raw, transactions=held, **{**meant.meaning(), **terms}
-    )
-    with session.sources(create=True) as sources:
-        found = sources.create(
-            name, reader, schema, decoding=decoding, meaning=meaning, shards=columns.shards or 1,
-            retention=opt.parse_distance(columns.retention), command=command,
-        )  # fmt: skip
-    said = f"created {name} from {place.table or redacted(place.place)}: {found.schema}"
-    session.answer(value_of(found), said, f"start it: persist ingest {name}")
+    decoding = Decoding(decoder=form, extra="ignore" if meant.ignore_extra else reader.default_decoding().extra)
+    envelope = meant.envelope if changes and meant.envelope else reader.default_meaning().envelope
+    include = opt.parse_pairs(meant.include, "--include")
+    meaning = Meaning(envelope=envelope, include=include, keep_raw=meant.keep_raw)
+    retention = opt.parse_distance(meant.retention)
+    terms = Terms(decoding=decoding, meaning=meaning, shards=meant.shards or 1, retention=retention)
+    return Given(reader, schema, terms)
 
 
-def _given(place: Place, meant: Meant, kept: Kept) -> list[str]:
-    """The options that not all kinds of source have, and that were given."""
-    options = {
-        "format": place.format_, "rotated": place.rotated, "no-header": place.no_header, "table": place.table,
-        "publication": place.publication, "envelope": meant.envelope not in (None, "none"), "deletes": meant.deletes,
-        "transform": meant.transform, "keep-raw": kept.keep_raw, "key-format": kept.key_format,
-        "registry": kept.registry, "transactions": kept.transactions,
-    }  # fmt: skip
-    return [option for option, what in options.items() if what]
+@contextmanager
+def _named(file: Path | None) -> Iterator[None]:
+    """Let what is refused name the file that says it."""
+    try:
+        yield
+    except InvalidUsage as error:
+        if file is None:
+            raise
+        raise InvalidUsage(f"{file}: {error.message}", path=str(file)) from error
+
+
+@contextmanager
+def _to_look_at(session: Session) -> Iterator[Sources]:
+    """The sources of the location; of one that is not there, none."""
+    from persist_lib.client import open as open_client
+
+    with ExitStack() as opened:
+        try:
+            sources = opened.enter_context(session.sources(read_only=True))
+        except NotFound:
+            controller = opened.enter_context(opened.enter_context(open_client("memory:")).controller())
+            sources = opened.enter_context(closing(controller.sources()))
+        yield sources
 
 
 def mend(
     session: Session,
     name: opt.Collection,
-    meant: Meant,
+    file: File = None,
+    column: Annotated[
+        opt.Pairs, typer.Option(metavar="COLUMN=NAME", help="What a column is called in the messages. Repeatable.")
+    ] = None,
     extra: Annotated[Literal["refuse", "ignore"] | None, typer.Option(help="Fields without a column.")] = None,
     hand_over: Annotated[
         bool, typer.Option("--hand-over", help="Make what was decoded again the collections, from now on.")
@@ -195,14 +190,16 @@ def mend(
 ) -> None:
     """Decode a source's messages in another way, from NAME/raw, and say what would change. No reader gets that yet.
 
-    What is not given stays as it is; given options take the place of those of its kind. Instances may run on. Judge
-    what it says, then hand over, or give it up. Reads as of earlier times stay what they were.
+    Everything about it can be said in the file that `persist source show NAME --toml` prints, but where messages are.
+    Without a file, what is not given stays as it is; given options take the place of those of its kind. Instances may
+    run on. Judge what it says, then hand over, or give it up. Reads as of earlier times stay what they were.
 
     \b
     persist source mend orders --column cents=amount
+    persist source mend orders -f orders.toml
     persist source mend orders --hand-over
     """
-    if (hand_over or give_up) and any(one is not None for one in (*meant, extra)):
+    if (hand_over or give_up) and any(one is not None for one in (file, column, extra)):
         raise InvalidUsage("--hand-over and --give-up are about what was decoded before: give no other options with it")
     if hand_over and give_up:
         raise InvalidUsage("say --hand-over or --give-up")
@@ -213,17 +210,31 @@ def mend(
             return
         if hand_over:
             at = sources.hand_over(name, timeout=timeout)
-            shown = sources.find(name).columns.show(at)
+            shown = sources.find(name).schema.show(at)
             session.answer({"source": name, "at": at}, f"{name} is decoded again from {shown} on")
             return
-        record, fields, form = sources.find(name), meant.meaning(), meant.decoding(extra)
-        meaning = msgspec.structs.replace(record.meaning, **fields) if fields else None
-        decoding = msgspec.structs.replace(record.decoding, **form) if form else None
-        found = sources.mend(name, decoding=decoding, meaning=meaning, timeout=timeout)
+        terms = _mending(sources.find(name), file, column, extra)
+        with _named(file):
+            found = sources.mend(name, timeout=timeout, **terms)
         described = sources.show(name)
     value = {what: jsonable(getattr(found, what)) for what in ("renditions", "time", "output", "errors")}
     judge = f"judge this, then: persist source mend {name} --hand-over, or --give-up"
     session.answer({"source": name, **value}, *_judged(found, described), judge)
+
+
+def _mending(record: SourceRecord, file: Path | None, column: opt.Pairs, extra: str | None) -> dict[str, Any]:
+    """How messages are to be decoded, as `Sources.mend` takes it."""
+    given = {"columns": None if column is None else opt.parse_pairs(column, "--column"), "extra": extra}
+    fields = {field: value for field, value in given.items() if value is not None}
+    if file is None:
+        return {"decoding": msgspec.structs.replace(record.decoding, **fields)} if fields else {}
+    said = _of_file(file, column, extra)
+    if said.reader != record.reader or said.terms.get("shards") != record.shards:
+        raise InvalidUsage(
+            f"{file}: `mend` changes decoding, meaning, schema and decoded. The reader and the shards have to be those "
+            f"of {record.name!r}: persist source show {record.name} --toml"
+        )
+    return {"schema": said.schema, **{what: said.terms.get(what) for what in ("decoding", "meaning", "decoded")}}
 
 
 def _judged(found: Any, described: Any) -> list[RenderableType]:

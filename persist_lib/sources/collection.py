@@ -40,7 +40,6 @@ from persist_lib.sources.records import (
     Place,
     SourceRecord,
     changed,
-    in_unit,
 )
 from persist_lib.times import PER_SECOND
 
@@ -250,13 +249,14 @@ class Collection(Kind, msgspec.Struct, frozen=True, omit_defaults=True, tag="col
     def default_decoding(self) -> Decoding:
         return Decoding(decoder="rows")
 
-    def complete(self, controller: Controller, given: Declaration) -> Declaration:
-        followed, meaning = self.input(controller), given.meaning
-        columns, schema, decoder = followed.columns, given.schema, given.decoding.decoder
-        if schema.times not in {None, columns.times}:
+    def complete(self, given: Declaration, input_: Followed | None) -> Declaration:
+        assert input_ is not None  # noqa: S101 - each source of this kind has one
+        meaning, decoder, times = given.meaning, given.decoding.decoder, given.schema.times
+        columns = input_.columns
+        if times not in {None, columns.times}:
             unit = "plain integers" if columns.times is None else repr(columns.times)
             raise InvalidUsage(
-                f"a source over a collection has its times: those of {self.name!r} are {unit}, not {schema.times!r}"
+                f"a source over a collection has its times: those of {self.name!r} are {unit}, not {times!r}"
             )
         if decoder != "rows":
             raise InvalidUsage(f"updates of a collection are rows: leave out the decoder {decoder!r}")
@@ -268,7 +268,7 @@ class Collection(Kind, msgspec.Struct, frozen=True, omit_defaults=True, tag="col
         if meaning.transform is not None and decoded is None:
             types = {one.name: one.type + ("" if one.nullable else " not null") for one in columns.columns}
             decoded = Schema(key=types)
-        return given._replace(schema=in_unit(schema, columns.times), decoded=decoded, input=followed)
+        return changed(given.with_times(columns.times), decoded=decoded)
 
     def check(self, _given: Declaration) -> None:
         """Nothing: the collection was looked at to complete the declaration."""

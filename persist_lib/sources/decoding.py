@@ -6,7 +6,7 @@ decoded together do not change one another.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib import import_module
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -94,6 +94,11 @@ class Decoding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
         """The last change of a key decides."""
         return "by-key"
 
+    @property
+    def reads(self) -> Reads:
+        """What its decoder does."""
+        return READS[self.decoder]
+
     def source(self, column: str) -> str:
         """The name that a column has in the messages."""
         return self.columns.get(column, column)
@@ -117,19 +122,7 @@ def decode(decoding: Decoding, schema: Schema, messages: pa.Table) -> Decoded:
     missing = np.asarray(pc.is_null(values))
     bad = {**dict.fromkeys(np.flatnonzero(missing).tolist(), "there is no value"), **problems}
     kept = others(len(values), bad)
-    match decoding.decoder:
-        case "rows":
-            found = _rows(decoding, schema, values, kept)
-        case "text" | "bytes":
-            found = _plain(schema, values, kept)
-        case "json" | "avro":  # Avro has become JSON
-            parser = JsonLines(decoding, schema)
-            found = _lines(parser, values, kept)
-        case "csv":
-            found = _csv(decoding, schema, messages, values, kept)
-        case "pgoutput":
-            raise InvalidUsage("changes of a table are not decoded without their state: see postgres.changes")
-    sifted = without_nulls(schema, found)
+    sifted = without_nulls(schema, decoding.reads.sift(decoding, schema, messages, kept))
     return Decoded(sifted.table, sifted.lines, dict(sorted({**bad, **sifted.bad}.items())))
 
 
@@ -177,6 +170,14 @@ def _problems(messages: pa.Table) -> dict[int, str]:
     return {n: why for n, why in enumerate(messages.column("problem").to_pylist()) if why is not None}
 
 
+def _json(decoding: Decoding, schema: Schema, messages: pa.Table, kept: Rows) -> Sifted:
+    return _lines(JsonLines(decoding, schema), joined(messages.column("value")), kept)
+
+
+def _changes(_decoding: Decoding, _schema: Schema, _messages: pa.Table, _kept: Rows) -> Sifted:
+    raise InvalidUsage("changes of a table are not decoded without their state: see postgres.changes")
+
+
 def _lines(parser: JsonLines | CsvLines, values: pa.Array, kept: npt.NDArray[np.int64]) -> Sifted:
     """Parse messages that are texts. Those that are empty say nothing."""
     if len(kept) != len(values):
@@ -217,9 +218,8 @@ def _one_line(value: bytes) -> bytes:
         return value
 
 
-def _csv(
-    decoding: Decoding, schema: Schema, messages: pa.Table, values: pa.Array, kept: npt.NDArray[np.int64]
-) -> Sifted:
+def _csv(decoding: Decoding, schema: Schema, messages: pa.Table, kept: Rows) -> Sifted:
+    values = joined(messages.column("value"))
     headers = plain(messages.column("header")) if _has_headers(messages) else None
     if decoding.names is not None or headers is None:
         names = decoding.names or tuple(decoding.source(name) for name in schema.names)
@@ -253,9 +253,9 @@ def _together(schema: Schema, found: Sequence[Sifted]) -> Sifted:
     return Sifted(table, lines[order], bad)
 
 
-def _plain(schema: Schema, values: pa.Array, kept: npt.NDArray[np.int64]) -> Sifted:
+def _plain(_decoding: Decoding, schema: Schema, messages: pa.Table, kept: Rows) -> Sifted:
     (field,) = schema.data
-    values = values.take(pa.array(kept))
+    values = joined(messages.column("value")).take(pa.array(kept))
     if not pa.types.is_string(field.type):
         return Sifted(pa.table({field.name: values}), kept, {})
 
@@ -270,7 +270,8 @@ def _plain(schema: Schema, values: pa.Array, kept: npt.NDArray[np.int64]) -> Sif
     return _placed(found, kept)
 
 
-def _rows(decoding: Decoding, schema: Schema, values: pa.Array, kept: npt.NDArray[np.int64]) -> Sifted:
+def _rows(decoding: Decoding, schema: Schema, messages: pa.Table, kept: Rows) -> Sifted:
+    values = joined(messages.column("value"))
     if not pa.types.is_struct(values.type):
         return Sifted(no_rows(schema), kept[:0], dict.fromkeys(kept.tolist(), "the message is no row"))
     names = [field.name for field in values.type]
@@ -292,6 +293,32 @@ def _rows(decoding: Decoding, schema: Schema, values: pa.Array, kept: npt.NDArra
 
     found = sift(parse, lambda _: (), kept.tolist(), no_rows(schema))
     return _placed(found, kept)
+
+
+class Reads(NamedTuple):
+    """What a decoder does: `sift` makes rows of the messages at some places.
+
+    `fills` is the type of the one column that has all of a message, where it is one; `is_object`: a message has the
+    columns as names; `is_log`: it needs what the output has; `counts` is what addresses in files are.
+    """
+
+    sift: Callable[[Decoding, Schema, pa.Table, Rows], Sifted]
+    fills: pa.DataType | None = None
+    is_object: bool = False
+    is_log: bool = False
+    has_encoding: bool = False
+    counts: str = "bytes"
+
+
+READS: Mapping[str, Reads] = {
+    "json": Reads(_json, is_object=True),
+    "avro": Reads(_json, is_object=True),  # it has become JSON
+    "csv": Reads(_csv, has_encoding=True),
+    "text": Reads(_plain, fills=pa.string()),
+    "bytes": Reads(_plain, fills=pa.binary()),
+    "rows": Reads(_rows, counts="rows"),
+    "pgoutput": Reads(_changes, is_log=True),
+}
 
 
 def decode_keyed(decoding: Decoding, schema: Schema, messages: pa.Table, *, deletes: bool) -> Decoded:

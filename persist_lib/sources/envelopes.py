@@ -120,7 +120,7 @@ class Envelope:
 
     def check(self, decoding: Decoding) -> None:
         """Raise InvalidUsage for a way to decode that does not go with it."""
-        if decoding.decoder == "pgoutput":
+        if decoding.reads.is_log:
             raise InvalidUsage(PGOUTPUT)
 
     def columns(self, types: dict[str, str], keys: list[str], *, is_keyed: bool) -> Schema:
@@ -177,7 +177,7 @@ class Debezium(Envelope):
     def check(self, decoding: Decoding) -> None:
         if decoding.key is not None:
             raise InvalidUsage("a change of Debezium brings its key itself: leave out Decoding(key=…)")
-        if decoding.decoder not in {"json", "avro"}:
+        if not decoding.reads.is_object:
             raise InvalidUsage('changes of Debezium are read with decoder="json" or "avro"')
 
     def columns(self, types: dict[str, str], keys: list[str], *, is_keyed: bool) -> Schema:
@@ -200,7 +200,7 @@ class Changes(Envelope):
     brings_key = True
 
     def check(self, decoding: Decoding) -> None:
-        if decoding.decoder != "pgoutput":
+        if not decoding.reads.is_log:
             raise InvalidUsage(PGOUTPUT)
 
     def decode(

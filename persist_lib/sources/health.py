@@ -18,10 +18,8 @@ from persist_lib.catalog.writer import CollectionWriter
 from persist_lib.errors import PersistError
 from persist_lib.frontier import at
 from persist_lib.schema.schema import Schema
-from persist_lib.sources.decoding import Decoding
-from persist_lib.sources.envelopes import Meaning
 from persist_lib.sources.protocol import Mark
-from persist_lib.sources.records import Kind
+from persist_lib.sources.records import Declaration
 from persist_lib.sources.running import Progress
 from persist_lib.times import PER_SECOND, Unit
 
@@ -204,8 +202,10 @@ def _measured(progress: Progress) -> dict[str, object]:
     }  # fmt: skip
 
 
-class SourceDescription(msgspec.Struct, frozen=True):
-    """A source. `collections` are those that it writes, by what they are for. `time` is t: all before it is durable.
+class SourceDescription(Declaration, frozen=True, kw_only=True):
+    """A source: what is declared of it, and how it is.
+
+    `collections` are those that it writes, by what they are for. `time` is t: all before it is durable.
 
     `bound` says up to which address each partition has times, and `durable` up to which it is durable. `instances` are
     the rows of its health collection; one that was not heard of for five minutes has the state "unseen". `behind_ms` is
@@ -217,10 +217,6 @@ class SourceDescription(msgspec.Struct, frozen=True):
     name: str
     id: str
     state: str
-    reader: Kind
-    decoding: Decoding
-    meaning: Meaning
-    schema: Schema
     collections: Mapping[str, str]
     time: int
     bound: Mapping[str, Mark]

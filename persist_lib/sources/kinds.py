@@ -3,32 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from persist_lib.arguments import check_type, did_you_mean, shown
+from persist_lib.arguments import check_type, did_you_mean, parse_integer, shown
 from persist_lib.catalog import records
+from persist_lib.catalog.collection_arguments import MOST_SHARDS, parse_retention
 from persist_lib.catalog.describe import Owners
 from persist_lib.catalog.metadata_shard import Bodies, Row
 from persist_lib.client import Client
 from persist_lib.errors import Corrupt, InvalidUsage, NotFound
 from persist_lib.runtime.ambient import Deadline
-from persist_lib.schema.schema import DIFF, Schema, check_schema
+from persist_lib.schema.schema import DIFF, Schema, check_schema, stored_form
 from persist_lib.sources.collection import Collection
 from persist_lib.sources.decoding import Decoding, imported, parse_function_name
 from persist_lib.sources.envelopes import Meaning
 from persist_lib.sources.files.kind import Files
 from persist_lib.sources.kafka.kind import Kafka
-from persist_lib.sources.pipeline import Pipeline
 from persist_lib.sources.postgres.kind import Postgres
 from persist_lib.sources.protocol import SourceReader
-from persist_lib.sources.records import Declaration, Kind, SourceRecord
+from persist_lib.sources.records import Declaration, Followed, Kind, Recipe, SourceRecord, Terms, changed
 
 if TYPE_CHECKING:
     from persist_lib.catalog.controller import Controller
 
 SCHEMA = Schema(key={"name": "string not null"}, value={"body": "string not null"}, times="ms", unique=True)
+
+
+S = TypeVar("S", SourceRecord, Recipe)
 
 
 class Custom(
@@ -73,23 +76,39 @@ def check_options(kind: type[Kind], options: Iterable[str]) -> None:
 
 
 def complete(
-    controller: Controller, reader: Kind, schema: Schema | None, decoding: Decoding | None, meaning: Meaning | None,
-    decoded: Schema | None,
-) -> Declaration:  # fmt: skip
-    """The declaration. Raises InvalidUsage for what does not fit together, and what opening the place raises."""
+    controller: Controller, reader: Kind, schema: Schema | None, terms: Terms
+) -> tuple[Declaration, Followed | None]:  # fmt: skip
+    """The declaration, and the collection that is read, if it is one.
+
+    Raises InvalidUsage for what does not fit together, and what opening the place raises.
+    """
     if type(reader) not in KINDS.values():
         *names, last = [f"{kind.__name__}(…)" for kind in KINDS.values()]
         raise InvalidUsage(f"reader must be {', '.join(names)} or {last}: got {shown(reader)}")
-    decoding = reader.default_decoding() if decoding is None else decoding
-    meaning = reader.default_meaning() if meaning is None else meaning
-    check_type(decoding, Decoding, "decoding", 'Decoding(decoder="json")')
-    check_type(meaning, Meaning, "meaning", 'Meaning(envelope="upsert")')
+    decoding, meaning = check_terms(terms.get("decoding"), terms.get("meaning"))
+    decoding, meaning = decoding or reader.default_decoding(), meaning or reader.default_meaning()
     schema = check_schema(reader.default_schema(decoding, meaning) if schema is None else schema)
-    decoded = None if decoded is None else check_schema(decoded)
-    given = reader.complete(controller, Declaration(schema, decoding, meaning, decoded))
-    Pipeline(given.decoding, given.meaning, given.schema, given.decoded)
+    decoded = terms.get("decoded")
+    given = Declaration(
+        reader=reader, decoding=decoding, meaning=meaning, schema=schema,
+        decoded=None if decoded is None else check_schema(decoded),
+        shards=parse_integer(terms.get("shards", 1), "shards", 1, MOST_SHARDS),
+    )  # fmt: skip
+    input_ = reader.input(controller)
+    given = reader.complete(given, input_)
+    retention = parse_retention(terms.get("retention"), given.schema, controller.client.consensus.now)
+    given = changed(given, retention=retention)
+    given.pipeline()
     reader.check(given)
-    return given
+    return given, input_
+
+
+def check_terms(decoding: object, meaning: object) -> tuple[Decoding | None, Meaning | None]:
+    """How to decode, and what rows mean, which must be that; None for what is not given."""
+    return (
+        None if decoding is None else check_type(decoding, Decoding, "decoding", 'Decoding(decoder="json")'),
+        None if meaning is None else check_type(meaning, Meaning, "meaning", 'Meaning(envelope="upsert")'),
+    )
 
 
 Decide = Callable[[dict[str, SourceRecord]], SourceRecord | None]
@@ -178,7 +197,7 @@ class Declared:
                 return []
             # SUBTLE: what goes, as it is stored. msgspec leaves a default out or not, by which of equal texts it is.
             gone = [] if old is None else [{"name": old.name, "body": bodies[old.name], DIFF: -1}]
-            return gone + ([] if new is None else [{"name": new.name, "body": records.encode(new), DIFF: 1}])
+            return gone + ([] if new is None else [{"name": new.name, "body": encode(new), DIFF: 1}])
 
         self._bodies.change(rows, deadline)
 
@@ -188,6 +207,17 @@ class Declared:
 
 def _decoded(bodies: dict[str, str]) -> dict[str, SourceRecord]:
     return {name: decode(name, body) for name, body in bodies.items()}
+
+
+def encode(record: SourceRecord) -> str:
+    """What is stored of a record."""
+    mending = record.mending and _stored(record.mending)
+    return records.encode(_stored(changed(record, mending=mending)))
+
+
+def _stored(record: S) -> S:
+    """With its schemas as they are stored."""
+    return msgspec.structs.replace(record, schema=stored_form(record.schema), decoded=stored_form(record.decoded))
 
 
 def decode(name: str, body: str) -> SourceRecord:

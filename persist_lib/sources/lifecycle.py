@@ -36,8 +36,8 @@ def settle(
     if is_kept:
         record = record.reader.hold(client, record, is_new=True)
     ids: dict[str, str] = {}
-    errors = in_unit(ERRORS, record.columns.times)
-    schemas = {"output": record.columns, "errors": errors, "raw": RAW, "waiting": WAITING, "health": HEALTH}
+    errors = in_unit(ERRORS, record.schema.times)
+    schemas = {"output": record.schema, "errors": errors, "raw": RAW, "waiting": WAITING, "health": HEALTH}
     for role, name in names_of(record).items():
         made = controller.create(
             name, schemas[role], shards=record.shards if role == "output" else 1,

@@ -114,7 +114,7 @@ def decode(work: Work, index: int) -> Iterator[Piece | Answer]:
             if not work.buckets:
                 found["output"].append(pipeline.updates_of(rows.output, no_state))
                 continue
-            for piece in pieces(record.columns, decisive(record.columns, rows.output), work.buckets, place):
+            for piece in pieces(record.schema, decisive(record.schema, rows.output), work.buckets, place):
                 place = piece.place + 1
                 yield piece
     finally:
@@ -128,7 +128,7 @@ def decode(work: Work, index: int) -> Iterator[Piece | Answer]:
 
 def state(work: Work, index: int) -> Iterator[Piece | Answer]:
     """Read a part of what the output has before the window."""
-    split, columns = work.splits[index - len(work.windows)], work.record.columns
+    split, columns = work.splits[index - len(work.windows)], work.record.schema
     place = 0
     for table in split.batches(client_of(work).blob):
         for piece in pieces(columns, table.select(columns.names), work.buckets, place):
@@ -141,7 +141,7 @@ def settle(work: Work, bucket: int, sent: Iterable[Piece]) -> Answer:
     """Make updates of the rows of one bucket, which come in the order of their places, and stage them."""
     record = work.record
     pipeline = record.pipeline()
-    old = [record.columns.contents.empty_table().select(record.columns.names)]
+    old = [record.schema.contents.empty_table().select(record.schema.names)]
     new: list[pa.Table] = []
     for piece in sent:
         (old if piece.place < 1 << 32 else new).append(unpacked(piece.data))

@@ -20,7 +20,7 @@ from persist_lib.errors import InvalidUsage
 from persist_lib.kernel.columns import array_of, integers, joined, plain
 from persist_lib.kernel.consolidate import consolidate
 from persist_lib.schema.schema import DIFF, DIFF_FIELD, TIME, TIME_FIELD, Schema
-from persist_lib.sources.decoding import Decoded, Decoding, imported
+from persist_lib.sources.decoding import READS, Decoded, Decoding, imported
 from persist_lib.sources.envelopes import Lookup, Meaning
 from persist_lib.sources.schema_registry import Written
 from persist_lib.sources.transactions import WAITING, hold_back
@@ -183,19 +183,18 @@ def _check_encoding(decoding: Decoding) -> None:
             f"encoding must be one with the bytes of ASCII, such as latin-1 or cp1252, as messages are lines: got "
             f"{shown(decoding.encoding)}. Convert the files to UTF-8"
         )
-    if decoding.decoder != "csv" and codecs.lookup(decoding.encoding).name != "utf-8":
+    if not decoding.reads.has_encoding and codecs.lookup(decoding.encoding).name != "utf-8":
         raise InvalidUsage(f"encoding is for CSV, and {decoding.decoder} is read as UTF-8: leave it out")
 
 
 def _check_one_column(decoder: str, schema: Schema, names: Sequence[str]) -> None:
-    if decoder not in {"text", "bytes"}:
+    if (wanted := READS[decoder].fills) is None:
         return
     if len(names) != 1:
         raise InvalidUsage(
             f"the decoder {decoder!r} fills one column, and these are to be filled: {list(names)}. "
             'Fill the others with include=, as in {"line": "address"}'
         )
-    wanted = pa.string() if decoder == "text" else pa.binary()
     if schema.data.field(names[0]).type != wanted:
         raise InvalidUsage(f"the decoder {decoder!r} fills a column of type {wanted}")
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, TypedDict, TypeVar
 
 import msgspec
 
+from persist_lib.catalog.collection_arguments import Retention
 from persist_lib.catalog.records import Record, schema_of
 from persist_lib.client import Client
 from persist_lib.errors import InvalidUsage
@@ -19,6 +20,7 @@ from persist_lib.sources.envelopes import Meaning
 from persist_lib.sources.pipeline import Pipeline
 from persist_lib.sources.protocol import SourceReader
 from persist_lib.sources.schema_registry import Schemas
+from persist_lib.times import Unit
 
 if TYPE_CHECKING:
     from persist_lib.catalog.controller import Controller
@@ -47,8 +49,8 @@ class Recipe(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     number: int
     decoding: Decoding
     meaning: Meaning
-    schema: Any
-    decoded: Any = None
+    schema: Schema
+    decoded: Schema | None = None
     renditions: dict[str, int] = {}
     decided: bool = False
 
@@ -71,14 +73,38 @@ class Known(msgspec.Struct, frozen=True):
     columns: dict[str, int]
 
 
-class Declaration(NamedTuple):
-    """What is declared of a source apart from its kind, also what the caller left out."""
+class Terms(TypedDict, total=False):
+    """What may be declared beside a kind and a schema. What is left out, or None, is as the kind has it."""
 
-    schema: Schema
+    decoding: Decoding | None
+    meaning: Meaning | None
+    decoded: Schema | None
+    shards: int
+    retention: Retention
+
+
+class Declaration(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """What is declared of a source: the fields of a file that creates it, and of what is stored and shown of it.
+
+    `schema` is that of the output; `decoded` that of messages, where a transform makes the output's rows of them.
+    `retention` is in the output's times.
+    """
+
+    reader: Kind
     decoding: Decoding
     meaning: Meaning
+    schema: Schema
     decoded: Schema | None = None
-    input: Followed | None = None
+    shards: int = 1
+    retention: int | None = None
+
+    def pipeline(self) -> Pipeline:
+        """What makes updates of its messages. Raises InvalidUsage for what does not fit together."""
+        return Pipeline(self.decoding, self.meaning, self.schema, self.decoded)
+
+    def with_times(self, unit: Unit | None) -> Self:
+        """The same with other times of the output."""
+        return changed(self, schema=in_unit(self.schema, unit))
 
 
 class Place(NamedTuple):
@@ -87,12 +113,9 @@ class Place(NamedTuple):
     url: str
     format: str | None = None
     table: str | None = None
-    publication: str | None = None
-    rotated: bool = False
-    header: bool = True
 
 
-DECODED = frozenset({"envelope", "deletes", "transform", "keep-raw", "key-format", "registry", "transactions"})
+DECODED = frozenset({"envelope", "keep-raw"})
 """Options of `persist source create` about messages that have to be decoded."""
 
 
@@ -142,13 +165,11 @@ class Kind:
         """The columns of the output where the caller does not say. Raises InvalidUsage."""
         return None
 
-    def complete(self, _controller: Controller, given: Declaration) -> Declaration:
+    def complete(self, given: Declaration, _input: Followed | None) -> Declaration:
         """What is declared, completed by what the place brings. Raises InvalidUsage for what does not fit it."""
-        if given.schema.times not in {None, "ms"}:
-            raise InvalidUsage(
-                f"the times of a source are in milliseconds: pass times='ms', not {given.schema.times!r}"
-            )
-        return given._replace(schema=in_unit(given.schema, "ms"))
+        if (times := given.schema.times) not in {None, "ms"}:
+            raise InvalidUsage(f"the times of a source are in milliseconds: pass times='ms', not {times!r}")
+        return given.with_times("ms")
 
     def check(self, _given: Declaration) -> None:
         """Raise for what cannot be opened here and now, or not be read as it is declared."""
@@ -188,23 +209,17 @@ class Kind:
         return []
 
 
-class SourceRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """A source. `collections` are the ids of those that it writes by definite appends, by what they are for.
+class SourceRecord(Declaration, frozen=True, kw_only=True, omit_defaults=True):
+    """A source: what is declared, and what came of it.
 
-    `epoch` counts how often it was reset; instances of another epoch are fenced off. `again`: once it
-    is dropped, it is to be created again. `mends` counts the recipes that were tried, `mended` is the number of the one
-    that decodes its messages now, 0 for the first. `table` is what a table of PostgreSQL was when the source was made.
+    `collections` are the ids of those that it writes by definite appends, by what they are for. `epoch` counts how
+    often it was reset; instances of another epoch are fenced off. `again`: once it is dropped, it is to be created
+    again. `mends` counts the recipes that were tried, `mended` is the number of the one that decodes its messages now,
+    0 for the first. `table` is what a table of PostgreSQL was when the source was made.
     """
 
     id: str
     name: str
-    reader: Kind
-    decoding: Decoding
-    meaning: Meaning
-    schema: Any
-    decoded: Any = None
-    shards: int = 1
-    retention: int | None = None
     state: State = "making"
     why: str = ""
     epoch: int = 1
@@ -219,15 +234,6 @@ class SourceRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     table: Known | None = None
 
     @property
-    def columns(self) -> Schema:
-        return schema_of(self.schema)
-
-    @property
-    def message_columns(self) -> Schema | None:
-        """The columns that messages have, where a transform makes the output's of them."""
-        return None if self.decoded is None else schema_of(self.decoded)
-
-    @property
     def bindings(self) -> str:
         return f"{self.id}.bindings"
 
@@ -240,10 +246,6 @@ class SourceRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
         """The shard of the schemas of its messages, if a registry has them."""
         return f"{self.id}.schemas"
 
-    def pipeline(self) -> Pipeline:
-        """What makes updates of its messages."""
-        return Pipeline(self.decoding, self.meaning, self.columns, self.message_columns)
-
     def open_schemas(self, client: Client) -> Schemas | None:
         """The schemas of its messages, if a registry has them."""
         registry = self.decoding.registry
@@ -254,7 +256,15 @@ class SourceRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
         return f"{self.id}/{self.epoch}".encode()
 
 
-def changed(record: SourceRecord, **fields: Any) -> SourceRecord:
+def declaration_of(record: Declaration) -> dict[str, Any]:
+    """What is declared, by its fields."""
+    return {field: getattr(record, field) for field in Declaration.__struct_fields__}
+
+
+D = TypeVar("D", bound=Declaration)
+
+
+def changed(record: D, **fields: Any) -> D:
     """The record with other fields."""
     return msgspec.structs.replace(record, **fields)
 

@@ -16,7 +16,6 @@ import pyarrow as pa
 
 from persist_lib.catalog.comparing import Comparison
 from persist_lib.catalog.metadata_shard import out_of_time
-from persist_lib.catalog.records import schema_form
 from persist_lib.errors import HandoverRefused, InvalidUsage, NotFound, TimedOut
 from persist_lib.kernel.multiplicity import built
 from persist_lib.runtime.ambient import Deadline
@@ -147,8 +146,8 @@ def declare(
         )
     given = Recipe(
         number=0, decoding=decoding or record.decoding, meaning=meaning or record.meaning,
-        schema=record.schema if schema is None else schema_form(in_unit(check_schema(schema), "ms")),
-        decoded=record.decoded if decoded is None else schema_form(check_schema(decoded)),
+        schema=record.schema if schema is None else in_unit(check_schema(schema), "ms"),
+        decoded=record.decoded if decoded is None else check_schema(decoded),
     )  # fmt: skip
     is_given = any(one is not None for one in (decoding, meaning, schema, decoded))
     if is_given:
@@ -175,7 +174,7 @@ def declare(
         return record
     names, made = names_by_role(sources.controller, record), {}
     for role in ROLES:
-        columns = in_unit(check_schema(schema), "ms") if role == "output" and schema is not None else None
+        columns = given.schema if role == "output" and schema is not None else None
         command = mend_command(record, recipe.number, role)
         made[role] = sources.controller.make_rendition(names[role], schema=columns, command=command).number
 

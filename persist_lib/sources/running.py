@@ -272,7 +272,7 @@ class Ingestion:
         is refused, which does no harm. The fence is another one once the source was reset or dropped.
         """
         since = max(0, time - 1)
-        every = 1 if self.record.columns.times is None else HOLD_EVERY_MS
+        every = 1 if self.record.schema.times is None else HOLD_EVERY_MS
         if self._held >= 0 and since < self._held + every:
             return
         holds = [(target.collection.shard, HOLD) for target in self._writing().values()]

@@ -5,12 +5,10 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
-from persist_lib.arguments import check_type, parse_integer, parse_seconds, parse_text
-from persist_lib.catalog.collection_arguments import MOST_SHARDS, Retention, parse_retention
+from persist_lib.arguments import parse_seconds, parse_text
 from persist_lib.catalog.names import parse_collection_name, parse_command_id
-from persist_lib.catalog.records import schema_form
 from persist_lib.errors import NameTaken, NotFound, PersistError
 from persist_lib.runtime.ambient import Backoff, Deadline
 from persist_lib.schema.schema import Schema
@@ -18,10 +16,10 @@ from persist_lib.sources import reprocess
 from persist_lib.sources.decoding import Decoding
 from persist_lib.sources.envelopes import Meaning
 from persist_lib.sources.health import Report, SourceDescription, fetch_rows, left_of, shown_rows, unread_of
-from persist_lib.sources.kinds import Declared, complete
+from persist_lib.sources.kinds import Declared, check_terms, complete
 from persist_lib.sources.lifecycle import fresh, hold, names_of, settle, take_away
 from persist_lib.sources.loading import Loading, Loads
-from persist_lib.sources.records import Kind, SourceRecord, State, changed, minted
+from persist_lib.sources.records import Declaration, Kind, SourceRecord, State, Terms, changed, declaration_of, minted
 from persist_lib.sources.reprocess import Mended
 from persist_lib.sources.running import PASSING, Ingestion, Progress
 
@@ -53,13 +51,9 @@ class Sources:
         reader: Kind,
         schema: Schema | None = None,
         *,
-        decoding: Decoding | None = None,
-        meaning: Meaning | None = None,
-        decoded: Schema | None = None,
-        shards: int = 1,
-        retention: Retention = None,
         command: str | None = None,
         timeout: float | None = None,
+        **terms: Unpack[Terms],
     ) -> SourceDescription:
         """Declare a source, and create its collections: `name`, `name/errors`, `name/health`, and `name/raw` if kept.
 
@@ -69,35 +63,43 @@ class Sources:
         is a source or a collection of one of these names (with the same `command` it is the same source), InvalidUsage,
         and NotFound for a place that is not there.
         """
+        wanted, deadline = self._wanted(name, reader, schema, command, terms), self._deadline(timeout)
+        self.declared.change(lambda sources: self._new(wanted, sources), deadline)
+        settle(self.controller, self.declared, self.declared.find(wanted.name), deadline)
+        return self.show(wanted.name)
+
+    def declaration(
+        self, name: str, reader: Kind, schema: Schema | None = None, *, command: str | None = None,
+        **terms: Unpack[Terms],
+    ) -> Declaration:  # fmt: skip
+        """What `create` would declare. Raises what that would raise before it makes anything; changes nothing."""
+        wanted = self._wanted(name, reader, schema, command, terms)
+        self._new(wanted, self.declared.fetch())
+        return wanted
+
+    def _wanted(
+        self, name: str, reader: Kind, schema: Schema | None, command: str | None, terms: Terms
+    ) -> SourceRecord:  # fmt: skip
         name = parse_collection_name(name)
-        given = complete(self.controller, reader, schema, decoding, meaning, decoded)
-        deadline = self._deadline(timeout)
+        given, input_ = complete(self.controller, reader, schema, terms)
         id_ = minted(self.client)
         command = id_ if command is None else parse_command_id(command)
-        wanted = SourceRecord(
-            id=id_, name=name, reader=reader, decoding=given.decoding, meaning=given.meaning,
-            schema=schema_form(given.schema), decoded=None if given.decoded is None else schema_form(given.decoded),
-            shards=parse_integer(shards, "shards", 1, MOST_SHARDS), command=command, input=given.input,
-            retention=parse_retention(retention, given.schema, self.client.consensus.now),
-        )  # fmt: skip
+        return SourceRecord(id=id_, name=name, command=command, input=input_, **declaration_of(given))
 
-        def decide(sources: dict[str, SourceRecord]) -> SourceRecord | None:
-            known = sources.get(name)
-            if known is None:
-                contents = self.controller.catalog.fetch()
-                for one in names_of(wanted).values():
-                    if contents.named(one) is not None:
-                        raise _taken(one)
-                return wanted
-            if known.command != command or fresh(known) != fresh(wanted):
-                raise NameTaken(
-                    f"there is a source {name!r} already. Nothing was changed; choose another name", source=name
-                )
-            return None
-
-        self.declared.change(decide, deadline)
-        settle(self.controller, self.declared, self.declared.find(name), deadline)
-        return self.show(name)
+    def _new(self, wanted: SourceRecord, sources: dict[str, SourceRecord]) -> SourceRecord | None:
+        """The record that is new, or None if it is there. Raises NameTaken."""
+        name, known = wanted.name, sources.get(wanted.name)
+        if known is None:
+            contents = self.controller.catalog.fetch()
+            for one in names_of(wanted).values():
+                if contents.named(one) is not None:
+                    raise _taken(one)
+            return wanted
+        if known.command != wanted.command or fresh(known) != fresh(wanted):
+            raise NameTaken(
+                f"there is a source {name!r} already. Nothing was changed; choose another name", source=name
+            )
+        return None
 
     def list(self) -> list[str]:
         """The names of all sources, sorted."""
@@ -120,9 +122,10 @@ class Sources:
         bad = next(one for one in described if one.id == record.collections["errors"]).active.shards
         counted = (batch.diff_sum for shard in bad for batch in self.client.machine(shard).state.trace)
         return SourceDescription(
-            record.name, record.id, record.state, record.reader, record.decoding, record.meaning, record.columns,
-            {**names, "health": health}, time, bound.marks, bound.start, shown_rows(rows, now), behind_ms, sum(counted),
-            record.why, left_of(rows, now), unread_of(rows, now),
+            **declaration_of(record), name=record.name, id=record.id, state=record.state, why=record.why,
+            collections={**names, "health": health}, time=time, bound=bound.marks, durable=bound.start,
+            instances=shown_rows(rows, now), behind_ms=behind_ms, errors=sum(counted), left=left_of(rows, now),
+            unread=unread_of(rows, now),
         )  # fmt: skip
 
     def pause(self, name: str, *, why: str = "", timeout: float | None = None) -> None:
@@ -169,10 +172,7 @@ class Sources:
         which the same call continues.
         """
         deadline, record = self._deadline(timeout), self.find(name)
-        if decoding is not None:
-            check_type(decoding, Decoding, "decoding", 'Decoding(decoder="json")')
-        if meaning is not None:
-            check_type(meaning, Meaning, "meaning", 'Meaning(envelope="upsert")')
+        decoding, meaning = check_terms(decoding, meaning)
         record = reprocess.declare(self, record, decoding, meaning, schema, decoded, deadline)
         with closing(reprocess.Mending(self.controller, record, f"mend {name}"[:100])) as filling:
             time = reprocess.fill(filling, deadline)
@@ -223,7 +223,7 @@ class Sources:
         interval_s = parse_seconds(interval_s, "interval_s")
         record = self.find(name)
         instance = f"{platform.node()}-{self.client.runtime.token().hex()[:8]}"
-        report = Report(self.controller, record.health, instance, record.columns.times)
+        report = Report(self.controller, record.health, instance, record.schema.times)
         ingestion = self.open(name, owner=instance, loads=loads)
         try:
             return _run(self, name, ingestion, report, stop, told, interval_s, until_idle=until_idle)
@@ -268,26 +268,26 @@ class Sources:
         return record
 
     def _set(self, name: str, state: State, why: str, timeout: float | None) -> None:
-        self.find(name)
-        self._mark(name, self._deadline(timeout), state=state, why=why)
+        self._mark(self.find(name), self._deadline(timeout), state=state, why=why)
 
     def _end(self, name: str, timeout: float | None, *, again: bool) -> Sequence[str]:
         deadline = self._deadline(timeout)
         record = self.declared.find(name)
         if again:
             record.reader.input(self.controller)  # raises NotFound
-        self._mark(name, deadline, state="dropping", again=again)
+        self._mark(record, deadline, state="dropping", again=again)
         return take_away(self.controller, self.declared, self.declared.find(name), deadline)
 
-    def _mark(self, name: str, deadline: Deadline, **fields: Any) -> None:
+    def _mark(self, record: SourceRecord, deadline: Deadline, **fields: Any) -> None:
         """Set fields of a source. One that is being dropped can only be dropped, or reset, again."""
+        gone = f"the source {record.name!r} was dropped in between"
 
-        def decide(sources: dict[str, SourceRecord]) -> SourceRecord:
-            if name not in sources or (sources[name].state == "dropping" and fields["state"] != "dropping"):
-                raise NotFound(f"the source {name!r} was dropped in between", source=name)
-            return changed(sources[name], **fields)
+        def marked(now: SourceRecord) -> SourceRecord:
+            if now.state == "dropping" and fields["state"] != "dropping":
+                raise NotFound(gone, source=record.name)
+            return changed(now, **fields)
 
-        self.declared.change(decide, deadline)
+        self.declared.update(record, marked, deadline, gone=gone)
 
     def _deadline(self, timeout: float | None) -> Deadline:
         return self.client.runtime.deadline(self.client.config.timeout_s if timeout is None else parse_seconds(timeout))

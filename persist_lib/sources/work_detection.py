@@ -118,7 +118,7 @@ def _is_at_work(
 
 
 def _time(sources: Sources, record: SourceRecord) -> int:
-    contents, unit = sources.controller.catalog.fetch(), record.columns.times
+    contents, unit = sources.controller.catalog.fetch(), record.schema.times
     found = []
     for id_ in record.collections.values():
         one = contents.collections[id_]

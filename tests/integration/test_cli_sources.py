@@ -39,6 +39,23 @@ class Fed(Shell):
     def create(self, *words: object) -> str:
         return self("source", "create", "orders", "--from", self.folder, "--format", "jsonl", *COLUMNS, *words)
 
+    def declare(self, more: str) -> Path:
+        """A file that declares a source of the folder."""
+        file = self.folder.parent / "orders.toml"
+        top, _, rest = more.partition("[")
+        schema = '[schema.key]\nid = "int64 not null"\n[schema.value]\nword = "string"\n'
+        reader = f'[reader]\ntype = "files"\nplace = "{self.folder}"\nformat = "jsonl"\n'
+        file.write_text(f"{top}{reader}{schema}{f'[{rest}' if rest else ''}")
+        return file
+
+    def check_same(self, name: str) -> None:
+        """What `show` prints as a file declares the same source."""
+        file = self.folder.parent / f"{name}-again.toml"
+        file.write_text(self("source", "show", name, "--toml"))
+        shown, again = self.json("source", "show", name), self.json("source", "create", "x", "-f", file, "--dry-run")
+        parts = ("reader", "decoding", "meaning", "schema")
+        assert [shown[what] for what in parts] == [again[what] for what in parts]
+
     def contents(self, name: str = "orders") -> list[dict[str, object]]:
         found: list[dict[str, object]] = self.json("collection", "snapshot", name)["rows"]
         return found
@@ -87,20 +104,54 @@ def test_a_life_of_a_source(sh: Fed):
     assert "no source 'orders'" in sh.fails(1, "source", "show", "orders")
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("--include", "address"), "--include takes"),
-        (("--include", "id=offset"), "include"),
-        (("--deletes", "gone"), "deletes"),
-        (("--in-order",), "--transactions"),
-        (("--transactions", "t"), "debezium"),
-        (("--transform", "nonsense"), "package.module:function"),
-    ],
-)
-def test_what_is_declared_wrong_is_refused(sh: Fed, words: tuple[str, ...], said: str):
-    text = sh.fails(2, "source", "create", "o", "--from", sh.folder, "--format", "jsonl", *COLUMNS, *words)
-    assert said in text
+def test_what_is_declared_wrong_by_options_is_refused(sh: Fed):
+    for words, said in {("--include", "address"): "--include takes", ("--include", "id=offset"): "include"}.items():
+        assert said in sh.fails(2, "source", "create", "o", "--from", sh.folder, "--format", "jsonl", *COLUMNS, *words)
+    assert "-f FILE, or --from PLACE" in sh.fails(2, "source", "create", "o", *COLUMNS)
+    file = sh.declare("")
+    assert "no other options with -f" in sh.fails(2, "source", "create", "o", "-f", file, "--keep-raw")
+
+
+def test_a_file_declares_a_source_and_show_prints_one_that_makes_it_again(sh: Fed):
+    file = sh.declare('[decoding.columns]\nword = "wrd"\n[meaning]\nkeep_raw = true\nmost_errors = 3')
+    said = sh("source", "create", "orders", "-f", file, "--dry-run")
+    assert said.startswith(f"would create orders from {file} in file:")
+    assert not sh.root.exists()
+    assert sh("source", "create", "orders", "-f", file).startswith("created orders from ")
+    assert "already" in sh.fails(1, "source", "create", "orders", "-f", file, "--dry-run")
+    assert sh.json("source", "create", "more", "-f", file, "--dry-run")["dry_run"]
+    assert sh.json("source", "list")["sources"][0]["source"] == "orders", "a dry run makes nothing"
+    again = sh.folder.parent / "again.toml"
+    again.write_text(sh("source", "show", "orders", "--toml"))
+    sh("source", "create", "again", "-f", again)
+    (one, other) = (sh.json("source", "show", name) for name in ("orders", "again"))
+    for what in ("reader", "decoding", "meaning", "schema"):
+        assert one[what] == other[what]
+
+
+def test_a_mistake_in_a_file_names_the_file_and_the_key(sh: Fed):
+    file = sh.declare("[meaning]\nmost_errors = 'many'")
+    for more in ((), ("--dry-run",)):
+        text = " ".join(sh.fails(2, "source", "create", "o", "-f", file, *more).split())
+        assert f"{file.name}: meaning.most_errors is 'many', and has to be an integer" in text
+    sh.declare('[meaning.include]\nwhere = "address"')
+    text = " ".join(sh.fails(2, "source", "create", "o", "-f", file).split())
+    assert f"{file.name}: include: the output has no column 'where'" in text
+
+
+def test_how_to_decode_again_can_be_said_in_the_file(sh: Fed):
+    raw = "[meaning]\nkeep_raw = true\nenvelope = 'upsert'\n[decoding]\nextra = 'ignore'\n"
+    file = sh.declare(f"{raw}[decoding.columns]\nword = 'wrd'")
+    sh("source", "create", "orders", "-f", file)
+    sh.write("a.jsonl", row(1, "a"))
+    sh("ingest", "orders", "--once")
+    assert "no other options with -f" in sh.fails(2, "source", "mend", "orders", "-f", file, "--extra", "ignore")
+    assert "decoded so already" in sh.fails(2, "source", "mend", "orders", "-f", file)
+    file = sh.declare(f"shards = 2\n{raw}")
+    assert "have to be those of 'orders'" in " ".join(sh.fails(2, "source", "mend", "orders", "-f", file).split())
+    assert "1 row" in sh("source", "mend", "orders", "-f", sh.declare(raw))
+    sh("source", "mend", "orders", "--hand-over")
+    assert [(one["id"], one["word"]) for one in sh.contents()] == [(1, "a")]
 
 
 def test_a_table_of_postgresql_at_a_shell(sh: Fed):
@@ -110,6 +161,7 @@ def test_a_table_of_postgresql_at_a_shell(sh: Fed):
         sql.execute("INSERT INTO shell VALUES (1, 'a')")
         said = sh("source", "create", "orders", "--from", url, "--table", "public.shell")
         assert said.startswith("created orders from public.shell: (id: int32 not null) -> (word: string)")
+        sh.check_same("orders")
         assert sh.json("ingest", "orders", "--once")["messages"] == 1
         sql.execute("UPDATE shell SET word = 'b'")
         assert sh.json("ingest", "orders", "--once")["messages"] == 1
@@ -203,7 +255,8 @@ def test_two_processes_that_are_killed_at_random_moments_make_what_a_plain_loop_
 
 
 def test_a_wrong_column_is_mended(sh: Fed):
-    sh.create("--keep-raw", "--envelope", "upsert", "--column", "word=wrd", "--ignore-extra")
+    raw = "[decoding]\nextra = 'ignore'\n[decoding.columns]\nword = 'wrd'\n"
+    sh("source", "create", "orders", "-f", sh.declare(f"{raw}[meaning]\nkeep_raw = true\nenvelope = 'upsert'"))
     sh.write("a.jsonl", row(1, "a"), row(2, "b"), "bad")
     sh("ingest", "orders", "--once")
     assert "not being mended" in sh.fails(1, "source", "mend", "orders", "--hand-over")
@@ -228,6 +281,7 @@ def test_a_collection_at_a_shell(sh: Fed):
         "source", "create", "words", "--from", "collection:orders", "--key", "id:int64 not null", "--ignore-extra"
     )
     assert said.startswith("created words from collection:orders")
+    sh.check_same("words")
     sh("ingest", "words", "--once")
     assert [one["id"] for one in sh.contents("words")] == [1, 2]
     assert "--format" in sh.fails(2, "source", "create", "x", "--from", "in", *COLUMNS)
@@ -255,7 +309,9 @@ def test_several_sources_in_one_process_end_by_themselves(sh: Fed):
     other.mkdir()
     words = ("--from", other, "--format", "jsonl", *COLUMNS)
     sh("source", "create", "bills", *words)
-    sh("source", "create", "strict", *words, "--most-errors", 0)
+    file = sh.declare("[meaning]\nmost_errors = 0")
+    file.write_text(file.read_text().replace(str(sh.folder), str(other)))
+    sh("source", "create", "strict", "-f", file)
     sh.write("a.jsonl", row(1, "a"))
     (other / "a.jsonl").write_text('{"id": 2, "word": "b"}\nbad\n')
     assert "each source once" in sh.fails(2, "ingest", "orders", "orders", "--once")
@@ -288,7 +344,8 @@ def test_several_sources_end_at_one_signal(sh: Fed):
 @pytest.mark.torture
 def test_a_source_is_mended_while_two_processes_ingest_it(sh: Fed):
     """Lines come all the time, one process is killed in between, and both continue by the new decoding."""
-    sh.create("--keep-raw", "--envelope", "upsert", "--column", "word=wrd", "--ignore-extra")
+    raw = "[decoding]\nextra = 'ignore'\n[decoding.columns]\nword = 'wrd'\n"
+    sh("source", "create", "orders", "-f", sh.declare(f"{raw}[meaning]\nkeep_raw = true\nenvelope = 'upsert'"))
     expected: dict[int, str] = {}
     ends = threading.Event()
 
@@ -333,13 +390,17 @@ def test_a_topic_becomes_a_collection_at_a_shell(sh: Fed):
     topic.write([b'{"word": "a"}', b"bad"], 0, [b"1", b"2"])
     topic.write([b'{"word": "b"}', None], 1, [b"3", b"3"])
     place = f"kafka://{topic.kafka.brokers}/{topic.name}?group=g&fetch.wait.max.ms=5"
-    words = ("--key-format", "json", "--envelope", "upsert", *COLUMNS)
     assert "there is no topic" in sh.fails(
         1, "source", "create", "o", "--from", place.replace(topic.name, "nope"), *COLUMNS
     )
-    assert "files" in sh.fails(2, "source", "create", "o", "--from", place, "--rotated", *COLUMNS)
     assert "env:NAME" in sh.fails(2, "source", "create", "o", "--from", f"{place}&sasl.password=hunter2", *COLUMNS)
-    sh("source", "create", "orders", "--from", place, *words)
+    sh("source", "create", "whole", "--from", place, *COLUMNS)
+    file = sh.folder.parent / "orders.toml"
+    declared = sh("source", "show", "whole", "--toml")
+    file.write_text(
+        declared.replace("[schema.key]", '[decoding]\nkey = "json"\n[meaning]\nenvelope = "upsert"\n[schema.key]')
+    )
+    sh("source", "create", "orders", "-f", file)
     done = sh.json("ingest", "orders", "--once")
     assert (done["messages"], done["errors"]) == (4, 1)
     assert [(one["id"], one["word"]) for one in sh.contents()] == [(1, "a")]
@@ -359,5 +420,5 @@ def test_files_of_avro_become_a_collection_at_a_shell(sh: Fed):
     sh("source", "create", "orders", "--from", sh.folder, "--format", "avro", *COLUMNS)
     assert sh.json("ingest", "orders", "--once")["messages"] == 2
     assert [(one["id"], one["word"]) for one in sh.contents()] == [(1, "a"), (2, "b")]
-    words = ("--from", sh.folder, "--format", "jsonl", "--registry", "http://registry:8081", *COLUMNS)
-    assert "about Avro" in sh.fails(2, "source", "create", "other", *words)
+    toml = sh.declare('[decoding.registry]\nplace = "http://registry:8081"')
+    assert "about Avro" in sh.fails(2, "source", "create", "other", "-f", toml)

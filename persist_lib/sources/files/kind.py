@@ -35,7 +35,7 @@ class Files(
 
     title = "files"
     schemes = ("s3", "file")
-    takes = DECODED | {"format", "rotated", "no-header"}
+    takes = DECODED | {"format"}
     hint = "of files, give --format"
 
     place: str
@@ -64,8 +64,7 @@ class Files(
         if place.format is None:
             raise InvalidUsage("say --format: jsonl, csv, text, parquet or avro")
         how: Any = place.format
-        identity: Identity = "first line" if place.rotated else "path"
-        return cls(place=place.url, format=how, header=place.header, identity=identity), DECODERS[how]
+        return cls(place=place.url, format=how), DECODERS[how]
 
     def default_decoding(self) -> Decoding:
         return Decoding(decoder=DECODERS[self.format])

@@ -18,10 +18,9 @@ from persist_lib.sources.decoding import Decoding
 from persist_lib.sources.envelopes import Meaning
 from persist_lib.sources.pipeline import Pipeline
 from persist_lib.sources.postgres.columns import Header, check_declared, derived_schema, places_of
-from persist_lib.sources.records import Declaration, Kind, Known, Place, SourceRecord, with_extra
+from persist_lib.sources.records import Declaration, Followed, Kind, Known, Place, SourceRecord, with_extra
 
 if TYPE_CHECKING:
-    from persist_lib.catalog.controller import Controller
     from persist_lib.sources.postgres.reader import TableReader
     from persist_lib.sources.postgres.server import Table
 
@@ -41,7 +40,7 @@ class Postgres(
 
     title = "a table of PostgreSQL"
     schemes = ("postgresql", "postgres")
-    takes = frozenset({"table", "publication"})
+    takes = frozenset({"table"})
     hint = "a table of PostgreSQL says itself what its changes mean: give --table, and no --envelope"
     brings_schema = True
     unloadable = "a table's first snapshot is one copy"
@@ -70,7 +69,7 @@ class Postgres(
     def of_place(cls, place: Place) -> tuple[Postgres, str]:
         if place.table is None:
             raise InvalidUsage("of PostgreSQL, give --table, and no --envelope")
-        return cls(url=place.url, table=place.table, publication=place.publication), "pgoutput"
+        return cls(url=place.url, table=place.table), "pgoutput"
 
     def default_decoding(self) -> Decoding:
         return Decoding(decoder="pgoutput", extra="ignore")
@@ -85,7 +84,7 @@ class Postgres(
         table = self.inspect()
         return derived_schema(table.columns, table.key)
 
-    def complete(self, controller: Controller, given: Declaration) -> Declaration:
+    def complete(self, given: Declaration, input_: Followed | None) -> Declaration:
         _check_changes(given.decoding, given.meaning)
         table, schema, decoding = self.inspect(), given.schema, given.decoding
         check_declared(schema, decoding)
@@ -97,7 +96,7 @@ class Postgres(
         problem = places_of(columns, schema.key_names, decoding, Header(table.columns))
         if isinstance(problem, str):
             raise InvalidUsage(f"{table.sql} does not fit the schema: {problem}. Nothing was made")
-        return super().complete(controller, given)
+        return super().complete(given, input_)
 
     def check(self, _given: Declaration) -> None:
         """Nothing: the table was looked at to complete the declaration."""
@@ -125,7 +124,7 @@ class Postgres(
 
 
 def _check_changes(decoding: Decoding, meaning: Meaning) -> None:
-    if decoding.decoder != "pgoutput" or meaning.envelope != "changes":
+    if not decoding.reads.is_log or meaning.envelope != "changes":
         raise InvalidUsage(
             'a table of PostgreSQL is read with decoder="pgoutput" and envelope="changes": leave them out'
         )
@@ -133,7 +132,7 @@ def _check_changes(decoding: Decoding, meaning: Meaning) -> None:
 
 def _taken(record: SourceRecord, known: Known) -> Known:
     """What is known of a table, of the columns that a source takes."""
-    columns = record.message_columns or record.columns
+    columns = record.decoded or record.schema
     taken = {record.decoding.source(name) for name in columns.names}
     return Known(known.published, {name: number for name, number in known.columns.items() if name in taken})
 

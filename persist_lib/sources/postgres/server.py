@@ -25,7 +25,6 @@ SETTINGS = (
 )
 """Values are texts, which depend on these; and an instance that writes for minutes is not gone."""
 BUSY = "55006"
-NOT_IN_STATE = "55000"
 FORBIDDEN = "42501"
 DROP_ATTEMPTS = 20
 _SERVER = """

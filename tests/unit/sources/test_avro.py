@@ -18,15 +18,15 @@ import pytest
 from hypothesis import given, settings
 
 import persist_lib as persist
-from persist_lib.errors import Diverged, InvalidUsage
 from persist_lib.sources import Files, Mark
-from persist_lib.sources.conformance import check_diverged, check_gone, check_many, check_reader, read_all
+from persist_lib.sources.conformance import check_many, check_reader, read_all
 from persist_lib.sources.decoding import Decoding
 from persist_lib.sources.envelopes import Meaning
 from persist_lib.sources.files import avro as container
 from persist_lib.sources.pipeline import Made, Pipeline
 from persist_lib.sources.protocol import START
 from persist_lib.sources.schema_registry import Registry, Written
+from tests.unit.sources.messages import messages
 
 ROW = {
     "type": "record", "name": "Row",
@@ -64,15 +64,9 @@ def apply(
     schemas: dict[int, Written] | None = None, keys: list[bytes | None] | None = None,
 ) -> Made:  # fmt: skip
     count = len(values)
-    messages = pa.table(
-        {
-            "partition": pa.array(["p"] * count), "address": pa.array(range(count), pa.uint64()),
-            "value": pa.array(values, pa.binary()), "key": pa.array(keys or [None] * count, pa.binary()),
-            "_time": pa.array([1] * count, pa.uint64()),
-        }
-    )  # fmt: skip
+    table = messages([1] * count, values, key=pa.array(keys or [None] * count, pa.binary()))
     pipeline = Pipeline(decoding, meaning or Meaning(), schema)
-    return pipeline.apply(messages, lambda _: schema.contents.empty_table(), schemas or {})
+    return pipeline.apply(table, lambda _: schema.contents.empty_table(), schemas or {})
 
 
 @pytest.mark.parametrize("codec", ["null", "deflate", "bzip2", "xz", "zstandard", "snappy"])
@@ -188,19 +182,6 @@ def test_a_record_that_is_poison_takes_those_after_it_in_its_block_along(tmp_pat
     assert problem.startswith("record 2 of 5, and those after it")
 
 
-def test_a_file_that_is_another_one_has_diverged_and_one_that_went_is_gone(tmp_path: Path) -> None:
-    path = tmp_path / "a.avro"
-    path.write_bytes(packed(ROWS))
-    reader = folder_of(tmp_path).open()
-    end = reader.high_watermarks({}, 1 << 30)["a.avro"]
-    path.write_bytes(packed([*ROWS[:-1], {"id": -1, "word": ""}]))
-    with pytest.raises(Diverged):
-        folder_of(tmp_path).open().high_watermarks({"a.avro": end}, 1)
-    check_diverged(folder_of(tmp_path).open(), "a.avro", START, end)
-    path.unlink()
-    check_gone(folder_of(tmp_path).open(), "a.avro", START, end)
-
-
 TYPES: dict[str, tuple[Any, str, Any]] = {
     "a": ("int", "int32", 7), "b": ("long", "int64", -(2**63)), "c": ("float", "float32", 0.5),
     "d": ("double", "float64", 0.1), "e": ("boolean", "bool", True), "f": ("string", "string", "ü\n\""),
@@ -274,12 +255,11 @@ def test_a_schema_to_read_by_brings_defaults_aliases_and_promotions(tmp_path: Pa
     reader = folder_of(tmp_path).open()
     marks = reader.high_watermarks({}, 1 << 20)
     tables = [read_all(reader, name, START, mark) for name, mark in sorted(marks.items())]
-    messages = pa.concat_tables(tables).unify_dictionaries()
-    messages = messages.append_column("partition", pa.array(["p"] * 2)).append_column(
-        "_time", pa.array([1] * 2, pa.uint64())
-    )
+    table = pa.concat_tables(tables).unify_dictionaries()
+    table = table.append_column("partition", pa.array(["p"] * 2))
+    table = table.append_column("_time", pa.array([1] * 2, pa.uint64()))
     pipeline = Pipeline(Decoding(decoder="avro", avro=json.dumps(new)), Meaning(), schema)
-    made = pipeline.apply(messages, lambda _: schema.contents.empty_table())
+    made = pipeline.apply(table, lambda _: schema.contents.empty_table())
     assert [tuple(row.values())[:4] for row in made.output.to_pylist()] == [(1, "a", "none", 0.5), (2, "b", "m", 1.5)]
 
 
@@ -322,28 +302,3 @@ def test_floats_that_json_does_not_have_are_bad_and_not_null() -> None:
     assert made.output.num_rows == 1
     assert [row["address"] for row in made.errors.to_pylist()] == [1, 2]
     assert made.errors.to_pylist()[0]["raw"] == values[1]
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"avro": "{}"}, {"decoder": "avro", "avro": "nonsense"}, {"decoder": "json", "registry": Registry(place="r")},
-        {"key": "avro"}, {"decoder": "avro", "avro": '{"type": "record"}'},
-    ],
-)  # fmt: skip
-def test_what_is_declared_wrong_is_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(InvalidUsage):
-        Pipeline(Decoding(**wrong), Meaning(), SCHEMA)
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"place": ""}, {"place": "http://u:p@host"}, {"place": "http://"}, {"place": "r", "user": "u"},
-        {"place": "r", "user": "u", "password": "p"}, {"place": "r", "unknown": "skip"},
-        {"place": "r", "user": "u", "password": "env:"},
-    ],
-)  # fmt: skip
-def test_a_registry_that_is_declared_wrong_is_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(InvalidUsage):
-        Registry(**wrong)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -172,36 +171,6 @@ def test_two_minters_by_turns(data: st.DataObject) -> None:
                 assert {p: m.address for p, m in bound.marks.items()} == {p: a for p, a in most.items() if a}
     finally:
         world.close()
-
-
-def test_two_minters_in_threads(tmp_path: Path) -> None:
-    with persist.open(f"file:{tmp_path}/db") as client:
-        opened(client).close()
-    failures: list[BaseException] = []
-
-    def work(number: int) -> None:
-        try:
-            with persist.open(f"file:{tmp_path}/db") as client:
-                bindings = Bindings(client, NAME)
-                for address in range(1, 30):
-                    bindings.mint(
-                        saying(marks(**{f"p{number}": address, "both": address})), client.runtime.deadline(30)
-                    )
-        except BaseException as error:  # noqa: BLE001 - told below
-            failures.append(error)
-
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
-    with persist.open(f"file:{tmp_path}/db") as client:
-        bound = Bindings(client, NAME).since(0)
-        check(bound)
-        assert bound.marks == marks(p0=29, p1=29, both=29)
-        steps = [step.marks["both"].address for step in bound.steps if "both" in step.marks]
-        assert steps == sorted(set(steps)), "each address has one winner"
 
 
 PROGRAM = """

@@ -11,11 +11,10 @@ import pyarrow.compute as pc
 import pytest
 
 import persist_lib as persist
-from persist_lib.errors import Diverged, Gone, InvalidUsage, NotFound
+from persist_lib.errors import Gone, InvalidUsage, NotFound
 from persist_lib.sources import Collection, Decoding, Files, Mark, Meaning, Sources, collection, running
 from persist_lib.sources.collection import hold_name
 from persist_lib.sources.conformance import check_reader
-from persist_lib.sources.targets import Target
 from tests.worlds import World
 
 INPUT = persist.Schema(key={"id": "int64 not null"}, value={"word": "string", "cents": "int64"})
@@ -206,50 +205,6 @@ def test_upsert_over_what_is_only_added_takes_the_last_and_anything_else_is_refu
         with pytest.raises(InvalidUsage, match=r"taken away.*envelope 'none'"):
             place.sources.run("last", until_idle=True)
     assert place.controller.describe("last").upper == persist.at(2)
-
-
-def test_instances_that_die_between_appends_and_others_at_once_make_one(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    place.create(shards=2)
-    other = Sources(place.world.client().controller()).open("out")
-    append = Target.append
-
-    def cut(self: Any, *args: Any) -> None:
-        append(self, *args)
-        raise KeyboardInterrupt
-
-    for n in range(4):
-        place.write.upsert([row(1, n), row(n + 5, n)])
-        monkeypatch.setattr(Target, "append", cut)
-        with pytest.raises(KeyboardInterrupt):
-            place.catch_up()
-        monkeypatch.setattr(Target, "append", append)
-        place.write.upsert([row(2, n)])
-        other.step()
-        place.catch_up()
-    other.close()
-    assert place.rows() == place.rows("in")
-    place.check_same()
-
-
-def test_another_decoder_than_before_diverges(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    place.create(meaning=Meaning(transform=f"{__name__}:doubled"), decoding=None)
-    place.write.upsert([row(1, 10)])
-    append = Target.append
-
-    def cut_short(self: Any, *args: Any) -> None:
-        if self.name == "out":  # before the errors, so that it is not all there
-            append(self, *args)
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(Target, "append", cut_short)
-    with pytest.raises(KeyboardInterrupt):
-        place.catch_up()
-    monkeypatch.setattr(Target, "append", append)
-    monkeypatch.setitem(globals(), "doubled", lambda rows: rows.select(["id", "cents", "_time", "_diff"]))
-    with pytest.raises(Diverged, match="'cents': 20"):
-        place.catch_up()
 
 
 def test_windows_are_cut_and_change_nothing(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -15,14 +14,6 @@ from persist_lib.sources.files.reader import LineFiles
 from persist_lib.sources.health import Report
 from persist_lib.sources.protocol import Lag
 from tests.unit.sources.test_running import Place, row
-from tests.worlds import World
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    world = World()
-    yield Place(world, tmp_path / "in")
-    world.close()
 
 
 def states(place: Place) -> dict[str, str]:

@@ -362,25 +362,6 @@ def test_secrets_come_from_the_environment_and_are_shown_nowhere(password: str) 
         topic.declared(options={"sasl.password": "env:NOT_THERE"}).open()
 
 
-GOOD = {"brokers": "host:9092", "topic": "t"}
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"brokers": ""}, {"brokers": "host"}, {"brokers": "host:x"}, {"brokers": "a:1,,b:2"}, {"brokers": "u:p@h:1"},
-        {"brokers": 9092}, {"topic": None}, {"topic": "t", "topics": ("u",)}, {"topic": ""}, {"topic": "a/b"},
-        {"topic": "."}, {"topic": None, "topics": ("a", "a")}, {"topic": None, "topics": ["a"]},
-        {"topic": None, "topics": (1,)}, {"group": ""}, {"isolation": "serializable"}, {"options": ["a"]},
-        {"options": {"a": 1}}, {"options": {"": "a"}}, {"options": {"group.id": "g"}}, {"options": {"error_cb": "x"}},
-        {"options": {"auto.offset.reset": "latest"}}, {"options": {"a": "env:"}}, {"options": {"a": "env:a b"}},
-    ],
-)  # fmt: skip
-def test_what_is_declared_wrong_is_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(InvalidUsage):
-        Kafka(**(GOOD | wrong))
-
-
 def test_an_option_that_there_is_not_is_refused_by_name() -> None:
     with pytest.raises(InvalidUsage, match=r"no\.such\.option"):
         Kafka(brokers="host:9092", topic="t", options={"no.such.option": "1"}).open()

@@ -9,12 +9,10 @@ from typing import Any
 import pytest
 
 import persist_lib as persist
-from persist_lib.errors import Determinate, Gone, PersistError
+from persist_lib.errors import Determinate, Gone
 from persist_lib.sources import Decoding, Kafka, Meaning, Sources, Transactions
-from persist_lib.sources.kafka import cluster
 from tests.bank import MARKS, TOPICS, Bank, by_time, sums
 from tests.kafka import QUICK, Topic
-from tests.unit.sources.test_kafka import committed
 from tests.worlds import World
 
 SCHEMA = persist.Schema(key={"id": "int64 not null"}, value={"word": "string"})
@@ -72,28 +70,6 @@ def test_messages_become_rows_and_tombstones_take_them_away(place: Place) -> Non
     }  # fmt: skip
 
 
-def test_the_group_is_told_what_the_bindings_since_says(place: Place) -> None:
-    place.create()
-    place.put(0, "a")
-    place.catch_up()
-    group = f"g-{place.topic.name}"
-    client = place.world.client()
-    bindings = place.sources.find("s").bindings
-    since = client.machine(bindings).fetch().state.since.time or 0
-    client.set_hold(bindings, "another", since, opaque=b"x", expected=None)
-    before = committed(place.topic, group)[0]
-    for _ in range(3):
-        place.put(0, "b")
-        place.world.clock.advance(10)
-        place.catch_up()
-    assert committed(place.topic, group)[0] in {before, 1}, "what came since is still needed"
-    client.release_hold(bindings, "another")
-    for _ in range(3):
-        place.world.clock.advance(10)
-        place.catch_up()
-    assert committed(place.topic, group)[0] == 4
-
-
 def test_what_is_left_is_told_by_partition(place: Place) -> None:
     place.create()
     for _ in range(5):
@@ -135,22 +111,6 @@ def test_a_topic_that_is_not_there_is_refused_when_the_source_is_created(place: 
     with pytest.raises(Determinate, match="there is no topic 'nope'"):
         place.sources.create("s", Kafka(brokers=place.topic.kafka.brokers, topic="nope"), SCHEMA)
     assert place.sources.list() == []
-
-
-def test_an_instance_stalls_while_brokers_fail_and_goes_on(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "ANSWER_S", 1.0)
-    place.create()
-    place.put(0, "a")
-    place.topic.kafka.fail(3, *[29] * 2)  # Metadata: the topic may not be read
-    heard: list[object] = []
-
-    def told(what: object) -> None:
-        heard.append(what)
-
-    place.world.clock.advance(1)
-    place.sources.run("s", until_idle=True, told=told)
-    assert place.words() == {0: "a"}
-    assert all(isinstance(one, Determinate) for one in heard if isinstance(one, PersistError))
 
 
 @pytest.mark.parametrize("in_order", [True, False])

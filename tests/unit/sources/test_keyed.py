@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 
 import persist_lib as persist
-from persist_lib.errors import InvalidUsage
 from persist_lib.sources.decoding import Decoding, KeyDecoder
 from persist_lib.sources.envelopes import Meaning
 from persist_lib.sources.pipeline import Made, Pipeline
+from tests.unit.sources.messages import messages
 
 SCHEMA = persist.Schema(key={"id": "int64 not null"}, value={"word": "string not null"}, times="ms")
 TEXT = persist.Schema(key={"name": "string not null"}, value={"line": "string"}, times="ms")
@@ -25,13 +25,8 @@ Keyed = tuple[int, bytes | None, bytes | None]
 
 
 def messages_of(found: Sequence[Keyed], **more: pa.Array) -> pa.Table:
-    columns = {
-        "partition": pa.array(["t/0"] * len(found)), "address": pa.array(range(len(found)), pa.uint64()),
-        "key": pa.array([key for _, key, _ in found], pa.binary()),
-        "value": pa.array([value for _, _, value in found], pa.binary()),
-        "_time": pa.array([time for time, _, _ in found], pa.uint64()),
-    }  # fmt: skip
-    return pa.table({**columns, **more})
+    keys = pa.array([key for _, key, _ in found], pa.binary())
+    return messages([time for time, _, _ in found], [value for _, _, value in found], "t/0", key=keys, **more)
 
 
 def apply(pipeline: Pipeline, found: Sequence[Keyed], old: Sequence[dict[str, Any]] = (), **more: pa.Array) -> Made:
@@ -143,25 +138,3 @@ def test_columns_may_hold_what_came_beside() -> None:
     files = messages_of([(1, None, b'{"word": "a"}')]).drop_columns(["key"])
     (row,) = Pipeline(Decoding(), meaning, schema).apply(files, lambda keys: keys).output.to_pylist()
     assert (row["k"], row["h"], row["w"]) == (None, None, None)
-
-
-@pytest.mark.parametrize(
-    ("decoding", "meaning", "schema"),
-    [
-        ({"key": "xml"}, {}, SCHEMA),
-        ({"key": "text"}, {}, SCHEMA),
-        ({"key": "json"}, {"envelope": "debezium"}, SCHEMA),
-        ({"key": "json"}, {"envelope": "upsert", "deletes": "gone"}, SCHEMA),
-        ({"key": "json"}, {"include": {"name": "address"}}, TEXT),
-        (
-            {"key": "json", "decoder": "text"},
-            {},
-            persist.Schema(key={"id": "int64"}, value={"a": "string", "b": "string"}),
-        ),
-    ],
-)
-def test_what_does_not_fit_together_is_refused(
-    decoding: dict[str, Any], meaning: dict[str, Any], schema: persist.Schema
-) -> None:
-    with pytest.raises(InvalidUsage):
-        Pipeline(Decoding(**decoding), Meaning(**meaning), schema)

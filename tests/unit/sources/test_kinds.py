@@ -11,13 +11,12 @@ import pyarrow as pa
 import pytest
 
 import persist_lib as persist
-from persist_lib.catalog.records import encode
 from persist_lib.errors import Corrupt, InvalidUsage
 from persist_lib.sources import Collection, Custom, Decoding, Files, Kafka, Mark, Meaning, Postgres, Sources
 from persist_lib.sources.conformance import check_reader
-from persist_lib.sources.kinds import KINDS, decode, kind_of_place
+from persist_lib.sources.kinds import KINDS, decode, encode, kind_of_place
 from persist_lib.sources.protocol import ADDRESS, START, VALUE
-from persist_lib.sources.records import Followed, Kind, Known, SourceRecord
+from persist_lib.sources.records import Followed, Kind, Known, Recipe, SourceRecord
 from tests.worlds import World
 
 SCHEMA = persist.Schema(key={"id": "int64 not null"}, value={"word": "string"})
@@ -108,18 +107,24 @@ STORED = [
 
 
 @pytest.mark.parametrize(("kind", "stored"), STORED)
-def test_what_is_stored_of_a_kind_is_what_earlier_releases_stored(kind: Kind, stored: str) -> None:
+def test_what_earlier_releases_stored_is_read_and_is_what_is_stored(kind: Kind, stored: str) -> None:
+    """The body is one that the code made which had a form of schemas beside them."""
+    schema = msgspec.structs.replace(SCHEMA, times="ms")
     record = SourceRecord(
         id="s1", name="n", reader=kind, decoding=Decoding(columns={"id": "ID"}),
         meaning=Meaning(envelope="upsert", deletes="gone", include={"at": "address"}, most_errors=3),
-        schema={"f": 1}, command="c", state="running", collections={"output": "c1"}, health="c2",
-        input=Followed("c9", {"g": 2}, 7), table=Known("1.2 3.4", {"id": 1}),
+        schema=schema, decoded=schema, shards=3, retention=5, command="c", state="running",
+        collections={"output": "c1"}, health="c2", input=Followed("c9", {"g": 2}, 7), table=Known("1.2 3.4", {"id": 1}),
+        mends=2, mended=1, mending=Recipe(number=2, decoding=Decoding(), meaning=Meaning(), schema=schema),
     )  # fmt: skip
+    form = '[[["id","int64",false]],[["word","string",true]],"columns","ms"]'
     body = (
-        '{"collections":{"output":"c1"},"command":"c","decoding":{"columns":{"id":"ID"}},"health":"c2","id":"s1",'
-        '"input":{"begins":7,"form":{"g":2},"id":"c9"},"meaning":{"deletes":"gone","envelope":"upsert",'
-        f'"include":{{"at":"address"}},"most_errors":3}},"name":"n","reader":{stored},"schema":{{"f":1}},'
-        '"state":"running","table":{"columns":{"id":1},"published":"1.2 3.4"}}'
+        f'{{"collections":{{"output":"c1"}},"command":"c","decoded":{form},"decoding":{{"columns":{{"id":"ID"}}}},'
+        '"health":"c2","id":"s1","input":{"begins":7,"form":{"g":2},"id":"c9"},"meaning":{"deletes":"gone",'
+        '"envelope":"upsert","include":{"at":"address"},"most_errors":3},"mended":1,'
+        f'"mending":{{"decoding":{{}},"meaning":{{}},"number":2,"schema":{form}}},"mends":2,"name":"n",'
+        f'"reader":{stored},"retention":5,"schema":{form},"shards":3,"state":"running",'
+        '"table":{"columns":{"id":1},"published":"1.2 3.4"}}'
     )
     assert encode(record) == body
     assert decode("n", body) == record
@@ -131,7 +136,12 @@ def test_what_is_stored_of_a_kind_is_what_earlier_releases_stored(kind: Kind, st
 )
 def test_what_this_release_does_not_know_is_refused(was: str, is_: str, says: str) -> None:
     record = SourceRecord(
-        id="s1", name="n", reader=Collection("c"), decoding=Decoding(), meaning=Meaning(envelope="upsert"), schema={}
+        id="s1",
+        name="n",
+        reader=Collection("c"),
+        decoding=Decoding(),
+        meaning=Meaning(envelope="upsert"),
+        schema=SCHEMA,
     )
     with pytest.raises(Corrupt, match=says):
         decode("n", encode(record).replace(was, is_))

@@ -18,6 +18,7 @@ from persist_lib.errors import Gone, InvalidUsage, Refused, UpperMismatch
 from persist_lib.frontier import at
 from persist_lib.kernel.packing import unpacked
 from persist_lib.relation.writer import WriteHandle
+from persist_lib.schema.schema import Schema
 from persist_lib.sources import (
     Collection,
     Decoding,
@@ -233,7 +234,8 @@ def test_a_file_that_tasks_do_not_see_is_gone_and_it_says_who_has_to_see_it(plac
     ],
 )
 def test_what_cannot_be_loaded_by_tasks_is_refused(reader: Any, meaning: Meaning, why: str) -> None:
-    record = SourceRecord(id="1", name="s", reader=reader, decoding=Decoding(), meaning=meaning, schema=None)
+    schema = Schema(key={"id": "int64"})
+    record = SourceRecord(id="1", name="s", reader=reader, decoding=Decoding(), meaning=meaning, schema=schema)
     with pytest.raises(InvalidUsage, match=f"{why}.*persist ingest"):
         check_loadable(record)
 

@@ -20,10 +20,10 @@ from persist_lib.errors import InvalidUsage
 from persist_lib.sources.bindings import Bound, Step
 from persist_lib.sources.decoding import Decoding
 from persist_lib.sources.envelopes import Meaning
-from persist_lib.sources.kinds import Custom
 from persist_lib.sources.pipeline import Made, Pipeline
 from persist_lib.sources.protocol import Mark
 from persist_lib.sources.reclock import Window, in_order, windows
+from tests.unit.sources.messages import messages
 
 SCHEMA = persist.Schema(key={"id": "int64 not null"}, value={"word": "string"}, times="ms")
 Message = tuple[int, bytes | None]
@@ -31,16 +31,7 @@ Message = tuple[int, bytes | None]
 
 
 def messages_of(found: Sequence[Message], **more: list[Any]) -> pa.Table:
-    """Messages of one partition, an address each."""
-    return pa.table(
-        {
-            "partition": pa.array(["p"] * len(found), pa.string()),
-            "address": pa.array(range(len(found)), pa.uint64()),
-            "value": pa.array([value for _, value in found], pa.binary()),
-            "_time": pa.array([time for time, _ in found], pa.uint64()),
-            **more,
-        }
-    )
+    return messages([time for time, _ in found], [value for _, value in found], **more)
 
 
 def nothing(_keys: pa.Table) -> pa.Table:
@@ -133,7 +124,7 @@ def test_times_together_are_times_one_by_one(found: list[Message], data: st.Data
     cuts = [0, *sorted(data.draw(st.sets(st.integers(1, 5)))), 10]
     outputs: list[pa.Table] = [SCHEMA.updates.empty_table()]
     errors: list[pa.Table] = []
-    messages = messages_of(found)
+    table = messages_of(found)
     for low, high in pairwise(cuts):
 
         def lookup(keys: pa.Table, low: int = low) -> pa.Table:
@@ -142,7 +133,7 @@ def test_times_together_are_times_one_by_one(found: list[Message], data: st.Data
             summed = summed.filter(pc.is_in(summed["id"], value_set=keys["id"].combine_chunks()))
             return summed.rename_columns([*SCHEMA.names, "_diff"]).cast(SCHEMA.contents)
 
-        part = messages.filter((pc.field("_time") >= low) & (pc.field("_time") < high))
+        part = table.filter((pc.field("_time") >= low) & (pc.field("_time") < high))
         made = pipeline.apply(part, lookup)
         outputs.append(made.output)
         errors.append(made.errors)
@@ -204,8 +195,8 @@ def test_text_and_bytes_fill_the_column_that_places_leave() -> None:
 
 def test_rows_of_parquet_are_cast_and_those_that_do_not_fit_are_errors() -> None:
     values = pa.array([{"id": id_, "word": word} for id_, word in ((1.0, "a"), (1.5, "b"), (None, "c"), (2.0, None))])
-    messages = messages_of([(1, None)] * 4).set_column(2, "value", values)
-    made = Pipeline(Decoding(decoder="rows"), Meaning(), SCHEMA).apply(messages, nothing)
+    rows = messages_of([(1, None)] * 4).set_column(2, "value", values)
+    made = Pipeline(Decoding(decoder="rows"), Meaning(), SCHEMA).apply(rows, nothing)
     assert as_counter(made.output) == Counter({(1, "a", 1): 1, (2, None, 1): 1})
     assert [row["address"] for row in made.errors.to_pylist()] == [1, 2]
     assert json.loads(made.errors.to_pylist()[0]["raw"]) == {"id": 1.5, "word": "b"}
@@ -284,30 +275,6 @@ def test_a_message_belongs_to_the_first_time_that_covers_it(grown: list[dict[str
         assert len(window.steps) == 1 or sum(h.address - l.address for l, h in window.ranges().values()) <= most  # noqa: E741
     assert end == 100
     assert found == expected
-
-
-@pytest.mark.parametrize(
-    ("what", "match"),
-    [
-        (lambda: Meaning(envelope="avro"), "envelope"),
-        (lambda: Meaning(deletes="gone"), "deletes"),
-        (lambda: Meaning(transform="nothing"), "package.module:function"),
-        (lambda: Meaning(include={"id": "offset"}), "include"),  # type: ignore[dict-item]
-        (lambda: Meaning(most_errors=-1), "most_errors"),
-        (lambda: Decoding(decoder="xml"), "decoder"),  # type: ignore[arg-type]
-        (lambda: Decoding(delimiter=";;"), "delimiter"),
-        (lambda: Custom(factory="x"), "package.module:function"),
-        (lambda: Custom(factory="no.such:thing").open(), "no function"),
-        (lambda: Pipeline(Decoding(decoder="text"), Meaning(), SCHEMA), "fills one column"),
-        (lambda: Pipeline(Decoding(decoder="csv"), Meaning(envelope="debezium"), SCHEMA), "Debezium"),
-        (lambda: Pipeline(Decoding(), Meaning(include={"word": "address"}), SCHEMA), "must be uint64"),
-        (lambda: Pipeline(Decoding(), Meaning(include={"wrod": "address"}), SCHEMA), "word"),
-        (lambda: Pipeline(Decoding(), Meaning(), SCHEMA, SCHEMA), "decoded"),
-    ],
-)
-def test_what_does_not_fit_together_is_refused(what: Any, match: str) -> None:
-    with pytest.raises(InvalidUsage, match=match):
-        what()
 
 
 @given(st.lists(st.integers(1, 9), min_size=2, max_size=9, unique=True).map(sorted))

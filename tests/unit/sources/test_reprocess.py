@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -23,13 +22,6 @@ ALL = os.environ.get("PERSIST_FAULTS") == "all"
 WRONG = Decoding(decoder="json", columns={"word": "wrd"}, extra="ignore")
 RIGHT = Decoding(decoder="json")
 KEPT = Meaning(envelope="upsert", keep_raw=True)
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    world = World()
-    yield Place(world, tmp_path / "in")
-    world.close()
 
 
 def begin(place: Place, **options: Any) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -63,13 +63,6 @@ class Place:
 
 def row(id_: int, word: str | None = "a") -> dict[str, object]:
     return {"id": id_, "word": word}
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    world = World()
-    yield Place(world, tmp_path / "in")
-    world.close()
 
 
 def test_files_become_a_collection_that_can_be_read_as_of_any_time(place: Place) -> None:
@@ -343,17 +336,6 @@ def test_a_file_that_goes_while_it_is_needed_is_gone_and_later_does_not_matter(p
     assert place.words() == {1: "a", 2: "b"}
 
 
-@pytest.mark.parametrize("data", [b"", b"{}\n", b'{"id": 5, "word": "other and longer than it was before"}\n'])
-def test_a_file_that_is_cut_or_replaced_stops_the_source(place: Place, data: bytes) -> None:
-    place.create()
-    place.write("a.jsonl", row(1, "a"), row(2, "b"))
-    place.catch_up()
-    (place.folder / "a.jsonl").write_bytes(data)
-    with pytest.raises(Diverged, match=r"a\.jsonl"):
-        place.catch_up()
-    assert place.words() == {1: "a", 2: "b"}
-
-
 def test_too_many_errors_stop_it_before_they_are_written(place: Place) -> None:
     place.create(meaning=Meaning(most_errors=2))
     place.write("a.jsonl", row(1), b"bad 1", b"bad 2")
@@ -502,6 +484,22 @@ def test_a_default_that_is_given_as_another_string_is_the_same(place: Place) -> 
     place.sources.resume("s")
     place.sources.drop("s")
     assert place.sources.list() == []
+
+
+@pytest.mark.parametrize("call", ["pause", "resume", "drop", "reset"])
+def test_a_caller_that_knows_the_source_from_before_a_reset_changes_nothing_of_the_new_one(
+    place: Place, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    place.create()
+    old = place.sources.find("s")
+    place.sources.reset("s")
+    late = Sources(place.world.client().controller())
+    monkeypatch.setattr(late, "find", lambda _name: old)
+    monkeypatch.setattr(late.declared, "find", lambda _name: old)
+    with pytest.raises(NotFound, match="in between"):
+        getattr(late, call)("s")
+    found = place.sources.find("s")
+    assert (found.state, found.epoch) == ("running", 2)
 
 
 def test_create_is_one_command_and_takes_no_names(place: Place) -> None:

@@ -11,15 +11,14 @@ from typing import Any
 
 import hypothesis.strategies as st
 import pyarrow as pa
-import pytest
 from hypothesis import given, settings
 
 import persist_lib as persist
-from persist_lib.errors import InvalidUsage
 from persist_lib.sources import Decoding, Meaning, Transactions
 from persist_lib.sources.pipeline import Made, Pipeline
 from persist_lib.sources.transactions import WAITING
 from tests.bank import MARKS, Bank, Told, sums
+from tests.unit.sources.messages import messages
 
 SCHEMA = persist.Schema(key={"id": "int64 not null"}, value={"cents": "int64 not null"}, times="ms")
 Arrived = tuple[int, str, int, bytes]
@@ -45,14 +44,8 @@ def arrivals(dice: random.Random, told: Sequence[Told], times: int) -> list[Arri
 
 
 def table_of(found: Sequence[Arrived]) -> pa.Table:
-    return pa.table(
-        {
-            "partition": pa.array([one[1] for one in found], pa.string()),
-            "address": pa.array([one[2] for one in found], pa.uint64()),
-            "value": pa.array([one[3] for one in found], pa.binary()),
-            "_time": pa.array([one[0] for one in found], pa.uint64()),
-        }
-    )
+    times, partitions, addresses, values = ([one[n] for one in found] for n in range(4))
+    return messages(times, values, partitions, address=pa.array(addresses, pa.uint64()))  # type: ignore[arg-type]
 
 
 class Kept:
@@ -267,15 +260,3 @@ def test_many_transactions_are_held_back_in_time() -> None:
     kept = Kept(pipeline_of())
     kept.window(arrivals(dice, bank.told, 30))
     assert kept.contents() == bank.balances
-
-
-@pytest.mark.parametrize(
-    ("envelope", "how"),
-    [
-        ("upsert", {"topic": "t"}), ("debezium", {"topic": ""}), ("debezium", {"topic": "t", "collections": ["a"]}),
-        ("debezium", {"topic": "t", "in_order": 1}), ("debezium", {"topic": "t", "remembered": -1}),
-    ],
-)  # fmt: skip
-def test_what_is_declared_wrong_is_refused(envelope: Any, how: dict[str, Any]) -> None:
-    with pytest.raises(InvalidUsage):
-        Meaning(envelope=envelope, transactions=Transactions(**how))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -170,13 +170,6 @@ def test_an_encoding_with_the_lines_of_ascii_is_taken(encoding: str, tmp_path: P
     with closing(World().client().controller()) as controller:
         schema, decoding = persist.Schema(key={"id": "int64"}), Decoding(decoder="csv", encoding=encoding)
         Sources(controller).create("s", files, schema, decoding=decoding)
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    world = World()
-    yield Place(world, tmp_path / "in")
-    world.close()
 
 
 def test_an_instance_says_what_it_does_not_read_and_ingests_the_rest(place: Place) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,14 +13,6 @@ from persist_lib.sources.files.reader import LineFiles
 from persist_lib.sources.work_detection import Memory
 from tests.unit.sources.test_health import report
 from tests.unit.sources.test_running import SCHEMA, Place, row
-from tests.worlds import World
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    world = World()
-    yield Place(world, tmp_path / "in")
-    world.close()
 
 
 def states(place: Place, memory: Memory | None = None) -> dict[str, str]:
