@@ -26,7 +26,6 @@ from persist_lib.catalog.schema_compat import check_additive, is_additive
 from persist_lib.catalog.snapshot import CollectionSnapshot
 from persist_lib.catalog.writer import CollectionWriter
 from persist_lib.client import Client
-from persist_lib.convert.times import shown_times
 from persist_lib.errors import (
     LeaseExpired,
     NotAllowed,
@@ -317,7 +316,7 @@ class CollectionReader(Resource):
             with handle.snapshot(as_of, diff=True) as snapshot:
                 rows = snapshot.batches()
                 for table in retracted(rows) if is_out else rows:
-                    yield shown_times(handle.schema, at_time(table, time))
+                    yield at_time(table, time)
 
     def adopt(self, span: Span) -> None:
         """Read in the columns of a span's rendition from now on."""

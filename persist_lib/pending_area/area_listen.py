@@ -117,7 +117,7 @@ class PendingListen(Follow[Event]):
         self._looked_s: float | None = None
 
     def close(self) -> None:
-        self._steps = None
+        super().close()
         if self._owns:
             self._handle.close()
 

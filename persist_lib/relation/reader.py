@@ -252,12 +252,16 @@ class ReadHandle(Leased):
 
         Blobs may vanish only under a read-only handle, which holds nothing.
         """
+        self.check_missing(reading, missing)
+        reading.release()
+        return self.acquire(as_of)
+
+    def check_missing(self, reading: Reading, missing: Missing) -> None:
+        """Raise what a missing blob means, unless there is a newer state than that which was read from to look at."""
         if error := self.expired():
             raise error from missing
         if not self.read_only or self.machine.fetch().seqno == reading.version.seqno:
             raise missing
-        reading.release()
-        return self.acquire(as_of)
 
     def expired(self, state: State | None = None) -> LeaseExpired | None:
         """The error to raise if this handle is retired in `state` (None: the newest state); None while it is live."""
