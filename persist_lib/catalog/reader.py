@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 import pyarrow as pa
 
 from persist_lib.arguments import not_pickled, parse_flag, parse_seconds
-from persist_lib.catalog.changes import CollectionChanges
+from persist_lib.catalog.changes import CollectionUpdates
 from persist_lib.catalog.difference_cache import retracted
 from persist_lib.catalog.listen import CollectionListen
 from persist_lib.catalog.metadata_shard import unheld
@@ -23,10 +23,11 @@ from persist_lib.catalog.parallel import at_once
 from persist_lib.catalog.records import CollectionRecord, RenditionRecord
 from persist_lib.catalog.renditions import Renditions, Span, Timeline, schema_for, upper_by, upper_of
 from persist_lib.catalog.schema_compat import check_additive, is_additive
-from persist_lib.catalog.snapshot import CollectionSnapshot
+from persist_lib.catalog.snapshot import CollectionSnapshot, view_of
 from persist_lib.catalog.writer import CollectionWriter
 from persist_lib.client import Client
 from persist_lib.errors import (
+    InvalidUsage,
     LeaseExpired,
     NotAllowed,
     NotComplete,
@@ -38,11 +39,14 @@ from persist_lib.errors import (
 )
 from persist_lib.frontier import MAX_TIME, TOP, Antichain, at
 from persist_lib.kernel.columns import at_time
+from persist_lib.location.wrap.spending import Spending
+from persist_lib.relation.changes import Changes
+from persist_lib.relation.named import Named
 from persist_lib.relation.next_time import format_token
 from persist_lib.relation.reader import ReadHandle
 from persist_lib.relation.restore import time_passed
-from persist_lib.relation.row_selection import parse_columns
-from persist_lib.relation.snapshot import Snapshot
+from persist_lib.relation.row_selection import RowSelection, parse_columns
+from persist_lib.relation.snapshot import PlaceContents
 from persist_lib.relation.writer import WriteHandle
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.runtime.resource import Resource
@@ -99,6 +103,11 @@ class CollectionReader(Resource):
         return self.collection.name
 
     @property
+    def named(self) -> Named:
+        """What is read, in messages."""
+        return Named("collection", self.collection.name)
+
+    @property
     def since(self) -> Antichain:
         """The earliest frontier at which this handle can read."""
         return self._holder.since
@@ -137,44 +146,50 @@ class CollectionReader(Resource):
         SchemaChanged for a time at which the rows cannot be given in the columns that this reader was opened with. A
         reader that was opened without a schema gives those of earlier times in the columns that they had then.
         """
-        deadline = self._deadline(timeout)
-        time = self.newest() if as_of is None else self._times().as_of(as_of)
-        self.check_since(time if time >= 0 else self.since.time or 0)
-        rendition = self.known(time, deadline).rendition
-        found = self._guarded(lambda: self.shards_of(rendition))
+        deadline, diff = self._deadline(timeout), parse_flag(diff, "diff")
+        with Spending() as spent:
+            time = self.newest() if as_of is None else self._times().as_of(as_of)
+            self.check_since(time if time >= 0 else self.since.time or 0)
+            rendition = self.known(time, deadline).rendition
+            found = self._guarded(lambda: self.shards_of(rendition))
         schema = self._columns_then(found[0].schema, time)
-        names = parse_columns(schema, f"collection {self.name!r}", columns)
+        names = parse_columns(schema, str(self.named), columns)
         had = found[0].schema.names
         chosen = None if names is None else [name for name in names if name in had]
         if names is None and len(had) > len(schema.names):
             chosen = schema.names
 
-        def snapshot_of(handle: ReadHandle) -> Snapshot:
-            return handle.snapshot(
-                time, columns=chosen, key=key, key_from=key_from, key_to=key_to, keys=keys, filter=filter,
-                diff=True, timeout=deadline.remaining_s(),
+        def rows_of(schema: Schema) -> RowSelection:
+            return RowSelection.of(
+                schema, str(self.named), columns=chosen, key=key, key_from=key_from, key_to=key_to, keys=keys,
+                filter=filter, diff=True,
             )  # fmt: skip
 
-        parts = self._guarded(lambda: at_once(self.client.runtime, snapshot_of, found if time >= 0 else []))
-        return CollectionSnapshot(
-            self.name, time, rendition.number, schema, rendition.hash_columns, names, parts,
-            self.client.runtime, self.client.config.merge_bytes, diff=parse_flag(diff, "diff"),
-        )  # fmt: skip
+        rows = {schema: rows_of(schema) for schema in {handle.schema for handle in found}}
+        read = found if time >= 0 else []
+        parts = self._guarded(lambda: [PlaceContents(handle, time, rows[handle.schema]) for handle in read])
+        view = view_of(schema, rendition, names, self.client.config.merge_bytes, diff=diff)
+        return CollectionSnapshot(self.name, time, rendition.number, view, parts, self.client.runtime, spent)
 
-    def changes(
-        self, from_: TimeLike | None, to: TimeLike | None = None, *, timeout: float | None = None
-    ) -> CollectionChanges:
+    def changes(self, from_: TimeLike | None, to: TimeLike | None = None, *, timeout: float | None = None) -> Changes:
         """Return all changes after the time `from_`, up to and with the time `to` (default: the newest complete one).
 
         None for `from_` means from the beginning on. The contents as of `from_` and the changes add up to the contents
         as of `to`, also across handovers: where one is in between, its difference is among the changes, at its time.
         Raises as a shard's `changes` does.
         """
-        deadline, times = self._deadline(timeout), self._times()
+        deadline, times, show = self._deadline(timeout), self._times(), self.schema.show
         first = None if from_ is None else times.as_of(from_, "from_")
-        last = max(-1 if first is None else first, self.newest()) if to is None else times.as_of(to, "to")
-        self.check_since(first or 0)
-        return CollectionChanges(self, first, last, deadline)
+        with Spending() as spent:
+            last = max(-1 if first is None else first, self.newest()) if to is None else times.as_of(to, "to")
+            self.check_since(first or 0)
+            if first is not None and last < first:
+                raise InvalidUsage(
+                    f"changes go forward: to must be {show(first)} or later, got {show(last)}", from_=from_, to=to
+                )
+            self.known(last, deadline)
+        parts = [CollectionUpdates(self, first, last, deadline)]
+        return Changes(self.named, self.schema, first, last, parts, spent)
 
     def listen(
         self, as_of: TimeLike, *, until: object = TOP, timeout: float | None = None, replace: bool = False

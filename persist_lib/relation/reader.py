@@ -29,10 +29,10 @@ from persist_lib.errors import (
 from persist_lib.frontier import MAX_TIME, TOP, Antichain, at
 from persist_lib.ids import ReaderId, SeqNo, format_reader_id
 from persist_lib.location.wrap.spending import Spending
-from persist_lib.relation.changes import Changes
+from persist_lib.relation.changes import Changes, changes_known
 from persist_lib.relation.listen import Listen, Patience
 from persist_lib.relation.row_selection import RowSelection
-from persist_lib.relation.snapshot import Snapshot
+from persist_lib.relation.snapshot import Snapshot, snapshot_known
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.runtime.forks import Stage, enrol
 from persist_lib.schema.schema import Schema
@@ -159,7 +159,7 @@ class ReadHandle(Leased):
             state = self._wait(deadline, at_time, lambda state: at_time is None or state.upper.has_passed(at_time))
         chosen = _newest(state) if at_time is None else at_time
         held = self.acquire(chosen if chosen >= 0 else state.since.time or 0)
-        return Snapshot(self, held, chosen, rows, spent)
+        return snapshot_known(self, chosen, rows, held, spent)
 
     def changes(self, from_: TimeLike | None, to: TimeLike | None = None, *, timeout: float | None = None) -> Changes:
         """Return all changes after the time `from_`, up to and with the time `to`: the updates in `(from_, to]`.
@@ -181,7 +181,7 @@ class ReadHandle(Leased):
         with Spending() as spent:
             state = self._wait(deadline, target, lambda state: target is None or state.upper.has_passed(target))
         end = max(-1 if first is None else first, _newest(state) if last is None else last)
-        return Changes(self, self.acquire(first or 0), first, end, spent)
+        return changes_known(self, first, end, spent)
 
     def listen(self, as_of: TimeLike, *, until: object = TOP, timeout: float | None = None) -> Listen:
         """Return an iterator of what happens after `as_of`: updates at their exact times, and progress.

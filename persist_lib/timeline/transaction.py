@@ -20,7 +20,7 @@ from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import Schema
 from persist_lib.timeline.statements import Change, Delete, Done, Insert, Statement, Update, Upsert
-from persist_lib.timeline.table_snapshot import TableSnapshot
+from persist_lib.timeline.table_snapshot import TableSnapshot, in_memory
 from persist_lib.timeline.timeline import Line
 from persist_lib.timeline.view import View
 from persist_lib.timeline.wal_timeline import WalLine
@@ -128,8 +128,7 @@ class Transaction:
             view.schema, columns=columns, key=key, key_from=key_from, key_to=key_to, keys=keys, filter=filter,
             diff=diff,
         )  # fmt: skip
-        rows = wanted.narrowed(self._contents(view, wanted.whole()))
-        return TableSnapshot(table, self.as_of, view.schema, wanted, rows)
+        return in_memory(table, self.as_of, wanted, self._contents(view, wanted.whole()), self._line.client.runtime)
 
     def commit(self) -> Done:
         """Commit what was changed, by one append to the WAL. Nothing changed is nothing written.

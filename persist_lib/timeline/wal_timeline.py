@@ -21,8 +21,7 @@ from persist_lib.catalog.wal import DROPPED, SCHEMA, wal_shard
 from persist_lib.errors import LeaseExpired, SinceViolation, UpperMismatch
 from persist_lib.format.predicate import Where
 from persist_lib.frontier import at
-from persist_lib.location.wrap.spending import Spending
-from persist_lib.relation.changes import Changes
+from persist_lib.relation.changes import Changes, changes_known
 from persist_lib.relation.next_time import format_token
 from persist_lib.relation.reader import ReadHandle
 from persist_lib.relation.row_selection import RowSelection, added_up
@@ -30,7 +29,7 @@ from persist_lib.relation.writer import WriteHandle
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import DIFF
 from persist_lib.timeline import wal_apply
-from persist_lib.timeline.table_snapshot import TableSnapshot
+from persist_lib.timeline.table_snapshot import TableSnapshot, in_memory
 from persist_lib.timeline.timeline import AsOf, Committed, Line, Sending, Want, no_matter, until_decided
 from persist_lib.timeline.view import View, needs_settling, pause
 from persist_lib.timeline.wal_cache import Entry, Tail, encoded, entries_of
@@ -159,7 +158,7 @@ class WalLine(Line):
             older, start = None, min(self.tail.start, to)
             if after < start:
                 reader = self._reader or self._register()
-                older = Changes(reader, reader.acquire(after), after, start, Spending())
+                older = changes_known(reader, after, start)
             return Entries(table, older, self.tail.of(table, max(after, start), to))
 
     def lacking(self, view: View, span: Span, to: int) -> tuple[int, Entries]:
@@ -225,7 +224,7 @@ class WalLine(Line):
         upper = reader.upper.time or 0
         if self._loaded < upper - 1:
             try:
-                self._add(Changes(reader, reader.acquire(self._loaded), self._loaded, upper - 1, Spending()))
+                self._add(changes_known(reader, self._loaded, upper - 1))
             except BaseException:
                 self.tail.begin(self._loaded)  # some may be in it already: it is read again
                 raise
@@ -281,8 +280,8 @@ class WalLine(Line):
             except SinceViolation:
                 self._catch_up(view, time, upper, deadline)
                 continue
-            table = wanted.narrowed(added_up(schema, base, *_rows(entries, wanted)))
-            return TableSnapshot(name, time, schema, wanted, table)
+            rows = added_up(schema, base, *_rows(entries, wanted))
+            return in_memory(name, time, wanted, rows, self.client.runtime)
 
     def _whole(self, view: View, time: int, want: Want, deadline: Deadline) -> TableSnapshot:
         """The contents read now, as the reader is closed after this."""
@@ -290,8 +289,8 @@ class WalLine(Line):
         schema = view.handles(span)[0].schema
         wanted = want(schema)
         base = view.contents(span, min(time, upper - 1), wanted)
-        table = wanted.narrowed(added_up(schema, base, *_rows(entries, wanted)))
-        return TableSnapshot(view.name, time, schema, wanted, table)
+        rows = added_up(schema, base, *_rows(entries, wanted))
+        return in_memory(view.name, time, wanted, rows, self.client.runtime)
 
     def _catch_up(self, view: View, as_of: int, upper: int, deadline: Deadline) -> None:
         """Bring the table's own data up to what a read of it needs, or wait for those who do."""
