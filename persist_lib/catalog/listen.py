@@ -15,7 +15,6 @@ from persist_lib.catalog.changes import handed_over, updates_between
 from persist_lib.errors import PersistError, SchemaChanged
 from persist_lib.frontier import Antichain, at
 from persist_lib.relation.listen import Listener
-from persist_lib.schema.schema import Schema
 
 if TYPE_CHECKING:
     from persist_lib.catalog.reader import CollectionReader
@@ -28,18 +27,8 @@ class CollectionListen(Listener):
     def __init__(
         self, reader: CollectionReader, as_of: int, until: Antichain, timeout_s: float | None, *, replace: bool
     ) -> None:
-        name = f"collection {reader.name!r}"
-        super().__init__(reader.client.runtime, as_of, until, timeout_s, name, collection=reader.name)
+        super().__init__(reader, as_of, until, timeout_s)
         self._reader, self._replace = reader, replace
-
-    @property
-    def schema(self) -> Schema:
-        """The schema of the updates that come; after a handover with `replace` it is the new one."""
-        return self._reader.schema
-
-    def close(self) -> None:
-        super().close()
-        self._reader.close()
 
     def keeps(self, _failure: PersistError) -> bool:
         """A round of which nothing was given begins again after any failure."""
@@ -48,10 +37,6 @@ class CollectionListen(Listener):
     def pause(self) -> None:
         span = self._reader.timeline().at(self.frontier.time or 0)
         self._reader.pause(span, self.frontier.time or 0, self._deadline)
-
-    def let_go(self) -> None:
-        if self.frontier.time is not None:
-            self._reader.let_go(max(0, self.frontier.time - 1))
 
     def fetch(self) -> Iterator[None]:
         """Round by round; one that ends at a handover is followed by another."""

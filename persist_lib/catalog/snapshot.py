@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
 
 from persist_lib.catalog.records import RenditionRecord
 from persist_lib.catalog.splits import CollectionSplit, packed
@@ -27,6 +29,10 @@ class CollectionSnapshot(SnapshotOf[PlaceContents]):
     ) -> None:  # fmt: skip
         super().__init__(Named("collection", name), as_of, view, parts, runtime, spent)
         self.rendition = rendition
+
+    def by_shard(self) -> list[Iterator[pa.Table]]:
+        """The distinct rows of each shard, with `_diff`, in key order. No key is in two shards."""
+        return [self._spent.over(self._view.one(part.stream(), part.schema)) for part in self._parts]
 
     def splits(self, n: int) -> list[CollectionSplit]:
         """Cut the snapshot into at most `n` disjoint splits of about equal size, whose union is the snapshot.

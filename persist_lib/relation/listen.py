@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
@@ -14,7 +13,7 @@ from persist_lib.errors import Missing
 from persist_lib.frontier import MAX_TIME, TOP, Antichain, at
 from persist_lib.ids import SeqNo
 from persist_lib.location.api import WakesWaiters
-from persist_lib.runtime.ambient import Deadline, Runtime
+from persist_lib.runtime.ambient import Deadline
 from persist_lib.runtime.follow import Follow
 from persist_lib.schema.schema import Schema
 from persist_lib.shard.commit import Machine
@@ -22,6 +21,7 @@ from persist_lib.shard.pushed_rows import told
 from persist_lib.shard.runs import read_updates
 
 if TYPE_CHECKING:
+    from persist_lib.relation.base_reader import Reader
     from persist_lib.relation.reader import ReadHandle
 
 
@@ -106,19 +106,24 @@ Event = Updates | Progress
 class Listener(Follow[Event]):
     """Delivers the updates after `as_of` at their exact times, and then the `Progress` that covers them: each once."""
 
-    def __init__(
-        self, runtime: Runtime, as_of: int, until: Antichain, timeout_s: float | None, name: str, **fields: object
-    ) -> None:  # fmt: skip
-        super().__init__(runtime, at(as_of + 1) if as_of < MAX_TIME else TOP, until, timeout_s, name, **fields)
+    def __init__(self, reader: Reader[Any], as_of: int, until: Antichain, timeout_s: float | None) -> None:
+        start, named = at(as_of + 1) if as_of < MAX_TIME else TOP, reader.named
+        super().__init__(reader.around.runtime, start, until, timeout_s, str(named), **named.fields)
+        self.reader = reader
 
     @property
-    @abstractmethod
     def schema(self) -> Schema:
-        """The schema of the updates that come next."""
+        """The schema of the updates that come next: after a handover with `replace`, the new one."""
+        return self.reader.schema
 
-    @abstractmethod
+    def close(self) -> None:
+        super().close()
+        self.reader.close()
+
     def let_go(self) -> None:
         """Give up the history before the frontier, which was delivered, at the next tick."""
+        if self.frontier.time is not None:
+            self.reader.let_go(at(max(0, self.frontier.time - 1)))
 
     def show(self, frontier: Antichain) -> str:
         return str(self.schema.show(frontier))
@@ -142,20 +147,16 @@ class Listen(Listener):
     """An iterator of `Updates` and `Progress` after `as_of`. To end its lease early, close it or use a `with` block."""
 
     def __init__(self, handle: ReadHandle, as_of: int, until: Antichain, timeout_s: float | None) -> None:
-        machine = handle.machine
-        super().__init__(machine.runtime, as_of, until, timeout_s, f"shard {machine.shard}", shard=machine.shard)
+        super().__init__(handle, as_of, until, timeout_s)
         self._handle = handle
-        self._seen = machine.version
+        self._seen = handle.machine.version
         self._steps = self.fetch()  # what is known already takes no request
 
-    @property
-    def schema(self) -> Schema:
-        return self._handle.schema
-
     def close(self) -> None:
-        super().close()
-        if not self._handle.read_only:
-            self._handle.close()
+        if self._handle.read_only:  # it is the caller's
+            Follow.close(self)
+        else:
+            super().close()
 
     def begin(self, deadline: Deadline) -> None:
         super().begin(deadline)
@@ -175,10 +176,6 @@ class Listen(Listener):
 
     def pause(self) -> None:
         self._patience.pause(self._seen.seqno)
-
-    def let_go(self) -> None:
-        if not self._handle.read_only and self.frontier.time is not None:
-            self._handle.let_go(at(max(0, self.frontier.time - 1)))
 
     def fetch(self) -> Iterator[None]:
         """Make due what the newest known state has beyond the frontier, batch by batch."""

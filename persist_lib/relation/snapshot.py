@@ -275,10 +275,6 @@ class SnapshotOf(Rows, Held[P]):
         """Each distinct row once, with `_diff`, as tables of bounded size."""
         return self._spent.over(self._view.of((part.stream(), part.schema) for part in self._parts))
 
-    def by_shard(self) -> list[Iterator[pa.Table]]:
-        """The distinct rows of each shard, with `_diff`, in key order. No key is in two shards."""
-        return [self._spent.over(self._view.one(part.stream(), part.schema)) for part in self._parts]
-
     def consolidated_selection(self, names: Sequence[str], where: Where | None) -> Iterator[pa.Table]:
         """Some columns of the distinct rows that `where` keeps; rows that look alike stay apart."""
         if self._view.adds_up or any(part.schema != self._view.schema for part in self._parts):

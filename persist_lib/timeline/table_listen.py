@@ -8,14 +8,13 @@ from contextlib import suppress
 import pyarrow as pa
 
 from persist_lib.catalog.changes import updates_between
-from persist_lib.errors import LeaseExpired, PersistError, SinceViolation
+from persist_lib.errors import LeaseExpired, PersistError
 from persist_lib.frontier import TOP, at
 from persist_lib.kernel.columns import at_time
 from persist_lib.kernel.consolidate import consolidate
 from persist_lib.relation.listen import Listener
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table
-from persist_lib.schema.schema import Schema
 from persist_lib.timeline.timeline import Line
 from persist_lib.timeline.view import pause
 from persist_lib.timeline.wal_timeline import WalLine
@@ -29,24 +28,12 @@ class TableListen(Listener):
     """
 
     def __init__(self, line: Line, name: str, as_of: int, timeout_s: float | None) -> None:
-        super().__init__(line.client.runtime, as_of, TOP, timeout_s, f"table {name!r}", table=name)
-        self._line = line
         line.look()
-        self._view = line.view(name)
-        if at(as_of) < self._view.reader.since:
-            since = self._view.schema.show(self._view.reader.since)
-            raise SinceViolation(
-                f"table {name!r}: as_of {self._view.schema.show(as_of)} is before {since}, from when on history is "
-                "kept. Listen from that time or later",
-                as_of=as_of, since=self._view.reader.since, table=name,
-            )  # fmt: skip
+        self._line, self._view = line, line.view(name)
+        super().__init__(self._view.reader, as_of, TOP, timeout_s)
+        self.reader.check_since(as_of)
         self._pins = line.pinned(as_of)
         self._pins.__enter__()
-
-    @property
-    def schema(self) -> Schema:
-        """The table's columns."""
-        return self._view.schema
 
     def close(self) -> None:
         if not self._is_closed:

@@ -15,7 +15,7 @@ from persist_lib.kernel.by_key import Counts
 from persist_lib.kernel.keyset import Keys
 from persist_lib.kernel.order import take
 from persist_lib.location.wrap.spending import Spending
-from persist_lib.relation.row_selection import RowSelection, added_up
+from persist_lib.relation.row_selection import Asked, RowSelection, added_up
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import Schema
@@ -124,10 +124,7 @@ class Transaction:
     ) -> TableSnapshot:
         """The rows as of `as_of`, with what this transaction has changed. The arguments are those of a snapshot."""
         view = self._view(table)
-        wanted = RowSelection.of(
-            view.schema, columns=columns, key=key, key_from=key_from, key_to=key_to, keys=keys, filter=filter,
-            diff=diff,
-        )  # fmt: skip
+        wanted = Asked(columns, key, key_from, key_to, keys, filter, diff).of(view.schema)
         return in_memory(table, self.as_of, wanted, self._contents(view, wanted.whole()), self._line.client.runtime)
 
     def commit(self) -> Done:

@@ -132,7 +132,7 @@ class View:
     def let_go(self, time: int) -> None:
         """Give up history before a time."""
         if time > 0:
-            self.reader.let_go(time)
+            self.reader.let_go(at(time))
 
     def promise(self, upper: int, deadline: Deadline) -> Timeline:
         """See to it that no handover can be before `upper`, and return the timeline then."""

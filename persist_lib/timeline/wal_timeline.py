@@ -8,6 +8,7 @@ table, so nothing is missed in between.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -100,14 +101,7 @@ class WalLine(Line):
 
     def contents(self, view: View, as_of: int, wanted: RowSelection, deadline: Deadline) -> pa.Table:
         """What the table has, and what the WAL has beyond it."""
-        while True:
-            span, upper, entries = self.settled(view, as_of, deadline)
-            try:
-                base = view.contents(span, min(as_of, upper - 1), wanted)
-            except SinceViolation:
-                self._catch_up(view, as_of, upper, deadline)
-                continue
-            return added_up(wanted.schema, base, *_rows(entries, wanted))
+        return self._read(view, as_of, lambda _: wanted, deadline)[1]
 
     def changed(self, view: View, from_: int, to: int, wanted: RowSelection) -> pa.Table | None:
         """What the WAL has of it; None where the table became another one, or the tail begins later."""
@@ -264,38 +258,31 @@ class WalLine(Line):
         view = self.view(name)
         if at(time) < view.reader.since:
             with self.older(name) as old:
-                return self._whole(old, time, want, deadline)
-        while True:
-            span, upper, entries = self.settled(view, time, deadline)
-            if time < upper:
-                return self.base(view, span, time, want)
-            schema = view.handles(span)[0].schema
-            wanted = want(schema)
-            try:
-                if not entries and upper > 0:
-                    found = self.base(view, span, upper - 1, want)
-                    found.as_of = time
-                    return found
-                base = view.contents(span, upper - 1, wanted)
-            except SinceViolation:
-                self._catch_up(view, time, upper, deadline)
-                continue
-            rows = added_up(schema, base, *_rows(entries, wanted))
-            return in_memory(name, time, wanted, rows, self.client.runtime)
-
-    def _whole(self, view: View, time: int, want: Want, deadline: Deadline) -> TableSnapshot:
-        """The contents read now, as the reader is closed after this."""
+                return in_memory(name, time, *self._read(old, time, want, deadline), self.client.runtime)
         span, upper, entries = self.settled(view, time, deadline)
-        schema = view.handles(span)[0].schema
-        wanted = want(schema)
-        base = view.contents(span, min(time, upper - 1), wanted)
-        rows = added_up(schema, base, *_rows(entries, wanted))
-        return in_memory(view.name, time, wanted, rows, self.client.runtime)
+        if time < upper or (upper > 0 and not entries):
+            with suppress(SinceViolation):
+                found = self.base(view, span, min(time, upper - 1), want)
+                found.as_of = time
+                return found
+        return in_memory(name, time, *self._read(view, time, want, deadline), self.client.runtime)
+
+    def _read(self, view: View, as_of: int, want: Want, deadline: Deadline) -> tuple[RowSelection, pa.Table]:
+        """What is wanted, and those rows with all their columns: of the table, and of the WAL beyond it."""
+        while True:
+            span, upper, entries = self.settled(view, as_of, deadline)
+            wanted = want(view.handles(span)[0].schema)
+            try:
+                base = view.contents(span, min(as_of, upper - 1), wanted)
+            except SinceViolation:
+                self._catch_up(view, as_of, upper, deadline)
+            else:
+                return wanted, added_up(wanted.schema, base, *_rows(entries, wanted))
 
     def _catch_up(self, view: View, as_of: int, upper: int, deadline: Deadline) -> None:
         """Bring the table's own data up to what a read of it needs, or wait for those who do."""
         if as_of < upper:
-            raise self._too_early(view, as_of)
+            raise view.reader.too_early(as_of, view.reader.since)
         if deadline.has_passed():
             raise self.out_of_time(deadline, f"table {view.name!r} is still being copied to its new rendition")
         if not self.client.read_only:
@@ -307,14 +294,6 @@ class WalLine(Line):
             self.reset()
             raise
         view.freshen(self.heads)
-
-    def _too_early(self, view: View, as_of: int) -> SinceViolation:
-        show = view.schema.show
-        return SinceViolation(
-            f"table {view.name!r}: as_of {show(as_of)} is before {show(view.reader.since)}, from when on history is "
-            "kept. Read at that time or later; a hold, or a longer retention, would have kept it",
-            as_of=as_of, since=view.reader.since, table=view.name,
-        )  # fmt: skip
 
 
 def _rows(entries: Entries, wanted: RowSelection) -> list[pa.Table]:
