@@ -38,7 +38,7 @@ from persist_lib.frontier import MAX_TIME, TOP, Antichain, at
 from persist_lib.kernel.columns import at_time
 from persist_lib.location.wrap.spending import Spending
 from persist_lib.relation.base_reader import Reader
-from persist_lib.relation.named import Named
+from persist_lib.relation.held import Named
 from persist_lib.relation.next_time import format_token
 from persist_lib.relation.reader import ReadHandle
 from persist_lib.relation.restore import time_passed
@@ -68,6 +68,7 @@ class CollectionReader(Reader[CollectionSnapshot]):
         *, is_leased: bool = True,
     ) -> None:  # fmt: skip
         self.client, self.collection, self._owner = client, collection, owner
+        self.named, self.around, self.read_only = Named(collection.kind, collection.name), client, client.read_only
         self._is_leased = is_leased
         self._columns_from = 0
         """From when on the collection has the columns of this reader, if it was opened without any."""
@@ -94,19 +95,6 @@ class CollectionReader(Reader[CollectionSnapshot]):
     def name(self) -> str:
         """The collection's name when it was opened."""
         return self.collection.name
-
-    @property
-    def named(self) -> Named:
-        return Named(self.collection.kind, self.collection.name)
-
-    @property
-    def around(self) -> Client:
-        return self.client
-
-    @property
-    def read_only(self) -> bool:  # type: ignore[override]
-        """Whether it holds no history, as its client may only read."""
-        return self.client.read_only
 
     @property
     def since(self) -> Antichain:

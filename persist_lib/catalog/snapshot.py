@@ -9,7 +9,7 @@ import pyarrow as pa
 from persist_lib.catalog.records import RenditionRecord
 from persist_lib.catalog.splits import CollectionSplit, packed
 from persist_lib.location.wrap.spending import Spending
-from persist_lib.relation.named import Named
+from persist_lib.relation.held import Named
 from persist_lib.relation.projection import is_projection
 from persist_lib.relation.snapshot import PlaceContents, SnapshotOf, parse_splits
 from persist_lib.relation.view import View

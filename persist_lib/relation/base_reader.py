@@ -17,7 +17,7 @@ from persist_lib.frontier import Antichain
 from persist_lib.location.api import Consensus
 from persist_lib.location.wrap.spending import Spending
 from persist_lib.relation.changes import Changes, UpdatesPart
-from persist_lib.relation.named import Named
+from persist_lib.relation.held import Named
 from persist_lib.relation.row_selection import Asked
 from persist_lib.runtime.ambient import Deadline, Runtime
 from persist_lib.schema.schema import Schema
@@ -44,20 +44,14 @@ class Around(Protocol):
 class Reader(Leased, Generic[S]):
     """Reads one shard or collection; `S` is what its snapshots are. Safe to use from several threads."""
 
+    named: Named
+    """What is read, in messages."""
     schema: Schema
     """The columns that it reads."""
+    around: Around
+    """The clock and the settings that it uses."""
     read_only: bool
     """Whether it holds no history."""
-
-    @property
-    @abstractmethod
-    def around(self) -> Around:
-        """The clock, the random numbers and the settings that it uses."""
-
-    @property
-    @abstractmethod
-    def named(self) -> Named:
-        """What is read, in messages."""
 
     @property
     @abstractmethod

@@ -16,8 +16,7 @@ from persist_lib.frontier import MAX_TIME
 from persist_lib.kernel.consolidate import consolidate
 from persist_lib.kernel.merge import merge_runs
 from persist_lib.location.wrap.spending import Spending
-from persist_lib.relation.held import Held, Part, Place
-from persist_lib.relation.named import Named
+from persist_lib.relation.held import Held, Named, Part, Place
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import Schema
 from persist_lib.shard.runs import Stored, inputs_of, newest_schema, overlapping

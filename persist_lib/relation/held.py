@@ -1,10 +1,10 @@
-"""What is read of shards from a state that is held meanwhile: the base of snapshots and of changes."""
+"""What is read from shards, each of which is held at one state: the base of snapshots and of changes."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 import pyarrow as pa
 
@@ -13,7 +13,6 @@ from persist_lib.core.state import State
 from persist_lib.errors import InvalidUsage, Missing
 from persist_lib.location.wrap.spending import Spending
 from persist_lib.relation.conversions import Doors
-from persist_lib.relation.named import Named
 from persist_lib.schema.schema import Schema
 
 if TYPE_CHECKING:
@@ -40,6 +39,21 @@ def resuming(stream: Callable[[], Iterator[pa.Table]], look_again: Callable[[Mis
             look_again(missing)
         else:
             return
+
+
+class Named(NamedTuple):
+    """A shard, collection or table by its name, for messages and the fields of errors."""
+
+    kind: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"shard {self.name}" if self.kind == "shard" else f"{self.kind} {self.name!r}"
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """The fields of errors about it."""
+        return {self.kind: self.name}
 
 
 class Part(ABC):

@@ -27,8 +27,8 @@ from persist_lib.ids import ReaderId, SeqNo, format_reader_id
 from persist_lib.location.wrap.spending import Spending
 from persist_lib.relation.base_reader import Reader
 from persist_lib.relation.changes import PlaceUpdates
+from persist_lib.relation.held import Named
 from persist_lib.relation.listen import Listen, Patience
-from persist_lib.relation.named import Named
 from persist_lib.relation.row_selection import Asked
 from persist_lib.relation.snapshot import Snapshot, snapshot_known
 from persist_lib.runtime.ambient import Deadline
@@ -73,8 +73,8 @@ class ReadHandle(Reader[Snapshot]):
         original: ReaderId | None = None,
         completes: Callable[[State, int, Deadline], bool] | None = None,
     ) -> None:
-        self.machine = machine
-        self.schema = schema
+        self.named, self.schema = Named("shard", machine.shard), schema
+        self.around = self.machine = machine
         self.urls = urls
         self.read_only = read_only
         self._leases, self._completes = leases, completes
@@ -96,14 +96,6 @@ class ReadHandle(Reader[Snapshot]):
     def shard(self) -> str:
         """The shard's name."""
         return self.machine.shard
-
-    @property
-    def around(self) -> Machine:
-        return self.machine
-
-    @property
-    def named(self) -> Named:
-        return Named("shard", self.shard)
 
     @property
     def since(self) -> Antichain:
@@ -212,11 +204,11 @@ class ReadHandle(Reader[Snapshot]):
 
     def _reach(self, time: int | None, least: int, deadline: Deadline) -> int:
         target = time if time is not None or least < 0 else least
-        state = self._wait(deadline, target, lambda state: target is None or state.upper.has_passed(target))
+        state = self._wait(deadline, target)
         return max(least, _newest(state)) if time is None else time
 
     def _reach_upper(self, target: Antichain, deadline: Deadline) -> Antichain:
-        return self._wait(deadline, target, lambda state: target <= state.upper).upper
+        return self._wait(deadline, target).upper
 
     def _parts(self, from_: int | None, to: int, deadline: Deadline) -> list[PlaceUpdates]:  # noqa: ARG002 - it is there
         return [PlaceUpdates(self, from_, to)]
@@ -281,7 +273,8 @@ class ReadHandle(Reader[Snapshot]):
         with self._lock:
             self._readings.discard(reading)
 
-    def _wait(self, deadline: Deadline, target: int | Antichain | None, is_there: Callable[[State], bool]) -> State:
+    def _wait(self, deadline: Deadline, target: int | Antichain | None) -> State:
+        """The state in which upper has passed a time, or is at or beyond a frontier; None: the newest one."""
         self._check_open()
         poll_s = self.machine.config.poll_s
         patience = Patience(self.machine, deadline, poll_s, poll_s)
@@ -292,7 +285,7 @@ class ReadHandle(Reader[Snapshot]):
                 self._check(state, target)
             elif state.is_finished() and target is None:
                 self._check(state, MAX_TIME)
-            if is_there(state):
+            if target is None or (state.upper.has_passed(target) if isinstance(target, int) else target <= state.upper):
                 return state
             if isinstance(target, int) and self._completes is not None and self._completes(state, target, deadline):
                 continue

@@ -30,8 +30,7 @@ from persist_lib.location.stack import open_stack
 from persist_lib.location.wrap.spending import Spending
 from persist_lib.relation import contents, projection
 from persist_lib.relation.conversions import Rows
-from persist_lib.relation.held import Held, Part, Place
-from persist_lib.relation.named import Named
+from persist_lib.relation.held import Held, Named, Part, Place
 from persist_lib.relation.projection import Shown
 from persist_lib.relation.row_selection import KeyRange, RowSelection, packed, unpacked
 from persist_lib.relation.view import View
@@ -286,14 +285,13 @@ class SnapshotOf(Rows, Held[P]):
         """Each distinct row once, with `_diff`, as one table. Shards are read in parallel."""
         with self._spent.again():
             if self._view.adds_up:
-                found = self._view.of((part.stream(), part.schema) for part in self._parts)
-                return pa.concat_tables([empty_table(self.contents_schema), *found])
-            if len(self._parts) == 1:
-                tables = self._whole(self._parts[0])
-                return tables[0] if len(tables) == 1 else empty_table(self.contents_schema)
-            with self._runtime.pool(max(1, min(THREADS, len(self._parts))), "persist-collection") as pool:
-                tables = [table for found in pool.map(self._whole, self._parts) for table in found]
-        return pa.concat_tables([empty_table(self.contents_schema), *tables])
+                tables = list(self._view.of((part.stream(), part.schema) for part in self._parts))
+            elif len(self._parts) <= 1:
+                tables = [table for part in self._parts for table in self._whole(part)]
+            else:
+                with self._runtime.pool(min(THREADS, len(self._parts)), "persist-collection") as pool:
+                    tables = [table for found in pool.map(self._whole, self._parts) for table in found]
+        return tables[0] if len(tables) == 1 else pa.concat_tables([empty_table(self.contents_schema), *tables])
 
     __reduce__ = not_pickled(
         "A snapshot", "Pass its splits, as in snapshot.splits(1), and read them in the other process"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from persist_lib.location.wrap.spending import Spending
-from persist_lib.relation.named import Named
+from persist_lib.relation.held import Named
 from persist_lib.relation.row_selection import RowSelection
 from persist_lib.relation.snapshot import MemoryContents, PlaceContents, SnapshotOf
 from persist_lib.relation.view import View
