@@ -7,12 +7,13 @@ delivers the updates of all its shards up to there. At a handover the round deli
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from persist_lib.catalog.changes import handed_over, updates_between
-from persist_lib.errors import PersistError, SchemaChanged
+from persist_lib.errors import PersistError, SchemaChanged, TimedOut
 from persist_lib.frontier import Antichain, at
 from persist_lib.relation.listen import Listener
 
@@ -36,7 +37,8 @@ class CollectionListen(Listener):
 
     def pause(self) -> None:
         span = self._reader.timeline().at(self.frontier.time or 0)
-        self._reader.pause(span, self.frontier.time or 0, self._deadline)
+        with suppress(TimedOut):  # then it looks once more
+            self._reader.pause(span, self.frontier.time or 0, self._deadline)
 
     def fetch(self) -> Iterator[None]:
         """Round by round; one that ends at a handover is followed by another."""

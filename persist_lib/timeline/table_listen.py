@@ -14,6 +14,7 @@ from persist_lib.kernel.columns import at_time
 from persist_lib.kernel.consolidate import consolidate
 from persist_lib.relation.listen import Listener
 from persist_lib.runtime.ambient import Deadline
+from persist_lib.runtime.follow import Follow
 from persist_lib.schema.empty import empty_table
 from persist_lib.timeline.timeline import Line
 from persist_lib.timeline.view import pause
@@ -37,7 +38,7 @@ class TableListen(Listener):
 
     def close(self) -> None:
         if not self._is_closed:
-            super().close()
+            Follow.close(self)  # the line closes its reader
             self._pins.__exit__(None, None, None)
             with suppress(LeaseExpired):
                 self._line.close()
