@@ -2,77 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from persist_lib.arguments import not_pickled
 from persist_lib.catalog.difference_cache import difference, kept_difference
-from persist_lib.catalog.schema_compat import check_additive, conformed
-from persist_lib.convert.times import shown_times
-from persist_lib.errors import InvalidUsage
+from persist_lib.catalog.schema_compat import check_additive
 from persist_lib.format.predicate import Where
-from persist_lib.relation.conversions import Doors
+from persist_lib.relation.changes import UpdatesPart
+from persist_lib.relation.view import conformed
 from persist_lib.runtime.ambient import Deadline
-from persist_lib.schema.empty import empty_table
-from persist_lib.schema.schema import TIME, Schema
+from persist_lib.schema.schema import TIME
 
 if TYPE_CHECKING:
     from persist_lib.catalog.reader import CollectionReader
     from persist_lib.catalog.renditions import Span
 
 
-class CollectionChanges(Doors):
-    """The updates of a collection with times in `(from_, to]`.
-
-    They come rendition by rendition and shard by shard, each shard's in the order of data and time; at a handover, the
-    difference of both renditions comes at its time. `from_` is None where it is all history.
-    """
+class CollectionUpdates(UpdatesPart):
+    """The updates of a collection with times in `(from_, to]`, which are complete. Its reader holds what is read."""
 
     def __init__(self, reader: CollectionReader, from_: int | None, to: int, deadline: Deadline) -> None:
-        show = reader.schema.show
-        if from_ is not None and to < from_:
-            raise InvalidUsage(
-                f"changes go forward: to must be {show(from_)} or later, got {show(to)}", from_=from_, to=to
-            )
-        self._reader, self.from_, self.to, self._deadline = reader, from_, to, deadline
-        reader.known(to, deadline)
+        self.schema = reader.schema
+        self._reader, self._from, self._to, self._deadline = reader, from_, to, deadline
 
-    @property
-    def schema(self) -> pa.Schema:
-        """The Arrow schema of its tables."""
-        return self._reader.schema.changes
+    def updates(self, where: Where | None = None) -> Iterator[pa.Table]:  # noqa: ARG002 - all of them
+        return updates_between(self._reader, self._from, self._to, self._deadline)
 
-    def batches(self) -> Iterator[pa.Table]:
-        """The updates as tables of bounded size."""
-        schema = self._reader.schema
-        return (
-            shown_times(schema, table) for table in updates_between(self._reader, self.from_, self.to, self._deadline)
-        )
-
-    def to_arrow(self) -> pa.Table:
-        """The updates as one table."""
-        return pa.concat_tables([empty_table(self.schema), *self.batches()]).combine_chunks()
-
-    def selected(self, names: Sequence[str], where: Where | None) -> Iterator[pa.Table]:
-        """Some columns of the updates that `where` keeps."""
-        kept = (table if where is None else where.kept(table) for table in self.batches())
-        return (table.select(list(names)) for table in kept)
-
-    def shard_schema(self) -> Schema:
-        """The schema that it is read in."""
-        return self._reader.schema
-
-    def check_readable(self) -> None:
-        """Raise the error that says why it cannot be read any more, if it cannot."""
-        self._reader.check_since(self.from_ or 0)
-
-    def release(self) -> None:
-        """Nothing is held but by the reader. Idempotent."""
-
-    __reduce__ = not_pickled("A table of changes", "Pass its rows, as in changes.to_arrow()")
+    def check_open(self) -> None:
+        self._reader.check_since(self._from or 0)
 
 
 def updates_between(reader: CollectionReader, from_: int | None, to: int, deadline: Deadline) -> Iterator[pa.Table]:

@@ -15,7 +15,6 @@ import numpy as np
 import pyarrow as pa
 
 from persist_lib.catalog.records import RenditionRecord
-from persist_lib.catalog.schema_compat import widened
 from persist_lib.errors import InvalidUsage
 from persist_lib.frontier import MINIMUM
 from persist_lib.kernel.columns import Flags, Rows, array_of, at_time, integers, is_same, joined
@@ -24,6 +23,7 @@ from persist_lib.kernel.keyset import Keys
 from persist_lib.kernel.merge import merge_contents
 from persist_lib.kernel.order import adjacent_ties, digits_of, take
 from persist_lib.kernel.pairs import pairs
+from persist_lib.relation.view import widened
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import DIFF, TIME, Schema

@@ -6,60 +6,58 @@ delivers the updates of all its shards up to there. At a handover the round deli
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+
 from persist_lib.catalog.changes import handed_over, updates_between
-from persist_lib.convert.times import shown_times
-from persist_lib.errors import Determinate, SchemaChanged
+from persist_lib.errors import PersistError, SchemaChanged, TimedOut
 from persist_lib.frontier import Antichain, at
-from persist_lib.relation.listen import Event, EventIterator, Progress, Updates
+from persist_lib.relation.listen import Listener
 
 if TYPE_CHECKING:
     from persist_lib.catalog.reader import CollectionReader
     from persist_lib.catalog.renditions import Span
 
 
-class CollectionListen(EventIterator):
+class CollectionListen(Listener):
     """An iterator of `Updates` and `Progress` after `as_of`. To end its lease early, close it or use a `with` block."""
 
     def __init__(
         self, reader: CollectionReader, as_of: int, until: Antichain, timeout_s: float | None, *, replace: bool
     ) -> None:
-        super().__init__(as_of, until, timeout_s)
+        super().__init__(reader, as_of, until, timeout_s)
         self._reader, self._replace = reader, replace
 
-    @property
-    def schema(self) -> object:
-        """The schema of the updates that come; after a handover with `replace` it is the new one."""
-        return self._reader.schema
+    def keeps(self, _failure: PersistError) -> bool:
+        """A round of which nothing was given begins again after any failure."""
+        return False
 
-    def close(self) -> None:
-        """End the listener's lease. Idempotent."""
-        self._reader.close()
+    def pause(self) -> None:
+        span = self._reader.timeline().at(self.frontier.time or 0)
+        with suppress(TimedOut):  # then it looks once more
+            self._reader.pause(span, self.frontier.time or 0, self._deadline)
 
-    def _let_go(self) -> None:
-        if self.frontier.time is not None:
-            self._reader.let_go(max(0, self.frontier.time - 1))
-
-    def _cut_short(self) -> Determinate:
-        show = self._reader.schema.show
-        return Determinate(
-            f"collection {self._reader.name!r}: listening ended after a part of the updates from {show(self.frontier)} "
-            "on was delivered. Drop the updates at or after that, and listen again from there",
-            frontier=self.frontier, collection=self._reader.name,
-        )  # fmt: skip
-
-    def _span(self) -> Span:
-        """The span at the frontier; as far as is promised."""
-        return self._reader.timeline().at(self.frontier.time or 0)
+    def fetch(self) -> Iterator[None]:
+        """Round by round; one that ends at a handover is followed by another."""
+        while (upper := self._reached()) is not None:
+            first = self.frontier.time or 0
+            timeline = self._reader.timeline(is_known=True)
+            before, span = timeline.at(first - 1), timeline.at(first)
+            yield from self.step(self._updates(before, span, first, upper), upper)
+            if before.command != span.command:
+                self._reader.leave(before.rendition)
+            if span.end is None or upper < at(span.end):
+                return
 
     def _reached(self) -> Antichain | None:
         """Up to where a round can go now: promised, complete, and under one rendition. None: nowhere yet."""
-        while True:
+        while not self.is_done():
             timeline = self._reader.timeline()
             span = timeline.at(self.frontier.time or 0)
-            upper = self._reader.upper_of(span).meet(self._until)
+            upper = self._reader.upper_of(span).meet(self.until)
             if span.end is not None:
                 upper = upper.meet(at(span.end))
             if upper.is_top() and not timeline.is_closed():
@@ -72,61 +70,24 @@ class CollectionListen(EventIterator):
             if upper <= timeline.upper:
                 return upper
             self._reader.promise(upper, self._reader.client.runtime.deadline(self._reader.client.config.timeout_s))
+        return None
 
-    def _look(self) -> None:
-        """Each round reads how far it has come."""
-
-    def _next_round(self) -> Generator[None, None, None] | None:
-        return None if (upper := self._reached()) is None else self._updates_to(upper)
-
-    def _wait(self) -> Generator[None, None, None]:
-        deadline = self._deadline(self._reader.client.runtime)
-        while (upper := self._reached()) is None:
-            if deadline.has_passed():
-                shown = self._reader.schema.show(self.frontier)
-                raise self._nothing_came(f"collection {self._reader.name!r}", shown, deadline)
-            self._reader.pause(self._span(), self.frontier.time or 0, deadline)
-        return self._updates_to(upper)
-
-    def _updates_to(self, upper: Antichain) -> Generator[None, None, None]:
-        """Make due the updates from the frontier to `upper`, which are all of one rendition, and the progress there."""
-        reader, first = self._reader, self.frontier.time or 0
+    def _updates(self, before: Span, span: Span, first: int, upper: Antichain) -> Iterator[pa.Table]:
+        """The updates from the frontier to `upper`, which are all of one rendition, and a handover's at `first`."""
+        reader, start = self._reader, first - 1
         deadline = reader.client.runtime.deadline(reader.client.config.timeout_s)
-        timeline = reader.timeline()
-        before, span = timeline.at(first - 1), timeline.at(first)
-        is_handover = before.command != span.command
-        if is_handover:
+        if before.command != span.command:
+            start = first
             try:
-                for table in handed_over(reader, before, span, first, deadline):
-                    self._due = Updates(shown_times(reader.schema, table))
-                    yield
+                yield from handed_over(reader, before, span, first, deadline)
             except SchemaChanged:
                 if not self._replace:
                     raise
-                for updates in self._replaced(before, span, first):
-                    self._due = updates
-                    yield
-        start, last = first if is_handover else first - 1, self._last(upper)
+                # All rows of the old rendition out, in its columns, and all rows of the new one in, in its columns.
+                yield from reader.everything(before, first - 1, first, is_out=True)
+                reader.adopt(span)
+                yield from reader.everything(span, first, first, is_out=False)
+        # Of one that is closed, up to the last time at which anything was written.
+        last = max(reader.last_time(span), first - 1) if upper.time is None else upper.time - 1
         if last > start:
-            for table in updates_between(reader, start, last, deadline):
-                self._due = Updates(shown_times(reader.schema, table))
-                yield
-        progress = Progress(upper)
-        self._due, self.frontier = progress, upper  # SUBTLE: an interrupt leaves both set, or neither
-        yield
-        if is_handover:
-            reader.leave(before.rendition)
-
-    def _last(self, upper: Antichain) -> int:
-        """The last time before `upper`; of one that is closed, the last at which anything was written."""
-        if upper.time is not None:
-            return upper.time - 1
-        return max(self._reader.last_time(self._span()), (self.frontier.time or 1) - 1)
-
-    def _replaced(self, before: Span, span: Span, time: int) -> Iterator[Event]:
-        """All rows of the old rendition out, in its columns, and all rows of the new one in, in its columns."""
-        for out in self._reader.everything(before, time - 1, time, is_out=True):
-            yield Updates(out)
-        self._reader.adopt(span)
-        for in_ in self._reader.everything(span, time, time, is_out=False):
-            yield Updates(in_)
+            yield from updates_between(reader, start, last, deadline)

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import pyarrow as pa
 
-from persist_lib.arguments import not_pickled, parse_flag, parse_seconds
-from persist_lib.catalog.changes import CollectionChanges
+from persist_lib.arguments import parse_flag, parse_seconds
+from persist_lib.catalog.changes import CollectionUpdates
 from persist_lib.catalog.difference_cache import retracted
 from persist_lib.catalog.listen import CollectionListen
 from persist_lib.catalog.metadata_shard import unheld
@@ -23,36 +23,32 @@ from persist_lib.catalog.parallel import at_once
 from persist_lib.catalog.records import CollectionRecord, RenditionRecord
 from persist_lib.catalog.renditions import Renditions, Span, Timeline, schema_for, upper_by, upper_of
 from persist_lib.catalog.schema_compat import check_additive, is_additive
-from persist_lib.catalog.snapshot import CollectionSnapshot
+from persist_lib.catalog.snapshot import CollectionSnapshot, view_of
 from persist_lib.catalog.writer import CollectionWriter
 from persist_lib.client import Client
-from persist_lib.convert.times import shown_times
 from persist_lib.errors import (
     LeaseExpired,
     NotAllowed,
-    NotComplete,
     NotFound,
     ShardFinished,
-    SinceViolation,
     TimedOut,
     UpperMismatch,
 )
 from persist_lib.frontier import MAX_TIME, TOP, Antichain, at
 from persist_lib.kernel.columns import at_time
+from persist_lib.location.wrap.spending import Spending
+from persist_lib.relation.base_reader import Reader
+from persist_lib.relation.held import Named
 from persist_lib.relation.next_time import format_token
 from persist_lib.relation.reader import ReadHandle
 from persist_lib.relation.restore import time_passed
-from persist_lib.relation.row_selection import parse_columns
-from persist_lib.relation.snapshot import Snapshot
+from persist_lib.relation.row_selection import Asked, parse_columns
+from persist_lib.relation.snapshot import PlaceContents
 from persist_lib.relation.writer import WriteHandle
 from persist_lib.runtime.ambient import Deadline
-from persist_lib.runtime.resource import Resource
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import Schema
-from persist_lib.times import TimeLike, Times, Unit
-
-if TYPE_CHECKING:
-    import pyarrow.compute as pc
+from persist_lib.times import TimeLike, Unit
 
 LONGEST_WAIT_S = 1.0
 """The longest wait for data before looking whether another rendition follows."""
@@ -61,8 +57,8 @@ PROMISE_S = 5.0
 T = TypeVar("T")
 
 
-class CollectionReader(Resource):
-    """Reads one collection. Its methods are those of a shard's reader.
+class CollectionReader(Reader[CollectionSnapshot]):
+    """Reads one collection.
 
     Without `is_leased` it holds nothing, for those who hold what they read in another way.
     """
@@ -72,6 +68,7 @@ class CollectionReader(Resource):
         *, is_leased: bool = True,
     ) -> None:  # fmt: skip
         self.client, self.collection, self._owner = client, collection, owner
+        self.named, self.around, self.read_only = Named(collection.kind, collection.name), client, client.read_only
         self._is_leased = is_leased
         self._columns_from = 0
         """From when on the collection has the columns of this reader, if it was opened without any."""
@@ -101,81 +98,43 @@ class CollectionReader(Resource):
 
     @property
     def since(self) -> Antichain:
-        """The earliest frontier at which this handle can read."""
         return self._holder.since
 
     def fetch_upper(self) -> Antichain:
         """How far the collection has come: read from the location."""
         return self._guarded(lambda: upper_of(self.client, self._renditions.fetch()))
 
-    def wait_for_upper(self, frontier: object, timeout: float | None = None) -> Antichain:
-        """Wait until upper is at or beyond `frontier`, and return upper. Raises TimedOut after `timeout` seconds."""
-        target = self._times().frontier(frontier, "frontier")
-        deadline = self._deadline(timeout)
+    def _reach_upper(self, target: Antichain, deadline: Deadline) -> Antichain:
         while not target <= (upper := self.fetch_upper()):
             last = (target.time or MAX_TIME) - 1
             self.pause(self.timeline().at(max(last, 0)), last, deadline)
         return upper
 
-    def snapshot(
-        self,
-        as_of: TimeLike | None = None,
-        *,
-        columns: Sequence[str] | None = None,
-        key: Sequence[object] | None = None,
-        key_from: Sequence[object] | None = None,
-        key_to: Sequence[object] | None = None,
-        keys: object = None,
-        filter: pc.Expression | None = None,  # noqa: A002 - what every reader of Arrow calls it
-        diff: bool = False,
-        timeout: float | None = None,
-    ) -> CollectionSnapshot:
-        """Return the contents as of a time (default: the newest complete time). Waits until upper has passed that time.
-
-        The arguments are those of a shard's `snapshot`, and so is what a client that may write completes; never in mode
-        `append`. The rows come shard by shard, each shard's in key order. Raises
-        SinceViolation for a time before since, NotComplete, LeaseExpired when this handle was retired, and
-        SchemaChanged for a time at which the rows cannot be given in the columns that this reader was opened with. A
-        reader that was opened without a schema gives those of earlier times in the columns that they had then.
-        """
-        deadline = self._deadline(timeout)
-        time = self.newest() if as_of is None else self._times().as_of(as_of)
-        self.check_since(time if time >= 0 else self.since.time or 0)
-        rendition = self.known(time, deadline).rendition
-        found = self._guarded(lambda: self.shards_of(rendition))
+    def _contents(self, as_of: int | None, asked: Asked, deadline: Deadline) -> CollectionSnapshot:
+        diff, what = parse_flag(asked.diff, "diff"), str(self.named)
+        with Spending() as spent:
+            time = self._reach(as_of, -1, deadline)
+            rendition = self.timeline(is_known=True).at(max(time, self.since.time or 0)).rendition
+            found = self._guarded(lambda: self.shards_of(rendition))
         schema = self._columns_then(found[0].schema, time)
-        names = parse_columns(schema, f"collection {self.name!r}", columns)
-        had = found[0].schema.names
-        chosen = None if names is None else [name for name in names if name in had]
+        names, had = parse_columns(schema, what, asked.columns), found[0].schema.names
+        asked = asked._replace(columns=None if names is None else [name for name in names if name in had], diff=True)
         if names is None and len(had) > len(schema.names):
-            chosen = schema.names
+            asked = asked._replace(columns=schema.names)
+        rows = {found_in: asked.of(found_in, what) for found_in in {handle.schema for handle in found}}
+        read = found if time >= 0 else []
+        parts = self._guarded(lambda: [PlaceContents(handle, time, rows[handle.schema]) for handle in read])
+        view = view_of(schema, rendition, names, self.client.config.merge_bytes, diff=diff)
+        return CollectionSnapshot(self.name, time, rendition.number, view, parts, self.client.runtime, spent)
 
-        def snapshot_of(handle: ReadHandle) -> Snapshot:
-            return handle.snapshot(
-                time, columns=chosen, key=key, key_from=key_from, key_to=key_to, keys=keys, filter=filter,
-                diff=True, timeout=deadline.remaining_s(),
-            )  # fmt: skip
+    def _reach(self, time: int | None, least: int, deadline: Deadline) -> int:
+        time = max(least, self.newest()) if time is None else time
+        self.check_since(time if time >= 0 else self.since.time or 0)
+        self.known(time, deadline)
+        return time
 
-        parts = self._guarded(lambda: at_once(self.client.runtime, snapshot_of, found if time >= 0 else []))
-        return CollectionSnapshot(
-            self.name, time, rendition.number, schema, rendition.hash_columns, names, parts,
-            self.client.runtime, self.client.config.merge_bytes, diff=parse_flag(diff, "diff"),
-        )  # fmt: skip
-
-    def changes(
-        self, from_: TimeLike | None, to: TimeLike | None = None, *, timeout: float | None = None
-    ) -> CollectionChanges:
-        """Return all changes after the time `from_`, up to and with the time `to` (default: the newest complete one).
-
-        None for `from_` means from the beginning on. The contents as of `from_` and the changes add up to the contents
-        as of `to`, also across handovers: where one is in between, its difference is among the changes, at its time.
-        Raises as a shard's `changes` does.
-        """
-        deadline, times = self._deadline(timeout), self._times()
-        first = None if from_ is None else times.as_of(from_, "from_")
-        last = max(-1 if first is None else first, self.newest()) if to is None else times.as_of(to, "to")
-        self.check_since(first or 0)
-        return CollectionChanges(self, first, last, deadline)
+    def _parts(self, from_: int | None, to: int, deadline: Deadline) -> list[CollectionUpdates]:
+        return [CollectionUpdates(self, from_, to, deadline)]
 
     def listen(
         self, as_of: TimeLike, *, until: object = TOP, timeout: float | None = None, replace: bool = False
@@ -197,25 +156,23 @@ class CollectionReader(Resource):
         reader.schema = self.schema  # SUBTLE: the newest rendition may have other columns, and the one at `start` not
         try:
             reader.check_since(start)  # this handle's lease may have ended before the other one began
-            if not self.client.read_only:
+            if not self.read_only:
                 reader.downgrade_since(start)
         except BaseException:
             reader.close()
             raise
         return CollectionListen(reader, start, end, timeout, replace=replace)
 
-    def downgrade_since(self, since: object) -> None:
-        """Give up history before `since`. Never moves back."""
-        self._holder.downgrade_since(since)
-        for handles in self._shards.values():
-            for handle in handles:
-                handle.downgrade_since(since)
+    def _downgrade(self, since: Antichain) -> None:
+        for handle in self._handles():
+            handle.downgrade_since(since)
 
-    def let_go(self, time: int) -> None:
-        """Give up history before `time` at the next tick. Listeners use this."""
-        if not self.client.read_only:
-            for handle in (self._holder, *(handle for handles in self._shards.values() for handle in handles)):
-                handle.let_go(at(time))
+    def let_go(self, since: Antichain) -> None:
+        for handle in self._handles():
+            handle.let_go(since)
+
+    def _handles(self) -> list[ReadHandle]:
+        return [self._holder, *(handle for handles in list(self._shards.values()) for handle in handles)]
 
     def leave(self, rendition: RenditionRecord) -> None:
         """Close the readers of a rendition's shards."""
@@ -271,7 +228,7 @@ class CollectionReader(Resource):
         Never where writers append definite data: what comes later would count as there already, and be left out.
         """
         is_last = span.end is None and span.rendition.mode == "compare_and_append"
-        if self.client.read_only or not is_last or self.collection.kind != "collection":
+        if self.read_only or not is_last or self.collection.kind != "collection":
             return False
         machines = [handle.machine for handle in self.shards_of(span.rendition)]
         if None in (lasts := [time_passed(machine, machine.state, time) for machine in machines]):
@@ -293,7 +250,7 @@ class CollectionReader(Resource):
 
     def promise(self, upper: Antichain, deadline: Deadline) -> None:
         """See to it that no handover can be before `upper`, up to which the data is there."""
-        if self.client.read_only:
+        if self.read_only:
             # Others promise: a writer, another reader, or the duty.
             try:
                 self._holder.wait_for_upper(upper, min(deadline.remaining_s(), LONGEST_WAIT_S))
@@ -317,7 +274,7 @@ class CollectionReader(Resource):
             with handle.snapshot(as_of, diff=True) as snapshot:
                 rows = snapshot.batches()
                 for table in retracted(rows) if is_out else rows:
-                    yield shown_times(handle.schema, at_time(table, time))
+                    yield at_time(table, time)
 
     def adopt(self, span: Span) -> None:
         """Read in the columns of a span's rendition from now on."""
@@ -342,24 +299,17 @@ class CollectionReader(Resource):
         """Raise unless this handle may still read as of that time."""
         if self._closed:
             raise LeaseExpired(f"this reader of collection {self.name!r} was closed; open a new one")
-        if not self.since <= at(time):
-            show = self.schema.show
-            raise SinceViolation(
-                f"collection {self.name!r}: as_of {show(time)} is before since {show(self.since)}, from when on "
-                f"history is kept. Read at {show(self.since)} or later; a hold would have kept it",
-                as_of=time, since=self.since, collection=self.name,
-            )  # fmt: skip
+        if at(time) < self.since:
+            raise self.too_early(time, self.since)
 
     def close(self) -> None:
         """Give up what this reader holds. Idempotent."""
         self._closed = True
-        handles = [handle for handles in list(self._shards.values()) for handle in handles]
+        holder, *handles = self._handles()
         at_once(self.client.runtime, ReadHandle.close, handles)
         if self._promiser is not None:
             self._promiser.close()
-        self._holder.close()
-
-    __reduce__ = not_pickled("A reader", "Open one in the other process, or pass the splits of a snapshot")
+        holder.close()
 
     def last_time(self, span: Span) -> int:
         """The last time at which a span's rendition has data, as far as this process knows; 0 for none."""
@@ -370,7 +320,7 @@ class CollectionReader(Resource):
         """The newest complete time. -1: no time is complete yet."""
         timeline = self.timeline()
         upper = self._guarded(lambda: upper_of(self.client, timeline))
-        if self.client.read_only:  # it cannot promise what is not promised yet
+        if self.read_only:  # it cannot promise what is not promised yet
             upper = upper.meet(timeline.upper)
         if upper.time is not None:
             return upper.time - 1
@@ -389,21 +339,16 @@ class CollectionReader(Resource):
                     )
                 except TimedOut:
                     return
-        if self.client.read_only and not self._holder.upper.has_passed(time):
+        if self.read_only and not self._holder.upper.has_passed(time):
             self._check_time(deadline, time)
             with suppress(TimedOut):
                 self._holder.wait_for_upper(at(time + 1), min(deadline.remaining_s(), LONGEST_WAIT_S))
 
     def _check_time(self, deadline: Deadline, time: int) -> None:
         if deadline.has_passed():
-            show, timeline = self.schema.show, self.timeline(is_known=True)
+            timeline = self.timeline(is_known=True)
             upper = upper_by(timeline, lambda record: min(handle.upper for handle in self.shards_of(record)))
-            upper = upper.meet(timeline.upper) if self.client.read_only else upper
-            raise NotComplete(
-                f"collection {self.name!r}: waited {deadline.timeout_s:g} s for {show(time)} to be complete, and upper "
-                f"is {show(upper)}. Nothing is lost; wait longer, or ask for an earlier time",
-                as_of=time, upper=upper, timeout_s=deadline.timeout_s, collection=self.name,
-            )  # fmt: skip
+            raise self._not_there(upper.meet(timeline.upper) if self.read_only else upper, time, deadline)
 
     def _open(self, shard: str, schema: Schema) -> ReadHandle:
         if not self._is_leased:
@@ -415,12 +360,6 @@ class CollectionReader(Resource):
         try:
             return call()
         except (NotFound, ShardFinished) as error:
-            if not self.client.read_only and (lost := self._holder.expired()) is not None:
+            if not self.read_only and (lost := self._holder.expired()) is not None:
                 raise lost from error
             raise
-
-    def _times(self) -> Times:
-        return Times(self.schema.times, self.client.consensus.now)
-
-    def _deadline(self, timeout: float | None) -> Deadline:
-        return self.client.runtime.deadline(self.client.config.timeout_s if timeout is None else parse_seconds(timeout))

@@ -2,56 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from operator import itemgetter
 
 import msgspec
 import pyarrow as pa
 
-from persist_lib.catalog.schema_compat import conformed, widened
 from persist_lib.errors import redacted
 from persist_lib.kernel.multiplicity import built, repeated
 from persist_lib.location.api import Blob
-from persist_lib.relation.projection import added_up, narrowed, projection_of
-from persist_lib.relation.snapshot import Snapshot, Split
+from persist_lib.relation.row_selection import KeyRange
+from persist_lib.relation.snapshot import PlaceContents, Split
+from persist_lib.relation.view import View
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import Schema
 
 FINER = 4
 """How many pieces make up a group, where groups do not fall on shards."""
-
-
-class View(msgspec.Struct, frozen=True):
-    """How contents of shards are shown to one reader: in its columns, some of them if `columns` says so.
-
-    Where `adds_up`, rows that look alike may come from several shards, and are added up. All that it is given and
-    gives has each distinct row once; `diff` says whether the reader wants that, or each row as often as it is there.
-    """
-
-    schema: Schema
-    columns: tuple[str, ...] | None
-    merge_bytes: int
-    adds_up: bool
-    diff: bool = False
-
-    @property
-    def shown(self) -> pa.Schema:
-        """The Arrow schema of what is shown."""
-        return narrowed(self.schema.contents, self.columns)
-
-    def one(self, tables: Iterator[pa.Table], found: Schema) -> Iterator[pa.Table]:
-        """Contents of one shard, which has the schema `found`. With `columns` they are projected to these already."""
-        if self.columns is None:
-            return conformed(tables, found, self.schema)
-        return (widened(table, self.shown) for table in tables)
-
-    def of(self, shards: Iterable[tuple[Iterator[pa.Table], Schema]]) -> Iterator[pa.Table]:
-        """Contents of several shards, each with its schema."""
-        tables = (table for one, found in shards for table in self.one(one, found))
-        if not self.adds_up:
-            return tables
-        return added_up(tables, projection_of(self.schema, self.columns or ()), self.merge_bytes)
 
 
 class CollectionSplit(msgspec.Struct, frozen=True):
@@ -102,7 +70,7 @@ class CollectionSplit(msgspec.Struct, frozen=True):
         return self.view.of((split.batches(blob), split.schema) for split in self.splits)
 
 
-def packed(parts: Sequence[Snapshot], n: int) -> list[tuple[Split, ...]]:
+def packed(parts: Sequence[PlaceContents], n: int) -> list[tuple[Split, ...]]:
     """Cut snapshots of shards into at most `n` groups of splits, of about equal size."""
     total = sum(part.size for part in parts)
     # Pieces that are finer than a group let groups be even where there are few groups for the shards.
@@ -119,8 +87,8 @@ def packed(parts: Sequence[Snapshot], n: int) -> list[tuple[Split, ...]]:
     return [tuple(_joined(parts, group)) for group in groups.values()]
 
 
-def _joined(parts: Sequence[Snapshot], group: list[tuple[int, Split]]) -> Iterator[Split]:
+def _joined(parts: Sequence[PlaceContents], group: list[tuple[int, Split]]) -> Iterator[Split]:
     """The splits of a group, those of one shard as one range of keys."""
     for index, found in groupby(group, itemgetter(0)):
-        splits = [split for _, split in found]
-        yield splits[0] if len(splits) == 1 else parts[index].of_keys(splits[0].key_lower, splits[-1].key_upper)
+        first, *others = (split for _, split in found)
+        yield parts[index].of_keys(KeyRange(first.key_lower, others[-1].key_upper)) if others else first

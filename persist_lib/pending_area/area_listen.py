@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from persist_lib.convert.times import shown_times
-from persist_lib.core.state import State, Version
+from persist_lib.core.state import State
 from persist_lib.errors import Corrupt, Diverged, Missing, NewerFormat
 from persist_lib.format.parts import within
 from persist_lib.format.paths import blob_key, pending_prefix
@@ -117,7 +117,7 @@ class PendingListen(Follow[Event]):
         self._looked_s: float | None = None
 
     def close(self) -> None:
-        self._steps = None
+        super().close()
         if self._owns:
             self._handle.close()
 
@@ -150,7 +150,7 @@ class PendingListen(Follow[Event]):
             while not self._merged_only and not self.is_done() and (batch := self._next(state)) is not None:
                 yield from self._pending(batch, state)
         except Missing as missing:
-            look_again(self._handle, reading.version, missing)
+            self._handle.check_missing(reading, missing)
         finally:
             reading.release()
 
@@ -241,17 +241,6 @@ class PendingListen(Follow[Event]):
             "Nothing deletes such a batch: was it deleted by hand? Read again",
             key=key,
         )
-
-
-def look_again(handle: ReadHandle, version: Version, missing: Missing) -> None:
-    """An object of a version is gone: raise LeaseExpired if this reader is not live any more, else `missing`.
-
-    A read-only reader holds nothing. It continues from the newest version, if that is another one.
-    """
-    if error := handle.expired():
-        raise error from missing
-    if not handle.read_only or handle.machine.fetch().seqno == version.seqno:
-        raise missing
 
 
 def check_emitted(handle: ReadHandle, emitted: Emitted, state: State) -> None:

@@ -11,7 +11,7 @@ from persist_lib.errors import Missing, NotComplete, PersistError
 from persist_lib.frontier import MAX_TIME, TOP, Antichain, at
 from persist_lib.kernel.consolidate import consolidate
 from persist_lib.kernel.multiplicity import built
-from persist_lib.pending_area.area_listen import Emitted, PendingListen, check_emitted, look_again
+from persist_lib.pending_area.area_listen import Emitted, PendingListen, check_emitted
 from persist_lib.relation.listen import Patience, Updates
 from persist_lib.relation.reader import ReadHandle
 from persist_lib.runtime.forks import Stage, enrol
@@ -152,7 +152,7 @@ class PendingReader(Resource):
                 try:
                     check_emitted(self.merged, self._emitted, reading.version.state)
                 except Missing as missing:
-                    look_again(self.merged, reading.version, missing)
+                    self.merged.check_missing(reading, missing)
                 finally:
                     reading.release()
 

@@ -116,10 +116,17 @@ def of_keys(stored: Stored, inputs: Sequence[TaskInput], keys: Keys, shown: Show
     schema = stored.schema
     table = shown.kept(contents.of_keys(stored, inputs, keys, shown.needed(schema), pool))
     if is_projection(schema, shown.columns):
-        projected = projection_of(schema, shown.columns or ())
-        table = table.select(narrowed(schema.contents, shown.columns).names)
-        table = _total([table]) if projected is None else consolidate(projected, table)
+        table = projected_rows(schema, shown.columns, table)
     return table.select(shown.schema(schema).names)
+
+
+def projected_rows(schema: Schema, columns: Sequence[str] | None, rows: pa.Table) -> pa.Table:
+    """The chosen columns of contents in memory, added up."""
+    narrow = rows.select(narrowed(schema.contents, columns).names)
+    if columns is None or not is_projection(schema, columns):
+        return narrow
+    projected = projection_of(schema, columns)
+    return _total([narrow]) if projected is None else consolidate(projected, narrow)
 
 
 def projection_of(schema: Schema, columns: Sequence[str]) -> Schema | None:

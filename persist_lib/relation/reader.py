@@ -9,40 +9,38 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from persist_lib.arguments import not_pickled, parse_seconds, parse_text
+from persist_lib.arguments import parse_seconds, parse_text
 from persist_lib.core import commands as c
 from persist_lib.core.state import State, Version
 from persist_lib.errors import (
-    InvalidUsage,
     LeaseExpired,
     Missing,
-    NotComplete,
     Refused,
     ShardFinished,
-    SinceViolation,
-    TimedOut,
 )
 from persist_lib.frontier import MAX_TIME, TOP, Antichain, at
 from persist_lib.ids import ReaderId, SeqNo, format_reader_id
 from persist_lib.location.wrap.spending import Spending
-from persist_lib.relation.changes import Changes
+from persist_lib.relation.base_reader import Reader
+from persist_lib.relation.changes import PlaceUpdates
+from persist_lib.relation.held import Named
 from persist_lib.relation.listen import Listen, Patience
-from persist_lib.relation.row_selection import RowSelection
-from persist_lib.relation.snapshot import Snapshot
+from persist_lib.relation.row_selection import Asked
+from persist_lib.relation.snapshot import Snapshot, snapshot_known
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.runtime.forks import Stage, enrol
 from persist_lib.schema.schema import Schema
 from persist_lib.shard.commit import Machine
-from persist_lib.shard.leases import Leased, Leases, Registering, was_closed
+from persist_lib.shard.leases import Leases, Registering, was_closed
 from persist_lib.shard.pushed_rows import follow
-from persist_lib.times import TimeLike, Times
+from persist_lib.times import TimeLike
 
 if TYPE_CHECKING:
-    import pyarrow.compute as pc
+    pass
 
 PURPOSE_LETTERS = 200
 """The longest purpose of a reader, and owner of a writer. It is limited, as each copy of the state carries it."""
@@ -60,7 +58,7 @@ class Reading:
         self._handle.release(self)
 
 
-class ReadHandle(Leased):
+class ReadHandle(Reader[Snapshot]):
     """Reads one shard. Safe to use from several threads."""
 
     def __init__(
@@ -75,8 +73,8 @@ class ReadHandle(Leased):
         original: ReaderId | None = None,
         completes: Callable[[State, int, Deadline], bool] | None = None,
     ) -> None:
-        self.machine = machine
-        self.schema = schema
+        self.named, self.schema = Named("shard", machine.shard), schema
+        self.around = self.machine = machine
         self.urls = urls
         self.read_only = read_only
         self._leases, self._completes = leases, completes
@@ -101,7 +99,6 @@ class ReadHandle(Leased):
 
     @property
     def since(self) -> Antichain:
-        """The earliest frontier at which this handle can read. Snapshots before it raise SinceViolation."""
         return self.machine.state.since if self.read_only else self._since
 
     @property
@@ -112,76 +109,6 @@ class ReadHandle(Leased):
     def fetch_upper(self) -> Antichain:
         """Read the shard's current upper from the location."""
         return self.machine.fetch().state.upper
-
-    def snapshot(
-        self,
-        as_of: TimeLike | None = None,
-        *,
-        columns: Sequence[str] | None = None,
-        key: Sequence[object] | None = None,
-        key_from: Sequence[object] | None = None,
-        key_to: Sequence[object] | None = None,
-        keys: object = None,
-        filter: pc.Expression | None = None,  # noqa: A002 - what every reader of Arrow calls it
-        diff: bool = False,
-        timeout: float | None = None,
-    ) -> Snapshot:
-        """Return the contents as of a time (default: the newest complete time). Waits until upper has passed that time.
-
-        Where no time is complete yet, the newest contents are empty, and the snapshot's `as_of` is -1. Where times are
-        a clock, and the library has chosen them all (`append_now`, `upsert`, `delete`, `restore`), a client that may
-        write completes a time that the store's clock has passed, by an append of nothing.
-
-        `as_of` is an integer. Where the shard's times are a clock, it may also be a datetime, a pandas or numpy
-        timestamp, or a text like "2026-11-22T12:00Z" or "1 hour ago"; the contents include updates at that very time.
-
-        Each row is there as often as it was added. With `diff` each distinct row is there once, with a column `_diff`,
-        its multiplicity. Rows cannot be read where a multiplicity is negative: InvalidUsage names one.
-
-        `columns` are the columns to read (default: all). With `diff`, rows that are equal in them are one row, with the
-        sum of their multiplicities, and none where that is 0. `filter` is a pyarrow expression on any columns of the
-        data, such as `pyarrow.compute.field("cents") > 100`: only rows for which it is true count. `key` reads one key,
-        or all keys that start with these values of the leading key columns; `key_from` and `key_to` read the keys in
-        `[from, to)`. `keys` reads many keys: a table or frame of the key columns, or a list of dicts, of values (of a
-        key of one column) or of tuples. A key that is given twice is read once, and what is read of keys is held in
-        memory. Only parts and row groups that can hold such keys and rows are fetched.
-
-        Raises SinceViolation for a time before since, NotComplete when upper has not passed the time after `timeout`
-        seconds, and LeaseExpired when this handle was retired.
-        """
-        rows = RowSelection.of(
-            self.schema, f"shard {self.shard}", columns=columns, key=key, key_from=key_from, key_to=key_to, keys=keys,
-            filter=filter, diff=diff,
-        )  # fmt: skip
-        at_time = None if as_of is None else self._times().as_of(as_of)
-        deadline = self._deadline(timeout)
-        with Spending() as spent:
-            state = self._wait(deadline, at_time, lambda state: at_time is None or state.upper.has_passed(at_time))
-        chosen = _newest(state) if at_time is None else at_time
-        held = self.acquire(chosen if chosen >= 0 else state.since.time or 0)
-        return Snapshot(self, held, chosen, rows, spent)
-
-    def changes(self, from_: TimeLike | None, to: TimeLike | None = None, *, timeout: float | None = None) -> Changes:
-        """Return all changes after the time `from_`, up to and with the time `to`: the updates in `(from_, to]`.
-
-        `to` is by default the newest complete time. Waits until upper has passed `to`. None for `from_` means from the
-        beginning on. The contents as of `from_` and the changes add up to the contents as of `to`; there are none where
-        both are one time. Raises InvalidUsage when `to` is before `from_`, SinceViolation when `from_` is before since
-        (None: when any history was given up), as exact times before it are gone, and NotComplete when upper has not
-        passed the time after `timeout` seconds. Times are given as in `snapshot`.
-        """
-        times, show = self._times(), self.schema.show
-        first = None if from_ is None else times.as_of(from_, "from_")
-        last = None if to is None else times.as_of(to, "to")
-        deadline, target = self._deadline(timeout), first if last is None else last
-        if first is not None and last is not None and last < first:
-            raise InvalidUsage(
-                f"changes go forward: to must be {show(first)} or later, got {show(last)}", from_=from_, to=to
-            )
-        with Spending() as spent:
-            state = self._wait(deadline, target, lambda state: target is None or state.upper.has_passed(target))
-        end = max(-1 if first is None else first, _newest(state) if last is None else last)
-        return Changes(self, self.acquire(first or 0), first, end, spent)
 
     def listen(self, as_of: TimeLike, *, until: object = TOP, timeout: float | None = None) -> Listen:
         """Return an iterator of what happens after `as_of`: updates at their exact times, and progress.
@@ -203,11 +130,6 @@ class ReadHandle(Leased):
             handle.downgrade_since(start)
         return Listen(handle, start, end, timeout)
 
-    def wait_for_upper(self, frontier: object, timeout: float | None = None) -> Antichain:
-        """Wait until upper is at or beyond `frontier`, and return upper. Raises TimedOut after `timeout` seconds."""
-        target = self._times().frontier(frontier, "frontier")
-        return self._wait(self._deadline(timeout), target, lambda state: target <= state.upper).upper
-
     def clone(self, *, purpose: str = "") -> ReadHandle:
         """Return another reader of the shard, with a lease of its own, that can read all that this one can now.
 
@@ -222,19 +144,7 @@ class ReadHandle(Leased):
             read_only=self.read_only, purpose=purpose, original=self.id, completes=self._completes,
         )  # fmt: skip
 
-    def downgrade_since(self, since: object) -> None:
-        """Give up history before `since`. Reads of this handle that are under way can still be finished.
-
-        Never moves back: a `since` before the handle's own changes nothing. Raises InvalidUsage for a read-only handle,
-        and LeaseExpired when this handle was retired.
-        """
-        given = self._times().frontier(since, "since")
-        if self.read_only:
-            raise InvalidUsage("a read-only handle holds no history, so there is nothing to give up")
-        self._downgrade(self._since.join(given))
-
     def let_go(self, since: Antichain) -> None:
-        """Give up history before `since` at the next tick, not now. Listeners use this."""
         self._wanted = self._wanted.join(since)
 
     def acquire(self, as_of: int) -> Reading:
@@ -252,12 +162,16 @@ class ReadHandle(Leased):
 
         Blobs may vanish only under a read-only handle, which holds nothing.
         """
+        self.check_missing(reading, missing)
+        reading.release()
+        return self.acquire(as_of)
+
+    def check_missing(self, reading: Reading, missing: Missing) -> None:
+        """Raise what a missing blob means, unless there is a newer state than that which was read from to look at."""
         if error := self.expired():
             raise error from missing
         if not self.read_only or self.machine.fetch().seqno == reading.version.seqno:
             raise missing
-        reading.release()
-        return self.acquire(as_of)
 
     def expired(self, state: State | None = None) -> LeaseExpired | None:
         """The error to raise if this handle is retired in `state` (None: the newest state); None while it is live."""
@@ -277,14 +191,27 @@ class ReadHandle(Leased):
             self._dropped.detach()
             self.id = None  # last: after an interrupt, the next `close` does the rest
 
-    __reduce__ = not_pickled("A reader", "Open one in the other process, or pass the splits of a snapshot")
+    def check_since(self, time: int) -> None:
+        self._check_open()
+        self._check(self.machine.state, time)
 
-    def _times(self) -> Times:
-        return Times(self.schema.times, self.machine.consensus.now)
+    def _contents(self, as_of: int | None, asked: Asked, deadline: Deadline) -> Snapshot:
+        rows = asked.of(self.schema, str(self.named))
+        with Spending() as spent:
+            chosen = self._reach(as_of, -1, deadline)
+        held = self.acquire(chosen if chosen >= 0 else self.machine.state.since.time or 0)
+        return snapshot_known(self, chosen, rows, held, spent)
 
-    def _deadline(self, timeout: float | None) -> Deadline:
-        timeout_s = self.machine.config.timeout_s if timeout is None else parse_seconds(timeout)
-        return self.machine.runtime.deadline(timeout_s)
+    def _reach(self, time: int | None, least: int, deadline: Deadline) -> int:
+        target = time if time is not None or least < 0 else least
+        state = self._wait(deadline, target)
+        return max(least, _newest(state)) if time is None else time
+
+    def _reach_upper(self, target: Antichain, deadline: Deadline) -> Antichain:
+        return self._wait(deadline, target).upper
+
+    def _parts(self, from_: int | None, to: int, deadline: Deadline) -> list[PlaceUpdates]:  # noqa: ARG002 - it is there
+        return [PlaceUpdates(self, from_, to)]
 
     def _register(self, purpose: str, original: ReaderId | None) -> None:
         fresh, lease_ms = format_reader_id(self.machine.runtime.entropy()), self.machine.config.lease_ms
@@ -325,9 +252,10 @@ class ReadHandle(Leased):
         )
         if is_in_the_way or self._since < self._wanted:
             with suppress(Refused):  # expired: the next read raises LeaseExpired
-                self._downgrade(self._since.join(self._wanted))
+                self._downgrade(self._wanted)
 
     def _downgrade(self, since: Antichain) -> None:
+        since = self._since.join(since)
         reader, lease_ms = self.id, self.machine.config.lease_ms
         if reader is None:
             raise self._lost()
@@ -345,7 +273,8 @@ class ReadHandle(Leased):
         with self._lock:
             self._readings.discard(reading)
 
-    def _wait(self, deadline: Deadline, target: int | Antichain | None, is_there: Callable[[State], bool]) -> State:
+    def _wait(self, deadline: Deadline, target: int | Antichain | None) -> State:
+        """The state in which upper has passed a time, or is at or beyond a frontier; None: the newest one."""
         self._check_open()
         poll_s = self.machine.config.poll_s
         patience = Patience(self.machine, deadline, poll_s, poll_s)
@@ -356,24 +285,13 @@ class ReadHandle(Leased):
                 self._check(state, target)
             elif state.is_finished() and target is None:
                 self._check(state, MAX_TIME)
-            if is_there(state):
+            if target is None or (state.upper.has_passed(target) if isinstance(target, int) else target <= state.upper):
                 return state
             if isinstance(target, int) and self._completes is not None and self._completes(state, target, deadline):
                 continue
             if patience.is_over:
-                raise self._not_there(state, target, deadline)
+                raise self._not_there(state.upper, target, deadline)
             patience.pause(version.seqno)
-
-    def _not_there(self, state: State, target: int | Antichain | None, deadline: Deadline) -> TimedOut:
-        is_clock = self.schema.times is not None
-        hint = '. If nothing came since then, write.advance_upper("now") says so' if is_clock else ""
-        waited = f"waited {deadline.timeout_s:g} s for upper to pass" if deadline.timeout_s else "upper has to pass"
-        message = (
-            f"shard {self.shard}: {waited} {self._times().show(target)}, and upper is {self.schema.show(state.upper)}. "
-            f"Nothing is lost; wait longer, or ask for an earlier time{hint}"
-        )
-        fields = {"timeout_s": deadline.timeout_s, "upper": state.upper, "shard": self.shard}
-        return NotComplete(message, as_of=target, **fields) if isinstance(target, int) else TimedOut(message, **fields)
 
     def _check(self, state: State, as_of: int) -> None:
         """Raise unless this handle may still read as of that time."""
@@ -383,13 +301,7 @@ class ReadHandle(Leased):
             raise self._lost()
         since = state.since if self.read_only else self._since
         if at(as_of) < since:
-            show = self.schema.show
-            later = "Nothing can be read any more" if since.is_top() else f"Read at {show(since)} or later"
-            raise SinceViolation(
-                f"shard {self.shard}: as_of {show(as_of)} is before since {show(since)}, from when on history is kept. "
-                f"{later}; a hold would have kept it",
-                as_of=as_of, since=since, shard=self.shard,
-            )  # fmt: skip
+            raise self.too_early(as_of, since)
 
     def _lost(self) -> LeaseExpired:
         if self._closed:

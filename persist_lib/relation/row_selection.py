@@ -17,7 +17,7 @@ from persist_lib.kernel.consolidate import consolidate
 from persist_lib.kernel.keys import encode_key, slice_sorted
 from persist_lib.kernel.keyset import Keys
 from persist_lib.kernel.order import take
-from persist_lib.relation.projection import projection_of
+from persist_lib.relation.projection import projected_rows
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import Schema
 
@@ -96,12 +96,23 @@ class RowSelection(NamedTuple):
 
     def narrowed(self, rows: pa.Table) -> pa.Table:
         """The chosen columns of rows, added up."""
-        if self.columns is None:
-            return rows
-        names = [f.name for f in self.schema.contents if f.name in self.columns or f.name == "_diff"]
-        narrow = rows.select(names)
-        schema = projection_of(self.schema, self.columns)
-        return narrow if schema is None else consolidate(schema, narrow.select([*schema.names, "_diff"])).select(names)
+        return projected_rows(self.schema, self.columns, rows)
+
+
+class Asked(NamedTuple):
+    """The arguments of a read, as a caller passed them: which rows and columns it is of."""
+
+    columns: object = None
+    key: Sequence[object] | None = None
+    key_from: Sequence[object] | None = None
+    key_to: Sequence[object] | None = None
+    keys: object = None
+    filter: pc.Expression | None = None
+    diff: bool = False
+
+    def of(self, schema: Schema, what: str = "the table") -> RowSelection:
+        """What they say of rows of this schema, which `what` has. Raises InvalidUsage."""
+        return RowSelection.of(schema, what, **self._asdict())
 
 
 def by_keys(schema: Schema, keys: Keys) -> RowSelection:

@@ -1,7 +1,7 @@
-"""A snapshot: the contents of a shard as of one time, read in bounded memory, whole or in splits.
+"""A snapshot: contents as of one time, read in bounded memory, whole or in splits. A shard's have one part.
 
-A snapshot holds the state that it reads from, so that nothing it refers to is collected while it is in use. Use it in a
-`with` block, or drop it after use. Splits are disjoint key ranges whose union is the snapshot. They pickle, and any
+A snapshot holds the states that it reads from, so that nothing they refer to is collected while it is in use. Use it in
+a `with` block, or drop it after use. Splits are disjoint key ranges whose union is the snapshot. They pickle, and any
 process can read them while the snapshot that made them is held.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from functools import lru_cache, partial
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -22,16 +22,18 @@ from persist_lib.core.plan.compaction import TaskInput
 from persist_lib.core.plan.cutting import cut_evenly
 from persist_lib.errors import Missing, redacted
 from persist_lib.format.predicate import Where
+from persist_lib.frontier import MAX_TIME
 from persist_lib.ids import ShardId
 from persist_lib.kernel.multiplicity import built, repeated
 from persist_lib.location.api import Blob
 from persist_lib.location.stack import open_stack
 from persist_lib.location.wrap.spending import Spending
 from persist_lib.relation import contents, projection
-from persist_lib.relation.changes import Held
 from persist_lib.relation.conversions import Rows
+from persist_lib.relation.held import Held, Named, Part, Place
 from persist_lib.relation.projection import Shown
 from persist_lib.relation.row_selection import KeyRange, RowSelection, packed, unpacked
+from persist_lib.relation.view import View
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import Schema
@@ -45,6 +47,10 @@ if TYPE_CHECKING:
 
 
 MOST_SPLITS = 1 << 20
+MEMORY_ROWS = 65_536
+"""Rows of each table of contents that are in memory already."""
+THREADS = 4
+"""How many shards of one collection are read at a time."""
 
 
 class Split(msgspec.Struct, frozen=True):
@@ -149,7 +155,156 @@ class Split(msgspec.Struct, frozen=True):
         return table if self.diff else built(table, repr(self))
 
 
-class Snapshot(Rows, Held):
+class PlaceContents(Place):
+    """The contents of one shard as of a time: each distinct row once, with `_diff`, in key order."""
+
+    def __init__(self, handle: ReadHandle, as_of: int, rows: RowSelection, reading: Reading | None = None) -> None:
+        super().__init__(handle, max(0, as_of), reading)
+        self._as_of, self._diff = as_of, rows.diff
+        self._keys, self._shown, self._wanted = rows.range_, Shown(rows.columns, rows.where), rows.keys
+
+    @property
+    def size(self) -> int:
+        """Bytes of the parts that are read from."""
+        return self._split(self._keys).size
+
+    def stream(self, where: Where | None = None, only: Sequence[str] | None = None) -> Iterator[pa.Table]:
+        """The rows as tables of bounded size: those that `where` keeps, and the columns `only` of them.
+
+        Rows that look alike in these stay apart. Of parts that are not stored whole in memory, only what is wanted is
+        fetched.
+        """
+        shown = self._shown if where is None else self._shown._replace(where=where.both(self._shown.where))
+        return self.resuming(partial(self._stream, shown if only is None else shown._replace(only=tuple(only))))
+
+    def to_arrow(self) -> pa.Table:
+        """The rows as one table. Parts are fetched and decoded in parallel."""
+        machine = self.handle.machine
+        try:
+            with machine.runtime.pool(machine.config.read_threads, "persist-read") as pool:
+                table = self._split(self._keys).at_once(machine.reads, pool)
+        except Missing as missing:
+            self.look_again(missing)
+            table = None
+        if table is None:
+            empty = empty_table(self._shown.schema(self.handle.schema))
+            return pa.concat_tables([empty, *self.stream()]).combine_chunks()
+        return table
+
+    def splits(self, n: int) -> list[Split]:
+        """At most `n` disjoint key ranges of about equal size."""
+        whole, machine = self._split(self._keys), self.handle.machine
+        found = stretches(machine.reads, machine.shard, whole.inputs, whole.schemas, whole.size // n)
+        ranges = [KeyRange(*edges) for edges in pairwise([None, *cut_evenly(found, n), None])]
+        return [self.of_keys(range_) for range_ in ranges]
+
+    def of_keys(self, range_: KeyRange) -> Split:
+        """The contents whose encoded keys are in the range."""
+        return self._split(self._keys.meet(range_))
+
+    def _split(self, keys: KeyRange, shown: Shown | None = None) -> Split:
+        handle, state, shown = self.handle, self.state, shown or self._shown
+        batches = (b for b in state.trace if b.count and self._as_of >= 0 and b.lower.is_before(self._as_of))
+        upper = None if self._as_of == MAX_TIME else self._as_of + 1
+        inputs = tuple(overlapping(inputs_of(batches, 0, upper), keys.lower, keys.upper))
+        wanted = None if self._wanted is None else self._wanted.in_range(keys.lower, keys.upper)
+        return Split(
+            handle.urls, handle.shard, self._as_of, handle.schema, state.schemas,
+            inputs if wanted is None else holding(inputs, wanted), keys.lower, keys.upper,
+            shown.columns, handle.machine.config.merge_bytes, shown.where, shown.only,
+            None if wanted is None else packed(wanted), self._diff,
+        )  # fmt: skip
+
+    def _stream(self, shown: Shown) -> Iterator[pa.Table]:
+        machine = self.handle.machine
+        with machine.runtime.pool(machine.config.read_threads, "persist-read") as pool:
+            return self._split(self._keys, shown).streamed(machine.reads, pool)
+
+
+P = TypeVar("P", bound="PlaceContents | MemoryContents")
+
+
+class MemoryContents(Part):
+    """Contents that were read and added up already: of a table, with what its WAL has beyond it."""
+
+    def __init__(self, schema: Schema, table: pa.Table) -> None:
+        self.schema, self._table = schema, table
+
+    @property
+    def size(self) -> int:
+        """Nothing more is read."""
+        return 0
+
+    def stream(self, where: Where | None = None, only: Sequence[str] | None = None) -> Iterator[pa.Table]:
+        """The rows as tables of bounded size."""
+        for start in range(0, self._table.num_rows, MEMORY_ROWS):
+            table = self._table.slice(start, MEMORY_ROWS)
+            kept = table if where is None else where.kept(table)
+            yield kept if only is None else kept.select(list(only))
+
+    def to_arrow(self) -> pa.Table:
+        """The rows as one table."""
+        return self._table
+
+
+class SnapshotOf(Rows, Held[P]):
+    """The contents of a shard, a collection or a table, read part by part when they are asked for."""
+
+    def __init__(
+        self, named: Named, as_of: int, view: View, parts: Sequence[P], runtime: Runtime, spent: Spending
+    ) -> None:
+        super().__init__(named, view.schema, parts, spent)
+        self.as_of, self.diff = as_of, view.diff
+        self._view, self._runtime = view, runtime
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r}, as_of={self._view.schema.show_as_of(self.as_of)})"
+
+    @property
+    def contents_schema(self) -> pa.Schema:
+        """The columns, then `_diff`."""
+        return self._view.shown
+
+    @property
+    def size(self) -> int:
+        """Bytes of the parts that this snapshot reads from."""
+        return sum(part.size for part in self._parts)
+
+    def consolidated(self) -> Iterator[pa.Table]:
+        """Each distinct row once, with `_diff`, as tables of bounded size."""
+        return self._spent.over(self._view.of((part.stream(), part.schema) for part in self._parts))
+
+    def consolidated_selection(self, names: Sequence[str], where: Where | None) -> Iterator[pa.Table]:
+        """Some columns of the distinct rows that `where` keeps; rows that look alike stay apart."""
+        if self._view.adds_up or any(part.schema != self._view.schema for part in self._parts):
+            kept = (table if where is None else where.kept(table) for table in self.consolidated())
+            return (table.select(list(names)) for table in kept)
+        return self._spent.over(table for part in self._parts for table in part.stream(where, names))
+
+    def consolidated_table(self) -> pa.Table:
+        """Each distinct row once, with `_diff`, as one table. Shards are read in parallel."""
+        with self._spent.again():
+            if self._view.adds_up:
+                tables = list(self._view.of((part.stream(), part.schema) for part in self._parts))
+            elif len(self._parts) <= 1:
+                tables = [table for part in self._parts for table in self._whole(part)]
+            else:
+                with self._runtime.pool(min(THREADS, len(self._parts)), "persist-collection") as pool:
+                    tables = [table for found in pool.map(self._whole, self._parts) for table in found]
+        return tables[0] if len(tables) == 1 else pa.concat_tables([empty_table(self.contents_schema), *tables])
+
+    __reduce__ = not_pickled(
+        "A snapshot", "Pass its splits, as in snapshot.splits(1), and read them in the other process"
+    )
+
+    def _named(self) -> str:
+        return f"this snapshot of {self._of} as of {self._view.schema.show_as_of(self.as_of)}"
+
+    def _whole(self, part: P) -> list[pa.Table]:
+        return list(self._view.one(iter([part.to_arrow()]), part.schema))
+
+
+class Snapshot(SnapshotOf[PlaceContents]):
     """A shard's contents as of the time `as_of`, in key order: each row as often as it is there.
 
     `as_of` is -1 where no time is complete yet: the contents are empty.
@@ -158,67 +313,14 @@ class Snapshot(Rows, Held):
     distinct row once, then `_diff`, its multiplicity; with a projection that is the sum over the rows that look alike.
     """
 
-    def __init__(
-        self,
-        handle: ReadHandle,
-        reading: Reading,
-        as_of: int,
-        rows: RowSelection,
-        spent: Spending,
-    ) -> None:
-        super().__init__(handle, reading, spent)
-        self.diff, self.as_of = rows.diff, as_of
-        self._keys, self._shown, self._wanted = rows.range_, Shown(rows.columns, rows.where), rows.keys
-
-    def __repr__(self) -> str:
-        return f"Snapshot({self._handle.shard!r}, as_of={self._handle.schema.show_as_of(self.as_of)})"
-
-    @property
-    def contents_schema(self) -> pa.Schema:
-        """The columns, then `_diff`."""
-        return self._shown.schema(self._handle.schema)
-
-    @property
-    def size(self) -> int:
-        """Bytes of the parts that this snapshot reads from."""
-        return self._whole().size
-
-    def consolidated(self) -> Iterator[pa.Table]:
-        """Each distinct row once, in key order, with `_diff`, as tables of bounded size."""
-        return self._spent.over(self._resuming(partial(self._stream, self._keys, self._shown)))
-
-    def consolidated_selection(self, names: Sequence[str], where: Where | None) -> Iterator[pa.Table]:
-        """Some columns of the distinct rows that `where` keeps; rows that look alike stay apart.
-
-        Of parts that are not stored whole in memory, only what is wanted is fetched.
-        """
-        shown = self._shown
-        if where is not None:
-            shown = shown._replace(where=where.both(shown.where))
-        return self._spent.over(self._resuming(partial(self._stream, self._keys, shown._replace(only=tuple(names)))))
-
-    def consolidated_table(self) -> pa.Table:
-        """Each distinct row once, with `_diff`, as one table. Parts are fetched and decoded in parallel."""
-        whole = self._whole()
-        with self._spent.again():
-            table = self._read(whole)
-        if table is None:
-            return pa.concat_tables([empty_table(self.contents_schema), *self.consolidated()]).combine_chunks()
-        return table
-
     def splits(self, n: int) -> list[Split]:
         """Cut the snapshot into at most `n` disjoint key ranges of about equal size, whose union is the snapshot.
 
         With `diff` each split adds up its own rows: where `columns=` leaves out a key column, equal rows may be in
         several splits. Keep this snapshot and its reader until the splits have been read.
         """
-        n = parse_integer(n, "the number of splits", 1, MOST_SPLITS)
-        whole = self._whole()
-        machine = self._handle.machine
         with self._spent.again():
-            found = stretches(machine.reads, machine.shard, whole.inputs, whole.schemas, whole.size // n)
-        ranges = [KeyRange(*edges) for edges in pairwise([None, *cut_evenly(found, n), None])]
-        return [self._split(self._keys.meet(range_)) for range_ in ranges]
+            return self._parts[0].splits(parse_splits(n))
 
     def of_keys(self, lower: bytes | None, upper: bytes | None) -> Split:
         """The contents whose encoded keys are in `[lower, upper)`, as a split. None means no bound.
@@ -229,53 +331,22 @@ class Snapshot(Rows, Held):
         for name, bound in (("lower", lower), ("upper", upper)):
             if bound is not None:
                 check_type(bound, bytes, name, "split.key_lower")
-        return self._split(self._keys.meet(KeyRange(lower, upper)))
-
-    __reduce__ = not_pickled(
-        "A snapshot", "Pass its splits, as in snapshot.splits(1), and read them in the other process"
-    )
-
-    def _named(self) -> str:
-        return f"this snapshot of {self._handle.shard} as of {self._handle.schema.show_as_of(self.as_of)}"
-
-    def _earliest(self) -> int:
-        return max(0, self.as_of)
-
-    def _whole(self) -> Split:
-        return self._split(self._keys)
-
-    def _read(self, whole: Split) -> pa.Table | None:
-        """All of it as one table; None when it must be streamed, or when a blob vanished under a read-only client."""
-        machine = self._handle.machine
-        try:
-            with machine.runtime.pool(machine.config.read_threads, "persist-read") as pool:
-                return whole.at_once(machine.reads, pool)
-        except Missing as missing:
-            self._look_again(missing)
-            return None
-
-    def _split(self, keys: KeyRange, shown: Shown | None = None) -> Split:
-        handle, state, shown = self._handle, self._reading.version.state, shown or self._shown
-        batches = (b for b in state.trace if b.count and self.as_of >= 0 and b.lower.is_before(self.as_of))
-        upper = None if self.as_of == 2**64 - 1 else self.as_of + 1
-        inputs = tuple(overlapping(inputs_of(batches, 0, upper), keys.lower, keys.upper))
-        wanted = None if self._wanted is None else self._wanted.in_range(keys.lower, keys.upper)
-        return Split(
-            handle.urls, handle.shard, self.as_of, handle.schema, state.schemas,
-            inputs if wanted is None else holding(inputs, wanted), keys.lower, keys.upper,
-            shown.columns, handle.machine.config.merge_bytes, shown.where, shown.only,
-            None if wanted is None else packed(wanted), self.diff,
-        )  # fmt: skip
-
-    def _stream(self, keys: KeyRange, shown: Shown) -> Iterator[pa.Table]:
-        machine = self._handle.machine
-        with machine.runtime.pool(machine.config.read_threads, "persist-read") as pool:
-            return self._split(keys, shown).streamed(machine.reads, pool)
+        return self._parts[0].of_keys(KeyRange(lower, upper))
 
 
-def snapshot_known(handle: ReadHandle, as_of: int, rows: RowSelection) -> Snapshot:
-    """Some rows, each distinct one once, as of a time that this process knows to be complete."""
-    return Snapshot(handle, handle.acquire(as_of), as_of, rows._replace(diff=True), Spending())
+def snapshot_known(
+    handle: ReadHandle, as_of: int, rows: RowSelection, reading: Reading | None = None, spent: Spending | None = None
+) -> Snapshot:
+    """Some rows of a shard as of a time that this process knows to be complete."""
+    machine = handle.machine
+    view = View(handle.schema, rows.columns, machine.config.merge_bytes, diff=rows.diff)
+    parts = [PlaceContents(handle, as_of, rows, reading)]
+    return Snapshot(Named("shard", handle.shard), as_of, view, parts, machine.runtime, spent or Spending())
+
+
+def parse_splits(n: object) -> int:
+    """The number of splits that a caller passed. Raises InvalidUsage."""
+    return parse_integer(n, "the number of splits", 1, MOST_SPLITS)
 
 
 @lru_cache(maxsize=8)

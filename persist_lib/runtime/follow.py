@@ -42,6 +42,7 @@ class Follow(Resource, Generic[E]):
         self._polled: list[E] = []  # events that a `poll` took before it was interrupted
         self._polled_from = frontier
         self._failure: PersistError | None = None
+        self._is_closed = False
 
     @abstractmethod
     def fetch(self) -> Iterator[None]:
@@ -70,7 +71,11 @@ class Follow(Resource, Generic[E]):
 
     def is_done(self) -> bool:
         """Whether nothing more is wanted, or nothing more can come."""
-        return self.frontier.is_top() or self.until <= self.frontier
+        return self._is_closed or self.frontier.is_top() or self.until <= self.frontier
+
+    def close(self) -> None:
+        """End it, and the leases that it has. Idempotent. Then nothing more comes."""
+        self._is_closed, self._is_midway, self._steps = True, False, None
 
     def __iter__(self) -> Self:
         return self
@@ -99,6 +104,8 @@ class Follow(Resource, Generic[E]):
                 self.begin(self._runtime.deadline(0.0))
                 if self.look():
                     self._take_due()
+            if self.is_done():
+                self.close()
         except PersistError as failure:
             if self._polled:
                 self._failure = failure  # what was taken cannot come again

@@ -26,7 +26,7 @@ from persist_lib.frontier import MAX_TIME, at
 from persist_lib.ids import ShardId
 from persist_lib.kernel.merge import merge_runs
 from persist_lib.location.api import Blob
-from persist_lib.relation.changes import resuming
+from persist_lib.relation.held import resuming
 from persist_lib.relation.reader import ReadHandle
 from persist_lib.relation.row_selection import KeyRange
 from persist_lib.relation.snapshot import Split

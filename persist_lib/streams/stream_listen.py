@@ -60,7 +60,7 @@ class StreamListen(Follow[StreamEvent]):
         self._arrived: int | None = None  # the last place in the order of arrival whose updates were given
 
     def close(self) -> None:
-        self._steps = None
+        super().close()
         self._reader.close()
 
     def show(self, frontier: Antichain) -> str:

@@ -15,11 +15,10 @@ from persist_lib.core.state import State
 from persist_lib.errors import InvalidUsage, SinceViolation
 from persist_lib.frontier import MAX_TIME, TOP, Antichain, at
 from persist_lib.kernel.columns import at_time
-from persist_lib.location.wrap.spending import Spending
 from persist_lib.relation.listen import Event, Listen, Progress, Updates
 from persist_lib.relation.reader import ReadHandle
 from persist_lib.relation.row_selection import RowSelection
-from persist_lib.relation.snapshot import Snapshot
+from persist_lib.relation.snapshot import Snapshot, snapshot_known
 from persist_lib.runtime.resource import Resource
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import DIFF, Schema
@@ -211,7 +210,7 @@ class StreamReader:
             if upper != at(0):
                 # Not through `snapshot`, which would read the newest state, and wait for the commit that is under way.
                 as_of = stream.newest_sealed()
-                snapshot = Snapshot(sealed, sealed.acquire(as_of), as_of, RowSelection(sealed.schema), Spending())
+                snapshot = snapshot_known(sealed, as_of, RowSelection(sealed.schema))
         return Contents(self.schema, upper, snapshot, _table(self.schema, unsealed), _table(self.schema, accepted))
 
     def _as_of(self, upper: Antichain) -> Snapshot | None:

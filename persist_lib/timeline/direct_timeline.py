@@ -20,7 +20,7 @@ from persist_lib.kernel.columns import at_time
 from persist_lib.relation.next_time import bounds_of, format_token
 from persist_lib.relation.row_selection import RowSelection
 from persist_lib.runtime.ambient import Deadline
-from persist_lib.timeline.table_snapshot import TableSnapshot
+from persist_lib.timeline.table_snapshot import TableSnapshot, in_memory
 from persist_lib.timeline.timeline import AsOf, Committed, Line, Sending, Want, no_matter, until_decided
 from persist_lib.timeline.view import View, needs_settling, pause
 
@@ -128,8 +128,7 @@ class YoloLine(Line):
             span = timeline.at(max(time, timeline.since))
             if time < 0:
                 wanted = want(view.schema)
-                nothing = wanted.narrowed(view.contents(span, -1, wanted))
-                return TableSnapshot(name, -1, view.schema, wanted, nothing)
+                return in_memory(name, -1, wanted, view.contents(span, -1, wanted), self.client.runtime)
             if time < view.upper(span) and timeline.upper.has_passed(time):
                 break
             if self.client.read_only:
@@ -145,8 +144,7 @@ class YoloLine(Line):
             self.look()
         if at(time) < view.reader.since:
             with self.older(name) as old:
-                found = self.base(old, old.timeline().at(time), time, want)
-                return TableSnapshot(name, time, view.schema, want(view.schema), found.consolidated_table())
+                return self.base(old, old.timeline().at(time), time, want).read_now()
         found = self.base(view, span, time, want)
         self._let_go(view, view.upper(span))
         return found

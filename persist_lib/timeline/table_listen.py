@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+from collections.abc import Iterator
 from contextlib import suppress
 
 import pyarrow as pa
 
 from persist_lib.catalog.changes import updates_between
-from persist_lib.convert.times import shown_times
-from persist_lib.errors import Determinate, LeaseExpired, SinceViolation
+from persist_lib.errors import LeaseExpired, PersistError
 from persist_lib.frontier import TOP, at
 from persist_lib.kernel.columns import at_time
 from persist_lib.kernel.consolidate import consolidate
-from persist_lib.relation.listen import EventIterator, Progress, Updates
+from persist_lib.relation.listen import Listener
 from persist_lib.runtime.ambient import Deadline
+from persist_lib.runtime.follow import Follow
 from persist_lib.schema.empty import empty_table
 from persist_lib.timeline.timeline import Line
 from persist_lib.timeline.view import pause
 from persist_lib.timeline.wal_timeline import WalLine
 
 
-class TableListen(EventIterator):
+class TableListen(Listener):
     """An iterator of what happens to a table after `as_of`: `Updates` at their exact times, and `Progress`.
 
     On a timeline in WAL mode it goes as far as the WAL, whether the table has its rows yet or not, and its progress is
@@ -29,86 +29,50 @@ class TableListen(EventIterator):
     """
 
     def __init__(self, line: Line, name: str, as_of: int, timeout_s: float | None) -> None:
-        super().__init__(as_of, TOP, timeout_s)
-        self._line = line
         line.look()
-        self._view = line.view(name)
-        if at(as_of) < self._view.reader.since:
-            since = self._view.schema.show(self._view.reader.since)
-            raise SinceViolation(
-                f"table {name!r}: as_of {self._view.schema.show(as_of)} is before {since}, from when on history is "
-                "kept. Listen from that time or later",
-                as_of=as_of, since=self._view.reader.since, table=name,
-            )  # fmt: skip
+        self._line, self._view = line, line.view(name)
+        super().__init__(self._view.reader, as_of, TOP, timeout_s)
+        self.reader.check_since(as_of)
         self._pins = line.pinned(as_of)
         self._pins.__enter__()
-        self._is_closed = self._has_looked = False
 
     def close(self) -> None:
-        """Give up what it holds. Idempotent. Then nothing more comes."""
         if not self._is_closed:
-            self._is_closed, self._is_midway, self._round = True, False, None
+            Follow.close(self)  # the line closes its reader
             self._pins.__exit__(None, None, None)
             with suppress(LeaseExpired):
                 self._line.close()
 
-    def _is_done(self) -> bool:
-        return self._is_closed or super()._is_done()
+    def keeps(self, _failure: PersistError) -> bool:
+        """A step of which nothing was given begins again after any failure."""
+        return False
 
-    def _look(self) -> None:
-        if not self._is_closed:
-            self._line.look()
-            self._view.freshen(self._line.heads)
-            self._has_looked = True
+    def pause(self) -> None:
+        pause(self._deadline)
 
-    def _next_round(self) -> Generator[None, None, None] | None:
-        if not self._has_looked:
-            return None
-        self._has_looked, upper = False, self._upper()
-        return None if upper <= (self.frontier.time or 0) else self._updates_to(upper)
+    def let_go(self) -> None:
+        reached = (self.frontier.time or 1) - 1
+        newer = self._line.pinned(reached)
+        newer.__enter__()
+        self._pins.__exit__(None, None, None)
+        self._pins = newer
+        own = self._view.upper(self._view.timeline().last)  # it may be behind the WAL
+        self._view.let_go(min(self._line.oldest(reached), own - 1))
 
-    def _wait(self) -> Generator[None, None, None]:
-        deadline = self._deadline(self._line.client.runtime)
-        while True:
-            self._look()
-            if (found := self._next_round()) is not None:
-                return found
-            if deadline.has_passed():
-                shown = self._view.schema.show(self.frontier)
-                raise self._nothing_came(f"table {self._view.name!r}", shown, deadline, table=self._view.name)
-            pause(deadline)
+    def fetch(self) -> Iterator[None]:
+        """Make due what was committed since the last step."""
+        self._line.look()
+        self._view.freshen(self._line.heads)
+        upper = self._upper()
+        if upper > (self.frontier.time or 0):
+            yield from self.step(self._updates(upper), at(upper))
 
-    def _updates_to(self, upper: int) -> Generator[None, None, None]:
+    def _updates(self, upper: int) -> Iterator[pa.Table]:
         line, view, first = self._line, self._view, self.frontier.time or 0
         deadline = line.client.runtime.deadline(line.client.config.timeout_s)
         if isinstance(line, WalLine):
-            updates: Iterable[pa.Table] = self._wal_updates(line, first, upper, deadline)
-        else:
-            updates = updates_between(view.reader, first - 1, upper - 1, deadline)
-        for table in updates:
-            if table.num_rows:
-                self._due = Updates(shown_times(view.schema, table.combine_chunks()))
-                yield
-        newer = line.pinned(upper - 1)
-        newer.__enter__()
-        self._pins.__exit__(None, None, None)
-        self._pins, progress = newer, Progress(at(upper))
-        self._due, self.frontier = progress, progress.frontier  # SUBTLE: an interrupt leaves both set, or neither
-        yield
-
-    def _let_go(self) -> None:
-        if not self._is_closed and (reached := self.frontier.time):
-            # It may be behind the WAL.
-            own = self._view.upper(self._view.timeline().last)
-            self._view.let_go(min(self._line.oldest(reached - 1), own - 1))
-
-    def _cut_short(self) -> Determinate:
-        shown = self._view.schema.show(self.frontier)
-        return Determinate(
-            f"table {self._view.name!r}: listening ended after a part of the updates from {shown} on was delivered. "
-            "Drop the updates at or after that, and listen again from there",
-            frontier=self.frontier, table=self._view.name,
-        )  # fmt: skip
+            return (table.combine_chunks() for table in self._wal_updates(line, first, upper, deadline))
+        return updates_between(view.reader, first - 1, upper - 1, deadline)
 
     def _upper(self) -> int:
         if isinstance(self._line, WalLine):

@@ -21,7 +21,7 @@ from persist_lib.ids import parse_token
 from persist_lib.relation.listen import Updates
 from persist_lib.relation.next_time import bounds_of
 from persist_lib.relation.reader import PURPOSE_LETTERS
-from persist_lib.relation.row_selection import RowSelection
+from persist_lib.relation.row_selection import Asked
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.runtime.resource import Resource
 from persist_lib.schema.empty import empty_table
@@ -229,13 +229,7 @@ class Tables(Resource):
         """
         newest = parse_flag(newest, "newest")
         deadline = self._deadline(timeout)
-
-        def want(schema: Schema) -> RowSelection:
-            return RowSelection.of(
-                schema, columns=columns, key=key, key_from=key_from, key_to=key_to, keys=keys, filter=filter,
-                diff=diff,
-            )  # fmt: skip
-
+        want = Asked(columns, key, key_from, key_to, keys, filter, diff).of
         time = None if as_of is None else self._times().as_of(as_of)
         asked = AsOf(time, newest, timeout is not None)
         return self._timelines.with_table(name, lambda line: line.snapshot(name, asked, want, deadline))

@@ -19,7 +19,7 @@ from persist_lib.catalog.catalog import Catalog
 from persist_lib.catalog.effects import settle
 from persist_lib.catalog.records import CollectionRecord, TimelineRecord
 from persist_lib.catalog.renditions import Span
-from persist_lib.catalog.snapshot import CollectionSnapshot
+from persist_lib.catalog.snapshot import view_of
 from persist_lib.client import Client
 from persist_lib.errors import (
     Damage,
@@ -36,7 +36,7 @@ from persist_lib.errors import (
 from persist_lib.frontier import at
 from persist_lib.relation.next_time import store_time
 from persist_lib.relation.row_selection import RowSelection
-from persist_lib.relation.snapshot import snapshot_known
+from persist_lib.relation.snapshot import PlaceContents
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import Schema
 from persist_lib.timeline.table_snapshot import TableSnapshot
@@ -275,16 +275,11 @@ class Line(ABC):
 
     def base(self, view: View, span: Span, as_of: int, want: Want) -> TableSnapshot:
         """The contents of a table as of a time at which the shards of its rendition are complete, read lazily."""
-        handles = view.handles(span)
-        schema = handles[0].schema
-        wanted = want(schema)
-        parts = [snapshot_known(handle, as_of, wanted) for handle in handles]
-        config, rendition = self.client.config, span.rendition
-        inner = CollectionSnapshot(
-            view.name, as_of, rendition.number, schema, rendition.hash_columns, wanted.columns, parts,
-            self.client.runtime, config.merge_bytes,
-        )  # fmt: skip
-        return TableSnapshot(view.name, as_of, schema, wanted, inner)
+        handles, client = view.handles(span), self.client
+        wanted = want(handles[0].schema)
+        parts = [PlaceContents(handle, as_of, wanted) for handle in handles]
+        shown = view_of(wanted.schema, span.rendition, wanted.columns, client.config.merge_bytes, diff=wanted.diff)
+        return TableSnapshot(view.name, as_of, shown, parts, client.runtime)
 
     @contextmanager
     def older(self, name: str) -> Iterator[View]:

@@ -15,12 +15,12 @@ from persist_lib.kernel.by_key import Counts
 from persist_lib.kernel.keyset import Keys
 from persist_lib.kernel.order import take
 from persist_lib.location.wrap.spending import Spending
-from persist_lib.relation.row_selection import RowSelection, added_up
+from persist_lib.relation.row_selection import Asked, RowSelection, added_up
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import Schema
 from persist_lib.timeline.statements import Change, Delete, Done, Insert, Statement, Update, Upsert
-from persist_lib.timeline.table_snapshot import TableSnapshot
+from persist_lib.timeline.table_snapshot import TableSnapshot, in_memory
 from persist_lib.timeline.timeline import Line
 from persist_lib.timeline.view import View
 from persist_lib.timeline.wal_timeline import WalLine
@@ -124,12 +124,8 @@ class Transaction:
     ) -> TableSnapshot:
         """The rows as of `as_of`, with what this transaction has changed. The arguments are those of a snapshot."""
         view = self._view(table)
-        wanted = RowSelection.of(
-            view.schema, columns=columns, key=key, key_from=key_from, key_to=key_to, keys=keys, filter=filter,
-            diff=diff,
-        )  # fmt: skip
-        rows = wanted.narrowed(self._contents(view, wanted.whole()))
-        return TableSnapshot(table, self.as_of, view.schema, wanted, rows)
+        wanted = Asked(columns, key, key_from, key_to, keys, filter, diff).of(view.schema)
+        return in_memory(table, self.as_of, wanted, self._contents(view, wanted.whole()), self._line.client.runtime)
 
     def commit(self) -> Done:
         """Commit what was changed, by one append to the WAL. Nothing changed is nothing written.

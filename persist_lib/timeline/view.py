@@ -11,11 +11,10 @@ from persist_lib.catalog.writer import CollectionWriter
 from persist_lib.client import Client
 from persist_lib.frontier import TOP, Antichain, at
 from persist_lib.ids import SeqNo
-from persist_lib.location.wrap.spending import Spending
-from persist_lib.relation.changes import Changes
+from persist_lib.relation.changes import changes_known
 from persist_lib.relation.reader import ReadHandle
 from persist_lib.relation.row_selection import RowSelection, added_up
-from persist_lib.relation.snapshot import snapshot_known
+from persist_lib.relation.snapshot import PlaceContents
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import TIME, Schema
@@ -119,22 +118,21 @@ class View:
         """The wanted rows as of a time at which the span's shards are complete, with all columns."""
         if time < 0:  # nothing was written yet
             return empty_table(wanted.schema.contents)
-        parts = [snapshot_known(handle, time, wanted.whole()).to_arrow() for handle in self.handles(span)]
+        parts = [PlaceContents(handle, time, wanted.whole()).to_arrow() for handle in self.handles(span)]
         return added_up(wanted.schema, *parts)
 
     def changed(self, span: Span, from_: int, to: int, wanted: RowSelection) -> pa.Table:
         """What was added to the wanted rows in `(from_, to]`: contents, to be added up with those as of `from_`."""
         tables = []
         for handle in self.handles(span):
-            changes = Changes(handle, handle.acquire(max(from_, 0)), None if from_ < 0 else from_, to, Spending())
-            tables.append(changes.to_arrow().drop_columns([TIME]))
-            changes.release()
+            with changes_known(handle, None if from_ < 0 else from_, to) as changes:
+                tables.append(changes.to_arrow().drop_columns([TIME]))
         return wanted.kept(added_up(wanted.schema, *tables))
 
     def let_go(self, time: int) -> None:
         """Give up history before a time."""
         if time > 0:
-            self.reader.let_go(time)
+            self.reader.let_go(at(time))
 
     def promise(self, upper: int, deadline: Deadline) -> Timeline:
         """See to it that no handover can be before `upper`, and return the timeline then."""

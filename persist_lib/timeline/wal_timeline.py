@@ -8,6 +8,7 @@ table, so nothing is missed in between.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -21,8 +22,7 @@ from persist_lib.catalog.wal import DROPPED, SCHEMA, wal_shard
 from persist_lib.errors import LeaseExpired, SinceViolation, UpperMismatch
 from persist_lib.format.predicate import Where
 from persist_lib.frontier import at
-from persist_lib.location.wrap.spending import Spending
-from persist_lib.relation.changes import Changes
+from persist_lib.relation.changes import Changes, changes_known
 from persist_lib.relation.next_time import format_token
 from persist_lib.relation.reader import ReadHandle
 from persist_lib.relation.row_selection import RowSelection, added_up
@@ -30,7 +30,7 @@ from persist_lib.relation.writer import WriteHandle
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import DIFF
 from persist_lib.timeline import wal_apply
-from persist_lib.timeline.table_snapshot import TableSnapshot
+from persist_lib.timeline.table_snapshot import TableSnapshot, in_memory
 from persist_lib.timeline.timeline import AsOf, Committed, Line, Sending, Want, no_matter, until_decided
 from persist_lib.timeline.view import View, needs_settling, pause
 from persist_lib.timeline.wal_cache import Entry, Tail, encoded, entries_of
@@ -101,14 +101,7 @@ class WalLine(Line):
 
     def contents(self, view: View, as_of: int, wanted: RowSelection, deadline: Deadline) -> pa.Table:
         """What the table has, and what the WAL has beyond it."""
-        while True:
-            span, upper, entries = self.settled(view, as_of, deadline)
-            try:
-                base = view.contents(span, min(as_of, upper - 1), wanted)
-            except SinceViolation:
-                self._catch_up(view, as_of, upper, deadline)
-                continue
-            return added_up(wanted.schema, base, *_rows(entries, wanted))
+        return self._read(view, as_of, lambda _: wanted, deadline)[1]
 
     def changed(self, view: View, from_: int, to: int, wanted: RowSelection) -> pa.Table | None:
         """What the WAL has of it; None where the table became another one, or the tail begins later."""
@@ -159,7 +152,7 @@ class WalLine(Line):
             older, start = None, min(self.tail.start, to)
             if after < start:
                 reader = self._reader or self._register()
-                older = Changes(reader, reader.acquire(after), after, start, Spending())
+                older = changes_known(reader, after, start)
             return Entries(table, older, self.tail.of(table, max(after, start), to))
 
     def lacking(self, view: View, span: Span, to: int) -> tuple[int, Entries]:
@@ -225,7 +218,7 @@ class WalLine(Line):
         upper = reader.upper.time or 0
         if self._loaded < upper - 1:
             try:
-                self._add(Changes(reader, reader.acquire(self._loaded), self._loaded, upper - 1, Spending()))
+                self._add(changes_known(reader, self._loaded, upper - 1))
             except BaseException:
                 self.tail.begin(self._loaded)  # some may be in it already: it is read again
                 raise
@@ -265,38 +258,31 @@ class WalLine(Line):
         view = self.view(name)
         if at(time) < view.reader.since:
             with self.older(name) as old:
-                return self._whole(old, time, want, deadline)
-        while True:
-            span, upper, entries = self.settled(view, time, deadline)
-            if time < upper:
-                return self.base(view, span, time, want)
-            schema = view.handles(span)[0].schema
-            wanted = want(schema)
-            try:
-                if not entries and upper > 0:
-                    found = self.base(view, span, upper - 1, want)
-                    found.as_of = time
-                    return found
-                base = view.contents(span, upper - 1, wanted)
-            except SinceViolation:
-                self._catch_up(view, time, upper, deadline)
-                continue
-            table = wanted.narrowed(added_up(schema, base, *_rows(entries, wanted)))
-            return TableSnapshot(name, time, schema, wanted, table)
-
-    def _whole(self, view: View, time: int, want: Want, deadline: Deadline) -> TableSnapshot:
-        """The contents read now, as the reader is closed after this."""
+                return in_memory(name, time, *self._read(old, time, want, deadline), self.client.runtime)
         span, upper, entries = self.settled(view, time, deadline)
-        schema = view.handles(span)[0].schema
-        wanted = want(schema)
-        base = view.contents(span, min(time, upper - 1), wanted)
-        table = wanted.narrowed(added_up(schema, base, *_rows(entries, wanted)))
-        return TableSnapshot(view.name, time, schema, wanted, table)
+        if time < upper or (upper > 0 and not entries):
+            with suppress(SinceViolation):
+                found = self.base(view, span, min(time, upper - 1), want)
+                found.as_of = time
+                return found
+        return in_memory(name, time, *self._read(view, time, want, deadline), self.client.runtime)
+
+    def _read(self, view: View, as_of: int, want: Want, deadline: Deadline) -> tuple[RowSelection, pa.Table]:
+        """What is wanted, and those rows with all their columns: of the table, and of the WAL beyond it."""
+        while True:
+            span, upper, entries = self.settled(view, as_of, deadline)
+            wanted = want(view.handles(span)[0].schema)
+            try:
+                base = view.contents(span, min(as_of, upper - 1), wanted)
+            except SinceViolation:
+                self._catch_up(view, as_of, upper, deadline)
+            else:
+                return wanted, added_up(wanted.schema, base, *_rows(entries, wanted))
 
     def _catch_up(self, view: View, as_of: int, upper: int, deadline: Deadline) -> None:
         """Bring the table's own data up to what a read of it needs, or wait for those who do."""
         if as_of < upper:
-            raise self._too_early(view, as_of)
+            raise view.reader.too_early(as_of, view.reader.since)
         if deadline.has_passed():
             raise self.out_of_time(deadline, f"table {view.name!r} is still being copied to its new rendition")
         if not self.client.read_only:
@@ -308,14 +294,6 @@ class WalLine(Line):
             self.reset()
             raise
         view.freshen(self.heads)
-
-    def _too_early(self, view: View, as_of: int) -> SinceViolation:
-        show = view.schema.show
-        return SinceViolation(
-            f"table {view.name!r}: as_of {show(as_of)} is before {show(view.reader.since)}, from when on history is "
-            "kept. Read at that time or later; a hold, or a longer retention, would have kept it",
-            as_of=as_of, since=view.reader.since, table=view.name,
-        )  # fmt: skip
 
 
 def _rows(entries: Entries, wanted: RowSelection) -> list[pa.Table]:

@@ -151,6 +151,10 @@ def test_no_columns_are_as_many_rows(reader: Callable[..., Rows]) -> None:
     assert sum(table.num_rows for table in found.batches()) == 5
 
 
+def test_no_columns_with_diff_are_one_row_with_the_number_of_rows(reader: Callable[..., Rows]) -> None:
+    assert reader(columns=[], diff=True).to_pylist() == [{"_diff": 5}]
+
+
 def test_splits_repeat_rows_and_so_do_keys_that_are_looked_up(client: persist.Client) -> None:
     (found,) = list(zip(shard(client, keys=[1, 3]), [0], strict=False))
     assert [row["id"] for row in found[0].to_pylist()] == [1, 1, 1, 3]

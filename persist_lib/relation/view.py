@@ -1,0 +1,72 @@
+"""Contents of several shards as one reader sees them: in its columns, added up where rows of two shards look alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import msgspec
+import pyarrow as pa
+
+from persist_lib.kernel.consolidate import consolidate
+from persist_lib.relation.projection import added_up, narrowed, projection_of
+from persist_lib.schema.empty import empty_table
+from persist_lib.schema.schema import TIME, Schema
+
+
+class View(msgspec.Struct, frozen=True):
+    """How contents of shards are shown to one reader: in its columns, some of them if `columns` says so.
+
+    Where `adds_up`, rows that look alike may come from several shards, and are added up. All that it is given and
+    gives has each distinct row once; `diff` says whether the reader wants that, or each row as often as it is there.
+    """
+
+    schema: Schema
+    columns: tuple[str, ...] | None
+    merge_bytes: int
+    adds_up: bool = False
+    diff: bool = False
+
+    @property
+    def shown(self) -> pa.Schema:
+        """The Arrow schema of what is shown."""
+        return narrowed(self.schema.contents, self.columns)
+
+    def one(self, tables: Iterator[pa.Table], found: Schema) -> Iterator[pa.Table]:
+        """Contents of one shard, which has the schema `found`. With `columns` they are projected to these already."""
+        if self.columns is None:
+            return conformed(tables, found, self.schema)
+        return (widened(table, self.shown) for table in tables)
+
+    def of(self, shards: Iterable[tuple[Iterator[pa.Table], Schema]]) -> Iterator[pa.Table]:
+        """Contents of several shards, each with its schema."""
+        tables = (table for one, found in shards for table in self.one(one, found))
+        if not self.adds_up:
+            return tables
+        return added_up(tables, projection_of(self.schema, self.columns or ()), self.merge_bytes)
+
+
+def conformed(tables: Iterator[pa.Table], found: Schema, wanted: Schema) -> Iterator[pa.Table]:
+    """Tables of `found` (contents, or updates) in the columns of `wanted`, in the same order.
+
+    Columns that are not there are null. SUBTLE: where columns are left out, rows that become equal are added up within
+    a table; those of two tables stay apart, as rows in order with the same key may be many.
+    """
+    if found == wanted:
+        yield from tables
+        return
+    for table in tables:
+        target = wanted.updates if TIME in table.schema.names else wanted.contents
+        narrow = widened(table, target)
+        if table.num_columns > narrow.num_columns:
+            narrow = consolidate(wanted, pa.concat_tables([empty_table(target), narrow]))
+        if narrow.num_rows:
+            yield narrow
+
+
+def widened(table: pa.Table, target: pa.Schema) -> pa.Table:
+    """The columns of `target`, in its order; those that the table does not have are null."""
+    columns = [
+        table.column(field.name) if field.name in table.schema.names else pa.nulls(table.num_rows, field.type)
+        for field in target
+    ]
+    return pa.table(columns, schema=target)
