@@ -58,6 +58,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave to the night what is not of this circle."""
     circles.choose(config, items)
+    circles.draw_less(items)
+    circles.longest_first(items)
 
 
 def pytest_report_header() -> str:
