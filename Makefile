@@ -23,7 +23,7 @@ HEAVY := spark or dagster or torture
 # Where such tests are: to collect all others as well takes a minute a part. A test looks that no other folder has any.
 HEAVY_FOLDERS := tests/bench tests/docs tests/faults tests/integration tests/orchestration tests/spark tests/torture tests/unit/jobs tests/wheels
 
-.PHONY: help setup lint check format test torture transfers handovers takeovers event-kills servers served-models serve kafka pending events powercut sim faults interrupts spark-kills stream-kills sink-kills source-kills cluster-kills long-history tpch size skew left-alone demo demo-s3 dev ui bench docs docs-serve pythons wheels lock clean
+.PHONY: help setup lint look check format test torture transfers handovers takeovers event-kills servers served-models serve kafka pending events powercut sim faults interrupts spark-kills stream-kills sink-kills source-kills cluster-kills long-history tpch size skew left-alone demo demo-s3 dev ui bench docs docs-serve pythons wheels lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,17 +39,23 @@ $(PROJECT): $(PACKAGES) pyproject.toml pipeline/pyproject.toml
 	scripts/setup project
 	@touch $@
 
-lint: $(PROJECT) ## format, lint, types, import contract, words
+lint check: look
+lint: TYPES = .venv/bin/mypy --python-version 3.13 persist_lib jobs orchestration & newer=$$!; .venv/bin/mypy; wait $$newer
+check: TYPES = .venv/bin/mypy
+lint: ## format, lint, types (also as Python 3.13 has them), import contract, words
+
+look: $(PROJECT)
 	.venv/bin/ruff format --check
 	.venv/bin/ruff check
-	.venv/bin/mypy --python-version 3.13 persist_lib jobs orchestration & newer=$$!; .venv/bin/mypy; wait $$newer
+	$(TYPES)
 	.venv/bin/lint-imports
 	scripts/prose
 
-# The ground floor: where most slips show first. About 80 s of CPU.
+# The ground floor: where most slips show first.
 CHECKED := tests/scripts $(addprefix tests/unit/,core kernel convert format schema runtime shard relation streams pending_area)
 
-check: lint ## the same and the fast tests of the ground floor (a minute)
+check: export PERSIST_CIRCLE ?= day
+check: ## the same and the fast tests of the ground floor (a minute)
 	scripts/in-memory $(PYTEST) -q -n 2 -m "not slow and not ($(HEAVY))" $(CHECKED)
 
 format: $(PROJECT) ## rewrite the code as `check` wants it

@@ -57,6 +57,7 @@ NIGHTLY: Mapping[str, str] = {
     "tests/unit/location/test_s3_cas.py::test_more_than_a_thousand": "tests of pages in test_s3.py, of truncation here",
     "tests/unit/sources/test_bindings.py::test_two_minters_in_threads": "two minters by turns, beside it",
     "tests/unit/sources/test_bindings.py::test_processes_that_ask": "two minters by turns, beside it",
+    "tests/unit/sources/test_running.py::test_a_source_on_s3_alone": "deaths between two appends, beside it",
     "tests/unit/sources/test_kafka.py::test_a_million": "a million records of Avro and of files",
     "tests/orchestration/test_dev_runs.py::test_a_run_killed_while_it_merges": "a killed run, in the same file",
     "tests/orchestration/test_dev_runs.py::test_a_run_that_is_cancelled_while_it_verifies": "while it merges",
@@ -102,6 +103,8 @@ SAMPLED: Mapping[str, Sample] = {
     "tests/torture/test_event_kills.py": Sample(0.3),
     "tests/torture/test_kills.py": Sample(0.0),
     "tests/wheels/test_extras.py": Sample(0.1),
+    "tests/unit/catalog/test_staging.py::test_any_calls": Sample(0.3),
+    "tests/unit/catalog/test_without_transactions.py::test_definite": Sample(0.0),
     "tests/unit/client/test_times_at_every_door.py": Sample(0.4),
     "tests/unit/events/test_damage.py::test_damage_is_found": Sample(0.4),
     "tests/unit/events/test_stored_bytes.py::test_no_damage": Sample(0.4),
@@ -118,9 +121,11 @@ SAMPLED: Mapping[str, Sample] = {
     "tests/unit/sources/test_loading.py::test_tasks_make": Sample(0.4),
     "tests/unit/sources/test_postgres_changes.py::test_changes_make": Sample(0.4),
     "tests/unit/sources/test_reprocess.py::test_what_a_mender_left": Sample(0.3),
+    "tests/unit/spark/test_batch_reads.py::test_pushed": Sample(0.3),
     "tests/unit/spark/test_collections.py::test_a_stream": Sample(0.3),
     "tests/unit/spark/test_collections.py::test_any_history": Sample(0.3),
     "tests/unit/spark/test_streaming_reads.py::test_killed": Sample(0.4),
+    "tests/unit/timeline/test_isolation_checker.py::test_a_planted": Sample(0.3),
     "tests/unit/timeline/test_tail.py": Sample(0.5),
 }
 """The beginning of a test's id, and what is drawn."""

@@ -34,6 +34,7 @@ from persist_lib.location.s3.blob import S3Blob
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.testing import contents_of
 from persist_lib.testing.servers import CREDENTIALS, PostgresServer, S3Server
+from tests.commands import forked
 from tests.docs.runner import blocks_of
 from tests.integration.test_cli import help_of
 
@@ -122,7 +123,6 @@ def filled(tmp_path: Path) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)  # a process for each
 def test_every_command_there_is_in_the_manual_runs(filled: str) -> None:
     environment = {**os.environ, "PERSIST_LOCATION": filled}
     environment.pop("PERSIST_CONSENSUS", None)
@@ -133,8 +133,9 @@ def test_every_command_there_is_in_the_manual_runs(filled: str) -> None:
     for command in commands:
         words = shlex.split(command)[1:]
         if {"orders", "--all", "shards"} & set(words) and "finish" not in words:
-            line = [sys.executable, "-m", "persist_lib.cli", *words]
-            done = subprocess.run(line, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+            done = subprocess.run(
+                [forked(), *words], env=environment, cwd=ROOT, capture_output=True, text=True, check=False
+            )
             assert done.returncode == 0, (command, done.stderr)
         else:  # named in passing, or not to be undone
             assert "Usage:" in help_of(*words), command
@@ -372,7 +373,7 @@ def test_what_was_lost_since_a_dump_is_restored_step_by_step(
         subprocess.run(command, shell=True, cwd=tmp_path, env=environment, check=True)
 
     def persist_command(*words: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "persist_lib.cli", "--location", blobs, "--consensus", restored, *words]
+        command = [forked(), "--location", blobs, "--consensus", restored, *words]
         return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
     with S3Server("bucket") as server:
