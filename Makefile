@@ -23,7 +23,7 @@ HEAVY := spark or dagster or torture
 # Where such tests are: to collect all others as well takes a minute a part. A test looks that no other folder has any.
 HEAVY_FOLDERS := tests/bench tests/docs tests/faults tests/integration tests/orchestration tests/spark tests/torture tests/unit/jobs tests/wheels
 
-.PHONY: help setup lint look check format test torture transfers handovers takeovers event-kills servers served-models serve kafka pending events powercut sim faults interrupts spark-kills stream-kills sink-kills source-kills cluster-kills long-history tpch size skew left-alone demo demo-s3 dev ui bench docs docs-serve pythons wheels lock clean
+.PHONY: help setup lint look check format test torture transfers handovers takeovers event-kills servers served-models serve kafka pending events powercut sim faults interrupts spark-kills sink-kills source-kills cluster-kills long-history tpch size skew left-alone demo demo-s3 dev ui bench docs docs-serve pythons wheels lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -142,9 +142,6 @@ faults: $(PROJECT) ## each request of everything to production servers broken on
 
 interrupts: $(PROJECT) ## Ctrl-C at every place of every kind of call, and at random moments
 	PERSIST_INTERRUPTS=all $(PYTEST) -n 2 --timeout=0 tests/interrupts
-
-stream-kills: $(PROJECT) ## drivers and tasks of a stream from a shard killed at random moments, N=50 times
-	$(WITH_JAVA) PERSIST_STREAM_KILLS=$(or $(N),50) $(PYTEST) -s --timeout=0 tests/spark/test_stream_restarts.py
 
 source-kills: $(PROJECT) ## what ingests a table of PostgreSQL killed KILLS=100 times, and its server stopped at once STOPS=10 times
 	PERSIST_SOURCE_KILLS=$(or $(KILLS),100) PERSIST_SOURCE_STOPS=$(or $(STOPS),10) $(PYTEST) -s --timeout=0 tests/torture/test_postgres_source.py

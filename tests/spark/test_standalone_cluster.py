@@ -75,15 +75,6 @@ def start(
         return subprocess.Popen(command, env={**env, "SPARK_CONF_DIR": str(conf)}, stdout=out, stderr=out)
 
 
-def test_a_cluster_compacts_what_is_on_s3_and_postgresql(
-    cluster: Cluster, urls: tuple[str, str], tmp_path: Path
-) -> None:
-    with persist.open(*urls, config=persist.Config(**SMALL), create=True) as client:
-        models = {name: write(client, name, seed=seed) for seed, name in enumerate(("a", "b"))}
-        assert start(cluster, urls, tmp_path / "log").wait(200) == 0, (tmp_path / "log").read_text()[-3000:]
-        compacted(client, models)
-
-
 def test_a_master_without_room_for_an_executor_is_told_in_words(
     cluster: Cluster, urls: tuple[str, str], tmp_path: Path
 ) -> None:
