@@ -62,23 +62,23 @@ NIGHTLY: Mapping[str, str] = {
     "tests/orchestration/test_backfill_from_the_ui.py::test_a_backfill": "test_definitions.py: backfills are one run",
     "tests/orchestration/test_dev_loading.py::test_two_locations": "test_mounting.py, test_definitions.py",
     "tests/orchestration/test_dev_sensors.py": "test_sensors_and_schedules.py, without a daemon; `make dev` ticks",
-    "tests/orchestration/test_dev_runs.py::test_a_run_killed_while_it_merges": "a killed run, in the same file",
-    "tests/orchestration/test_dev_runs.py::test_a_run_that_is_cancelled_while_it_verifies": "while it merges",
     "tests/spark/test_ingest_everywhere.py": "test_ingest_on_spark.py; reads and writes everywhere; a killed sink",
     "tests/spark/test_rounds_killed.py::test_two_drivers_killed_at_random": "drivers killed at a place, beside it",
     "tests/spark/test_standalone_cluster.py::test_a_master_without_room": "tests/unit/jobs/test_reach.py asks a master",
     "tests/spark/test_standalone_cluster.py::test_executors_and_drivers_killed": "a killed executor, beside it",
-    "tests/spark/test_standalone_cluster.py::test_speculative": "two applications that race, on local Spark",
-    "tests/spark/test_tpch.py": "test_scans.py compares random histories",
     "tests/spark/test_what_spark_shows.py::test_an_operation_on_connect": "what a job says, beside it",
     "tests/spark/test_writes_everywhere.py::test_a_write_goes_on": "a compaction whose executor is killed",
+    "tests/bench/test_bench.py::test_every_contender": "`make bench`, in the same night; the other phases, a sample",
+    "tests/bench/test_bench.py::test_files_are_ingested": "`make bench`, in the same night; the other phases, a sample",
     "tests/bench/test_bench.py::test_spark_s_own_plan": "the other phases, a sample",
+    "tests/bench/test_bench.py::test_the_requests_of_every": "test_request_counts.py; `make bench`, in the same night",
+    "tests/docs/test_pages.py::test_the_snippets_of_a_page_run_and_answer_what_it_says[docs/collections": "other pages",
     "tests/torture/test_transfers.py::test_nor_is_it_on_postgresql": "on files; kills on PostgreSQL",
 }
 """The beginning of a test's id, and what holds its rule by day."""
 
 SAMPLED: Mapping[str, Sample] = {
-    "tests/bench/test_bench.py": Sample(0.1, ("small_append",)),
+    "tests/bench/test_bench.py": Sample(0.0, ("small_append",)),
     "tests/conformance/": Sample(0.25, ("[memory", "-memory", "[sqlite]", "-sqlite]")),
     "tests/docs/test_pages.py": Sample(0.2, ("tutorial",)),
     "tests/faults/": Sample(0.2),

@@ -74,15 +74,6 @@ def test_a_run_that_is_cancelled_while_it_merges_commits_nothing_more(world: Wor
     assert world.client.census("merging").batches == 4
 
 
-def test_a_run_that_is_cancelled_while_it_verifies_reads_no_further(world: World) -> None:
-    model = write(world.client, "verifying", batches=4, rows=60_000)
-    run = compact(world, "verifying", engine="local")
-    worker = world.dev.worker(run)
-    wait_stage(lambda: world.client.inspect("verifying").state.trace[1:] == (), "the compaction is committed")
-    assert_cancelled(world, run, worker, "verifying")
-    check(world.client, "verifying", model)
-
-
 def test_a_killed_run_is_started_again_by_itself(world: World) -> None:
     model = write(world.client, "killed", batches=6, rows=50)
     run = compact(world, "killed")
@@ -91,28 +82,6 @@ def test_a_killed_run_is_started_again_by_itself(world: World) -> None:
     assert world.dev.wait_finished(retried.id).status == "SUCCESS", world.dev.why(retried.id)
     assert world.client.census("killed").batches == 1
     check(world.client, "killed", model)
-
-
-def test_a_run_killed_while_it_merges_leaves_a_shard_that_the_next_compacts(world: World) -> None:
-    model = write(world.client, "killed_late", batches=4, rows=60_000)
-    world.dev.add_partitions("persist_shards", ["killed_late"])
-    before = set(parts_of(world.folder, "killed_late"))
-    config = {"ops": {"shard_duties": {"config": {"engine": "local"}}}}
-    run = world.dev.launch_partition(["compaction"], "killed_late", config)
-    worker = world.dev.worker(run)
-    wait_stage(lambda: set(parts_of(world.folder, "killed_late")) - before, "the first part of the merge is there")
-    for pid in [
-        worker,
-        *descendants(worker),
-    ]:  # the step has a process of its own, which would do the work all the same
-        os.kill(pid, signal.SIGKILL)
-    retried = wait_retried(world.dev, run)
-    assert world.dev.wait_finished(retried.id).is_finished
-    time.sleep(LEASE_MS / 1000)
-    again = compact(world, "killed_late", engine="local")
-    assert world.dev.wait_finished(again).status == "SUCCESS", world.dev.why(again)
-    assert world.client.census("killed_late").batches == 1
-    check(world.client, "killed_late", model)
 
 
 def test_two_runs_over_one_shard_exclude_each_other_whatever_launched_them(world: World) -> None:

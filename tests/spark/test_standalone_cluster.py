@@ -92,28 +92,6 @@ def test_a_master_without_room_for_an_executor_is_told_in_words(
         assert client.census("a").writers == 0
 
 
-SPECULATION = """
-spark.speculation true
-spark.speculation.interval 10ms
-spark.speculation.quantile 0.1
-spark.speculation.multiplier 1.01
-spark.speculation.minTaskRuntime 1ms
-"""
-
-
-def test_speculative_attempts_leave_one_result_and_orphans(
-    cluster: Cluster, urls: tuple[str, str], tmp_path: Path
-) -> None:
-    """Spark starts each task a second time as soon as others are faster. Only one attempt of each is linked."""
-    with persist.open(*urls, config=persist.Config(**SMALL), create=True) as client:
-        models = {"a": write(client, "a", batches=8)}
-        driver = start(cluster, urls, tmp_path / "log", more=SPECULATION)
-        assert driver.wait(200) == 0, (tmp_path / "log").read_text()[-3000:]
-        check_world(client, "a")
-        compacted(client, models)
-        check_swept(client, "a")
-
-
 def test_a_killed_executor_costs_its_tasks_another_attempt_and_nothing_else(
     cluster: Cluster, urls: tuple[str, str], tmp_path: Path
 ) -> None:
