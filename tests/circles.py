@@ -94,6 +94,7 @@ SAMPLED: Mapping[str, Sample] = {
     "tests/races/test_late_attempts.py": Sample(0.4),
     "tests/races/test_outcomes.py": Sample(0.25, ("[memory",)),
     "tests/races/test_verbs_processes.py": Sample(0.3),
+    "tests/simulation/": Sample(0.5),
     "tests/spark/test_reads_everywhere.py": Sample(0.0),
     "tests/spark/test_rounds_killed.py": Sample(0.0, is_one=True),
     "tests/spark/test_signals.py": Sample(0.2),
