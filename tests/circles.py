@@ -47,6 +47,7 @@ class Sample:
 
 NIGHTLY: Mapping[str, str] = {
     "tests/docs/test_site.py": "test_reference_pages.py; `make docs`, in the same night",
+    "tests/integration/test_compaction_at_size.py": "rounds are bounded, in tests/unit/maintain",
     "tests/integration/test_demo.py::test_the_demo_shows_everything_and_ends_well[demo-s3": "on files, beside it",
     "tests/integration/test_fleet.py::test_an_old_program_refuses": "the machine that was forgotten, beside it",
     "tests/integration/test_fleet.py::test_the_new_release_reads": "new machines beside old ones, beside it",
@@ -83,11 +84,11 @@ SAMPLED: Mapping[str, Sample] = {
     "tests/conformance/": Sample(0.25, ("[memory", "-memory", "[sqlite]", "-sqlite]")),
     "tests/docs/test_pages.py": Sample(0.2, ("tutorial",)),
     "tests/faults/": Sample(0.2),
-    "tests/integration/test_compaction_at_size.py": Sample(0.0),
     "tests/integration/test_fleet.py": Sample(0.0),
     "tests/integration/test_demo.py::test_an_interrupted": Sample(0.0),
     "tests/integration/test_ingest.py::test_what_cannot_be": Sample(0.1),
     "tests/integration/test_left_alone.py": Sample(0.0),
+    "tests/integration/test_more_than_a_page.py": Sample(0.0),
     "tests/integration/test_operations.py::test_the_policies": Sample(0.0),
     "tests/interrupts/": Sample(0.05),
     "tests/powercut/": Sample(0.25),
