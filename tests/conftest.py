@@ -6,6 +6,7 @@ at the top of the report; with that number in its place the same histories come 
 
 from __future__ import annotations
 
+import gc
 import os
 import secrets
 import signal
@@ -60,6 +61,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     circles.choose(config, items)
     circles.draw_less(items)
     circles.longest_first(items)
+
+
+def pytest_collection_finish() -> None:
+    """What was collected stays to the end: the garbage collector need not go through it with each test again."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    """At the end extensions count what of theirs is left."""
+    gc.unfreeze()
 
 
 def pytest_report_header() -> str:
