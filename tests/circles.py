@@ -202,7 +202,7 @@ def _fewer(given: settings) -> settings:
 
 
 def draw_less(items: Iterable[pytest.Item]) -> None:
-    """By day laws and models draw a share of what they say; each of them is told once."""
+    """By day laws and models draw a share of what they say. Call it once for each item."""
     if not is_day():
         return
     functions = [item for item in items if isinstance(item, pytest.Function) and is_hypothesis_test(item.obj)]
