@@ -99,11 +99,11 @@ def test_a_killed_executor_costs_its_tasks_another_attempt_and_nothing_else(
         models = {"a": write(client, "a", batches=8)}
         before = stored(client, "a")
         driver = start(cluster, urls, tmp_path / "log")
-        deadline = time.monotonic() + 150
+        deadline = time.monotonic() + 300
         while not stored(client, "a") - before:  # until the first task has written its first part
             is_running = driver.poll() is None and time.monotonic() < deadline
             assert is_running, (tmp_path / "log").read_text()[-3000:]
-            time.sleep(0.01)
+            time.sleep(0.05)  # each look is a listing
         victims = cluster.executors()
         assert victims
         os.kill(victims[0], signal.SIGKILL)
@@ -174,7 +174,7 @@ def wait_for_parts(client: persist.Client, driver: subprocess.Popen[bytes], befo
     deadline = time.monotonic() + 150
     while len(stored(client, "a") - before) < parts and driver.poll() is None:
         assert time.monotonic() < deadline, "no task wrote anything"
-        time.sleep(0.01)
+        time.sleep(0.05)  # each look is a listing
 
 
 def kill_an_executor(cluster: Cluster, rng: random.Random) -> int:
