@@ -18,13 +18,12 @@ unexport PYTHONDONTWRITEBYTECODE
 # Evaluated where used: a JVM is only looked for by what runs Spark.
 WITH_JAVA = JAVA_HOME=$$(scripts/java-home) && export JAVA_HOME &&
 
-# JVMs, daemons, and processes that are killed under load: many of them at once would be too much. They mostly wait for
-# each other, so two files of them run side by side.
+# JVMs, daemons, and processes that are killed under load: many of them at once would be too much.
 HEAVY := spark or dagster or torture
 # Where such tests are: to collect all others as well takes a minute a part. A test looks that no other folder has any.
-HEAVY_FOLDERS := tests/bench tests/faults tests/integration tests/orchestration tests/spark tests/torture tests/unit/jobs tests/wheels
+HEAVY_FOLDERS := tests/bench tests/docs tests/faults tests/integration tests/orchestration tests/spark tests/torture tests/unit/jobs tests/wheels
 
-.PHONY: help setup lint check format test torture transfers handovers takeovers event-kills servers served-models serve kafka pending events powercut sim faults interrupts spark-kills stream-kills sink-kills source-kills cluster-kills long-history tpch size skew left-alone demo demo-s3 dev ui bench docs docs-serve pythons wheels lock clean
+.PHONY: help setup lint look check format test torture transfers handovers takeovers event-kills servers served-models serve kafka pending events powercut sim faults interrupts spark-kills sink-kills source-kills cluster-kills long-history tpch size skew left-alone demo demo-s3 dev ui bench docs docs-serve pythons wheels lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,17 +39,23 @@ $(PROJECT): $(PACKAGES) pyproject.toml pipeline/pyproject.toml
 	scripts/setup project
 	@touch $@
 
-lint: $(PROJECT) ## format, lint, types, import contract, words
+lint check: look
+lint: TYPES = .venv/bin/mypy --python-version 3.13 persist_lib jobs orchestration & newer=$$!; .venv/bin/mypy; wait $$newer
+check: TYPES = .venv/bin/mypy
+lint: ## format, lint, types (also as Python 3.13 has them), import contract, words
+
+look: $(PROJECT)
 	.venv/bin/ruff format --check
 	.venv/bin/ruff check
-	.venv/bin/mypy --python-version 3.13 persist_lib jobs orchestration & newer=$$!; .venv/bin/mypy; wait $$newer
+	$(TYPES)
 	.venv/bin/lint-imports
 	scripts/prose
 
-# The ground floor: where most slips show first. About 80 s of CPU.
+# The ground floor: where most slips show first.
 CHECKED := tests/scripts $(addprefix tests/unit/,core kernel convert format schema runtime shard relation streams pending_area)
 
-check: lint ## the same and the fast tests of the ground floor (a minute)
+check: export PERSIST_CIRCLE ?= day
+check: ## the same and the fast tests of the ground floor (a minute)
 	scripts/in-memory $(PYTEST) -q -n 2 -m "not slow and not ($(HEAVY))" $(CHECKED)
 
 format: $(PROJECT) ## rewrite the code as `check` wants it
@@ -68,8 +73,10 @@ test-all: test-parts ## all tests, with those that `make test` leaves to the nig
 clean-durations:
 	rm -rf build/durations
 
-TESTS = scripts/in-memory env $(if $(DURATIONS),PERSIST_DURATIONS=$(CURDIR)/build/durations) $(PYTEST)
-PART = @printf '== part %s, %s\n' '$(1)' "$$(date +%H:%M:%S)"
+# Two cores are busy with three workers: a third of the time of units is waiting for servers, and half of that of daemons.
+TESTS = scripts/in-memory env $(if $(DURATIONS),PERSIST_DURATIONS=$(CURDIR)/build/durations) $(PYTEST) -n 3
+# By files, as these share daemons and sessions; those that wait longest begin first (LONGEST in tests/circles.py).
+BY_FILES := --dist loadfile --no-loadscope-reorder
 
 UNITS := tests/unit tests/scripts tests/defects
 OTHERS := $(filter-out $(UNITS) tests/__pycache__,$(patsubst %/,%,$(wildcard tests/*/)))
@@ -77,15 +84,9 @@ OTHERS := $(filter-out $(UNITS) tests/__pycache__,$(patsubst %/,%,$(wildcard tes
 # The cheapest first; a part that fails ends the run.
 .PHONY: test-parts test-all clean-durations defects nightly
 test-parts: $(PROJECT)
-	$(call PART,1 of 4: units)
-	$(TESTS) -n 2 -m "not ($(HEAVY))" $(UNITS)
-	$(call PART,2 of 4: the other tests without daemons)
-	$(TESTS) -n 2 -m "not ($(HEAVY))" $(OTHERS)
-	$(call PART,3 of 4: Dagster)
-	$(WITH_JAVA) $(TESTS) -n 2 --dist loadfile -m "dagster and not torture" $(HEAVY_FOLDERS)
-	$(call PART,4 of 4: Spark and killed processes)
-	$(WITH_JAVA) $(TESTS) -n 2 --dist loadfile -m "($(HEAVY)) and not (dagster and not torture)" $(HEAVY_FOLDERS)
-	@printf '== done, %s\n' "$$(date +%H:%M:%S)"
+	@scripts/part '1 of 3: units' $(TESTS) -m "not ($(HEAVY))" $(UNITS)
+	@scripts/part '2 of 3: the other tests without daemons' $(TESTS) -m "not ($(HEAVY))" $(OTHERS)
+	@$(WITH_JAVA) scripts/part '3 of 3: Dagster, Spark and killed processes' $(TESTS) $(BY_FILES) -m "$(HEAVY)" $(HEAVY_FOLDERS)
 
 defects: $(PROJECT) ## plant recorded bugs one by one, and see which the tests find: NAMES="0301 streams" WIDE=1
 	$(PYTHON_IN_VENV) -m tests.defects.plant --report build/defects.md $(if $(WIDE),--wide) $(NAMES)
@@ -141,9 +142,6 @@ faults: $(PROJECT) ## each request of everything to production servers broken on
 
 interrupts: $(PROJECT) ## Ctrl-C at every place of every kind of call, and at random moments
 	PERSIST_INTERRUPTS=all $(PYTEST) -n 2 --timeout=0 tests/interrupts
-
-stream-kills: $(PROJECT) ## drivers and tasks of a stream from a shard killed at random moments, N=50 times
-	$(WITH_JAVA) PERSIST_STREAM_KILLS=$(or $(N),50) $(PYTEST) -s --timeout=0 tests/spark/test_stream_restarts.py
 
 source-kills: $(PROJECT) ## what ingests a table of PostgreSQL killed KILLS=100 times, and its server stopped at once STOPS=10 times
 	PERSIST_SOURCE_KILLS=$(or $(KILLS),100) PERSIST_SOURCE_STOPS=$(or $(STOPS),10) $(PYTEST) -s --timeout=0 tests/torture/test_postgres_source.py

@@ -7,6 +7,7 @@ night is the same rule over more of a product (each store, each fault, each kind
 - `SAMPLED`: products of which `make test` runs a sample: what is named as whole is run whole, of the rest a share, each
   test function at least once. The sample is drawn by PERSIST_SEED, so that it is another one in each run by hand and at
   night, and the same one in CI.
+- Laws and models (hypothesis) draw `EXAMPLES` of their examples, and take `STEPS` of their steps.
 
 PERSIST_CIRCLE=night runs everything.
 """
@@ -14,6 +15,7 @@ PERSIST_CIRCLE=night runs everything.
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,73 +23,131 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import pytest
+from hypothesis import is_hypothesis_test, settings
 
 T = TypeVar("T")
 VARIABLE = "PERSIST_CIRCLE"
+EXAMPLES, STEPS = 0.35, 0.8
+"""The shares by day of the examples of a law, and of the steps of a model: what needs many calls needs most of them."""
+LEAST = 3
+"""A law with so few examples draws them by day too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Of a product: what is kept whole (parts of a test's id in brackets), and the share of the others that runs."""
+    """Of a product: what is kept whole (parts of a test's id in brackets), and the share of the others that runs.
+
+    At least one of each test function, or with `is_one` one of all that begin so.
+    """
 
     share: float
     whole: tuple[str, ...] = ()
+    is_one: bool = False
 
 
 NIGHTLY: Mapping[str, str] = {
     "tests/docs/test_site.py": "test_reference_pages.py; `make docs`, in the same night",
+    "tests/integration/test_compaction_at_size.py": "rounds are bounded, in tests/unit/maintain",
+    "tests/integration/test_demo.py::test_the_demo_shows_everything_and_ends_well[demo-s3": "on files, beside it",
+    "tests/integration/test_demo.py::test_an_interrupted": "servers are gone when their starter is, in test_servers.py",
+    "tests/integration/test_fleet.py": "test_upgrade.py; newer formats, in tests/unit/format and unit/server",
     "tests/integration/test_git_history.py::test_a_long_history_is_ingested_in_minutes": "shorter ones beside it",
+    "tests/integration/test_left_alone.py::test_one_run_brings_it_to_rest_on_files[dagster": "other doors",
+    "tests/integration/test_left_alone.py::test_one_run_brings_it_to_rest_on_files[program": "other doors",
     "tests/integration/test_left_alone.py::test_one_run_brings_it_to_rest_on_s3": "files and SQLite, in the same file",
-    "tests/wheels/test_types.py::test_the_pipeline_s_types_are_there_too": "the library's types, in the same file",
+    "tests/wheels/test_types.py": "py.typed is in the wheels, in test_distributions.py; `make lint`",
     "tests/unit/location/test_s3.py::test_more_than_a_thousand": "the tests of pages beside it",
     "tests/unit/location/test_s3_cas.py::test_more_than_a_thousand": "tests of pages in test_s3.py, of truncation here",
     "tests/unit/sources/test_bindings.py::test_two_minters_in_threads": "two minters by turns, beside it",
     "tests/unit/sources/test_bindings.py::test_processes_that_ask": "two minters by turns, beside it",
+    "tests/unit/sources/test_running.py::test_a_source_on_s3_alone": "deaths between two appends, beside it",
     "tests/unit/sources/test_kafka.py::test_a_million": "a million records of Avro and of files",
-    "tests/orchestration/test_dev_runs.py::test_a_run_killed_while_it_merges": "a killed run, in the same file",
-    "tests/orchestration/test_dev_runs.py::test_a_run_that_is_cancelled_while_it_verifies": "while it merges",
-    "tests/spark/test_ingest_on_spark.py::test_a_killed_driver_is": "test_ingest_everywhere.py kills drivers, too",
+    "tests/orchestration/test_backfill_from_the_ui.py::test_a_backfill": "test_definitions.py: backfills are one run",
+    "tests/orchestration/test_dev_loading.py::test_two_locations": "test_mounting.py, test_definitions.py",
+    "tests/orchestration/test_dev_sensors.py": "test_sensors_and_schedules.py, without a daemon; `make dev` ticks",
+    "tests/properties/test_library_model.py::TestOnServers": "in memory and on files, beside it; kills on servers",
+    "tests/spark/test_ingest_everywhere.py": "test_ingest_on_spark.py; reads and writes everywhere; a killed sink",
     "tests/spark/test_rounds_killed.py::test_two_drivers_killed_at_random": "drivers killed at a place, beside it",
     "tests/spark/test_standalone_cluster.py::test_a_master_without_room": "tests/unit/jobs/test_reach.py asks a master",
     "tests/spark/test_standalone_cluster.py::test_executors_and_drivers_killed": "a killed executor, beside it",
-    "tests/spark/test_standalone_cluster.py::test_speculative": "two applications that race, on local Spark",
-    "tests/spark/test_stream_restarts.py": "streams of collections from checkpoints; a killed sink",
-    "tests/spark/test_tpch.py": "test_scans.py compares random histories",
     "tests/spark/test_what_spark_shows.py::test_an_operation_on_connect": "what a job says, beside it",
-    "tests/spark/test_writes_everywhere.py::test_a_write_goes_on": "a compaction whose executor is killed",
+    "tests/spark/test_writes_everywhere.py": "test_writes.py and test_collections_on_spark.py; reads everywhere",
+    "tests/bench/test_bench.py::test_every_contender": "`make bench`, in the same night; the other phases, a sample",
+    "tests/bench/test_bench.py::test_files_are_ingested": "`make bench`, in the same night; the other phases, a sample",
     "tests/bench/test_bench.py::test_spark_s_own_plan": "the other phases, a sample",
+    "tests/bench/test_bench.py::test_the_requests_of_every": "test_request_counts.py; `make bench`, in the same night",
+    "tests/conformance/test_crowds.py": "fewer processes, in test_consensus.py",
+    "tests/docs/test_pages.py::test_the_snippets_of_a_page_run_and_answer_what_it_says[docs/collections": "other pages",
     "tests/torture/test_transfers.py::test_nor_is_it_on_postgresql": "on files; kills on PostgreSQL",
 }
 """The beginning of a test's id, and what holds its rule by day."""
 
 SAMPLED: Mapping[str, Sample] = {
-    "tests/bench/test_bench.py": Sample(0.1, ("small_append",)),
+    "tests/bench/test_bench.py": Sample(0.0, ("small_append",)),
     "tests/conformance/": Sample(0.25, ("[memory", "-memory", "[sqlite]", "-sqlite]")),
-    "tests/docs/test_pages.py": Sample(0.5),
+    "tests/docs/test_pages.py": Sample(0.2, ("tutorial",)),
     "tests/faults/": Sample(0.2),
-    "tests/integration/test_compaction_at_size.py": Sample(0.0),
-    "tests/integration/test_fleet.py": Sample(0.0),
-    "tests/interrupts/": Sample(0.1),
+    "tests/integration/test_ingest.py::test_what_cannot_be": Sample(0.1),
+    "tests/integration/test_left_alone.py": Sample(0.0),
+    "tests/integration/test_more_than_a_page.py": Sample(0.0),
+    "tests/integration/test_operations.py::test_the_policies": Sample(0.0),
+    "tests/interrupts/": Sample(0.05),
     "tests/powercut/": Sample(0.25),
+    "tests/properties/test_models_through_servers.py": Sample(0.5, is_one=True),
     "tests/races/test_append_many_processes.py": Sample(0.3),
     "tests/races/test_late_attempts.py": Sample(0.4),
     "tests/races/test_outcomes.py": Sample(0.25, ("[memory",)),
     "tests/races/test_verbs_processes.py": Sample(0.3),
-    "tests/spark/test_ingest_everywhere.py": Sample(0.0),
-    "tests/spark/test_killed_driver.py": Sample(0.0),
+    "tests/simulation/": Sample(0.5),
     "tests/spark/test_reads_everywhere.py": Sample(0.0),
-    "tests/spark/test_signals.py": Sample(0.3),
+    "tests/spark/test_rounds_killed.py": Sample(0.0, is_one=True),
+    "tests/spark/test_signals.py": Sample(0.2),
     "tests/spark/test_sinks_killed.py": Sample(0.0),
-    "tests/spark/test_writes_everywhere.py": Sample(0.0),
     "tests/torture/test_event_kills.py": Sample(0.3),
     "tests/torture/test_kills.py": Sample(0.0),
-    "tests/wheels/test_extras.py": Sample(0.3),
+    "tests/wheels/test_extras.py": Sample(0.1),
+    "tests/unit/catalog/test_staging.py::test_any_calls": Sample(0.3),
+    "tests/unit/catalog/test_without_transactions.py::test_definite": Sample(0.0),
     "tests/unit/client/test_times_at_every_door.py": Sample(0.4),
+    "tests/unit/events/test_damage.py::test_damage_is_found": Sample(0.4),
+    "tests/unit/events/test_stored_bytes.py::test_no_damage": Sample(0.4),
+    "tests/unit/location/test_s3.py::test_whatever_breaks": Sample(0.4),
+    "tests/unit/location/test_s3_cas.py::test_whatever_breaks": Sample(0.4),
+    "tests/unit/maintain/test_compaction_at_size.py::test_one_key": Sample(0.0),
+    "tests/unit/maintain/test_maintain.py::test_every_single_failure": Sample(0.4),
+    "tests/unit/maintain/test_repair.py::test_the_rows_from": Sample(0.3),
+    "tests/unit/maintain/test_rollup_duty.py::test_one_rollup": Sample(0.0),
+    "tests/unit/relation/test_append_async_processes.py::test_a_program_that_just": Sample(0.3),
+    "tests/unit/relation/test_doors.py::test_a_lazy_scan": Sample(0.3),
+    "tests/unit/relation/test_read.py::test_splits": Sample(0.3),
+    "tests/unit/sources/test_loading.py::test_an_instance_that_is_first": Sample(0.0),
     "tests/unit/sources/test_loading.py::test_tasks_make": Sample(0.4),
+    "tests/unit/sources/test_postgres_changes.py::test_changes_make": Sample(0.4),
     "tests/unit/sources/test_reprocess.py::test_what_a_mender_left": Sample(0.3),
+    "tests/unit/spark/test_batch_reads.py::test_pushed": Sample(0.3),
+    "tests/unit/spark/test_collections.py::test_a_stream": Sample(0.3),
+    "tests/unit/spark/test_collections.py::test_any_history": Sample(0.3),
+    "tests/unit/spark/test_streaming_reads.py::test_killed": Sample(0.4),
+    "tests/unit/timeline/test_isolation_checker.py::test_a_planted": Sample(0.3),
     "tests/unit/timeline/test_tail.py": Sample(0.5),
 }
 """The beginning of a test's id, and what is drawn."""
+
+
+LONGEST = (
+    "tests/orchestration/test_dev_runs.py",
+    "tests/spark/test_standalone_cluster.py",
+    "tests/spark/test_sinks_killed.py",
+    "tests/docs/test_pages.py",
+    "tests/spark/test_rounds_killed.py",
+    "tests/spark/test_reads_everywhere.py",
+)
+"""Files that take a minute or more, mostly waiting: they begin first, so that no worker is left alone with one."""
+
+
+def is_day() -> bool:
+    """Whether this is the circle of `make test`."""
+    return os.environ.get(VARIABLE) == "day"
 
 
 def _draw(nodeid: str, seed: str) -> float:
@@ -99,13 +159,13 @@ def _at_night(nodeid: str) -> bool:
     return any(nodeid.startswith(beginning) for beginning in NIGHTLY)
 
 
-def _sample(nodeid: str) -> Sample | None:
-    return next((sample for beginning, sample in SAMPLED.items() if nodeid.startswith(beginning)), None)
+def _sample(nodeid: str) -> tuple[str, Sample] | None:
+    return next((found for found in SAMPLED.items() if nodeid.startswith(found[0])), None)
 
 
 def by_day(places: Sequence[T], every: int) -> Sequence[T]:
     """Where one test strikes: everywhere at night, and by day at each `every`-th place, from one that the seed says."""
-    if os.environ.get(VARIABLE) != "day":
+    if not is_day():
         return places
     return places[int(_draw("", os.environ.get("PERSIST_SEED", "fixed")) * every) :: every] or places[:1]
 
@@ -115,24 +175,48 @@ def kept(nodeids: Iterable[str], seed: str) -> set[str]:
     chosen: set[str] = set()
     groups: dict[str, list[tuple[float, str, float]]] = defaultdict(list)
     for nodeid in nodeids:
-        sample = _sample(nodeid)
+        found = _sample(nodeid)
         function, _, case = nodeid.partition("[")
         if _at_night(nodeid):
             continue
-        if sample is None or any(name in case for name in sample.whole):
+        if found is None or any(name in case for name in found[1].whole):
             chosen.add(nodeid)
         else:
-            groups[function].append((_draw(nodeid, seed), nodeid, sample.share))
+            beginning, sample = found
+            groups[beginning if sample.is_one else function].append((_draw(nodeid, seed), nodeid, sample.share))
     for group in groups.values():
         least = min(group)
         chosen.update(nodeid for draw, nodeid, share in group if draw < share or (draw, nodeid, share) == least)
     return chosen
 
 
+def longest_first(items: list[pytest.Item]) -> None:
+    """Put what waits longest at the beginning, and leave the others in their order."""
+    ranks = {file: rank for rank, file in enumerate(LONGEST)}
+    items.sort(key=lambda item: ranks.get(item.nodeid.split("::", 1)[0], len(ranks)))
+
+
+def _fewer(given: settings) -> settings:
+    examples = max(min(given.max_examples, LEAST), math.ceil(given.max_examples * EXAMPLES))
+    return settings(given, max_examples=examples, stateful_step_count=math.ceil(given.stateful_step_count * STEPS))
+
+
+def draw_less(items: Iterable[pytest.Item]) -> None:
+    """By day laws and models draw a share of what they say. Call it once for each item."""
+    if not is_day():
+        return
+    functions = [item for item in items if isinstance(item, pytest.Function) and is_hypothesis_test(item.obj)]
+    for model in {item.cls for item in functions if hasattr(item.cls, "settings")}:
+        model.settings = _fewer(model.settings)
+    for law in {getattr(item.obj, "__func__", item.obj) for item in functions if not hasattr(item.cls, "settings")}:
+        # As hypothesis's own plugin of pytest does: what a decorator has settled has no public way to be changed.
+        law._hypothesis_internal_use_settings = _fewer(law._hypothesis_internal_use_settings)
+
+
 def choose(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave to the night what is not of this circle, counted as deselected. A test that is named by its file runs."""
     named = [argument for argument in config.args if ".py" in argument]
-    if os.environ.get(VARIABLE) != "day" or named:
+    if not is_day() or named:
         return
     chosen = kept([item.nodeid for item in items], os.environ.get("PERSIST_SEED", "fixed"))
     left = [item for item in items if item.nodeid not in chosen]

@@ -6,6 +6,7 @@ at the top of the report; with that number in its place the same histories come 
 
 from __future__ import annotations
 
+import gc
 import os
 import secrets
 import signal
@@ -58,6 +59,19 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave to the night what is not of this circle."""
     circles.choose(config, items)
+    circles.draw_less(items)
+    circles.longest_first(items)
+
+
+def pytest_collection_finish() -> None:
+    """What was collected stays to the end: the garbage collector need not go through it with each test again."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    """At the end extensions count what of theirs is left."""
+    gc.unfreeze()
 
 
 def pytest_report_header() -> str:

@@ -69,20 +69,25 @@ def consensus(consensus_kind: ConsensusKind, consensus_url: str) -> Iterator[Con
     opened.close()
 
 
+def pool(count: int) -> ProcessPoolExecutor:
+    """So many, forked from one that has imported all and opened nothing: to import in each of 32 is a minute."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(IMPORTED_ONCE)
+    return ProcessPoolExecutor(count, mp_context=context)
+
+
 @pytest.fixture(scope="session")
 def processes() -> Iterator[ProcessPoolExecutor]:
-    """Processes that were spawned: they share nothing with this one."""
-    with ProcessPoolExecutor(PROCESSES, mp_context=multiprocessing.get_context("spawn")) as pool:
-        yield pool
+    """Processes that share nothing with this one."""
+    with pool(PROCESSES) as few:
+        yield few
 
 
 @pytest.fixture(scope="session")
 def crowd() -> Iterator[ProcessPoolExecutor]:
-    """Many processes, forked from one that has imported all and opened nothing: 32 times to import is a minute."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(IMPORTED_ONCE)
-    with ProcessPoolExecutor(CROWD, mp_context=context) as pool:
-        yield pool
+    """Many of them."""
+    with pool(CROWD) as many:
+        yield many
 
 
 Race = Callable[[list[tuple[Any, ...]]], list[Any]]

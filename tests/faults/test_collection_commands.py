@@ -266,7 +266,7 @@ def test_another_process_goes_on_where_one_died(
     total = run(place("whole"), story, Dying(None, happens=True), seed)
     assert total > 0
     is_memory = "memory" in request.node.name
-    for k in circles.by_day(range(1, total + 1), 4):
+    for k in circles.by_day(range(1, total + 1), 8):
         for happens in (True, False) if is_memory else (k % 2 == 0,):
             run(place(f"{k}-{happens}"), story, Dying(k, happens=happens), seed)
 

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import persist_lib as persist
-from tests.commands import invoke
 from tests.integration.test_cli import Shell
 from tests.unit.cli.shells import run
 
@@ -359,16 +356,6 @@ def test_times_may_be_moments(sh: Shell):
     assert found["as_of"] > 1_700_000_000_000
 
 
-def test_help_loads_no_arrow():
-    code = (
-        "import sys\nfrom persist_lib.cli.app import app\n"
-        "app(['collection', 'rendition', 'make', '--help'], standalone_mode=False)\n"
-        "print('pyarrow' in sys.modules, file=sys.stderr)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stderr.strip() == "False"
-
-
 def test_names_are_completed(made: Shell):
     made("collection", "create", "others", *COLUMNS)
     words = f"persist --location file:{made.root} collection show or"
@@ -380,13 +367,6 @@ def test_names_are_completed(made: Shell):
         if done.stdout:
             break
     assert done.stdout.split() == ["orders"]
-
-
-def test_every_command_has_an_example():
-    commands = invoke("collection", "--help").stdout
-    for name in re.findall(r"^│ ([a-z][a-z-]+)  ", commands, re.MULTILINE):
-        if name not in ("hold", "rendition"):
-            assert f"persist collection {name}" in invoke("collection", name, "--help").stdout
 
 
 def test_tending_a_location_without_collections_is_nothing_to_do(sh: Shell):

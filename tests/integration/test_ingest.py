@@ -127,17 +127,6 @@ def test_killed_at_any_moment_and_run_again_it_takes_each_line_once(tmp_path: Pa
         check(client, "orders", rows, bad)
 
 
-def test_two_at_once_take_each_line_once(tmp_path: Path) -> None:
-    rows, bad = write_files(tmp_path / "in", files=5, lines=1000)
-    location = f"file:{tmp_path / 'data'}"
-    processes = [start(location, "--format", "jsonl", *SCHEMA, *SMALL, str(tmp_path / "in")) for _ in range(2)]
-    for process in processes:
-        out, err = process.communicate(timeout=100)
-        assert process.returncode == 0, out + err
-    with persist.open(location) as client:
-        check(client, "orders", rows, bad)
-
-
 def test_inputs_and_shards_may_both_be_on_s3_alone(tmp_path: Path) -> None:
     rows, bad = write_files(tmp_path / "in")
     server = servers.s3_server()

@@ -20,6 +20,7 @@ from persist_lib.config import MIB
 from persist_lib.ids import SeqNo
 from persist_lib.testing import check_swept, check_world
 from tests import servers
+from tests.commands import forked
 from tests.integration.left_alone import SHARD, Filled, contents, copy, fill
 
 APPENDS = int(os.environ.get("PERSIST_LEFT_ALONE", "0"))
@@ -55,7 +56,7 @@ def library(place: Place) -> None:
 
 
 def command(place: Place) -> None:
-    run([sys.executable, "-m", "persist_lib.cli", "maintain", SHARD], place)
+    run([forked(), "maintain", SHARD], place)
 
 
 def program(place: Place) -> None:
@@ -63,8 +64,8 @@ def program(place: Place) -> None:
     run([sys.executable, "jobs/compact.py", "--engine", "spark"], place)
     with persist.open(*place, read_only=True) as client:
         assert client.census(SHARD).debt == 0
-    run([sys.executable, "-m", "persist_lib.cli", "rollups", SHARD], place)
-    run([sys.executable, "-m", "persist_lib.cli", "garbage", SHARD], place)
+    run([forked(), "rollups", SHARD], place)
+    run([forked(), "garbage", SHARD], place)
 
 
 def dagster(place: Place) -> None:

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -109,34 +104,3 @@ def test_wrong_arguments_exit_with_2(wrong: list[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         orders.main(wrong)
     assert ended.value.code == 2
-
-
-@pytest.mark.torture
-def test_killed_at_random_moments_nothing_is_lost_or_doubled(tmp_path: Path) -> None:
-    arguments = ["--location", f"file:{tmp_path}", "--updates", "200_000", "--updates-per-append", "500", "--seed", "8"]
-    command = [sys.executable, "-m", "examples.orders", *arguments]
-    kills, chance = 0, random.Random(8)
-    for _ in range(100):
-        with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE) as run:
-            time.sleep(1 + chance.random() * 3)
-            run.kill()
-            _, said = run.communicate()
-        kills += run.returncode == -signal.SIGKILL
-        if run.returncode == 0 or kills == 6:
-            break
-        assert run.returncode == -signal.SIGKILL, said
-    assert kills >= 1
-    with persist.open(f"file:{tmp_path}") as client:
-        ingest(client, Book(8), 200_000)
-        check(client, Book(8), 2_000)
-
-
-@pytest.mark.slow
-def test_a_million_updates_take_seconds(tmp_path: Path) -> None:
-    begun = time.monotonic()
-    with persist.open(f"file:{tmp_path}") as client:
-        ingest(client, Book(7), 1_000_000)
-        seconds = time.monotonic() - begun
-        check(client, Book(7), 10_000, count=3)
-    print(f"{1_000_000 / seconds:.0f} updates/s")
-    assert seconds < 60

@@ -29,7 +29,7 @@ from tests.unit.pending_area.areas import plain, said
 from tests.worlds import SCHEMA
 
 WRITERS = int(os.environ.get("PERSIST_PENDING_WRITERS", "100"))
-BATCHES = int(os.environ.get("PERSIST_PENDING_BATCHES", "6000"))
+BATCHES = int(os.environ.get("PERSIST_PENDING_BATCHES", "3000"))
 SHARD = ShardId("readings")
 UPDATES = 3
 MIB = 1 << 20

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -100,29 +98,6 @@ def test_what_is_appended_is_read_compacted_collected_and_read_the_same(place: t
                 assert contents_of(reader.snapshot(19, diff=True).to_arrow()) == expected
 
 
-def test_another_process_reads_what_was_appended_here(place: tuple[str, str | None]) -> None:
-    with persist.open(*place) as client:
-        write = client.open_writer("s", SCHEMA)
-        write.compare_and_append(rows(1, 2), 0, 1)
-        program = (
-            "import sys, persist_lib as p; c = p.open(*sys.argv[1:], create=False); "
-            "print(c.open_reader('s').snapshot(0).to_arrow().num_rows); c.close()"
-        )
-        arguments = [part for part in (client.url, client.consensus_url) if part]
-        run = subprocess.run(
-            [sys.executable, "-W", "error", "-c", program, *arguments], capture_output=True, check=True, cwd=ROOT
-        )
-    assert run.stdout.decode().strip() == "2"
-
-
-def test_an_append_is_one_compare_and_set_and_a_put_for_each_part(counted: Counted) -> None:
-    write = counted.client.open_writer("s", SCHEMA)
-    write.compare_and_append(rows(1), 0, 1)
-    assert counted.count(lambda: write.compare_and_append(rows(2), 1, 2)) == {"compare_and_set": 1}
-    assert counted.count(lambda: write.compare_and_append(large(5000), 2, 3)) == {"compare_and_set": 1, "set": 1}
-    assert counted.count(lambda: write.advance_upper(9)) == {"compare_and_set": 1}
-
-
 def test_heartbeats_and_downgrades_cost_no_blob_operation(counted: Counted) -> None:
     write, read = counted.client.open_shard("s", SCHEMA)
     for n in range(3):
@@ -131,21 +106,6 @@ def test_heartbeats_and_downgrades_cost_no_blob_operation(counted: Counted) -> N
     machine = counted.client.machine("s")
     made = counted.count(lambda: machine.commit(lambda _s, now: Heartbeat((write.id,), now + 10**9)))
     assert made == {"compare_and_set": 1}
-
-
-def test_opening_costs_the_same_however_long_the_history(place: tuple[str, str | None]) -> None:
-    made = []
-    for name, appends in (("short", 40), ("long", 100 if place[1] is None else 400)):
-        with persist.open(*place, config=persist.Config(rollup_every=16), runtime=QUIET) as client:
-            write = client.open_writer(name, SCHEMA)
-            for n in range(appends):
-                write.compare_and_append(rows(n), n, n + 1)
-            client.roll_up(name, force=True)
-            client.collect(name)
-        fresh = Counted(place)
-        made.append(fresh.count(lambda fresh=fresh, name=name: fresh.client.inspect(name)))  # type: ignore[misc]
-        fresh.client.close()
-    assert made[0] == made[1] == {"get": 1, "head": 1, "scan": 1}
 
 
 def test_an_inline_append_is_one_round_trip_on_the_wire_and_a_larger_one_is_one_more() -> None:

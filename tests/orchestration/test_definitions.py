@@ -56,6 +56,11 @@ def test_every_duty_is_an_asset_with_a_description_owner_group_and_kind() -> Non
         assert isinstance(spec.partitions_def, dg.DynamicPartitionsDefinition)
 
 
+def test_a_backfill_of_duties_is_one_run_whatever_the_number_of_partitions() -> None:
+    (duties,) = [one for one in build_definitions().assets or () if getattr(one, "op", None) and len(one.keys) > 1]  # type: ignore[union-attr]
+    assert duties.backfill_policy == dg.BackfillPolicy.single_run()  # type: ignore[union-attr]
+
+
 def test_schedules_and_sensors_run_unless_they_are_told_not_to() -> None:
     for is_running in (True, False):
         definitions = build_definitions(Settings(is_running=is_running))

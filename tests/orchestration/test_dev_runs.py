@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -75,15 +74,6 @@ def test_a_run_that_is_cancelled_while_it_merges_commits_nothing_more(world: Wor
     assert world.client.census("merging").batches == 4
 
 
-def test_a_run_that_is_cancelled_while_it_verifies_reads_no_further(world: World) -> None:
-    model = write(world.client, "verifying", batches=4, rows=60_000)
-    run = compact(world, "verifying", engine="local")
-    worker = world.dev.worker(run)
-    wait_stage(lambda: world.client.inspect("verifying").state.trace[1:] == (), "the compaction is committed")
-    assert_cancelled(world, run, worker, "verifying")
-    check(world.client, "verifying", model)
-
-
 def test_a_killed_run_is_started_again_by_itself(world: World) -> None:
     model = write(world.client, "killed", batches=6, rows=50)
     run = compact(world, "killed")
@@ -92,28 +82,6 @@ def test_a_killed_run_is_started_again_by_itself(world: World) -> None:
     assert world.dev.wait_finished(retried.id).status == "SUCCESS", world.dev.why(retried.id)
     assert world.client.census("killed").batches == 1
     check(world.client, "killed", model)
-
-
-def test_a_run_killed_while_it_merges_leaves_a_shard_that_the_next_compacts(world: World) -> None:
-    model = write(world.client, "killed_late", batches=4, rows=60_000)
-    world.dev.add_partitions("persist_shards", ["killed_late"])
-    before = set(parts_of(world.folder, "killed_late"))
-    config = {"ops": {"shard_duties": {"config": {"engine": "local"}}}}
-    run = world.dev.launch_partition(["compaction"], "killed_late", config)
-    worker = world.dev.worker(run)
-    wait_stage(lambda: set(parts_of(world.folder, "killed_late")) - before, "the first part of the merge is there")
-    for pid in [
-        worker,
-        *descendants(worker),
-    ]:  # the step has a process of its own, which would do the work all the same
-        os.kill(pid, signal.SIGKILL)
-    retried = wait_retried(world.dev, run)
-    assert world.dev.wait_finished(retried.id).is_finished
-    time.sleep(LEASE_MS / 1000)
-    again = compact(world, "killed_late", engine="local")
-    assert world.dev.wait_finished(again).status == "SUCCESS", world.dev.why(again)
-    assert world.client.census("killed_late").batches == 1
-    check(world.client, "killed_late", model)
 
 
 def test_two_runs_over_one_shard_exclude_each_other_whatever_launched_them(world: World) -> None:
@@ -141,54 +109,6 @@ def test_an_op_that_fails_is_not_started_again(world: World) -> None:
     assert world.dev.run(run.id).tags["dagster/will_retry"] == "false"
 
 
-def test_a_run_over_a_shard_that_does_not_exist_fails_by_its_name_and_does_nothing(world: World) -> None:
-    write(world.client, "there", batches=6, rows=50)
-    run = world.dev.wait_finished(compact(world, "there", "no_such_shard"))
-    assert run.status == "FAILURE", "zero work is no success"
-    assert "no_such_shard" in world.dev.failure_of(run.id)
-    assert world.client.census("there").batches == 6
-
-
-def test_damage_is_red_in_every_scrub_until_it_is_mended(world: World) -> None:
-    write(world.client, "rotten", batches=3, rows=2000)
-    victim = damage_a_part(world.folder, "rotten")
-    first = world.dev.wait_finished(scrub(world))
-    assert first.status == "FAILURE"
-    batch = damaged_batch(world.dev, first)
-    second = world.dev.wait_finished(scrub(world))
-    assert second.status == "FAILURE", "the damage is still there"
-    assert damaged_batch(world.dev, second) == batch
-    assert verdict(world.dev, "scrub", "parts_undamaged", "rotten") == "FAILED ERROR"
-    assert "rotten" in world.dev.partitions("scrub")["failed"]
-    flip_back(victim)
-    third = world.dev.wait_finished(scrub(world))
-    assert third.status == "SUCCESS", world.dev.why(third.id)
-    assert verdict(world.dev, "scrub", "parts_undamaged", "rotten") == "SUCCEEDED ERROR"
-    assert "rotten" in world.dev.partitions("scrub")["materialized"]
-
-
-def test_a_job_that_fails_on_a_shard_turns_its_partition_red_and_no_other(world: World) -> None:
-    for name in ("fine", "bad"):
-        write(world.client, name, batches=6, rows=2000)
-    victim = damage_a_part(world.folder, "bad")
-    run = world.dev.wait_finished(compact(world, "bad", "fine"))
-    assert run.status == "FAILURE"
-    assert re.search(r"1 of 2 shards: bad", world.dev.failure_of(run.id)), "what failed comes first"
-    colours = world.dev.partitions("compaction")
-    assert "fine" in colours["materialized"]
-    assert "bad" in colours["failed"]
-    executions = world.dev.check_executions("compaction", "reads_identical", "bad")
-    assert executions, "a check without a verdict says so"
-    evaluation = executions[0]["evaluation"]
-    assert evaluation["severity"] == "WARN", "only what is certain is red"
-    assert re.search(r"not evaluated: .*damaged|not evaluated: .*Damage", evaluation["description"])
-    flip_back(victim)
-    assert world.dev.wait_finished(compact(world, "bad")).status == "SUCCESS"
-    colours = world.dev.partitions("compaction")
-    assert "bad" in colours["materialized"]
-    assert "bad" not in colours["failed"]
-
-
 def test_an_asset_run_over_a_damaged_shard_says_which_checks_have_no_verdict(world: World) -> None:
     write(world.client, "bad_asset", batches=6, rows=2000)
     world.dev.add_partitions("persist_shards", ["bad_asset"])
@@ -200,32 +120,10 @@ def test_an_asset_run_over_a_damaged_shard_says_which_checks_have_no_verdict(wor
         assert verdict(world.dev, "compaction", name, "bad_asset") == "FAILED WARN", "not: execution failed"
 
 
-def test_a_dry_run_materializes_nothing_and_judges_nothing(world: World) -> None:
-    write(world.client, "dry", batches=6, rows=50)
-    config = {"ops": {"maintenance_of_shards": {"config": {"shards": ["dry"], "dry_run": True}}}}
-    run = world.dev.wait_finished(world.dev.launch("maintenance", config))
-    assert run.status == "SUCCESS", world.dev.why(run.id)
-    assert not world.dev.materializations("compaction", "dry")
-    assert not world.dev.check_executions("census", "batch_count_within_bound", "dry")
-    assert world.client.census("dry").batches == 6
-
-
 def compact(world: World, *shards: str, engine: str = "auto") -> str:
     """Launch the compaction job over some shards."""
     config = {"shards": list(shards), "engine": engine}
     return world.dev.launch("compaction", {"ops": {"compaction_of_shards": {"config": config}}})
-
-
-def scrub(world: World) -> str:
-    """Launch the scrub job over all shards, as its schedule does."""
-    return world.dev.launch("scrub")
-
-
-def damaged_batch(dev: DagsterDev, run: Run) -> str:
-    """The batch of `rotten` that a failed scrub names."""
-    found = re.search(r"rotten.*?batch (.+?): ", dev.failure_of(run.id), re.DOTALL)
-    assert found, dev.failure_of(run.id)
-    return found[1]
 
 
 def verdict(dev: DagsterDev, asset: str, name: str, partition: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -123,6 +124,23 @@ def test_nothing_is_green_beside_known_damage(
     instance.delete_dynamic_partition("persist_shards", "bad")
     assert run(folder, instance, "scrub", shards=["good"], scrub_all=True).success
     assert shown(instance, "scrub", "parts_undamaged")[1] == "SUCCEEDED", "what is gone is not held against it"
+
+
+def test_damage_fails_every_scrub_until_it_is_mended(
+    client: persist.Client, folder: Path, instance: dg.DagsterInstance
+) -> None:
+    for name in ("bad", "good"):
+        write(client, name, batches=2, rows=400)
+    victim, named = damage_a_part(folder, "bad"), set[str]()
+    for _ in range(2):
+        result = run(folder, instance, "scrub")
+        assert not result.success
+        named.update(re.findall(r"bad.*?batch (.+?): ", failure(result), re.DOTALL))
+        assert shown(instance, "scrub", "parts_undamaged")[1] == "FAILED"
+    assert len(named) == 1, "the same batch"
+    flip_a_bit([victim])
+    assert run(folder, instance, "scrub").success
+    assert shown(instance, "scrub", "parts_undamaged")[1] == "SUCCEEDED"
 
 
 def test_a_shard_that_is_not_there_fails_at_once_and_nothing_is_done(

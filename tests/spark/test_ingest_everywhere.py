@@ -15,7 +15,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pyarrow as pa
@@ -27,7 +27,6 @@ from persist_lib.location import open_location
 from tests import servers
 from tests.spark.places import Cluster, ConnectServer, environment
 from tests.spark.test_ingest_on_spark import PROGRAM, many
-from tests.spark.test_killed_driver import kill_group
 from tests.spark.test_reads_everywhere import client, on_cluster, place  # noqa: F401 - fixtures
 from tests.unit.jobs.ingests import check, contents, write_files
 from tests.unit.jobs.test_ingest_formats import changes_of, write_changes
@@ -137,6 +136,14 @@ def wait_until(
         assert driver.poll() is None, log.read_text()[-3000:]
         assert time.monotonic() < deadline, log.read_text()[-3000:]
         time.sleep(0.02)
+
+
+def kill_group(driver: subprocess.Popen[bytes]) -> None:
+    """What the driver started continues for a moment, as zombies do; then it ends too."""
+    time.sleep(0.5)
+    with suppress(ProcessLookupError):
+        os.killpg(driver.pid, signal.SIGKILL)
+    driver.wait()
 
 
 def groups_in(client: persist.Client) -> int:

@@ -2,7 +2,7 @@
 
     PERSIST_KILLS=50 pytest tests/spark/test_sinks_killed.py         # as `make sink-kills` does
 
-`make test` kills a few. A fresh seed is printed; PERSIST_SEED repeats a run as far as the timing of processes allows.
+`make test` kills one. A fresh seed is printed; PERSIST_SEED repeats a run as far as the timing of processes allows.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pytest
 import persist_lib as persist
 from tests.spark.killing import CONFIG, SCHEMA, Driver, fed
 
-KILLS = int(os.environ.get("PERSIST_KILLS", "2"))
+KILLS = int(os.environ.get("PERSIST_KILLS", "1"))
 SEED = os.environ.get("PERSIST_SEED", "0")
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1200 + 150 * KILLS)]
 

@@ -75,15 +75,6 @@ def start(
         return subprocess.Popen(command, env={**env, "SPARK_CONF_DIR": str(conf)}, stdout=out, stderr=out)
 
 
-def test_a_cluster_compacts_what_is_on_s3_and_postgresql(
-    cluster: Cluster, urls: tuple[str, str], tmp_path: Path
-) -> None:
-    with persist.open(*urls, config=persist.Config(**SMALL), create=True) as client:
-        models = {name: write(client, name, seed=seed) for seed, name in enumerate(("a", "b"))}
-        assert start(cluster, urls, tmp_path / "log").wait(200) == 0, (tmp_path / "log").read_text()[-3000:]
-        compacted(client, models)
-
-
 def test_a_master_without_room_for_an_executor_is_told_in_words(
     cluster: Cluster, urls: tuple[str, str], tmp_path: Path
 ) -> None:
@@ -101,28 +92,6 @@ def test_a_master_without_room_for_an_executor_is_told_in_words(
         assert client.census("a").writers == 0
 
 
-SPECULATION = """
-spark.speculation true
-spark.speculation.interval 10ms
-spark.speculation.quantile 0.1
-spark.speculation.multiplier 1.01
-spark.speculation.minTaskRuntime 1ms
-"""
-
-
-def test_speculative_attempts_leave_one_result_and_orphans(
-    cluster: Cluster, urls: tuple[str, str], tmp_path: Path
-) -> None:
-    """Spark starts each task a second time as soon as others are faster. Only one attempt of each is linked."""
-    with persist.open(*urls, config=persist.Config(**SMALL), create=True) as client:
-        models = {"a": write(client, "a", batches=8)}
-        driver = start(cluster, urls, tmp_path / "log", more=SPECULATION)
-        assert driver.wait(200) == 0, (tmp_path / "log").read_text()[-3000:]
-        check_world(client, "a")
-        compacted(client, models)
-        check_swept(client, "a")
-
-
 def test_a_killed_executor_costs_its_tasks_another_attempt_and_nothing_else(
     cluster: Cluster, urls: tuple[str, str], tmp_path: Path
 ) -> None:
@@ -130,11 +99,11 @@ def test_a_killed_executor_costs_its_tasks_another_attempt_and_nothing_else(
         models = {"a": write(client, "a", batches=8)}
         before = stored(client, "a")
         driver = start(cluster, urls, tmp_path / "log")
-        deadline = time.monotonic() + 150
+        deadline = time.monotonic() + 300
         while not stored(client, "a") - before:  # until the first task has written its first part
             is_running = driver.poll() is None and time.monotonic() < deadline
             assert is_running, (tmp_path / "log").read_text()[-3000:]
-            time.sleep(0.01)
+            time.sleep(0.05)  # each look is a listing
         victims = cluster.executors()
         assert victims
         os.kill(victims[0], signal.SIGKILL)
@@ -205,7 +174,7 @@ def wait_for_parts(client: persist.Client, driver: subprocess.Popen[bytes], befo
     deadline = time.monotonic() + 150
     while len(stored(client, "a") - before) < parts and driver.poll() is None:
         assert time.monotonic() < deadline, "no task wrote anything"
-        time.sleep(0.01)
+        time.sleep(0.05)  # each look is a listing
 
 
 def kill_an_executor(cluster: Cluster, rng: random.Random) -> int:

@@ -17,7 +17,7 @@ from tests import servers
 from tests.torture.processes import ENOUGH, ROLES, Processes, acknowledged, attempts, failures, judge
 from tests.torture.roles import SCHEMA, SHARD
 
-KILLS = int(os.environ.get("PERSIST_TORTURE_KILLS", "100"))
+KILLS = int(os.environ.get("PERSIST_TORTURE_KILLS", "30"))
 KILLS_ON_SERVERS = -(-KILLS // 5)
 PER_SHARD = 50
 PATIENCE_S = 60.0

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
+import hypothesis.strategies as st
 import pytest
+from hypothesis import given, settings
+from hypothesis.stateful import RuleBasedStateMachine
 
 from tests import circles
 from tests.circles import Sample, kept
@@ -28,6 +32,11 @@ def test_of_a_product_each_function_and_all_that_is_whole_are_kept(monkeypatch: 
     assert len({frozenset(kept(IDS, str(seed))) for seed in range(20)}) > 1, "another seed is another sample"
 
 
+def test_of_some_products_one_is_kept_of_all_functions(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(circles, "SAMPLED", {"tests/a/": Sample(0.0, is_one=True)})
+    assert [len(kept(IDS, str(seed))) for seed in range(3)] == [1, 1, 1]
+
+
 def test_what_is_of_the_night_and_what_nothing_is_said_of(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(circles, "NIGHTLY", {"tests/a/test_b.py::test_x": "unit tests"})
     assert {one for one in IDS if one not in kept(IDS, "1")} == {one for one in IDS if "test_x" in one}
@@ -46,8 +55,45 @@ def test_one_test_strikes_at_some_places_by_day_and_at_all_at_night(monkeypatch:
     assert circles.by_day(range(1, 10), 3) == range(1, 10)
 
 
+@given(st.integers())
+@settings(max_examples=10)
+def law(_number: int) -> None:
+    """A law that is asked for by the test below alone."""
+
+
+class Model(RuleBasedStateMachine):
+    """A model, likewise."""
+
+
+def test_laws_and_models_draw_less_by_day_and_once_less(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+):
+    model = Model.TestCase
+    model.settings = settings(max_examples=5, stateful_step_count=20)
+    of_law = pytest.Function.from_parent(request.node.parent, name="law", callobj=law)
+    of_model = pytest.Function.from_parent(request.node.parent, name="model", callobj=model().runTest)
+    monkeypatch.setattr(pytest.Function, "cls", property(lambda item: model if item is of_model else None))
+
+    def counts() -> list[tuple[int, int]]:
+        told = law._hypothesis_internal_use_settings, model.settings  # type: ignore[attr-defined]
+        return [(one.max_examples, one.stateful_step_count) for one in told]
+
+    before = counts()
+    for circle, expected in (("night", before), ("day", [(4, 40), (3, 16)])):
+        monkeypatch.setenv("PERSIST_CIRCLE", circle)
+        circles.draw_less([of_law, of_model, of_law])
+        assert counts() == expected
+
+
+def test_what_waits_longest_begins_first_and_the_others_keep_their_order():
+    names = ["tests/z.py::a", f"{circles.LONGEST[1]}::b", "tests/c.py::c", f"{circles.LONGEST[0]}::d"]
+    items = [SimpleNamespace(nodeid=name) for name in names]
+    circles.longest_first(items)  # type: ignore[arg-type]
+    assert [item.nodeid[-1] for item in items] == ["d", "b", "a", "c"]
+
+
 def test_what_the_table_names_is_there():
-    for beginning in (*circles.NIGHTLY, *circles.SAMPLED):
+    for beginning in (*circles.NIGHTLY, *circles.SAMPLED, *circles.LONGEST):
         path = beginning.split("::", 1)[0]
         assert (ROOT / path).exists() or list((ROOT / path).parent.glob(f"{Path(path).name}*")), path
 
@@ -64,7 +110,7 @@ def test_heavy_tests_are_in_the_folders_that_the_makefile_names():
     marked = [
         path
         for path in (ROOT / "tests").rglob("*.py")
-        if re.search(r"mark\.(spark|dagster|torture)\b", path.read_text())
+        if re.search(r"mark\.(spark|dagster|torture)\b|getattr\(pytest\.mark\b", path.read_text())
     ]
     outside = [path for path in marked if not any(folder in path.parents for folder in named)]
     assert [path.relative_to(ROOT) for path in outside if path != Path(__file__)] == []

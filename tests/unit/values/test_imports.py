@@ -22,10 +22,11 @@ def names(group, *path):
     for name, command in getattr(group, "commands", {}).items():
         yield from names(command, *path, name)
 
-every = list(names(typer.main.get_command(app)))
+command = typer.main.get_command(app)  # once: to build it takes longer than to show a help
+every = list(names(command))
 assert len(every) > 15, every
 for path in every:
-    app([*path, "--help"], standalone_mode=False)
+    command([*path, "--help"], standalone_mode=False)
 """
 
 
