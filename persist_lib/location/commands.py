@@ -61,7 +61,8 @@ class TakesCommands(Protocol):
 
         `is_repeated`: they may have been sent before, with this token and the same values. They are committed at most
         once, however often and to whichever server they are sent, and a refusal then holds for ever. Raises Determinate
-        if they certainly were not committed, and Indeterminate with the `token` if that is not known.
+        or InvalidUsage if this sending certainly did nothing, which says nothing of earlier ones; and Indeterminate
+        with the `token` if that is not known.
         """
 
 

@@ -27,7 +27,7 @@ from persist_lib.errors import Determinate, Indeterminate, InvalidUsage, Overloa
 from persist_lib.ids import SeqNo
 from persist_lib.location.commands import Answered, dated
 from persist_lib.location.wrap.deadline import within
-from persist_lib.runtime.ambient import Backoff, Deadline
+from persist_lib.runtime.ambient import Deadline
 from persist_lib.server.backpressure import Room, Wake
 from persist_lib.server.client_duties import Upkeep
 from persist_lib.server.dedup_index import NO_MATTER, Found, Seen
@@ -47,13 +47,11 @@ from persist_lib.server.requests import (
 from persist_lib.shard.commit import Machine, Prepared, compare_and_set_rows
 from persist_lib.shard.contention import give_way, wait_after_loss
 from persist_lib.shard.group_rows import Asked, prepare_group
-from persist_lib.shard.in_doubt import DOUBT_PAUSE_S, in_doubt, settle
+from persist_lib.shard.in_doubt import in_doubt, until_in_log
 
 T = TypeVar("T")
 OF_A_WRITER_MOST = OUTCOMES_KEPT // 16
 """The most unanswered appends of one writer, where the shard remembers `OUTCOMES_KEPT` of all its writers."""
-LONGEST_PAUSE_S = 1.0
-"""The longest pause between two attempts to find out what became of a row."""
 
 
 def of_a_writer(state: State | None) -> int:
@@ -186,32 +184,26 @@ class Funnel:
     def send(self, sent: Sequence[Prepared], lot: Sequence[Request]) -> bool | None:
         """Append a row to each of the logs, all or none, and return whether they are there; None if it cannot be known.
 
-        As `doubt.settle`, and for as long as it takes. Until then, requests of the lot whose time is over fail as
+        As `until_in_log`, and for as long as it takes. Until then, requests of the lot whose time is over fail as
         unknown. If it cannot be known, all of the lot have failed so.
         """
-        backoff = Backoff(DOUBT_PAUSE_S, LONGEST_PAUSE_S)
 
-        def wait(doubt: Indeterminate, _last: PersistError) -> None:
-            if self._gives_up:
-                raise in_doubt(sent, doubt) from doubt
+        def goes_on(doubt: Indeterminate) -> bool:
             for request in lot:
                 if request.is_over:
                     request.fail(in_doubt(sent, doubt))
             self.let_go(self.queue.remove(attrgetter("is_over")))
-            self._patience().pause(backoff.take())
+            return not self._gives_up
 
         try:
-            won = settle(partial(self.ask, partial(compare_and_set_rows, sent)), sent, wait)
+            append = partial(self.ask, partial(compare_and_set_rows, sent))
+            return until_in_log(append, sent, self._patience(), goes_on)
         except (Determinate, InvalidUsage):  # nothing was done
             raise
-        except PersistError as error:  # the server gives up, or the log is damaged
+        except PersistError as error:  # the server gives up, the log is damaged, or it has been truncated
             for request in lot:
-                request.fail(in_doubt(sent, error))
-            raise stopped(self.machine.shard) from error
-        if won is None:
-            for request in lot:
-                request.fail(in_doubt(sent, Indeterminate("the rows that would tell are truncated")))
-        return won
+                request.fail(error if isinstance(error, Indeterminate) else in_doubt(sent, error))
+            return None
 
     def _commit(self, lot: list[Request]) -> None:
         machine, is_fresh = self.machine, False

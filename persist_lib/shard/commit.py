@@ -36,7 +36,7 @@ from persist_lib.runtime.ambient import Deadline, Runtime
 from persist_lib.runtime.forks import Stage, enrol
 from persist_lib.runtime.threads import Lock, giving_back, taking
 from persist_lib.shard.contention import Pace, give_way, wait_after_loss
-from persist_lib.shard.in_doubt import Build, Committed, Done, Undone, until_decided
+from persist_lib.shard.in_doubt import Build, Committed, Done, Undone, until_in_log
 from persist_lib.shard.log import after, fetch_newer, fetch_newest, next_row, row_to_follow
 from persist_lib.shard.refusals import named, refused
 from persist_lib.shard.remote_commit import commit_by_commands
@@ -323,7 +323,7 @@ def _commit(
             is_fresh = True
             continue
         attempts += 1
-        if until_decided(partial(compare_and_set_rows, prepared), prepared, deadline):
+        if until_in_log(partial(compare_and_set_rows, prepared), prepared, deadline):
             took_s = deadline.runtime.monotonic() - started
             for one in prepared:
                 one.machine.adopt(one, took_s)

@@ -4,17 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
 from persist_lib.core.state import Outcome, State
-from persist_lib.errors import Determinate, Indeterminate, InvalidUsage, PersistError
+from persist_lib.errors import (
+    Damage,
+    HistoryRegressed,
+    Indeterminate,
+    InvalidUsage,
+    LeaseExpired,
+    PersistError,
+    Refused,
+    TimedOut,
+)
 from persist_lib.format.log import LogRow
 from persist_lib.ids import SeqNo, ShardId
-from persist_lib.runtime.ambient import Deadline
+from persist_lib.runtime.ambient import Backoff, Deadline
 from persist_lib.shard.refusals import named
 from persist_lib.times import show_frontier
+
+T = TypeVar("T")
 
 
 class Committed(NamedTuple):
@@ -56,7 +67,67 @@ class Undone(NamedTuple):
     due: tuple[str, ...] = ()
 
 
-DOUBT_PAUSE_S = 0.01
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.01, 1.0
+"""The first and the longest pause between two attempts to find out what became of something."""
+
+NO_ATTEMPT_HELPS = (Damage, InvalidUsage, LeaseExpired)
+"""Errors that end all attempts: the password was changed, say, or this process has closed its writer."""
+
+GoesOn = Callable[[Indeterminate], bool]
+"""Whether to try again; it gets the first unknown outcome."""
+Told = Callable[[PersistError, Indeterminate], Indeterminate]
+"""Makes the error of what stays unknown, of what ended the attempts and of the first unknown outcome."""
+
+
+def until_decided(
+    send: Callable[[Indeterminate | None], T],
+    deadline: Deadline,
+    goes_on: GoesOn | None = None,
+    told: Told = lambda _, doubt: doubt,
+) -> T:
+    """What `send` answers: called again, with the very same, until it is certain what became of it.
+
+    `send` gets the first unknown outcome, None while there is none. It is called again while this `goes_on`, by default
+    until `deadline`, after longer and longer pauses. In the end, and where no further attempt can tell, this raises
+    what is `told` of that; by default the first unknown outcome itself.
+    SUBTLE: what was sent without an answer may still arrive later. So after an unknown outcome, an error that says
+    "this attempt did nothing" says nothing of those before. Only an answer or a refusal decides.
+    """
+    doubt: Indeterminate | None = None
+    backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
+    while True:
+        try:
+            return send(doubt)
+        except Indeterminate as error:
+            if isinstance(error.__cause__, Refused):  # what could tell has forgotten it
+                raise
+            doubt = doubt or error
+        except PersistError as error:
+            if isinstance(error, LeaseExpired) and error.fields.get("id"):
+                # Certainly not committed, as the id was retired before. The next attempt registers another one.
+                if deadline.has_passed():
+                    raise _out_of_leases(error, deadline) from error
+                doubt = None
+                continue
+            if doubt is None or isinstance(error, HistoryRegressed):  # on another history there is nothing to decide
+                raise
+            if isinstance(error, NO_ATTEMPT_HELPS):
+                raise told(error, doubt) from error
+            if isinstance(error, Refused):
+                raise
+        if deadline.has_passed() if goes_on is None else not goes_on(doubt):
+            raise told(doubt, doubt) from doubt.__cause__
+        pause_s = backoff.take()
+        (deadline.runtime.deadline(2 * pause_s) if deadline.has_passed() else deadline).pause(pause_s)
+
+
+def _out_of_leases(error: LeaseExpired, deadline: Deadline) -> TimedOut:
+    shard = error.fields.get("shard", "")
+    return TimedOut(
+        f"shard {shard}: gave up after {deadline.timeout_s:g} s, as the lease of its writer ended. Nothing was "
+        "written; try again, or with a longer timeout",
+        shard=shard, timeout_s=deadline.timeout_s,
+    )  # fmt: skip
 
 
 class Sent(Protocol):
@@ -81,50 +152,22 @@ class Sent(Protocol):
         """Whether the newest state remembers that the row was committed; None when it cannot tell."""
 
 
-Waiting = Callable[[Indeterminate, PersistError], None]
-"""Called between two attempts, with the first unknown outcome and the last error. Raises to give up."""
+def until_in_log(
+    append: Callable[[], bool], sent: Sequence[Sent], deadline: Deadline, goes_on: GoesOn | None = None
+) -> bool:
+    """Whether the rows that `append` appends together are in their logs now.
 
-
-def until_decided(send: Callable[[], bool], sent: Sequence[Sent], deadline: Deadline) -> bool:
-    """Whether the rows that `send` appends together, by one compare-and-set, are in their logs now.
-
-    Resolves an indeterminate answer until `deadline`, or raises Indeterminate.
+    While the answer is unknown the same bytes are sent again, until some row is there: ours, or that of another
+    process, which keeps ours out for ever. Raises Indeterminate where it stays unknown, or cannot be known any more.
     """
-    doubts: list[PersistError] = []
 
-    def wait(doubt: Indeterminate, last: PersistError) -> None:
-        doubts.append(doubt)
-        if isinstance(last, InvalidUsage):  # for example, the password was changed: no further attempt helps
-            raise in_doubt(sent, last) from last
-        if deadline.has_passed():
-            raise in_doubt(sent, doubt) from doubt
-        deadline.pause(DOUBT_PAUSE_S)
+    def send(doubt: Indeterminate | None) -> bool | None:
+        won = append()
+        return won if won or doubt is None else _is_done(sent)
 
-    if (won := settle(send, sent, wait)) is None:
-        raise in_doubt(sent, doubts[0]) from doubts[0]
+    if (won := until_decided(send, deadline, goes_on, lambda cause, _: in_doubt(sent, cause))) is None:
+        raise in_doubt(sent, Indeterminate("the rows that would tell are truncated"))
     return won
-
-
-def settle(send: Callable[[], bool], sent: Sequence[Sent], wait: Waiting) -> bool | None:
-    """Whether the rows that `send` appends together are in their logs now; None when that cannot be known any more.
-
-    SUBTLE: after an indeterminate answer the rows may still arrive later, so "not there" decides nothing. The same
-    bytes are sent again until some row is there: ours, or that of another process, which keeps ours out for ever.
-    Raises Determinate or InvalidUsage only if the first attempt did, and then nothing was done.
-    """
-    doubt: Indeterminate | None = None
-    while True:
-        try:
-            won = send()
-            return won if won or doubt is None else _is_done(sent)
-        except Indeterminate as error:
-            doubt = doubt or error
-            last: PersistError = error
-        except (Determinate, InvalidUsage) as error:
-            if doubt is None:
-                raise
-            last = error
-        wait(doubt, last)
 
 
 def _is_done(sent: Sequence[Sent]) -> bool | None:

@@ -14,20 +14,16 @@ from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
 from persist_lib.core.diff import apply_diff
 from persist_lib.core.state import Outcome, Version
-from persist_lib.errors import Indeterminate, NotFound, TimedOut
+from persist_lib.errors import Indeterminate, NotFound, PersistError, TimedOut
 from persist_lib.frontier import MINIMUM
 from persist_lib.ids import SeqNo
 from persist_lib.location.commands import Answered, Proposed, TakesCommands, undated
-from persist_lib.runtime.ambient import Backoff, Deadline
-from persist_lib.shard.in_doubt import Committed, Done, Undone
+from persist_lib.runtime.ambient import Deadline
+from persist_lib.shard.in_doubt import Committed, Done, Undone, until_decided
 from persist_lib.shard.log import fetch_at, follow_to, followed
 
 if TYPE_CHECKING:
     from persist_lib.shard.commit import Machine, Wanted
-
-AGAIN_S = 0.02
-"""The first pause before a command that got no answer is sent again; each further one is twice as long."""
-LONGEST_PAUSE_S = 1.0
 
 
 def commit_by_commands(
@@ -80,21 +76,20 @@ def until_answered(
 
     Raises Indeterminate when that is so until `deadline`, and Determinate if they were certainly not committed.
     """
-    doubt: Indeterminate | None = None
-    backoff = Backoff(AGAIN_S, LONGEST_PAUSE_S)
-    while True:
-        try:
-            return taker.commit_commands(proposed, token, deadline.left_s(), is_repeated=doubt is not None)
-        except Indeterminate as error:
-            doubt = doubt or error
-        if deadline.has_passed():
-            raise Indeterminate(
-                f"shard {proposed[0].shard}: it is not known whether the {type(proposed[0].command).__name__} with "
-                f"token {token.hex()} was committed ({doubt.message}). Repeat the call with the same token and it "
-                "answers what happened; delete nothing that it refers to",
-                shard=proposed[0].shard, token=token,
-            ) from doubt  # fmt: skip
-        deadline.pause(backoff.take())
+
+    def send(doubt: Indeterminate | None) -> list[Answered]:
+        return taker.commit_commands(proposed, token, deadline.left_s(), is_repeated=doubt is not None)
+
+    def told(cause: PersistError, _doubt: Indeterminate) -> Indeterminate:
+        shard, command = proposed[0].shard, type(proposed[0].command).__name__
+        return Indeterminate(
+            f"shard {shard}: it is not known whether the {command} with token {token.hex()} was committed "
+            f"({cause.message}). Repeat the call with the same token and it answers what happened; delete nothing that "
+            "it refers to",
+            shard=shard, token=token,
+        )  # fmt: skip
+
+    return until_decided(send, deadline, told=told)
 
 
 def _make(wanted: Sequence[Wanted]) -> list[c.Command]:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
 from contextlib import ExitStack
 from functools import partial
-from typing import TypeVar
 
 from persist_lib.arguments import parse_seconds
 from persist_lib.client import Client
@@ -26,7 +25,6 @@ from persist_lib.errors import (
     Fenced,
     Indeterminate,
     InvalidUsage,
-    LeaseExpired,
     PersistError,
     Refused,
     TimedOut,
@@ -42,7 +40,7 @@ from persist_lib.runtime.ambient import Deadline
 from persist_lib.runtime.forks import Stage, enrol
 from persist_lib.runtime.threads import SLICE_S, is_ending
 from persist_lib.shard.commit import Wanted
-from persist_lib.shard.outcomes import REFUSED
+from persist_lib.shard.in_doubt import until_decided
 from persist_lib.streams.commit_plan import Call, Op, Step, plan
 from persist_lib.streams.lock import WriterLock, commit_together, hold_command
 from persist_lib.streams.stream_state import Stream
@@ -220,10 +218,14 @@ class Committer:
         ops = [op for call in calls for op in call.ops]
         steps = plan(ops, {op.stream: self.streams[op.stream].upper for op in ops})
         check_since(steps)
-        token = self._client.runtime.token()
+        token, runtime, again_s = self._client.runtime.token(), self._client.runtime, self._client.config.timeout_s
+
+        def attempt(doubt: Indeterminate | None) -> dict[str, SeqNo]:
+            trying = deadline if doubt is None else runtime.deadline(again_s)  # also beyond the call's own
+            return commit_steps(self._client, self.lock, self.streams, steps, token, trying)
+
         with Spending() as spent:
-            attempt = partial(commit_steps, self._client, self.lock, self.streams, steps, token)
-            found = until_decided(attempt, deadline, self._client.config.timeout_s, self._gives_up)
+            found = until_decided(attempt, deadline, self._goes_on)
             with self.applying:
                 for name, step in steps.items():
                     if step.tables or step.seals:
@@ -237,8 +239,9 @@ class Committer:
             self._bound_memory(steps)
             return [_answer(call, self.streams, found, token, spent.cost) for call in calls]
 
-    def _gives_up(self) -> bool:
-        return is_ending() or (self._stop_by is not None and self._stop_by.has_passed())
+    def _goes_on(self, _doubt: Indeterminate) -> bool:
+        """Whether to find out what became of a commit: also beyond its deadline, as calls behind it wait for that."""
+        return not (is_ending() or (self._stop_by is not None and self._stop_by.has_passed()))
 
     def _bound_memory(self, steps: dict[str, Step]) -> None:
         """Keep at most `config.buffer_bytes` of unsealed updates, by letting go of the largest streams first."""
@@ -282,11 +285,6 @@ def _answer(
     return Appended(found.get(first, SeqNo(0)), upper, count, token, 1, cost)
 
 
-T = TypeVar("T")
-DOUBT_PAUSE_S = 0.25
-"""The pause between two attempts to find out what became of a commit, after those that each attempt makes itself."""
-
-
 def check_since(steps: Mapping[str, Step]) -> None:
     """A move of since was checked against seals that may have failed since then."""
     for name, step in steps.items():
@@ -318,45 +316,6 @@ def commit_steps(
     if holds:
         commit_together(holds, deadline, token)
     return {}
-
-
-def until_decided(
-    attempt: Callable[[Deadline], T], deadline: Deadline, again_s: float, gives_up: Callable[[], bool]
-) -> T:
-    """Repeat an attempt until it is certain what became of it, also beyond the deadline.
-
-    Attempts beyond the deadline take at most `again_s` seconds each. Raises Indeterminate only as a last resort: when
-    the runtime `gives_up`, or it cannot be found out any more.
-    SUBTLE: after an unknown outcome, an error that says "this attempt did nothing" says nothing of those before.
-    Only an answer, or a refusal of the shard, decides.
-    """
-    runtime, doubt = deadline.runtime, None
-    while True:
-        trying = deadline if doubt is None else runtime.deadline(again_s)
-        try:
-            return attempt(trying)
-        except LeaseExpired as error:
-            if not error.id:  # this runtime has closed its handle: that says nothing of earlier attempts
-                raise doubt or error from error
-            # Certainly not committed: its id was retired before. The next attempt registers, with the lock's row.
-            if deadline.has_passed():
-                raise timed_out(error.shard, deadline, "the lease of its writer ended") from error
-            doubt = None
-            continue
-        except Refused:
-            raise
-        except Indeterminate as error:
-            doubt = error
-            if isinstance(error.__cause__, REFUSED):  # the shard has forgotten it
-                raise
-        except PersistError as error:
-            if doubt is None:
-                raise
-            if isinstance(error, Damage):
-                raise doubt from error
-        if gives_up():
-            raise doubt
-        runtime.deadline(2 * DOUBT_PAUSE_S).pause(DOUBT_PAUSE_S)
 
 
 def _moving(state: State, _now: int, *, lock: WriterLock, since: Antichain) -> c.SetHold | c.DowngradeHold:

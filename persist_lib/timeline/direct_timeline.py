@@ -20,8 +20,9 @@ from persist_lib.kernel.columns import at_time
 from persist_lib.relation.next_time import bounds_of, format_token
 from persist_lib.relation.row_selection import RowSelection
 from persist_lib.runtime.ambient import Deadline
+from persist_lib.shard.in_doubt import until_decided
 from persist_lib.timeline.table_snapshot import TableSnapshot
-from persist_lib.timeline.timeline import AsOf, Committed, Line, Sending, Want, no_matter, until_decided
+from persist_lib.timeline.timeline import AsOf, Committed, Line, Sending, Want, no_matter
 from persist_lib.timeline.view import View, needs_settling, pause
 
 
@@ -79,19 +80,17 @@ class YoloLine(Line):
         write = self._writer(view)
         rows = at_time(table, time)
         span = view.timeline().last
-        doubts: list[Indeterminate] = []
         sending(token)
-        try:
-            until_decided(
-                lambda: write.append_on(
-                    span.command, rows, lower, time + 1, timeout=deadline.left_s(), token=token
-                ),
-                deadline, doubts,
-            )  # fmt: skip
-        except UpperMismatch:
-            if not doubts or not self.was_committed(span, token, view, deadline):
-                return None
-        return Committed(time, token)
+
+        def send(doubt: Indeterminate | None) -> bool:
+            left_s = deadline.left_s()
+            try:
+                write.append_on(span.command, rows, lower, time + 1, timeout=left_s, token=token)
+            except UpperMismatch:
+                return doubt is not None and self.was_committed(span, token, view, deadline)
+            return True
+
+        return Committed(time, token) if until_decided(send, deadline) else None
 
     def was_committed(self, span: Span, token: bytes, view: View, deadline: Deadline) -> bool:
         """Whether an append to a rendition was committed. One that is open is decided by moving upper."""

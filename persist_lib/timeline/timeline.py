@@ -22,14 +22,10 @@ from persist_lib.catalog.renditions import Span
 from persist_lib.catalog.snapshot import CollectionSnapshot
 from persist_lib.client import Client
 from persist_lib.errors import (
-    Damage,
-    Indeterminate,
     InvalidUsage,
     LeaseExpired,
     NotComplete,
     NotFound,
-    PersistError,
-    Refused,
     SchemaMismatch,
     TimedOut,
 )
@@ -309,36 +305,3 @@ class Line(ABC):
 
     def _freshen(self, view: View) -> None:
         view.freshen(self.heads)
-
-
-def until_decided(call: Callable[[], object], deadline: Deadline, doubts: list[Indeterminate]) -> None:
-    """Do an append again, with its token and times, until it is known what became of it.
-
-    Raises what refuses it, for certain; Indeterminate at the deadline. `doubts` gets the attempts whose outcome is
-    unknown: after one, an error that says "this attempt did nothing" says nothing of those before, and only an answer
-    or a refusal of the shard decides.
-    """
-    while True:
-        try:
-            call()
-        except Indeterminate as error:
-            doubts.append(error)
-        except LeaseExpired as error:
-            if not error.fields.get("id"):  # this process has closed its writer
-                raise (doubts[-1] if doubts else error) from error
-            doubts.clear()  # the id was retired before: nothing was written, and the writer registers again
-            if deadline.has_passed():
-                raise
-            continue
-        except Refused:
-            raise
-        except PersistError as error:
-            if not doubts:
-                raise
-            if isinstance(error, Damage):
-                raise doubts[-1] from error
-        else:
-            return
-        if deadline.has_passed():
-            raise doubts[-1]
-        pause(deadline)

@@ -29,9 +29,10 @@ from persist_lib.relation.row_selection import RowSelection, added_up
 from persist_lib.relation.writer import WriteHandle
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import DIFF
+from persist_lib.shard.in_doubt import until_decided
 from persist_lib.timeline import wal_apply
 from persist_lib.timeline.table_snapshot import TableSnapshot
-from persist_lib.timeline.timeline import AsOf, Committed, Line, Sending, Want, no_matter, until_decided
+from persist_lib.timeline.timeline import AsOf, Committed, Line, Sending, Want, no_matter
 from persist_lib.timeline.view import View, needs_settling, pause
 from persist_lib.timeline.wal_cache import Entry, Tail, encoded, entries_of
 
@@ -134,9 +135,9 @@ class WalLine(Line):
         sending(token)
         try:
             until_decided(
-                lambda: write.compare_and_append(updates, lower, time + 1, timeout=deadline.left_s(), token=token),
-                deadline, [],
-            )  # fmt: skip
+                lambda _: write.compare_and_append(updates, lower, time + 1, timeout=deadline.left_s(), token=token),
+                deadline,
+            )
         except UpperMismatch:
             with self.lock:
                 self._load()

@@ -21,7 +21,7 @@ from urllib.parse import parse_qsl, quote
 
 from persist_lib.arguments import shown
 from persist_lib.core.plan.debts import Debts
-from persist_lib.errors import Determinate, Indeterminate, InvalidUsage
+from persist_lib.errors import Determinate, InvalidUsage
 from persist_lib.format import wire
 from persist_lib.ids import SeqNo
 from persist_lib.location.api import Change, Consensus, Newest, Row
@@ -181,22 +181,6 @@ class RpcConsensus:
         )  # fmt: skip
 
     def commit_commands(
-        self, proposed: Sequence[Proposed], token: bytes, timeout_s: float, *, is_repeated: bool
-    ) -> list[Answered]:
-        try:
-            return self._committed(proposed, token, timeout_s, is_repeated=is_repeated)
-        except (Determinate, InvalidUsage) as error:
-            if not is_repeated:
-                raise
-            # SUBTLE: this time it was not even sent, or refused at the door. But it was sent before, and a server may
-            # have committed it then, or do so yet.
-            raise Indeterminate(
-                f"{error.message}. But the command was sent before, so it is not known whether it was or will be "
-                f"committed. Repeat it with the same token {token.hex()}",
-                token=token,
-            ) from error
-
-    def _committed(
         self, proposed: Sequence[Proposed], token: bytes, timeout_s: float, *, is_repeated: bool
     ) -> list[Answered]:
         deadline = self._servers.runtime.deadline(timeout_s)
