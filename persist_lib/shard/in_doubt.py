@@ -1,13 +1,13 @@
-"""What came of a transition; and of rows that were sent without a certain answer, read from the logs, never guessed."""
+"""What came of a transition; and how to find out what came of something that was sent without a certain answer."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import NamedTuple, Protocol, TypeVar
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
 
 from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
+from persist_lib.core.plan.rollup import is_duty
 from persist_lib.core.state import Outcome, State
 from persist_lib.errors import (
     Damage,
@@ -19,11 +19,9 @@ from persist_lib.errors import (
     Refused,
     TimedOut,
 )
-from persist_lib.format.log import LogRow
-from persist_lib.ids import SeqNo, ShardId
+from persist_lib.ids import SeqNo
+from persist_lib.location.commands import ROLL_UP
 from persist_lib.runtime.ambient import Backoff, Deadline
-from persist_lib.shard.refusals import named
-from persist_lib.times import show_frontier
 
 T = TypeVar("T")
 
@@ -48,6 +46,12 @@ class Committed(NamedTuple):
     def is_read_back(self) -> bool:
         """Whether its states are those before and after it."""
         return self.before is not self.after
+
+    def calls_for(self, every: int) -> tuple[str, ...]:
+        """The upkeep that the writer of this append has to do now. A rollup is due each `every` transitions."""
+        # SUBTLE: where nothing was read back, the states are old ones, by which it would be everybody's duty.
+        is_own = self.is_read_back and is_duty(self.seqno, self.before, self.after, every)
+        return tuple(dict.fromkeys((*self.due, ROLL_UP))) if is_own else self.due
 
 
 Build = Callable[[State, int], c.Command]
@@ -127,77 +131,4 @@ def _out_of_leases(error: LeaseExpired, deadline: Deadline) -> TimedOut:
         f"shard {shard}: gave up after {deadline.timeout_s:g} s, as the lease of its writer ended. Nothing was "
         "written; try again, or with a longer timeout",
         shard=shard, timeout_s=deadline.timeout_s,
-    )  # fmt: skip
-
-
-class Sent(Protocol):
-    """A row that one shard's log was asked to append."""
-
-    @property
-    def shard(self) -> ShardId:
-        """The shard's name."""
-
-    @property
-    def row(self) -> LogRow:
-        """The row."""
-
-    @property
-    def state(self) -> State:
-        """The state after it."""
-
-    def is_in_log(self) -> bool | None:
-        """Whether the row is in its place; False when another row is, for ever; None when there is no row there."""
-
-    def is_remembered(self) -> bool | None:
-        """Whether the newest state remembers that the row was committed; None when it cannot tell."""
-
-
-def until_in_log(
-    append: Callable[[], bool], sent: Sequence[Sent], deadline: Deadline, goes_on: GoesOn | None = None
-) -> bool:
-    """Whether the rows that `append` appends together are in their logs now.
-
-    While the answer is unknown the same bytes are sent again, until some row is there: ours, or that of another
-    process, which keeps ours out for ever. Raises Indeterminate where it stays unknown, or cannot be known any more.
-    """
-
-    def send(doubt: Indeterminate | None) -> bool | None:
-        won = append()
-        return won if won or doubt is None else _is_done(sent)
-
-    if (won := until_decided(send, deadline, goes_on, lambda cause, _: in_doubt(sent, cause))) is None:
-        raise in_doubt(sent, Indeterminate("the rows that would tell are truncated"))
-    return won
-
-
-def _is_done(sent: Sequence[Sent]) -> bool | None:
-    """What became of rows that were sent with an unknown outcome, and refused when sent again; None when unknown.
-
-    SUBTLE: refused means that in at least one shard our place is taken. A shard where it is free decides nothing. Where
-    our own row has taken it, all of our rows are in, as they are committed together. Where a row of another process has
-    taken it, ours can never come to that place, and so to none, however late a copy of the request arrives. It does not
-    matter which shard it is, nor that they are read one after the other, as a row stays in its place. Only truncation
-    can hide it; then the state's memory of its last appends tells.
-    """
-    for one in sent:
-        if (is_ours := one.is_in_log()) is not None:
-            return is_ours
-    for one in sent:
-        if (is_ours := one.is_remembered()) is not None:
-            return is_ours
-    return None
-
-
-def in_doubt(sent: Sequence[Sent], cause: PersistError) -> Indeterminate:
-    """The error for rows of which it is not known whether they were committed."""
-    row = sent[0].row.steps[0]
-    trace = row.diff.trace if row.diff is not None and row.command == "CompareAndAppend" else None
-    appended = trace.added[-1] if trace is not None else None
-    show = partial(show_frontier, unit=sent[0].state.times)
-    what = f"append of [{show(appended.lower)}, {show(appended.upper)})" if appended else f"change ({row.command})"
-    return Indeterminate(
-        f"{named([one.shard for one in sent])}: it is not known whether the {what} with token {row.token.hex()} "
-        f"was committed ({cause}). "
-        "Repeat the call with the same token and it answers what happened; delete nothing that it refers to",
-        shard=sent[0].shard, token=row.token,
     )  # fmt: skip

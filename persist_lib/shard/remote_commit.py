@@ -8,7 +8,6 @@ command. A command that got no answer is sent again, the very same, until it get
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
@@ -19,11 +18,10 @@ from persist_lib.frontier import MINIMUM
 from persist_lib.ids import SeqNo
 from persist_lib.location.commands import Answered, Proposed, TakesCommands, undated
 from persist_lib.runtime.ambient import Deadline
+from persist_lib.shard.funnels import Heart
 from persist_lib.shard.in_doubt import Committed, Done, Undone, until_decided
 from persist_lib.shard.log import fetch_at, follow_to, followed
-
-if TYPE_CHECKING:
-    from persist_lib.shard.commit import Machine, Wanted
+from persist_lib.shard.machine import Shard, Wanted
 
 
 def commit_by_commands(
@@ -78,7 +76,8 @@ def until_answered(
     """
 
     def send(doubt: Indeterminate | None) -> list[Answered]:
-        return taker.commit_commands(proposed, token, deadline.left_s(), is_repeated=doubt is not None)
+        is_repeated = doubt is not None
+        return taker.commit_commands(proposed, token, deadline.left_s(), is_repeated=is_repeated, heart=Heart)
 
     def told(cause: PersistError, _doubt: Indeterminate) -> Indeterminate:
         shard, command = proposed[0].shard, type(proposed[0].command).__name__
@@ -106,7 +105,7 @@ def _plain(commands: Sequence[c.Command]) -> list[c.Command]:
     return [undated(command, getattr(command, "lease_until", 0)) for command in commands]
 
 
-def _done(machine: Machine, command: c.Command, token: bytes, answer: Answered, attempts: int) -> Done | None:
+def _done(machine: Shard, command: c.Command, token: bytes, answer: Answered, attempts: int) -> Done | None:
     """The success that an answer tells, if it does."""
     if answer.is_committed and answer.outcome is not None:
         machine.note(answer.outcome)
@@ -117,7 +116,7 @@ def _done(machine: Machine, command: c.Command, token: bytes, answer: Answered, 
     return answer.refusal if isinstance(answer.refusal, r.AlreadyDone) else None
 
 
-def _catch_up(machine: Machine, command: c.Command, answer: Answered) -> None:
+def _catch_up(machine: Shard, command: c.Command, answer: Answered) -> None:
     """Know the version by which a command was answered, or a newer one. It was the newest when the command came.
 
     Without a request, where the rows up to it came along: a refused caller then knows as much, and as soon, as one that
@@ -132,7 +131,7 @@ def _catch_up(machine: Machine, command: c.Command, answer: Answered) -> None:
         _newest(machine, answer)
 
 
-def _newest(machine: Machine, answer: Answered) -> Version:
+def _newest(machine: Shard, answer: Answered) -> Version:
     """The version by which a command was answered, or a newer one. The machine knows it then."""
     with machine.turn:
         if (known := machine.ground()).seqno >= answer.seqno:
@@ -145,7 +144,7 @@ def _newest(machine: Machine, answer: Answered) -> Version:
         return machine.ground()
 
 
-def committed_at(machine: Machine, answer: Answered, token: bytes, command: str, attempts: int) -> Committed:
+def committed_at(machine: Shard, answer: Answered, token: bytes, command: str, attempts: int) -> Committed:
     """The transition with this token and command in the row that an answer names, from the log.
 
     The machine knows that version or a newer one then. Where the log does not go back so far any more, the states are

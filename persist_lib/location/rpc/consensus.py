@@ -25,7 +25,7 @@ from persist_lib.errors import Determinate, InvalidUsage
 from persist_lib.format import wire
 from persist_lib.ids import SeqNo
 from persist_lib.location.api import Change, Consensus, Newest, Row
-from persist_lib.location.commands import Answered, Proposed
+from persist_lib.location.commands import Answered, MakesHeart, Proposed
 from persist_lib.location.rpc.credentials import Credentials, Tls, check_secret
 from persist_lib.location.rpc.fallback_store import FallbackStore
 from persist_lib.location.rpc.servers import Servers, Unreached
@@ -181,14 +181,16 @@ class RpcConsensus:
         )  # fmt: skip
 
     def commit_commands(
-        self, proposed: Sequence[Proposed], token: bytes, timeout_s: float, *, is_repeated: bool
+        self, proposed: Sequence[Proposed], token: bytes, timeout_s: float, *, is_repeated: bool, heart: MakesHeart
     ) -> list[Answered]:
         deadline = self._servers.runtime.deadline(timeout_s)
         # SUBTLE: never as rows of this client's own. A server that is paused may hold the command, and only the heart
         # looks for its token and says "not committed" of nothing else than what can never be.
         return self._asked(
             lambda: self._sent(proposed, token, timeout_s, is_repeated=is_repeated),
-            lambda store: store.heart().commit_commands(proposed, token, deadline.left_s(), is_repeated=is_repeated),
+            lambda store: store.heart(heart).commit_commands(
+                proposed, token, deadline.left_s(), is_repeated=is_repeated
+            ),
         )
 
     def _sent(

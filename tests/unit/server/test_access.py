@@ -28,6 +28,7 @@ from persist_lib.location.rpc.servers import Servers
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.server.access import Access
 from persist_lib.server.shard_server import ShardServer
+from persist_lib.shard.funnels import Heart
 from persist_lib.shard.remote_commit import until_answered
 from persist_lib.streams.lock import break_lock, fetch_lock
 from tests.unit.core.rights_of_commands import every_command_with_its_rights
@@ -171,7 +172,7 @@ FORBIDDEN: list[tuple[str, Callable[[RpcConsensus], object]]] = [
 
 
 def _commit(rpc: RpcConsensus, shard: str, command: c.Command, token: bytes = b"t") -> object:
-    return rpc.commit_commands([Proposed(shard, command, SeqNo(0))], token, 5, is_repeated=False)
+    return rpc.commit_commands([Proposed(shard, command, SeqNo(0))], token, 5, is_repeated=False, heart=Heart)
 
 
 @pytest.mark.parametrize(("token", "call"), FORBIDDEN)
@@ -241,7 +242,7 @@ def test_of_a_commit_of_several_shards_nothing_is_done_if_one_is_forbidden(site:
     both = [Proposed("orders.a", c.Create(SCHEMA), SeqNo(0)), Proposed("prices", c.Create(SCHEMA), SeqNo(0))]
     for proposed in (both, both[::-1]):
         with pytest.raises(NotAllowed):
-            rpc.commit_commands(proposed, b"t", 5, is_repeated=False)
+            rpc.commit_commands(proposed, b"t", 5, is_repeated=False, heart=Heart)
     with pytest.raises(NotAllowed):
         rpc.compare_and_set_many({"orders.a": (None, b"x"), "prices": (None, b"x")})
     assert not site.store.consensus.heads()

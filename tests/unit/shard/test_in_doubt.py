@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from persist_lib.core import commands as c
+from persist_lib.core.diff import StateDiff
 from persist_lib.core.state import State
 from persist_lib.errors import (
     Corrupt,
@@ -22,10 +23,11 @@ from persist_lib.errors import (
 )
 from persist_lib.format.log import LogRow
 from persist_lib.ids import SeqNo, ShardId
-from persist_lib.location.commands import Answered, Proposed
+from persist_lib.location.commands import Answered, MakesHeart, Proposed
 from persist_lib.relation.appends import copied
 from persist_lib.runtime.ambient import Deadline, Runtime
-from persist_lib.shard.in_doubt import until_decided, until_in_log
+from persist_lib.shard.committer import until_in_log
+from persist_lib.shard.in_doubt import until_decided
 from persist_lib.shard.remote_commit import until_answered
 
 LOST, AWAY, DAMAGED = Indeterminate("the answer was lost"), Determinate("the store is away"), Corrupt("it is damaged")
@@ -55,15 +57,22 @@ def answers(outcomes: Sequence[object]) -> Callable[[], Any]:
 
 
 class Row:
-    """A row that was sent; what is in its place is what the test says."""
+    """A row that is sent with such answers; what is in its place then is what the test says."""
 
-    def __init__(self, is_there: bool | None) -> None:
-        self.is_there = is_there
+    def __init__(self, outcomes: Sequence[object] = (), *, is_there: bool | None = None) -> None:
+        self._answer, self._is_there = answers(outcomes), is_there
+        self.machine, self.consensus, self.change = self, self, ()
         self.shard, self.state = ShardId("s"), State()
-        self.row = LogRow(SeqNo(1), b"t", "SetRetention", None, None, b"", 0)
+        self.row = LogRow(SeqNo(1), b"t", "SetRetention", 0, b"", None, StateDiff())
+
+    def compare_and_set(self, *_: object) -> Any:
+        return self._answer()
+
+    def compare_and_set_many(self, _: object) -> Any:
+        return self._answer()
 
     def is_in_log(self) -> bool | None:
-        return self.is_there
+        return self._is_there
 
     def is_remembered(self) -> bool | None:
         return None
@@ -75,7 +84,8 @@ def plain(outcomes: Sequence[object], deadline: Deadline) -> object:
 
 
 def of_rows(outcomes: Sequence[object], deadline: Deadline) -> object:
-    return until_in_log(answers(outcomes), [Row(None)], deadline)
+    rows: Any = [Row(outcomes)]
+    return until_in_log(rows, deadline)
 
 
 class Taker:
@@ -85,9 +95,9 @@ class Taker:
         self._answer = answers(outcomes)
         self.said: list[bool] = []
 
-    def commit_commands(self, *_: object, is_repeated: bool) -> list[Answered]:
+    def commit_commands(self, *_: object, is_repeated: bool, heart: MakesHeart) -> Any:
         self.said.append(is_repeated)
-        return self._answer()  # type: ignore[no-any-return]
+        return self._answer()
 
 
 def of_commands(outcomes: Sequence[object], deadline: Deadline) -> object:
@@ -143,11 +153,13 @@ def test_under_an_id_that_was_retired_nothing_was_written(decided: Decided) -> N
         decided([RETIRED] * 20, ticking())
 
 
-@pytest.mark.parametrize(("there", "found"), [(True, True), (False, False)])
-def test_rows_that_are_refused_after_an_unknown_outcome_are_looked_for(there: bool, found: bool) -> None:
-    assert until_in_log(answers([LOST, False]), [Row(None), Row(there)], ticking()) is found
+@pytest.mark.parametrize("is_there", [True, False])
+def test_rows_that_are_refused_after_an_unknown_outcome_are_looked_for(is_there: bool) -> None:
+    rows: list[Any] = [Row([LOST, False]), Row(is_there=is_there)]
+    assert until_in_log(rows, ticking()) is is_there
+    rows = [Row([LOST, False])]
     with pytest.raises(Indeterminate, match="truncated"):
-        until_in_log(answers([LOST, False]), [Row(None)], ticking())
+        until_in_log(rows, ticking())
 
 
 def test_commands_say_that_they_were_sent_before() -> None:
