@@ -12,7 +12,6 @@ from functools import partial
 from operator import attrgetter
 
 from persist_lib.core import refusals as r
-from persist_lib.errors import TimedOut
 from persist_lib.location.wrap.deadline import within
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.runtime.threads import Lock, giving_back, taking
@@ -117,7 +116,8 @@ class _Call(Work):
     def lost(self, prepared: Sequence[Prepared], attempts: int) -> None:
         if self._deadline.has_passed():
             fetch_all(self._machines)  # otherwise the next call starts from the same stale versions, and loses again
-            raise _timed_out(prepared, self._deadline, attempts)
+            shards, command = [one.shard for one in prepared], prepared[0].row.command
+            raise self._deadline.gave_up(named(shards), f"and {attempts} lost races for {command}", shard=shards[0])
 
     def _done_before(self) -> Sequence[Done]:
         """What an earlier call with this token did, for each shard.
@@ -145,12 +145,3 @@ def _others_made_room(machines: Sequence[Shard], refusals: Mapping[int, r.Refusa
 def _is_repeated(refusal: r.Refusal | Prepared) -> bool:
     """Whether the refusal says that the token was seen. Only this refusal can be trusted from a stale state."""
     return isinstance(refusal, r.AlreadyDone) and refusal.outcome is not None
-
-
-def _timed_out(prepared: Sequence[Prepared], deadline: Deadline, attempts: int) -> TimedOut:
-    shards, command = [one.shard for one in prepared], prepared[0].row.command
-    return TimedOut(
-        f"{named(shards)}: gave up after {deadline.timeout_s:g} s and {attempts} lost races for {command}; this call "
-        "changed nothing. Try again, or with a longer timeout",
-        shard=shards[0], timeout_s=deadline.timeout_s,
-    )  # fmt: skip

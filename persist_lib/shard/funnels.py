@@ -244,7 +244,7 @@ def ask(
 
 
 class Heart(Funnels):
-    """All of that in a client's own process, for a client that goes on against its store without any server.
+    """All of that in a client's own process, for a client that continues against its store without any server.
 
     What the client asks is applied as a server applies it: what other processes committed, or may commit yet, is looked
     for by its token, and "not committed" is said only of what can never be committed. Not to be used after a fork.

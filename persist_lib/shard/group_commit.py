@@ -236,20 +236,20 @@ class _Lot(Work):
         return max([request.deadline for request in self._lot], key=lambda deadline: deadline.ends)
 
     def is_wanted(self) -> bool:
-        self._lot = self._funnel.waiting(self._lot)
-        return bool(self._lot)
+        if lot := self._funnel.waiting(self._lot):
+            self._version = self.ask(self._funnel.machine.ground)
+            lot = self._funnel.look_for(lot, self._version)
+        self._lot = lot
+        return bool(lot)
 
     def prepare(self) -> Sequence[Prepared]:
-        funnel = self._funnel
-        self._version = self.ask(funnel.machine.ground)
-        self._lot = funnel.look_for(self._lot, self._version)
-        prepared, self._answers = funnel.prepared(self._version, self._lot) if self._lot else (None, ())
+        prepared, self._answers = self._funnel.prepared(self._version, self._lot)
         return () if prepared is None else (prepared,)
 
     def is_answered(self, *, is_fresh: bool) -> bool:
-        if is_fresh and self._lot:
+        if is_fresh:
             self._tell(self._version)
-        return is_fresh or not self._lot
+        return is_fresh
 
     def send(self, prepared: Sequence[Prepared]) -> bool | None:
         in_row, behind = self._lot[: len(self._answers)], self._lot[len(self._answers) :]

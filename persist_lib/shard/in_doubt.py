@@ -17,7 +17,6 @@ from persist_lib.errors import (
     LeaseExpired,
     PersistError,
     Refused,
-    TimedOut,
 )
 from persist_lib.ids import SeqNo
 from persist_lib.location.commands import ROLL_UP
@@ -110,7 +109,8 @@ def until_decided(
             if isinstance(error, LeaseExpired) and error.fields.get("id"):
                 # Certainly not committed, as the id was retired before. The next attempt registers another one.
                 if deadline.has_passed():
-                    raise _out_of_leases(error, deadline) from error
+                    shard = error.fields.get("shard", "")
+                    raise deadline.gave_up(f"shard {shard}", "as its writer's lease ended", shard=shard) from error
                 doubt = None
                 continue
             if doubt is None or isinstance(error, HistoryRegressed):  # on another history there is nothing to decide
@@ -123,12 +123,3 @@ def until_decided(
             raise told(doubt, doubt) from doubt.__cause__
         pause_s = backoff.take()
         (deadline.runtime.deadline(2 * pause_s) if deadline.has_passed() else deadline).pause(pause_s)
-
-
-def _out_of_leases(error: LeaseExpired, deadline: Deadline) -> TimedOut:
-    shard = error.fields.get("shard", "")
-    return TimedOut(
-        f"shard {shard}: gave up after {deadline.timeout_s:g} s, as the lease of its writer ended. Nothing was "
-        "written; try again, or with a longer timeout",
-        shard=shard, timeout_s=deadline.timeout_s,
-    )  # fmt: skip

@@ -39,14 +39,17 @@ class Share:
         self.prepared: Prepared | None = None
         self.answer: Answer | None = None
 
-    def prepare(self) -> None:
-        """Look for the command in the log, and apply it to the newest known version if it is not there."""
+    def look(self) -> None:
+        """Look for the command in the log, up to the newest known version."""
         self.version = self.funnel.machine.ground()
         seen, self.prepared = self.funnel.seen, None
         seen.follow(self.version.seqno)
         self.found = seen.find(self.request)
         if self.found == "unknown" and not self.request.is_repeated:
             self.answer = r.Forgotten(self.request.known, seen.begins)
+
+    def prepare(self) -> None:
+        """Apply the command to that version, if it is not there."""
         if self.found == "not there":
             self.prepared, (self.answer,) = self.funnel.prepared(self.version, [self.request])
 
@@ -88,11 +91,14 @@ class _Together(Work):
     def is_wanted(self) -> bool:
         if is_over := any(request.is_over for request in self._requests):
             self._first.let_go(self._requests)
+        else:
+            for share in self._shares:
+                self.ask(share.look)
         return not is_over
 
     def prepare(self) -> Sequence[Prepared]:
         for share in self._shares:
-            self.ask(share.prepare)
+            share.prepare()
         prepared = [share.prepared for share in self._shares if share.prepared is not None]
         return prepared if len(prepared) == len(self._shares) else ()
 

@@ -13,7 +13,7 @@ from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
 from persist_lib.core.diff import apply_diff
 from persist_lib.core.state import Outcome, Version
-from persist_lib.errors import Indeterminate, NotFound, PersistError, TimedOut
+from persist_lib.errors import Indeterminate, NotFound, PersistError
 from persist_lib.frontier import MINIMUM
 from persist_lib.ids import SeqNo
 from persist_lib.location.commands import Answered, Proposed, TakesCommands, undated
@@ -60,11 +60,8 @@ def commit_by_commands(
         if not is_too_old and _plain(commands) == _plain(former) and not made_room(refusals):
             return Undone(refusals)
         if deadline.has_passed():
-            raise TimedOut(
-                f"shard {machines[0].shard}: gave up after {deadline.timeout_s:g} s and {attempts} attempts, as the "
-                "shard changed each time; this call changed nothing. Try again, or with a longer timeout",
-                shard=machines[0].shard, timeout_s=deadline.timeout_s,
-            )  # fmt: skip
+            shard, why = machines[0].shard, f"and {attempts} attempts, as the shard changed each time"
+            raise deadline.gave_up(f"shard {shard}", why, shard=shard)
 
 
 def until_answered(
