@@ -1,8 +1,9 @@
 """The one committer: how transitions of one shard, or of several together, come into their logs.
 
 Prepare the rows from the newest states known, and append them by one compare-and-set. After a lost race, try again
-from the newest states. What is refused, or need not be done, is told only of states that were read afresh. An unknown
-outcome is resolved from the logs, never guessed. All of the rows are committed, or none; one shard is the case of one.
+from the newest states. Refusals, and that nothing has to be done, count only of states that were read afresh. An
+unknown outcome is resolved from the logs, never guessed. All of the rows are committed, or none; one shard is the case
+of one.
 
 Whose transitions they are is a `Work`: those of one call of this process (`commit`), or commands of many clients that a
 server, or a client without one, carries out (`group_commit`, `multi_shard_commit`).

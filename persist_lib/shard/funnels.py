@@ -265,11 +265,7 @@ class Heart(Funnels):
         try:
             return [request.answer.result(deadline.left_s() + GRACE_S) for request in requests]
         except Late as late:
-            raise Indeterminate(
-                f"shard {proposed[0].shard}: the store did not answer within {timeout_s:g} s, so it is not known "
-                f"whether the command with token {token.hex()} was committed. Repeat it with the same token",
-                shard=proposed[0].shard, token=token,
-            ) from late  # fmt: skip
+            raise Indeterminate(f"the store did not answer within {timeout_s:g} s", token=token) from late
         finally:
             for request in requests:
                 request.is_dropped = True

@@ -263,7 +263,7 @@ class _Lot(Work):
         self._tell(Version(one.row.seqno, one.state, b""), self._version.state)
 
     def lost(self, prepared: Sequence[Prepared], attempts: int) -> None:
-        """Go on: what waits too long is let go of."""
+        """Continue: what waits too long is let go of."""
 
     def ask(self, call: Callable[[], T]) -> T:
         return self._funnel.ask(call)

@@ -90,7 +90,7 @@ def until_decided(
 ) -> T:
     """What `send` answers: called again, with the very same, until it is certain what became of it.
 
-    `send` gets the first unknown outcome, None while there is none. It is called again while this `goes_on`, by default
+    `send` gets the first unknown outcome, None before that. It is called again while this `goes_on`, by default
     until `deadline`, after longer and longer pauses. In the end, and where no further attempt can tell, this raises
     what is `told` of that; by default the first unknown outcome itself.
     SUBTLE: what was sent without an answer may still arrive later. So after an unknown outcome, an error that says

@@ -115,7 +115,7 @@ class _Together(Work):
             share.request.settle(Answered(one.row.seqno, is_committed=True, rows=rows))
 
     def lost(self, prepared: Sequence[Prepared], attempts: int) -> None:
-        """Go on: what waits too long is let go of."""
+        """Continue: what waits too long is let go of."""
 
     def ask(self, call: Callable[[], T]) -> T:
         return self._first.ask(call)

@@ -131,7 +131,7 @@ class WalLine(Line):
         def send(_doubt: Indeterminate | None) -> bool:
             try:
                 write.compare_and_append(updates, lower, time + 1, timeout=deadline.left_s(), token=name.token)
-            except UpperMismatch:  # for certain, as it is told by the token
+            except UpperMismatch:  # for certain, as the token tells
                 with self.lock:
                     self._load()
                 return False
