@@ -120,6 +120,7 @@ def until_decided(
             if isinstance(error, Refused):
                 raise
         if deadline.has_passed() if goes_on is None else not goes_on(doubt):
-            raise told(doubt, doubt) from doubt.__cause__
+            unknown = told(doubt, doubt)
+            raise unknown from (doubt.__cause__ if unknown is doubt else doubt)
         pause_s = backoff.take()
         (deadline.runtime.deadline(2 * pause_s) if deadline.has_passed() else deadline).pause(pause_s)
