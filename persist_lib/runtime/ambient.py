@@ -98,8 +98,8 @@ class Deadline(msgspec.Struct, frozen=True):
     def gave_up(self, what: str, why: str, **fields: object) -> TimedOut:
         """The error for a call that certainly changed nothing until then."""
         return TimedOut(
-            f"{what}: gave up after {self.timeout_s:g} s, {why}. "
-            "This call changed nothing; try again, or with a longer timeout",
+            f"{what}: gave up after {self.timeout_s:g} s, {why}; this call changed nothing. "
+            "Try again, or with a longer timeout",
             timeout_s=self.timeout_s, **fields,
         )  # fmt: skip
 

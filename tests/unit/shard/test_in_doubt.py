@@ -149,7 +149,7 @@ def test_under_an_id_that_was_retired_nothing_was_written(decided: Decided) -> N
     assert decided([LOST, RETIRED, True], ticking()) is True
     with pytest.raises(Determinate):
         decided([LOST, RETIRED, AWAY], ticking())
-    with pytest.raises(TimedOut, match=r"its writer.s lease ended. This call changed nothing"):
+    with pytest.raises(TimedOut, match=r"its writer.s lease ended; this call changed nothing"):
         decided([RETIRED] * 20, ticking())
 
 
