@@ -7,7 +7,6 @@ which appliers copy to the tables later; readers read through it until then.
 
 from __future__ import annotations
 
-import persist_lib.catalog  # noqa: F401 - first, as its list of duties names those of timelines
 from persist_lib.timeline.lag import Behind, Lag
 from persist_lib.timeline.statements import Done
 from persist_lib.timeline.table_listen import TableListen
