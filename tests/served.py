@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import TypeVar
 
 import persist_lib as persist
 from persist_lib.core.formats import CREATED
-from persist_lib.errors import Determinate, Indeterminate
 from persist_lib.ids import ShardId
 from persist_lib.location import Location, open_location
 from persist_lib.location.api import Consensus
-from persist_lib.location.commands import Answered, Proposed
 from persist_lib.location.wrap.around import AroundConsensus, Operation
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.server.shard_server import ShardServer
@@ -29,20 +27,6 @@ PATIENT_S = 60.0
 """No call of a client ends before: the machine is busy, and nothing is known of a call that did."""
 LONGEST_WAIT_S = 0.05
 STORE_FAULTS = {Outcome.REFUSED: 0.03, Outcome.HAPPENED_UNKNOWN: 0.05, Outcome.LOST_UNKNOWN: 0.05}
-
-
-class FaultyNetwork(FaultyConsensus):
-    """A way to servers that fails as planned. Of commands that were sent before, no failure says they are not there."""
-
-    def commit_commands(
-        self, proposed: Sequence[Proposed], token: bytes, timeout_s: float, *, is_repeated: bool
-    ) -> list[Answered]:
-        try:
-            return super().commit_commands(proposed, token, timeout_s, is_repeated=is_repeated)
-        except Determinate as error:
-            if is_repeated:
-                raise Indeterminate(error.message, token=token) from error
-            raise
 
 
 class Struck(AroundConsensus):
@@ -127,7 +111,7 @@ class ServedWorld(World):
         time.sleep(min(seconds, LONGEST_WAIT_S))
 
     def faulty(self, consensus: Consensus, plan: Plan) -> Consensus:
-        return FaultyNetwork(consensus, plan, self.clock.sleep)
+        return FaultyConsensus(consensus, plan, self.clock.sleep)
 
     def client(
         self, config: persist.Config | None = None, *, plan: Plan | None = None, rival: Rival | None = None,

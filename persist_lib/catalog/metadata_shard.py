@@ -13,8 +13,6 @@ from persist_lib.catalog.names import OF_SOURCES
 from persist_lib.client import Client
 from persist_lib.errors import (
     HoldConflict,
-    Indeterminate,
-    LeaseExpired,
     ShardFinished,
     StillRead,
     TimedOut,
@@ -27,6 +25,7 @@ from persist_lib.relation.writer import WriteHandle
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import TIME, Schema
 from persist_lib.shard.admin import claim
+from persist_lib.shard.in_doubt import until_decided
 
 Row = dict[str, Any]
 
@@ -110,15 +109,9 @@ def append_once(write: WriteHandle, rows: list[dict[str, object]], lower: int, u
     Raises UpperMismatch when that is certainly not committed, and Indeterminate when the deadline came first.
     """
     token = write.machine.runtime.token()
-    while True:
-        try:
-            write.compare_and_append(rows, lower, upper, timeout=deadline.left_s(), token=token)
-        except (Indeterminate, LeaseExpired):  # after the latter, the handle registers again
-            if deadline.has_passed():
-                raise
-            deadline.pause(0.05)
-        else:
-            return
+    until_decided(
+        lambda _: write.compare_and_append(rows, lower, upper, timeout=deadline.left_s(), token=token), deadline
+    )
 
 
 def out_of_time(what: str, deadline: Deadline, why: str, **fields: object) -> TimedOut:

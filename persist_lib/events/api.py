@@ -11,32 +11,16 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import NamedTuple, Protocol, Self, TypeAlias, runtime_checkable
+from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from persist_lib.runtime.ambient import Runtime
+from persist_lib.runtime.resource import Resource
 
 Buffer: TypeAlias = "bytes | bytearray | memoryview"
 """Bytes of a caller. A writer does not copy them, so they may not change before the future is resolved."""
 
 
 MOST_ID = (1 << 63) - 1
-
-
-class Closes(Protocol):
-    """What is closed at the end of its `with` block."""
-
-    def close(self) -> None:
-        """Release what was opened. Idempotent."""
-        ...
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class Event(NamedTuple):
@@ -46,7 +30,7 @@ class Event(NamedTuple):
     payload: memoryview
 
 
-class Writer(Closes, Protocol):
+class Writer(Resource, Protocol):
     """The one writer of a log. A newer writer fences it: from then on it acknowledges nothing more.
 
     One failure ends it: the events that it had accepted and not acknowledged fail too, and so does every later call.
@@ -107,7 +91,7 @@ class Writer(Closes, Protocol):
         ...
 
 
-class Reader(Closes, Protocol):
+class Reader(Resource, Protocol):
     """Reads a log, of which it holds nothing. Used by one thread at a time."""
 
     @property
@@ -148,7 +132,7 @@ class Reader(Closes, Protocol):
         ...
 
 
-class Store(Closes, Protocol):
+class Store(Resource, Protocol):
     """Where an event log is. Making one does no I/O."""
 
     def writer(self, *, owner: str = "") -> Writer:

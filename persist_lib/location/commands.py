@@ -6,7 +6,7 @@ needs no compare-and-set of its client's, and changes of many clients become one
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import msgspec
@@ -15,7 +15,8 @@ from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
 from persist_lib.core.state import Outcome
 from persist_lib.ids import SeqNo
-from persist_lib.location.api import Row
+from persist_lib.location.api import Blob, Consensus, Row
+from persist_lib.runtime.ambient import Runtime
 
 
 class Proposed(NamedTuple):
@@ -50,18 +51,36 @@ class Answered(NamedTuple):
     due: tuple[str, ...] = ()
 
 
+class Heart(Protocol):
+    """What applies commands in this process, as a server does."""
+
+    def commit_commands(
+        self, proposed: Sequence[Proposed], token: bytes, timeout_s: float, *, is_repeated: bool
+    ) -> list[Answered]:
+        """As `TakesCommands` says."""
+
+    def end(self) -> None:
+        """Answer what waits, and end."""
+
+
+MakesHeart = Callable[[Blob, Consensus, Runtime], Heart]
+"""Makes it of a store."""
+
+
 @runtime_checkable
 class TakesCommands(Protocol):
     """An optional protocol of a Consensus that applies commands itself."""
 
     def commit_commands(
-        self, proposed: Sequence[Proposed], token: bytes, timeout_s: float, *, is_repeated: bool
+        self, proposed: Sequence[Proposed], token: bytes, timeout_s: float, *, is_repeated: bool, heart: MakesHeart
     ) -> list[Answered]:
         """Commit all commands or none, each of another shard, and answer each. Waits at most `timeout_s` seconds.
 
+        Where no server is there, and the store behind them may be used, what `heart` makes of that commits them.
         `is_repeated`: they may have been sent before, with this token and the same values. They are committed at most
         once, however often and to whichever server they are sent, and a refusal then holds for ever. Raises Determinate
-        if they certainly were not committed, and Indeterminate with the `token` if that is not known.
+        or InvalidUsage if this sending certainly did nothing, which says nothing of earlier ones; and Indeterminate
+        with the `token` if that is not known.
         """
 
 

@@ -28,19 +28,6 @@ class RolledUp(msgspec.Struct, frozen=True):
     """The requests that it made to the location. A dry run only reads."""
 
 
-def is_duty(committed: Committed, every: int) -> bool:
-    """Whether the writer of this append has to roll up: it made the first append at or after a multiple of `every`.
-
-    If it fails to, the writer of the first append after the next multiple does. A rollup by maintenance counts for a
-    multiple that follows it by less than half of `every`.
-    """
-    due = committed.seqno - committed.seqno % every
-    if 2 * (due - committed.after.newest_rollup) < max(2, every):
-        return False
-    writers = committed.before.writers.values()
-    return all(not writer.outcomes or writer.outcomes[-1].seqno < due for writer in writers)
-
-
 @charged
 def roll_up(machine: Machine, worker: Worker, *, force: bool = False, dry_run: bool = False) -> RolledUp:
     """Write and link a rollup if one is due, or always with `force`: one object, and one or two transitions.

@@ -28,8 +28,8 @@ from persist_lib.location.wrap.spending import charged
 from persist_lib.maintain.survey_cache import Remembered, latest
 from persist_lib.maintain.worker import Progress
 from persist_lib.runtime.ambient import Deadline, Runtime
-from persist_lib.shard.commit import Machine
 from persist_lib.shard.log import fetch_newer, fetch_newest
+from persist_lib.shard.machine import Shard
 
 ORPHANS_MS = 7 * 86_400_000
 """Orphans are looked for this often, also on a shard that did not move: an upload leaves no trace in the log."""
@@ -96,7 +96,7 @@ class Surveyor:
         blob: Blob,
         reads: Blob,
         consensus: Consensus,
-        machine: Callable[[ShardId], Machine | None],
+        machine: Callable[[ShardId], Shard | None],
         config: Config,
         runtime: Runtime,
         policy: Policy,

@@ -15,9 +15,9 @@ from concurrent.futures import Executor
 from contextvars import Context
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
-from persist_lib.errors import BufferFull, Indeterminate, LeaseExpired, NotSent, TimedOut
+from persist_lib.errors import BufferFull, Indeterminate, LeaseExpired, NotSent, PersistError, TimedOut
 from persist_lib.relation.appends import ROOM_BYTES, Appended, AppendFuture, Batching, Pending, copied
 from persist_lib.runtime.ambient import Deadline, Runtime
 from persist_lib.runtime.threads import SLICE_S, Bell, aside, is_ending
@@ -85,18 +85,33 @@ class Outbox:
 
     def accept(self, pending: Pending, send: Send, *, block: bool) -> AppendFuture:
         """Accept an append once there is room. Raises NotSent, BufferFull or TimedOut when it was not accepted."""
+        return self.accept_made(lambda: pending, pending.size, pending.deadline, send, block=block)
+
+    def accept_made(
+        self, make: Callable[[], Pending], size: int, deadline: Deadline, send: Send, *, block: bool
+    ) -> AppendFuture:
+        """The same of an append of `size` bytes that is made when it is accepted, so that no other comes in between.
+
+        Raises what `make` raises, too. It waits for nothing, and calls nothing of this.
+        """
         if self.is_here():
             self._drain()
-            if block and not self._has_room(pending):
+            if block and not self._has_room(size):
                 self._hurry()
+        accepted: Pending | None = None
         with self._mutex:
             self._check()
-            if has_room := self._has_room(pending) or (block and self.is_here()):
-                self._enqueue(pending, send)
-        if not has_room:
-            self._stand_in_line(pending, send, block=block)
+            if self._has_room(size) or (block and self.is_here()):
+                accepted = self._enqueue(make(), send)
+        if accepted is None:
+            accepted = self._stand_in_line(make, size, deadline, send, block=block)
         self._see_to_it()
-        return pending.future
+        return accepted.future
+
+    def unfinished(self) -> list[Pending]:
+        """What was accepted and has not ended, in its order."""
+        with self._mutex:
+            return [queued.pending for queued in (*self._outstanding, *self._queue)]
 
     def settle(self, deadline: Deadline) -> None:
         """Send all appends that were accepted before this, and wait until they end. They continue after TimedOut."""
@@ -182,15 +197,16 @@ class Outbox:
         first = next(iter(self._outstanding or self._queue), None)
         return 0 if first is None else max(0, until - first.number + 1)
 
-    def _enqueue(self, pending: Pending, send: Send) -> None:
+    def _enqueue(self, pending: Pending, send: Send) -> Pending:
         number, total_bytes = self._accepted()
         self._queue.append(_Queued(pending, send, number + 1, total_bytes + pending.size))
+        return pending
 
-    def _has_room(self, pending: Pending) -> bool:
-        return not self._line and self._fits(pending)
+    def _has_room(self, size: int) -> bool:
+        return not self._line and self._fits(size)
 
-    def _fits(self, pending: Pending) -> bool:
-        return not self._queue or self._queued_bytes() + pending.size <= self._most_bytes
+    def _fits(self, size: int) -> bool:
+        return not self._queue or self._queued_bytes() + size <= self._most_bytes
 
     def _check(self) -> None:
         if self._is_closed:
@@ -200,37 +216,42 @@ class Outbox:
             )  # fmt: skip
         self.raise_failure()
 
-    def _stand_in_line(self, pending: Pending, send: Send, *, block: bool) -> None:
+    def _stand_in_line(
+        self, make: Callable[[], Pending], size: int, deadline: Deadline, send: Send, *, block: bool
+    ) -> Pending:
         """Wait for room, first come first served, and then enqueue the append."""
         if not block:
             with self._mutex:
                 waiting = self._queued_bytes()
             raise BufferFull(
                 f"{self._what}: {waiting} bytes wait to be appended, at most {self._most_bytes} may, "
-                f"and this is {pending.size} more. Nothing was accepted; try again when some are done",
-                shard=self._shard, size=pending.size, waiting=waiting, most=self._most_bytes,
+                f"and this is {size} more. Nothing was accepted; try again when some are done",
+                shard=self._shard, size=size, waiting=waiting, most=self._most_bytes,
             )  # fmt: skip
         place = object()
+        accepted: Pending | None = None
 
         def is_its_turn() -> bool:
+            nonlocal accepted
             self._check()
-            if is_first := self._line[0] is place and self._fits(pending):
-                self._enqueue(pending, send)
-            return is_first
+            if self._line[0] is place and self._fits(size):
+                accepted = self._enqueue(make(), send)
+            return accepted is not None
 
         try:
             self._line.append(place)
             self._bell.ring()  # nothing is held back while a caller waits for room
-            while not self._bell.wait(is_its_turn, pending.deadline.remaining_s()):
-                if pending.deadline.has_passed():
-                    timeout_s = pending.deadline.timeout_s
+            while not self._bell.wait(is_its_turn, deadline.remaining_s()):
+                if deadline.has_passed():
+                    timeout_s = deadline.timeout_s
                     raise TimedOut(
-                        f"{self._what}: no room for {pending.size} bytes more in {timeout_s:g} s, as what was "
+                        f"{self._what}: no room for {size} bytes more in {timeout_s:g} s, as what was "
                         "accepted before is not written that fast. Nothing was accepted; try again, or with a longer "
                         "timeout",
                         shard=self._shard, timeout_s=timeout_s,
                     )  # fmt: skip
                 self._see_to_it()
+            return cast("Pending", accepted)
         finally:
             self._line.remove(place)  # SUBTLE: first, and by one call, so that an interrupt leaves no place in line
             self._bell.ring()
@@ -406,3 +427,17 @@ def not_sent(shard: str, why: object, what: str = "") -> NotSent:
         f"failed: {why}. Decide what to do about that one first",
         shard=shard, earlier=copied(why) if isinstance(why, BaseException) else None,
     )  # fmt: skip
+
+
+def one_by_one(
+    batch: Sequence[Pending], send: Callable[[Pending], Sequence[Answer]], shard: str, what: str
+) -> list[Answer]:
+    """Carry out accepted appends of which one fails: those before it, and none after it."""
+    answers: list[Answer] = []
+    for pending in batch:
+        try:
+            answers += send(pending)
+        except PersistError as error:
+            behind = not_sent(shard, error, what)
+            return [*answers, error, *(copied(behind) for _ in batch[len(answers) + 1 :])]
+    return answers

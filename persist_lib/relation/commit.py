@@ -19,7 +19,7 @@ from persist_lib.location.commands import FLUSH, ROLL_UP
 from persist_lib.location.wrap.deadline import within
 from persist_lib.location.wrap.spending import Spending
 from persist_lib.maintain.compaction import carry_out, local_engine
-from persist_lib.maintain.rollups import is_duty, write_rollup
+from persist_lib.maintain.rollups import write_rollup
 from persist_lib.relation.appends import Appended
 from persist_lib.relation.registration import Registration, undoubted
 from persist_lib.runtime.ambient import Deadline
@@ -124,13 +124,12 @@ class Share:
         """Roll up or flush if that is this writer's duty. The append is committed, so a failure is only logged."""
         if not isinstance(done, Committed):
             return
-        # SUBTLE: where nothing was read back, the states are old ones, by which it would be everybody's duty.
-        rolls_up = ROLL_UP in done.due or (done.is_read_back and is_duty(done, self.machine.config.rollup_every))
+        due = done.calls_for(self.machine.config.rollup_every)
         try:
             upkeep = self.machine.runtime.deadline(min(UPKEEP_S, deadline.remaining_s()))
-            if rolls_up:
+            if ROLL_UP in due:
                 within(upkeep, lambda: write_rollup(self.machine, self._registration.id))
-            if FLUSH in done.due:
+            if FLUSH in due:
                 within(upkeep, self._flush)
         except PersistError as error:
             log.warning("shard %s: upkeep after an append failed: %s", self.machine.shard, error)

@@ -20,7 +20,7 @@ from persist_lib.errors import ConstraintViolated, Indeterminate, InvalidUsage, 
 from persist_lib.frontier import Antichain
 from persist_lib.ids import parse_producer, parse_token
 from persist_lib.location.wrap.spending import Spending
-from persist_lib.relation.append_queue import Answer, Outbox, not_sent
+from persist_lib.relation.append_queue import Answer, Outbox, one_by_one
 from persist_lib.relation.appends import Batching, Pending, coalesced, copied, is_shared, size_of, take_over
 from persist_lib.relation.registration import check_produced, parse_bounds, undoubted
 from persist_lib.runtime.ambient import Deadline, Runtime
@@ -292,23 +292,12 @@ class OrderedWriter(Leased, Generic[Brought, Done]):
                 brought = self._bring(iter(() if table is None else (table,)), bounds, first.deadline)
                 done = self._commit_brought(brought, bounds, first.deadline, token, None, spent)
             except (ConstraintViolated, InvalidUsage):  # of one of them; or a handover is in between
-                return self._one_by_one(batch)
+                return one_by_one(batch, lambda pending: self._send([pending]), self._shard, self._what)
             except Indeterminate as error:
                 times = [(pending.lower, pending.upper) for pending in batch]
                 self._doubts.append(doubt := Doubt(token, brought, dict(zip(times, counts, strict=True))))
                 return doubt.errors(error)
             return [cast("Answer", msgspec.structs.replace(done, count=count)) for count in counts]
-
-    def _one_by_one(self, batch: Sequence[Pending]) -> list[Answer]:
-        """Carry out accepted appends of which one fails: those before it, and none after it."""
-        answers: list[Answer] = []
-        for pending in batch:
-            try:
-                answers += self._send([pending])
-            except PersistError as error:
-                break_ = not_sent(self._shard, error, self._what)
-                return [*answers, error, *(copied(break_) for _ in batch[len(answers) + 1 :])]
-        return answers
 
     def _times(self) -> Times:
         return Times(self.schema.times, self._now)

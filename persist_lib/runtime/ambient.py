@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from persist_lib.arguments import check_callable, check_type, parse_flag
+from persist_lib.errors import TimedOut
 from persist_lib.runtime.threads import Threads
 
 T = TypeVar("T")
@@ -93,6 +94,14 @@ class Deadline(msgspec.Struct, frozen=True):
     def has_passed(self) -> bool:
         """Whether no time is left."""
         return self.runtime.monotonic() >= self.ends
+
+    def gave_up(self, what: str, why: str, **fields: object) -> TimedOut:
+        """The error for a call that certainly changed nothing until then."""
+        return TimedOut(
+            f"{what}: gave up after {self.timeout_s:g} s, {why}; this call changed nothing. "
+            "Try again, or with a longer timeout",
+            timeout_s=self.timeout_s, **fields,
+        )  # fmt: skip
 
     def pause(self, seconds: float, jitter: float = 0.5) -> None:
         """Sleep for `seconds`, shortened or lengthened by up to the share `jitter`, but not beyond the deadline."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 
-class Resource(ABC):
+class Resource(Protocol):
     """An object that is open until `close`, and that a `with` block closes at its end.
 
     An error of the block is raised as it is, also if `close` fails after it: what the failure says is added as a note.

@@ -33,8 +33,8 @@ from persist_lib.runtime.reread import Reread
 from persist_lib.server.access import Access
 from persist_lib.server.backpressure import Load
 from persist_lib.server.certificates import Certificates
-from persist_lib.server.funnels import SHARDS_MOST, Funnels
 from persist_lib.server.row_push import Pushing
+from persist_lib.shard.funnels import SHARDS_MOST, Funnels
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 COMMANDS = tuple(1 << n for n in range(CHANGES_MOST.bit_length()))

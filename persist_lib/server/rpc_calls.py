@@ -32,10 +32,10 @@ from persist_lib.runtime.ambient import Runtime
 from persist_lib.server.access import Access, Caller, anybody
 from persist_lib.server.backpressure import Load
 from persist_lib.server.consensus_rpc import RAW, Raw
-from persist_lib.server.funnels import Funnels, ask
 from persist_lib.server.metrics import Measures, outcome_of
-from persist_lib.server.requests import Request
 from persist_lib.server.survey_cache import Looks
+from persist_lib.shard.funnels import Funnels, ask
+from persist_lib.shard.requests import Request
 
 
 class Answers:

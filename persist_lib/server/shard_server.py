@@ -28,13 +28,13 @@ from persist_lib.location.rpc.grpc_forks import CORE
 from persist_lib.location.wrap.deadline import within
 from persist_lib.server.access import Access
 from persist_lib.server.certificates import Certificates
-from persist_lib.server.funnels import Funnels
 from persist_lib.server.log_watch import Announcing, Watching
 from persist_lib.server.metrics import CONTENT_TYPE, Measures, figures
 from persist_lib.server.probes import LOOK_S, Page, Pages, Readiness
 from persist_lib.server.row_push import Following, Pushing
 from persist_lib.server.rpc_calls import Calls, Debts
 from persist_lib.server.survey_cache import Looks
+from persist_lib.shard.funnels import Funnels
 
 log = logging.getLogger("persist.server")
 READERS = 32

@@ -16,7 +16,7 @@ from persist_lib.core.rights import MAINTAIN
 from persist_lib.location.api import Consensus
 from persist_lib.maintain.survey import Survey, Surveyor
 from persist_lib.server.access import Caller
-from persist_lib.server.funnels import Funnels
+from persist_lib.shard.funnels import Funnels
 
 LONGEST_S = 5.0
 """The longest that one request looks at shards."""

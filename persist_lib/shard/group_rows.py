@@ -18,8 +18,8 @@ from persist_lib.core.validate import check_group
 from persist_lib.errors import InvariantViolated
 from persist_lib.format.log import LogRow, Step, encode_row
 from persist_lib.ids import SeqNo
-from persist_lib.shard.commit import Machine, Prepared
 from persist_lib.shard.log import next_group, next_row
+from persist_lib.shard.machine import Prepared, Shard
 
 REFUSAL_CHARACTERS = 200
 """How much of a refusal a row tells."""
@@ -45,7 +45,7 @@ class Group(NamedTuple):
     answers: tuple[Answer, ...]
 
 
-def prepare_group(machine: Machine, version: Version, asked: Sequence[Asked], now: int) -> Group:
+def prepare_group(machine: Shard, version: Version, asked: Sequence[Asked], now: int) -> Group:
     """The row of as many of the first commands as may be one row after `version`; of at least one, if there is one.
 
     `now` is ms of the store's clock. A command that no reader could read again is answered with that error, and

@@ -1,20 +1,28 @@
-"""What came of a transition; and of rows that were sent without a certain answer, read from the logs, never guessed."""
+"""What came of a transition; and how to find out what came of something that was sent without a certain answer."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import NamedTuple, Protocol
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
 
 from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
+from persist_lib.core.plan.upkeep import rollup_is_duty
 from persist_lib.core.state import Outcome, State
-from persist_lib.errors import Determinate, Indeterminate, InvalidUsage, PersistError
-from persist_lib.format.log import LogRow
-from persist_lib.ids import SeqNo, ShardId
-from persist_lib.runtime.ambient import Deadline
-from persist_lib.shard.refusals import named
-from persist_lib.times import show_frontier
+from persist_lib.errors import (
+    Damage,
+    HistoryRegressed,
+    Indeterminate,
+    InvalidUsage,
+    LeaseExpired,
+    PersistError,
+    Refused,
+)
+from persist_lib.ids import SeqNo
+from persist_lib.location.commands import ROLL_UP
+from persist_lib.runtime.ambient import Backoff, Deadline
+
+T = TypeVar("T")
 
 
 class Committed(NamedTuple):
@@ -38,6 +46,12 @@ class Committed(NamedTuple):
         """Whether its states are those before and after it."""
         return self.before is not self.after
 
+    def calls_for(self, every: int) -> tuple[str, ...]:
+        """The upkeep that the writer of this append has to do now. A rollup is due each `every` transitions."""
+        # SUBTLE: where nothing was read back, the states are old ones, by which it would be everybody's duty.
+        is_own = self.is_read_back and rollup_is_duty(self.seqno, self.before, self.after, every)
+        return tuple(dict.fromkeys((*self.due, ROLL_UP))) if is_own else self.due
+
 
 Build = Callable[[State, int], c.Command]
 """Makes a command from the newest state and the store's clock (ms). Called again after every lost race."""
@@ -56,105 +70,57 @@ class Undone(NamedTuple):
     due: tuple[str, ...] = ()
 
 
-DOUBT_PAUSE_S = 0.01
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.01, 1.0
+"""The first and the longest pause between two attempts to find out what became of something."""
+
+NO_ATTEMPT_HELPS = (Damage, InvalidUsage, LeaseExpired)
+"""Errors that end all attempts: the password was changed, say, or this process has closed its writer."""
+
+GoesOn = Callable[[Indeterminate], bool]
+"""Whether to try again; it gets the first unknown outcome."""
+Told = Callable[[PersistError, Indeterminate], Indeterminate]
+"""Makes the error of what stays unknown, of what ended the attempts and of the first unknown outcome."""
 
 
-class Sent(Protocol):
-    """A row that one shard's log was asked to append."""
+def until_decided(
+    send: Callable[[Indeterminate | None], T],
+    deadline: Deadline,
+    goes_on: GoesOn | None = None,
+    told: Told = lambda _, doubt: doubt,
+) -> T:
+    """What `send` answers: called again, with the very same, until it is certain what became of it.
 
-    @property
-    def shard(self) -> ShardId:
-        """The shard's name."""
-
-    @property
-    def row(self) -> LogRow:
-        """The row."""
-
-    @property
-    def state(self) -> State:
-        """The state after it."""
-
-    def is_in_log(self) -> bool | None:
-        """Whether the row is in its place; False when another row is, for ever; None when there is no row there."""
-
-    def is_remembered(self) -> bool | None:
-        """Whether the newest state remembers that the row was committed; None when it cannot tell."""
-
-
-Waiting = Callable[[Indeterminate, PersistError], None]
-"""Called between two attempts, with the first unknown outcome and the last error. Raises to give up."""
-
-
-def until_decided(send: Callable[[], bool], sent: Sequence[Sent], deadline: Deadline) -> bool:
-    """Whether the rows that `send` appends together, by one compare-and-set, are in their logs now.
-
-    Resolves an indeterminate answer until `deadline`, or raises Indeterminate.
-    """
-    doubts: list[PersistError] = []
-
-    def wait(doubt: Indeterminate, last: PersistError) -> None:
-        doubts.append(doubt)
-        if isinstance(last, InvalidUsage):  # for example, the password was changed: no further attempt helps
-            raise in_doubt(sent, last) from last
-        if deadline.has_passed():
-            raise in_doubt(sent, doubt) from doubt
-        deadline.pause(DOUBT_PAUSE_S)
-
-    if (won := settle(send, sent, wait)) is None:
-        raise in_doubt(sent, doubts[0]) from doubts[0]
-    return won
-
-
-def settle(send: Callable[[], bool], sent: Sequence[Sent], wait: Waiting) -> bool | None:
-    """Whether the rows that `send` appends together are in their logs now; None when that cannot be known any more.
-
-    SUBTLE: after an indeterminate answer the rows may still arrive later, so "not there" decides nothing. The same
-    bytes are sent again until some row is there: ours, or that of another process, which keeps ours out for ever.
-    Raises Determinate or InvalidUsage only if the first attempt did, and then nothing was done.
+    `send` gets the first unknown outcome, None before that. It is called again while this `goes_on`, by default
+    until `deadline`, after longer and longer pauses. In the end, and where no further attempt can tell, this raises
+    what is `told` of that; by default the first unknown outcome itself.
+    SUBTLE: what was sent without an answer may still arrive later. So after an unknown outcome, an error that says
+    "this attempt did nothing" says nothing of those before. Only an answer or a refusal decides.
     """
     doubt: Indeterminate | None = None
+    backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
     while True:
         try:
-            won = send()
-            return won if won or doubt is None else _is_done(sent)
+            return send(doubt)
         except Indeterminate as error:
-            doubt = doubt or error
-            last: PersistError = error
-        except (Determinate, InvalidUsage) as error:
-            if doubt is None:
+            if isinstance(error.__cause__, Refused):  # what could tell has forgotten it
                 raise
-            last = error
-        wait(doubt, last)
-
-
-def _is_done(sent: Sequence[Sent]) -> bool | None:
-    """What became of rows that were sent with an unknown outcome, and refused when sent again; None when unknown.
-
-    SUBTLE: refused means that in at least one shard our place is taken. A shard where it is free decides nothing. Where
-    our own row has taken it, all of our rows are in, as they are committed together. Where a row of another process has
-    taken it, ours can never come to that place, and so to none, however late a copy of the request arrives. It does not
-    matter which shard it is, nor that they are read one after the other, as a row stays in its place. Only truncation
-    can hide it; then the state's memory of its last appends tells.
-    """
-    for one in sent:
-        if (is_ours := one.is_in_log()) is not None:
-            return is_ours
-    for one in sent:
-        if (is_ours := one.is_remembered()) is not None:
-            return is_ours
-    return None
-
-
-def in_doubt(sent: Sequence[Sent], cause: PersistError) -> Indeterminate:
-    """The error for rows of which it is not known whether they were committed."""
-    row = sent[0].row.steps[0]
-    trace = row.diff.trace if row.diff is not None and row.command == "CompareAndAppend" else None
-    appended = trace.added[-1] if trace is not None else None
-    show = partial(show_frontier, unit=sent[0].state.times)
-    what = f"append of [{show(appended.lower)}, {show(appended.upper)})" if appended else f"change ({row.command})"
-    return Indeterminate(
-        f"{named([one.shard for one in sent])}: it is not known whether the {what} with token {row.token.hex()} "
-        f"was committed ({cause}). "
-        "Repeat the call with the same token and it answers what happened; delete nothing that it refers to",
-        shard=sent[0].shard, token=row.token,
-    )  # fmt: skip
+            doubt = doubt or error
+        except PersistError as error:
+            if isinstance(error, LeaseExpired) and error.fields.get("id"):
+                # Certainly not committed, as the id was retired before. The next attempt registers another one.
+                if deadline.has_passed():
+                    shard = error.fields.get("shard", "")
+                    raise deadline.gave_up(f"shard {shard}", "as its writer's lease ended", shard=shard) from error
+                doubt = None
+                continue
+            if doubt is None or isinstance(error, HistoryRegressed):  # on another history there is nothing to decide
+                raise
+            if isinstance(error, NO_ATTEMPT_HELPS):
+                raise told(error, doubt) from error
+            if isinstance(error, Refused):
+                raise
+        if deadline.has_passed() if goes_on is None else not goes_on(doubt):
+            unknown = told(doubt, doubt)
+            raise unknown from (doubt.__cause__ if unknown is doubt else doubt)
+        pause_s = backoff.take()
+        (deadline.runtime.deadline(2 * pause_s) if deadline.has_passed() else deadline).pause(pause_s)

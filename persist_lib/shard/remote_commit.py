@@ -8,26 +8,20 @@ command. A command that got no answer is sent again, the very same, until it get
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
 from persist_lib.core.diff import apply_diff
 from persist_lib.core.state import Outcome, Version
-from persist_lib.errors import Indeterminate, NotFound, TimedOut
+from persist_lib.errors import Indeterminate, NotFound, PersistError
 from persist_lib.frontier import MINIMUM
 from persist_lib.ids import SeqNo
 from persist_lib.location.commands import Answered, Proposed, TakesCommands, undated
-from persist_lib.runtime.ambient import Backoff, Deadline
-from persist_lib.shard.in_doubt import Committed, Done, Undone
+from persist_lib.runtime.ambient import Deadline
+from persist_lib.shard.funnels import Heart
+from persist_lib.shard.in_doubt import Committed, Done, Undone, until_decided
 from persist_lib.shard.log import fetch_at, follow_to, followed
-
-if TYPE_CHECKING:
-    from persist_lib.shard.commit import Machine, Wanted
-
-AGAIN_S = 0.02
-"""The first pause before a command that got no answer is sent again; each further one is twice as long."""
-LONGEST_PAUSE_S = 1.0
+from persist_lib.shard.machine import Shard, Wanted
 
 
 def commit_by_commands(
@@ -66,11 +60,8 @@ def commit_by_commands(
         if not is_too_old and _plain(commands) == _plain(former) and not made_room(refusals):
             return Undone(refusals)
         if deadline.has_passed():
-            raise TimedOut(
-                f"shard {machines[0].shard}: gave up after {deadline.timeout_s:g} s and {attempts} attempts, as the "
-                "shard changed each time; this call changed nothing. Try again, or with a longer timeout",
-                shard=machines[0].shard, timeout_s=deadline.timeout_s,
-            )  # fmt: skip
+            shard, why = machines[0].shard, f"and {attempts} attempts, as the shard changed each time"
+            raise deadline.gave_up(f"shard {shard}", why, shard=shard)
 
 
 def until_answered(
@@ -80,21 +71,21 @@ def until_answered(
 
     Raises Indeterminate when that is so until `deadline`, and Determinate if they were certainly not committed.
     """
-    doubt: Indeterminate | None = None
-    backoff = Backoff(AGAIN_S, LONGEST_PAUSE_S)
-    while True:
-        try:
-            return taker.commit_commands(proposed, token, deadline.left_s(), is_repeated=doubt is not None)
-        except Indeterminate as error:
-            doubt = doubt or error
-        if deadline.has_passed():
-            raise Indeterminate(
-                f"shard {proposed[0].shard}: it is not known whether the {type(proposed[0].command).__name__} with "
-                f"token {token.hex()} was committed ({doubt.message}). Repeat the call with the same token and it "
-                "answers what happened; delete nothing that it refers to",
-                shard=proposed[0].shard, token=token,
-            ) from doubt  # fmt: skip
-        deadline.pause(backoff.take())
+
+    def send(doubt: Indeterminate | None) -> list[Answered]:
+        is_repeated = doubt is not None
+        return taker.commit_commands(proposed, token, deadline.left_s(), is_repeated=is_repeated, heart=Heart)
+
+    def told(cause: PersistError, _doubt: Indeterminate) -> Indeterminate:
+        shard, command = proposed[0].shard, type(proposed[0].command).__name__
+        return Indeterminate(
+            f"shard {shard}: it is not known whether the {command} with token {token.hex()} was committed "
+            f"({cause.message}). Repeat the call with the same token and it answers what happened; delete nothing that "
+            "it refers to",
+            shard=shard, token=token,
+        )  # fmt: skip
+
+    return until_decided(send, deadline, told=told)
 
 
 def _make(wanted: Sequence[Wanted]) -> list[c.Command]:
@@ -111,7 +102,7 @@ def _plain(commands: Sequence[c.Command]) -> list[c.Command]:
     return [undated(command, getattr(command, "lease_until", 0)) for command in commands]
 
 
-def _done(machine: Machine, command: c.Command, token: bytes, answer: Answered, attempts: int) -> Done | None:
+def _done(machine: Shard, command: c.Command, token: bytes, answer: Answered, attempts: int) -> Done | None:
     """The success that an answer tells, if it does."""
     if answer.is_committed and answer.outcome is not None:
         machine.note(answer.outcome)
@@ -122,7 +113,7 @@ def _done(machine: Machine, command: c.Command, token: bytes, answer: Answered, 
     return answer.refusal if isinstance(answer.refusal, r.AlreadyDone) else None
 
 
-def _catch_up(machine: Machine, command: c.Command, answer: Answered) -> None:
+def _catch_up(machine: Shard, command: c.Command, answer: Answered) -> None:
     """Know the version by which a command was answered, or a newer one. It was the newest when the command came.
 
     Without a request, where the rows up to it came along: a refused caller then knows as much, and as soon, as one that
@@ -137,7 +128,7 @@ def _catch_up(machine: Machine, command: c.Command, answer: Answered) -> None:
         _newest(machine, answer)
 
 
-def _newest(machine: Machine, answer: Answered) -> Version:
+def _newest(machine: Shard, answer: Answered) -> Version:
     """The version by which a command was answered, or a newer one. The machine knows it then."""
     with machine.turn:
         if (known := machine.ground()).seqno >= answer.seqno:
@@ -150,7 +141,7 @@ def _newest(machine: Machine, answer: Answered) -> Version:
         return machine.ground()
 
 
-def committed_at(machine: Machine, answer: Answered, token: bytes, command: str, attempts: int) -> Committed:
+def committed_at(machine: Shard, answer: Answered, token: bytes, command: str, attempts: int) -> Committed:
     """The transition with this token and command in the row that an answer names, from the log.
 
     The machine knows that version or a newer one then. Where the log does not go back so far any more, the states are

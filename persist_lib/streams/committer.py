@@ -9,10 +9,8 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent import futures
 from contextlib import ExitStack
 from functools import partial
-from typing import TypeVar
 
 from persist_lib.arguments import parse_seconds
 from persist_lib.client import Client
@@ -20,29 +18,26 @@ from persist_lib.core import commands as c
 from persist_lib.core.cost import Cost
 from persist_lib.core.state import State
 from persist_lib.errors import (
-    BufferFull,
     Damage,
     DiffOverflow,
     Fenced,
     Indeterminate,
     InvalidUsage,
-    LeaseExpired,
     PersistError,
     Refused,
-    TimedOut,
 )
 from persist_lib.frontier import MINIMUM, Antichain
 from persist_lib.ids import SeqNo, ShardId
 from persist_lib.location.wrap.spending import Spending
 from persist_lib.relation.append_many import Append, append_together
-from persist_lib.relation.append_queue import Answer, Outbox, not_sent
+from persist_lib.relation.append_queue import Answer, Outbox, one_by_one
 from persist_lib.relation.appends import Appended, AppendFuture, Pending, copied
 from persist_lib.relation.registration import timed_out
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.runtime.forks import Stage, enrol
-from persist_lib.runtime.threads import SLICE_S, is_ending
+from persist_lib.runtime.threads import is_ending
 from persist_lib.shard.commit import Wanted
-from persist_lib.shard.outcomes import REFUSED
+from persist_lib.shard.in_doubt import until_decided
 from persist_lib.streams.commit_plan import Call, Op, Step, plan
 from persist_lib.streams.lock import WriterLock, commit_together, hold_command
 from persist_lib.streams.stream_state import Stream
@@ -50,7 +45,6 @@ from persist_lib.streams.stream_state import Stream
 Check = Callable[[Callable[[str], Antichain]], Sequence[Op]]
 FATAL = (Refused, Indeterminate, Damage)
 """After one of these, what this process knows of its streams may not be what is there: it takes no more calls."""
-PAUSE_S = 0.001
 
 
 class Committer:
@@ -61,24 +55,19 @@ class Committer:
         self.streams: dict[str, Stream] = {}
         self._kept_bytes = 0  # of unsealed updates in memory, of all streams
         self._waiting: dict[str, deque[tuple[Call, Antichain]]] = {}
-        self.in_flight: deque[Call] = deque()
-        """The calls that were accepted, and whose effect is not noted yet."""
-        self._begin()
+        self._noted = set[Call]()  # the calls of the commit under way whose effect is noted
         self._what = f"the streams of {client.url}"
         self._outbox = Outbox("", client.runtime, client.config.buffer_bytes, None, self._what)
+        self.applying = threading.RLock()
+        """Held while what a commit did is noted. With it, streams and the calls that wait belong together."""
         self._dead: PersistError | None = None
         self._is_stopping = False
         self._stop_by: Deadline | None = None
         enrol(self, Stage.HANDLES)
 
-    def _begin(self) -> None:
-        self._accepting = threading.RLock()
-        self.applying = threading.RLock()
-        """Held while what a commit did is noted. With it, streams and the calls that wait belong together."""
-
     def after_fork_in_child(self) -> None:
         """The parent's runtime runs on; this process has none."""
-        self._begin()
+        self.applying = threading.RLock()
         self._outbox.after_fork_in_child()
         self._dead = Fenced(
             f"this runtime of the streams of {self._client.url} belongs to the parent of this process, which continues "
@@ -109,46 +98,23 @@ class Committer:
         `check` gives the parts of the call, given the frontier that calls before it leave. Raises what `check` raises,
         and NotSent, TimedOut and Fenced when the call was not accepted.
         """
-        while True:
-            # SUBTLE: checked and accepted in one go, so that no other call comes in between. But no thread waits for
-            # room here: the sending thread, which makes room, may be in a future's callback that makes a call too.
-            with self._accepting:
-                self.check()
-                accepted_s, ops = self._client.runtime.monotonic(), tuple(check(self.accepted_upper))
-                call = Call(None, MINIMUM, MINIMUM, None, deadline, accepted_s, size, ops=ops)
-                try:
-                    self._note(call)
-                    return self._outbox.accept(call, self._send, block=self._outbox.is_here())
-                except BufferFull:
-                    call.future.cancel()
-                except BaseException:
-                    call.future.cancel()
-                    raise
-            self._wait_for_room(size, deadline)
+        made: list[Call] = []
 
-    def _note(self, call: Call) -> None:
-        for op in call.ops:
-            if op.upper is not None:
-                self._waiting.setdefault(op.stream, deque()).append((call, op.upper))
-        with self.applying:
-            while self.in_flight and self.in_flight[0].future.done():
-                self.in_flight.popleft()
-            self.in_flight.append(call)
+        def make() -> Call:
+            self.check()
+            accepted_s, ops = self._client.runtime.monotonic(), tuple(check(self.accepted_upper))
+            made.append(call := Call(None, MINIMUM, MINIMUM, None, deadline, accepted_s, size, ops=ops))
+            for op in ops:
+                if op.upper is not None:
+                    self._waiting.setdefault(op.stream, deque()).append((call, op.upper))
+            return call
 
-    def _wait_for_room(self, size: int, deadline: Deadline) -> None:
-        with self.applying:
-            first = next((call for call in self.in_flight if not call.future.done()), None)
-        if first is None:
-            deadline.pause(PAUSE_S)
-        else:
-            futures.wait((first.future,), min(SLICE_S, deadline.remaining_s()))
-        if deadline.has_passed():
-            raise TimedOut(
-                f"the streams of {self._client.url}: no room for {size} bytes more in {deadline.timeout_s:g} s, as "
-                "what was accepted before is not written that fast. Nothing was accepted; try again, or with a longer "
-                "timeout",
-                timeout_s=deadline.timeout_s,
-            )  # fmt: skip
+        try:
+            return self._outbox.accept_made(make, size, deadline, self._send, block=True)
+        except BaseException:
+            for call in made:
+                call.future.cancel()
+            raise
 
     def accepted_upper(self, name: str) -> Antichain:
         """How far the calls that were accepted so far will seal a stream."""
@@ -162,7 +128,8 @@ class Committer:
     def waiting(self) -> list[Call]:
         """The calls that were accepted and have no outcome yet, in their order."""
         with self.applying:
-            return [call for call in self.in_flight if not call.future.done()]
+            calls = (call for call in self._outbox.unfinished() if isinstance(call, Call))
+            return [call for call in calls if not (call in self._noted or call.future.done())]
 
     def settle(self, deadline: Deadline) -> None:
         """Wait until all calls that were accepted before this have ended. Raises TimedOut; they continue then."""
@@ -181,13 +148,17 @@ class Committer:
 
     def _send(self, batch: Sequence[Pending]) -> Sequence[Answer]:
         """Carry out accepted calls: all of them by one commit, or none."""
-        calls = [call for call in batch if isinstance(call, Call)]
         if self._dead is not None:
             raise copied(self._dead)
+        self._noted = set()
         try:
-            return self._carried_out(calls)
+            return self._carry_out(batch)
         except DiffOverflow:  # perhaps of the sum of several calls: then each alone may be carried out
-            return self._one_by_one(calls)
+            return one_by_one(batch, lambda call: self._carry_out([call]), "", self._what)
+
+    def _carry_out(self, calls: Sequence[Pending]) -> Sequence[Answer]:
+        try:
+            return self._carried_out([call for call in calls if isinstance(call, Call)])
         except FATAL as error:
             self._dead = error
             raise
@@ -200,19 +171,6 @@ class Committer:
             )
             raise
 
-    def _one_by_one(self, calls: Sequence[Call]) -> Sequence[Answer]:
-        """Carry out calls of which one cannot be: those before it, and none after it."""
-        answers: list[Answer] = []
-        for call in calls:
-            try:
-                answers += self._carried_out([call])
-            except PersistError as error:
-                if isinstance(error, FATAL):
-                    self._dead = error
-                behind = not_sent("", error, self._what)
-                return [*answers, error, *(copied(behind) for _ in calls[len(answers) + 1 :])]
-        return answers
-
     def _carried_out(self, calls: Sequence[Call]) -> Sequence[Answer]:
         deadline = calls[0].deadline
         if deadline.has_passed():
@@ -220,10 +178,14 @@ class Committer:
         ops = [op for call in calls for op in call.ops]
         steps = plan(ops, {op.stream: self.streams[op.stream].upper for op in ops})
         check_since(steps)
-        token = self._client.runtime.token()
+        token, runtime, again_s = self._client.runtime.token(), self._client.runtime, self._client.config.timeout_s
+
+        def attempt(doubt: Indeterminate | None) -> dict[str, SeqNo]:
+            trying = deadline if doubt is None else runtime.deadline(again_s)  # also beyond the call's own
+            return commit_steps(self._client, self.lock, self.streams, steps, token, trying)
+
         with Spending() as spent:
-            attempt = partial(commit_steps, self._client, self.lock, self.streams, steps, token)
-            found = until_decided(attempt, deadline, self._client.config.timeout_s, self._gives_up)
+            found = until_decided(attempt, deadline, self._goes_on)
             with self.applying:
                 for name, step in steps.items():
                     if step.tables or step.seals:
@@ -232,13 +194,13 @@ class Committer:
                         self._kept_bytes += self.streams[name].size
                     if step.since is not None:
                         self.streams[name].since = self.streams[name].since.join(step.since)
-                done = set(map(id, calls))
-                self.in_flight = deque(call for call in self.in_flight if id(call) not in done)
+                self._noted |= set(calls)
             self._bound_memory(steps)
             return [_answer(call, self.streams, found, token, spent.cost) for call in calls]
 
-    def _gives_up(self) -> bool:
-        return is_ending() or (self._stop_by is not None and self._stop_by.has_passed())
+    def _goes_on(self, _doubt: Indeterminate) -> bool:
+        """Whether to find out what became of a commit: also beyond its deadline, as calls behind it wait for that."""
+        return not (is_ending() or (self._stop_by is not None and self._stop_by.has_passed()))
 
     def _bound_memory(self, steps: dict[str, Step]) -> None:
         """Keep at most `config.buffer_bytes` of unsealed updates, by letting go of the largest streams first."""
@@ -282,11 +244,6 @@ def _answer(
     return Appended(found.get(first, SeqNo(0)), upper, count, token, 1, cost)
 
 
-T = TypeVar("T")
-DOUBT_PAUSE_S = 0.25
-"""The pause between two attempts to find out what became of a commit, after those that each attempt makes itself."""
-
-
 def check_since(steps: Mapping[str, Step]) -> None:
     """A move of since was checked against seals that may have failed since then."""
     for name, step in steps.items():
@@ -318,45 +275,6 @@ def commit_steps(
     if holds:
         commit_together(holds, deadline, token)
     return {}
-
-
-def until_decided(
-    attempt: Callable[[Deadline], T], deadline: Deadline, again_s: float, gives_up: Callable[[], bool]
-) -> T:
-    """Repeat an attempt until it is certain what became of it, also beyond the deadline.
-
-    Attempts beyond the deadline take at most `again_s` seconds each. Raises Indeterminate only as a last resort: when
-    the runtime `gives_up`, or it cannot be found out any more.
-    SUBTLE: after an unknown outcome, an error that says "this attempt did nothing" says nothing of those before.
-    Only an answer, or a refusal of the shard, decides.
-    """
-    runtime, doubt = deadline.runtime, None
-    while True:
-        trying = deadline if doubt is None else runtime.deadline(again_s)
-        try:
-            return attempt(trying)
-        except LeaseExpired as error:
-            if not error.id:  # this runtime has closed its handle: that says nothing of earlier attempts
-                raise doubt or error from error
-            # Certainly not committed: its id was retired before. The next attempt registers, with the lock's row.
-            if deadline.has_passed():
-                raise timed_out(error.shard, deadline, "the lease of its writer ended") from error
-            doubt = None
-            continue
-        except Refused:
-            raise
-        except Indeterminate as error:
-            doubt = error
-            if isinstance(error.__cause__, REFUSED):  # the shard has forgotten it
-                raise
-        except PersistError as error:
-            if doubt is None:
-                raise
-            if isinstance(error, Damage):
-                raise doubt from error
-        if gives_up():
-            raise doubt
-        runtime.deadline(2 * DOUBT_PAUSE_S).pause(DOUBT_PAUSE_S)
 
 
 def _moving(state: State, _now: int, *, lock: WriterLock, since: Antichain) -> c.SetHold | c.DowngradeHold:

@@ -14,14 +14,14 @@ from persist_lib.catalog.catalog import Catalog
 from persist_lib.catalog.records import CollectionRecord, TimelineRecord
 from persist_lib.catalog.renditions import Renditions, Span
 from persist_lib.catalog.writer import CollectionWriter
-from persist_lib.errors import Indeterminate, SinceViolation, UpperMismatch
+from persist_lib.errors import Indeterminate, InvalidUsage, SinceViolation, UpperMismatch
 from persist_lib.frontier import at
 from persist_lib.kernel.columns import at_time
-from persist_lib.relation.next_time import bounds_of, format_token
+from persist_lib.relation.next_time import Named
 from persist_lib.relation.row_selection import RowSelection
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.timeline.table_snapshot import TableSnapshot, in_memory
-from persist_lib.timeline.timeline import AsOf, Committed, Line, Sending, Want, no_matter, until_decided
+from persist_lib.timeline.timeline import AsOf, Line, Sender, Want
 from persist_lib.timeline.view import View, needs_settling, pause
 
 
@@ -66,41 +66,37 @@ class YoloLine(Line):
         except SinceViolation:
             return None
 
-    def try_commit(
-        self, changes: Sequence[tuple[View, pa.Table]], as_of: int, deadline: Deadline, sending: Sending = no_matter
-    ) -> Committed | None:
-        """Append to the table, if its upper is right after `as_of` and no other rendition followed."""
-        ((view, table),) = changes
-        lower = as_of + 1
+    def least(self, lower: int) -> int:
+        """At or beyond the greatest upper of all tables, too."""
         self.look()
-        greatest = max((self._upper(record) for record in self.tables()), default=0)
-        time = self.next_time(max(lower, greatest))
-        token = format_token(self.client.runtime, at(lower), at(time + 1))
-        write = self._writer(view)
-        rows = at_time(table, time)
-        span = view.timeline().last
-        doubts: list[Indeterminate] = []
-        sending(token)
-        try:
-            until_decided(
-                lambda: write.append_on(
-                    span.command, rows, lower, time + 1, timeout=deadline.left_s(), token=token
-                ),
-                deadline, doubts,
-            )  # fmt: skip
-        except UpperMismatch:
-            if not doubts or not self.was_committed(span, token, view, deadline):
-                return None
-        return Committed(time, token)
+        return max([lower, *(self._upper(record) for record in self.tables())])
 
-    def was_committed(self, span: Span, token: bytes, view: View, deadline: Deadline) -> bool:
-        """Whether an append to a rendition was committed. One that is open is decided by moving upper."""
-        _, lower, upper = bounds_of(token)
-        while True:
-            verdict = self.client.judge_append(span.rendition.names[0], token, lower, upper)
-            if verdict.answer != "open":
-                return verdict.seqno is not None
-            self._advance(view, upper.time or 0, deadline)
+    def sender(self, changes: Sequence[tuple[View, pa.Table]], name: Named, deadline: Deadline) -> Sender:
+        """Appends to the table, if its upper is right after that time and no other rendition followed."""
+        ((view, table),) = changes
+        lower, time = name.lower.time or 0, name.time
+        write, rows, span = self._writer(view), at_time(table, time), view.timeline().last
+
+        def send(doubt: Indeterminate | None) -> bool:
+            left_s = deadline.left_s()
+            try:
+                write.append_on(span.command, rows, lower, time + 1, timeout=left_s, token=name.token)
+            except UpperMismatch:
+                return doubt is not None and self._is_there(span, name, view, deadline)
+            return True
+
+        return send
+
+    def outcome(self, name: Named, table: str | None, deadline: Deadline) -> bool:
+        """The commit is one append to a table, which has to be named."""
+        if table is None:
+            raise InvalidUsage(f"timeline {self.name!r} is in YOLO mode: say which table= the statement was on")
+        self.look()
+        view = self.view(table)
+        return self._is_there(view.timeline().at(name.lower.time or 0), name, view, deadline)
+
+    def _is_there(self, span: Span, name: Named, view: View, deadline: Deadline) -> bool:
+        return self.decided(span.rendition.names[0], name, lambda upper: self._advance(view, upper, deadline))
 
     def complete(self, name: str, upper: int, deadline: Deadline) -> None:
         """Advance the table."""

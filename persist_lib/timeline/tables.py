@@ -17,16 +17,14 @@ from persist_lib.catalog.names import parse_collection_name
 from persist_lib.catalog.records import Mode, TableMode
 from persist_lib.errors import InvalidUsage
 from persist_lib.frontier import at
-from persist_lib.ids import parse_token
 from persist_lib.relation.listen import Updates
-from persist_lib.relation.next_time import bounds_of
+from persist_lib.relation.next_time import Named, bounds_of
 from persist_lib.relation.reader import PURPOSE_LETTERS
 from persist_lib.relation.row_selection import Asked
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.runtime.resource import Resource
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import TIME, Schema, check_schema
-from persist_lib.timeline.direct_timeline import YoloLine
 from persist_lib.timeline.lag import Lag, fetch_lag
 from persist_lib.timeline.statements import Change, Delete, Done, Insert, Statement, Update, Upsert
 from persist_lib.timeline.table_listen import TableListen
@@ -311,22 +309,9 @@ class Tables(Resource):
         `token` is that of the Indeterminate, or of the transaction. On a timeline in YOLO mode, say which `table`.
         """
         self._writable("outcome")
-        token, lower, upper = bounds_of(parse_token(token))
-        line = self._timelines.line(timeline)
-        deadline = self._deadline(None)
-        if isinstance(line, YoloLine):
-            if table is None:
-                raise InvalidUsage(f"timeline {timeline!r} is in YOLO mode: say which table= the statement was on")
-            line.look()
-            view = line.view(table)
-            span = view.timeline().at(lower.time or 0)
-            return (upper.time or 1) - 1 if line.was_committed(span, token, view, deadline) else None
-        while isinstance(line, WalLine):
-            verdict = self.client.judge_append(line.shard, token, lower, upper)
-            if verdict.answer != "open":
-                return None if verdict.seqno is None else (upper.time or 1) - 1
-            line.writer().advance_upper(upper, timeout=deadline.left_s())
-        raise TypeError(line)
+        name = Named(*bounds_of(token))
+        is_there = self._timelines.line(timeline).outcome(name, table, self._deadline(None))
+        return (name.upper.time or 1) - 1 if is_there else None
 
     def close(self) -> None:
         """Close what it has open; the client stays open. Idempotent."""

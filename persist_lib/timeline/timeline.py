@@ -22,23 +22,21 @@ from persist_lib.catalog.renditions import Span
 from persist_lib.catalog.snapshot import view_of
 from persist_lib.client import Client
 from persist_lib.errors import (
-    Damage,
     Indeterminate,
     InvalidUsage,
     LeaseExpired,
     NotComplete,
     NotFound,
-    PersistError,
-    Refused,
     SchemaMismatch,
     TimedOut,
 )
 from persist_lib.frontier import at
-from persist_lib.relation.next_time import store_time
+from persist_lib.relation.next_time import Named, store_time
 from persist_lib.relation.row_selection import RowSelection
 from persist_lib.relation.snapshot import PlaceContents
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import Schema
+from persist_lib.shard.in_doubt import until_decided
 from persist_lib.timeline.table_snapshot import TableSnapshot
 from persist_lib.timeline.view import Heads, View, pause
 from persist_lib.times import show_time
@@ -48,6 +46,10 @@ Want = Callable[[Schema], RowSelection]
 """Makes of a table's columns what is wanted of it."""
 Sending = Callable[[bytes], None]
 """Gets the token of an append before that is sent."""
+
+
+Sender = Callable[[Indeterminate | None], bool]
+"""Sends an append; it gets the first unknown outcome of those before. Whether it is there."""
 
 
 def no_matter(_token: bytes) -> None:
@@ -109,15 +111,36 @@ class Line(ABC):
     def changed(self, view: View, from_: int, to: int, wanted: RowSelection) -> pa.Table | None:
         """What was added to the wanted rows in `(from_, to]`. None: they have to be read again."""
 
-    @abstractmethod
     def try_commit(
         self, changes: Sequence[tuple[View, pa.Table]], as_of: int, deadline: Deadline, sending: Sending = no_matter
     ) -> Committed | None:
-        """Commit changes that were made of the contents as of a time. None if something was committed since.
+        """Commit changes that were made of the contents as of a time, by one append. None if something was since.
 
         `sending` gets the token first. Raises Indeterminate, with the token, if it is not known at the deadline
         whether this was committed.
         """
+        name = Named.fresh(self.client.runtime, at(as_of + 1), self.next_time(self.least(as_of + 1)))
+        send = self.sender(changes, name, deadline)
+        sending(name.token)
+        return Committed(name.time, name.token) if until_decided(send, deadline) else None
+
+    def least(self, lower: int) -> int:
+        """The least time of a commit that begins at `lower`."""
+        return lower
+
+    @abstractmethod
+    def sender(self, changes: Sequence[tuple[View, pa.Table]], name: Named, deadline: Deadline) -> Sender:
+        """What appends these changes under that token and at that upper; it answers False if others were first."""
+
+    @abstractmethod
+    def outcome(self, name: Named, table: str | None, deadline: Deadline) -> bool:
+        """Whether a commit with this token and these times is there; one that is open is decided, by moving upper."""
+
+    def decided(self, shard: str, name: Named, advance: Callable[[int], object]) -> bool:
+        """Whether an append to this shard is there, if need be by moving upper so that it cannot come any more."""
+        while (verdict := self.client.judge_append(shard, *name)).answer == "open":
+            advance(name.upper.time or 0)
+        return verdict.seqno is not None
 
     @abstractmethod
     def complete(self, name: str, upper: int, deadline: Deadline) -> None:
@@ -267,11 +290,7 @@ class Line(ABC):
 
     def out_of_time(self, deadline: Deadline, why: str) -> TimedOut:
         """The error for a call that wrote nothing before its deadline."""
-        return TimedOut(
-            f"timeline {self.name!r}: gave up after {deadline.timeout_s:g} s, as {why}. Nothing was written; try "
-            "again, or with a longer timeout",
-            timeout_s=deadline.timeout_s, timeline=self.name,
-        )  # fmt: skip
+        return deadline.gave_up(f"timeline {self.name!r}", f"as {why}", timeline=self.name)
 
     def base(self, view: View, span: Span, as_of: int, want: Want) -> TableSnapshot:
         """The contents of a table as of a time at which the shards of its rendition are complete, read lazily."""
@@ -304,36 +323,3 @@ class Line(ABC):
 
     def _freshen(self, view: View) -> None:
         view.freshen(self.heads)
-
-
-def until_decided(call: Callable[[], object], deadline: Deadline, doubts: list[Indeterminate]) -> None:
-    """Do an append again, with its token and times, until it is known what became of it.
-
-    Raises what refuses it, for certain; Indeterminate at the deadline. `doubts` gets the attempts whose outcome is
-    unknown: after one, an error that says "this attempt did nothing" says nothing of those before, and only an answer
-    or a refusal of the shard decides.
-    """
-    while True:
-        try:
-            call()
-        except Indeterminate as error:
-            doubts.append(error)
-        except LeaseExpired as error:
-            if not error.fields.get("id"):  # this process has closed its writer
-                raise (doubts[-1] if doubts else error) from error
-            doubts.clear()  # the id was retired before: nothing was written, and the writer registers again
-            if deadline.has_passed():
-                raise
-            continue
-        except Refused:
-            raise
-        except PersistError as error:
-            if not doubts:
-                raise
-            if isinstance(error, Damage):
-                raise doubts[-1] from error
-        else:
-            return
-        if deadline.has_passed():
-            raise doubts[-1]
-        pause(deadline)

@@ -19,11 +19,11 @@ from persist_lib.catalog.names import LAYER
 from persist_lib.catalog.records import TimelineRecord
 from persist_lib.catalog.renditions import Span
 from persist_lib.catalog.wal import DROPPED, SCHEMA, wal_shard
-from persist_lib.errors import LeaseExpired, SinceViolation, UpperMismatch
+from persist_lib.errors import Indeterminate, LeaseExpired, SinceViolation, UpperMismatch
 from persist_lib.format.predicate import Where
 from persist_lib.frontier import at
 from persist_lib.relation.changes import Changes, changes_known
-from persist_lib.relation.next_time import format_token
+from persist_lib.relation.next_time import Named
 from persist_lib.relation.reader import ReadHandle
 from persist_lib.relation.row_selection import RowSelection, added_up
 from persist_lib.relation.writer import WriteHandle
@@ -31,7 +31,7 @@ from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import DIFF
 from persist_lib.timeline import wal_apply
 from persist_lib.timeline.table_snapshot import TableSnapshot, in_memory
-from persist_lib.timeline.timeline import AsOf, Committed, Line, Sending, Want, no_matter, until_decided
+from persist_lib.timeline.timeline import AsOf, Line, Sender, Want
 from persist_lib.timeline.view import View, needs_settling, pause
 from persist_lib.timeline.wal_cache import Entry, Tail, encoded, entries_of
 
@@ -109,13 +109,9 @@ class WalLine(Line):
             return None
         return added_up(wanted.schema, *_rows(entries, wanted))
 
-    def try_commit(
-        self, changes: Sequence[tuple[View, pa.Table]], as_of: int, deadline: Deadline, sending: Sending = no_matter
-    ) -> Committed | None:
-        """Append to the WAL, if its upper is right after `as_of`: one compare-and-set."""
-        lower = as_of + 1
-        time = self.next_time(lower)
-        token = format_token(self.client.runtime, at(lower), at(time + 1))
+    def sender(self, changes: Sequence[tuple[View, pa.Table]], name: Named, deadline: Deadline) -> Sender:
+        """Appends to the WAL, if its upper is right after that time: one compare-and-set."""
+        lower, time = name.lower.time or 0, name.time
         rows = [
             (time, view.id, chunk, data, time, 1)
             for view, table in changes
@@ -124,17 +120,22 @@ class WalLine(Line):
         columns = list(zip(*rows, strict=True))
         updates = pa.table([pa.array(c, f.type) for c, f in zip(columns, SCHEMA.updates, strict=True)], SCHEMA.updates)
         write = self.writer()
-        sending(token)
-        try:
-            until_decided(
-                lambda: write.compare_and_append(updates, lower, time + 1, timeout=deadline.left_s(), token=token),
-                deadline, [],
-            )  # fmt: skip
-        except UpperMismatch:
-            with self.lock:
-                self._load()
-            return None
-        return Committed(time, token)
+
+        def send(_doubt: Indeterminate | None) -> bool:
+            try:
+                write.compare_and_append(updates, lower, time + 1, timeout=deadline.left_s(), token=name.token)
+            except UpperMismatch:  # for certain, as the token tells
+                with self.lock:
+                    self._load()
+                return False
+            return True
+
+        return send
+
+    def outcome(self, name: Named, table: str | None, deadline: Deadline) -> bool:  # noqa: ARG002 - the WAL has all
+        """The commit is one append to the WAL."""
+        write = self.writer()
+        return self.decided(self.shard, name, lambda upper: write.advance_upper(upper, timeout=deadline.left_s()))
 
     def complete(self, name: str, upper: int, deadline: Deadline) -> None:  # noqa: ARG002 - the WAL is that of all
         """Advance the WAL, and never a table: what is definite and comes later would count as covered, and be lost."""

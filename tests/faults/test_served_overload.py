@@ -12,8 +12,8 @@ from persist_lib.errors import Overloaded
 from persist_lib.frontier import MINIMUM
 from persist_lib.ids import SeqNo, ShardId
 from persist_lib.runtime.ambient import Runtime
-from persist_lib.server.request_queue import OF_A_CLIENT_MOST, WAITING_MOST
-from persist_lib.server.requests import Request
+from persist_lib.shard.request_queue import OF_A_CLIENT_MOST, WAITING_MOST
+from persist_lib.shard.requests import Request
 from persist_lib.testing import check_world
 from tests.served import PATIENT_S, Sharing
 from tests.worlds import SCHEMA

@@ -18,11 +18,11 @@ from persist_lib.errors import Determinate, Indeterminate, LeaseExpired, SinceVi
 from persist_lib.format.log import decode_row
 from persist_lib.location import Location, open_location
 from persist_lib.location.api import Newest
-from persist_lib.location.commands import Answered, Proposed
+from persist_lib.location.commands import Answered, MakesHeart, Proposed
 from persist_lib.location.stack import wrap
 from persist_lib.location.wrap.around import Operation
 from persist_lib.runtime.ambient import Runtime
-from persist_lib.server.funnels import Funnels, ask
+from persist_lib.shard.funnels import Funnels, ask
 from tests.simulation.scheduler import Actor, Chaos, SimulatedBlob, SimulatedConsensus, Simulation
 from tests.simulation.test_simulation import SHARD, Story, seeds
 from tests.worlds import SCHEMA
@@ -38,7 +38,7 @@ class Served(SimulatedConsensus):
     """A Consensus whose commands go to one of the servers, over a network that the scheduler decides."""
 
     def commit_commands(
-        self, proposed: Sequence[Proposed], token: bytes, timeout_s: float, *, is_repeated: bool
+        self, proposed: Sequence[Proposed], token: bytes, timeout_s: float, *, is_repeated: bool, heart: MakesHeart
     ) -> list[Answered]:
         actor = self.actor
         world = actor.world

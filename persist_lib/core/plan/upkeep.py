@@ -68,6 +68,18 @@ def rollup_is_due(state: State, seqno: SeqNo, every: int) -> bool:
     return seqno - newest >= every or waits or (state.is_finished() and newest == 0)
 
 
+def rollup_is_duty(seqno: SeqNo, before: State, after: State, every: int) -> bool:
+    """Whether the writer of an append has to roll up: it made the first one at or after a multiple of `every`.
+
+    If it fails to, the writer of the first append after the next multiple does. A rollup by maintenance counts for a
+    multiple that follows it by less than half of `every`.
+    """
+    due = seqno - seqno % every
+    if 2 * (due - after.newest_rollup) < max(2, every):
+        return False
+    return all(not writer.outcomes or writer.outcomes[-1].seqno < due for writer in before.writers.values())
+
+
 def last_deletion(state: State) -> SeqNo:
     """The seqno at which the newest garbage that waits for a rollup was logically deleted; 0 for none.
 

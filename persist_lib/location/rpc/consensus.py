@@ -15,17 +15,18 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from operator import methodcaller
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, quote
 
 from persist_lib.arguments import shown
 from persist_lib.core.plan.look import Debts
-from persist_lib.errors import Determinate, Indeterminate, InvalidUsage
+from persist_lib.errors import Determinate, InvalidUsage
 from persist_lib.format import wire
 from persist_lib.ids import SeqNo
 from persist_lib.location.api import Change, Consensus, Newest, Row
-from persist_lib.location.commands import Answered, Proposed
+from persist_lib.location.commands import Answered, MakesHeart, Proposed
 from persist_lib.location.rpc.credentials import Credentials, Tls, check_secret
 from persist_lib.location.rpc.fallback_store import FallbackStore
 from persist_lib.location.rpc.servers import Servers, Unreached
@@ -138,7 +139,7 @@ class RpcConsensus:
     def __init__(self, servers: Servers, fallback: FallbackStore | None = None, timeout_s: float = 0.0) -> None:
         self._servers, self._fallback = servers, fallback
         deadline = servers.runtime.deadline(timeout_s)
-        greet = partial(self._call, "now", None, type(None), alone=lambda _store: None)
+        greet = partial(self._call, "now", kind=type(None), alone=lambda _store: None)
         try:
             greet()
         except Determinate as error:
@@ -148,7 +149,7 @@ class RpcConsensus:
         self._subscriptions = Subscriptions(servers, servers.runtime)
 
     def head(self, key: str) -> Row | None:
-        return self._call("head", key, Row | None, route=key, alone=lambda store: store.head(key))
+        return self._call("head", key, kind=Row | None, route=key)
 
     def scan(self, key: str, from_seqno: SeqNo, limit: int) -> list[Row]:
         rows: list[Row] = []
@@ -164,47 +165,28 @@ class RpcConsensus:
 
     def _page(self, key: str, from_seqno: SeqNo, limit: int) -> tuple[list[Row], bool]:
         return self._call(
-            "scan", (key, from_seqno, limit), tuple[list[Row], bool], route=key,
+            "scan", key, from_seqno, limit, kind=tuple[list[Row], bool], route=key,
             alone=lambda store: (store.scan(key, from_seqno, limit), True),
         )  # fmt: skip
 
     def compare_and_set(self, key: str, expected: Newest | None, data: bytes) -> bool:
-        return self._call(
-            "compare_and_set", (key, expected, data), bool, route=key, reads=False,
-            alone=lambda store: store.compare_and_set(key, expected, data),
-        )  # fmt: skip
+        return self._call("compare_and_set", key, expected, data, kind=bool, route=key, reads=False)
 
     def compare_and_set_many(self, changes: Mapping[str, Change]) -> bool:
-        return self._call(
-            "compare_and_set_many", dict(changes), bool, route=min(changes, default=""), reads=not changes,
-            alone=lambda store: store.compare_and_set_many(changes),
-        )  # fmt: skip
+        route = min(changes, default="")
+        return self._call("compare_and_set_many", dict(changes), kind=bool, route=route, reads=not changes)
 
     def commit_commands(
-        self, proposed: Sequence[Proposed], token: bytes, timeout_s: float, *, is_repeated: bool
-    ) -> list[Answered]:
-        try:
-            return self._committed(proposed, token, timeout_s, is_repeated=is_repeated)
-        except (Determinate, InvalidUsage) as error:
-            if not is_repeated:
-                raise
-            # SUBTLE: this time it was not even sent, or refused at the door. But it was sent before, and a server may
-            # have committed it then, or do so yet.
-            raise Indeterminate(
-                f"{error.message}. But the command was sent before, so it is not known whether it was or will be "
-                f"committed. Repeat it with the same token {token.hex()}",
-                token=token,
-            ) from error
-
-    def _committed(
-        self, proposed: Sequence[Proposed], token: bytes, timeout_s: float, *, is_repeated: bool
+        self, proposed: Sequence[Proposed], token: bytes, timeout_s: float, *, is_repeated: bool, heart: MakesHeart
     ) -> list[Answered]:
         deadline = self._servers.runtime.deadline(timeout_s)
         # SUBTLE: never as rows of this client's own. A server that is paused may hold the command, and only the heart
         # looks for its token and says "not committed" of nothing else than what can never be.
         return self._asked(
             lambda: self._sent(proposed, token, timeout_s, is_repeated=is_repeated),
-            lambda store: store.heart().commit_commands(proposed, token, deadline.left_s(), is_repeated=is_repeated),
+            lambda store: store.heart(heart).commit_commands(
+                proposed, token, deadline.left_s(), is_repeated=is_repeated
+            ),
         )
 
     def _sent(
@@ -223,31 +205,25 @@ class RpcConsensus:
         ]  # fmt: skip
 
     def truncate(self, key: str, seqno: SeqNo) -> int:
-        return self._call(
-            "truncate", (key, seqno), int, route=key, reads=False, alone=lambda store: store.truncate(key, seqno)
-        )
+        return self._call("truncate", key, seqno, kind=int, route=key, reads=False)
 
     def rewind(self, key: str, seqno: SeqNo, newest: Newest) -> int:
-        return self._call(
-            "rewind", (key, seqno, newest), int, route=key, reads=False,
-            alone=lambda store: store.rewind(key, seqno, newest),
-        )  # fmt: skip
+        return self._call("rewind", key, seqno, newest, kind=int, route=key, reads=False)
 
     def list_keys(self) -> Iterator[str]:
-        return iter(self._call("list_keys", None, list[str], alone=lambda store: list(store.list_keys())))
+        return iter(self._call("list_keys", kind=list[str], alone=lambda store: list(store.list_keys())))
 
     def heads(self, keys: Sequence[str] | None = None) -> dict[str, SeqNo]:
-        asked = None if keys is None else list(keys)
-        return self._call("heads", asked, dict[str, SeqNo], alone=lambda store: store.heads(keys))
+        return self._call("heads", None if keys is None else list(keys), kind=dict[str, SeqNo])
 
     @property
     def answers_debts(self) -> bool:
         return True
 
     def debts(self, settings: str, done: Mapping[str, Sequence[str]], most: int | None, seconds: float) -> Debts | None:
-        asked = (settings, {duty: list(names) for duty, names in done.items()}, most, seconds)
-        found: Debts | None = self._call("debts", asked, Debts | None, alone=lambda _: None, takes_s=seconds)
-        return found
+        names = {duty: list(names) for duty, names in done.items()}
+        kind = Debts | None
+        return self._call("debts", settings, names, most, seconds, kind=kind, alone=lambda _: None, takes_s=seconds)
 
     def now(self) -> int:
         if self._fallback is not None and self._fallback.is_in_use:
@@ -267,13 +243,14 @@ class RpcConsensus:
         self._servers.close()
 
     def _call(
-        self, name: str, arguments: object, kind: object, *, alone: Callable[[Consensus], object], route: str = "",
-        reads: bool = True, takes_s: float = 0.0,
+        self, name: str, *given: object, kind: object, alone: Callable[[Consensus], object] | None = None,
+        route: str = "", reads: bool = True, takes_s: float = 0.0,
     ) -> Any:  # fmt: skip
-        """The answer of a server or, where none is there, what `alone` does to the store behind them."""
+        """The answer of a server or, where none is there, that of the store behind them: of the same, or of `alone`."""
+        sent = given if len(given) > 1 else next(iter(given), None)
         return self._asked(
-            lambda: self._servers.call(name, arguments, kind, route=route, seconds=None, reads=reads, takes_s=takes_s),
-            lambda store: alone(store.consensus()),
+            lambda: self._servers.call(name, sent, kind, route=route, seconds=None, reads=reads, takes_s=takes_s),
+            lambda behind: (alone or methodcaller(name, *given))(behind.consensus()),
         )
 
     def _asked(self, ask: Callable[[], T], alone: Callable[[FallbackStore], T]) -> T:

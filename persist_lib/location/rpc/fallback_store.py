@@ -9,33 +9,22 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
 from contextlib import suppress
-from importlib import import_module
-from typing import Any, Protocol, TypeVar
 
 from persist_lib.errors import PersistError
 from persist_lib.location.api import Blob, Consensus
-from persist_lib.location.commands import TakesCommands
+from persist_lib.location.commands import Heart, MakesHeart
 from persist_lib.location.rpc.servers import Servers
 from persist_lib.location.scheme import Stores
 from persist_lib.runtime.ambient import Backoff, Runtime
 from persist_lib.runtime.forks import Stage, enrol
 
 log = logging.getLogger("persist")
-T = TypeVar("T")
 CHECK_S = 0.25
 """How long a server may take to answer that it is there."""
 FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 30.0
 """How long to wait until servers are looked for again; each time twice as long."""
-
-
-class Heart(TakesCommands, Protocol):
-    """What applies commands in this process."""
-
-    def close(self) -> None:
-        """Answer what waits, and end."""
 
 
 class FallbackStore:
@@ -75,13 +64,11 @@ class FallbackStore:
     def consensus(self) -> Consensus:
         return self._stores_opened()[1]
 
-    def heart(self) -> Heart:
+    def heart(self, make: MakesHeart) -> Heart:
+        """What applies commands to this store. It is made when it is first needed."""
         blob, consensus = self._stores_opened()
         with self._lock:
-            if self._heart is None:
-                # By name, as `client` loads the controller: a server stands on all of the library.
-                make: Callable[..., Any] = import_module("persist_lib.server.alone").Alone
-                self._heart = make(blob, consensus, self._runtime)
+            self._heart = self._heart or make(blob, consensus, self._runtime)
             return self._heart
 
     def close(self) -> None:
@@ -89,7 +76,7 @@ class FallbackStore:
         with self._lock:
             heart, opened, self._heart, self._opened = self._heart, self._opened, None, None
         if heart is not None:
-            heart.close()
+            heart.end()
         if opened is not None:
             with suppress(PersistError):
                 opened[1].close()

@@ -26,7 +26,7 @@ from persist_lib.location.api import (
 
 if TYPE_CHECKING:
     from persist_lib.core.plan.look import Debts
-    from persist_lib.location.commands import Answered, Proposed, TakesCommands
+    from persist_lib.location.commands import Answered, MakesHeart, Proposed, TakesCommands
 
 T = TypeVar("T")
 S = TypeVar("S", bound=Blob | Consensus)
@@ -151,7 +151,7 @@ class AroundConsensus(Around[Consensus]):
         return self.around(operation, lambda: self.inner.compare_and_set_many(changes))
 
     def commit_commands(
-        self, proposed: Sequence[Proposed], token: bytes, timeout_s: float, *, is_repeated: bool
+        self, proposed: Sequence[Proposed], token: bytes, timeout_s: float, *, is_repeated: bool, heart: MakesHeart
     ) -> list[Answered]:
         """Commit commands as `TakesCommands.commit_commands` does. Only where `takes_commands` says so."""
         from persist_lib.core.groups import size_of  # noqa: PLC0415 - it loads Arrow, which who only lists does without
@@ -159,7 +159,7 @@ class AroundConsensus(Around[Consensus]):
         inner = cast("TakesCommands", self.inner)
         return self.around(
             Operation("commit_commands", proposed[0].shard, sum(size_of(one.command) for one in proposed)),
-            lambda: inner.commit_commands(proposed, token, timeout_s, is_repeated=is_repeated),
+            lambda: inner.commit_commands(proposed, token, timeout_s, is_repeated=is_repeated, heart=heart),
         )
 
     def truncate(self, key: str, seqno: SeqNo) -> int:

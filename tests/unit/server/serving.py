@@ -15,9 +15,9 @@ from persist_lib.ids import SeqNo, ShardId, WriterId, format_writer_id
 from persist_lib.location.api import Change, Consensus, Newest
 from persist_lib.location.wrap.around import AroundConsensus, Operation
 from persist_lib.runtime.ambient import Runtime
-from persist_lib.server.group_commit import Funnel
-from persist_lib.server.requests import Request
 from persist_lib.shard.commit import Machine
+from persist_lib.shard.group_commit import Funnel
+from persist_lib.shard.requests import Request
 from tests.worlds import SCHEMA, World
 
 T = TypeVar("T")

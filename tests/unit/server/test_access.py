@@ -28,6 +28,8 @@ from persist_lib.location.rpc.servers import Servers
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.server.access import Access
 from persist_lib.server.shard_server import ShardServer
+from persist_lib.shard.funnels import Heart
+from persist_lib.shard.remote_commit import until_answered
 from persist_lib.streams.lock import break_lock, fetch_lock
 from tests.unit.core.rights_of_commands import every_command_with_its_rights
 from tests.worlds import SCHEMA, row
@@ -170,7 +172,7 @@ FORBIDDEN: list[tuple[str, Callable[[RpcConsensus], object]]] = [
 
 
 def _commit(rpc: RpcConsensus, shard: str, command: c.Command, token: bytes = b"t") -> object:
-    return rpc.commit_commands([Proposed(shard, command, SeqNo(0))], token, 5, is_repeated=False)
+    return rpc.commit_commands([Proposed(shard, command, SeqNo(0))], token, 5, is_repeated=False, heart=Heart)
 
 
 @pytest.mark.parametrize(("token", "call"), FORBIDDEN)
@@ -240,7 +242,7 @@ def test_of_a_commit_of_several_shards_nothing_is_done_if_one_is_forbidden(site:
     both = [Proposed("orders.a", c.Create(SCHEMA), SeqNo(0)), Proposed("prices", c.Create(SCHEMA), SeqNo(0))]
     for proposed in (both, both[::-1]):
         with pytest.raises(NotAllowed):
-            rpc.commit_commands(proposed, b"t", 5, is_repeated=False)
+            rpc.commit_commands(proposed, b"t", 5, is_repeated=False, heart=Heart)
     with pytest.raises(NotAllowed):
         rpc.compare_and_set_many({"orders.a": (None, b"x"), "prices": (None, b"x")})
     assert not site.store.consensus.heads()
@@ -384,13 +386,12 @@ def test_a_token_is_not_sent_to_another_machine_in_the_clear() -> None:
 class Refusing(Servers):
     """Servers that refuse at the door, or are not there."""
 
-    def __init__(self, error: Exception) -> None:
+    def __init__(self, *errors: Exception) -> None:
         super().__init__(["127.0.0.1:1"], Runtime(), Credentials(None, {}))
-        self._error: Exception | None = None
-        self._next = error
+        self._errors: list[Exception | None] = [None, *errors]
 
     def call(self, *_: object, **__: object) -> Any:
-        error, self._error = self._error, self._next
+        error = self._errors.pop(0) if len(self._errors) > 1 else self._errors[0]
         if error is not None:
             raise error
 
@@ -398,13 +399,12 @@ class Refusing(Servers):
 @pytest.mark.parametrize("error", [NotAuthenticated("no"), NotAllowed("no"), Determinate("cannot be reached")])
 def test_a_refusal_at_the_door_says_nothing_about_what_was_sent_before(error: persist.PersistError) -> None:
     """A server may have committed it before the token was withdrawn, or before it went away."""
-    rpc = RpcConsensus(Refusing(error))
-    proposed = [Proposed("s", c.Finish(), SeqNo(0))]
+    proposed, deadline = [Proposed("s", c.Finish(), SeqNo(0))], Runtime().deadline(0.1)
     with pytest.raises(Indeterminate) as told:
-        rpc.commit_commands(proposed, b"t", 1, is_repeated=True)
+        until_answered(RpcConsensus(Refusing(Indeterminate("lost"), error)), proposed, b"t", deadline)
     assert told.value.token == b"t"
     with pytest.raises(type(error)):
-        rpc.commit_commands(proposed, b"t", 1, is_repeated=False)
+        until_answered(RpcConsensus(Refusing(error)), proposed, b"t", deadline)
 
 
 def test_requests_of_one_client_count_together_over_all_its_connections(site: Site) -> None:

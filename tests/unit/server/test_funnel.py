@@ -15,10 +15,10 @@ from persist_lib.format.log import GROUP
 from persist_lib.frontier import at
 from persist_lib.ids import SeqNo, format_writer_id
 from persist_lib.location.commands import Answered
-from persist_lib.server.dedup_index import RECENT_BYTES, RECENT_ROWS
-from persist_lib.server.group_commit import OF_A_WRITER_MOST
-from persist_lib.server.multi_shard_commit import commit_together
-from persist_lib.server.request_queue import OF_A_CLIENT_MOST, WAITING_MOST
+from persist_lib.shard.dedup_index import RECENT_BYTES, RECENT_ROWS
+from persist_lib.shard.group_commit import OF_A_WRITER_MOST
+from persist_lib.shard.multi_shard_commit import commit_together
+from persist_lib.shard.request_queue import OF_A_CLIENT_MOST, WAITING_MOST
 from persist_lib.testing import check_world
 from tests.unit.server.serving import LEASE_MS, SHARD, W1, W2, Lost, Served, answer, append, error, hold
 

@@ -17,9 +17,9 @@ from persist_lib.format.log import GROUP, LogRow, decode_row
 from persist_lib.frontier import at
 from persist_lib.ids import SeqNo, ShardId, format_writer_id
 from persist_lib.runtime.ambient import Runtime
-from persist_lib.server import funnels
-from persist_lib.server.funnels import Funnels
-from persist_lib.server.requests import Request
+from persist_lib.shard import funnels
+from persist_lib.shard.funnels import Funnels
+from persist_lib.shard.requests import Request
 from persist_lib.testing import check_world
 from tests.unit.server.serving import Lost, Told, append, hold
 from tests.worlds import SCHEMA, World

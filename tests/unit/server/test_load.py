@@ -22,6 +22,7 @@ from persist_lib.location.rpc.servers import Servers
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.server.backpressure import BYTES_MOST, BYTES_OF_A_CLIENT, Load
 from persist_lib.server.shard_server import ShardServer
+from persist_lib.shard.funnels import Heart
 from tests.worlds import SCHEMA
 
 CONFIG = persist.Config(format=4, timeout_s=20)
@@ -82,7 +83,9 @@ class Site:
 
     def hold(self, rpc: RpcConsensus, shard: str) -> Any:
         command = c.SetHold("h", persist.frontier.MINIMUM, None, b"x")
-        return self.pool.submit(rpc.commit_commands, [Proposed(shard, command, SeqNo(0))], b"t", 30, is_repeated=False)
+        return self.pool.submit(
+            rpc.commit_commands, [Proposed(shard, command, SeqNo(0))], b"t", 30, is_repeated=False, heart=Heart
+        )
 
     def close(self) -> None:
         self.gate.set()
@@ -119,7 +122,7 @@ def test_a_client_with_many_shards_does_not_fill_the_server(site: Site) -> None:
     with pytest.raises(Overloaded, match="all clients"):
         site.hold(three, "s9").result(30)
     beat = [Proposed("s0", c.Heartbeat((), 1000), SeqNo(0))]
-    answered = site.pool.submit(three.commit_commands, beat, b"b", 30, is_repeated=False)
+    answered = site.pool.submit(three.commit_commands, beat, b"b", 30, is_repeated=False, heart=Heart)
     _wait(site, 8)
     site.gate.set()
     assert all(request.result(30)[0].is_committed for request in [*first, *second])

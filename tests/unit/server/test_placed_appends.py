@@ -13,7 +13,7 @@ from persist_lib.core import outcomes
 from persist_lib.errors import AlreadyProduced, Indeterminate, InvalidUsage, ShardFinished, UpperMismatch
 from persist_lib.frontier import TOP, at
 from persist_lib.ids import ShardId
-from persist_lib.location.commands import Answered, Proposed
+from persist_lib.location.commands import Answered, MakesHeart, Proposed
 from persist_lib.relation.next_time import since_of
 from persist_lib.testing import check_world, contents_of
 from tests.unit.server.serving import SHARD, W1, W2, append
@@ -32,10 +32,10 @@ class Noting(Taking):
     sent_commands: list[c.Command]
 
     def commit_commands(
-        self, proposed: Sequence[Proposed], token: bytes, timeout_s: float, *, is_repeated: bool
+        self, proposed: Sequence[Proposed], token: bytes, timeout_s: float, *, is_repeated: bool, heart: MakesHeart
     ) -> list[Answered]:
         self.sent_commands.append(proposed[0].command)
-        return super().commit_commands(proposed, token, timeout_s, is_repeated=is_repeated)
+        return super().commit_commands(proposed, token, timeout_s, is_repeated=is_repeated, heart=heart)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from persist_lib.errors import Indeterminate
 from persist_lib.frontier import MINIMUM, at
 from persist_lib.ids import SeqNo, WriterId
 from persist_lib.location.commands import ROLL_UP, Answered
-from persist_lib.server.dedup_index import Seen
+from persist_lib.shard.dedup_index import Seen
 from tests.unit.server.serving import LEASE_MS, W1, W2, Lost, Served, answer, append, error
 from tests.worlds import World
 

@@ -13,9 +13,9 @@ from persist_lib.errors import Busy, Determinate, HoldConflict, Indeterminate, U
 from persist_lib.format.log import GROUP
 from persist_lib.ids import format_writer_id
 from persist_lib.location import open_location
-from persist_lib.location.commands import Answered, Proposed
-from persist_lib.server.group_commit import Funnel
-from persist_lib.server.requests import Request
+from persist_lib.location.commands import Answered, MakesHeart, Proposed
+from persist_lib.shard.group_commit import Funnel
+from persist_lib.shard.requests import Request
 from persist_lib.testing import check_world
 from tests.unit.server.serving import SHARD, W2, Served, Told, append, hold
 from tests.worlds import SCHEMA, World, row
@@ -33,7 +33,7 @@ class Taking(Told):
     paused: Funnel | None = None
 
     def commit_commands(
-        self, proposed: Sequence[Proposed], token: bytes, timeout_s: float, *, is_repeated: bool
+        self, proposed: Sequence[Proposed], token: bytes, timeout_s: float, *, is_repeated: bool, heart: MakesHeart
     ) -> list[Answered]:
         (one,) = proposed
         deadline = self.served.runtime().deadline(timeout_s)

@@ -25,8 +25,9 @@ from persist_lib.ids import SeqNo
 from persist_lib.location.commands import Answered
 from persist_lib.location.rpc.servers import Servers, Unreached
 from persist_lib.runtime.ambient import Runtime
-from persist_lib.server import dedup_index, group_commit, rpc_calls
+from persist_lib.server import rpc_calls
 from persist_lib.server.shard_server import ShardServer
+from persist_lib.shard import dedup_index, group_commit
 from persist_lib.testing import check_swept, check_world, contents_of
 from tests.faults.raw_http2 import DATA, END_HEADERS, END_STREAM, HEADERS, Connection, frame, headers
 from tests.worlds import SCHEMA, row

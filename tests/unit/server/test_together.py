@@ -9,9 +9,9 @@ import pytest
 from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
 from persist_lib.errors import Indeterminate
-from persist_lib.server.group_commit import Funnel
-from persist_lib.server.multi_shard_commit import commit_together
-from persist_lib.server.requests import Request
+from persist_lib.shard.group_commit import Funnel
+from persist_lib.shard.multi_shard_commit import commit_together
+from persist_lib.shard.requests import Request
 from persist_lib.testing import check_world
 from tests.unit.server.serving import SHARD, Lost, Served, answer, error, hold
 from tests.worlds import World

@@ -1,18 +1,14 @@
-"""What a commit does to each stream, and how often it is tried: without any store."""
+"""What a commit does to each stream: without any store."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import pyarrow as pa
 import pytest
 
 import persist_lib as persist
-from persist_lib.errors import Corrupt, Determinate, Indeterminate
 from persist_lib.frontier import at
-from persist_lib.runtime.ambient import Deadline, Runtime
 from persist_lib.streams.commit_plan import Op, Step, plan
-from persist_lib.streams.committer import check_since, until_decided
+from persist_lib.streams.committer import check_since
 from tests.streaming import SCHEMA
 
 
@@ -43,31 +39,3 @@ def test_since_stays_before_the_frontier_of_what_is_sealed(since: int, is_legal:
     else:
         with pytest.raises(persist.InvalidUsage, match=r"is sealed up to .5. only"):
             check_since(steps)
-
-
-def attempts(*outcomes: object) -> Callable[[Deadline], object]:
-    """A commit that fails so, one attempt after the other."""
-    left = iter(outcomes)
-
-    def attempt(_deadline: Deadline) -> object:
-        if isinstance(outcome := next(left), Exception):
-            raise outcome
-        return outcome
-
-    return attempt
-
-
-LOST, AWAY, DAMAGED = Indeterminate("the answer was lost"), Determinate("the store is away"), Corrupt("it is damaged")
-
-
-def decided(*outcomes: object) -> object:
-    runtime = Runtime(sleep=lambda _: None, background=False)
-    return until_decided(attempts(*outcomes), runtime.deadline(9), 1.0, gives_up=lambda: False)
-
-
-def test_after_an_answer_was_lost_only_an_answer_decides() -> None:
-    assert decided(LOST, AWAY, LOST, AWAY, "done") == "done"
-    with pytest.raises(Determinate):
-        decided(AWAY, "done")
-    with pytest.raises(Indeterminate, match="the answer was lost"):
-        decided(LOST, DAMAGED, "done")

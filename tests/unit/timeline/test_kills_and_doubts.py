@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from itertools import count
-
 import pytest
 
 import persist_lib as persist
 from persist_lib.catalog.records import TableMode
-from persist_lib.errors import Corrupt, Determinate, Indeterminate, LeaseExpired, UpperMismatch
 from persist_lib.location.wrap.around import Operation
-from persist_lib.runtime.ambient import Runtime
 from persist_lib.testing import Fate, Outcome
 from persist_lib.timeline import Tables
-from persist_lib.timeline.timeline import until_decided
 from tests.circles import by_day
 from tests.unit.timeline.banks import UNIQUE, read, rows
 from tests.worlds import World
@@ -233,49 +228,3 @@ def test_a_process_whose_leases_ended_reads_right_and_its_transaction_is_refused
     with pytest.raises(persist.WriteConflict, match="lease"):
         t.commit()
     assert total(others) == {1: 50, 2: 2}
-
-
-LOST, AWAY, DAMAGED = Indeterminate("the answer was lost"), Determinate("the store is away"), Corrupt("it is damaged")
-RETIRED, CLOSED = LeaseExpired("retired", id="w1"), LeaseExpired("closed", id="")
-
-
-def decided(*outcomes: Exception | None) -> list[Indeterminate]:
-    """What is in doubt at the end of attempts that fail so, one after the other."""
-    left, doubts = iter(outcomes), list[Indeterminate]()
-
-    def attempt() -> None:
-        if (outcome := next(left)) is not None:
-            raise outcome
-
-    runtime = Runtime(sleep=lambda _: None, background=False)
-    until_decided(attempt, runtime.deadline(9), doubts)
-    return doubts
-
-
-def test_after_an_answer_was_lost_only_an_answer_decides() -> None:
-    assert decided(LOST, AWAY, LOST, AWAY, None) == [LOST, LOST]
-    with pytest.raises(Determinate, match="the store is away"):
-        decided(AWAY, None)
-    with pytest.raises(Indeterminate, match="the answer was lost"):
-        decided(LOST, DAMAGED, None)
-    with pytest.raises(UpperMismatch):
-        decided(LOST, UpperMismatch("it moved"), None)
-
-
-def test_a_retired_id_has_written_nothing_and_a_closed_writer_says_nothing_of_before() -> None:
-    assert decided(LOST, RETIRED, None) == []
-    with pytest.raises(Indeterminate, match="the answer was lost"):
-        decided(LOST, CLOSED, None)
-    with pytest.raises(LeaseExpired, match="closed"):
-        decided(CLOSED, None)
-
-
-def test_at_the_deadline_what_is_in_doubt_is_said() -> None:
-    ticking, outcomes = count(), iter([LOST, *[AWAY] * 9])
-    runtime = Runtime(monotonic=lambda: float(next(ticking)), sleep=lambda _: None, background=False)
-
-    def attempt() -> None:
-        raise next(outcomes)
-
-    with pytest.raises(Indeterminate, match="the answer was lost"):
-        until_decided(attempt, runtime.deadline(5), [])

@@ -1,4 +1,4 @@
-"""One shard as a server commits it: what waits is applied to the newest state and committed as one row.
+"""Commands of many clients for one shard: what waits is applied to the newest state and committed as one row.
 
 Nothing is answered before the row that it rests on is committed: neither success, nor a refusal, nor that it was done
 before. A refusal may be due to a command of the same row, and after a lost race all of the row is computed again. Where
@@ -9,7 +9,6 @@ are sent again until its place is taken, and nothing else of that shard is commi
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from operator import attrgetter
 from typing import TypeVar
 
@@ -27,12 +26,14 @@ from persist_lib.errors import Determinate, Indeterminate, InvalidUsage, Overloa
 from persist_lib.ids import SeqNo
 from persist_lib.location.commands import Answered, dated
 from persist_lib.location.wrap.deadline import within
-from persist_lib.runtime.ambient import Backoff, Deadline
-from persist_lib.server.backpressure import Room, Wake
-from persist_lib.server.client_duties import Upkeep
-from persist_lib.server.dedup_index import NO_MATTER, Found, Seen
-from persist_lib.server.request_queue import Queue
-from persist_lib.server.requests import (
+from persist_lib.runtime.ambient import Deadline
+from persist_lib.shard.client_duties import Upkeep
+from persist_lib.shard.committer import Work, carry_out, in_doubt, until_in_log
+from persist_lib.shard.dedup_index import NO_MATTER, Found, Seen
+from persist_lib.shard.group_rows import Asked, prepare_group
+from persist_lib.shard.machine import Prepared, Shard
+from persist_lib.shard.request_queue import Queue
+from persist_lib.shard.requests import (
     Observe,
     Request,
     answering,
@@ -44,16 +45,11 @@ from persist_lib.server.requests import (
     timed_out,
     unobserved,
 )
-from persist_lib.shard.commit import Machine, Prepared, compare_and_set_rows
-from persist_lib.shard.contention import give_way, wait_after_loss
-from persist_lib.shard.group_rows import Asked, prepare_group
-from persist_lib.shard.in_doubt import DOUBT_PAUSE_S, in_doubt, settle
+from persist_lib.shard.room import Room, Wake
 
 T = TypeVar("T")
 OF_A_WRITER_MOST = OUTCOMES_KEPT // 16
 """The most unanswered appends of one writer, where the shard remembers `OUTCOMES_KEPT` of all its writers."""
-LONGEST_PAUSE_S = 1.0
-"""The longest pause between two attempts to find out what became of a row."""
 
 
 def of_a_writer(state: State | None) -> int:
@@ -67,7 +63,7 @@ class Funnel:
     `machine.turn` is held whenever the shard is changed, so that commits of several shards at once fit in.
     """
 
-    def __init__(self, machine: Machine, observe: Observe = unobserved, wake: Wake | None = None) -> None:
+    def __init__(self, machine: Shard, observe: Observe = unobserved, wake: Wake | None = None) -> None:
         """`wake` lets it have a turn later. Without it, nothing waits for room in the state."""
         self.machine, self.observe = machine, observe
         self.queue = Queue(machine.shard)
@@ -107,9 +103,9 @@ class Funnel:
             if self._gives_up:
                 for request in [*self._room.clear(), *self.queue.remove(lambda _: True)]:
                     request.fail(stopped(self.machine.shard))
-            lot = self.queue.take(2 * CHANGES_MOST)
-            with answering(lot):
-                self._commit(lot)
+            if lot := self.queue.take(2 * CHANGES_MOST):
+                with answering(lot):
+                    carry_out(_Lot(self, lot))
             self._readmit()
 
     def let_go(self, requests: Sequence[Request]) -> None:
@@ -186,66 +182,28 @@ class Funnel:
     def send(self, sent: Sequence[Prepared], lot: Sequence[Request]) -> bool | None:
         """Append a row to each of the logs, all or none, and return whether they are there; None if it cannot be known.
 
-        As `doubt.settle`, and for as long as it takes. Until then, requests of the lot whose time is over fail as
+        As `until_in_log`, and for as long as it takes. Until then, requests of the lot whose time is over fail as
         unknown. If it cannot be known, all of the lot have failed so.
         """
-        backoff = Backoff(DOUBT_PAUSE_S, LONGEST_PAUSE_S)
 
-        def wait(doubt: Indeterminate, _last: PersistError) -> None:
-            if self._gives_up:
-                raise in_doubt(sent, doubt) from doubt
+        def goes_on(doubt: Indeterminate) -> bool:
             for request in lot:
                 if request.is_over:
                     request.fail(in_doubt(sent, doubt))
             self.let_go(self.queue.remove(attrgetter("is_over")))
-            self._patience().pause(backoff.take())
+            return not self._gives_up
 
         try:
-            won = settle(partial(self.ask, partial(compare_and_set_rows, sent)), sent, wait)
+            return until_in_log(sent, self._patience(), goes_on, self.ask)
         except (Determinate, InvalidUsage):  # nothing was done
             raise
-        except PersistError as error:  # the server gives up, or the log is damaged
+        except PersistError as error:  # the server gives up, the log is damaged, or it has been truncated
             for request in lot:
-                request.fail(in_doubt(sent, error))
-            raise stopped(self.machine.shard) from error
-        if won is None:
-            for request in lot:
-                request.fail(in_doubt(sent, Indeterminate("the rows that would tell are truncated")))
-        return won
+                request.fail(error if isinstance(error, Indeterminate) else in_doubt(sent, error))
+            return None
 
-    def _commit(self, lot: list[Request]) -> None:
-        machine, is_fresh = self.machine, False
-        if lot:
-            is_fresh = give_way((machine,), _latest(lot))
-        while lot:
-            version = self.ask(machine.ground)
-            if not (lot := self.look_for(self._wanted(lot), version)):
-                return
-            started = machine.runtime.monotonic()
-            prepared, answers = self.prepared(version, lot)
-            if prepared is None:
-                if is_fresh:
-                    self.queue.put_back(self.tell(lot, answers, version))
-                    return
-                self.ask(machine.try_fetch)
-                is_fresh = True
-                continue
-            won = self.send((prepared,), lot[: len(answers)])
-            if won:
-                took_s = machine.runtime.monotonic() - started
-                self.adopt(prepared, len(answers), took_s)
-                after = Version(prepared.row.seqno, prepared.state, b"")
-                self.queue.put_back(self.tell(lot, answers, after, version.state))
-                return
-            if won is None:
-                self.queue.put_back(lot[len(answers) :])
-                return
-            self.ask(partial(wait_after_loss, (machine,), _latest(lot), machine.runtime.monotonic() - started))
-            is_fresh = True
-
-    def adopt(self, prepared: Prepared, commands: int, took_s: float) -> None:
+    def know(self, prepared: Prepared, commands: int, took_s: float) -> None:
         """Know a row that is in the log, with so many commands."""
-        self.machine.adopt(prepared, took_s)
         self.observe(self.machine.shard, commands, took_s)
         self.seen.committed(prepared.row, prepared.data)
 
@@ -260,9 +218,58 @@ class Funnel:
     def _patience(self) -> Deadline:
         return self.machine.runtime.deadline(self.machine.config.timeout_s)
 
-    def _wanted(self, lot: Sequence[Request]) -> list[Request]:
+    def waiting(self, lot: Sequence[Request]) -> list[Request]:
+        """Let go of those that do not wait any more. Returns the others."""
         self.let_go([request for request in lot if request.is_over])
         return [request for request in lot if not request.answer.done()]
+
+
+class _Lot(Work):
+    """The requests of one turn of a funnel: as many of the first as fit become one row."""
+
+    def __init__(self, funnel: Funnel, lot: list[Request]) -> None:
+        self._funnel, self._lot, self.machines = funnel, lot, (funnel.machine,)
+        self._version, self._answers = Version(SeqNo(0), State(), b""), tuple[Answer, ...]()
+
+    @property
+    def deadline(self) -> Deadline:
+        return max([request.deadline for request in self._lot], key=lambda deadline: deadline.ends)
+
+    def is_wanted(self) -> bool:
+        if lot := self._funnel.waiting(self._lot):
+            self._version = self.ask(self._funnel.machine.ground)
+            lot = self._funnel.look_for(lot, self._version)
+        self._lot = lot
+        return bool(lot)
+
+    def prepare(self) -> Sequence[Prepared]:
+        prepared, self._answers = self._funnel.prepared(self._version, self._lot)
+        return () if prepared is None else (prepared,)
+
+    def is_answered(self, *, is_fresh: bool) -> bool:
+        if is_fresh:
+            self._tell(self._version)
+        return is_fresh
+
+    def send(self, prepared: Sequence[Prepared]) -> bool | None:
+        in_row, behind = self._lot[: len(self._answers)], self._lot[len(self._answers) :]
+        if (won := self._funnel.send(prepared, in_row)) is None:
+            self._funnel.queue.put_back(behind)
+        return won
+
+    def committed(self, prepared: Sequence[Prepared], attempts: int, took_s: float) -> None:  # noqa: ARG002
+        (one,) = prepared
+        self._funnel.know(one, len(self._answers), took_s)
+        self._tell(Version(one.row.seqno, one.state, b""), self._version.state)
+
+    def lost(self, prepared: Sequence[Prepared], attempts: int) -> None:
+        """Continue: what waits too long is let go of."""
+
+    def ask(self, call: Callable[[], T]) -> T:
+        return self._funnel.ask(call)
+
+    def _tell(self, version: Version, before: State | None = None) -> None:
+        self._funnel.queue.put_back(self._funnel.tell(self._lot, self._answers, version, before))
 
 
 def _is_certain(refusal: r.Refusal, state: State, request: Request) -> bool:
@@ -273,7 +280,3 @@ def _is_certain(refusal: r.Refusal, state: State, request: Request) -> bool:
     if isinstance(refusal, r.NothingDue) and isinstance(request.command, NO_MATTER):
         return True
     return isinstance(refusal, r.AlreadyDone) or is_out_for_ever(state, request.command)
-
-
-def _latest(lot: Sequence[Request]) -> Deadline:
-    return max([request.deadline for request in lot], key=lambda deadline: deadline.ends)

@@ -14,8 +14,8 @@ from persist_lib.core import commands as c
 from persist_lib.format.log import LogRow, decode_row
 from persist_lib.ids import SeqNo, ShardId
 from persist_lib.location.api import Consensus, Row
-from persist_lib.server.requests import APPENDS, Request
 from persist_lib.shard.log import SCAN_ROWS, row_name
+from persist_lib.shard.requests import APPENDS, Request
 
 ROWS_KEPT = 4096
 """How many rows' tokens are in memory, of each shard: some 100 bytes a command."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 
 from persist_lib.errors import Overloaded
 from persist_lib.ids import ShardId
-from persist_lib.server.requests import Request
+from persist_lib.shard.requests import Request
 
 WAITING_MOST = 2048
 """The most unanswered requests of a shard."""

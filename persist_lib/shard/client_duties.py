@@ -14,14 +14,13 @@ from persist_lib.core import commands as c
 from persist_lib.core.diff import StateDiff
 from persist_lib.core.groups import Answer
 from persist_lib.core.plan.compaction import is_filled
+from persist_lib.core.plan.upkeep import rollup_is_duty
 from persist_lib.core.state import State, Version
 from persist_lib.ids import SeqNo
 from persist_lib.location.commands import FLUSH, ROLL_UP
-from persist_lib.maintain.rollups import is_duty
 from persist_lib.runtime.ambient import Deadline, Runtime
-from persist_lib.server.backpressure import wants_room
-from persist_lib.server.requests import APPENDS, Request
-from persist_lib.shard.in_doubt import Committed
+from persist_lib.shard.requests import APPENDS, Request
+from persist_lib.shard.room import wants_room
 
 PATIENCE = 4
 """How many rows upkeep waits for an append of the client that did it last."""
@@ -105,4 +104,4 @@ def _is_append(request: Request, answer: Answer) -> bool:
 def _rolls_up(first: Request, before: State, after: Version, every: int) -> bool:
     # Who appends at a time of its own reads the row back. If its append is the first, it rolls up unasked.
     is_placed = isinstance(first.command, c.AppendNow)
-    return is_placed and is_duty(Committed(after.seqno, b"", before, after.state, 1), every)
+    return is_placed and rollup_is_duty(after.seqno, before, after.state, every)

@@ -6,9 +6,9 @@ other. While the outcome of one is unknown, nothing else of its shards is commit
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from operator import attrgetter
+from typing import TypeVar
 
 from persist_lib.core import refusals as r
 from persist_lib.core.deciding import is_out_for_ever
@@ -18,12 +18,15 @@ from persist_lib.core.state import State, Version
 from persist_lib.errors import InvariantViolated
 from persist_lib.ids import SeqNo
 from persist_lib.location.commands import Answered
+from persist_lib.runtime.ambient import Deadline
 from persist_lib.runtime.threads import Lock, giving_back, taking
-from persist_lib.server.dedup_index import Found
-from persist_lib.server.group_commit import Funnel
-from persist_lib.server.requests import Request, answering, forgotten, still_open
-from persist_lib.shard.commit import Prepared
-from persist_lib.shard.contention import wait_after_loss
+from persist_lib.shard.committer import Work, carry_out
+from persist_lib.shard.dedup_index import Found
+from persist_lib.shard.group_commit import Funnel
+from persist_lib.shard.machine import Prepared
+from persist_lib.shard.requests import Request, answering, forgotten, still_open
+
+T = TypeVar("T")
 
 
 class Share:
@@ -36,14 +39,17 @@ class Share:
         self.prepared: Prepared | None = None
         self.answer: Answer | None = None
 
-    def prepare(self) -> None:
-        """Look for the command in the log, and apply it to the newest known version if it is not there."""
+    def look(self) -> None:
+        """Look for the command in the log, up to the newest known version."""
         self.version = self.funnel.machine.ground()
         seen, self.prepared = self.funnel.seen, None
         seen.follow(self.version.seqno)
         self.found = seen.find(self.request)
         if self.found == "unknown" and not self.request.is_repeated:
             self.answer = r.Forgotten(self.request.known, seen.begins)
+
+    def prepare(self) -> None:
+        """Apply the command to that version, if it is not there."""
         if self.found == "not there":
             self.prepared, (self.answer,) = self.funnel.prepared(self.version, [self.request])
 
@@ -65,40 +71,54 @@ def commit_together(parts: Sequence[tuple[Funnel, Request]]) -> None:
             # SUBTLE: turns are always taken in the order of shard names, as in `shard.commit`.
             for share in sorted(shares, key=attrgetter("shard")):
                 turns += taking(share.funnel.machine.turn)
-            _commit(shares)
+            carry_out(_Together(shares))
     finally:
         give_back()
 
 
-def _commit(shares: Sequence[Share]) -> None:
-    requests, first = [share.request for share in shares], shares[0].funnel
-    machines, is_fresh = [share.funnel.machine for share in shares], False
-    while True:
-        if any(request.is_over for request in requests):
-            first.let_go(requests)
-            return
-        for share in shares:
-            first.ask(share.prepare)
-        prepared = [share.prepared for share in shares if share.prepared is not None]
-        if len(prepared) < len(shares):
-            if _tell(shares, is_fresh=is_fresh):
-                return
-            for machine in machines:
-                first.ask(machine.try_fetch)
-            is_fresh = True
-            continue
-        started = first.machine.runtime.monotonic()
-        won = first.send(prepared, requests)
-        took_s = first.machine.runtime.monotonic() - started
-        if won:
-            for share, one in zip(shares, prepared, strict=True):
-                share.funnel.adopt(one, 1, took_s)
-                rows = share.funnel.seen.rows(share.request.known, one.row.seqno)
-                share.request.settle(Answered(one.row.seqno, is_committed=True, rows=rows))
-        if won or won is None:
-            return
-        first.ask(partial(wait_after_loss, machines, requests[0].deadline, took_s))
-        is_fresh = True
+class _Together(Work):
+    """The requests of one commit of several shards."""
+
+    def __init__(self, shares: Sequence[Share]) -> None:
+        self._shares, self._first = shares, shares[0].funnel
+        self._requests = [share.request for share in shares]
+        self.machines = [share.funnel.machine for share in shares]
+
+    @property
+    def deadline(self) -> Deadline:
+        return self._requests[0].deadline
+
+    def is_wanted(self) -> bool:
+        if is_over := any(request.is_over for request in self._requests):
+            self._first.let_go(self._requests)
+        else:
+            for share in self._shares:
+                self.ask(share.look)
+        return not is_over
+
+    def prepare(self) -> Sequence[Prepared]:
+        for share in self._shares:
+            share.prepare()
+        prepared = [share.prepared for share in self._shares if share.prepared is not None]
+        return prepared if len(prepared) == len(self._shares) else ()
+
+    def is_answered(self, *, is_fresh: bool) -> bool:
+        return _tell(self._shares, is_fresh=is_fresh)
+
+    def send(self, prepared: Sequence[Prepared]) -> bool | None:
+        return self._first.send(prepared, self._requests)
+
+    def committed(self, prepared: Sequence[Prepared], attempts: int, took_s: float) -> None:  # noqa: ARG002
+        for share, one in zip(self._shares, prepared, strict=True):
+            share.funnel.know(one, 1, took_s)
+            rows = share.funnel.seen.rows(share.request.known, one.row.seqno)
+            share.request.settle(Answered(one.row.seqno, is_committed=True, rows=rows))
+
+    def lost(self, prepared: Sequence[Prepared], attempts: int) -> None:
+        """Continue: what waits too long is let go of."""
+
+    def ask(self, call: Callable[[], T]) -> T:
+        return self._first.ask(call)
 
 
 def _tell(shares: Sequence[Share], *, is_fresh: bool) -> bool:

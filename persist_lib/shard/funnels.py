@@ -1,4 +1,4 @@
-"""All shards of a location as a server commits them: a funnel for each, and threads that take their turns.
+"""All shards of a location where commands of many clients are committed: a funnel each, and threads for their turns.
 
 A funnel with something to do is in the line once, also while a thread takes its turn, so that a shard never keeps more
 than one thread. Commits of several shards, which wait for each other's turns, have threads of their own. Without
@@ -11,21 +11,23 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import TimeoutError as Late
 from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
 
 from persist_lib.config import Config
-from persist_lib.errors import InvalidUsage, Overloaded
+from persist_lib.errors import Indeterminate, InvalidUsage, Overloaded
 from persist_lib.ids import ShardId, parse_shard_id
 from persist_lib.location.api import Blob, Consensus
-from persist_lib.location.commands import Proposed
+from persist_lib.location.commands import Answered, Proposed
+from persist_lib.location.wrap.retrying import RetryingBlob, RetryingConsensus
 from persist_lib.runtime.ambient import Deadline, Runtime
-from persist_lib.server.backpressure import Wake
-from persist_lib.server.group_commit import Funnel
-from persist_lib.server.multi_shard_commit import commit_together
-from persist_lib.server.requests import Observe, Request, unobserved
-from persist_lib.shard.commit import Machine
+from persist_lib.shard.group_commit import Funnel
+from persist_lib.shard.machine import Shard
+from persist_lib.shard.multi_shard_commit import commit_together
+from persist_lib.shard.requests import Observe, Request, unobserved
+from persist_lib.shard.room import Wake
 
 log = logging.getLogger("persist.server")
 SHARDS_MOST = 10_000
@@ -36,6 +38,11 @@ JOINT_THREADS = 4
 """How many commits of several shards are under way at the same time, or wait for turns."""
 JOINT_MOST = 256
 """The most commits of several shards that wait."""
+ITSELF = "itself"
+"""What rows of several commands say of who sent one that came through no server."""
+OWN_THREADS = 4
+GRACE_S = 2.0
+"""In a client's own process: the threads, and how much longer than its timeout a caller waits for a definite answer."""
 Line = SimpleQueue[Callable[[], None] | None]
 Later = Callable[[float, Callable[[], None]], object]
 
@@ -72,7 +79,7 @@ class Funnels:
         with self._lock:
             return self._funnel(shard)
 
-    def machine(self, shard: ShardId) -> Machine | None:
+    def machine(self, shard: ShardId) -> Shard | None:
         """The machine of a shard whose state is in memory; None for others, which this changes nothing for."""
         found = self._funnels.get(shard)
         return None if found is None else found.machine
@@ -209,7 +216,7 @@ def _funnel(
     blob: Blob, consensus: Consensus, config: Config, runtime: Runtime, reads: Blob | None, observe: Observe,
     wake: Wake | None, shard: ShardId,
 ) -> Funnel:  # fmt: skip
-    return Funnel(Machine(shard, blob, consensus, config, runtime, reads), observe, wake)
+    return Funnel(Shard(shard, blob, consensus, config, runtime, reads), observe, wake)
 
 
 def ask(
@@ -234,3 +241,36 @@ def ask(
     else:
         funnels.submit_together(requests)
     return requests
+
+
+class Heart(Funnels):
+    """All of that in a client's own process, for a client that continues against its store without any server.
+
+    What the client asks is applied as a server applies it: what other processes committed, or may commit yet, is looked
+    for by its token, and "not committed" is said only of what can never be committed. Not to be used after a fork.
+    """
+
+    def __init__(self, blob: Blob, consensus: Consensus, runtime: Runtime) -> None:
+        config = Config()
+        blob = RetryingBlob(blob, runtime, config.timeout_s)
+        super().__init__(blob, RetryingConsensus(consensus, runtime, config.timeout_s), config, runtime)
+        self.start(OWN_THREADS, 1)
+
+    def commit_commands(
+        self, proposed: Sequence[Proposed], token: bytes, timeout_s: float, *, is_repeated: bool
+    ) -> list[Answered]:
+        """As `TakesCommands` says."""
+        deadline = self._runtime.deadline(timeout_s)
+        requests = ask(self, proposed, token, ITSELF, deadline, is_repeated=is_repeated)
+        try:
+            return [request.answer.result(deadline.left_s() + GRACE_S) for request in requests]
+        except Late as late:
+            raise Indeterminate(f"the store did not answer within {timeout_s:g} s", token=token) from late
+        finally:
+            for request in requests:
+                request.is_dropped = True
+
+    def end(self) -> None:
+        """Answer what waits, and end the threads."""
+        self.give_up()
+        self.close()
