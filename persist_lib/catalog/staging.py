@@ -21,9 +21,8 @@ from persist_lib.catalog.committing import Committing, HandedOver, Pieces, disca
 from persist_lib.catalog.names import LAYER
 from persist_lib.catalog.parallel import at_once, states_of
 from persist_lib.catalog.records import RenditionRecord
-from persist_lib.catalog.renditions import Span, Timeline
 from persist_lib.catalog.staged import CollectionStage, CollectionStaged, CollectionTicket, by_shard
-from persist_lib.catalog.writing import Written
+from persist_lib.catalog.writing import Active, Written
 from persist_lib.core import refusals as r
 from persist_lib.core.cost import Cost
 from persist_lib.core.outcomes import staged_before
@@ -131,26 +130,26 @@ class CollectionStaging(Committing, StagedVerbs[pa.Table, CollectionStaged, Writ
                 return Written(self.fetch_upper(), 0, b"", spent.cost)
             call = _Call(staged, [staged], change, producer, deadline, spent, restaged)
             while True:
-                timeline = self._timeline()
-                span, later = self._span_to_write(timeline)
-                if (done := self._appended_before(staged, span.rendition)) is not None:
+                active = self._active()
+                if (done := self._appended_before(staged, active.span.rendition)) is not None:
                     time = None if change.bounds is not None else (done.upper.time or 1) - 1
                     return Written(done.upper, 0, done.token, spent.cost, time)
                 try:
-                    if (written := self._try_staged(call, timeline, span, later)) is not None:
+                    if (written := self._try_staged(call, active)) is not None:
                         return written
                 except (InvalidUsage, Refused):  # perhaps an earlier call came through just now
-                    if self._appended_before(staged, span.rendition) is None:
+                    if self._appended_before(staged, active.span.rendition) is None:
                         raise
 
-    def _try_staged(self, call: _Call, timeline: Timeline, span: Span, later: int | None) -> Written | None:
-        """Append what is staged to the rendition of a span. None: another writer or a handover was first."""
-        change, deadline = call.change, call.deadline
+    def _try_staged(self, call: _Call, active: Active) -> Written | None:
+        """Append what is staged to the active rendition. None: another writer or a handover was first."""
+        change, deadline, span = call.change, call.deadline, active.span
         lower, upper = self._staged_bounds(change, self._upper_to_change(span, deadline))
         prepared: dict[str, Prepared] = {}
         try:
-            if later is not None and at(later) < upper:
-                self._close_before(later, change, timeline.over(lower.time or 0, upper.time), deadline)
+            if span.end is not None and at(span.end) < upper:
+                over = active.timeline.over(lower.time or 0, upper.time)
+                self._close_before(span.end, change, over, deadline)
                 return None
             staged = self._of_rendition(call.written[-1], span.rendition, call.restaged)
             call.written.append(staged)
@@ -158,9 +157,8 @@ class CollectionStaging(Committing, StagedVerbs[pa.Table, CollectionStaged, Writ
             if change.kind is not None and all(one.is_empty() for one in prepared.values()):
                 self._drop_staged(staged, change)
                 return _written(lower, None, b"", prepared, call.spent.cost)
-            seen = None if self._only is not None else span.command
             token = token_of(one.id for one in call.staged) if call.staged else None
-            token = self._commit(prepared, lower, upper, deadline, token, call.producer, seen)
+            token = self._commit(prepared, lower, upper, deadline, token, call.producer, span.command, active.read)
         except UpperMismatch as error:
             if change.bounds is not None or change.when is not None:
                 raise self._mismatch(lower, error) from error
@@ -277,7 +275,7 @@ class CollectionStaging(Committing, StagedVerbs[pa.Table, CollectionStaged, Writ
 
     def _staging_rendition(self, lower: object | None) -> RenditionRecord:
         if lower is None:
-            return self._span_to_write(self._timeline())[0].rendition
+            return self._active().span.rendition
         start = self._times().frontier(lower, "lower").time
         timeline = self._timeline()
         return self._only or (timeline.last if start is None else timeline.at(max(start, timeline.since))).rendition
