@@ -24,6 +24,7 @@ from persist_lib.errors import Indeterminate, InvalidUsage, PersistError, UpperM
 from persist_lib.format.parts import within as updates_within
 from persist_lib.frontier import Antichain, at
 from persist_lib.ids import SeqNo
+from persist_lib.kernel.by_key import Counts
 from persist_lib.kernel.columns import at_time
 from persist_lib.location.wrap.deadline import within
 from persist_lib.location.wrap.spending import Spending
@@ -31,7 +32,7 @@ from persist_lib.relation.append_many import Append
 from persist_lib.relation.next_time import Named
 from persist_lib.relation.registration import undoubted
 from persist_lib.relation.staged_commit import Prepared
-from persist_lib.relation.verbs import Change, Changes, Turn
+from persist_lib.relation.verbs import NOTHING, UNKNOWN, Change, Changes, Turn
 from persist_lib.relation.writer import WriteHandle
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table
@@ -137,13 +138,13 @@ class Committing(Writing):
             self._commit(rows, lower, upper, deadline, token, call.producer, active.span.command, active.read)
         except (UpperMismatch, HandedOver):
             return None
-        return Written(upper, rows.num_rows, token, call.spent.cost, named.time, *changes.counts)
+        return self._answer(upper, rows.num_rows, token, call.spent, named.time, changes.counts)
 
-    def _repeated(self, known: Named, _seqno: SeqNo, spent: Spending) -> Written:
-        return Written(known.upper, 0, known.token, spent.cost, known.time)
-
-    def _unwritten(self, _turn: Turn[Active], changes: Changes, spent: Spending) -> Written:
-        return Written(changes.lower, changes.table.num_rows, b"", spent.cost, None, *changes.counts)
+    def _answer(
+        self, upper: Antichain, count: int, token: bytes, spent: Spending, time: int | None = None,
+        counts: Counts = NOTHING, seqno: SeqNo = UNKNOWN, attempts: int = 0,  # noqa: ARG002 - of several shards there is none
+    ) -> Written:  # fmt: skip
+        return Written(upper, count, token, spent.cost, time, *counts)
 
     def _plain(self, answer: Written) -> Written:
         return answer
@@ -337,12 +338,6 @@ def send_all(
         one.write.compare_and_append(
             one.updates, one.expected_upper, one.new_upper, timeout=timeout, token=token, producer=one.producer
         )
-
-
-def discard(prepared: Mapping[str, Prepared]) -> None:
-    """Delete what was uploaded, to which no command refers."""
-    for one in prepared.values():
-        one.builder.discard()
 
 
 def _registers(append: Append) -> bool:

@@ -98,6 +98,6 @@ class CollectionWriter(CollectionStaging):
 
         def promise(deadline: Deadline) -> Timeline:
             self._promise(at(upper), deadline)
-            return self._timeline_to(at(upper))
+            return self._timeline()
 
         return self._in_turn(timeout, promise)
