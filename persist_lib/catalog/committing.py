@@ -142,7 +142,7 @@ class Committing(Writing):
 
     def _answer(
         self, upper: Antichain, count: int, token: bytes, spent: Spending, time: int | None = None,
-        counts: Counts = NOTHING, seqno: SeqNo = UNKNOWN, attempts: int = 0,  # noqa: ARG002 - of several shards there is none
+        counts: Counts = NOTHING, seqno: SeqNo = UNKNOWN, attempts: int = 0,  # noqa: ARG002 - several shards have several
     ) -> Written:  # fmt: skip
         return Written(upper, count, token, spent.cost, time, *counts)
 
@@ -212,7 +212,9 @@ class Committing(Writing):
             return None
         return Append(self.shard(self.collection.shard), [], timeline.upper, target, producer)
 
-    def _append_definite(self, table: pa.Table, lower: Antichain, upper: Antichain, deadline: Deadline) -> None:
+    def _append_definite(
+        self, table: pa.Table, lower: Antichain, upper: Antichain, deadline: Deadline, token: bytes | None
+    ) -> None:
         """Append to each shard by itself what it does not have yet, once the promise is past it."""
         self._check_no_gap(lower)
         for start, end, span in self._promised(lower, upper, deadline):
@@ -220,7 +222,7 @@ class Committing(Writing):
 
             def send(share: tuple[WriteHandle, pa.Table], start: int = start, end: int | None = end) -> None:
                 write, rows = share
-                write.append(rows, start, Antichain(end), timeout=deadline.left_s())
+                write.append(rows, start, Antichain(end), timeout=deadline.left_s(), token=token)
 
             at_once(self.client.runtime, send, self._shares(span.rendition, updates_within(table, start, end)))
 

@@ -127,7 +127,7 @@ def test_definite_appends_read_what_is_promised_once(world: World) -> None:
 def test_what_is_written_beyond_a_kept_promise_goes_where_the_collection_is(
     world: World, schema: persist.Schema, verb: str
 ) -> None:
-    """A writer that keeps which rendition is active, instead of up to when, writes where nobody reads."""
+    """A writer that keeps which rendition is active, instead of up to when, writes where no reader looks."""
     controller = made(world, schema)
     with controller.open_writer("c") as write:
         start = handed_later(world, (write.upsert(A).upper.time or 0) + 2_000)
