@@ -403,17 +403,9 @@ class Staging(LoneWriter, StagedVerbs[Batched, None, Appended, Changed, Staged])
             registration = Lent(machine, self._leases, staged[0].writer)
             uploader = Lease(machine, staged[0].writer, staged[0].lease_ms)
         return Commit(
-            machine,
-            self._leases,
-            self.schema,
-            self._schema_id,
-            registration,
-            uploader,
-            producer,
-            deadline,
-            spent,
+            machine, self._leases, self.schema, self._schema_id, registration, uploader, producer, deadline, spent,
             staged,
-        )
+        )  # fmt: skip
 
     def _staged_under(self, writer: WriterId, lease_ms: int, bounds: tuple[Antichain, Antichain] | None) -> Stage:
         machine = self.machine
