@@ -210,6 +210,8 @@ class CollectionMachine(RuleBasedStateMachine):
         )
         assert again == start
         if is_copy:
+            if start > self.upper and asked is None:  # it was promised ahead, and the handover has ended the old one
+                self.told.last.append([], at(self.upper), at(start))
             if start > self.upper:  # what is written before goes to the old one
                 self.append([(1, "before", 1)], who, start - self.upper)
             controller.copy_rendition(self.name, number, to_end=True)
