@@ -16,7 +16,7 @@ import pyarrow as pa
 from persist_lib.catalog.parallel import at_once
 from persist_lib.catalog.partition_rows import routed
 from persist_lib.catalog.records import RenditionRecord
-from persist_lib.catalog.renditions import Span, meet
+from persist_lib.catalog.renditions import Span, Timeline, meet
 from persist_lib.catalog.writing import PAUSE_S, Active, Writing, Written
 from persist_lib.client import Client
 from persist_lib.core.state import Outcome
@@ -24,6 +24,7 @@ from persist_lib.errors import Indeterminate, InvalidUsage, PersistError, UpperM
 from persist_lib.format.parts import within as updates_within
 from persist_lib.frontier import Antichain, at
 from persist_lib.ids import SeqNo
+from persist_lib.kernel.by_key import Counts
 from persist_lib.kernel.columns import at_time
 from persist_lib.location.wrap.deadline import within
 from persist_lib.location.wrap.spending import Spending
@@ -31,7 +32,7 @@ from persist_lib.relation.append_many import Append
 from persist_lib.relation.next_time import Named
 from persist_lib.relation.registration import undoubted
 from persist_lib.relation.staged_commit import Prepared
-from persist_lib.relation.verbs import Change, Changes, Turn
+from persist_lib.relation.verbs import NOTHING, UNKNOWN, Change, Changes, Turn
 from persist_lib.relation.writer import WriteHandle
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table
@@ -117,35 +118,33 @@ class Committing(Writing):
         return Verdict("unknown", None, why)
 
     def _next_turn(self, deadline: Deadline) -> Turn[Active]:
-        timeline = self._timeline()
-        span, later = self._span_to_write(timeline)
-        upper = self._upper_to_change(span, deadline)
-        machines = [self.shard(name).machine for name in span.rendition.names]
+        active = self._active()
+        upper, rendition = self._upper_to_change(active.span, deadline), active.span.rendition
+        machines = [self.shard(name).machine for name in rendition.names]
         places = [(machine, machine.version) for machine in machines]
-        return Turn(upper, places, partial(routed, span.rendition), Active(timeline, span, later))
+        return Turn(upper, places, partial(routed, rendition), active)
 
     def _try_turn(
         self, call: Change, turn: Turn[Active], changes: Changes, named: Named, deadline: Deadline
     ) -> Written | None:
-        (token, lower, upper), (timeline, span, later) = named, turn.basis
+        (token, lower, upper), active = named, turn.basis
         try:
-            if later is not None and later <= named.time:
+            if (later := active.span.end) is not None and later <= named.time:
                 # What the keys have there is looked up in the rendition that is the collection by then.
-                over = timeline.over(lower.time or 0, upper.time)
-                self._close_old(changes.table.slice(0, 0), over, deadline, token)
+                over = active.timeline.over(lower.time or 0, upper.time)
+                self._close_old(empty_table(self.schema.updates), over, deadline, token)
                 return None
-            seen = None if self._only is not None else span.command
             rows = at_time(changes.table, named.time)
-            self._commit(rows, lower, upper, deadline, token, call.producer, seen)
+            self._commit(rows, lower, upper, deadline, token, call.producer, active.span.command, active.read)
         except (UpperMismatch, HandedOver):
             return None
-        return Written(upper, rows.num_rows, token, call.spent.cost, named.time, *changes.counts)
+        return self._answer(upper, rows.num_rows, token, call.spent, named.time, changes.counts)
 
-    def _repeated(self, known: Named, _seqno: SeqNo, spent: Spending) -> Written:
-        return Written(known.upper, 0, known.token, spent.cost, known.time)
-
-    def _unwritten(self, _turn: Turn[Active], changes: Changes, spent: Spending) -> Written:
-        return Written(changes.lower, changes.table.num_rows, b"", spent.cost, None, *changes.counts)
+    def _answer(
+        self, upper: Antichain, count: int, token: bytes, spent: Spending, time: int | None = None,
+        counts: Counts = NOTHING, seqno: SeqNo = UNKNOWN, attempts: int = 0,  # noqa: ARG002 - several shards have several
+    ) -> Written:  # fmt: skip
+        return Written(upper, count, token, spent.cost, time, *counts)
 
     def _plain(self, answer: Written) -> Written:
         return answer
@@ -160,14 +159,14 @@ class Committing(Writing):
 
     def _commit(
         self, brought: Brought, lower: Antichain, upper: Antichain, deadline: Deadline, token: bytes | None,
-        producer: tuple[str, int] | None, seen: str | None = None,
+        producer: tuple[str, int] | None, seen: str | None = None, read: Timeline | None = None,
     ) -> bytes:  # fmt: skip
-        """Append to all shards at once, together with the promise of these times; answers the token.
+        """Append to all shards at once, together with the promise of these times if they lack it; answers the token.
 
         What was prepared is for the shards of one rendition, and has an upper.
 
         `seen` is the handover to the rendition whose contents decided what is appended. Where another followed, it
-        raises HandedOver and appends nothing.
+        raises HandedOver and appends nothing. `read` is what the call has just read of handovers.
         """
         token = token or self.client.runtime.token()
         if self._only is not None:
@@ -175,8 +174,9 @@ class Committing(Writing):
             return token
         promise = _promise_for(brought, lower, upper)
         while True:
-            timeline = self._timeline()
-            over = timeline.over(lower.time or 0, upper.time)
+            # SUBTLE: what is kept is a promise, never which rendition was active: beyond it, that is read.
+            timeline = read or (self._timeline_to(promise) if producer is None else self._timeline())
+            over, read = timeline.over(lower.time or 0, upper.time), None
             if seen is not None and [span.command for *_, span in over] != [seen]:
                 raise HandedOver
             if len(over) > 1 and (over[-1][2].rendition.copies is not None or not self.has_transactions):
@@ -184,15 +184,13 @@ class Committing(Writing):
                 continue
             for *_, span in over:
                 self._copied(span, deadline)
-            promising = None
-            if self.has_transactions:
-                if timeline.upper < promise or producer is not None:
-                    # SUBTLE: a producer is remembered where the promise is, which then has to move.
-                    target = promise.join(at((timeline.upper.time or 0) + 1)) if producer is not None else promise
-                    promising = Append(self.shard(self.collection.shard), [], timeline.upper, target, producer)
-            elif timeline.upper < promise and meet(self.client, over[0][2].rendition.names) == lower:
-                self._promise(promise, deadline)  # only for an append that can be: it is never taken back
-                continue
+            if not self.has_transactions and timeline.upper < promise:
+                if (reached := meet(self.client, over[0][2].rendition.names)) == lower:
+                    self._promise(self._ahead(promise), deadline)  # only for an append that can be: it is for ever
+                    continue
+                if reached < lower:  # SUBTLE: others may come up to it at any moment, and it is not promised
+                    raise self._mismatch(lower, UpperMismatch("", expected=lower, actual=reached))
+            promising = self._promising(timeline, promise, producer) if self.has_transactions else None
             pieces = [(start, end, span.rendition) for start, end, span in over]
             try:
                 self._append_all(pieces, brought, promising, lower, deadline, token)
@@ -203,7 +201,20 @@ class Committing(Writing):
                 return token
             self._check_time(deadline, "others promised or handed over first")
 
-    def _append_definite(self, table: pa.Table, lower: Antichain, upper: Antichain, deadline: Deadline) -> None:
+    def _promising(
+        self, timeline: Timeline, promise: Antichain, producer: tuple[str, int] | None
+    ) -> Append | None:  # fmt: skip
+        """The promise as a part of the commit, if these times lack it. It fails where a handover was first."""
+        target = self._ahead(promise) if timeline.upper < promise else timeline.upper
+        if producer is not None:  # SUBTLE: a producer is remembered where the promise is, which then has to move
+            target = target.join(at((timeline.upper.time or 0) + 1))
+        if target == timeline.upper:
+            return None
+        return Append(self.shard(self.collection.shard), [], timeline.upper, target, producer)
+
+    def _append_definite(
+        self, table: pa.Table, lower: Antichain, upper: Antichain, deadline: Deadline, token: bytes | None
+    ) -> None:
         """Append to each shard by itself what it does not have yet, once the promise is past it."""
         self._check_no_gap(lower)
         for start, end, span in self._promised(lower, upper, deadline):
@@ -211,7 +222,7 @@ class Committing(Writing):
 
             def send(share: tuple[WriteHandle, pa.Table], start: int = start, end: int | None = end) -> None:
                 write, rows = share
-                write.append(rows, start, Antichain(end), timeout=deadline.left_s())
+                write.append(rows, start, Antichain(end), timeout=deadline.left_s(), token=token)
 
             at_once(self.client.runtime, send, self._shares(span.rendition, updates_within(table, start, end)))
 
@@ -287,10 +298,10 @@ class Committing(Writing):
         if self._only is not None:
             return [(lower.time or 0, upper.time, Span(0, None, self._only, ""))]
         self._promise(upper if upper.time is not None else at((lower.time or 0) + 1), deadline)
-        return self._timeline().over(lower.time or 0, upper.time)
+        return self._timeline_to(upper).over(lower.time or 0, upper.time)
 
     def _promise(self, upper: Antichain, deadline: Deadline) -> None:
-        if self._timeline().upper < upper:
+        if self._timeline_to(upper).upper < upper:
             self.shard(self.collection.shard).advance_upper(upper, timeout=deadline.left_s())
 
     def _brought(
@@ -329,12 +340,6 @@ def send_all(
         one.write.compare_and_append(
             one.updates, one.expected_upper, one.new_upper, timeout=timeout, token=token, producer=one.producer
         )
-
-
-def discard(prepared: Mapping[str, Prepared]) -> None:
-    """Delete what was uploaded, to which no command refers."""
-    for one in prepared.values():
-        one.builder.discard()
 
 
 def _registers(append: Append) -> bool:

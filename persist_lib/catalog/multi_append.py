@@ -7,9 +7,8 @@ died before its commit left nothing but garbage.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 
-from persist_lib.catalog.committing import discard, send_all
+from persist_lib.catalog.committing import send_all
 from persist_lib.catalog.parallel import states_of
 from persist_lib.catalog.records import RenditionRecord
 from persist_lib.catalog.staged import CollectionStage, CollectionStaged, by_shard
@@ -18,7 +17,7 @@ from persist_lib.frontier import at
 from persist_lib.location.wrap.spending import Spending
 from persist_lib.relation.append_many import Append
 from persist_lib.relation.stage import LEASE_S
-from persist_lib.relation.staged_commit import Prepared
+from persist_lib.relation.staged_commit import Prepared, discard
 from persist_lib.runtime.ambient import Deadline
 
 
@@ -34,13 +33,7 @@ def open_stage(writer: CollectionWriter, start: int, end: int, deadline: Deadlin
     rendition = over[0][2].rendition
     if any(state.upper != at(start) for state in states_of(writer.client, rendition.names)):
         return None
-    with ExitStack() as opened:
-        stages = [
-            opened.enter_context(writer.shard(name).stage(lease_s=LEASE_S, lower=start, new_upper=end))
-            for name in rendition.names
-        ]
-        opened.pop_all()
-    return CollectionStage(writer.client.runtime, writer.collection.id, rendition, stages)
+    return writer.stage_of(rendition, LEASE_S, start, end)
 
 
 Staging = tuple[CollectionWriter, RenditionRecord, Sequence[CollectionStaged]]

@@ -16,8 +16,11 @@ from persist_lib.catalog.parallel import states_of
 from persist_lib.catalog.records import RenditionRecord, decode, encode
 from persist_lib.client import Client
 from persist_lib.errors import InvariantViolated, NotFound, ShardFinished, SinceViolation
-from persist_lib.frontier import MINIMUM, TOP, Antichain, at
+from persist_lib.frontier import MAX_TIME, MINIMUM, TOP, Antichain, at
+from persist_lib.relation.changes import changes_known
 from persist_lib.relation.reader import ReadHandle
+from persist_lib.relation.row_selection import RowSelection
+from persist_lib.relation.snapshot import snapshot_known
 from persist_lib.schema.schema import DIFF, TIME, Schema
 from persist_lib.times import Unit
 
@@ -143,9 +146,10 @@ class Renditions:
     def _read(self, reader: ReadHandle, since: int, upper: Antichain) -> Timeline:
         if upper == at(0):
             return Timeline(since, upper, ())
-        with reader.snapshot(since, timeout=0, diff=True) as snapshot:
+        last = MAX_TIME if upper.time is None else max(since, upper.time - 1)
+        with snapshot_known(reader, since, RowSelection.of(self.schema, self.shard)) as snapshot:
             rows = [{**row, TIME: since} for row in snapshot.to_pylist()]
-        with reader.changes(since, timeout=0) as changes:
+        with changes_known(reader, since, last) as changes:
             table = changes.to_arrow()
         times = table.column(TIME).cast("int64").to_pylist()
         rows += [{**row, TIME: time} for row, time in zip(table.to_pylist(), times, strict=True)]

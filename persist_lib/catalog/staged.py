@@ -33,6 +33,11 @@ class CollectionStaged(msgspec.Struct, frozen=True, array_like=True):
         """Bytes of its parts."""
         return sum(one.size for one in self.staged)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether it has no rows."""
+        return not self.staged
+
 
 class CollectionTicket(msgspec.Struct, frozen=True):
     """What a process needs to write parts for a collection's stage. It pickles."""

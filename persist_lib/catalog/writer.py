@@ -14,6 +14,7 @@ from persist_lib.catalog.staging import CollectionStaging
 from persist_lib.catalog.writing import Written
 from persist_lib.errors import LeaseExpired, UpperMismatch
 from persist_lib.frontier import at
+from persist_lib.ids import parse_token
 from persist_lib.location.wrap.spending import Spending
 from persist_lib.relation.registration import parse_bounds
 from persist_lib.runtime.ambient import Deadline
@@ -49,22 +50,27 @@ class CollectionWriter(CollectionStaging):
             moved = UpperMismatch("it was handed over", expected=at(lower), actual=self._timeline().upper)
             raise self._mismatch(at(lower), moved) from error
 
-    def append(self, updates: object, lower: object, new_upper: object, *, timeout: float | None = None) -> Written:
+    def append(
+        self, updates: object, lower: object, new_upper: object, *, timeout: float | None = None,
+        token: bytes | None = None,
+    ) -> Written:  # fmt: skip
         """Append those updates with times in `[lower, new_upper)` that the collection does not have yet.
 
         For writers that write identical data: the first at a time wins, and the others add what lies beyond.
         Each shard is appended to by itself; a call that was killed in between is finished by the next one, of any
-        writer. Raises UpperMismatch when there is a gap before `lower`.
+        writer. Raises UpperMismatch when there is a gap before `lower`. A `token` names what is appended to each shard,
+        as in a shard's `append`.
         """
         self._check_verb("append")
         times = self._times()
         low, upper = parse_bounds(lower, new_upper, times)
+        known = None if token is None else parse_token(token)
 
         def append(deadline: Deadline) -> Written:
             table = self._bring(self._checked(updates, low, upper, times), (low, upper), deadline)
             with Spending() as spent:
-                self._append_definite(table, low, upper, deadline)
-                return Written(upper, table.num_rows, b"", spent.cost)
+                self._append_definite(table, low, upper, deadline, known)
+                return Written(upper, table.num_rows, known or b"", spent.cost)
 
         return self._in_turn(timeout, append)
 

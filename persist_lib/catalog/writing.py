@@ -21,10 +21,12 @@ from persist_lib.relation.verbs import Verbs
 from persist_lib.relation.writer import WriteHandle
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import Schema
-from persist_lib.times import Unit
+from persist_lib.times import PER_SECOND, Unit
 
 PAUSE_S = 0.05
 """Between two looks at a rendition that is still being copied."""
+SLACK_S = 1
+"""How far ahead of its data a writer promises, in seconds: by so much the next handover may be later."""
 
 
 class Written(msgspec.Struct, frozen=True):
@@ -45,11 +47,11 @@ class Written(msgspec.Struct, frozen=True):
 
 
 class Active(NamedTuple):
-    """The rendition that is written, what is known of the others, and where another one follows."""
+    """The rendition that is written, and what is known of the others: kept from before, or read by this call."""
 
     timeline: Timeline
     span: Span
-    later: int | None
+    read: Timeline | None = None
 
 
 class Writing(Verbs[pa.Table, Active, Written, Written]):
@@ -69,7 +71,9 @@ class Writing(Verbs[pa.Table, Active, Written, Written]):
         self._writers: dict[str, WriteHandle] = {}
         self._registered: set[str] = set()
         self._closed = False
-        rendition = only or self._span_to_write(self._timeline())[0].rendition
+        self._entered = ""
+        """The handover to the rendition that was written last. All before it is complete."""
+        rendition = only or self._active().span.rendition
         self.mode = rendition.mode
         self.schema: Schema = client.machine(rendition.names[0]).fetch().state.schemas[-1]
         self.has_transactions = _has_transactions(client)
@@ -84,7 +88,8 @@ class Writing(Verbs[pa.Table, Active, Written, Written]):
         self._check_open()
         if self._only is not None:
             return meet(self.client, self._only.names)
-        return upper_of(self.client, self._timeline())
+        kept = self._kept()
+        return upper_of(self.client, self._timeline()) if kept is None else kept[1]
 
     def fetch_schema(self) -> Schema:
         """The collection's newest columns, of which this writer's are the first: read from the location."""
@@ -111,14 +116,35 @@ class Writing(Verbs[pa.Table, Active, Written, Written]):
         self._closed = True
         at_once(self.client.runtime, WriteHandle.close, list(self._writers.values()))
 
-    def _span_to_write(self, timeline: Timeline) -> tuple[Span, int | None]:
-        """The span that is written next, and where another one follows."""
+    def _active(self) -> Active:
+        """The rendition that is written next. Reads how far its shards have come."""
+        if (kept := self._kept()) is not None:
+            return kept[0]
+        timeline = self._timeline()
         if self._only is not None:
             states_of(self.client, self._only.names)
-            return Span(0, None, self._only, ""), None
+            return Active(timeline, Span(0, None, self._only, ""), timeline)
         upper = upper_of(self.client, timeline)
         span = timeline.last if upper.is_top() else timeline.at(max(upper.time or 0, timeline.since))
-        return span, span.end
+        self._entered = span.command if at(span.start) <= upper else ""
+        return Active(timeline, span, timeline)
+
+    def _kept(self) -> tuple[Active, Antichain] | None:
+        """The same, and the collection's upper, where a promise that was read before says it: it is a fact for ever.
+
+        SUBTLE: only while upper is below that promise. Where upper is at it, a handover may have taken the writes
+        elsewhere, and the collection may have come further there.
+        """
+        if self._only is not None or not self._entered:
+            return None
+        timeline = self._timeline(is_known=True)
+        for span in timeline.spans:
+            if span.command == self._entered:
+                names = span.rendition.names
+                known = min(self.client.machine(name).upper for name in names)
+                if known < timeline.upper and _is_promised(timeline, span, upper := meet(self.client, names)):
+                    return Active(timeline, span), upper
+        return None
 
     def _upper_to_change(self, span: Span, deadline: Deadline) -> Antichain:
         """The upper of all shards of a rendition, which is one unless a commit is under way.
@@ -135,11 +161,27 @@ class Writing(Verbs[pa.Table, Active, Written, Written]):
             deadline.pause(PAUSE_S)
             uppers = {state.upper for state in states_of(self.client, names)}
 
-    def _timeline(self) -> Timeline:
-        timeline = self._renditions.fetch()
+    def _timeline(self, *, is_known: bool = False) -> Timeline:
+        timeline = self._renditions.fetch(is_known=is_known)
         if timeline.is_closed():
             raise self._renditions.dropped()
         return timeline
+
+    def _timeline_to(self, upper: Antichain) -> Timeline:
+        """What is the collection below `upper`, if that is promised: read from the location unless it is known."""
+        known = self._timeline(is_known=True)
+        return known if upper <= known.upper else self._timeline()
+
+    def _ahead(self, promise: Antichain) -> Antichain:
+        """How far to promise where this is needed: where times are a clock a little further, for what comes next.
+
+        Never further beyond this machine's clock than that, so that handovers do not push one another ahead.
+        """
+        unit, slack = self.schema.times, slack_of(self.collection, self.schema)
+        if unit is None or promise.time is None or not slack:
+            return promise
+        now = self.client.runtime.clock_ms() * PER_SECOND[unit] // 1_000
+        return promise.join(at(min(promise.time, now) + slack))
 
     def _parse_producer(self, producer: object) -> tuple[str, int] | None:
         found = parse_producer(producer)
@@ -191,6 +233,18 @@ class Writing(Verbs[pa.Table, Active, Written, Written]):
             "try again, or with a longer timeout",
             timeout_s=deadline.timeout_s, collection=self.name,
         )  # fmt: skip
+
+
+def slack_of(collection: CollectionRecord, schema: Schema) -> int:
+    """How far writers promise ahead of their data, in times of the collection: 0 where these are no clock."""
+    if schema.times is None or collection.kind != "collection":
+        return 0
+    return SLACK_S * PER_SECOND[schema.times]
+
+
+def _is_promised(timeline: Timeline, span: Span, upper: Antichain) -> bool:
+    """Whether the span covers the times from `upper` on that come next, and no handover can change that."""
+    return upper.time is not None and span.covers(upper.time) and upper < timeline.upper
 
 
 def _has_transactions(client: Client) -> bool:

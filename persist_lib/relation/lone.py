@@ -16,6 +16,7 @@ from persist_lib.errors import Indeterminate, LeaseExpired, PersistError, TimedO
 from persist_lib.format.parts import within as within_times
 from persist_lib.frontier import MINIMUM, Antichain, at
 from persist_lib.ids import SeqNo
+from persist_lib.kernel.by_key import Counts
 from persist_lib.kernel.columns import at_time
 from persist_lib.kernel.consolidate import consolidate
 from persist_lib.location.wrap.deadline import within
@@ -25,7 +26,7 @@ from persist_lib.relation.commit import Kind, Place, Share, commit_shares
 from persist_lib.relation.key_lookup import check_constraints
 from persist_lib.relation.next_time import Named, format_since, next_time
 from persist_lib.relation.registration import Registration, inline_room, outrun, timed_out, undoubted, whole
-from persist_lib.relation.verbs import Change, Changes, Turn, Verbs
+from persist_lib.relation.verbs import NOTHING, UNKNOWN, Change, Changes, Turn, Verbs
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import Schema
@@ -116,16 +117,15 @@ class LoneWriter(Verbs[Batched, None, Appended, Changed]):
             done = self._commit(builder, built, whole, kind, deadline, token, spent, call.producer)
         except UpperMismatch:
             return None
-        answer = Changed(done.seqno, done.upper, done.count, done.token, done.attempts, done.cost, named.time)
-        return msgspec.structs.replace(answer, **changes.counts._asdict())
+        return self._answer(
+            done.upper, done.count, done.token, spent, named.time, changes.counts, done.seqno, done.attempts
+        )
 
-    def _repeated(self, known: Named, seqno: SeqNo, spent: Spending) -> Changed:
-        return Changed(seqno, known.upper, 0, known.token, 0, spent.cost, known.time)
-
-    def _unwritten(self, turn: Turn[None], changes: Changes, spent: Spending) -> Changed:
-        seqno = turn.places[0][1].seqno
-        answer = Changed(seqno, changes.lower, changes.table.num_rows, b"", 0, spent.cost)
-        return msgspec.structs.replace(answer, **changes.counts._asdict())
+    def _answer(
+        self, upper: Antichain, count: int, token: bytes, spent: Spending, time: int | None = None,
+        counts: Counts = NOTHING, seqno: SeqNo = UNKNOWN, attempts: int = 0,
+    ) -> Changed:  # fmt: skip
+        return Changed(seqno, upper, count, token, attempts, spent.cost, time, *counts)
 
     def _plain(self, answer: Changed) -> Appended:
         return Appended(*msgspec.structs.astuple(answer)[: len(Appended.__struct_fields__)])

@@ -83,6 +83,11 @@ class Staged(msgspec.Struct, frozen=True, array_like=True):
         return sum(part.size for part in self.parts)
 
     @property
+    def is_empty(self) -> bool:
+        """Whether it has no rows."""
+        return not self.parts
+
+    @property
     def name(self) -> tuple[WriterId, bytes]:
         """By which the shard remembers that it was appended, for as long as its stage is open."""
         return self.writer, self.id

@@ -7,12 +7,11 @@ committed together with other shards is prepared, at one upper and one time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import NamedTuple, TypeVar
 
-import msgspec
 import pyarrow as pa
 
 from persist_lib.core import commands as c
@@ -20,7 +19,7 @@ from persist_lib.core import refusals as r
 from persist_lib.core.placing import counted_at
 from persist_lib.core.state import Batch, State, Version
 from persist_lib.core.sums import Sums
-from persist_lib.errors import Indeterminate, LeaseExpired, PersistError, UpperMismatch
+from persist_lib.errors import Indeterminate, LeaseExpired, PersistError
 from persist_lib.format.paths import blob_key
 from persist_lib.frontier import Antichain
 from persist_lib.ids import WriterId
@@ -28,7 +27,7 @@ from persist_lib.kernel.by_key import Counts
 from persist_lib.kernel.columns import at_time
 from persist_lib.location.wrap.deadline import within
 from persist_lib.location.wrap.spending import Spending
-from persist_lib.relation.appends import Appended, Changed
+from persist_lib.relation.appends import Appended
 from persist_lib.relation.commit import Kind, Place, Share, commit_shares
 from persist_lib.relation.differences import Overwriting, Pair, Source, Upserting, assembled, batch_of, check_all
 from persist_lib.relation.next_time import next_time
@@ -39,7 +38,6 @@ from persist_lib.relation.registration import (
     check_produced,
     inline_room,
     lease_ended,
-    outrun,
     undoubted,
     whole,
 )
@@ -72,12 +70,20 @@ class Prepared(NamedTuple):
         """Whether it is appended under the id of a stage, and not under the handle's own."""
         return isinstance(self.registration, Lent)
 
-    def share(self, machine: Machine, token: bytes, deadline: Deadline) -> Share:
+    def share(
+        self, machine: Machine, token: bytes, deadline: Deadline, producer: tuple[str, int] | None = None
+    ) -> Share:  # fmt: skip
         """The share of an append to several shards."""
         writer = self.registration.register(deadline)
         builder, built, place = self.builder, self.built, self.place
         kind, staged = c.CompareAndAppend, self.staged
-        return Share(machine, self.registration, writer, builder, built, place, kind, token, staged=staged)
+        return Share(machine, self.registration, writer, builder, built, place, kind, token, producer, staged=staged)
+
+
+def discard(prepared: Mapping[str, Prepared]) -> None:
+    """Delete what was uploaded, to which no command refers."""
+    for one in prepared.values():
+        one.builder.discard()
 
 
 class Commit:
@@ -97,7 +103,6 @@ class Commit:
         self._producer = producer
         self._deadline = deadline
         self._spent = spent
-        self._races = 0
         self._names = tuple(one.name for one in staged)
         self._token = token_of(one.id for one in staged) if staged else machine.runtime.token()
 
@@ -106,55 +111,9 @@ class Commit:
         builder = self._builder()
         built = self._assembled(staged, builder)
         bounds = staged[0].bounds
-        if self._schema.constraints:
-            return self._append_checked(builder, built, staged, when)
         if bounds is None and when is None and self._machine.places_appends:
             return self._send(builder, built, whole, c.AppendNow)
         return self._send(builder, built, whole if bounds is not None else partial(self._next, when))
-
-    def _append_checked(self, builder: Builder, built: Built, staged: Sequence[Staged], when: int | None) -> Appended:
-        """The same, at an upper at which its constraints were checked."""
-        bounds = staged[0].bounds
-        source = self._source(staged, everything=False)
-        while True:
-            version = self._writable()
-            with source.at(version, self._schema.key_names, self._deadline) as (version, both):
-                lower = version.state.upper
-                if bounds is not None and lower != bounds[0]:
-                    return self._send(builder, built, whole)  # which is refused, unless it was committed before
-                place, time = whole, None
-                if bounds is None:
-                    time = (self._next(when, built, version.state).upper.time or 1) - 1
-                    place = partial(_fixed, lower, time)
-                self._before(partial(check_all, self._machine, self._schema, both, time))
-            try:
-                return self._send(builder, built, place)
-            except UpperMismatch as error:
-                if bounds is not None or when is not None:
-                    raise
-                self._lost(error)
-
-    def change(self, staged: Sequence[Staged], rule: Rule, *, everything: bool) -> Changed:
-        """Append the changes that the rule makes of what is staged and of the newest contents."""
-        machine = self._machine
-        source = self._source(staged, everything=everything)
-        while True:
-            version, builder = self._writable(), self._builder()
-            with source.at(version, rule.names, self._deadline) as (version, both):
-                lower = version.state.upper
-                time = next_time(self._schema, f"shard {machine.shard}", lower, machine.runtime, machine.consensus.now)
-                built = self._changes(builder, rule, both, version.state, time)
-            if not built.batch.parts:
-                self.drop(staged)
-                done = Appended(version.seqno, lower, 0, b"", 0, self._spent.cost)
-                return _changed(done, None, rule)
-            try:
-                done = self._send(builder, built, partial(_fixed, lower, time))
-            except UpperMismatch as error:
-                self._lost(error)
-                continue
-            self.drop(staged)
-            return _changed(done, time, rule)
 
     def prepare(
         self, staged: Sequence[Staged], rule: Rule | None, bounds: tuple[Antichain, Antichain], time: int | None,
@@ -257,13 +216,6 @@ class Commit:
         except Indeterminate as error:
             raise undoubted(self._machine.shard, error) from error
 
-    def _lost(self, error: UpperMismatch) -> None:
-        """Another writer was first. Raises TimedOut when there is no time left to try again."""
-        self._races += 1
-        if not self._deadline.has_passed():
-            return
-        raise outrun(self._machine, self._schema, self._deadline, self._races) from error
-
     def drop(self, staged: Sequence[Staged]) -> None:
         """Delete staged parts that nothing will ever refer to, as only the difference was appended."""
         keys = [blob_key(one.shard, part.key) for one in staged for part in one.parts if part.inline is None]
@@ -274,8 +226,3 @@ class Commit:
 
 def _fixed(lower: Antichain, time: int, built: Built, _state: State) -> Batch:
     return counted_at(built.batch, lower, time)
-
-
-def _changed(done: Appended, time: int | None, rule: Rule) -> Changed:
-    changed = Changed(done.seqno, done.upper, done.count, done.token, done.attempts, done.cost, time)
-    return msgspec.structs.replace(changed, **rule.counts._asdict())

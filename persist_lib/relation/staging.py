@@ -8,7 +8,8 @@ the last sequence number of each producer.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -16,17 +17,19 @@ import pyarrow as pa
 
 from persist_lib.arguments import LONGEST_S, parse_seconds
 from persist_lib.core import commands as c
-from persist_lib.errors import InvalidUsage, Refused
-from persist_lib.frontier import MAX_TIME, Antichain
-from persist_lib.ids import WriterId, format_writer_id
-from persist_lib.location.wrap.deadline import within
+from persist_lib.core.state import Outcome
+from persist_lib.errors import InvalidUsage, LeaseExpired, PersistError, Refused, UpperMismatch
+from persist_lib.frontier import MAX_TIME, Antichain, at
+from persist_lib.ids import SeqNo, WriterId, format_writer_id
+from persist_lib.kernel.by_key import Counts
 from persist_lib.location.wrap.spending import Spending
 from persist_lib.relation.appends import Appended, Changed
 from persist_lib.relation.commit import commit_shares
 from persist_lib.relation.differences import Overwriting, Upserting
 from persist_lib.relation.lone import Batched, LoneWriter
-from persist_lib.relation.ordered_writer import Brought, Done, OrderedWriter
-from persist_lib.relation.registration import Lent, Registration, check_produced, parse_bounds
+from persist_lib.relation.next_time import next_time
+from persist_lib.relation.ordered_writer import Brought, Done
+from persist_lib.relation.registration import Lent, Registration, check_produced, lease_ended, parse_bounds
 from persist_lib.relation.stage import (
     LEASE_S,
     Lease,
@@ -38,14 +41,14 @@ from persist_lib.relation.stage import (
     parse_staged,
     token_of,
 )
-from persist_lib.relation.staged_commit import Commit, Prepared, Rule
-from persist_lib.relation.verbs import Counted
+from persist_lib.relation.staged_commit import Commit, Prepared, Rule, discard
+from persist_lib.relation.verbs import NOTHING, Basis, Counted, Turn, Verbs
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.shard.leases import Registering
 from persist_lib.times import TimeLike
 
 Answered = TypeVar("Answered", bound=Any)
-S = TypeVar("S", bound=Appended)
+"""The kind of the answers of tasks."""
 PASS_S = 3600.0
 """How long a call may take that reads contents, unless the caller passes a timeout: seconds."""
 LONGEST_LEASE_S = 400 * 86_400.0
@@ -59,8 +62,29 @@ class StagedChange(NamedTuple):
     when: int | None
     bounds: tuple[Antichain, Antichain] | None
 
+    def time_of(self, upper: Antichain) -> int | None:
+        """The time of the rows, in an append up to `upper`. None: they have times of their own."""
+        return None if self.bounds is not None else (upper.time or 1) - 1
 
-class StagedVerbs(OrderedWriter[Brought, Done], Generic[Brought, Answered, Done, Counted]):
+
+class StagedCall(NamedTuple, Generic[Answered]):
+    """A commit of staged rows: what was given, what was written again since, and what is closed at its end."""
+
+    staged: Sequence[Answered]
+    written: list[Sequence[Answered]]
+    change: StagedChange
+    producer: tuple[str, int] | None
+    deadline: Deadline
+    spent: Spending
+    opened: ExitStack
+
+    def is_nothing(self) -> bool:
+        """Whether no rows are no append: times of their own are, and everything to become nothing is a change."""
+        change = self.change
+        return not (change.everything or change.bounds) and all(one.is_empty for one in self.staged)
+
+
+class StagedVerbs(Verbs[Brought, Basis, Done, Counted], Generic[Brought, Basis, Done, Counted, Answered]):
     """The calls that append together what many processes wrote, whatever places hold the rows."""
 
     def append_staged(
@@ -96,9 +120,7 @@ class StagedVerbs(OrderedWriter[Brought, Done], Generic[Brought, Answered, Done,
         if when is not None and (bounds is not None or when >= MAX_TIME):
             raise InvalidUsage("`at` is a time before the last one, and only for a stage without bounds of its own")
         seconds = PASS_S if timeout is None and self.schema.constraints else timeout
-        return self._append_staged(
-            found, StagedChange(None, False, when, bounds), self._parse_producer(producer), seconds
-        )
+        return self._plain(self._commit_all(found, StagedChange(None, False, when, bounds), producer, seconds))
 
     def upsert_staged(
         self, staged: Iterable[Answered], *, producer: tuple[str, int] | None = None, timeout: float | None = None
@@ -130,25 +152,136 @@ class StagedVerbs(OrderedWriter[Brought, Done], Generic[Brought, Answered, Done,
         found = self._parse_staged(staged)
         if any(one.bounds is not None for one in found):
             raise InvalidUsage("the rows of a stage with bounds have times of their own, and are appended as they are")
-        seconds = PASS_S if timeout is None else timeout
-        return self._change_staged(found, change, self._parse_producer(producer), seconds)
+        return self._commit_all(found, change, producer, PASS_S if timeout is None else timeout)
+
+    def _commit_all(
+        self, staged: list[Answered], change: StagedChange, producer: tuple[str, int] | None, timeout: float | None
+    ) -> Counted:
+        known = self._parse_producer(producer)
+
+        def commit(deadline: Deadline) -> Counted:
+            with Spending() as spent, ExitStack() as opened:
+                return self._carry_out(StagedCall(staged, [staged], change, known, deadline, spent, opened))
+
+        return self._in_turn(timeout, commit)
+
+    def _carry_out(self, call: StagedCall[Answered]) -> Counted:
+        """Append what is staged, again while others are first; or say where an earlier call appended it."""
+        staged, change, deadline, races = call.staged, call.change, call.deadline, 0
+        while True:
+            turn = self._next_turn(deadline)
+            if call.producer is not None:
+                check_produced(self._producing(), call.producer)
+            seqno = turn.places[0][1].seqno
+            if call.is_nothing():
+                return self._answer(turn.lower, 0, b"", call.spent, seqno=seqno)
+            if (done := self._appended_before(staged, turn)) is not None:
+                token, time = token_of(one.id for one in staged), change.time_of(done.upper)
+                return self._answer(done.upper, 0, token, call.spent, time, seqno=done.seqno)
+            try:
+                if (answer := self._try_staged(call, turn)) is not None:
+                    return answer
+            except (InvalidUsage, Refused):  # perhaps an earlier call came through just now
+                if self._appended_before(staged, turn) is None:
+                    raise
+                continue
+            races += 1
+            if deadline.has_passed():
+                raise self._outrun(deadline, races)
+
+    def _try_staged(self, call: StagedCall[Answered], turn: Turn[Basis]) -> Counted | None:
+        """Append what is staged, if upper is still where it was found; None if another writer was first."""
+        change, ids = call.change, [one.id for one in call.staged]
+        token = token_of(ids) if ids else self._runtime.token()
+        prepared, bounds = dict[str, Prepared](), self._staged_bounds(change, turn)
+        try:
+            if (parts := self._parts_for(call, turn, bounds)) is None:
+                return None
+            self._prepare(prepared, call, parts, bounds)
+            counts = Counts(*(sum(of) for of in zip(*(one.counts for one in prepared.values()), strict=True)))
+            if change.kind is not None and all(one.is_empty() for one in prepared.values()):
+                self._drop(parts)
+                return self._answer(bounds[0], 0, b"", call.spent, None, counts, turn.places[0][1].seqno)
+            if (done := self._commit_prepared(call, turn, prepared, bounds, token)) is None:
+                return None
+        except UpperMismatch as error:
+            if change.bounds is None and change.when is None:
+                return None
+            if (lost := self._lost(bounds[0], error)) is error:
+                raise
+            raise lost from error
+        except LeaseExpired as error:
+            name = str(error.fields.get("shard"))
+            if name in prepared and prepared[name].is_lent():
+                raise lease_ended(self._place(name).machine, str(error.fields.get("id"))) from error
+            raise
+        if change.kind is not None:
+            self._drop(parts)
+        count, time = sum(one.built.batch.count for one in prepared.values()), change.time_of(bounds[1])
+        return self._answer(bounds[1], count, token, call.spent, time, counts, *done)
+
+    def _prepare(
+        self, into: dict[str, Prepared], call: StagedCall[Answered], parts: Mapping[str, Sequence[Staged]],
+        bounds: tuple[Antichain, Antichain],
+    ) -> None:  # fmt: skip
+        """Make a batch for each shard. One after the other, as each may take the memory of a pass."""
+        kind, everything, time = call.change.kind, call.change.everything, call.change.time_of(bounds[1])
+        try:
+            for shard, given in parts.items():
+                into[shard] = self._place(shard).prepare(
+                    given, kind, bounds, time, call.deadline, call.spent, everything=everything
+                )
+        except Exception:
+            discard(into)
+            raise
+
+    def _staged_bounds(self, change: StagedChange, turn: Turn[Basis]) -> tuple[Antichain, Antichain]:
+        if change.bounds is not None:
+            return change.bounds
+        lower, time = turn.lower, change.when
+        if lower.is_top() or (time is not None and not lower.is_before(time)):
+            raise self._gap(lower if time is None else at(time), lower)
+        if time is None:
+            time = next_time(self.schema, self._what, lower, self._runtime, self._now)
+        return lower, at(time + 1)
+
+    def _drop(self, parts: Mapping[str, Sequence[Staged]]) -> None:
+        """Delete parts of which only the difference was appended. What cannot be deleted is the audit's."""
+        for shard, given in parts.items():
+            with suppress(PersistError):
+                self._place(shard).drop_staged(given)
 
     @abstractmethod
     def _parse_staged(self, staged: object) -> list[Answered]:
         """A list of what tasks wrote, each of them once. Raises InvalidUsage."""
 
     @abstractmethod
-    def _append_staged(
-        self, staged: list[Answered], change: StagedChange, producer: tuple[str, int] | None, timeout: float | None
-    ) -> Done: ...
+    def _place(self, shard: str) -> Staging:
+        """The writer of one of the shards."""
 
     @abstractmethod
-    def _change_staged(
-        self, staged: list[Answered], change: StagedChange, producer: tuple[str, int] | None, timeout: float | None
-    ) -> Counted: ...
+    def _appended_before(self, staged: Sequence[Answered], turn: Turn[Basis]) -> Outcome | None:
+        """The outcome of the append of all of these answers, if it was made. Raises InvalidUsage for some of them."""
+
+    @abstractmethod
+    def _parts_for(
+        self, call: StagedCall[Answered], turn: Turn[Basis], bounds: tuple[Antichain, Antichain]
+    ) -> Mapping[str, Sequence[Staged]] | None:  # fmt: skip
+        """What to append to each shard of the turn. None: these bounds are beyond it, so that another turn is next."""
+
+    @abstractmethod
+    def _commit_prepared(
+        self, call: StagedCall[Answered], turn: Turn[Basis], prepared: Mapping[str, Prepared],
+        bounds: tuple[Antichain, Antichain], token: bytes,
+    ) -> tuple[SeqNo, int] | None:  # fmt: skip
+        """Append it to all shards or to none: at which seqno, and after how many attempts. None as in `_parts_for`."""
+
+    def _lost(self, _expected: Antichain, error: UpperMismatch) -> UpperMismatch:
+        """The error where the caller chose the time, and another writer was first."""
+        return error
 
 
-class Staging(LoneWriter, StagedVerbs[Batched, Staged, Appended, Changed]):
+class Staging(LoneWriter, StagedVerbs[Batched, None, Appended, Changed, Staged]):
     """The calls of a write handle that stage writes of many processes, and append them together."""
 
     def stage(self, *, lease_s: float = LEASE_S, lower: object | None = None, new_upper: object | None = None) -> Stage:
@@ -194,61 +327,40 @@ class Staging(LoneWriter, StagedVerbs[Batched, Staged, Appended, Changed]):
 
         return parse_staged(staged, Staged, f"shard {shard}", {"shard": shard}, other)
 
-    def _append_staged(
-        self, staged: list[Staged], change: StagedChange, producer: tuple[str, int] | None, timeout: float | None
-    ) -> Appended:
-        def append(deadline: Deadline) -> Appended:
-            with Spending() as spent:
-                version = within(deadline, self._fetch_writable)
-                check_produced(self.machine, producer)
-                if not staged or (change.bounds is None and not any(one.parts for one in staged)):
-                    return Appended(version.seqno, version.state.upper, 0, b"", 0, spent.cost)
-                commit = self._commit_of(staged, producer, deadline, spent)
-                return self._once(staged, spent, lambda: commit.append(staged, change.when))
-
-        return self._in_turn(timeout, append)
-
     def _check_ticket(self, ticket: object) -> None:
         if not isinstance(ticket, Ticket) or ticket.shard != self.machine.shard:
             raise InvalidUsage(f"shard {self.machine.shard}: a stage is resumed with a ticket of the same shard")
 
-    def _change_staged(
-        self, staged: list[Staged], change: StagedChange, producer: tuple[str, int] | None, timeout: float | None
-    ) -> Changed:
-        if (kind := change.kind) is None:
-            raise AssertionError("a change of staged rows has a rule")
+    def _place(self, shard: str) -> Staging:
+        if shard != self.machine.shard:
+            raise AssertionError(f"{shard} is not written by this handle")
+        return self
 
-        def commit_changes(deadline: Deadline) -> Changed:
-            with Spending() as spent:
-                version = within(deadline, self._fetch_writable)
-                check_produced(self.machine, producer)
-                if not change.everything and not any(one.parts for one in staged):
-                    return Changed(version.seqno, version.state.upper, 0, b"", 0, spent.cost)
-                commit, rule = self._commit_of(staged, producer, deadline, spent), kind(self.machine, self.schema)
-                done = self._once(staged, spent, lambda: commit.change(staged, rule, everything=change.everything))
-                if isinstance(done, Changed):
-                    return done
-                time = (done.upper.time or 1) - 1
-                return Changed(done.seqno, done.upper, 0, done.token, 0, done.cost, time)
+    def _appended_before(self, staged: Sequence[Staged], _turn: Turn[None]) -> Outcome | None:
+        return appended_before(self.machine, staged, token_of(one.id for one in staged)) if staged else None
 
-        return self._in_turn(timeout, commit_changes)
+    def _try_staged(self, call: StagedCall[Staged], turn: Turn[None]) -> Changed | None:
+        """What needs no look at the contents takes its time from the state of each attempt, and never loses."""
+        if call.change.kind is not None or self.schema.constraints:
+            return super()._try_staged(call, turn)
+        commit = self._commit_of(call.staged, call.producer, call.deadline, call.spent)
+        done = commit.append(call.staged, call.change.when)
+        time = call.change.time_of(done.upper)
+        return self._answer(done.upper, done.count, done.token, call.spent, time, NOTHING, done.seqno, done.attempts)
 
-    def _once(self, staged: Sequence[Staged], spent: Spending, commit: Callable[[], S]) -> S | Appended:
-        """Commit these answers, or say where an earlier call has appended all of them."""
-        token = token_of(one.id for one in staged)
+    def _parts_for(
+        self, call: StagedCall[Staged], _turn: Turn[None], _bounds: tuple[Antichain, Antichain]
+    ) -> Mapping[str, Sequence[Staged]]:  # fmt: skip
+        return {self.machine.shard: call.staged}
 
-        def before() -> Appended | None:
-            found = appended_before(self.machine, staged, token) if staged else None
-            return None if found is None else Appended(found.seqno, found.upper, 0, token, 0, spent.cost)
-
-        if (done := before()) is not None:
-            return done
-        try:
-            return commit()
-        except (InvalidUsage, Refused):  # perhaps an earlier call came through just now
-            if (done := before()) is not None:
-                return done
-            raise
+    def _commit_prepared(
+        self, call: StagedCall[Staged], _turn: Turn[None], prepared: Mapping[str, Prepared],
+        _bounds: tuple[Antichain, Antichain], token: bytes,
+    ) -> tuple[SeqNo, int]:  # fmt: skip
+        one = prepared[self.machine.shard]
+        share = self._before(partial(one.share, self.machine, token, call.deadline, call.producer))
+        done = commit_shares((share,), call.deadline, token, call.spent)[0]
+        return done.seqno, done.attempts
 
     def prepare(
         self, staged: Sequence[Staged], kind: type[Rule] | None, bounds: tuple[Antichain, Antichain],
@@ -281,7 +393,7 @@ class Staging(LoneWriter, StagedVerbs[Batched, Staged, Appended, Changed]):
         self._commit_of(list(staged), None, deadline, Spending()).drop(staged)
 
     def _commit_of(
-        self, staged: list[Staged], producer: tuple[str, int] | None, deadline: Deadline, spent: Spending
+        self, staged: Sequence[Staged], producer: tuple[str, int] | None, deadline: Deadline, spent: Spending
     ) -> Commit:
         """A commit under the id of the stage; under the handle's own if nothing is staged."""
         machine = self.machine
@@ -291,17 +403,9 @@ class Staging(LoneWriter, StagedVerbs[Batched, Staged, Appended, Changed]):
             registration = Lent(machine, self._leases, staged[0].writer)
             uploader = Lease(machine, staged[0].writer, staged[0].lease_ms)
         return Commit(
-            machine,
-            self._leases,
-            self.schema,
-            self._schema_id,
-            registration,
-            uploader,
-            producer,
-            deadline,
-            spent,
+            machine, self._leases, self.schema, self._schema_id, registration, uploader, producer, deadline, spent,
             staged,
-        )
+        )  # fmt: skip
 
     def _staged_under(self, writer: WriterId, lease_ms: int, bounds: tuple[Antichain, Antichain] | None) -> Stage:
         machine = self.machine

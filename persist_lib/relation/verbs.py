@@ -41,6 +41,10 @@ Basis = TypeVar("Basis")
 """What else a turn rests on: of a collection, which rendition it is, and where another one follows."""
 
 
+NOTHING = Counts()
+UNKNOWN = SeqNo(0)
+
+
 class Turn(NamedTuple, Generic[Basis]):
     """What a change is computed from: the upper, and the places that hold the rows, each as of a version.
 
@@ -166,7 +170,7 @@ class Verbs(OrderedWriter[Brought, Done], Generic[Brought, Basis, Done, Counted]
             if known is not None:
                 verdict = self._certain(known, deadline)
                 if verdict.seqno is not None:
-                    return self._repeated(known, verdict.seqno, call.spent)
+                    return self._answer(known.upper, 0, known.token, call.spent, known.time, seqno=verdict.seqno)
                 known = known if verdict.answer == "open" else None
             turn = self._before(partial(self._next_turn, deadline))
             if turn.lower.is_top():
@@ -176,7 +180,8 @@ class Verbs(OrderedWriter[Brought, Done], Generic[Brought, Basis, Done, Counted]
                 continue
             named = known or (self._fresh(changes.lower) if changes.table.num_rows else None)
             if named is None or is_dry or not changes.table.num_rows:
-                return self._unwritten(turn, changes, call.spent)
+                count, seqno = changes.table.num_rows, turn.places[0][1].seqno
+                return self._answer(changes.lower, count, b"", call.spent, None, changes.counts, seqno)
             try:
                 if (answer := self._try_turn(call, turn, changes, named, deadline)) is not None:
                     return answer
@@ -202,6 +207,13 @@ class Verbs(OrderedWriter[Brought, Done], Generic[Brought, Basis, Done, Counted]
     def _fresh(self, lower: Antichain) -> Named:
         """A name of its own, at the next time. Raises InvalidUsage where times end."""
         return Named.fresh(self._runtime, lower, next_time(self.schema, self._what, lower, self._runtime, self._now))
+
+    @abstractmethod
+    def _answer(
+        self, upper: Antichain, count: int, token: bytes, spent: Spending, time: int | None = None,
+        counts: Counts = NOTHING, seqno: SeqNo = UNKNOWN, attempts: int = 0,
+    ) -> Counted:  # fmt: skip
+        """What a call answers. `seqno` and `attempts` are those of the one shard that is written."""
 
     @abstractmethod
     def _plain(self, answer: Counted) -> Done:
@@ -235,14 +247,6 @@ class Verbs(OrderedWriter[Brought, Done], Generic[Brought, Basis, Done, Counted]
         self, call: Change, turn: Turn[Basis], changes: Changes, named: Named, deadline: Deadline
     ) -> Counted | None:
         """Append the changes, if upper is still where they were found; None if another writer was first."""
-
-    @abstractmethod
-    def _repeated(self, known: Named, seqno: SeqNo, spent: Spending) -> Counted:
-        """The answer where an earlier call was committed."""
-
-    @abstractmethod
-    def _unwritten(self, turn: Turn[Basis], changes: Changes, spent: Spending) -> Counted:
-        """The answer where nothing is written: nothing is to be changed, or it is a dry run."""
 
     @abstractmethod
     def _is_closed(self) -> bool:

@@ -17,7 +17,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 import persist_lib as persist
-from persist_lib.catalog import CollectionReader
+from persist_lib.catalog import CollectionReader, CollectionWriter
 from persist_lib.errors import LeaseExpired, SinceViolation
 from persist_lib.frontier import at
 from persist_lib.testing import Model, contents_of
@@ -39,6 +39,8 @@ class CollectionMachine(RuleBasedStateMachine):
     consensus: str | None = None
     mode: Any = "compare_and_append"
     world_kind = World
+    slack = 0
+    """How far writers promise ahead, as they do where times are a clock."""
 
     @initialize(seed=st.integers(0, 1000), shards=st.integers(1, 3))
     def begin(self, seed: int, shards: int) -> None:
@@ -53,6 +55,10 @@ class CollectionMachine(RuleBasedStateMachine):
         self.made: dict[int, bool] = {}
         self.readers: list[tuple[CollectionReader, int]] = []
         self.listening: list[Listening] = []
+        self.writers: dict[int, CollectionWriter] = {}
+        self.patch = pytest.MonkeyPatch()
+        if self.slack:
+            self.patch.setattr(CollectionWriter, "_ahead", lambda _, promise: at((promise.time or 0) + self.slack))
         self.count = 1
         self.since = 0
 
@@ -61,6 +67,7 @@ class CollectionMachine(RuleBasedStateMachine):
             try:
                 self.come_to_rest()
             finally:
+                self.patch.undo()
                 self.world.close()
                 shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -71,11 +78,15 @@ class CollectionMachine(RuleBasedStateMachine):
     def append(self, rows: list[tuple[int, str | None, int]], who: int, step: int) -> None:
         lower = self.upper
         made = [row(id_, word, lower + index % step, diff) for index, (id_, word, diff) in enumerate(rows)]
-        with self.controllers[who].open_writer(self.name) as writer:
-            (writer.append if self.mode == "append" else writer.compare_and_append)(made, lower, lower + step)
+        writer = self.writer(who)
+        (writer.append if self.mode == "append" else writer.compare_and_append)(made, lower, lower + step)
         self.told.last.append(updates(made), at(lower), at(lower + step))
         if self.mode == "append":  # instances of a source write all renditions alike
             self.append_independently(who, made, lower, step)
+
+    def writer(self, who: int) -> CollectionWriter:
+        """One that stays open, so that it keeps what it has read."""
+        return self.writers.get(who) or self.writers.setdefault(who, self.controllers[who].open_writer(self.name))
 
     def append_independently(self, who: int, made: list[dict[str, Any]], lower: int, step: int) -> None:
         for number, is_copy in self.made.items():
@@ -93,9 +104,9 @@ class CollectionMachine(RuleBasedStateMachine):
     @rule(who=WHO, ids=st.dictionaries(IDS, WORDS, min_size=1, max_size=4), is_delete=st.booleans())
     def change_by_key(self, who: int, ids: dict[int, str | None], is_delete: bool) -> None:
         lower, now = self.upper, self.told.contents(max(0, self.upper - 1))
-        with self.controllers[who].open_writer(self.name) as writer:
-            rows = [{"id": id_, "word": word} for id_, word in ids.items()]
-            written = writer.delete([*ids]) if is_delete else writer.upsert(rows)
+        writer, rows = self.writer(who), [{"id": id_, "word": word} for id_, word in ids.items()]
+        assert writer.fetch_upper() == at(lower)
+        written = writer.delete([*ids]) if is_delete else writer.upsert(rows)
         old = [(data, lower, -diff) for data, diff in now.items() if data[0] in ids]
         new = [] if is_delete else [((id_, word), lower, 1) for id_, word in ids.items()]
         if written.count:
@@ -104,6 +115,11 @@ class CollectionMachine(RuleBasedStateMachine):
 
     def has_doubles(self) -> bool:
         return any(diff < 0 for diff in self.told.contents(max(0, self.upper - 1)).values())
+
+    @rule(who=WHO)
+    def close_writer(self, who: int) -> None:
+        if who in self.writers:
+            self.writers.pop(who).close()
 
     @rule(who=WHO)
     def open_reader(self, who: int) -> None:
@@ -153,7 +169,7 @@ class CollectionMachine(RuleBasedStateMachine):
         """Repeated by the other one under the same id, it is the same."""
         if len(self.made) >= 3 or (self.mode == "append" and self.upper and not is_copy):
             return
-        id_ = f"make-{self.count}-{command}"
+        id_, is_copy = f"make-{self.count}-{command}", is_copy or self.slack > 0
         made = self.controllers[who].make_rendition(self.name, shards=shards, copy=is_copy, command=id_)
         again = self.controllers[1 - who].make_rendition(self.name, shards=shards, copy=is_copy, command=id_)
         self.count += 1
@@ -184,7 +200,9 @@ class CollectionMachine(RuleBasedStateMachine):
             return
         if not is_copy:
             self.reach(controller, number)
-        asked = None if ahead == 0 or not is_copy else max(self.upper, 1 + self.told.starts[-1][0]) + ahead
+        asked = None
+        if ahead and is_copy:
+            asked = max(self.upper + self.slack, 1 + self.told.starts[-1][0]) + ahead
         forced = not is_copy and self.mode == "append"  # instances are level with one another
         start = controller.hand_over(self.name, number, at=asked, force=forced, command=f"hand-{number}-{self.count}")
         again = self.controllers[1 - who].hand_over(
@@ -192,6 +210,8 @@ class CollectionMachine(RuleBasedStateMachine):
         )
         assert again == start
         if is_copy:
+            if start > self.upper and asked is None:  # it was promised ahead, and the handover has ended the old one
+                self.told.last.append([], at(self.upper), at(start))
             if start > self.upper:  # what is written before goes to the old one
                 self.append([(1, "before", 1)], who, start - self.upper)
             controller.copy_rendition(self.name, number, to_end=True)
@@ -257,6 +277,8 @@ class CollectionMachine(RuleBasedStateMachine):
                 with pytest.raises((LeaseExpired, SinceViolation)):
                     reader.snapshot(self.upper - 1, diff=True)
         self.readers, self.listening = [], []
+        for who in (*self.writers,):
+            self.close_writer(who)
 
     def come_to_rest(self) -> None:
         """Every time that can be read is right; with no history to keep, one rendition is left; dropped, nothing is."""
@@ -285,6 +307,12 @@ class CollectionMachine(RuleBasedStateMachine):
         client = self.clients[0]
         for shard in client.shards():
             assert shard == "_catalog" or client.inspect(shard).state.is_finished(), shard
+
+
+class AheadMachine(CollectionMachine):
+    """Writers promise ahead of what they write."""
+
+    slack = 3
 
 
 class DefiniteMachine(CollectionMachine):
@@ -319,6 +347,8 @@ def some(part: int) -> settings:
 
 TestCollections = CollectionMachine.TestCase
 TestCollections.settings = some(1)
+TestAhead = AheadMachine.TestCase
+TestAhead.settings = some(1)
 TestDefinite = DefiniteMachine.TestCase
 TestDefinite.settings = some(1)
 TestOnFiles = pytest.mark.slow(OnFiles.TestCase)

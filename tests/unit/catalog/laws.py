@@ -254,8 +254,8 @@ def a_copy_can_be_handed_over_to_while_the_old_one_is_written(world: World) -> N
 def need_complete(patch: pytest.MonkeyPatch) -> None:
     kept = Controller._check_reach
 
-    def check_reach(self: Any, name: str, new: Any, time: int, *, force: bool) -> None:
-        kept(self, name, msgspec.structs.replace(new, copies=None), time, force=force)
+    def check_reach(self: Any, name: str, new: Any, time: int, slack: int, *, force: bool) -> None:
+        kept(self, name, msgspec.structs.replace(new, copies=None), time, slack, force=force)
 
     patch.setattr(Controller, "_check_reach", check_reach)
 

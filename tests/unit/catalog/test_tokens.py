@@ -74,3 +74,19 @@ def test_an_append_that_a_server_placed_is_judged_in_the_shard_that_has_it(world
             write.append_now(ROWS, token=lost)
         with pytest.raises(persist.InvalidUsage, match="only a token"):
             write.upsert(ROWS, token=placed.token)
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_a_definite_append_has_its_token_in_every_shard(world: World, shards: int) -> None:
+    controller, token = create(world.client(), "append", shards=shards), b"mine"
+    rows = [row(id_) for id_ in range(9)]
+    for _ in range(2):
+        with world.client().controller().open_writer("c") as write:
+            answer = write.append(rows, 0, 1, token=token)
+            assert (answer.upper, answer.token) == (at(1), token)
+    for name in controller.describe("c").active.shards:
+        assert controller.client.judge_append(name, token, at(0), at(1)).answer == "committed"
+    with controller.open_reader("c") as read, controller.open_writer("c") as write:
+        assert len(read.snapshot().to_pylist()) == 9
+        with pytest.raises(persist.InvalidUsage):
+            write.append(rows, 0, 1, token="text")  # type: ignore[arg-type]

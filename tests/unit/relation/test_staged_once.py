@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 import persist_lib as persist
+from persist_lib.catalog.writing import Active
 from persist_lib.core import commands as c
 from persist_lib.errors import Indeterminate
 from persist_lib.frontier import at
+from persist_lib.relation.verbs import Turn
 from tests.late import AtStep, Lost
 from tests.worlds import SCHEMA, SMALL, World
 
@@ -166,12 +168,13 @@ def test_shards_that_were_read_before_and_after_the_first_call_are_read_again(wo
     first, second = (opened(world.client(), 3) for _ in range(2))
     with first.stage() as stage:
         a, b = stage.write(rows(*range(20))), stage.write(rows(*range(20, 40)))
-        rendition = second._timeline().last.rendition
-        machines = [second.client.machine(name) for name in rendition.names]
+        timeline = second._timeline()
+        turn = Turn(persist.at(0), (), lambda table: (table,), Active(timeline, timeline.last))
+        machines = [second.client.machine(name) for name in timeline.last.rendition.names]
         for machine in machines:
             machine.fetch()
         done = first.append_staged([a, b])
         machines[0].fetch()
-        found = second._appended_before([a], rendition)
+        found = second._appended_before([a], turn)
         assert found is not None
         assert found.upper == done.upper

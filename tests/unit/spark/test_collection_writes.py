@@ -160,7 +160,7 @@ def test_an_epoch_asks_the_location_little(driver: Driver) -> None:
         with Spending() as spent:
             driver.epoch(number, [rows((number, "a"), (number + 10, "b"))])
         costs.append((spent.cost.commits, spent.cost.queries))
-    assert costs[2] == costs[3] <= (4, 36), "one transaction over three shards and the promise"
+    assert costs[2] == costs[3] <= (4, 20), "one transaction over three shards and the promise"
 
 
 def test_a_batch_with_a_query_and_an_epoch_is_written_once(driver: Driver, controller: Controller) -> None:
