@@ -118,7 +118,7 @@ def of_keys(stored: Stored, inputs: Sequence[TaskInput], keys: Keys, shown: Show
     if is_projection(schema, shown.columns):
         projected = projection_of(schema, shown.columns or ())
         table = table.select(narrowed(schema.contents, shown.columns).names)
-        table = _total([table]) if projected is None else consolidate(projected, table)
+        table = total([table]) if projected is None else consolidate(projected, table)
     return table.select(shown.schema(schema).names)
 
 
@@ -138,7 +138,7 @@ def added_up(tables: Iterable[pa.Table], schema: Schema | None, merge_bytes: int
     Without a schema there are no columns other than `_diff`, and the sum of all diffs is the one row.
     """
     if schema is None:
-        yield _total(tables)
+        yield total(tables)
         return
     with _Sums(schema, min(merge_bytes // COPIES, MOST_BYTES)) as sums:
         for table in tables:
@@ -232,7 +232,7 @@ def by_key(tables: Iterable[pa.Table], schema: Schema, columns: Sequence[str]) -
     yield consolidate(projected, waiting)
 
 
-def _total(tables: Iterable[pa.Table]) -> pa.Table:
+def total(tables: Iterable[pa.Table]) -> pa.Table:
     """The sum of all diffs, as one row; no row for zero. Raises DiffOverflow."""
     total = 0
     for table in tables:

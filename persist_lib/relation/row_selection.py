@@ -17,7 +17,7 @@ from persist_lib.kernel.consolidate import consolidate
 from persist_lib.kernel.keys import encode_key, slice_sorted
 from persist_lib.kernel.keyset import Keys
 from persist_lib.kernel.order import take
-from persist_lib.relation.projection import projection_of
+from persist_lib.relation.projection import projection_of, total
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import Schema
 
@@ -101,7 +101,9 @@ class RowSelection(NamedTuple):
         names = [f.name for f in self.schema.contents if f.name in self.columns or f.name == "_diff"]
         narrow = rows.select(names)
         schema = projection_of(self.schema, self.columns)
-        return narrow if schema is None else consolidate(schema, narrow.select([*schema.names, "_diff"])).select(names)
+        if schema is None:
+            return total([narrow])
+        return consolidate(schema, narrow.select([*schema.names, "_diff"])).select(names)
 
 
 def by_keys(schema: Schema, keys: Keys) -> RowSelection:
