@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,13 +13,6 @@ from tests.worlds import World
 CLOCK = persist.Schema(key={"id": "int64 not null"}, value={"word": "string"}, times="ms")
 ROW = [{"id": 1, "word": "a"}]
 HOUR_S = 3600
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    found = World()
-    yield found
-    found.close()
 
 
 def quiet(world: World, shards: int = 1, mode: Any = "compare_and_append") -> Controller:
@@ -37,24 +29,6 @@ def quiet(world: World, shards: int = 1, mode: Any = "compare_and_append") -> Co
             write.delete([{"id": 2}])
     world.clock.advance(HOUR_S)
     return controller
-
-
-@pytest.mark.parametrize("shards", [1, 3])
-def test_one_empty_append_completes_all_times_up_to_the_stores_clock(world: World, shards: int) -> None:
-    controller = quiet(world, shards)
-    now = world.clock() // 1_000_000
-    with controller.open_reader("c") as read:
-        assert read.snapshot("1 minute ago", timeout=0).as_of == now - 60_000
-        assert read.fetch_upper() == persist.at(now + 1)
-        world.requests.clear()
-        assert read.snapshot("30 minutes ago", timeout=0).to_pylist() == ROW
-        assert read.changes("59 minutes ago", "now", timeout=0).to_arrow().num_rows == 0
-        assert world.count("compare_and_set", "compare_and_set_many") == 0, "one commit serves them all"
-    world.clock.advance(60)
-    with controller.open_reader("c") as read:
-        assert read.snapshot("1 s ago", timeout=0).as_of == now + 59_000, "again, as its own append brings no time"
-    with controller.open_writer("c") as write:
-        assert (write.append_now([{"id": 3, "word": "c"}]).time or 0) > now
 
 
 @pytest.mark.parametrize("why", ["definite appends", "callers bring times", "read only", "a time to come", "copied"])

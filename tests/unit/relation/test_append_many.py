@@ -21,11 +21,10 @@ from persist_lib.errors import (
     LeaseExpired,
     Refused,
     ShardFinished,
-    TimedOut,
     UpperMismatch,
 )
 from persist_lib.location.wrap.around import AroundConsensus, Operation
-from persist_lib.testing import Chances, Outcome, Rival, Script, check_world, contents_of
+from persist_lib.testing import Chances, Outcome, Rival, check_world, contents_of
 from tests.conformance.stores import CONSENSUSES
 from tests.worlds import SCHEMA, SMALL, Storm, World, row
 
@@ -225,22 +224,6 @@ def test_a_rival_that_moves_one_upper_leaves_nothing_of_ours_in_any_shard(world:
     assert (words(world, "a"), words(world, "b"), words(world, "c")) == ([], ["theirs"], ["theirs"])
 
 
-@pytest.mark.parametrize("outcome", [Outcome.HAPPENED_UNKNOWN, Outcome.LOST_UNKNOWN, Outcome.REFUSED])
-@pytest.mark.parametrize("times", [1, 3])
-@pytest.mark.parametrize("config", [persist.Config(), SMALL])
-def test_an_unknown_outcome_is_found_out_and_all_are_there_exactly_once(
-    world: World, outcome: Outcome, times: int, config: persist.Config
-) -> None:
-    plan = Script({("compare_and_set_many", n): outcome for n in range(1, times + 1)})
-    client = world.client(config, plan=plan)
-    done = client.compare_and_append_many(next_of(*writers(client, "a", "b")))
-    assert plan.seen["compare_and_set_many"] > times
-    assert [one.upper for one in done] == [persist.at(1)] * 2
-    for shard in "ab":
-        assert words(world, shard) == ["w"]
-        check_world(client, shard)
-
-
 @pytest.mark.parametrize("outcome", [Outcome.HAPPENED_UNKNOWN, Outcome.LOST_UNKNOWN])
 @pytest.mark.parametrize("config", [persist.Config(timeout_s=1), SMALL.model_copy(update={"timeout_s": 1})])
 @pytest.mark.parametrize("meanwhile", ["nothing", "a was read", "a forgot", "a was retired", "both went on"])
@@ -280,90 +263,6 @@ def test_after_an_unknown_outcome_the_token_answers_for_all_what_happened(
     for shard in "ab":
         assert words(world, shard).count("w") == 1
         check_world(client, shard)
-
-
-def test_a_request_that_arrives_late_changes_nothing_or_all(world: World) -> None:
-    """It got no answer and was sent again; then the first copy arrives, before or after others went on."""
-    client = world.client()
-    late: list[Callable[[], object]] = []
-    a, b = writers(client, "a", "b")
-    inner = client.location.consensus
-
-    class Late(Rival):
-        def around(self, operation: Operation, call: Callable[[], Any]) -> Any:
-            if operation.kind == "compare_and_set_many" and not late:
-                late.append(call)
-                raise Indeterminate("no answer yet")
-            return call()
-
-    client.consensus.inner = Late(inner)
-    done = client.compare_and_append_many(next_of(a, b))
-    assert [one.attempts for one in done] == [1, 1]
-    assert late[0]() is False
-    a.compare_and_append([row(1, "x", 1)], 1, 2)
-    assert late[0]() is False
-    assert (words(world, "a"), words(world, "b")) == (["w", "x"], ["w"])
-
-
-@pytest.mark.parametrize("shard", ["a", "b"])
-def test_an_unknown_outcome_that_a_rival_decided_in_one_shard_is_a_lost_race(world: World, shard: str) -> None:
-    rival = Rival(world.inner.consensus)
-    plan = Script({("compare_and_set_many", 1): Outcome.LOST_UNKNOWN})
-    client, other = world.client(plan=plan, rival=rival), world.client()
-    a, b = writers(client, "a", "b")
-    (theirs,) = writers(other, shard)
-    rival.before_next(lambda: theirs.compare_and_append([row(1, "theirs")], 0, 1))
-    with pytest.raises(UpperMismatch, match=f"shard {shard}"):
-        client.compare_and_append_many(next_of(a, b))
-    assert sorted(words(world, "a") + words(world, "b")) == ["theirs"]
-
-
-def test_an_unknown_outcome_whose_rows_were_truncated_since_is_told_by_a_writer_that_remembers(world: World) -> None:
-    client, other = world.client(persist.Config(rollup_every=1)), world.client(persist.Config(rollup_every=1))
-    a, b = writers(client, "a", "b")
-    inner = client.location.consensus
-    sent: list[Operation] = []
-
-    class Slow(Rival):
-        def around(self, operation: Operation, call: Callable[[], Any]) -> Any:
-            if operation.kind == "compare_and_set_many":
-                sent.append(operation)
-                if len(sent) == 1:
-                    call()
-                    for shard in "ab":
-                        other.roll_up(shard, force=True)
-                        other.set_retention(shard, 3)
-                        other.roll_up(shard, force=True)
-                        other.collect(shard)
-                    raise Indeterminate("no answer")
-            return call()
-
-    client.consensus.inner = Slow(inner)
-    done = client.compare_and_append_many(next_of(a, b))
-    assert [one.upper for one in done] == [persist.at(1)] * 2
-    assert len(sent) == 2
-    assert (words(world, "a"), words(world, "b")) == (["w"], ["w"])
-
-
-def test_a_loser_for_ever_times_out_with_nothing_changed(memory: World) -> None:
-    other = memory.client()
-    plan = Storm(Outcome.DONE)
-    client = memory.client(plan=plan)
-    a, b = writers(client, "a", "b")
-
-    class Unlucky(Rival):
-        def around(self, operation: Operation, call: Callable[[], Any]) -> Any:
-            if operation.kind == "compare_and_set_many":
-                other.set_retention("b", self.times)
-                self.times += 1
-            return call()
-
-        times = 0
-
-    client.consensus.inner = Unlucky(client.location.consensus)
-    with pytest.raises(TimedOut, match="lost races"):
-        client.compare_and_append_many(next_of(a, b), timeout=0.5)
-    assert (words(memory, "a"), words(memory, "b")) == ([], [])
 
 
 def test_a_state_full_of_inline_batches_makes_room_and_all_go_in(memory: World) -> None:
@@ -473,7 +372,7 @@ def test_threads_that_name_the_shards_in_other_orders_never_wait_for_each_other(
     client.close()  # not in a `with` block: it would wait too
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(12))
 def test_whatever_fails_each_call_is_done_in_all_shards_or_in_none(seed: int) -> None:
     """Two clients, three shards, random calls and faults."""
     rng, world = random.Random(seed), World(seed=seed * 100)

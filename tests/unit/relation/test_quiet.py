@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -16,13 +16,6 @@ CLOCK = persist.Schema({"id": "int64"}, {"word": "string"}, times="ms")
 ROW = [{"id": 1, "word": "a"}]
 
 
-@pytest.fixture
-def world() -> Iterator[World]:
-    found = World()
-    yield found
-    found.close()
-
-
 def quiet(world: World) -> tuple[persist.Client, int]:
     """A shard to which a row was appended an hour ago, and its upper."""
     client = world.client()
@@ -32,20 +25,6 @@ def quiet(world: World) -> tuple[persist.Client, int]:
         upper = write.delete([{"id": 2}]).upper.time or 0
     world.clock.advance(3600)
     return client, upper
-
-
-def test_a_reader_that_may_write_completes_all_times_up_to_the_stores_clock(world: World) -> None:
-    client, _ = quiet(world)
-    now = world.clock() // 1_000_000
-    with client.open_reader("s") as read:
-        assert read.snapshot("1 minute ago", timeout=0).as_of == now - 60_000
-        assert read.upper == persist.at(now + 1)
-        world.requests.clear()
-        assert read.snapshot("30 minutes ago").to_pylist() == [{"id": 1, "word": "a"}]
-        assert read.changes("59 minutes ago", "now").to_arrow().num_rows == 0
-        assert world.count("compare_and_set") == 0, "one commit serves them all"
-    world.clock.advance(60)
-    assert client.open_reader("s").snapshot("1 s ago").as_of == now + 59_000, "again, as its own append brings no time"
 
 
 def brings_times(client: persist.Client) -> None:
@@ -70,17 +49,6 @@ def test_no_reader_moves_an_upper_that_others_move(world: World, change: Callabl
     with client.open_reader("s") as read, pytest.raises(persist.NotComplete) as told:
         read.snapshot("1 minute ago", timeout=1)
     assert told.value.upper == client.inspect("s").state.upper == before
-
-
-def test_a_reader_of_a_time_to_come_or_one_that_may_only_read_waits(world: World) -> None:
-    client, upper = quiet(world)
-    later = world.clock() // 1_000_000 + 60_000
-    for reader, as_of in ((client, later), (world.client(read_only=True), upper)):
-        with reader.open_reader("s") as read, pytest.raises(persist.NotComplete):
-            read.snapshot(as_of, timeout=2)
-    assert client.inspect("s").state.upper == persist.at(upper)
-    with client.open_reader("s") as read:
-        assert read.snapshot(world.clock() // 1_000_000 + 500, timeout=2).to_pylist(), "it comes while it waits"
 
 
 def test_the_shards_of_a_collection_keep_one_upper(world: World) -> None:

@@ -21,13 +21,6 @@ UNIQUE = persist.Schema(key={"id": "int64 not null"}, value={"word": "string"}, 
 CLOCK = persist.Schema(key={"id": "int64 not null"}, value={"word": "string"}, times="ms")
 
 
-@pytest.fixture
-def world() -> Iterator[World]:
-    made = World()
-    yield made
-    made.close()
-
-
 def one(id_: int, word: str | None = "w", diff: int = 1) -> dict[str, Any]:
     return {"id": id_, "word": word, "_diff": diff}
 

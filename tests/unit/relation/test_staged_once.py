@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -21,13 +20,6 @@ UNIQUE = persist.Schema(SCHEMA.key, {"word": "string"}, unique=True)
 SIZES = pytest.mark.parametrize("config", [INLINE, SMALL], ids=["inline", "objects"])
 CARRIERS = pytest.mark.parametrize("shards", [0, 1, 3], ids=["shard", "collection of 1", "collection of 3"])
 VERBS = pytest.mark.parametrize("verb", ["append_staged", "upsert_staged", "overwrite_staged"])
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    made = World()
-    yield made
-    made.close()
 
 
 def opened(client: persist.Client, shards: int, schema: persist.Schema = SCHEMA) -> Any:
