@@ -13,13 +13,16 @@ import pyarrow as pa
 import pytest
 
 import persist_lib as persist
-from persist_lib.testing import contents_of, updates_of
+from persist_lib.location.wrap.around import Operation
+from persist_lib.testing import Fate, Outcome, contents_of, updates_of
 from tests.worlds import World
 
 SCHEMA = persist.Schema({"id": "int64 not null"}, {"word": "string"}, times="ms")
 WIDER = persist.Schema({"id": "int64 not null"}, {"word": "string", "more": "int64"}, times="ms")
 UNIQUE = persist.Schema({"id": "int64 not null"}, {"word": "string"}, unique=True, times="ms")
 Rows = list[dict[str, Any]]
+KINDS = ("compare_and_set", "compare_and_set_many")
+"""The requests that commit."""
 
 
 def rows(*ids: int, word: str | None = "w") -> Rows:
@@ -34,7 +37,7 @@ class Relation:
         self.controller = client.controller()
         self._writer: Any = None
         self._reader: Any = None
-        self.tables = self.controller.tables() if carrier.mode else None
+        self.tables: Any = self.controller.tables() if carrier.mode else None
 
     @property
     def write(self) -> Any:
@@ -195,6 +198,20 @@ def racing(world: World, carrier: Carrier, schema: persist.Schema = SCHEMA) -> t
         one.delete([0])
     ours.contents()
     return ours, theirs
+
+
+class Cut:
+    """A plan: from the next commit of these kinds on, nothing is answered; that commit itself happens or not."""
+
+    def __init__(self, outcome: Outcome, *kinds: str) -> None:
+        self.outcome, self.kinds = outcome, kinds
+        self.is_armed = self.is_cut = False
+
+    def decide(self, operation: Operation) -> Fate:
+        if not self.is_armed or (not self.is_cut and operation.kind not in self.kinds):
+            return Fate()
+        first, self.is_cut = not self.is_cut, True
+        return Fate(self.outcome if first else Outcome.LOST_UNKNOWN, 0.01)
 
 
 class Heard:

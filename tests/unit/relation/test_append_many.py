@@ -28,20 +28,16 @@ from persist_lib.testing import Chances, Outcome, Rival, check_world, contents_o
 from tests.conformance.stores import CONSENSUSES
 from tests.worlds import SCHEMA, SMALL, Storm, World, row
 
-KINDS = ["memory", "sqlite", pytest.param("postgresql", marks=pytest.mark.slow)]
-
-
-@pytest.fixture(params=KINDS)
-def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
-    url = CONSENSUSES[request.param].prepare(tmp_path)
-    made = World(f"file:{tmp_path}/blobs", consensus=url) if request.param == "postgresql" else World(url)
-    yield made
-    made.close()
+ON_EACH_STORE = pytest.mark.parametrize(
+    "world", ["memory", "sqlite", pytest.param("postgresql", marks=pytest.mark.slow)], indirect=True
+)
 
 
 @pytest.fixture
-def memory() -> Iterator[World]:
-    made = World()
+def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
+    kind = getattr(request, "param", "memory")
+    url = CONSENSUSES[kind].prepare(tmp_path)
+    made = World(f"file:{tmp_path}/blobs", consensus=url) if kind == "postgresql" else World(url)
     yield made
     made.close()
 
@@ -68,6 +64,7 @@ def words(world: World, shard: str) -> list[str]:
         return [word for (_, word) in sorted(contents_of(read.snapshot(upper - 1, diff=True).to_arrow()).elements())]
 
 
+@ON_EACH_STORE
 def test_all_are_appended_with_one_compare_and_set_and_answered_in_order(world: World) -> None:
     client = world.client()
     b, a, c = writers(client, "b", "a", "c")
@@ -101,18 +98,18 @@ def test_one_is_as_good_as_many_and_none_is_nothing(world: World) -> None:
     assert world.requests == []
 
 
-def test_a_repeated_call_reads_only_the_shards_that_are_not_known_to_remember_it(memory: World) -> None:
-    client = memory.client()
+def test_a_repeated_call_reads_only_the_shards_that_are_not_known_to_remember_it(world: World) -> None:
+    client = world.client()
     a, b = writers(client, "a", "b")
     appends, old = next_of(a, b), {shard: client.machine(shard).version for shard in "ab"}
     done = client.compare_and_append_many(appends, token=b"t")
     for stale in ("", "a", "b"):
         for shard in stale:
             client.machine(shard)._version = old[shard]
-        memory.requests.clear()
+        world.requests.clear()
         again = client.compare_and_append_many(appends, token=b"t")
         assert [(one.seqno, one.upper, one.count) for one in again] == [(one.seqno, one.upper, 1) for one in done]
-        assert [request.kind for request in memory.requests] == ["scan"] * len(stale)
+        assert [request.kind for request in world.requests] == ["scan"] * len(stale)
 
 
 @pytest.mark.parametrize("config", [persist.Config(), SMALL])
@@ -148,14 +145,14 @@ def test_a_writer_that_was_retired_refuses_all_and_registers_anew_at_the_next_ca
     assert b.id != retired
 
 
-def test_wrong_calls_are_refused_before_anything_is_written(memory: World) -> None:
-    client, other = memory.client(SMALL), memory.client(SMALL)
+def test_wrong_calls_are_refused_before_anything_is_written(world: World) -> None:
+    client, other = world.client(SMALL), world.client(SMALL)
     a, b = writers(client, "a", "b")
     (theirs,) = writers(other, "b")
     closed = client.open_writer("c", SCHEMA)
     closed.close()
     good = Append(a, [row(1)], 0, 1)
-    memory.requests.clear()
+    world.requests.clear()
     wrong: list[tuple[list[Any], type[Exception], str]] = [
         ([good, Append(a, [row(1, time=1)], 1, 2)], InvalidUsage, "twice"),
         ([good, Append(theirs, [row(1)], 0, 1)], InvalidUsage, "another client"),
@@ -167,7 +164,7 @@ def test_wrong_calls_are_refused_before_anything_is_written(memory: World) -> No
     for write, lower, upper, said in [("b", 0, 1, "Append"), (b, 1, 1, "before"), (b, "x", 1, "expected_upper")]:
         with pytest.raises(InvalidUsage, match=said):
             Append(write, [row(1)], lower, upper)  # type: ignore[arg-type]
-    assert memory.requests == []
+    assert world.requests == []
     for appends, error, said in [
         ([good, Append(b, [row(1, time=1)], 0, 1)], InvalidUsage, "time"),
         ([good, Append(b, [5], 0, 1)], InvalidUsage, "update"),
@@ -175,10 +172,10 @@ def test_wrong_calls_are_refused_before_anything_is_written(memory: World) -> No
     ]:
         with pytest.raises(error, match=said):
             client.compare_and_append_many(appends)
-    assert memory.count("compare_and_set", "compare_and_set_many") == 0
-    assert [*memory.inner.blob.list("")] == [], "what was uploaded for the right one is gone again"
+    assert world.count("compare_and_set", "compare_and_set_many") == 0
+    assert [*world.inner.blob.list("")] == [], "what was uploaded for the right one is gone again"
     with pytest.raises(InvalidUsage, match="read_only"):
-        memory.client(read_only=True).compare_and_append_many([good])
+        world.client(read_only=True).compare_and_append_many([good])
     assert len(client.compare_and_append_many([good])) == 1
 
 
@@ -213,6 +210,7 @@ def test_a_race_lost_in_one_shard_is_tried_again_for_all(world: World, lost: str
         check_world(client, shard)
 
 
+@ON_EACH_STORE
 def test_a_rival_that_moves_one_upper_leaves_nothing_of_ours_in_any_shard(world: World) -> None:
     rival = Rival(world.inner.consensus)
     client, other = world.client(rival=rival), world.client()
@@ -265,8 +263,8 @@ def test_after_an_unknown_outcome_the_token_answers_for_all_what_happened(
         check_world(client, shard)
 
 
-def test_a_state_full_of_inline_batches_makes_room_and_all_go_in(memory: World) -> None:
-    client = memory.client(persist.Config(inline_bytes=256 * 1024))
+def test_a_state_full_of_inline_batches_makes_room_and_all_go_in(world: World) -> None:
+    client = world.client(persist.Config(inline_bytes=256 * 1024))
     a, b = writers(client, "a", "b")
     for time in range(12):
         noise = random.Random(time).randbytes(90_000).hex()
@@ -278,12 +276,12 @@ def test_a_state_full_of_inline_batches_makes_room_and_all_go_in(memory: World) 
     assert any(part.inline is None for batch in client.inspect("a").state.trace for part in batch.parts)
     for shard in "ab":
         check_world(client, shard)
-        assert len(words(memory, shard)) == 12
+        assert len(words(world, shard)) == 12
 
 
-def test_room_in_a_full_state_is_made_by_whoever_filled_it_and_the_others_wait_a_moment(memory: World) -> None:
+def test_room_in_a_full_state_is_made_by_whoever_filled_it_and_the_others_wait_a_moment(world: World) -> None:
     config = persist.Config(inline_bytes=256 * 1024)
-    client, other = memory.client(config), memory.client(config)
+    client, other = world.client(config), world.client(config)
     a, b = writers(client, "a", "b")
     (theirs,) = writers(other, "a")
     noise = random.Random(0).randbytes(90_000).hex()
@@ -307,21 +305,21 @@ def test_room_in_a_full_state_is_made_by_whoever_filled_it_and_the_others_wait_a
     while other.inspect("a").state.inline_size < 900_000:
         go_on()
     a.fetch_upper()
-    memory.requests.clear()
+    world.requests.clear()
     busy.scans_until_it_goes_on = 4  # after the fresh read of both, in the second look at whether there is room
     upper = a.upper.time or 0
     appends = [Append(a, [row(1, noise, upper)], upper, upper + 1), Append(b, [row(1)], 0, 1)]
     with pytest.raises(UpperMismatch):
         client.compare_and_append_many(appends)
     assert busy.scans_until_it_goes_on == 0
-    assert sum(request.kind == "set" and "/rollup/" not in request.key for request in memory.requests) == 1
+    assert sum(request.kind == "set" and "/rollup/" not in request.key for request in world.requests) == 1
     assert any(part.inline is None for batch in client.inspect("a").state.trace for part in batch.parts)
     check_world(client, "a")
 
 
-def test_an_upload_that_fails_leaves_nothing_of_any(memory: World) -> None:
+def test_an_upload_that_fails_leaves_nothing_of_any(world: World) -> None:
     plan = Storm(Outcome.REFUSED, "set")
-    client = memory.client(SMALL.model_copy(update={"timeout_s": 1}), plan=plan)
+    client = world.client(SMALL.model_copy(update={"timeout_s": 1}), plan=plan)
     a, b = writers(client, "a", "b")
 
     def failing() -> Iterator[list[dict[str, Any]]]:
@@ -330,7 +328,7 @@ def test_an_upload_that_fails_leaves_nothing_of_any(memory: World) -> None:
 
     with pytest.raises(Determinate):
         client.compare_and_append_many([Append(a, [row(1)], 0, 1), Append(b, failing(), 0, 1)])
-    assert [*memory.inner.blob.list("")] == []
+    assert [*world.inner.blob.list("")] == []
     plan.blows = False
     client.compare_and_append_many(next_of(a, b))
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import persist_lib as persist
-from persist_lib.errors import Determinate, LeaseExpired, ShardFinished, SinceViolation
+from persist_lib.errors import Determinate, ShardFinished, SinceViolation
 from persist_lib.testing import Outcome, contents_of, updates_of
 from persist_lib.testing.model import summed
 from tests.shards import TINY, filled
@@ -121,27 +121,6 @@ def test_a_poll_that_fails_half_way_has_delivered_nothing(world: World) -> None:
     with pytest.raises(Determinate):
         listener.poll()
     assert listener.frontier == persist.at(1)
-
-
-def test_an_expired_listener_is_told_and_hears_nothing_wrong(world: World) -> None:
-    client = world.client(TINY.model_copy(update={"lease_ms": 1000}))
-    filled(client)
-    listener = client.open_reader("s").listen(3)
-    some = [next(listener)]
-    other = world.client(TINY)
-    keeper = other.open_reader("s")
-    keeper.downgrade_since(39)
-    world.clock.advance(10)
-    for _ in range(4):
-        other.maintain("s", policy=persist.Policy(weight=1e9))
-        keeper.move_hold()
-    with pytest.raises(LeaseExpired):
-        some += list(listener)
-    with pytest.raises(LeaseExpired):
-        next(listener)
-    with pytest.raises(LeaseExpired):
-        listener.poll()
-    Heard(3).take(some)
 
 
 def test_listening_from_before_since_is_refused_and_leaves_no_lease(world: World) -> None:

@@ -8,12 +8,9 @@ import numpy as np
 import pytest
 
 import persist_lib as persist
-from persist_lib.location.wrap.around import Operation
-from persist_lib.testing import Fate, Outcome
-from tests.unit.relation.carriers import Carrier, over_handles, rows
+from persist_lib.testing import Outcome
+from tests.unit.relation.carriers import KINDS, Carrier, Cut, over_handles, rows
 from tests.worlds import World
-
-KINDS = ("compare_and_set", "compare_and_set_many")
 
 
 def at(time: int, *ids: int, diff: int = 1) -> list[dict[str, Any]]:
@@ -64,25 +61,11 @@ def test_one_with_a_token_or_a_producer_is_a_commit_of_its_own(world: World, car
     assert sum(relation.contents(4).values()) == 5
 
 
-class Cut:
-    """From the next commit of this kind on there is no answer; that commit itself happens or not."""
-
-    def __init__(self, kind: str, outcome: Outcome) -> None:
-        self.kind, self.outcome = kind, outcome
-        self.is_armed = self.is_cut = False
-
-    def decide(self, operation: Operation) -> Fate:
-        if not self.is_armed or (not self.is_cut and operation.kind != self.kind):
-            return Fate()
-        first, self.is_cut = not self.is_cut, True
-        return Fate(self.outcome if first else Outcome.LOST_UNKNOWN, 0.01)
-
-
 @over_handles
 @pytest.mark.parametrize("became", ["it happened", "it was lost", "another was first"])
 def test_the_token_of_those_sent_together_decides_all_of_them(world: World, carrier: Carrier, became: str) -> None:
     outcome = Outcome.HAPPENED_UNKNOWN if became == "it happened" else Outcome.LOST_UNKNOWN
-    cut = Cut(KINDS[bool(carrier.shards)], outcome)  # of a collection: not that of the promise before it
+    cut = Cut(outcome, KINDS[bool(carrier.shards)])  # of a collection: not that of the promise before it
     others = carrier.make(world.client())
     write = carrier.open(world.client(persist.Config(timeout_s=1), plan=cut)).queue()
     write.compare_and_append(at(0, 0), 0, 1)

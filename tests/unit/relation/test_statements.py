@@ -16,9 +16,11 @@ import persist_lib as persist
 from persist_lib.testing import Outcome, Script
 from tests.circles import by_day
 from tests.unit.relation.carriers import (
+    KINDS,
     UNIQUE,
     WIDER,
     Carrier,
+    Cut,
     over_all,
     over_handles,
     racing,
@@ -26,8 +28,6 @@ from tests.unit.relation.carriers import (
     time_of,
 )
 from tests.worlds import DiesAt, Killed, Storm, World
-
-KINDS = ("compare_and_set", "compare_and_set_many")
 
 
 def one(id_: int, word: str | None = "w") -> dict[str, Any]:
@@ -318,28 +318,19 @@ def test_a_call_in_doubt_is_done_once_by_its_token(
 ) -> None:
     """Also where the clock has moved since, and others have written. At which step it comes: tests/races."""
     outcome = Outcome.HAPPENED_UNKNOWN if happens else Outcome.LOST_UNKNOWN
-    storm = Storm(Outcome.LOST_UNKNOWN, first=outcome)
+    cut = Cut(outcome, *KINDS)
     others = carrier.make(world.client())
-    ours = carrier.open(world.client(persist.Config(timeout_s=1), plan=storm))
+    ours = carrier.open(world.client(persist.Config(timeout_s=1), plan=cut))
     ours.upsert([one(0)])
-    decide = storm.decide
-    storm.decide = lambda operation: (
-        decide(operation) if _in_commit(storm, operation) else Storm(outcome).decide(operation)
-    )  # type: ignore[method-assign]
-    storm.blows = True
+    cut.is_armed = True
     with pytest.raises(persist.Indeterminate) as told:
         getattr(ours, verb)([one(1, "ours")])
-    storm.blows = False
+    cut.is_armed = False
     others.upsert([one(2, "theirs")])
     world.clock.advance(moved)
     again = ours if happens else carrier.open(world.client())
     again.repeat(verb, [one(1, "ours")], told.value)
     assert others.contents() == {(0, "w"): 1, (1, "ours"): 1, (2, "theirs"): 1}
-
-
-def _in_commit(storm: Storm, operation: Any) -> bool:
-    """From the first compare-and-set on."""
-    return storm._first is None or operation.kind in KINDS
 
 
 @over_all
