@@ -131,7 +131,7 @@ class Relation:
             self.client.maintain(shard, policy=persist.Policy(weight=1e9, advance=0.01))
 
     def bound_history(self, distance: int) -> None:
-        """Keep this many milliseconds of history, and give up the rest as far as nobody holds it."""
+        """Keep this many milliseconds of history, and give up the rest as far as no hold needs it."""
         if self.carrier.shards:
             self.controller.alter("c", retention=distance)
         else:
