@@ -1,4 +1,4 @@
-"""What carriers do differently today, and what is decided: `differs` names both, and the test asserts what is so today.
+"""Differences of carriers today, and what is decided: `differs` names both, and the test asserts that of today.
 
 The commit that makes the carriers one in a row changes its test into one over all carriers, and nothing else here.
 """

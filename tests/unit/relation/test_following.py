@@ -26,7 +26,7 @@ from tests.worlds import Storm, World
 
 @over_all
 def test_at_each_progress_what_a_listener_heard_is_the_contents(world: World, carrier: Carrier) -> None:
-    """Whatever is written, tended and handed over meanwhile; and so do the changes between any two times."""
+    """Whatever is written, tended and handed over in between; and so do the changes between any two times."""
     rng = random.Random(carrier.name)
     relation, times = carrier.make(world.client()), []
     times.append(time_of(relation.now(rows(0))))
