@@ -115,6 +115,25 @@ class Storm:
         return Fate(outcome, 0.01)
 
 
+class Killed(BaseException):
+    """The process is gone."""
+
+
+class DiesAt:
+    """A plan under which nothing happens from the n-th request on, counted while it is armed."""
+
+    def __init__(self, number: int) -> None:
+        self.number, self.seen = number, 0
+        self.is_armed = False
+
+    def decide(self, operation: Operation) -> Fate:
+        if self.is_armed:
+            self.seen += 1
+            if self.seen >= self.number:
+                raise Killed
+        return Fate()
+
+
 def state_bytes(client: persist.Client, shard: str) -> bytes:
     version = client.inspect(shard)
     return encode_state(StoredState(version.seqno, version.digest, version.state))
@@ -128,4 +147,4 @@ def updates(rows: Iterable[dict[str, Any]], schema: persist.Schema = SCHEMA) -> 
     return updates_from(schema.names, rows)
 
 
-__all__ = ["SCHEMA", "SMALL", "WIDER", "Storm", "World", "row", "state_bytes", "updates"]
+__all__ = ["SCHEMA", "SMALL", "WIDER", "DiesAt", "Killed", "Storm", "World", "row", "state_bytes", "updates"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,14 +12,6 @@ from persist_lib.errors import InvalidName
 from persist_lib.frontier import at
 from tests.renditions import Told, check, create, write
 from tests.worlds import SCHEMA, World, row
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    made = World()
-    yield made
-    made.close()
-
 
 BAD: dict[str, Any] = {
     "no name": lambda c: c.create("", SCHEMA),

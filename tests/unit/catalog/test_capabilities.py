@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 import persist_lib as persist
@@ -11,13 +9,6 @@ from persist_lib.catalog import Controller
 from persist_lib.frontier import at
 from tests.renditions import Told, create, write
 from tests.worlds import World
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    made = World()
-    yield made
-    made.close()
 
 
 def listed(controller: Controller, kind: str) -> list[tuple[str, str, object]]:

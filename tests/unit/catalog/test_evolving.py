@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,13 +14,6 @@ from tests.renditions import Listening, Told, check, create, handed, write
 from tests.worlds import SCHEMA, WIDER, World, row
 
 WIDEST = persist.Schema(key=WIDER.key, value={"word": "string", "more": "int64", "x": "bool"})
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    made = World()
-    yield made
-    made.close()
 
 
 def rows_of(controller: Any, **options: Any) -> list[dict[str, Any]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,13 +12,6 @@ from persist_lib.catalog import Controller
 from persist_lib.frontier import at
 from tests.renditions import Told, check, create, write
 from tests.worlds import World
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    made = World()
-    yield made
-    made.close()
 
 
 def with_a_copy(world: World, mode: str = "compare_and_append") -> tuple[Controller, Told]:

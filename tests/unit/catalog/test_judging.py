@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -20,13 +19,6 @@ from tests.renditions import Listening, Told, create, write
 from tests.worlds import SCHEMA, WIDER, World, row, updates
 
 TINY = persist.Config(part_bytes=64 * 1024, inline_bytes=0)
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    made = World()
-    yield made
-    made.close()
 
 
 def corrected(controller: Controller, told: Told, *, seed: int = 1, schema: persist.Schema = SCHEMA) -> int:

@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from tests.unit.catalog.laws import LAWS, Law, Plant
 from tests.worlds import World
 
 NAMES = [f"{law.__name__}-{plant.__name__}" for law, plant in LAWS]
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    made = World()
-    yield made
-    made.close()
 
 
 @pytest.mark.parametrize("law", [law for law, _ in LAWS], ids=NAMES)

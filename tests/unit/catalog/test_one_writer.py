@@ -40,13 +40,6 @@ def test_a_call_waits_for_its_turn_until_its_deadline_and_no_longer(writer: Coll
     assert writer.fetch_upper() == persist.at(0)
 
 
-def test_an_append_at_the_next_time_takes_a_producer(writer: CollectionWriter) -> None:
-    assert writer.append_now([ROW], producer=("job", 3)).time == 0
-    with pytest.raises(persist.AlreadyProduced):
-        writer.append_now([ROW], producer=("job", 3))
-    assert writer.append_now([ROW], producer=("job", 4)).time == 1
-
-
 def test_nothing_is_appended_after_a_registration_that_is_in_doubt(
     writer: CollectionWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -70,11 +63,3 @@ def test_a_failure_of_closing_does_not_hide_the_error_of_the_block(
     with pytest.raises(ZeroDivisionError), writer:
         raise ZeroDivisionError
     monkeypatch.undo()
-
-
-def test_a_closed_collection_refuses_also_what_changes_nothing(writer: CollectionWriter) -> None:
-    writer.append_now([ROW])
-    writer.advance_upper(persist.TOP)
-    for call in (lambda: writer.append_now([]), lambda: writer.delete([7]), lambda: writer.upsert([ROW])):
-        with pytest.raises(persist.UpperMismatch):
-            call()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,13 +16,6 @@ from tests.renditions import Listening, Told, check, create, handed, write
 from tests.worlds import SCHEMA, World, row, updates
 
 OTHER = persist.Schema(key={"id": "int64 not null"}, value={"letters": "int64"})
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    made = World()
-    yield made
-    made.close()
 
 
 def test_a_copy_of_what_is_not_the_collection_any_more_is_refused(world: World) -> None:
@@ -330,43 +322,6 @@ def test_a_schema_that_changes_ends_a_listener_or_replaces_all(world: World) -> 
         assert sum(t.num_rows for t in new) == 11
 
 
-class Interrupted(KeyboardInterrupt):
-    """Ctrl-C."""
-
-
-@pytest.mark.parametrize("where", range(1, 12))
-def test_an_interrupted_listener_loses_and_doubles_nothing(
-    world: World, where: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Interrupted at the n-th call of what it stands on; it continues, or says that it cannot."""
-    told, controller = Told(), create(world.client())
-    write(controller, told, range(3), rows=9)
-    with controller.open_reader("c") as reader:
-        listening = Listening(reader, 0, told)
-        handed(controller, told)
-        write(controller, told, range(3, 6))
-        calls = {"left": where}
-        for name in ("timeline", "upper_of", "promise", "leave", "let_go", "shards_of"):
-            kept = getattr(type(reader), name)
-
-            def call(self: Any, *args: Any, _kept: Any = kept, **options: Any) -> Any:
-                calls["left"] -= 1
-                if calls["left"] == 0:
-                    raise Interrupted
-                return _kept(self, *args, **options)
-
-            monkeypatch.setattr(type(reader), name, call)
-        try:
-            while listening.frontier < 6:
-                try:
-                    listening.take(next(listening.listen))
-                except Interrupted:
-                    continue
-        except persist.Determinate as error:
-            if "after a part of a step" not in str(error):
-                raise
-
-
 def test_a_poll_that_fails_in_the_middle_of_a_round_gives_nothing_again(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -417,20 +372,6 @@ def test_polling_by_a_read_only_client_waits_for_nobody(world: World) -> None:
             command()
 
 
-def test_a_reader_whose_lease_has_ended_says_so(world: World) -> None:
-    told, controller = Told(), create(world.client())
-    write(controller, told, range(3))
-    reader = controller.open_reader("c")
-    listening = reader.listen(0)
-    world.clock.advance(100_000)
-    other = world.client().controller()
-    for shard in other.client.shards():
-        other.client.expire(shard)
-    for call in (lambda: reader.snapshot(1, diff=True), lambda: reader.listen(1), listening.poll, reader.fetch_upper):
-        with pytest.raises(persist.LeaseExpired):
-            call()
-
-
 def test_a_producer_appends_a_number_once_whatever_is_promised(world: World) -> None:
     told, controller = Told(), create(world.client())
     write(controller, told, range(2))
@@ -444,24 +385,6 @@ def test_a_producer_appends_a_number_once_whatever_is_promised(world: World) -> 
     assert start == 4
     told.last.append(updates([row(1, "p", 2)]), at(2), at(3))
     check(controller, told, 0, 2)
-
-
-def test_keys_are_unique_over_all_shards_and_handovers(world: World) -> None:
-    schema = persist.Schema(key=SCHEMA.key, value=SCHEMA.value, unique=True)
-    controller = world.client().controller()
-    controller.create("u", schema, shards=4, mode="compare_and_append")
-    with controller.open_writer("u") as writer:
-        writer.compare_and_append([row(i, "a", 0) for i in range(50)], 0, 1)
-        with pytest.raises(persist.ConstraintViolated):
-            writer.compare_and_append([row(7, "b", 1), row(100, "b", 1)], 1, 2)
-        assert writer.fetch_upper() == at(1), "nothing was written, to no shard"
-        controller.make_rendition("u", shards=2, copy=True)
-        controller.copy_rendition("u", 2)
-        controller.hand_over("u", 2)
-        controller.copy_rendition("u", 2, to_end=True)
-        with pytest.raises(persist.ConstraintViolated):
-            writer.compare_and_append([row(7, "b", 1), row(100, "b", 1)], 1, 2)
-        assert writer.upsert([{"id": 7, "word": "b"}]).updated == 1
 
 
 def test_times_of_a_clock(world: World) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 
 import pytest
 
@@ -16,13 +15,6 @@ from tests.worlds import SCHEMA, World
 
 CONFIG = persist.Config(inline_bytes=0, rollup_every=1 << 30)
 """Each batch is an object, so that whoever looks through the batches makes requests; and no rollup is in between."""
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    made = World()
-    yield made
-    made.close()
 
 
 def requests_of(world: World, controller: Controller, name: str, shards: int = 1) -> Counter[str]:

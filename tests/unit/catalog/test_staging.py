@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -112,32 +112,6 @@ def test_any_calls_are_those_of_a_plain_multiset_across_handovers(client: persis
         assert contents(controller, time) == last, f"as of {time}"
 
 
-def test_changes_of_their_own_times_and_deletions(client: persist.Client) -> None:
-    controller = create(client)
-    timed: Rows = [{"id": i, "word": "w", "_time": i % 5, "_diff": 1} for i in range(50)]
-    with controller.open_writer("c") as writer:
-        with writer.stage(lower=0, new_upper=5) as stage:
-            with pytest.raises(persist.InvalidUsage, match="time"):
-                stage.write([{"id": 1, "word": "late", "_time": 5}])
-            staged = [sent(stage.write(timed[:30])), sent(stage.write(timed[30:]))]
-            done = writer.append_staged(staged)
-            assert (done.upper, done.time, done.count) == (persist.at(5), None, 50)
-            again = writer.append_staged(staged)
-            assert (again.upper, again.time, again.count) == (persist.at(5), None, 0)
-            with pytest.raises(persist.UpperMismatch, match="collection 'c'"):
-                writer.append_staged([stage.write(timed[:9])])
-            with pytest.raises(persist.InvalidUsage, match="times of their own"):
-                writer.upsert_staged(staged)
-            with pytest.raises(persist.InvalidUsage, match="`at`"):
-                writer.append_staged(staged, at=9)
-        with writer.stage(lower=5, new_upper=9) as empty:
-            assert writer.append_staged([empty.write([])]).upper == persist.at(9), "bounds complete their times"
-        with writer.stage() as plain, pytest.raises(persist.UpperMismatch):
-            writer.append_staged([plain.write(rows(1))], at=3)
-    for time in range(5):
-        assert contents(controller, time) == multiset([one for one in timed if one["_time"] <= time])
-
-
 def test_times_on_both_sides_of_a_handover_are_refused_and_those_of_one_side_go_there(client: persist.Client) -> None:
     controller, told = create(client), Told()
     write(controller, told, range(4))
@@ -175,29 +149,6 @@ def test_a_producer_is_remembered_with_the_collection_whatever_is_handed_over(cl
     assert contents(controller) == multiset(rows(1, 2, 3))
 
 
-def test_another_writer_that_is_first_only_costs_another_look(
-    client: persist.Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    controller = create(client)
-    with controller.open_writer("c") as writer, controller.open_writer("c") as other, writer.stage() as stage:
-        writer.append_now(rows(1, 2, 3, word="old"))
-        staged = [stage.write(rows(2, 3, 4, word="new"))]
-        prepare, racing = writer._prepare, iter([rows(3, word="between"), rows(4, word="between")])
-
-        def late(*args: Any) -> None:
-            prepare(*args)
-            for one in (more for more in [next(racing, None)] if more):
-                other.upsert(one)
-
-        monkeypatch.setattr(writer, "_prepare", late)
-        done = writer.upsert_staged(staged)
-        assert (done.time, done.updated, done.inserted) == (3, 3, 0)
-        racing, five = iter([rows(9)]), [stage.write(rows(5))]
-        with pytest.raises(persist.UpperMismatch):
-            writer.append_staged(five, at=4)
-    assert contents(controller) == multiset([*rows(1, word="old"), *rows(2, 3, 4, word="new"), *rows(9)])
-
-
 def test_a_handover_between_what_was_prepared_and_the_commit(
     client: persist.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -221,22 +172,7 @@ def test_a_handover_between_what_was_prepared_and_the_commit(
     assert controller.describe("c").active.number == 2
 
 
-def test_constraints_hold_over_all_tasks(client: persist.Client) -> None:
-    controller = client.controller()
-    unique = persist.Schema(key=SCHEMA.key, value=SCHEMA.value, unique=True)
-    controller.create("c", unique, shards=3, mode="compare_and_append")
-    with controller.open_writer("c") as writer, writer.stage() as stage:
-        writer.append_staged([stage.write(rows(1, 2)), stage.write(rows(3))])
-        with pytest.raises(persist.ConstraintViolated):
-            writer.append_staged([stage.write(rows(4, word="a")), stage.write(rows(4, word="b"))])
-        with pytest.raises(persist.ConstraintViolated):
-            writer.append_staged([stage.write(rows(5)), stage.write(rows(2, word="again"))])
-        with pytest.raises(persist.InvalidUsage, match="different rows"):
-            writer.upsert_staged([stage.write(rows(6, word="a")), stage.write(rows(6, word="b"))])
-    assert contents(controller) == multiset(rows(1, 2, 3))
-
-
-def test_what_cannot_be_staged_is_refused_in_words(client: persist.Client) -> None:
+def test_what_cannot_be_resumed_is_refused_in_words(client: persist.Client) -> None:
     controller = create(client)
     controller.create("other", SCHEMA, mode="compare_and_append")
     controller.create("definite", SCHEMA, mode="append")
@@ -244,19 +180,6 @@ def test_what_cannot_be_staged_is_refused_in_words(client: persist.Client) -> No
         definite.stage()
     with controller.open_writer("c") as writer, controller.open_writer("other") as other, writer.stage() as stage:
         staged = stage.write(rows(1))
-        calls: list[Callable[[Any], object]] = [writer.append_staged, writer.upsert_staged, writer.overwrite_staged]
-        for call in calls:
-            for value in ("x", [1], {"a": 1}, None, [staged, None]):
-                with pytest.raises(persist.InvalidUsage, match="staged must be a list"):
-                    call(value)
-            with pytest.raises(persist.InvalidUsage, match="twice"):
-                call([staged, sent(staged)])
-            with other.stage() as theirs, pytest.raises(persist.InvalidUsage, match="another collection"):
-                call([theirs.write(rows(1))])
-        with pytest.raises(persist.InvalidUsage, match="the end of all times"):
-            writer.stage(lower=0, new_upper=persist.TOP)
-        with pytest.raises(persist.InvalidUsage, match="both lower and new_upper"):
-            writer.stage(lower=0)
         with pytest.raises(persist.InvalidUsage, match="same collection"):
             other.resume_stage(stage.ticket)
         with pytest.raises(persist.InvalidUsage, match="cannot be pickled"):

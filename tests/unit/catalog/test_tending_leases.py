@@ -2,20 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pytest
-
 from persist_lib.catalog import Controller
 from persist_lib.frontier import at
 from tests.worlds import SCHEMA, World, row
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    made = World()
-    yield made
-    made.close()
 
 
 def made(world: World) -> Controller:

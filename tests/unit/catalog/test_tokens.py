@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,13 +16,6 @@ from tests.renditions import create
 from tests.worlds import SCHEMA, World, row
 
 ROWS = [{"id": 1, "word": "ours"}]
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    made = World()
-    yield made
-    made.close()
 
 
 @pytest.mark.parametrize("moves", [False, True])

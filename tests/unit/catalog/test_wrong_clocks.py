@@ -4,7 +4,7 @@ of the store's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -18,13 +18,6 @@ from tests.worlds import World
 SCHEMA = persist.Schema({"id": "int64 not null"}, {"word": "string"}, times="ms")
 DAY_S = 86_400
 ROW = [{"id": 1, "word": "a"}]
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    found = World()
-    yield found
-    found.close()
 
 
 def skewed(world: World, seconds: float, *, read_only: bool = False) -> Client:

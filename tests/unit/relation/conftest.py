@@ -15,7 +15,6 @@ from persist_lib.errors import (
     UpperMismatch,
 )
 from tests.gated import Threaded
-from tests.worlds import World
 
 
 @pytest.fixture
@@ -32,10 +31,3 @@ def make() -> Iterator[Callable[..., Threaded]]:
             threaded.close()
         except (NotSent, UpperMismatch, Determinate, LeaseExpired):
             continue
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    world = World()
-    yield world
-    world.close()

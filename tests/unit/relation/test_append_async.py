@@ -27,20 +27,6 @@ from tests.gated import LONG_S, Threaded, wait_for
 from tests.worlds import SCHEMA, World, row
 
 
-def test_what_is_accepted_while_an_append_is_outstanding_is_one_commit(make: Callable[..., Threaded]) -> None:
-    t = make()
-    first = t.outstanding()
-    rest = [t.write.append_async([row(n, time=n), row(n, "v", n)], n, n + 1) for n in range(1, 51)]
-    assert not any(future.done() for future in (first, *rest))
-    t.gate.open.set()
-    done = [future.result(LONG_S) for future in rest]
-    assert t.gate.passed == 2
-    assert first.result().seqno + 1 == done[0].seqno == done[-1].seqno
-    assert {(d.upper, d.count, d.token) for d in done} == {(persist.at(51), 2, done[0].token)}
-    assert len(t.contents(50)) == 101
-    check_world(t.other, "s")
-
-
 def test_each_future_counts_its_own_updates(make: Callable[..., Threaded]) -> None:
     t = make()
     t.outstanding()
@@ -55,15 +41,6 @@ def test_each_future_counts_its_own_updates(make: Callable[..., Threaded]) -> No
     assert [future.result(LONG_S).count for future in futures] == [1, 0, 7, 1]
     assert t.gate.passed == 2
     check_world(t.other, "s")
-
-
-def test_empty_appends_share_a_commit_too(make: Callable[..., Threaded]) -> None:
-    t = make()
-    t.outstanding()
-    futures = [t.write.append_async([], n, n + 1) for n in range(1, 9)]
-    t.gate.open.set()
-    assert [future.result(LONG_S).count for future in futures] == [0] * 8
-    assert t.gate.passed == 2
 
 
 def test_one_with_a_token_shares_no_commit_and_answers_again(make: Callable[..., Threaded]) -> None:

@@ -13,17 +13,14 @@ import pytest
 import persist_lib as persist
 from persist_lib.errors import (
     Determinate,
-    DiffOverflow,
-    Indeterminate,
-    InvalidUsage,
     LeaseExpired,
     NotSent,
     TimedOut,
     UpperMismatch,
 )
-from persist_lib.testing import Outcome, Rival, Script, check_world, contents_of
+from persist_lib.testing import Outcome, Script, check_world
 from tests.gated import LONG_S, Threaded, lose
-from tests.worlds import SCHEMA, SMALL, Storm, World, row
+from tests.worlds import SCHEMA, SMALL, World, row
 
 
 def test_a_lost_race_fails_all_that_were_sent_together_and_all_behind_and_writes_none(
@@ -171,24 +168,6 @@ def test_closing_fails_what_does_not_make_it_in_time(make: Callable[..., Threade
     assert len(t.contents(0)) == 1
 
 
-def test_wrong_updates_are_refused_at_the_call_and_concern_nothing_else(make: Callable[..., Threaded]) -> None:
-    t = make()
-    first = t.outstanding()
-    most = 2**62
-    for wrong, error in [
-        (([row(1, time=7)], 1, 2), InvalidUsage),
-        (([{"id": 1}], 1, 2), InvalidUsage),
-        (([], 2, 1), InvalidUsage),
-        (([row(1, time=1, diff=most)] * 3, 1, 2), DiffOverflow),
-    ]:
-        with pytest.raises(error):
-            t.write.append_async(*wrong)
-    second = t.write.append_async([row(1, time=1, diff=most), row(2, time=1, diff=most)] * 1, 1, 2)
-    t.gate.open.set()
-    assert first.result(LONG_S).count == 1
-    assert second.result(LONG_S).count == 2
-
-
 def test_one_whose_timeout_has_passed_when_its_turn_comes_is_not_sent(make: Callable[..., Threaded]) -> None:
     t = make()
     first = t.outstanding()
@@ -205,120 +184,6 @@ def test_one_whose_timeout_has_passed_when_its_turn_comes_is_not_sent(make: Call
     assert t.write.fetch_upper() == persist.at(1)
 
 
-@pytest.mark.parametrize("happens", [True, False])
-@pytest.mark.parametrize("asynchronous", [True, False])
-@pytest.mark.parametrize("config", [persist.Config(timeout_s=1), SMALL.model_copy(update={"timeout_s": 1})])
-def test_the_token_of_those_sent_together_decides_all_of_them(
-    world: World, happens: bool, asynchronous: bool, config: persist.Config
-) -> None:
-    outcome = Outcome.HAPPENED_UNKNOWN if happens else Outcome.LOST_UNKNOWN
-    storm = Storm(Outcome.LOST_UNKNOWN, "compare_and_set", "scan", first=outcome)
-    client = world.client(config, plan=storm)
-    write = client.open_writer("s", SCHEMA, batching=persist.Batching(bytes=10**6, age_s=100))
-    write.compare_and_append([row(0)], 0, 1)
-    batches = [([row(n, time=n)] * (n != 2) + [row(-n, time=n)], n, n + 1) for n in range(1, 5)]
-    futures = [write.append_async(*batch, timeout=1) for batch in batches]
-    storm.blows = True
-    with pytest.raises(Indeterminate):
-        write.flush()
-    storm.blows = False
-    errors = [future.exception() for future in futures]
-    tokens = [error.token for error in errors if isinstance(error, Indeterminate)]
-    assert len(set(tokens)) == 1, "they have one token, and each its times"
-    # The last one first, and one twice.
-    for n in (3, 0, 3, 1, 2):
-        if asynchronous:
-            future = write.append_async(*batches[n], token=tokens[n])
-            write.flush()
-            done = future.result()
-        else:
-            done = write.compare_and_append(*batches[n], token=tokens[n])
-        assert (done.count, done.upper) == (1 if n == 1 else 2, persist.at(5))
-    read = world.client().open_reader("s")
-    assert len(contents_of(read.snapshot(4, diff=True).to_arrow())) == 8
-    check_world(client, "s")
-
-
-def test_what_did_not_happen_is_told_to_all_by_any_token(world: World) -> None:
-    storm = Storm(Outcome.LOST_UNKNOWN, "compare_and_set", "scan")
-    client = world.client(persist.Config(timeout_s=1), plan=storm)
-    write = client.open_writer("s", SCHEMA, batching=persist.Batching(bytes=10**6, age_s=100))
-    write.compare_and_append([row(0)], 0, 1)
-    batches = [([row(n, time=n)], n, n + 1) for n in range(1, 4)]
-    futures = [write.append_async(*batch) for batch in batches]
-    storm.blows = True
-    with pytest.raises(Indeterminate):
-        write.flush()
-    storm.blows = False
-    world.client().open_writer("s", SCHEMA).compare_and_append([row(-1, time=1)], 1, 2)
-    for n in (1, 0, 2):
-        error = futures[n].exception()
-        assert isinstance(error, Indeterminate)
-        with pytest.raises(UpperMismatch):
-            write.compare_and_append(*batches[n], token=error.token)
-    assert len(contents_of(world.client().open_reader("s").snapshot(1, diff=True).to_arrow())) == 2
-
-
-def test_a_cancelled_append_is_not_sent_and_neither_is_what_follows(make: Callable[..., Threaded]) -> None:
-    t = make()
-    first = t.outstanding()
-    futures = [t.write.append_async([row(n, time=n)], n, n + 1) for n in range(1, 5)]
-    assert futures[1].cancel()
-    assert not first.cancel(), "it is on its way"
-    t.gate.open.set()
-    assert futures[0].result(LONG_S).upper == persist.at(2)
-    for future in futures[2:]:
-        with pytest.raises(NotSent, match="cancelled"):
-            future.result(LONG_S)
-    assert t.write.fetch_upper() == persist.at(2)
-    t.write.append_async([], 2, 3).result(LONG_S)
-
-
-def test_the_last_one_cancelled_fails_nothing(make: Callable[..., Threaded]) -> None:
-    t = make()
-    t.outstanding()
-    assert t.write.append_async([row(1, time=1)], 1, 2).cancel()
-    t.gate.open.set()
-    t.write.flush()
-    t.write.compare_and_append([row(1, time=1)], 1, 2)
-
-
-def test_an_expired_writer_fails_what_it_has_and_registers_anew(world: World) -> None:
-    client = world.client(persist.Config(lease_ms=1000))
-    write = client.open_writer("s", SCHEMA, batching=persist.Batching(bytes=10**6, age_s=100))
-    write.compare_and_append([row(0)], 0, 1)
-    futures = [write.append_async([row(n, time=n)], n, n + 1) for n in range(1, 3)]
-    world.clock.advance(2)
-    assert world.client().expire("s").overdue
-    with pytest.raises(LeaseExpired):
-        write.flush()
-    assert all(isinstance(future.exception(), LeaseExpired) for future in futures)
-    write.append_async([row(1, time=1)], 1, 2)
-    write.flush()
-    assert write.fetch_upper() == persist.at(2)
-
-
-def test_a_rival_that_wins_every_other_race_never_makes_an_append_go_missing(world: World) -> None:
-    """Whoever appends at the upper that a failure tells loses nothing and doubles nothing."""
-    rival = Rival(world.inner.consensus)
-    write = world.client(rival=rival).open_writer("s", SCHEMA)
-    assert write.id
-    other = world.client().open_writer("s", SCHEMA)
-    upper, mine = 0, 0
-    for n in range(40):
-        if n % 2:
-            rival.before_next(lambda: other.advance_upper((other.fetch_upper().time or 0) + 1))
-        try:
-            upper = write.append_async([row(n, time=upper)], upper, upper + 1).result(0).upper.time or 0
-            mine += 1
-        except UpperMismatch as error:
-            upper = error.actual.time
-    assert mine == 20
-    assert upper == 40
-    found = contents_of(world.client().open_reader("s").snapshot(39, diff=True).to_arrow())
-    assert sorted(id_ for id_, _ in found) == list(range(0, 40, 2))
-
-
 def test_a_failed_upload_fails_those_sent_together_and_leaves_nothing(world: World) -> None:
     plan = Script({("set", n): Outcome.REFUSED for n in range(1, 200)})
     client = world.client(SMALL.model_copy(update={"timeout_s": 0.2}), plan=plan)
@@ -328,21 +193,3 @@ def test_a_failed_upload_fails_those_sent_together_and_leaves_nothing(world: Wor
         write.flush()
     assert all(type(future.exception()) is Determinate for future in futures)
     assert client.inspect("s").state.upper == persist.at(0)
-
-
-@pytest.mark.parametrize("token", [None, b"its own"], ids=["of one commit", "of the next commit"])
-def test_what_was_accepted_behind_a_cancelled_append_is_not_sent(world: World, token: bytes | None) -> None:
-    """Its times follow those of the cancelled one, whose updates nothing will bring."""
-    write = world.client().open_writer("s", SCHEMA, batching=persist.Batching(bytes=1 << 20, age_s=10))
-    first = write.append_async([row(0)], 0, 1)
-    behind = [write.append_async([row(n, time=n)], n, n + 1, token=token) for n in (1, 2)]
-    assert first.cancel()
-    with pytest.raises(NotSent, match="cancelled"):
-        write.flush()
-    for future in behind:
-        with pytest.raises(NotSent, match="cancelled"):
-            future.result(LONG_S)
-    assert write.fetch_upper() == persist.at(0)
-    write.append_async([row(0)], 0, 1)
-    write.flush()
-    assert write.fetch_upper() == persist.at(1)

@@ -27,13 +27,6 @@ pytestmark = pytest.mark.slow
 T = TypeVar("T")
 
 
-@pytest.fixture
-def world() -> Iterator[World]:
-    world = World()
-    yield world
-    world.close()
-
-
 class Hanging(AroundBlob):
     """A Blob whose uploads get no answer, for as long as stores wait for one."""
 

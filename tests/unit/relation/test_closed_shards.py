@@ -5,21 +5,12 @@ And every other call that may find nothing to do: it says what is so.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 import persist_lib as persist
 from persist_lib.errors import HoldConflict, LeaseExpired, ShardFinished, SinceViolation, UpperMismatch
 from persist_lib.testing import check_world, contents_of
 from tests.worlds import SCHEMA, SMALL, World, row
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    world = World()
-    yield world
-    world.close()
 
 
 def closed(world: World, at: int = 5) -> persist.Client:
@@ -153,6 +144,8 @@ def test_every_call_on_a_tombstone_says_what_is_so(world: World) -> None:
         lambda: client.open_reader("s"),
         lambda: client.open_writer("s", SCHEMA).append([row(1)], 0, 5),
         lambda: client.open_writer("s", SCHEMA).append([], 0, 5),
+        lambda: client.open_writer("s", SCHEMA).upsert([]),
+        lambda: client.open_writer("s", SCHEMA).append_now([{"id": 1, "word": "w"}]),
     ):
         with pytest.raises(ShardFinished, match="finished for good"):
             call()

@@ -24,13 +24,6 @@ from tests.shards import TINY, filled
 from tests.worlds import SCHEMA, WIDER, World, row
 
 
-@pytest.fixture
-def world() -> Iterator[World]:
-    world = World()
-    yield world
-    world.close()
-
-
 @pytest.fixture(scope="module")
 def read() -> Iterator[persist.ReadHandle]:
     """A reader of a shard that no test changes."""

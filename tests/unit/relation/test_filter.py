@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -19,13 +18,6 @@ from tests.worlds import SCHEMA, WIDER, World, row
 
 ROWS = 900_000
 EVENTS = persist.Schema(key={"id": "int64"}, value={"day": "int32", "kind": "string", "noise": "binary"})
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    world = World()
-    yield world
-    world.close()
 
 
 def events() -> pa.Table:

@@ -7,7 +7,6 @@ is heard at its exact time, and a time before it is refused, never answered wron
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -21,16 +20,9 @@ from persist_lib.maintain import local_engine
 from persist_lib.maintain.compaction import carry_out
 from persist_lib.testing import Model, check_world, contents_of, updates_of
 from tests.shards import EAGER
-from tests.worlds import SCHEMA, SMALL, World, row, updates
+from tests.worlds import SCHEMA, SMALL, row, updates
 
 TIMES = 10
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    world = World()
-    yield world
-    world.close()
 
 
 def filled(client: persist.Client) -> Model:

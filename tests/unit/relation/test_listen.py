@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 import persist_lib as persist
-from persist_lib.errors import Determinate, LeaseExpired, ShardFinished, SinceViolation, TimedOut
-from persist_lib.testing import Model, Outcome, check_world, contents_of, updates_of
+from persist_lib.errors import Determinate, ShardFinished, SinceViolation
+from persist_lib.testing import Outcome, contents_of, updates_of
 from persist_lib.testing.model import summed
 from tests.shards import TINY, filled
-from tests.worlds import SCHEMA, WIDER, Storm, World, row, updates
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    world = World()
-    yield world
-    world.close()
+from tests.worlds import SCHEMA, WIDER, Storm, World, row
 
 
 class Heard:
@@ -68,53 +59,6 @@ def test_a_listener_hears_exactly_what_happened_after_its_start(
         client.maintain("s", policy=persist.Policy(weight=1e9))
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_updates_come_once_at_their_time_across_appends_compactions_and_collections(world: World, seed: int) -> None:
-    rng = random.Random(seed)
-    config = rng.choice([persist.Config(), TINY]).model_copy(update={"lease_ms": 4000})
-    client, other = world.client(config), world.client(config)
-    write, read = client.open_shard("s", SCHEMA)
-    model, heard, upper = Model(), Heard(0), 1
-    write.advance_upper(1)
-    model.append([], persist.at(0), persist.at(1))
-    listener = read.listen(0)
-    keeper = other.open_reader("s")
-    for _ in range(60):
-        match rng.randrange(6):
-            case 0 | 1:
-                new = upper + rng.randrange(1, 5)
-                rows = [row(rng.randrange(9), "x", rng.randrange(upper, new)) for _ in range(rng.randrange(8))]
-                write.compare_and_append(rows, upper, new)
-                model.append(updates(rows), persist.at(upper), persist.at(new))
-                upper = new
-            case 2:
-                heard.take(listener.poll())
-                assert heard.frontier == persist.at(upper) == listener.frontier
-            case 3:
-                if listener.frontier < persist.at(upper):
-                    heard.take(
-                        [next(listener) for _ in range(rng.randrange(1, 3))] if rng.random() < 0.3 else [next(listener)]
-                    )
-            case 4:
-                keeper.downgrade_since(max(0, upper - rng.randrange(4)))
-                other.maintain("s", policy=persist.Policy(weight=rng.choice([0.5, 1e9]), advance=0.01))
-            case _:
-                world.clock.advance(rng.random())
-                client.heartbeat()
-                other.heartbeat()
-        check_world(client, "s")
-    heard.take(listener.poll())
-    assert heard.summed() == model.between(1, persist.at(upper))
-    read.close()
-    for _ in range(2):
-        world.clock.advance(1)
-        client.heartbeat()
-        other.heartbeat()
-    keeper.downgrade_since(max(0, upper - 1))
-    assert client.inspect("s").state.since > persist.at(0), "a listener gives history up as it goes"
-    listener.close()
-
-
 def test_a_listener_waits_for_news_and_backs_off(world: World) -> None:
     client, other = world.client(), world.client()
     write, read = client.open_shard("s", SCHEMA)
@@ -137,22 +81,6 @@ def test_a_listener_waits_for_news_and_backs_off(world: World) -> None:
     assert pauses[0] <= 0.015
     assert 0.015 < max(pauses) <= 0.03, "and is never long in hearing of news"
     assert pauses[61] <= 0.018, "news make it quick again"
-
-
-def test_after_a_timeout_the_listener_can_be_iterated_on(world: World) -> None:
-    client = world.client()
-    write, read = client.open_shard("s", SCHEMA)
-    write.compare_and_append([row(1)], 0, 1)
-    listener = read.listen(0, timeout=1)
-    for _ in range(2):
-        with pytest.raises(TimedOut):
-            next(listener)
-    write.compare_and_append([row(2, time=1)], 1, 2)
-    heard = Heard(0).take([next(listener), next(listener)])
-    assert heard.summed() == {((2, "w"), 1): 1}
-    with pytest.raises(TimedOut):
-        next(listener)
-    assert listener.poll() == []
 
 
 def test_a_failure_is_told_again_and_loses_nothing(world: World) -> None:
@@ -193,27 +121,6 @@ def test_a_poll_that_fails_half_way_has_delivered_nothing(world: World) -> None:
     with pytest.raises(Determinate):
         listener.poll()
     assert listener.frontier == persist.at(1)
-
-
-def test_an_expired_listener_is_told_and_hears_nothing_wrong(world: World) -> None:
-    client = world.client(TINY.model_copy(update={"lease_ms": 1000}))
-    filled(client)
-    listener = client.open_reader("s").listen(3)
-    some = [next(listener)]
-    other = world.client(TINY)
-    keeper = other.open_reader("s")
-    keeper.downgrade_since(39)
-    world.clock.advance(10)
-    for _ in range(4):
-        other.maintain("s", policy=persist.Policy(weight=1e9))
-        keeper.move_hold()
-    with pytest.raises(LeaseExpired):
-        some += list(listener)
-    with pytest.raises(LeaseExpired):
-        next(listener)
-    with pytest.raises(LeaseExpired):
-        listener.poll()
-    Heard(3).take(some)
 
 
 def test_listening_from_before_since_is_refused_and_leaves_no_lease(world: World) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -156,12 +155,3 @@ def test_a_violation_says_the_time_as_it_is_shown(world: World) -> None:
     rows = [{**ROW, "_time": "2026-11-22T12:00Z"}, {"id": 1, "word": "b", "_time": "2026-11-22T12:00:01Z"}]
     with pytest.raises(persist.ConstraintViolated, match="at time 2026-11-22T12:00:01Z"):
         write.compare_and_append(rows, "2026-11-22T12:00Z", "2026-11-22T13:00Z")
-
-
-@pytest.mark.parametrize("time", [1, "now", "2026-11-22T12:00Z", dt.datetime(2026, 11, 22, 12, 0, 0, 7, tzinfo=dt.UTC)])
-def test_a_caller_who_says_the_time_of_the_next_time_is_told_to_leave_it_out(world: World, time: object) -> None:
-    write = world.client().open_writer("s", CLOCKS["ms"])
-    for call in (write.append_now, write.upsert):
-        with pytest.raises(InvalidUsage, match=r"takes the next time itself|have no _time"):
-            call([{**ROW, "_time": time}])
-    assert write.fetch_upper() == at(0)

@@ -5,10 +5,7 @@ from __future__ import annotations
 import pytest
 
 import persist_lib as persist
-from persist_lib.testing import Chances, Outcome, check_world
 from tests.worlds import SCHEMA, World, row
-
-FAULTS = {Outcome.REFUSED: 0.1, Outcome.HAPPENED_UNKNOWN: 0.15, Outcome.LOST_UNKNOWN: 0.1}
 
 
 @pytest.fixture
@@ -57,51 +54,11 @@ def test_every_door_that_appends_by_comparison_takes_a_producer(world, door):
     assert client.census("s").producers == 1
 
 
-def test_appends_that_wait_share_no_commit_with_one_of_a_producer(world):
-    client = world.client()
-    write = client.open_writer("s", SCHEMA, batching=persist.Batching(1 << 20, 100.0))
-    futures = [write.append_async([row(n, "w", n)], n, n + 1, producer=("q", n) if n % 2 else None) for n in range(6)]
-    write.flush()
-    assert len({future.result().seqno for future in futures}) == 6
-    assert client.producers("s")["q"].sequence == 5
-
-
 def test_a_token_answers_before_the_number_does(world):
     write = world.client().open_writer("s", SCHEMA)
     first = write.compare_and_append([row(1)], 0, 1, token=b"t", producer=("query", 4))
     again = write.compare_and_append([row(1)], 0, 1, token=b"t", producer=("query", 4))
     assert (again.seqno, again.attempts) == (first.seqno, 0)
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_a_program_that_repeats_whatever_it_did_not_hear_of_appends_each_number_once(seed):
-    """No tokens are kept, and each attempt is another client: as after kills at any moment."""
-    world, plan = World("memory:", seed), Chances(seed, FAULTS)
-    read = world.client().open_shard("s", SCHEMA)[1]
-    for number in range(12):
-        last = None
-        while last is None:
-            try:
-                with world.client(plan=plan) as client:
-                    write = client.open_writer("s", SCHEMA)
-                    last = _is_done(write, number)
-            except (persist.Indeterminate, persist.Determinate):
-                continue
-        assert last == number
-    found = read.snapshot(diff=True).to_arrow()
-    assert sorted(found["id"].to_pylist()) == list(range(12))
-    assert set(found["_diff"].to_pylist()) == {1}
-    check_world(world.client(), "s")
-    world.close()
-
-
-def _is_done(write: persist.WriteHandle, number: int) -> int:
-    """The number of the producer's last append, which this call or an earlier one made."""
-    try:
-        write.append_now([{"id": number, "word": "w"}], producer=("q", number))
-    except persist.AlreadyProduced as error:
-        return int(error.last)
-    return number
 
 
 def test_a_name_is_forgotten_only_at_the_number_that_was_seen(world):
@@ -115,18 +72,6 @@ def test_a_name_is_forgotten_only_at_the_number_that_was_seen(world):
     client.forget_producer("s", "query", expected=4)
     assert client.producers("s") == {}
     write.compare_and_append([row(1, "w", 1)], 1, 2, producer=("query", 4))
-
-
-@pytest.mark.parametrize(
-    "wrong", ["query", ("query",), ("query", "1"), ("", 1), ("a\nb", 1), ("é" * 101, 1), (7, 7), ("q", -1), ("q", True)]
-)
-def test_what_is_no_producer_is_refused_at_once(world, wrong):
-    client = world.client()
-    write = client.open_writer("s", SCHEMA)
-    before = client.inspect("s").seqno
-    with pytest.raises(persist.InvalidUsage, match="producer"):
-        write.compare_and_append([row(1)], 0, 1, producer=wrong)
-    assert client.inspect("s").seqno == before
 
 
 def test_a_shard_of_an_older_format_says_what_to_do():

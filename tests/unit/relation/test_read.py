@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tracemalloc
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from persist_lib.errors import (
     LeaseExpired,
     Missing,
     NewerFormat,
-    NotComplete,
     NotFound,
     SchemaMismatch,
     SinceViolation,
@@ -33,13 +31,6 @@ from persist_lib.errors import (
 from persist_lib.testing import Model, check_world, contents_of
 from tests.shards import TINY, filled
 from tests.worlds import SCHEMA, WIDER, World, row, updates
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    world = World()
-    yield world
-    world.close()
 
 
 def large(client: persist.Client, rows: int = 60_000, shard: str = "s") -> pa.Table:
@@ -134,58 +125,6 @@ def test_a_time_that_is_not_complete_is_waited_for_and_then_timed_out(world: Wor
     assert read.wait_for_upper(3) == persist.at(3)
 
 
-def test_a_wait_ends_when_the_time_is_complete(world: World) -> None:
-    client, other = world.client(), world.client()
-    filled(client, 3)
-    write = other.open_writer("s", SCHEMA)
-    waited = []
-    advance = world.clock.advance
-
-    def sleep(seconds: float) -> None:
-        advance(seconds)
-        waited.append(seconds)
-        if len(waited) == 5:
-            write.compare_and_append([row(99, time=3)], 3, 9)
-
-    from dataclasses import replace  # noqa: PLC0415
-
-    client.machine("s").runtime = replace(client.runtime, sleep=sleep)
-    read = client.open_reader("s")
-    assert contents_of(read.snapshot(5, diff=True).to_arrow())[(99, "w")] == 1
-    assert len(waited) == 5
-    assert read.snapshot(diff=True).as_of == 8, "by default the newest complete time"
-
-
-@pytest.mark.parametrize("as_of", [-1, 2**64, "1", 1.0, True])
-def test_an_impossible_time_is_refused_at_once(world: World, as_of: Any) -> None:
-    client = world.client()
-    filled(client, 1)
-    read = client.open_reader("s")
-    world.requests.clear()
-    for verb in (read.snapshot, read.listen):
-        with pytest.raises(InvalidUsage):
-            verb(as_of)
-    for columns in (["nope"], "id"):
-        with pytest.raises(InvalidUsage):
-            read.snapshot(0, columns=columns, diff=True)
-    for keys in ({"key": 1}, {"key": ("x",)}, {"key": (1, 2)}, {"key": (1,), "key_to": (2,)}, {"key_from": ("1",)}):
-        with pytest.raises(InvalidUsage):
-            read.snapshot(0, **keys, diff=True)
-    for n in (0, -1, 1.5, True):
-        with pytest.raises(InvalidUsage):
-            read.snapshot(0, diff=True).splits(n)  # type: ignore[arg-type]
-    assert world.count("get", "get_range", "compare_and_set") == 0
-
-
-def test_a_shard_that_has_no_complete_time_is_empty_and_says_so(world: World) -> None:
-    _, read = world.client().open_shard("s", SCHEMA)
-    snapshot = read.snapshot()
-    assert (snapshot.as_of, snapshot.to_pylist()) == (-1, [])
-    with pytest.raises(NotComplete, match="upper has to pass") as told:
-        read.snapshot(0, timeout=0)
-    assert (told.value.as_of, told.value.upper) == (0, persist.at(0))
-
-
 def test_an_expired_reader_gets_lease_expired_and_never_data(world: World) -> None:
     client = world.client(TINY.model_copy(update={"lease_ms": 1000}))
     filled(client)
@@ -209,24 +148,6 @@ def test_an_expired_reader_gets_lease_expired_and_never_data(world: World) -> No
         read.downgrade_since(39)
     read.close()
     check_world(other, "s")
-
-
-def test_a_closed_reader_reads_no_more(world: World) -> None:
-    client = world.client()
-    filled(client, 3)
-    read = client.open_reader("s")
-    listen = read.listen(0)
-    read.close()
-    read.close()
-    assert not client.inspect("s").state.readers, "its listeners are closed with it"
-    for act in (
-        lambda: read.snapshot(1, diff=True),
-        lambda: read.listen(1),
-        lambda: read.downgrade_since(2),
-        lambda: next(listen),
-    ):
-        with pytest.raises(LeaseExpired):
-            act()
 
 
 @pytest.mark.parametrize("compacted", [False, True])

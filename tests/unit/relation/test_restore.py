@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -22,13 +21,6 @@ from persist_lib.errors import (
 from persist_lib.testing import Rival, check_world, contents_of
 from tests.shards import TINY, filled
 from tests.worlds import SCHEMA, WIDER, World, row
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    world = World()
-    yield world
-    world.close()
 
 
 @pytest.mark.parametrize("config", [persist.Config(), TINY])

@@ -1,8 +1,8 @@
-"""An answer of a task is appended once: in however many calls it is passed, inline or as objects, by whichever verb."""
+"""Staged writes over a shard and collections: what they take and refuse, and that an answer is appended once."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import pickle
 from functools import partial
 from typing import Any
 
@@ -13,9 +13,10 @@ from persist_lib.catalog.writing import Active
 from persist_lib.core import commands as c
 from persist_lib.errors import Indeterminate
 from persist_lib.frontier import at
+from persist_lib.relation.differences import DELETE
 from persist_lib.relation.verbs import Turn
 from tests.late import AtStep, Lost
-from tests.worlds import SCHEMA, SMALL, World
+from tests.worlds import SCHEMA, SMALL, World, row
 
 Rows = list[dict[str, Any]]
 INLINE = persist.Config()
@@ -23,13 +24,6 @@ UNIQUE = persist.Schema(SCHEMA.key, {"word": "string"}, unique=True)
 SIZES = pytest.mark.parametrize("config", [INLINE, SMALL], ids=["inline", "objects"])
 CARRIERS = pytest.mark.parametrize("shards", [0, 1, 3], ids=["shard", "collection of 1", "collection of 3"])
 VERBS = pytest.mark.parametrize("verb", ["append_staged", "upsert_staged", "overwrite_staged"])
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    made = World()
-    yield made
-    made.close()
 
 
 def opened(client: persist.Client, shards: int, schema: persist.Schema = SCHEMA) -> Any:
@@ -178,3 +172,101 @@ def test_shards_that_were_read_before_and_after_the_first_call_are_read_again(wo
         found = second._appended_before([a], turn)
         assert found is not None
         assert found.upper == done.upper
+
+
+# --- what is staged, and what is refused -----------------------------------------------------------------------------
+
+
+@CARRIERS
+def test_rows_may_have_times_of_their_own(world: World, shards: int) -> None:
+    with opened(world.client(SMALL), shards) as write:
+        with write.stage(lower=0, new_upper=10) as stage:
+            staged = [stage.write([row(1, time=3), row(2, time=9)]), stage.write([row(1, time=4, diff=-1)])]
+            with pytest.raises(persist.InvalidUsage, match=r"\[0, 10\)"):
+                stage.write([row(1, time=10)])
+            with pytest.raises(persist.InvalidUsage, match="`at`"):
+                write.append_staged(staged, at=10)
+            with pytest.raises(persist.InvalidUsage, match="times of their own"):
+                write.upsert_staged(staged)
+            assert (write.append_staged(staged).upper, write.append_staged(staged).count) == (at(10), 0)
+            with pytest.raises(persist.UpperMismatch):
+                write.append_staged([stage.write([row(3, time=3)])])
+        with write.stage(lower=10, new_upper=12) as stage:
+            assert write.append_staged([stage.write([])]).upper == at(12), "bounds complete their times"
+        with write.stage() as stage:
+            with pytest.raises(persist.InvalidUsage, match="_time"):
+                stage.write([row(1, time=3)])
+            with pytest.raises(persist.UpperMismatch, match=r"\[12\]"):
+                write.append_staged([stage.write(rows(1))], at=11)
+            assert write.append_staged([stage.write(rows(7))], at=40).upper == at(41)
+            assert write.append_staged([]).count == 0, "nothing staged is no append"
+    client = world.client()
+    with client.controller().open_reader("c") if shards else client.open_reader("c") as read:
+        assert [read.snapshot(time).count() for time in (2, 3, 4, 9, 40)] == [0, 1, 0, 1, 2]
+
+
+@CARRIERS
+def test_an_upsert_begins_anew_when_another_writer_was_first(world: World, shards: int) -> None:
+    write, theirs = opened(world.client(SMALL, rival=world.rival), shards), opened(world.client(), shards)
+    theirs.append_now(rows(1, 2, 9, word="old"))
+    with write.stage() as stage:
+        staged = [stage.write(rows(1, 3)), stage.write([{"id": 2, "word": None, "_diff": DELETE}])]
+        world.rival.before_next(lambda: theirs.upsert(rows(1, word="theirs")))
+        answer = write.upsert_staged(staged)
+        assert (answer.inserted, answer.updated, answer.deleted, answer.time) == (1, 1, 1, 2)
+        assert contents(world, shards) == {**ours(1, 3), (9, "old"): 1}
+        staged = [stage.write(rows(*range(10)))]
+        world.rival.before_next(lambda: theirs.append_now(rows(77)))
+        write.overwrite_staged(staged)
+    assert world.rival.waiting == 0
+    assert contents(world, shards) == ours(*range(10))
+
+
+@CARRIERS
+def test_constraints_hold_over_all_tasks(world: World, shards: int) -> None:
+    with opened(world.client(), shards, UNIQUE) as write, write.stage() as stage:
+        write.append_staged([stage.write(rows(1, 2)), stage.write(rows(3))])
+        for bad in (
+            [stage.write(rows(4, word="a")), stage.write(rows(4, word="b"))],
+            [stage.write(rows(5)), stage.write(rows(2, word="again"))],
+        ):
+            with pytest.raises(persist.ConstraintViolated, match="unique"):
+                write.append_staged(bad)
+        with pytest.raises(persist.InvalidUsage, match="different rows"):
+            write.upsert_staged([stage.write(rows(6, word="a")), stage.write(rows(6, word="b"))])
+        deleted = stage.write([{"id": 1, "word": "a", "_diff": DELETE}])
+        with pytest.raises(persist.InvalidUsage, match="both to be written and to be deleted") as caught:
+            write.upsert_staged([stage.write(rows(1, 2)), deleted])
+        assert caught.value.keys == [{"id": 1}]
+    assert contents(world, shards) == ours(1, 2, 3)
+
+
+@CARRIERS
+def test_wrong_arguments_are_refused_before_anything_is_done(world: World, shards: int) -> None:
+    client = world.client()
+    write = opened(client, shards)
+    if shards:
+        client.controller().create("o", SCHEMA, mode="compare_and_append")
+    other = client.controller().open_writer("o") if shards else client.open_writer("o", SCHEMA)
+    with write.stage() as stage, other.stage() as theirs:
+        staged = stage.write(rows(1))
+        for verb in (write.append_staged, write.upsert_staged, write.overwrite_staged):
+            for value in ("x", [1], {"a": 1}, None, 7, [staged, None], [getattr(staged, "parts", staged.rows)]):
+                with pytest.raises(persist.InvalidUsage):
+                    verb(value)
+            with pytest.raises(persist.InvalidUsage, match="twice"):
+                verb([staged, pickle.loads(pickle.dumps(staged))])
+            with pytest.raises(persist.InvalidUsage, match=r"another collection|shard o"):
+                verb([theirs.write(rows(1))])
+        for lease in (0, -1, "x", None, float("nan"), 1e12):
+            with pytest.raises(persist.InvalidUsage):
+                write.stage(lease_s=lease)
+        with pytest.raises(persist.InvalidUsage, match="both"):
+            write.stage(lower=3)
+        if shards:  # today: of a shard, such a stage closes it
+            with pytest.raises(persist.InvalidUsage, match="the end of all times"):
+                write.stage(lower=0, new_upper=persist.TOP)
+        with pytest.raises(persist.InvalidUsage, match=r"pickle|ticket"):
+            pickle.dumps(stage)
+        assert write.fetch_upper() == at(0)
+        assert write.append_staged([staged]).count == 1

@@ -18,24 +18,15 @@ import pytest
 import persist_lib as persist
 from persist_lib.errors import (
     Determinate,
-    Indeterminate,
     InvalidName,
     InvalidUsage,
     LeaseExpired,
     SchemaMismatch,
     ShardFinished,
-    TimedOut,
     UpperMismatch,
 )
-from persist_lib.testing import Chances, Model, Outcome, Rival, Script, check_world, contents_of
+from persist_lib.testing import Model, Outcome, Rival, Script, check_world, contents_of
 from tests.worlds import SCHEMA, SMALL, WIDER, Storm, World, row, updates
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    world = World()
-    yield world
-    world.close()
 
 
 def contents(client: persist.Client, as_of: int, shard: str = "s") -> Any:
@@ -387,76 +378,6 @@ def test_a_writer_whose_lease_has_ended_but_was_not_retired_still_writes(world: 
     assert not world.client().expire("s").overdue, "the append extended the lease"
 
 
-@pytest.mark.parametrize("outcome", [Outcome.HAPPENED_UNKNOWN, Outcome.LOST_UNKNOWN])
-@pytest.mark.parametrize("verb", ["compare_and_append", "append"])
-def test_an_unknown_outcome_is_resolved_before_it_is_answered(world: World, outcome: Outcome, verb: str) -> None:
-    plan = Script({("compare_and_set", 3): outcome})
-    client = world.client(plan=plan)
-    write = client.open_writer("s", SCHEMA)
-    assert getattr(write, verb)([row(1)], 0, 1).upper == persist.at(1)
-    assert plan.seen["compare_and_set"] > 3
-    assert contents(world.client(), 0) == {(1, "w"): 1}
-    check_world(client, "s")
-
-
-@pytest.mark.parametrize("outcome", [Outcome.HAPPENED_UNKNOWN, Outcome.LOST_UNKNOWN])
-@pytest.mark.parametrize("config", [persist.Config(timeout_s=1), SMALL.model_copy(update={"timeout_s": 1})])
-def test_after_an_unknown_outcome_the_token_answers_what_happened(
-    world: World, outcome: Outcome, config: persist.Config
-) -> None:
-    storm = Storm(Outcome.LOST_UNKNOWN, "compare_and_set", "scan", first=outcome)
-    client = world.client(config, plan=storm)
-    write = client.open_writer("s", SCHEMA)
-    write.compare_and_append([row(1)], 0, 1)
-    storm.blows = True
-    with pytest.raises(Indeterminate) as told:
-        write.compare_and_append([row(2, time=1)], 1, 2)
-    storm.blows = False
-    token = told.value.token
-    assert isinstance(token, bytes)
-    done = write.compare_and_append([row(2, time=1)], 1, 2, token=token)
-    assert (done.upper, done.count, done.token) == (persist.at(2), 1, token)
-    again = write.compare_and_append([row(2, time=1)], 1, 2, token=token)
-    assert (again.seqno, again.upper, again.count) == (done.seqno, done.upper, 1)
-    assert contents(world.client(), 1) == {(1, "w"): 1, (2, "w"): 1}
-    check_world(client, "s")
-
-
-def test_a_determinate_failure_means_not_applied(world: World) -> None:
-    plan = Chances(0, {Outcome.REFUSED: 1.0}, delay_s=0.001)
-    plan.stop()
-    client = world.client(persist.Config(timeout_s=0.5), plan=plan)
-    write = client.open_writer("s", SCHEMA)
-    assert write.id
-    before = world.bytes("s")
-    plan.go_on()
-    with pytest.raises(Determinate):
-        write.compare_and_append([row(1)], 0, 1)
-    plan.stop()
-    assert world.bytes("s") == before
-    write.compare_and_append([row(1)], 0, 1)
-
-
-def test_giving_up_in_a_race_says_so_and_changed_nothing(world: World) -> None:
-    rival = Rival(world.inner.consensus)
-    client = world.client(rival=rival)
-    write = client.open_writer("s", SCHEMA)
-    assert write.id
-    other = world.client().open_writer("s", SCHEMA)
-    others = iter(range(100))
-
-    def act() -> None:
-        time = next(others)
-        other.advance_upper(time + 1)
-        world.clock.advance(2)
-
-    for _ in range(5):
-        rival.before_next(act)
-    with pytest.raises(TimedOut):
-        write.advance_upper(50, timeout=3)
-    assert other.fetch_upper().time in range(1, 6)
-
-
 def test_appends_of_several_threads_through_one_handle_are_ordered_and_none_is_lost(world: World) -> None:
     client = world.client()
     write = client.open_writer("s", SCHEMA)
@@ -483,19 +404,6 @@ def test_appends_of_several_threads_through_one_handle_are_ordered_and_none_is_l
     assert not failures
     assert contents(client, 79) == {(id_, "t"): 20 for id_ in range(4)}
     check_world(client, "s")
-
-
-def test_a_closed_writer_writes_no_more(world: World) -> None:
-    client = world.client()
-    write = client.open_writer("s", SCHEMA)
-    write.compare_and_append([row(1)], 0, 1)
-    write.close()
-    write.close()
-    assert not client.inspect("s").state.writers
-    before = world.bytes("s")
-    with pytest.raises(LeaseExpired):
-        write.compare_and_append([row(1, time=1)], 1, 2)
-    assert world.bytes("s") == before
 
 
 def test_a_client_that_closes_retires_what_it_registered(world: World) -> None:

@@ -5,7 +5,7 @@ A token forgotten on the way is data doubled: the log would know the first attem
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import cast
 
@@ -51,13 +51,6 @@ class Sent(AroundConsensus):
 
     def appends(self) -> list[LogRow]:
         return [row for row in self.rows if row.command in {"CompareAndAppend", "Append"}]
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    world = World()
-    yield world
-    world.close()
 
 
 def sending(world: World, config: persist.Config = CONFIG) -> tuple[persist.WriteHandle, Sent]:

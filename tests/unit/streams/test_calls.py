@@ -86,13 +86,6 @@ def place() -> Iterator[Place]:
     place.close()
 
 
-@pytest.fixture
-def world() -> Iterator[World]:
-    world = World()
-    yield world
-    world.close()
-
-
 def has_spilled(stream: Any) -> bool:
     return stream.kept is None
 

@@ -21,13 +21,6 @@ from tests.worlds import World
 
 
 @pytest.fixture
-def world() -> Iterator[World]:
-    world = World()
-    yield world
-    world.close()
-
-
-@pytest.fixture
 def place() -> Iterator[Place]:
     place = Place()
     yield place

@@ -29,13 +29,6 @@ from tests.worlds import World
 Act = Callable[["Predecessor"], None]
 
 
-@pytest.fixture
-def world() -> Iterator[World]:
-    world = World()
-    yield world
-    world.close()
-
-
 class Predecessor:
     """A runtime that is paused and continues, at any moment. It remembers what was acknowledged."""
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 import persist_lib as persist
@@ -15,13 +13,6 @@ from persist_lib.streams.stream_list import Catalog
 from persist_lib.testing import Rival
 from tests.streaming import SCHEMA, all_of, start, update
 from tests.worlds import World
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    world = World()
-    yield world
-    world.close()
 
 
 def fill(world: World) -> None:

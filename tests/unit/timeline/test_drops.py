@@ -8,8 +8,7 @@ import persist_lib as persist
 from persist_lib.timeline import Tables
 from tests.circles import by_day
 from tests.unit.timeline.banks import UNIQUE, read, rows
-from tests.unit.timeline.test_kills_and_doubts import DiesAt, Killed
-from tests.worlds import World
+from tests.worlds import DiesAt, Killed, World
 
 
 def world_with(kept: int = 1) -> tuple[World, Tables]:

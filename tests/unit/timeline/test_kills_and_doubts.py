@@ -7,48 +7,14 @@ import pytest
 import persist_lib as persist
 from persist_lib.catalog.records import TableMode
 from persist_lib.location.wrap.around import Operation
-from persist_lib.testing import Fate, Outcome
+from persist_lib.testing import Fate
 from persist_lib.timeline import Tables
 from tests.circles import by_day
 from tests.unit.timeline.banks import UNIQUE, read, rows
-from tests.worlds import World
+from tests.worlds import DiesAt, Killed, World
 
 BEFORE = {1: 50, 2: 50}
 AFTER = {1: 40, 2: 60}
-
-
-class Killed(BaseException):
-    """The process is gone."""
-
-
-class DiesAt:
-    """A plan under which nothing happens from the n-th request on."""
-
-    def __init__(self, number: int) -> None:
-        self.number, self.seen = number, 0
-        self.is_armed = False
-
-    def decide(self, operation: Operation) -> Fate:
-        if self.is_armed:
-            self.seen += 1
-            if self.seen >= self.number:
-                raise Killed
-        return Fate()
-
-
-class Loses:
-    """A plan under which the answer of the n-th compare-and-set is lost: it happened, or it did not."""
-
-    def __init__(self, number: int, outcome: Outcome) -> None:
-        self.number, self.seen, self.outcome = number, 0, outcome
-        self.is_armed = False
-
-    def decide(self, operation: Operation) -> Fate:
-        if self.is_armed and operation.kind.startswith("compare_and_set"):
-            self.seen += 1
-            if self.seen == self.number:
-                return Fate(self.outcome)
-        return Fate()
 
 
 def world_with(mode: TableMode, shards: int = 2) -> tuple[World, Tables]:
@@ -109,64 +75,6 @@ def test_a_process_that_dies_between_any_two_requests_leaves_all_or_nothing() ->
         assert total(others) == {**found, 1: 7}
     assert outcomes == sorted(outcomes), "once it is committed it stays"
     assert (outcomes[0], outcomes[-1]) == (False, True)
-
-
-@pytest.mark.parametrize("mode", ["yolo", "wal"])
-@pytest.mark.parametrize("outcome", [Outcome.HAPPENED_UNKNOWN, Outcome.LOST_UNKNOWN])
-def test_a_lost_answer_is_resolved_and_the_row_is_there_once_at_the_time_that_is_answered(
-    mode: TableMode, outcome: Outcome
-) -> None:
-    for number in range(1, 8):
-        world, others = world_with(mode)
-        plan = Loses(number, outcome)
-        tables = world.client(persist.Config(inline_bytes=0), plan=plan).controller().tables()
-        read(tables, "a")
-        plan.is_armed = True
-        done = tables.update("a", lambda table: table, keys=[1])
-        assert done.time is None
-        done = tables.upsert("a", rows((1, 51), (7, 7)))
-        plan.is_armed = False
-        assert read(others, "a") == {1: 51, 7: 7}
-        assert done.time is not None
-        assert read(others, "a", done.time) == {1: 51, 7: 7}
-        assert 7 not in read(others, "a", done.time - 1)
-
-
-@pytest.mark.parametrize("mode", ["yolo", "wal"])
-@pytest.mark.parametrize("happens", [True, False])
-def test_an_outcome_that_stays_unknown_is_told_by_its_token(mode: TableMode, happens: bool) -> None:
-    class Cut:
-        """From the first write on, nothing is answered."""
-
-        def __init__(self) -> None:
-            self.is_armed, self.writes = False, 0
-
-        def decide(self, operation: Operation) -> Fate:
-            if not self.is_armed:
-                return Fate()
-            if operation.kind.startswith("compare_and_set"):
-                self.writes += 1
-                if self.writes == 1 and happens:
-                    return Fate(Outcome.HAPPENED_UNKNOWN)
-            elif not self.writes:
-                return Fate()
-            return Fate(Outcome.LOST_UNKNOWN, 1.0)
-
-    world, others = world_with(mode)
-    plan = Cut()
-    tables = world.client(persist.Config(timeout_s=5), plan=plan).controller().tables()
-    tables.upsert("a", rows((3, 3)))  # the writer is registered
-    plan.is_armed = True
-    with pytest.raises(persist.Indeterminate) as unknown:
-        tables.upsert("a", rows((1, 51)))
-    token = unknown.value.fields["token"]
-    assert isinstance(token, bytes)
-    time = others.outcome(token, table="a")
-    assert (time is not None) == happens
-    assert read(others, "a") == {1: 51 if happens else 50, 3: 3}
-    if time is not None:
-        assert read(others, "a", time)[1] == 51
-        assert read(others, "a", time - 1)[1] == 50
 
 
 def test_after_an_interrupt_in_a_commit_the_token_of_the_transaction_tells() -> None:

@@ -36,10 +36,6 @@ def racing(mode: TableMode) -> tuple[Rival, Tables, Tables]:
     ("theirs", "mine", "after"),
     [
         (lambda t: t.update("a", {"cents": More}, [1]), lambda t: t.update("a", {"cents": More}, [1]), {1: 12, 2: 20}),
-        (lambda t: t.upsert("a", rows((1, 5))), lambda t: t.upsert("a", rows((1, 7))), {1: 7, 2: 20}),
-        (lambda t: t.upsert("a", rows((3, 30))), lambda t: t.upsert("a", rows((3, 31))), {1: 10, 2: 20, 3: 31}),
-        (lambda t: t.upsert("a", rows((1, 7))), lambda t: t.upsert("a", rows((1, 7))), {1: 7, 2: 20}),
-        (lambda t: t.insert("a", rows((3, 30))), lambda t: t.delete("a", [1, 3]), {2: 20}),
         (
             lambda t: t.insert("a", rows((3, 30))),
             lambda t: t.update("a", {"cents": 0}, filter=pc.field("cents") >= 20),
@@ -51,7 +47,6 @@ def racing(mode: TableMode) -> tuple[Rival, Tables, Tables]:
             {1: 10, 2: 1},
         ),
         (lambda t: t.delete("a", [1]), lambda t: t.update("a", {"cents": More}), {2: 21}),
-        (lambda t: t.delete("a", [1]), lambda t: t.insert("a", rows((3, 3))), {2: 20, 3: 3}),
     ],
 )
 def test_what_the_other_did_is_seen(
@@ -62,24 +57,6 @@ def test_what_the_other_did_is_seen(
     mine(tables)
     assert rival.waiting == 0
     assert read(tables, "a") == read(others, "a") == after
-
-
-@pytest.mark.parametrize("mode", ["yolo", "wal"])
-def test_a_constraint_that_the_other_made_bind_refuses(mode: TableMode) -> None:
-    rival, tables, others = racing(mode)
-    rival.before_next(lambda: others.insert("a", rows((3, 30))))
-    with pytest.raises(persist.ConstraintViolated):
-        tables.insert("a", rows((3, 31)))
-    assert read(tables, "a") == {1: 10, 2: 20, 3: 30}
-
-
-@pytest.mark.parametrize("mode", ["yolo", "wal"])
-def test_many_that_are_first_do_not_starve_a_statement(mode: TableMode) -> None:
-    rival, tables, others = racing(mode)
-    for number in range(5):
-        rival.before_next(lambda number=number: others.upsert("a", rows((2, number))))  # type: ignore[misc]
-    tables.update("a", {"cents": More}, [1, 2])
-    assert read(tables, "a") == {1: 11, 2: 5}
 
 
 def test_a_transaction_goes_on_where_others_changed_other_keys() -> None:

@@ -226,22 +226,6 @@ def test_a_table_is_dropped_with_rows_that_were_not_applied(tables: Tables, clie
     assert read(tables, "b") == {}
 
 
-def test_a_listener_hears_each_update_once_whether_it_is_applied_or_not(tables: Tables) -> None:
-    start = tables.read_time()
-    listener = tables.listen("a", start)
-    heard: list[tuple[int, int]] = []
-    for i in range(6):
-        tables.upsert("a", rows((5, i)))
-        if i % 3 == 1:
-            tables.apply()
-        if i % 2:
-            for event in listener.poll():
-                if isinstance(event, persist.Updates):
-                    heard += [(row["cents"], row["_diff"]) for row in event.table.to_pylist()]
-    assert sorted(heard) == sorted([(i, 1) for i in range(6)] + [(i, -1) for i in range(5)])
-    listener.close()
-
-
 def test_a_million_rows_are_one_transaction(tables: Tables) -> None:
     ids = np.arange(1_000_000)
     with tables.transaction() as t:
