@@ -147,7 +147,7 @@ class Renditions:
         if upper == at(0):
             return Timeline(since, upper, ())
         last = MAX_TIME if upper.time is None else max(since, upper.time - 1)
-        with snapshot_known(reader, since, RowSelection.of(self.schema, self.shard)) as snapshot:
+        with snapshot_known(reader, since, RowSelection(self.schema, diff=True)) as snapshot:
             rows = [{**row, TIME: since} for row in snapshot.to_pylist()]
         with changes_known(reader, since, last) as changes:
             table = changes.to_arrow()
