@@ -129,7 +129,7 @@ def test_a_listener_that_is_interrupted_loses_and_doubles_nothing_or_says_that_i
             except KeyboardInterrupt:
                 continue
             except persist.Determinate as error:
-                assert "after a part of the updates" in error.message  # noqa: PT017
+                assert "after a part of a step" in error.message  # noqa: PT017
                 break
         else:
             assert heard.updates == expected.updates
