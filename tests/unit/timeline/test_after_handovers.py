@@ -14,7 +14,7 @@ from tests.unit.timeline.banks import UNIQUE, read, rows
 
 @pytest.fixture
 def client() -> Iterator[persist.Client]:
-    with persist.open("memory:", config=persist.Config(timeout_s=20)) as client:
+    with persist.open("memory:", config=persist.Config(timeout_s=5)) as client:
         yield client
 
 
@@ -91,6 +91,6 @@ def test_a_handover_that_advances_applies_what_the_wal_has(client: persist.Clien
     tables.create("t", UNIQUE, mode="wal", timeline="bank")
     tables.insert("t", rows((1, 1)))
     controller.make_rendition("t", shards=2, copy=True)
-    controller.hand_over("t", 2, force=True, advance=True)
+    controller.hand_over("t", 2, force=True, advance=True, timeout=60)
     assert read(tables, "t") == {1: 1}
     assert controller.describe("t").active.number == 2
