@@ -73,8 +73,8 @@ test-all: test-parts ## all tests, with those that `make test` leaves to the nig
 clean-durations:
 	rm -rf build/durations
 
-# Two cores are busy with three workers: a third of the time of units is waiting for servers, and half of that of daemons.
-TESTS = scripts/in-memory env $(if $(DURATIONS),PERSIST_DURATIONS=$(CURDIR)/build/durations) $(PYTEST) -n 3
+# More workers than two cores, as a third of the time of units is waiting for servers, and half of that of daemons.
+TESTS = scripts/in-memory env $(if $(DURATIONS),PERSIST_DURATIONS=$(CURDIR)/build/durations) $(PYTEST)
 # By files, as these share daemons and sessions; those that wait longest begin first (LONGEST in tests/circles.py).
 BY_FILES := --dist loadfile --no-loadscope-reorder
 
@@ -84,9 +84,9 @@ OTHERS := $(filter-out $(UNITS) tests/__pycache__,$(patsubst %/,%,$(wildcard tes
 # The cheapest first; a part that fails ends the run.
 .PHONY: test-parts test-all clean-durations defects nightly
 test-parts: $(PROJECT)
-	@scripts/part '1 of 3: units' $(TESTS) -m "not ($(HEAVY))" $(UNITS)
-	@scripts/part '2 of 3: the other tests without daemons' $(TESTS) -m "not ($(HEAVY))" $(OTHERS)
-	@$(WITH_JAVA) scripts/part '3 of 3: Dagster, Spark and killed processes' $(TESTS) $(BY_FILES) -m "$(HEAVY)" $(HEAVY_FOLDERS)
+	@scripts/part '1 of 3: units' $(TESTS) -n 4 -m "not ($(HEAVY))" $(UNITS)
+	@scripts/part '2 of 3: the other tests without daemons' $(TESTS) -n 3 -m "not ($(HEAVY))" $(OTHERS)
+	@$(WITH_JAVA) scripts/part '3 of 3: Dagster, Spark and killed processes' $(TESTS) -n 3 $(BY_FILES) -m "$(HEAVY)" $(HEAVY_FOLDERS)
 
 defects: $(PROJECT) ## plant recorded bugs one by one, and see which the tests find: NAMES="0301 streams" WIDE=1
 	$(PYTHON_IN_VENV) -m tests.defects.plant --report build/defects.md $(if $(WIDE),--wide) $(NAMES)
