@@ -54,6 +54,7 @@ NIGHTLY: Mapping[str, str] = {
     "tests/integration/test_git_history.py::test_a_long_history_is_ingested_in_minutes": "shorter ones beside it",
     "tests/integration/test_left_alone.py::test_one_run_brings_it_to_rest_on_files[dagster": "other doors",
     "tests/integration/test_left_alone.py::test_one_run_brings_it_to_rest_on_files[program": "other doors",
+    "tests/integration/test_left_alone.py::test_one_run_brings_it_to_rest_on_files[library": "by the command",
     "tests/integration/test_left_alone.py::test_one_run_brings_it_to_rest_on_s3": "files and SQLite, in the same file",
     "tests/wheels/test_types.py": "py.typed is in the wheels, in test_distributions.py; `make lint`",
     "tests/unit/location/test_s3.py::test_more_than_a_thousand": "the tests of pages beside it",
@@ -83,6 +84,14 @@ NIGHTLY: Mapping[str, str] = {
     "tests/docs/test_pages.py::test_the_snippets_of_a_page_run_and_answer_what_it_says[docs/collections": "other pages",
     "tests/docs/test_pages.py::test_the_snippets_of_a_page_run_and_answer_what_it_says[docs/recipes": "other pages",
     "tests/torture/test_transfers.py::test_nor_is_it_on_postgresql": "on files; kills on PostgreSQL",
+    "tests/spark/test_loads.py::test_the_program_is_killed": "dead instances in unit/sources/test_loading.py",
+    "tests/wheels/test_extras.py::test_it_works_with_nothing_else_installed[persist-lib[spark": "other extras",
+    "tests/orchestration/test_dev_runs.py::test_a_run_that_is_cancelled_while_spark": "while it merges",
+    "tests/orchestration/test_dev_runs.py::test_an_asset_run_over_a_damaged": "damage, in test_passes.py",
+    "tests/orchestration/test_sources.py::test_what_is_much_is_loaded_on_spark": "tests/spark/test_loads.py",
+    "tests/spark/test_rebuild_on_spark.py::test_a_correction_that_fails": "a rebuild that was killed",
+    "tests/spark/test_compare_on_spark.py::test_a_comparison_that_was_killed": "a rebuild that was killed",
+    "tests/spark/test_compaction_at_size_on_spark.py::test_one_key": "unit/maintain/test_compaction_at_size.py",
 }
 """The beginning of a test's id, and what holds its rule by day."""
 
@@ -90,7 +99,8 @@ SAMPLED: Mapping[str, Sample] = {
     "tests/bench/test_bench.py": Sample(0.0, ("small_append",)),
     "tests/conformance/": Sample(0.25, ("[memory", "-memory", "[sqlite]", "-sqlite]")),
     "tests/docs/test_pages.py": Sample(0.2, ("tutorial",)),
-    "tests/faults/": Sample(0.2),
+    "tests/faults/test_source_deaths.py": Sample(0.0, is_one=True),
+    "tests/faults/": Sample(0.1),
     "tests/integration/test_ingest.py::test_what_cannot_be": Sample(0.1),
     "tests/integration/test_left_alone.py": Sample(0.0),
     "tests/integration/test_more_than_a_page.py": Sample(0.0),
@@ -139,9 +149,12 @@ SAMPLED: Mapping[str, Sample] = {
 
 LONGEST = (
     "tests/orchestration/test_dev_runs.py",
-    "tests/docs/test_pages.py",
-    "tests/spark/test_rounds_killed.py",
     "tests/spark/test_reads_everywhere.py",
+    "tests/spark/test_rounds_killed.py",
+    "tests/wheels/test_extras.py",
+    "tests/torture/test_postgres_source.py",
+    "tests/orchestration/test_dev_loading.py",
+    "tests/docs/test_pages.py",
 )
 """Files that take a minute or more, mostly waiting: they begin first, so that no worker is left alone with one."""
 

@@ -18,7 +18,7 @@ import persist_lib as persist
 from persist_lib.sources import Decoding, Meaning
 from tests.kafka import Topic
 
-KILLS = int(os.environ.get("PERSIST_KAFKA_KILLS", "3"))
+KILLS = int(os.environ.get("PERSIST_KAFKA_KILLS", "2"))
 PARTITIONS = 6
 SCHEMA = persist.Schema(key={"id": "int64 not null"}, value={"word": "string"})
 

@@ -23,7 +23,7 @@ from tests.torture.pending_instance import CONFIG, MINUTES, NAME, contents, coun
 from tests.torture.roles import open_ahead
 from tests.unit.maintain.test_maintain import settle
 
-KILLS = int(os.environ.get("PERSIST_PENDING_KILLS", "4"))
+KILLS = int(os.environ.get("PERSIST_PENDING_KILLS", "2"))
 SEED = os.environ.get("PERSIST_SEED", "5")
 ROLES = {
     "edge-1": "put",
