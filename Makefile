@@ -88,6 +88,7 @@ test-parts: $(PROJECT)
 	@scripts/part '2 of 3: the other tests without daemons' $(TESTS) -n 3 -m "not ($(HEAVY))" $(OTHERS)
 	@$(WITH_JAVA) scripts/part '3 of 3: Dagster, Spark and killed processes' $(TESTS) -n 3 $(BY_FILES) -m "$(HEAVY)" $(HEAVY_FOLDERS)
 
+defects: export PERSIST_CIRCLE ?= day
 defects: $(PROJECT) ## plant recorded bugs one by one, and see which the tests find: NAMES="0301 streams" WIDE=1
 	$(PYTHON_IN_VENV) -m tests.defects.plant --report build/defects.md $(if $(WIDE),--wide) $(NAMES)
 
