@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -290,3 +293,28 @@ def test_two_writers_keep_promises_of_one_another(world: World) -> None:
         write.close()
     with world.client().controller().open_reader("c") as read:
         assert sum(contents_of(read.snapshot(diff=True).to_arrow()).values()) == total
+
+
+def calls_of(call: Callable[[], Any]) -> int:
+    """How many calls of functions of the library a call makes in this thread: exact, as seconds are not."""
+    folder, count = f"{Path(str(persist.__file__)).parent}/", 0
+
+    def profiled(frame: FrameType, event: str, _: Any) -> None:
+        nonlocal count
+        count += event == "call" and frame.f_code.co_filename.startswith(folder)
+
+    sys.setprofile(profiled)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def test_an_upsert_into_a_collection_of_one_shard_takes_little_more_work_than_into_a_shard(world: World) -> None:
+    shard = world.client().open_writer("s", CLOCK)
+    with made(world, CLOCK).open_writer("c") as collection:
+        for write in (shard, collection):
+            write.upsert(A)
+            write.upsert(B)
+        assert calls_of(lambda: collection.upsert(C)) <= 1.3 * calls_of(lambda: shard.upsert(C))
