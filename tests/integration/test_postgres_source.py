@@ -458,8 +458,12 @@ def test_lag_is_in_bytes_of_the_log(shop: Shop, monkeypatch: pytest.MonkeyPatch)
     assert behind.messages == 991
     (lag,) = behind.lag.values()
     assert 0 < lag < 10_000_000
-    shop.world.clock.advance(1)
-    assert instance.step().lag == {}
+
+    def is_level() -> bool:
+        shop.world.clock.advance(1)
+        return not instance.step().lag
+
+    assert any(is_level() for _ in range(5)), "the server's own records may come in between, such as a snapshot's"
     instance.close()
 
 
