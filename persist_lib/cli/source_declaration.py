@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
@@ -99,17 +99,19 @@ def declare(
     persist source create paid --from collection:orders --key id:int64 --value cents:int64 --ignore-extra
     persist source create orders --from postgresql://me@host/shop --table public.orders
     """
+    from persist_lib.catalog.names import parse_collection_name
+
     given = _of_options(place, meant) if file is None else _of_file(file, *place, *meant)
     where = place.table or redacted(place.place or str(file))
-    with _named(file):
-        if dry_run:
-            with _to_look_at(session) as sources:
-                found = sources.declaration(name, given.reader, given.schema, command=command, **given.terms)
-            value = {"source": name, "dry_run": True, **declared_value(found)}
-            session.answer(value, f"would create {name} from {where} in {session.location}: {found.schema}")
-            return
-        with session.sources(create=True) as sources:
-            made = sources.create(name, given.reader, given.schema, command=command, **given.terms)
+    parse_collection_name(name)  # it is not the file that says it
+    if dry_run:
+        with _to_look_at(session) as sources, _named(file):
+            found = sources.declaration(name, given.reader, given.schema, command=command, **given.terms)
+        value = {"source": name, "dry_run": True, **declared_value(found)}
+        session.answer(value, f"would create {name} from {where} in {session.location}: {found.schema}")
+        return
+    with session.sources(create=True) as sources, _named(file):
+        made = sources.create(name, given.reader, given.schema, command=command, **given.terms)
     session.answer(value_of(made), f"created {name} from {where}: {made.schema}", f"start it: persist ingest {name}")
 
 
@@ -149,15 +151,11 @@ def _of_options(place: Place, meant: Meant) -> Given:
     return Given(reader, schema, terms)
 
 
-@contextmanager
-def _named(file: Path | None) -> Iterator[None]:
+def _named(file: Path | None) -> AbstractContextManager[None]:
     """Let what is refused name the file that says it."""
-    try:
-        yield
-    except InvalidUsage as error:
-        if file is None:
-            raise
-        raise InvalidUsage(f"{file}: {error.message}", path=str(file)) from error
+    from persist_lib.sources.declaration_file import within
+
+    return nullcontext() if file is None else within(file, path=str(file))
 
 
 @contextmanager

@@ -19,6 +19,7 @@ import json
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
@@ -26,7 +27,7 @@ from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
 import msgspec
 
 from persist_lib.arguments import did_you_mean, shown
-from persist_lib.errors import InvalidUsage
+from persist_lib.errors import InvalidUsage, NotAllowed, NotAuthenticated
 from persist_lib.schema.schema import Schema
 from persist_lib.sources.kinds import KINDS
 from persist_lib.sources.records import Declaration, Kind, Terms
@@ -52,10 +53,19 @@ def read(path: Path) -> Given:
         raise InvalidUsage(f"{path} cannot be read: {error.strerror or error}", path=str(path)) from error
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise InvalidUsage(f"{path} is no TOML: {error}", path=str(path)) from error
-    try:
+    with within(path, path=str(path)):
         return parse(given)
+
+
+@contextmanager
+def within(where: object, **fields: object) -> Iterator[None]:
+    """Let what is refused say where that stands. Its kind and its fields stay; what is about rights is left."""
+    try:
+        yield
+    except (NotAuthenticated, NotAllowed):
+        raise
     except InvalidUsage as error:
-        raise InvalidUsage(f"{path}: {error.message}", path=str(path)) from error
+        raise type(error)(f"{where}: {error.message}", **{**error.fields, **fields}) from error
 
 
 def parse(given: Mapping[str, Any]) -> Given:
@@ -112,10 +122,8 @@ def _made(where: str, given: Mapping[str, Any], kind: type[Any], default: Mappin
         if one.required and one.name not in {*given, *default}:
             raise InvalidUsage(f"{where}.{one.name} is missing: it is {_possible(one.type)}")
     values = {name: _value(f"{where}.{name}", value, fields[name].type) for name, value in given.items()}
-    try:
+    with within(where):
         return kind(**{**default, **values})
-    except InvalidUsage as error:
-        raise InvalidUsage(f"{where}: {error.message}") from error
 
 
 def _value(where: str, given: Any, type_: Any) -> Any:
@@ -138,10 +146,8 @@ def _schema(where: str, given: Any) -> Schema:
     terms = {
         name: _value(f"{where}.{name}", given.get(name, default), type(default)) for name, default in TERMS.items()
     }
-    try:
+    with within(where):
         return Schema(**sides, **terms)
-    except InvalidUsage as error:
-        raise InvalidUsage(f"{where}: {error.message}") from error
 
 
 def _table(where: str, given: Any) -> Mapping[str, Any]:

@@ -137,6 +137,8 @@ def test_a_mistake_in_a_file_names_the_file_and_the_key(sh: Fed):
     sh.declare('[meaning.include]\nwhere = "address"')
     text = " ".join(sh.fails(2, "source", "create", "o", "-f", file).split())
     assert f"{file.name}: include: the output has no column 'where'" in text
+    text = " ".join(sh.fails(2, "source", "create", "a//b", "-f", file).split())
+    assert file.name not in text, "the name is not said by the file"
 
 
 def test_how_to_decode_again_can_be_said_in_the_file(sh: Fed):

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 import persist_lib as persist
-from persist_lib.errors import InvalidUsage
+from persist_lib.errors import InvalidUsage, NotAllowed, SchemaMismatch
 from persist_lib.sources import Collection, Custom, Decoding, Files, Kafka, Meaning, Postgres, Registry, Transactions
-from persist_lib.sources.declaration_file import parse, read, written
+from persist_lib.sources.declaration_file import parse, read, within, written
 from persist_lib.sources.kinds import KINDS
 from persist_lib.sources.records import Declaration, Kind
 
@@ -110,3 +110,11 @@ def test_a_mistake_names_the_file_the_key_and_what_is_possible(tmp_path: Path, t
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidUsage, match=r"no\.toml cannot be read: No such file"):
         read(tmp_path / "no.toml")
+
+
+def test_what_is_refused_because_of_a_file_keeps_its_kind_and_its_fields() -> None:
+    with pytest.raises(SchemaMismatch) as told, within("a.toml", path="a.toml"):
+        raise SchemaMismatch("other columns", shard="s")
+    assert (told.value.message, told.value.fields) == ("a.toml: other columns", {"shard": "s", "path": "a.toml"})
+    with pytest.raises(NotAllowed, match=r"^no right"), within("a.toml"):
+        raise NotAllowed("no right")
