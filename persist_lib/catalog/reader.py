@@ -329,7 +329,7 @@ class CollectionReader(Reader[CollectionSnapshot]):
     def pause(self, span: Span, time: int, deadline: Deadline) -> None:
         """Wait a little for a time of a span to become complete. Raises TimedOut when the deadline has passed."""
         handles = self._guarded(lambda: self.shards_of(span.rendition))
-        if not self.client.read_only and all(handle.upper.has_passed(time) for handle in handles):
+        if not self.read_only and all(handle.upper.is_top() for handle in handles):
             deadline.pause(LONGEST_WAIT_S)  # they are closed for writing, so only a handover brings more
         for handle in handles:
             if not handle.upper.has_passed(time):

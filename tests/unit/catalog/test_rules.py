@@ -451,3 +451,13 @@ def test_a_catalog_costs_a_request_to_look_at_and_few_to_change(world: World, mo
     for number in range(30):
         controller.alter("one", retention=number)
     assert len(controller.catalog.fetch().commands) <= 11
+
+
+def test_a_reader_does_not_pause_where_its_shards_have_come_further_meanwhile(world: World) -> None:
+    told, controller = Told(), create(world.client())
+    write(controller, told, range(3))
+    with controller.open_reader("c") as reader:
+        span = reader.known(1, reader.client.runtime.deadline(5))
+        started = world.clock()
+        reader.pause(span, 1, reader.client.runtime.deadline(5))
+        assert world.clock() == started
