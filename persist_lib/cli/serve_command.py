@@ -14,7 +14,6 @@ from typing import Annotated
 import typer
 
 from persist_lib.cli.session import Session
-from persist_lib.errors import InvalidUsage
 
 
 def serve(
@@ -59,13 +58,9 @@ def serve(
     persist serve --http 127.0.0.1:7601
     """
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # else strangers fill the log: a line for each bad connection
-    try:
-        from persist_lib.server.shard_server import ShardServer
-    except ModuleNotFoundError as error:
-        raise InvalidUsage(
-            f"a shard server needs the package {error.name}: pip install 'persist-lib[server]'", extra="server"
-        ) from error
+    from persist_lib.location.scheme import with_extra
 
+    ShardServer = with_extra("persist_lib.server.shard_server", "a shard server", "server").ShardServer  # noqa: N806
     _open_more_files()
     with session.open(read_only=False) as client, _told_to_end() as ends:
         server = ShardServer(client, listen, token_file=token_file, tls_cert=tls_cert, tls_key=tls_key,

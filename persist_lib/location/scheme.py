@@ -102,7 +102,7 @@ def lazy_scheme(
 
     def call(function: str) -> Callable[..., Any]:
         def later(*arguments: object) -> Any:
-            return getattr(_load(module, extra), function)(*arguments)
+            return getattr(with_extra(module, "this location", extra), function)(*arguments)
 
         return later
 
@@ -113,13 +113,14 @@ def lazy_scheme(
     )  # fmt: skip
 
 
-def _load(module: str, extra: str) -> ModuleType:
+def with_extra(module: str, what: str, extra: str) -> ModuleType:
+    """A module that needs packages of an extra. Raises InvalidUsage where these are not installed."""
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("persist_lib"):
             raise
         raise InvalidUsage(
-            f"this location needs the package {error.name}, which is not installed: pip install 'persist-lib[{extra}]'",
+            f"{what} needs the package {error.name}, which is not installed: pip install 'persist-lib[{extra}]'",
             extra=extra,
         ) from error

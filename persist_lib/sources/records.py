@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, TypedDict, TypeVar
 
 import msgspec
@@ -291,16 +290,3 @@ def in_unit(schema: Schema, unit: object) -> Schema:
     schema = msgspec.structs.replace(schema, times=unit)
     schema.__dict__["models"] = models
     return schema
-
-
-def with_extra(module: str, what: str, extra: str) -> Any:
-    """A module that needs packages of an extra. Raises InvalidUsage where these are not installed."""
-    try:
-        return import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.startswith("persist_lib"):
-            raise
-        raise InvalidUsage(
-            f"{what} needs the package {error.name}, which is not installed: pip install 'persist-lib[{extra}]'",
-            extra=extra,
-        ) from error

@@ -12,8 +12,9 @@ import msgspec
 
 from persist_lib.arguments import parse_text, shown
 from persist_lib.errors import InvalidUsage
+from persist_lib.location.scheme import with_extra
 from persist_lib.sources.decoding import DECODERS
-from persist_lib.sources.records import DECODED, Declaration, Kind, Place, with_extra
+from persist_lib.sources.records import DECODED, Declaration, Kind, Place
 from persist_lib.sources.schema_registry import ENVIRONMENT, from_environment
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ from persist_lib.arguments import parse_integer, parse_text, shown
 from persist_lib.client import Client
 from persist_lib.config import MIB
 from persist_lib.errors import InvalidUsage
+from persist_lib.location.scheme import with_extra
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import Schema
 from persist_lib.sources.agreed_value import Choices
@@ -18,7 +19,7 @@ from persist_lib.sources.decoding import Decoding
 from persist_lib.sources.envelopes import Meaning
 from persist_lib.sources.pipeline import Pipeline
 from persist_lib.sources.postgres.columns import Header, check_declared, derived_schema, places_of
-from persist_lib.sources.records import Declaration, Followed, Kind, Known, Place, SourceRecord, with_extra
+from persist_lib.sources.records import Declaration, Followed, Kind, Known, Place, SourceRecord
 
 if TYPE_CHECKING:
     from persist_lib.sources.postgres.reader import TableReader

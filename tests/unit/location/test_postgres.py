@@ -650,7 +650,7 @@ def test_blobs_are_not_kept_in_postgresql_and_a_missing_package_is_named(monkeyp
     for name in [name for name in sys.modules if name.startswith("persist_lib.location.postgres.consensus")]:
         monkeypatch.delitem(sys.modules, name)
     with pytest.raises(InvalidUsage, match=r"persist-lib\[postgres\]"):
-        scheme._load("persist_lib.location.postgres.consensus", "postgres")
+        scheme.with_extra("persist_lib.location.postgres.consensus", "this location", "postgres")
 
 
 def port_of(url: str) -> int:
