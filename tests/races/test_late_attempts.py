@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 import pytest
 
 import persist_lib as persist
-import persist_lib.catalog  # before timelines, which it names in its list of duties
 from persist_lib import streams
 from persist_lib.core import commands as c
 from persist_lib.errors import Fenced, Indeterminate, LeaseExpired, PersistError, TimedOut

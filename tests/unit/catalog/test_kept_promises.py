@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -22,13 +22,6 @@ from tests.worlds import SCHEMA, World
 CLOCK = persist.Schema(SCHEMA.key, SCHEMA.value, times="ms")
 KINDS = ("scan", "compare_and_set", "compare_and_set_many")
 A, B, C = ([{"id": 1, "word": word}] for word in "abc")
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    found = World()
-    yield found
-    found.close()
 
 
 def made(

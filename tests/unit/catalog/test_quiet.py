@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
@@ -17,13 +17,6 @@ CLOCK = persist.Schema(key={"id": "int64 not null"}, value={"word": "string"}, t
 ROW = [{"id": 1, "word": "a"}]
 HOUR_S = 3600
 KINDS = {"shard": 0, "collection of 1": 1, "collection of 3": 3}
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    found = World()
-    yield found
-    found.close()
 
 
 class Quiet(NamedTuple):

@@ -24,13 +24,6 @@ from tests.worlds import World
 ROOT = Path(__file__).resolve().parents[3]
 
 
-@pytest.fixture
-def world() -> Iterator[World]:
-    world = World()
-    yield world
-    world.close()
-
-
 def writers(client: persist.Client) -> list[str]:
     return [writer.purpose for writer in client.inspect("s").state.writers.values()]
 

@@ -6,7 +6,7 @@ newer than the one it is judged by, and its uploader, unknown to that, would cou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
@@ -61,13 +61,6 @@ class ConsensusBetween(AroundConsensus):
 
     def around(self, operation: Operation, call: Callable[[], T]) -> T:
         return self.between.around(operation, call)
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    world = World()
-    yield world
-    world.close()
 
 
 def auditor(world: World, between: Between) -> persist.Client:

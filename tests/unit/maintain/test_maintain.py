@@ -22,14 +22,6 @@ from tests.commands import invoke
 from tests.shards import EAGER, TINY, filled
 from tests.worlds import SCHEMA, SMALL, Storm, World, row
 
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    world = World()
-    yield world
-    world.close()
-
-
 UPKEEP = [duty.name for duty in DUTIES if duty.is_upkeep]
 
 

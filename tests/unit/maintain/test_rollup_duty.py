@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 import persist_lib as persist
@@ -12,13 +10,6 @@ from tests.worlds import SCHEMA, Storm, World, row
 
 EVERY = 16
 CONFIG = persist.Config(rollup_every=EVERY)
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    made = World()
-    yield made
-    made.close()
 
 
 def append(write: persist.WriteHandle) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -23,13 +23,6 @@ from tests.worlds import SCHEMA, Storm, World
 DAY_S = 86_400
 EAGER = TINY.model_copy(update={"compaction_weight": 1e9, "compaction_advance": 0.01})
 FREQUENT = persist.Config(rollup_every=20)
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    world = World()
-    yield world
-    world.close()
 
 
 def test_a_location_without_shards_has_nothing_to_do_and_remembers_nothing(world: World) -> None:

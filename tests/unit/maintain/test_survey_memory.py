@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,13 +22,6 @@ from tests.worlds import Storm, World
 
 MINUTE_S = 60
 DAY_S = 86_400
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    world = World()
-    yield world
-    world.close()
 
 
 def test_no_shard_can_be_called_like_its_memory() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,13 +10,6 @@ import persist_lib as persist
 from persist_lib.core.state import INLINE_TOTAL_BYTES
 from tests.shards import EAGER, TINY, filled
 from tests.worlds import SCHEMA, World, row
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    world = World()
-    yield world
-    world.close()
 
 
 def test_what_was_written_is_what_the_store_was_sent(world: World) -> None:
