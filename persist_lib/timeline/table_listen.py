@@ -29,12 +29,12 @@ class TableListen(Listener):
     """
 
     def __init__(self, line: Line, name: str, as_of: int, timeout_s: float | None) -> None:
+        self._line, self._pins = line, line.pinned(as_of)
+        self._pins.__enter__()  # SUBTLE: first, as a view lets go of what nobody has pinned
         line.look()
-        self._line, self._view = line, line.view(name)
+        self._view = line.view(name)
         super().__init__(self._view.reader, as_of, TOP, timeout_s)
         self.reader.check_since(as_of)
-        self._pins = line.pinned(as_of)
-        self._pins.__enter__()
 
     def close(self) -> None:
         if not self._is_closed:

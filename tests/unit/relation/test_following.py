@@ -71,6 +71,23 @@ def test_at_each_progress_what_a_listener_heard_is_the_contents(world: World, ca
 
 
 @over_all
+def test_a_listener_keeps_the_history_that_it_has_not_delivered_yet(world: World, carrier: Carrier) -> None:
+    """Also where the rows are copied to their shards, compacted and given up before its first look."""
+    relation = carrier.make(world.client())
+    first = time_of(relation.now(rows(0)))
+    world.clock.advance(1)
+    last = time_of(relation.now(rows(1)))
+    relation.tend()
+    heard = Heard(relation.listen(first), first)
+    for _ in range(3):
+        world.clock.advance(20)
+        relation.client.heartbeat()
+        relation.tend()
+    assert set(heard.poll().updates) == {(row, time) for row, time, _ in updates_in(relation.changes(first, last))}
+    heard.listener.close()
+
+
+@over_all
 def test_a_listener_waits_says_that_nothing_came_and_continues(world: World, carrier: Carrier) -> None:
     relation = carrier.make(world.client())
     time = time_of(relation.now(rows(1)))
