@@ -17,11 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from persist_lib.cli.session import Session
 from persist_lib.cli.shared_options import Collection, Shard, Table, parse_names
 from persist_lib.errors import InvalidUsage, NotFound
-from persist_lib.times import Times
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
-    import pyarrow as pa
-
     from persist_lib.client import Client
     from persist_lib.schema.schema import Schema
     from persist_lib.timeline import Tables
@@ -153,48 +150,14 @@ class TableRows:
     @contextmanager
     def changes(self, first: Any, last: Any, *, timeout: float) -> Iterator[Any]:
         """What happened in between. It may take as long as any call: others may be about to copy what it needs."""
-        times = Times(self.schema.times, self.tables.client.consensus.now)
-        since = self.tables.controller.describe(self.name).since.time or 0
-        start = since if first is None else times.as_of(first, "from")
-        end = None if last is None else times.as_of(last, "to")
+        start = (self.tables.controller.describe(self.name).since.time or 0) if first is None else first
         longest = max(timeout, self.tables.client.config.timeout_s)
-        yield _Changes(self.schema.changes, self.tables.changes(self.name, start, end, timeout=longest), start, end)
+        with self.tables.changes(self.name, start, last, timeout=longest) as changes:
+            yield changes
 
-    @contextmanager
-    def listen(self, start: Any, *, until: Any, timeout: float | None) -> Iterator[Any]:
+    def listen(self, start: Any, *, until: Any, timeout: float | None) -> Any:
         """What happens after a time, up to a frontier."""
-        end = Times(self.schema.times, self.tables.client.consensus.now).frontier(until, "until")
-        with self.tables.listen(self.name, start, timeout=timeout) as events:
-            yield _Until(events, end)
-
-
-class _Changes(NamedTuple):
-    schema: pa.Schema
-    rows: pa.Table
-    from_: int | None
-    to: int | None
-
-    def batches(self) -> Iterator[pa.Table]:
-        return iter([self.rows])
-
-
-class _Until:
-    """The events of a listener that has no end of its own, up to a frontier."""
-
-    def __init__(self, events: Any, end: Any) -> None:
-        self._events, self._end = events, end
-
-    def __iter__(self) -> Iterator[Any]:
-        return self._ended(self._events)
-
-    def poll(self) -> Iterator[Any]:
-        return self._ended(self._events.poll())
-
-    def _ended(self, found: Any) -> Iterator[Any]:
-        for event in found:
-            yield event
-            if self._end <= self._events.frontier:
-                return
+        return self.tables.listen(self.name, start, until=until, timeout=timeout)
 
 
 @contextmanager

@@ -76,6 +76,16 @@ class Changes(Held[UpdatesPart]):
         return (shown_times(self._schema, table) for part in self._parts for table in part.updates(where))
 
 
+class MemoryUpdates(UpdatesPart):
+    """Updates that are in memory: tables of `schema.updates`."""
+
+    def __init__(self, schema: Schema, tables: Sequence[pa.Table]) -> None:
+        self.schema, self._tables = schema, tables
+
+    def updates(self, where: Where | None = None) -> Iterator[pa.Table]:  # noqa: ARG002 - all of them
+        return iter(self._tables)
+
+
 class PlaceUpdates(Place, UpdatesPart):
     """The updates of one shard with times in `(from_, to]`, consolidated: each data and time once."""
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from persist_lib.catalog.changes import updates_between
 from persist_lib.errors import LeaseExpired, PersistError
-from persist_lib.frontier import TOP, at
+from persist_lib.frontier import Antichain, at
 from persist_lib.kernel.columns import at_time
 from persist_lib.kernel.consolidate import consolidate
 from persist_lib.relation.listen import Listener
@@ -28,12 +28,12 @@ class TableListen(Listener):
     the timeline's. In YOLO mode it goes as far as the table was written, advanced or read.
     """
 
-    def __init__(self, line: Line, name: str, as_of: int, timeout_s: float | None) -> None:
+    def __init__(self, line: Line, name: str, as_of: int, until: Antichain, timeout_s: float | None) -> None:
         self._line, self._pins = line, line.pinned(as_of)
         self._pins.__enter__()  # SUBTLE: first, as a view lets go of what nobody has pinned
         line.look()
         self._view = line.view(name)
-        super().__init__(self._view.reader, as_of, TOP, timeout_s)
+        super().__init__(self._view.reader, as_of, until, timeout_s)
         self.reader.check_since(as_of)
 
     def close(self) -> None:
@@ -63,7 +63,7 @@ class TableListen(Listener):
         """Make due what was committed since the last step."""
         self._line.look()
         self._view.freshen(self._line.heads)
-        upper = self._upper()
+        upper = self._upper() if self.until.time is None else min(self._upper(), self.until.time)
         if upper > (self.frontier.time or 0):
             yield from self.step(self._updates(upper), at(upper))
 

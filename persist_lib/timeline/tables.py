@@ -6,25 +6,27 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeVar, get_args
 
 import msgspec
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist_lib.arguments import not_pickled, parse_flag, parse_seconds, parse_text, shown
+from persist_lib.catalog.changes import integer_times
 from persist_lib.catalog.collection_arguments import Retention
 from persist_lib.catalog.describe import Description, Tended
 from persist_lib.catalog.effects import settle
 from persist_lib.catalog.names import parse_collection_name
 from persist_lib.catalog.records import Mode, TableMode
 from persist_lib.errors import InvalidUsage
-from persist_lib.frontier import at
+from persist_lib.frontier import TOP
+from persist_lib.location.wrap.spending import Spending
+from persist_lib.relation import held
+from persist_lib.relation.changes import Changes, MemoryUpdates
 from persist_lib.relation.listen import Updates
 from persist_lib.relation.next_time import Named, bounds_of
 from persist_lib.relation.reader import PURPOSE_LETTERS
 from persist_lib.relation.row_selection import Asked
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.runtime.resource import Resource
-from persist_lib.schema.empty import empty_table
-from persist_lib.schema.schema import TIME, Schema, check_schema
+from persist_lib.schema.schema import Schema, check_schema
 from persist_lib.timeline.lag import Lag, fetch_lag
 from persist_lib.timeline.statements import Change, Delete, Done, Insert, Statement, Update, Upsert
 from persist_lib.timeline.table_listen import TableListen
@@ -232,41 +234,41 @@ class Tables(Resource):
         asked = AsOf(time, newest, timeout is not None)
         return self._timelines.with_table(name, lambda line: line.snapshot(name, asked, want, deadline))
 
-    def listen(self, name: str, as_of: TimeLike, *, timeout: float | None = None) -> TableListen:
+    def listen(self, name: str, as_of: TimeLike, *, until: object = TOP, timeout: float | None = None) -> TableListen:
         """An iterator of what happens to a table after `as_of`. The snapshot as of then and all updates add up.
 
-        It raises TimedOut when nothing comes for `timeout` seconds (None: it waits for ever).
+        It ends at the frontier `until`. It raises TimedOut when nothing comes for `timeout` seconds (None: it waits for
+        ever).
         """
-        time = self._times().as_of(as_of)
+        times = self._times()
+        time, end = times.as_of(as_of), times.frontier(until, "until")
         timeout = None if timeout is None else parse_seconds(timeout)
 
         def act(line: Line) -> TableListen:
             own = line_of(self.controller.catalog, line.record, self._owner or "listen")
-            return TableListen(own, name, time, timeout)
+            return TableListen(own, name, time, end, timeout)
 
         return self._timelines.with_table(name, act)
 
     def changes(
-        self, name: str, from_: TimeLike, to: TimeLike | None = None, *, timeout: float | None = None
-    ) -> pa.Table:
+        self, name: str, from_: TimeLike | None, to: TimeLike | None = None, *, timeout: float | None = None
+    ) -> Changes:
         """All that happened to a table after the time `from_`, up to and with `to`: by default, the newest time.
 
-        A table of updates, with `_time` and `_diff`, in memory. The rows as of `from_` and these add up to the rows as
-        of `to`. Raises as `read` does, and InvalidUsage where `to` is before `from_`.
+        The updates, with `_time` and `_diff`, are in memory. None for `from_` means from the beginning on. The rows as
+        of `from_` and these add up to the rows as of `to`. Raises as `read` does, SinceViolation when `from_` is before
+        since (None: when any history was given up), and InvalidUsage where `to` is before `from_`.
         """
         times = self._times()
-        first, last = times.as_of(from_, "from_"), None if to is None else times.as_of(to, "to")
-        if last is not None and last < first:
+        first = None if from_ is None else times.as_of(from_, "from_")
+        last = None if to is None else times.as_of(to, "to")
+        if first is not None and last is not None and last < first:
             raise InvalidUsage(f"changes go forward: to must be {first} or later, got {last}", from_=from_, to=to)
         with self.read(name, last, keys=[], timeout=timeout) as snapshot:  # waits, and advances a table that lags
-            last, schema = max(first, snapshot.as_of), snapshot.shard_schema()
-        found = [empty_table(schema.changes)]
-        with self.listen(name, first, timeout=timeout) as listener:
-            while listener.frontier <= at(last):
-                found += [event.table for event in listener.poll() if isinstance(event, Updates)]
-        rows = pa.concat_tables(found)
-        newest = pa.scalar(last, pa.int64()).cast(rows.schema.field(TIME).type)
-        return rows.filter(pc.less_equal(rows.column(TIME), newest))
+            end, schema = max(first or 0, snapshot.as_of), snapshot.shard_schema()
+        with Spending() as spent, self.listen(name, first or 0, until=end + 1, timeout=timeout) as listener:
+            found = [integer_times(event.table) for event in listener if isinstance(event, Updates)]
+        return Changes(held.Named("table", name), schema, first, end, [MemoryUpdates(schema, found)], spent)
 
     def apply(self, timeline: str = DEFAULT, *, timeout: float | None = None) -> Applied:
         """Copy what transactions wrote from the WAL to their tables. Any number of processes may do so, at any time.

@@ -217,7 +217,8 @@ def test_changes_and_listening_give_each_update_once_applied_or_not(bank: Shell,
     ]
     assert [one["cents"] for one in events[0]["updates"]] == [1, 2]
     assert events[-1]["progress"] == [third + 1]
-    assert "cents=2" in bank("table", "listen", "accounts", "--as-of", second, "--until", third), "it ends"
+    assert "cents=2" in bank("table", "listen", "accounts", "--as-of", second, "--until", third + 1), "it ends"
+    assert "cents=2" not in bank("table", "listen", "accounts", "--as-of", second, "--until", third)
 
 
 def test_sql_reads_what_is_not_applied_yet_and_all_tables_at_one_time(bank: Shell, tmp_path: Path):

@@ -89,9 +89,12 @@ class Relation:
 
     def changes(self, from_: Any, to: Any = None, **options: Any) -> Any:
         """A table of updates."""
+        return self.lazy_changes(from_, to, **options).to_arrow()
+
+    def lazy_changes(self, from_: Any, to: Any = None, **options: Any) -> Any:
         if self.tables:
             return self.tables.changes("c", from_, to, **options)
-        return self.read.changes(from_, to, **options).to_arrow()
+        return self.read.changes(from_, to, **options)
 
     def listen(self, as_of: Any, **options: Any) -> Any:
         return self.tables.listen("c", as_of, **options) if self.tables else self.read.listen(as_of, **options)

@@ -114,21 +114,12 @@ def test_before_the_handles_since(world: World, carrier: Carrier) -> None:
         relation.snapshot(first)
 
 
-@differs("changes and listen", "lazy, from None on; until and replace for all")
+@differs("listen", "replace for all")
 @over_all
-def test_changes_and_listen(world: World, carrier: Carrier) -> None:
+def test_listen(world: World, carrier: Carrier) -> None:
     relation = carrier.make(world.client())
-    relation.now(rows(1))
-    if carrier.mode:
-        with pytest.raises(persist.InvalidUsage):
-            relation.changes(None)
-        assert isinstance(relation.tables.changes("c", 0), pa.Table)
-        assert not {"until", "replace"} & signature(relation.tables.listen).parameters.keys()
-    else:
-        assert relation.changes(None).num_rows == 1
-        assert not isinstance(relation.read.changes(None), pa.Table)
-        found = {"until", "replace"} & signature(relation.read.listen).parameters.keys()
-        assert found == ({"until", "replace"} if carrier.shards else {"until"})
+    listen = relation.tables.listen if carrier.mode else relation.read.listen
+    assert ("replace" in signature(listen).parameters) is (carrier.shards > 0 and not carrier.mode)
 
 
 @differs("order", "tables promise none; `shards`, splits and `by_shard` by key")

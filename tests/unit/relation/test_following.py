@@ -175,16 +175,23 @@ def test_a_failure_in_the_middle_is_told_and_loses_nothing(world: World, carrier
             assert heard.updates == Heard(others.listen(start), start).poll().updates
 
 
-@over_handles
-def test_until_ends_it_and_from_the_last_time_of_all_on_it_is_over(world: World, carrier: Carrier) -> None:
-    plan = DiesAt(60)
-    relation = carrier.make(world.client(plan=plan))
-    first = time_of(relation.now(rows(1)))
-    second, third = (time_of(relation.upsert(rows(n))) for n in (2, 3))
+@over_all
+def test_a_listener_ends_at_until(world: World, carrier: Carrier) -> None:
+    relation = carrier.make(world.client())
+    first, second, _third = (time_of(relation.now(rows(n))) for n in (1, 2, 3))
     heard = Heard(relation.listen(first, until=second + 1), first)
     heard.take(heard.listener)
     assert heard.updates == {((2, "w"), second): 1}
     assert heard.frontier == persist.at(second + 1)
+    assert not list(relation.listen(second, until=second + 1)), "nothing is between them"
+
+
+@over_handles
+def test_from_the_last_time_of_all_on_a_listener_is_over(world: World, carrier: Carrier) -> None:
+    plan = DiesAt(60)
+    relation = carrier.make(world.client(plan=plan))
+    relation.now(rows(1))
+    second, third = (time_of(relation.upsert(rows(n))) for n in (2, 3))
     relation.write.advance_upper(persist.TOP)
     heard = Heard(relation.listen(second, timeout=3), second)
     if carrier.shards:  # today: a handover may follow, so it waits, and asks no more often than for a writer
@@ -199,14 +206,14 @@ def test_until_ends_it_and_from_the_last_time_of_all_on_it_is_over(world: World,
     assert heard.updates == {((3, "w"), third): 1}
 
 
-@over_handles
+@over_all
 def test_changes_are_lazy_and_begin_at_the_beginning_for_none(world: World, carrier: Carrier) -> None:
     relation = carrier.make(world.client())
     first, second = (time_of(relation.now(rows(n))) for n in (1, 2))
-    whole = relation.read.changes(None)
+    whole = relation.lazy_changes(None)
     assert (whole.from_, whole.to) == (None, second)
     assert {(data[0], time) for data, time, _ in updates_in(whole.to_arrow())} == {(1, first), (2, second)}
-    part: Any = relation.read.changes(first)
+    part: Any = relation.lazy_changes(first)
     assert (part.from_, part.to, part.to_pylist()[0]["id"]) == (first, second, 2)
     with pytest.raises(persist.TimedOut):
         relation.changes(first, second + 10_000, timeout=0.01)

@@ -148,9 +148,9 @@ def test_a_listener_begins_before_what_the_wal_keeps(tables: Tables) -> None:
     tables.upsert("b", rows((7, 7)))  # the WAL goes on
     assert wal(tables).since > persist.at(start + 1)
     with persist.open(tables.client.url) as client, client.controller().tables() as others:
-        found = others.changes("a", start)
+        found = others.changes("a", start).to_arrow()
         assert sorted(zip(found["cents"].to_pylist(), found["_diff"].to_pylist(), strict=True)) == [(50, -1), (60, 1)]
-        assert others.changes("b", start)["cents"].to_pylist() == [7]
+        assert others.changes("b", start).to_arrow()["cents"].to_pylist() == [7]
 
 
 def test_a_client_that_only_reads_goes_on_where_the_wal_was_tidied_meanwhile(tables: Tables) -> None:
