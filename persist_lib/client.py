@@ -49,6 +49,8 @@ from persist_lib.times import TimeLike
 
 if TYPE_CHECKING:
     from persist_lib.catalog.controller import Controller
+    from persist_lib.table import Table
+    from persist_lib.timeline.transaction import Transaction
 
 
 def open(  # noqa: A001 - `persist.open` is what users write
@@ -309,6 +311,40 @@ class Client(Upkeep, Terms):
         storage = import_module("persist_lib.catalog")
         found: Controller = storage.Controller(self) if catalog is None else storage.Controller(self, catalog=catalog)
         return found
+
+    def table(self, name: str, schema: Schema | None = None) -> Table:
+        """Open a table, whatever carries it: a shard, a collection, or a timeline.
+
+        With a `schema`, one that is not there is made, on a shard; its times are milliseconds where the schema does not
+        say so. Raises SchemaMismatch when the table has another schema, and NotFound when there is none and no schema
+        is given; then nothing is changed.
+        """
+        from persist_lib.table import open_table  # noqa: PLC0415 - tables stand on the client
+
+        self._check_open()
+        return open_table(self, name, schema)
+
+    def tables(self) -> list[str]:
+        """The names of all tables, whatever carries them, sorted.
+
+        Costs a list, and a read of each shard that this client does not know yet.
+        """
+        from persist_lib.table import tables_in  # noqa: PLC0415 - tables stand on the client
+
+        return tables_in(self)
+
+    def transaction(self, timeline: str = "default", *, timeout: float | None = None) -> Transaction:
+        """Begin a transaction over the tables of a timeline with a WAL: all of its changes at one time, or none.
+
+            with db.transaction() as t:
+                t.update("accounts", {"cents": pc.field("cents") - 10}, keys=[1])
+                t.insert("entries", [{"entry": "e1", "cents": 10}])
+
+        `timeout` is in seconds, for each of its calls. Raises InvalidUsage where there is no such timeline, or it has
+        no WAL.
+        """
+        self._check_open()
+        return self.controller().tables().transaction(timeline, timeout=timeout)
 
     def judge_append(self, name: str, token: bytes, expected_upper: object, new_upper: object) -> Verdict:
         """Find out what became of the append of `[expected_upper, new_upper)` with this token. Changes nothing.

@@ -70,6 +70,8 @@ from persist_lib.relation.writer import Appended, Batching, Changed, WriteHandle
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.schema.schema import Schema
 from persist_lib.shard.outcomes import Verdict
+from persist_lib.table import Table
+from persist_lib.timeline.statements import Done
 
 __all__ = [
     "TOP",
@@ -96,6 +98,7 @@ __all__ = [
     "DiffOverflow",
     "DiskFull",
     "Diverged",
+    "Done",
     "Fenced",
     "GivesUpHistory",
     "Gone",
@@ -140,6 +143,7 @@ __all__ = [
     "Split",
     "StillRead",
     "Survey",
+    "Table",
     "TimedOut",
     "Update",
     "Updates",

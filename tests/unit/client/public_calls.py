@@ -179,6 +179,9 @@ class Place:
         self.changes = self.read.changes(3, 5)
         self.split = self.snapshot.splits(2)[0]
         self.table = self.snapshot.to_arrow()
+        self.front = self.client.table(self.name)
+        self.front.append([])
+        self.front.count()  # so that its handles are open
 
     def everything(self) -> list[object]:
         """All rows of the log and all objects, as somebody else finds them."""
@@ -196,6 +199,14 @@ def finished(p: Place) -> str:
     p.client.release_hold(p.name, "kept")
     p.read.close()
     return p.name
+
+
+def banked(p: Place) -> str:
+    """A timeline with a WAL."""
+    tables = p.client.controller().tables()
+    if not tables.timelines():
+        tables.create("account", CLOCK, mode="wal")
+    return "default"
 
 
 def produced(p: Place) -> str:
@@ -360,6 +371,33 @@ LEGAL: dict[str, tuple[Arguments, dict[str, Kind]]] = {
     "ReadHandle.wait_for_upper": (
         lambda _: {"frontier": 5, "timeout": 0.05}, {"frontier": frontier, "timeout": timeout}
     ),
+    "Table.append": (
+        lambda _: {"rows": [{"id": 5, "word": "w"}], "timeout": 0.05, "token": None},
+        {"rows": append["updates"], "timeout": timeout, "token": or_none(never)},
+    ),
+    "Table.upsert": (
+        lambda _: {"rows": [{"id": 5, "word": "w"}], "timeout": 0.05, "token": None, "dry_run": False},
+        {"rows": append["updates"], "timeout": timeout, "token": or_none(never), "dry_run": flag},
+    ),
+    "Table.delete": (
+        lambda _: {"keys": [5], "timeout": 0.05, "token": None, "dry_run": False},
+        {"keys": are_keys, "timeout": timeout, "token": or_none(never), "dry_run": flag},
+    ),
+    "Table.read": (
+        lambda _: keyed("key", newest=False),
+        {"as_of": or_none(time), "columns": or_none(is_empty), "key": or_none(is_key), "key_from": or_none(never),
+         "key_to": or_none(never), "keys": or_none(never), "filter": or_none(never), "diff": flag, "newest": flag,
+         "timeout": timeout},
+    ),
+    "Table.count": (lambda _: {"as_of": 5, "timeout": 0.05}, {"as_of": or_none(time), "timeout": timeout}),
+    "Table.changes": (
+        lambda _: {"from_": 4, "to": 9, "timeout": 0.05},
+        {"from_": is_start, "to": or_none(integer(4, 9)), "timeout": timeout},
+    ),
+    "Table.listen": (
+        lambda _: {"as_of": 4, "until": 8, "timeout": 0.05}, {"as_of": time, "until": frontier, "timeout": timeout}
+    ),
+    "Table.close": (lambda _: {}, {}),
     "WriteHandle.close": (lambda _: {}, {}),
     "WriteHandle.fetch_upper": (lambda _: {}, {}),
     "WriteHandle.advance_upper": (
@@ -491,6 +529,11 @@ LEGAL: dict[str, tuple[Arguments, dict[str, Kind]]] = {
         {"name": name, "distance": or_none(time), "layer": layer},
     ),
     "Client.shards": (lambda _: {}, {}),
+    "Client.table": (lambda p: {"name": p.name, "schema": SCHEMA}, {"name": name, "schema": or_none(schema)}),
+    "Client.tables": (lambda _: {}, {}),
+    "Client.transaction": (
+        lambda p: {"timeline": banked(p), "timeout": 0.05}, {"timeline": name, "timeout": timeout}
+    ),
     "Client.survey": (
         lambda p: {"done": {"scrub": [p.name]}, "most": 5, "seconds": 0.05, "progress": None},
         {"done": is_nothing_done, "most": or_none(integer(0, math.inf)), "seconds": timeout, "progress": progress},
@@ -504,11 +547,12 @@ RECEIVERS: dict[str, Callable[[Place], Any]] = {
     "Antichain": lambda _: persist.at(5), "Client": lambda p: p.client, "Cost": lambda _: persist.Cost(),
     "Listen": lambda p: p.read.listen(4), "ReadHandle": lambda p: p.read, "Schema": lambda _: CLOCK,
     "Snapshot": lambda p: p.snapshot, "Spending": lambda _: persist.Spending(), "Split": lambda p: p.split,
-    "Survey": lambda p: p.client.survey(), "Changes": lambda p: p.changes, "WriteHandle": lambda p: p.write,
+    "Survey": lambda p: p.client.survey(), "Table": lambda p: p.front, "Changes": lambda p: p.changes,
+    "WriteHandle": lambda p: p.write,
 }  # fmt: skip
 ANSWERED = {
-    "Appended", "Changed", "Changes", "Client", "Cost", "Listen", "Look", "Metrics", "Progress", "ReadHandle",
-    "Restored", "Snapshot", "Split", "Survey", "Updates", "Verdict", "WriteHandle",
+    "Appended", "Changed", "Changes", "Client", "Cost", "Done", "Listen", "Look", "Metrics", "Progress", "ReadHandle",
+    "Restored", "Snapshot", "Split", "Survey", "Table", "Updates", "Verdict", "WriteHandle",
 }  # fmt: skip
 """What calls answer: it is not made by who calls."""
 ROWS = {"Update"}
@@ -531,7 +575,7 @@ INNER = {
 """What the library itself calls, with arguments that it has checked."""
 
 USES_UP = (
-    "WriteHandle", "Client.compare_and_append_many", "Client.finish", "Client.release_hold", "Client.set_hold",
+    "Table", "WriteHandle", "Client.compare_and_append_many", "Client.finish", "Client.release_hold", "Client.set_hold",
     "Client.evolve_schema", "Client.restore", "Client.forget_producer",
 )  # fmt: skip
 """What needs a new shard for each call."""

@@ -58,6 +58,9 @@ CLIENT: dict[str, Callable[[Client], object]] = {
     "repair": lambda client: client.repair("s"),
     "inspect": lambda client: client.inspect("s"),
     "heartbeat": lambda client: client.heartbeat(),
+    "table": lambda client: client.table("s"),
+    "tables": lambda client: client.tables(),
+    "transaction": lambda client: client.transaction(),
 }
 HARMLESS = {"url", "consensus_url", "metrics", "charge", "policy", "close"}
 """What a closed client tells all the same: it asks nothing of the location."""

@@ -1,0 +1,311 @@
+"""The front door: one handle with the same verbs, answers and errors, whatever carries the table."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+import persist_lib as persist
+from persist_lib.testing import Outcome
+from tests.unit.relation.carriers import KINDS, SCHEMA, SHARD, UNIQUE, Carrier, Cut, Heard, over_all, rows, updates_in
+from tests.worlds import World
+
+SURFACE = Path(__file__).parents[2] / "golden" / "surface.txt"
+PLAIN = persist.Schema({"id": "int64 not null"}, {"word": "string"})
+
+
+def table_on(world: World, carrier: Carrier, schema: persist.Schema = SCHEMA) -> persist.Table:
+    carrier.make(world.client(), schema)
+    return world.client().table("c")
+
+
+def contents(table: persist.Table, as_of: Any = None) -> list[tuple[int, str]]:
+    with table.read(as_of) as found:
+        return sorted((row["id"], row["word"]) for row in found.to_pylist())
+
+
+@over_all
+def test_one_program_has_the_same_answers_on_each_carrier(world: World, carrier: Carrier) -> None:
+    table = table_on(world, carrier)
+    assert table.schema == SCHEMA
+    assert table.read().as_of < 1
+    assert table.read().to_pylist() == []
+    assert table.count() == 0
+
+    first = table.append(rows(1, 2))
+    assert (first.count, first.inserted) == (2, 0)
+    assert first.time is not None
+    assert table.append([]).time is None, "nothing to write"
+    world.clock.advance(1)
+    second = table.upsert(rows(2, 3, word="v"))
+    assert (second.count, second.inserted, second.updated, second.unchanged) == (3, 1, 1, 0)
+    again = table.upsert(rows(2, 3, word="v"))
+    assert (again.time, again.count, again.unchanged, again.token) == (None, 0, 2, b"")
+    dry = table.upsert(rows(9), dry_run=True)
+    assert (dry.time, dry.inserted) == (None, 1)
+    assert contents(table) == [(1, "w"), (2, "v"), (3, "v")]
+    world.clock.advance(1)
+    third = table.delete([1, 77])
+    assert (third.count, third.deleted) == (1, 1)
+    assert table.delete([{"id": 1}]).time is None
+    assert table.delete([2], dry_run=True).deleted == 1
+
+    assert contents(table) == [(2, "v"), (3, "v")]
+    assert contents(table, first.time) == [(1, "w"), (2, "w")]
+    assert contents(table, second.time) == [(1, "w"), (2, "v"), (3, "v")]
+    assert table.count(first.time) == table.count() == 2
+    assert table.read(columns=["word"], diff=True).to_pylist() == [{"word": "v", "_diff": 2}]
+    assert table.read(keys=[3, 4]).to_pylist() == rows(3, word="v")
+    assert table.read(key=(2,)).to_pylist() == rows(2, word="v")
+    assert table.read(filter=pc.field("id") > 2, columns=["id"]).to_pylist() == [{"id": 3}]
+    assert table.read("1 s ago").as_of == table.read(world.clock() // 1_000_000 - 1_000).as_of
+
+    whole = Counter(updates_in(table.changes(None).to_arrow()))
+    assert whole.total() == 6
+    assert set(whole.values()) == {1}
+    assert updates_in(table.changes(second.time).to_arrow()) == [((1, "w"), third.time, -1)]
+    assert table.changes(second.time, second.time).to_pylist() == []
+    heard = Heard(table.listen(first.time, until=third.time + 1), first.time)
+    heard.take(heard.listener)
+    assert {time for _, time in heard.updates} == {second.time, third.time}
+
+
+@over_all
+def test_misuse_is_refused_with_the_same_error_and_nothing_is_changed(world: World, carrier: Carrier) -> None:
+    table = table_on(world, carrier)
+    done = table.append(rows(1))
+    for wrong, error in [
+        (lambda: table.append([{"id": "x", "word": "w"}]), persist.SchemaMismatch),
+        (lambda: table.append([{"nothing": 1}]), persist.SchemaMismatch),
+        (lambda: table.append(5), persist.InvalidUsage),
+        (lambda: table.upsert([{"id": None, "word": "w"}]), persist.InvalidUsage),
+        (lambda: table.upsert([*rows(1), *rows(1, word="v")]), persist.InvalidUsage),
+        (lambda: table.upsert(rows(1, word="v"), dry_run=1), persist.InvalidUsage),  # type: ignore[arg-type]
+        (lambda: table.append(rows(1), timeout=-1), persist.InvalidUsage),
+        (lambda: table.append(rows(1), token="x"), persist.InvalidUsage),  # type: ignore[arg-type]
+        (lambda: table.delete("x"), persist.InvalidUsage),
+        (lambda: table.read("yesterdayish"), persist.InvalidUsage),
+        (lambda: table.read(columns=["none"]), persist.InvalidUsage),
+        (lambda: table.read(newest=1), persist.InvalidUsage),  # type: ignore[arg-type]
+        (lambda: table.changes(done.time, done.time - 1), persist.InvalidUsage),
+        (lambda: table.listen("never"), persist.InvalidUsage),
+    ]:
+        with pytest.raises(error):
+            wrong()
+    assert contents(table) == [(1, "w")]
+    assert table.changes(done.time).to_pylist() == []
+
+
+@over_all
+def test_a_time_that_may_still_change_is_refused_at_once_and_the_newest_is_read_if_asked(
+    world: World, carrier: Carrier
+) -> None:
+    table = table_on(world, carrier)
+    done = table.append(rows(1))
+    world.clock.advance(5)
+    now = world.clock() // 1_000_000
+    asked = world.clock()
+    with pytest.raises(persist.NotComplete):
+        table.read(now + 60_000)
+    assert world.clock() - asked < 1_000_000_000, "it does not wait"
+    with table.read(now + 60_000, newest=True) as found:
+        assert done.time <= found.as_of <= now + 60_000
+        assert found.to_pylist() == rows(1)
+    with table.read(now - 1_000) as found:
+        assert found.to_pylist() == rows(1), "completed by an empty commit"
+    looking = world.client(read_only=True).table("c")
+    with pytest.raises(persist.NotComplete):
+        looking.read(now + 60_000)
+    assert contents(looking) == [(1, "w")]
+
+
+@over_all
+def test_a_constraint_holds(world: World, carrier: Carrier) -> None:
+    table = table_on(world, carrier, UNIQUE)
+    table.append(rows(1))
+    with pytest.raises(persist.ConstraintViolated):
+        table.append(rows(1, word="v"))
+    assert contents(table) == [(1, "w")]
+
+
+@over_all
+@pytest.mark.parametrize("happens", [True, False])
+@pytest.mark.parametrize("verb", ["append", "upsert"])
+def test_a_change_in_doubt_is_done_once_by_its_token(world: World, carrier: Carrier, happens: bool, verb: str) -> None:
+    cut = Cut(Outcome.HAPPENED_UNKNOWN if happens else Outcome.LOST_UNKNOWN, *KINDS)
+    others = table_on(world, carrier)
+    ours = world.client(persist.Config(timeout_s=1), plan=cut).table("c")
+    ours.append(rows(0))
+    cut.is_armed = True
+    with pytest.raises(persist.Indeterminate) as told:
+        getattr(ours, verb)(rows(1))
+    cut.is_armed = False
+    others.append(rows(2))
+    done = getattr(ours if happens else world.client().table("c"), verb)(rows(1), token=told.value.token)
+    assert contents(others) == [(0, "w"), (1, "w"), (2, "w")]
+    assert contents(others, done.time) != contents(others, done.time - 1)
+
+
+@over_all
+def test_a_reader_whose_lease_ended_is_opened_again(world: World, carrier: Carrier) -> None:
+    table = table_on(world, carrier)
+    table.append(rows(1))
+    assert contents(table) == [(1, "w")]
+    world.clock.advance(3600)
+    for shard in world.client().shards():
+        world.client().expire(shard)
+    assert contents(table) == [(1, "w")]
+    table.append(rows(2))
+    assert table.count() == 2
+    table.close()
+    table.close()
+    assert table.count() == 2, "it is opened again"
+
+
+@over_all
+def test_a_table_is_written_and_read_by_several_threads(world: World, carrier: Carrier) -> None:
+    table = table_on(world, carrier)
+    with ThreadPoolExecutor(4) as pool:
+        done = list(pool.map(lambda number: table.append(rows(number)), range(12)))
+    assert len({one.time for one in done}) == 12
+    assert [id_ for id_, _ in contents(table)] == [*range(12)]
+
+
+# --- names -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_table_is_made_where_there_is_none_and_opened_where_there_is_one(world: World) -> None:
+    client = world.client()
+    with pytest.raises(persist.NotFound, match="no table 'orders'"):
+        client.table("orders")
+    made = client.table("orders", PLAIN)
+    assert made.schema.times == "ms"
+    made.append(rows(1))
+    for again in (client.table("orders"), client.table("orders", PLAIN), world.client().table("orders", SCHEMA)):
+        assert contents(again) == [(1, "w")]
+    with pytest.raises(persist.SchemaMismatch, match="has the schema"):
+        client.table("orders", persist.Schema({"id": "int64 not null"}, {"more": "string"}))
+    with pytest.raises(persist.NotFound):
+        world.client(read_only=True).table("none")
+    with pytest.raises(persist.InvalidUsage):
+        world.client(read_only=True).table("none", PLAIN)
+    assert repr(made).startswith("Table('orders', 2 columns, on a shard of ")
+
+
+@over_all
+def test_a_name_stands_for_one_table_whatever_carries_it(world: World, carrier: Carrier) -> None:
+    table = table_on(world, carrier)
+    table.append(rows(1))
+    for again in (world.client().table("c", SCHEMA), world.client().table("c")):
+        assert contents(again) == [(1, "w")]
+    with pytest.raises(persist.SchemaMismatch):
+        world.client().table("c", persist.Schema({"key": "string"}))
+    assert world.client().tables() == ["c"]
+
+
+def test_tables_are_listed_whatever_carries_them_and_nothing_else_is(world: World) -> None:
+    client = world.client()
+    controller = client.controller()
+    client.table("lone", PLAIN)
+    client.table("gone", PLAIN)
+    client.finish("gone")
+    controller.create("deep/collection", SCHEMA)
+    controller.tables().create("bank", SCHEMA, mode="wal")
+    assert client.tables() == ["bank", "deep/collection", "lone"]
+    for name in client.tables():
+        assert client.table(name).schema == SCHEMA
+    with pytest.raises(persist.ShardFinished):
+        client.table("gone", PLAIN)
+    for kept in ("_catalog", "streams.list", "c0123456789abcdef.renditions"):
+        with pytest.raises(persist.InvalidName):
+            client.table(kept, PLAIN)
+    for wrong in ("", " ", ".", "a//b", "x" * 300, "ä", None, 7):
+        with pytest.raises(persist.InvalidName):
+            client.table(wrong, PLAIN)  # type: ignore[arg-type]
+
+
+def test_transactions_change_the_tables_of_a_timeline(world: World) -> None:
+    client = world.client()
+    for name in ("a", "b"):
+        client.controller().tables().create(name, SCHEMA, mode="wal")
+    with client.transaction() as both:
+        both.insert("a", rows(1))
+        both.insert("b", rows(2))
+    assert contents(client.table("a")) == [(1, "w")]
+    assert client.table("b").changes(None).to_arrow().column("_time").to_pylist() == [
+        pa.scalar(both.time, pa.timestamp("ms", "UTC")).as_py()
+    ]
+    with pytest.raises(persist.InvalidUsage):
+        client.transaction("none")
+
+
+def test_what_a_client_opened_ends_with_it(world: World) -> None:
+    table = table_on(world, SHARD)
+    table.append(rows(1))
+    assert table.count() == 1
+    for client in world.clients:
+        client.close()
+    with pytest.raises(persist.InvalidUsage, match="was closed"):
+        table.count()
+    state = world.client().inspect("c").state
+    assert not state.writers
+    assert not state.readers
+
+
+# --- the surface -----------------------------------------------------------------------------------------------------
+
+
+def surface() -> str:
+    """The public names, and what can be called of a table and of a client, with their signatures."""
+    lines = [f"persist.{name}" for name in sorted(persist.__all__)]
+    for of in (persist.Table, persist.Client):
+        for name in sorted(name for name in dir(of) if not name.startswith("_")):
+            found = inspect.getattr_static(of, name)
+            called = f"{inspect.signature(getattr(of, name))}" if inspect.isroutine(found) else ""
+            lines.append(f"persist.{of.__name__}.{name}{called}")
+    return "".join(line + "\n" for line in lines)
+
+
+def test_the_surface_changes_only_on_purpose() -> None:
+    """After a change that is meant: `python -m tests.unit.client.test_table`."""
+    assert surface() == SURFACE.read_text()
+
+
+def calls(run: Any) -> int:
+    """How many functions of the library a call goes through."""
+    found = 0
+
+    def count(frame: FrameType, event: str, _: object) -> None:
+        nonlocal found
+        found += event == "call" and "persist_lib" in frame.f_code.co_filename
+
+    sys.setprofile(count)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+    return found
+
+
+def test_a_small_append_costs_what_a_shards_does(world: World) -> None:
+    client = world.client()
+    table, write = client.table("c", PLAIN), client.open_writer("d", SCHEMA)
+    for one in (table.append, write.append_now):
+        one(rows(1))
+    own, through = (
+        min(calls(lambda one=one: one(rows(2))) for _ in range(5)) for one in (write.append_now, table.append)
+    )
+    assert through <= 1.05 * own, (through, own)
+
+
+if __name__ == "__main__":
+    SURFACE.write_text(surface())
