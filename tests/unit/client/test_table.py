@@ -207,8 +207,9 @@ def test_a_name_stands_for_one_table_whatever_carries_it(world: World, carrier: 
     table.append(rows(1))
     for again in (world.client().table("c", SCHEMA), world.client().table("c")):
         assert contents(again) == [(1, "w")]
-    with pytest.raises(persist.SchemaMismatch):
-        world.client().table("c", persist.Schema({"key": "string"}))
+    for other in (persist.Schema({"key": "string"}), persist.Schema({"id": "int64 not null"}, {"more": "string"})):
+        with pytest.raises(persist.SchemaMismatch, match="has the schema"):
+            world.client().table("c", other)
     assert world.client().tables() == ["c"]
 
 
