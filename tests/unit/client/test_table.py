@@ -55,6 +55,7 @@ def test_one_program_has_the_same_answers_on_each_carrier(world: World, carrier:
     assert contents(table) == [(1, "w"), (2, "v"), (3, "v")]
     world.clock.advance(1)
     third = table.delete([1, 77])
+    assert third.time is not None
     assert (third.count, third.deleted) == (1, 1)
     assert table.delete([{"id": 1}]).time is None
     assert table.delete([2], dry_run=True).deleted == 1
@@ -83,6 +84,7 @@ def test_one_program_has_the_same_answers_on_each_carrier(world: World, carrier:
 def test_misuse_is_refused_with_the_same_error_and_nothing_is_changed(world: World, carrier: Carrier) -> None:
     table = table_on(world, carrier)
     done = table.append(rows(1))
+    assert done.time is not None
     for wrong, error in [
         (lambda: table.append([{"id": "x", "word": "w"}]), persist.SchemaMismatch),
         (lambda: table.append([{"nothing": 1}]), persist.SchemaMismatch),
@@ -111,6 +113,7 @@ def test_a_time_that_may_still_change_is_refused_at_once_and_the_newest_is_read_
 ) -> None:
     table = table_on(world, carrier)
     done = table.append(rows(1))
+    assert done.time is not None
     world.clock.advance(5)
     now = world.clock() // 1_000_000
     asked = world.clock()
