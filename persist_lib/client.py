@@ -316,7 +316,7 @@ class Client(Upkeep, Terms):
         """Open a table, whatever carries it: a shard, a collection, or a timeline.
 
         With a `schema`, one that is not there is made, on a shard; its times are milliseconds where the schema does not
-        say so. Raises SchemaMismatch when the table has another schema, and NotFound when there is none and no schema
+        say so. Raises SchemaMismatch when the table has another schema, and NotFound when it is not there and no schema
         is given; then nothing is changed.
         """
         from persist_lib.table import open_table  # noqa: PLC0415 - tables stand on the client

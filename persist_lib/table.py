@@ -258,7 +258,7 @@ class TimelineRows:
 
 
 def open_table(client: Client, name: str, schema: Schema | None) -> Table:
-    """Open the table of this name, whatever carries it; make it on a shard if there is none and `schema` is given."""
+    """Open the table of this name, whatever carries it; make it on a shard if it is not there and `schema` is given."""
     parse_collection_name(name)
     wanted = () if schema is None else (check_schema(schema), _clocked(schema))
     if has_shard(client, name):

@@ -30,7 +30,7 @@ class TableListen(Listener):
 
     def __init__(self, line: Line, name: str, as_of: int, until: Antichain, timeout_s: float | None) -> None:
         self._line, self._pins = line, line.pinned(as_of)
-        self._pins.__enter__()  # SUBTLE: first, as a view lets go of what nobody has pinned
+        self._pins.__enter__()  # SUBTLE: first, as a view lets go of what is not pinned
         line.look()
         self._view = line.view(name)
         super().__init__(self._view.reader, as_of, until, timeout_s)
