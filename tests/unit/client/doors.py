@@ -155,6 +155,19 @@ def snapshot(place: Place, value: Any) -> int | None:
     return found.as_of
 
 
+def read(place: Place, value: Any) -> int | None:
+    """As `snapshot`, by the front door."""
+    then_and_later(place)
+    found = place.client.table("s").read(value)
+    assert ids(found) == [1, 2]
+    return found.as_of
+
+
+def counted(place: Place, value: Any) -> int | None:
+    then_and_later(place)
+    return place.target if place.client.table("s").count(value) == 2 else -1
+
+
 def then_and_later(place: Place) -> None:
     """Append an update at the time, and one just after it."""
     place.write.append(
@@ -163,7 +176,7 @@ def then_and_later(place: Place) -> None:
     )  # fmt: skip
 
 
-def ids(found: persist.Snapshot | persist.Changes) -> list[int]:
+def ids(found: Any) -> list[int]:
     return [row["id"] for row in found.to_pylist()]
 
 
@@ -277,6 +290,8 @@ DOORS: dict[str, tuple[int, Door]] = {
     "judge_append(expected_upper)": (0, judged(0, 5, lambda p, v: (v, p.target + 5))),
     "judge_append(new_upper)": (-10, judged(-10, 0, lambda p, v: (p.target - 10, v))),
     "snapshot(as_of)": (0, snapshot),
+    "read(as_of)": (0, read),
+    "count(as_of)": (0, counted),
     "changes(from_)": (0, changed_since),
     "changes(to)": (0, changed_until),
     "restore(to)": (0, restored),
@@ -305,6 +320,8 @@ DOORS: dict[str, tuple[int, Door]] = {
 }
 ROUNDS_DOWN = (
     "snapshot(as_of)",
+    "read(as_of)",
+    "count(as_of)",
     "listen(as_of)",
     "changes(from_)",
     "changes(to)",
