@@ -183,6 +183,13 @@ class OfLayer(Refused):
     """
 
 
+class MemberOf(OfLayer):
+    """The shard is a member of a collection, and takes this from that alone. Nothing was done.
+
+    Fields: layer, collection (its id).
+    """
+
+
 class Locked(Refused):
     """The streams of the location have a writer already. Nothing was changed.
 
