@@ -43,12 +43,17 @@ def adopt(state: State, seqno: SeqNo, command: c.Adopt) -> StateDiff | r.Refusal
         return r.Malformed(f"member {command.member!r}")
     if command.seqno != seqno:
         return r.Overtaken(command.seqno, seqno)
-    if layer := layer_of(state) or next((name for name in state.holds if name != RETENTION and is_of_layer(name)), ""):
+    if layer := layer_of(state) or next(
+        (name for name in sorted(state.holds) if name != RETENTION and is_of_layer(name)), ""
+    ):
         return r.OfLayer(layer)
     if state.upper.is_top() or state.upper < state.since:
         return r.InvalidBounds(f"its history is [{state.since}, {state.upper}), to which nothing can be added or read")
     return StateDiff(
-        holds=(*((name, hold, None) for name, hold in state.holds.items()), (COLLECTION, None, Hold(state.since))),
+        holds=(
+            *((name, hold, None) for name, hold in sorted(state.holds.items())),
+            (COLLECTION, None, Hold(state.since)),
+        ),
         retention=None if state.retention is None else (state.retention, None),
         member=("", command.member),
     )
@@ -60,8 +65,10 @@ def inheritance(state: State, token: bytes, lower: Antichain) -> c.Inherit:
     SUBTLE: upper always moves. So whoever finds it at `lower` still, and closes it there, has kept the adoption out.
     """
     times = (state.upper.time or 0, (state.since.time or 0) + 1, (lower.time or 0) + 1)
-    holds = tuple((name, hold) for name, hold in state.holds.items() if name != RETENTION)
-    return c.Inherit(token, lower, at(min(MAX_TIME, max(times))), state.since, holds, tuple(state.producers.items()))
+    holds = tuple((name, hold) for name, hold in sorted(state.holds.items()) if name != RETENTION)
+    return c.Inherit(
+        token, lower, at(min(MAX_TIME, max(times))), state.since, holds, tuple(sorted(state.producers.items()))
+    )
 
 
 def inherit(state: State, seqno: SeqNo, command: c.Inherit) -> StateDiff | r.Refusal:
@@ -70,9 +77,13 @@ def inherit(state: State, seqno: SeqNo, command: c.Inherit) -> StateDiff | r.Ref
         return r.NeedsFormat("what it takes over", MEMBERS, state.format)
     if command.lower != state.upper:
         return r.WrongUpper(command.lower, state.upper)
+    if others := sorted({*state.readers, *state.holds, *state.producers} - {COLLECTION}):
+        return r.Held(tuple(others))  # it is in use: nothing reads a rendition shard before it has taken over
     if not (command.lower < command.upper and state.since <= command.since < command.upper):
         return r.InvalidBounds(f"history from {command.since} on, up to {command.upper}, after {command.lower}")
     holds = {**dict(command.holds), COLLECTION: Hold(command.since), NAMED: Hold(command.since)}
+    if any(hold.since < command.since for hold in holds.values()):
+        return r.BelowSince(min(hold.since for hold in holds.values()), command.since)
     batch = Batch(0, 1, command.lower, command.upper, MINIMUM, 0, 0, 0)
     return StateDiff(
         since=None if command.since == state.since else (state.since, command.since),

@@ -232,3 +232,19 @@ def test_a_rendition_shard_takes_over_once(lone: State, renditions: State) -> No
 def test_a_member_is_stored_and_read_again(member: State) -> None:
     version = log.StoredState(SEQNO, bytes(16), member)
     assert log.decode_state(log.encode_state(version), "rollup").state == member
+
+
+@pytest.mark.parametrize(
+    "used",
+    [c.RegisterReader(READER, 99), c.SetHold("mine", MINIMUM, None, b""),
+     c.CompareAndAppend(WRITER, b"p", batch(1, 2), 99, ("loader", 9))],
+    ids=["a reader", "a hold", "a producer"],
+)  # fmt: skip
+def test_a_rendition_shard_that_is_in_use_takes_nothing_over(lone: State, renditions: State, used: c.Command) -> None:
+    state = after(used, state=renditions, first=50)
+    assert isinstance(apply(state, SeqNo(51), inheritance(lone, b"adopt", state.upper)), r.Held)
+
+
+def test_no_hold_is_taken_over_that_keeps_nothing(lone: State, renditions: State) -> None:
+    low = msgspec.structs.replace(inheritance(lone, b"adopt", LOWER), holds=(("low", Hold(at(3))),))
+    assert apply(renditions, SeqNo(50), low) == r.BelowSince(at(3), at(4))
