@@ -2,8 +2,8 @@
 
 A member keeps its log, its data and its live ids. What went with its name (holds of users, retention, producers) is
 with the rendition shard of the collection, which promises what was written by name. One transaction of both decides.
-From then on the member refuses whoever does not name it: a write by its name could be below a handover, and a hold or a
-reader by its name would keep nothing that the collection knows of.
+From then on the member refuses commands that do not name it: a write by its name could be below a handover, and a hold
+or a reader by its name would keep nothing that the collection knows of.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ def adopt(state: State, seqno: SeqNo, command: c.Adopt) -> StateDiff | r.Refusal
 def inheritance(state: State, token: bytes, lower: Antichain) -> c.Inherit:
     """What a rendition shard whose upper is `lower` takes over from the shard in this state.
 
-    SUBTLE: upper always moves. So whoever finds it at `lower` still, and closes it there, has kept the adoption out.
+    SUBTLE: upper always moves. So a process that finds it at `lower` still, and closes it there, has kept the adoption
+    out.
     """
     times = (state.upper.time or 0, (state.since.time or 0) + 1, (lower.time or 0) + 1)
     holds = tuple((name, hold) for name, hold in sorted(state.holds.items()) if name != RETENTION)

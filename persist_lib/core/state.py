@@ -22,7 +22,7 @@ RETENTION = "retention"
 MARK = "layer.mark"
 """The name of the hold that says whose a shard is, by the layer's name as its fencing value. It keeps no history."""
 COLLECTION, NAMED = "collection", "named"
-"""The hold of each shard of a collection; and that for readers who opened a shard by its name before it was a member."""
+"""The hold of each shard of a collection; and that for readers that opened a shard before it was a member."""
 LAYERS = frozenset({"collection", "source", "stream", "events", "catalog", "pending"})
 """What stands on shards, and has some that nothing else may append to."""
 INLINE_TOTAL_BYTES = 1024 * 1024

@@ -125,7 +125,7 @@ def _of_holds(
         case r.OfMember(member):
             id_ = member.partition("/")[0]
             return MemberOf(
-                f"shard {shard} is a member of the collection with the id {id_}, which alone writes it, opens readers of it "
+                f"shard {shard} is a member of the collection with the id {id_}, which alone writes it, opens readers "
                 "and sets its terms. This changed nothing; open the collection by its name, with client.controller()",
                 shard=shard, layer=COLLECTION, collection=id_,
             )  # fmt: skip
@@ -230,6 +230,8 @@ def _of_producers(refusal: r.TooManyProducers | r.WrongSequence) -> str:
 
 
 def _existing(what: str) -> str:
+    if what == "shard":
+        return "it exists already. This change was not made; open it instead of creating it"
     if what.startswith(r.STAGED):
         return (
             f"the task's answer {what.removeprefix(r.STAGED)} was appended before, and others of this call were not. "
@@ -245,8 +247,6 @@ def _existing(what: str) -> str:
 
 def _sentence(refusal: _Rare) -> str:
     match refusal:
-        case r.Exists("shard"):
-            return "it exists already. This change was not made; open it instead of creating it"
         case r.Exists(what):
             return _existing(what)
         case r.Malformed(reason):
