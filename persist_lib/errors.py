@@ -16,6 +16,7 @@
     │   ├── HoldConflict           the hold is not there, or is another one (name, expected, actual)
     │   ├── GivesUpHistory         a hold keeps history, and this one would give some up (hold, asked, since, newest)
     │   ├── OfLayer                a collection, stream or another layer alone appends to this shard (layer)
+    │   │   └── MemberOf           a collection alone writes it and opens readers of it (collection)
     │   ├── CompactionRefused      the output does not stand for its inputs (reason)
     │   ├── Busy                   another process is at maintenance work on the shard (worker, lease_until)
     │   ├── Locked                 another runtime writes the streams of the location (epoch, owner, lease_until)
@@ -180,6 +181,13 @@ class OfLayer(Refused):
     """The shard belongs to a layer (collections, streams, sources, event logs), which alone appends to it.
 
     Nothing was written. Field: layer.
+    """
+
+
+class MemberOf(OfLayer):
+    """The shard is a member of a collection, and takes this from that alone. Nothing was done.
+
+    Fields: layer, collection (its id).
     """
 
 

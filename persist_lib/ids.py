@@ -21,6 +21,8 @@ SeqNo = NewType("SeqNo", int)
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 WRITER = re.compile(r"w[0-9a-f]{16}")
+MEMBER = re.compile(r"[a-z0-9]{1,40}/[0-9]{1,9}")
+"""Whose member a shard is: the id of a collection, and an epoch."""
 READER = re.compile(r"r[0-9a-f]{16}")
 TOKEN_BYTES = 64
 """The longest token. The library mints 16 random bytes."""

@@ -124,6 +124,8 @@ def changes(diff: StateDiff, times: Unit | None = None) -> Iterator[str]:
     if diff.retention is not None:
         before, after = ("none" if one is None else clock.show_distance(one) for one in diff.retention)
         yield f"retention {before} → {after}"
+    if diff.member is not None:
+        yield f"member {diff.member[0] or 'of nothing'} → {diff.member[1]}"
     yield from _leases("writer", diff.writers, clock)
     yield from _leases("reader", diff.readers, clock)
     for name, old, new in diff.holds:

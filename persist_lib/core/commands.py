@@ -11,10 +11,19 @@ from typing import Literal
 import msgspec
 
 from persist_lib.core.formats import CREATED
-from persist_lib.core.state import Batch, Rollup
+from persist_lib.core.state import Batch, Hold, Produced, Rollup
 from persist_lib.frontier import Antichain
 from persist_lib.ids import PartKey, ReaderId, SeqNo, WriterId
 from persist_lib.schema.schema import Schema
+
+
+class NamesMember(msgspec.Struct, frozen=True, kw_only=True):
+    """What a member takes only from those that name it: `<id of a collection>/<epoch>`. Unset: the shard by its name.
+
+    What is not of this kind is for anybody: heartbeats, giving up leases and history that is one's own, and upkeep.
+    """
+
+    member: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class Create(msgspec.Struct, frozen=True):
@@ -24,7 +33,7 @@ class Create(msgspec.Struct, frozen=True):
     format: int = CREATED
 
 
-class RegisterWriter(msgspec.Struct, frozen=True, omit_defaults=True):
+class RegisterWriter(NamesMember, frozen=True, omit_defaults=True):
     """Let a freshly minted id write: `ingest` appends, `maintenance` compacts and rolls up.
 
     `layer` says for which layer an id appends. A shard that belongs to a layer refuses all others (`core.layers`).
@@ -37,7 +46,7 @@ class RegisterWriter(msgspec.Struct, frozen=True, omit_defaults=True):
     layer: str = ""
 
 
-class RegisterReader(msgspec.Struct, frozen=True):
+class RegisterReader(NamesMember, frozen=True):
     """Let a freshly minted id read. Its since and seqno hold are those of this very transition."""
 
     reader: ReaderId
@@ -49,7 +58,7 @@ Staged = tuple[tuple[WriterId, bytes], ...]
 """Answers of tasks: for each its stage's writer id, and its own id."""
 
 
-class CompareAndAppend(msgspec.Struct, frozen=True):
+class CompareAndAppend(NamesMember, frozen=True):
     """Push `batch` if the shard's upper is exactly its lower. Its id range is given by the transition.
 
     A `producer` is a name and a sequence number, which must be higher than the producer's last. `now` is ms of the
@@ -65,7 +74,7 @@ class CompareAndAppend(msgspec.Struct, frozen=True):
     staged: Staged | msgspec.UnsetType = msgspec.UNSET
 
 
-class AppendNow(msgspec.Struct, frozen=True):
+class AppendNow(NamesMember, frozen=True):
     """Push `batch`, whose updates are all of one time, at the next time, wherever upper is then.
 
     The next time is upper; where times are a clock, `now` (ms of the store's clock) if that is later. It is committed
@@ -83,7 +92,7 @@ class AppendNow(msgspec.Struct, frozen=True):
     staged: Staged | msgspec.UnsetType = msgspec.UNSET
 
 
-class Append(msgspec.Struct, frozen=True):
+class Append(NamesMember, frozen=True):
     """Push the part of `batch` that lies beyond the shard's upper. For several writers of identical data."""
 
     writer: WriterId
@@ -92,7 +101,7 @@ class Append(msgspec.Struct, frozen=True):
     lease_until: int
 
 
-class Absorb(msgspec.Struct, frozen=True):
+class Absorb(NamesMember, frozen=True):
     """Push `batch`, which is made of pending batches, if the shard's upper is exactly its lower.
 
     `absorbed` are the pending batches (with their bytes) that nobody needs after it: those that the batch rewrites, and
@@ -113,7 +122,7 @@ class DiscardPending(msgspec.Struct, frozen=True):
     keys: tuple[tuple[PartKey, int], ...]
 
 
-class CloneReader(msgspec.Struct, frozen=True):
+class CloneReader(NamesMember, frozen=True):
     """Let a freshly minted id read what `original` can read: it has the same since and seqno hold."""
 
     reader: ReaderId
@@ -138,7 +147,7 @@ class DowngradeSince(msgspec.Struct, frozen=True):
     lease_until: int
 
 
-class SetHold(msgspec.Struct, frozen=True):
+class SetHold(NamesMember, frozen=True):
     """Create or move a named hold, if its fencing value is `expected` (None: it must not exist yet).
 
     It keeps history: refused where the shard's since would move with it.
@@ -150,7 +159,7 @@ class SetHold(msgspec.Struct, frozen=True):
     opaque: bytes
 
 
-class DowngradeHold(msgspec.Struct, frozen=True):
+class DowngradeHold(NamesMember, frozen=True):
     """Give up history before `since`, as the owner of a named hold; otherwise as `SetHold`. In the log it is one.
 
     The shard's since follows, as far as no reader and no other hold is behind.
@@ -162,21 +171,21 @@ class DowngradeHold(msgspec.Struct, frozen=True):
     opaque: bytes
 
 
-class ReleaseHold(msgspec.Struct, frozen=True):
+class ReleaseHold(NamesMember, frozen=True):
     """Drop a named hold, if its fencing value is `expected`."""
 
     name: str
     expected: bytes
 
 
-class ForgetProducer(msgspec.Struct, frozen=True):
+class ForgetProducer(NamesMember, frozen=True):
     """Forget a producer, if its last sequence number is still `expected`. All of its numbers are then new again."""
 
     name: str
     expected: int
 
 
-class SetRetention(msgspec.Struct, frozen=True, omit_defaults=True):
+class SetRetention(NamesMember, frozen=True, omit_defaults=True):
     """Keep history up to `distance` behind upper; None: keep all that holds and readers keep.
 
     The policy's hold is there from this transition on, at the shard's since: only the duty moves it. A `layer` becomes
@@ -227,7 +236,7 @@ class ForgetRetired(msgspec.Struct, frozen=True):
     ids: tuple[str, ...]
 
 
-class EvolveSchema(msgspec.Struct, frozen=True):
+class EvolveSchema(NamesMember, frozen=True):
     """Add a schema, if the newest one is still number `expected`. Additive changes only."""
 
     expected: int
@@ -240,7 +249,32 @@ class Upgrade(msgspec.Struct, frozen=True):
     format: int
 
 
-class Finish(msgspec.Struct, frozen=True):
+class Adopt(msgspec.Struct, frozen=True):
+    """Make the shard a member, if this is its transition `seqno`: what went with its name goes to the collection.
+
+    It keeps history by the collection's hold at its since; its retention and all other holds go. In one transaction
+    with `Inherit`, which was made of the state just before.
+    """
+
+    member: str
+    seqno: SeqNo
+
+
+class Inherit(msgspec.Struct, frozen=True):
+    """Take over, as a rendition shard whose upper is `lower`, what a shard had that becomes its member.
+
+    History begins at `since`, kept by the collection's hold and by `NAMED`; `upper` is promised.
+    """
+
+    token: bytes
+    lower: Antichain
+    upper: Antichain
+    since: Antichain
+    holds: tuple[tuple[str, Hold], ...]
+    producers: tuple[tuple[str, Produced], ...]
+
+
+class Finish(NamesMember, frozen=True):
     """Make the shard a tombstone: upper and since both empty. Final."""
 
 
@@ -248,7 +282,7 @@ Command = (
     Create | RegisterWriter | RegisterReader | CloneReader | CompareAndAppend | AppendNow | Append | Absorb
     | DiscardPending | Heartbeat | DowngradeSince | SetHold | DowngradeHold | ReleaseHold | ForgetProducer
     | SetRetention | Expire | Retire | ApplyCompaction | AddRollup | ForgetGarbage | ForgetRetired | EvolveSchema
-    | Upgrade | Finish
+    | Upgrade | Adopt | Inherit | Finish
 )  # fmt: skip
 
 STORED_AS: dict[type, str] = {AppendNow: CompareAndAppend.__name__, DowngradeHold: SetHold.__name__}

@@ -8,6 +8,7 @@ decides that are ids, which are never reused, frontiers, which never move back, 
 from __future__ import annotations
 
 from persist_lib.core import commands as c
+from persist_lib.core.members import refuses_stranger
 from persist_lib.core.outcomes import outcome_since
 from persist_lib.core.placing import remembers_since
 from persist_lib.core.state import State
@@ -19,7 +20,8 @@ def is_out_for_ever(state: State, command: c.Command) -> bool:
     The state must be one in which whoever acts in the command was registered, as clients register first. A command that
     was committed may be out as well: look for its token first.
     """
-    return bool(state.schemas) and (_is_passed(state, command) or _is_gone(state, command))
+    is_strange = refuses_stranger(state, command) is not None
+    return bool(state.schemas) and (is_strange or _is_passed(state, command) or _is_gone(state, command))
 
 
 def _is_passed(state: State, command: c.Command) -> bool:
@@ -41,6 +43,10 @@ def _is_passed(state: State, command: c.Command) -> bool:
             return expected < len(state.schemas) - 1
         case c.Upgrade(format_):
             return format_ <= state.format
+        case c.Adopt():
+            return bool(state.member) or state.is_finished()
+        case c.Inherit():
+            return command.lower < state.upper
         case _:
             return state.is_finished() and not isinstance(command, (c.ForgetGarbage, c.ForgetRetired))
 

@@ -53,20 +53,16 @@ class StateDiff(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_
     format: tuple[int, int] | None = None
     outcomes: OutcomesEdit | None = None
     producers: tuple[tuple[str, Produced | None, Produced | None], ...] = ()
+    member: tuple[str, str] | None = None
 
 
 def apply_diff(state: State, diff: StateDiff) -> State:
     """The state after `diff`. Raises InvariantViolated where the old values are not the state's."""
     changes: dict[str, object] = {}
-    if diff.since is not None:
-        _expect(diff.since[0], state.since, "since")
-        changes["since"] = diff.since[1]
-    if diff.retention is not None:
-        _expect(diff.retention[0], state.retention, "retention")
-        changes["retention"] = diff.retention[1]
-    if diff.format is not None:
-        _expect(diff.format[0], state.format, "format")
-        changes["format"] = diff.format[1]
+    for name in ("since", "retention", "format", "member"):
+        if (edit := getattr(diff, name)) is not None:
+            _expect(edit[0], getattr(state, name), name)
+            changes[name] = edit[1]
     if diff.outcomes is not None:
         changes["outcomes"] = state.outcomes[diff.outcomes.forgotten :] + diff.outcomes.added
     if diff.schemas:

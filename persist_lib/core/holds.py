@@ -15,17 +15,17 @@ from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
 from persist_lib.core.diff import StateDiff
 from persist_lib.core.leases import fold_since, is_mark, moved_mark
-from persist_lib.core.state import LAYERS, MARK, RETENTION, Hold, State
+from persist_lib.core.state import LAYERS, MARK, NAMED, RETENTION, Hold, State
 from persist_lib.frontier import MAX_TIME, TOP, Antichain, at
 
 LAYER_HOLDS = {
     "collection": "collection", "source": "source", "stream": "stream", "events.writer": "events",
-    MARK: "", "writer": "", "copy-r*": "", "source-*": "",
+    MARK: "", NAMED: "", "writer": "", "copy-r*": "", "source-*": "",
 }  # fmt: skip
 """All holds of layers (`*`: that begin so), and whose shards have one; empty where a hold does not say so by itself.
 
 The first one that a shard has says whose it is. `writer` is the lock of the streams' writer; copies and sources set the
-last two on what they still have to read."""
+last two on what they still have to read; `NAMED` is for readers by the name of a member."""
 _BEGIN = tuple(name[:-1] for name in LAYER_HOLDS if name.endswith("*"))
 
 

@@ -127,6 +127,19 @@ class OfLayer(msgspec.Struct, frozen=True):
     layer: str
 
 
+class OfMember(msgspec.Struct, frozen=True):
+    """The shard is a member, and takes this only from those that name it."""
+
+    member: str
+
+
+class Overtaken(msgspec.Struct, frozen=True):
+    """The command was made for the transition `expected` of the shard, which is at `actual` by now."""
+
+    expected: SeqNo
+    actual: SeqNo
+
+
 class WrongOpaque(msgspec.Struct, frozen=True):
     """The hold's fencing value is another one; None where there is no such hold."""
 
@@ -189,5 +202,5 @@ Refusal = (
     Finished | Exists | Malformed | NotLive | InvalidBounds | WrongUpper | AlreadyDone | InlineFull | BelowSince
     | WrongOpaque | NotEquivalent | InputsGone | TooOld | Unknown | WrongSchema | Held | NothingDue | OlderFormat
     | StillPending | AlreadyProduced | TooManyProducers | WrongSequence | NeedsFormat | Forgotten
-    | GivesUpHistory | OfLayer
+    | GivesUpHistory | OfLayer | OfMember | Overtaken
 )  # fmt: skip

@@ -87,6 +87,8 @@ TABLE: Mapping[type[c.Command], Line] = {
     c.ForgetRetired: Line("the memory of ids", MAINTAIN),
     c.EvolveSchema: Line("the freedom to add other columns", WRITE),
     c.Upgrade: Line("older programs' access", MAINTAIN),
+    c.Adopt: Line("every use of the shard by its name", MAINTAIN),
+    c.Inherit: Line("where a rendition shard begins", MAINTAIN),
     c.Finish: Line("everything", MAINTAIN),
 }
 

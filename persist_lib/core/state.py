@@ -21,6 +21,8 @@ RETENTION = "retention"
 """The name of the hold that the retention policy moves."""
 MARK = "layer.mark"
 """The name of the hold that says whose a shard is, by the layer's name as its fencing value. It keeps no history."""
+COLLECTION, NAMED = "collection", "named"
+"""The hold of each shard of a collection; and that for readers that opened a shard before it was a member."""
 LAYERS = frozenset({"collection", "source", "stream", "events", "catalog", "pending"})
 """What stands on shards, and has some that nothing else may append to."""
 INLINE_TOTAL_BYTES = 1024 * 1024
@@ -216,6 +218,8 @@ class State(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     maintained_bytes: int = 0
     """Bytes of the parts that compactions wrote since then. Parts that they kept are not among them."""
     producers: Mapping[str, Produced] = {}
+    member: str = ""
+    """Whose member the shard is: `<id of a collection>/<epoch>`. Empty for a shard that stands by itself."""
 
     @property
     def upper(self) -> Antichain:

@@ -23,6 +23,7 @@ from persist_lib.core.formats import (
 )
 from persist_lib.core.holds import refuses_writer, release_hold, set_hold, set_retention
 from persist_lib.core.leases import expire, extend, fold_since, moved_mark, needed_by, retire
+from persist_lib.core.members import adopt, inherit, refuses_stranger
 from persist_lib.core.outcomes import find_outcome, remember, staged_before
 from persist_lib.core.pending import absorbed_garbage, absorption_problem, clone, discard
 from persist_lib.core.placing import not_new, placed
@@ -79,6 +80,12 @@ def change(state: State, seqno: SeqNo, command: c.Command) -> StateDiff | r.Refu
             return refusal
         case _ if state.is_finished():
             return r.Finished()
+        case _ if refusal := refuses_stranger(state, command):
+            return refusal
+        case c.Adopt():
+            return adopt(state, seqno, command)
+        case c.Inherit():
+            return inherit(state, seqno, command)
         case c.RegisterWriter(writer) if not WRITER.fullmatch(writer):
             return r.Malformed(f"writer id {writer!r}")
         case c.RegisterWriter(writer) if writer in state.writers or writer in state.retired:

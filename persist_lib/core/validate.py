@@ -57,7 +57,7 @@ def check_change(old: State, diff: StateDiff, new: State, seqno: SeqNo) -> None:
         found += _trace_change(new, diff)
     if diff.schemas or not new.schemas:
         found += _schemas(new)
-    if diff.schemas or diff.format is not None:
+    if diff.schemas or diff.format is not None or diff.member is not None:
         found += _says_too_much(new)
     if diff.rollups:
         found += _rollups(new, seqno)

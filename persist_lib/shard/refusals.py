@@ -11,6 +11,7 @@ from functools import partial
 from typing import assert_never
 
 from persist_lib.core import refusals as r
+from persist_lib.core.state import COLLECTION
 from persist_lib.errors import (
     AlreadyProduced,
     CompactionRefused,
@@ -19,6 +20,7 @@ from persist_lib.errors import (
     Indeterminate,
     InvalidUsage,
     LeaseExpired,
+    MemberOf,
     NotFound,
     OfLayer,
     PersistError,
@@ -72,7 +74,7 @@ def refused(shard: ShardId, refusal: r.Refusal, unit: Unit | None = None) -> Per
                 f"the hold is there already and never moves back. Hold {show(since)} or later",
                 shard=shard, as_of=asked, since=since,
             )  # fmt: skip
-        case r.GivesUpHistory() | r.OfLayer() | r.WrongOpaque():
+        case r.GivesUpHistory() | r.OfLayer() | r.OfMember() | r.WrongOpaque():
             return _of_holds(shard, refusal, show)
         case r.NotEquivalent(reason):
             return CompactionRefused(
@@ -106,7 +108,7 @@ def _after_expiry(ids: Sequence[str]) -> str:
 
 
 def _of_holds(
-    shard: ShardId, refusal: r.GivesUpHistory | r.OfLayer | r.WrongOpaque, show: Callable[[Antichain], str]
+    shard: ShardId, refusal: r.GivesUpHistory | r.OfLayer | r.OfMember | r.WrongOpaque, show: Callable[[Antichain], str]
 ) -> PersistError:
     match refusal:
         case r.GivesUpHistory(name, asked, since, newest):
@@ -119,6 +121,13 @@ def _of_holds(
                 f"shard {shard} belongs to {_LAYERS.get(layer, layer)}, and only that appends to it: a foreign append "
                 "would stop it for good. Nothing was written; write through it, or choose another shard",
                 shard=shard, layer=layer,
+            )  # fmt: skip
+        case r.OfMember(member):
+            id_ = member.partition("/")[0]
+            return MemberOf(
+                f"shard {shard} is a member of the collection with the id {id_}, which alone writes it, opens readers "
+                "and sets its terms. This changed nothing; open the collection by its name, with client.controller()",
+                shard=shard, layer=COLLECTION, collection=id_,
             )  # fmt: skip
         case r.WrongOpaque(name, expected, actual):
             return HoldConflict(
@@ -165,7 +174,7 @@ def _hold_conflict(name: str, expected: bytes | None, actual: bytes | None) -> s
 
 _Rare = (
     r.Exists | r.Malformed | r.InvalidBounds | r.AlreadyDone | r.InlineFull | r.TooOld | r.Unknown | r.NothingDue
-    | r.OlderFormat | r.NeedsFormat
+    | r.OlderFormat | r.NeedsFormat | r.Overtaken
 )  # fmt: skip
 """Refusals that rarely reach a caller: the code that made the command deals with them, or checked for them before."""
 
@@ -221,6 +230,8 @@ def _of_producers(refusal: r.TooManyProducers | r.WrongSequence) -> str:
 
 
 def _existing(what: str) -> str:
+    if what == "shard":
+        return "it exists already. This change was not made; open it instead of creating it"
     if what.startswith(r.STAGED):
         return (
             f"the task's answer {what.removeprefix(r.STAGED)} was appended before, and others of this call were not. "
@@ -236,8 +247,6 @@ def _existing(what: str) -> str:
 
 def _sentence(refusal: _Rare) -> str:
     match refusal:
-        case r.Exists("shard"):
-            return "it exists already. This change was not made; open it instead of creating it"
         case r.Exists(what):
             return _existing(what)
         case r.Malformed(reason):
@@ -263,6 +272,8 @@ def _sentence(refusal: _Rare) -> str:
                 f"it is written in format {actual}, which cannot say {what}; format {needed} can. This change was not "
                 "made. Once all programs that use the shard know that format, run `persist upgrade`"
             )
+        case r.Overtaken(expected, actual):
+            return f"this was made for v{expected}, and it is at v{actual} by now. This change was not made; repeat it"
         case r.NothingDue():
             return "no lease has ended, so no reader or writer was retired"
         case _:

@@ -26,10 +26,10 @@ NEXT: dict[str, list[Edit]] = {
         ("persist-lib[spark]==0.1.0", "persist-lib[spark]==0.2.0"),
     ],
     "persist_lib/core/formats.py": [
-        ("NEWEST = 4\n", "NEWEST = 5\n"),
-        ("STATE_FIELDS = {1: 14, 2: 16, 3: 18, 4: 18}", "STATE_FIELDS = {1: 14, 2: 16, 3: 18, 4: 18, 5: 20}"),
-        ('DIFF_FIELDS = {"format": 2,', 'DIFF_FIELDS = {"label": 5, "format": 2,'),
-        ('    "Upgrade": 2,', '    "SetLabel": 5, "Upgrade": 2,'),
+        ("NEWEST = 5\n", "NEWEST = 6\n"),
+        ("4: 18, 5: 20}", "4: 18, 5: 20, 6: 21}"),
+        ('DIFF_FIELDS = {"format": 2,', 'DIFF_FIELDS = {"label": 6, "format": 2,'),
+        ('    "Upgrade": 2,', '    "SetLabel": 6, "Upgrade": 2,'),
     ],
     "persist_lib/core/state.py": [
         before("\n    @property\n    def upper(", "    label: str | None = None"),
@@ -37,20 +37,20 @@ NEXT: dict[str, list[Edit]] = {
     "persist_lib/core/diff.py": [
         before("\n\ndef apply_diff(", "    label: tuple[str | None, str | None] | None = None"),
         before(
-            "    if diff.format is not None:\n",
+            "    if diff.outcomes is not None:\n",
             "    if diff.label is not None:",
             "        changes['label'] = diff.label[1]",
         ),
     ],
     "persist_lib/core/commands.py": [
-        before("class Finish(", "class SetLabel(msgspec.Struct, frozen=True):", "    label: str | None", "", ""),
-        ("Upgrade | Finish", "Upgrade | SetLabel | Finish"),
+        before("class Adopt(", "class SetLabel(msgspec.Struct, frozen=True):", "    label: str | None", "", ""),
+        ("Upgrade | Adopt", "Upgrade | SetLabel | Adopt"),
     ],
     "persist_lib/core/transitions.py": [
         before(
             "        case c.Finish():\n",
-            "        case c.SetLabel() if state.format < 5:",
-            "            return r.Malformed('a label, before format 5')",
+            "        case c.SetLabel() if state.format < 6:",
+            "            return r.Malformed('a label, before format 6')",
             "        case c.SetLabel(label):",
             "            return StateDiff(label=(state.label, label))",
         ),

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from persist_lib.core import commands as c
 from persist_lib.core.holds import layer_of
+from persist_lib.core.members import inheritance
 from persist_lib.core.pending import PendingName
 from persist_lib.core.state import Batch, Part, Rollup, State
 from persist_lib.format.paths import part_key, rollup_key
@@ -202,7 +203,8 @@ class Commands:
             c.ForgetGarbage(tuple(self.random.choices(garbage, k=self.random.randrange(3)))),
             c.ForgetRetired(tuple(self.random.choices(retired, k=self.random.randrange(3)))),
             c.Expire(self.random.randrange(800)),
-            c.Upgrade(self.random.choice([1, 2, 2, 2, 3, 4])),
+            c.Upgrade(self.random.choice([1, 2, 2, 2, 3, 4, 5])),
+            self.adopt(state, seqno),
             c.EvolveSchema(self.random.randrange(3), self.schema(len(state.schemas) if self.is_sane() else 2)),
         ]  # fmt: skip
         return self.random.choice(choices)
@@ -230,6 +232,12 @@ class Commands:
         ]  # fmt: skip
         return self.random.choice(choices)
 
+    def adopt(self, state: State, seqno: SeqNo) -> c.Command:
+        """Rarely: from then on, commands that do not name the member are refused."""
+        if self.random.random() < 0.7 and self.is_sane():
+            return inheritance(state, b"taken over", state.upper)
+        return c.Adopt("c1/1" if self.is_sane() else "c1", SeqNo(seqno - self.random.choice([0, 0, 0, 1])))
+
     def schema(self, columns: int) -> Schema:
         return Schema(key={"id": "int64"}, value={f"v{i}": "int64" for i in range(columns)})
 
@@ -244,4 +252,5 @@ class Commands:
         ]  # fmt: skip
         if self.random.random() < 0.01:
             return c.Finish() if self.random.random() < 0.5 else c.Create(self.schema(0), self.random.randrange(5))
-        return self.random.choice(makers)()
+        found = self.random.choice(makers)()
+        return replace(found, member=state.member) if isinstance(found, c.NamesMember) and self.is_sane() else found

@@ -31,7 +31,7 @@ from persist_lib.core.pending import PendingName
 from persist_lib.core.plan.compaction import plan_compaction
 from persist_lib.core.plan.garbage import plan_garbage, plan_orphans
 from persist_lib.core.plan.upkeep import plan_expiry
-from persist_lib.core.state import Batch, Outcome, Part, Produced, Rollup, State, Version
+from persist_lib.core.state import Batch, Hold, Outcome, Part, Produced, Rollup, State, Version
 from persist_lib.core.trace import CHUNK_BYTES
 from persist_lib.core.transitions import change
 from persist_lib.core.validate import check_change, check_group, check_state
@@ -305,6 +305,14 @@ def _downgrade(words: Words) -> c.Command:
     return c.DowngradeSince(reader, since, SeqNo(words.number("seqno")), words.number("until"))
 
 
+def _inherit(words: Words) -> c.Command:
+    """`inherit token=t since=4 hold=audit producer=loader [1,9)`."""
+    bounds, since = batch(words), frontier(words.get("since", "0"))
+    producers = tuple((name, Produced(7, SeqNo(99), bounds.upper, 1)) for name in words.get("producer").split())
+    holds = tuple((name, Hold(since)) for name in words.get("hold").split())
+    return c.Inherit(words.get("token").encode(), bounds.lower, bounds.upper, since, holds, producers)
+
+
 def _writer_purpose(words: Words) -> c.Command:
     writer = WriterId(identifier(words.take()))
     purpose: Literal["ingest", "maintenance"] = "maintenance" if "maintenance" in words.plain else "ingest"
@@ -337,6 +345,8 @@ COMMANDS: dict[str, Callable[[Words], c.Command]] = {
     "evolve-schema": lambda w: c.EvolveSchema(w.number("expected"), schema(w)),
     "upgrade": lambda w: c.Upgrade(w.number("format")),
     "finish": lambda _: c.Finish(),
+    "inherit": _inherit,
+    "adopt": lambda w: c.Adopt(w.take(), SeqNo(w.number("at"))),
 }
 
 
@@ -408,6 +418,8 @@ def _changes(diff: StateDiff) -> list[str]:
     lines += [f"+ schema {added}" for added in diff.schemas]
     if diff.format is not None:
         lines.append(f"format {diff.format[0]} -> {diff.format[1]}")
+    if diff.member is not None:
+        lines.append(f"member of {diff.member[1]}")
     if diff.outcomes is not None:
         kept = " ".join(f"{_plain(outcome)} to {outcome.upper}" for outcome in diff.outcomes.added)
         lines.append(f"remembers {kept}")

@@ -539,7 +539,7 @@ LEGAL: dict[str, tuple[Arguments, dict[str, Kind]]] = {
         {"done": is_nothing_done, "most": or_none(integer(0, math.inf)), "seconds": timeout, "progress": progress},
     ),
     "Client.upgrade": (
-        lambda p: {"name": p.name, "to": 3, "dry_run": False}, {"name": name, "to": integer(1, 3), "dry_run": flag}
+        lambda p: {"name": p.name, "to": 3, "dry_run": False}, {"name": name, "to": integer(1, 5), "dry_run": flag}
     ),
     "Client.worker": (lambda p: {"name": p.name}, {"name": name}),
 }  # fmt: skip

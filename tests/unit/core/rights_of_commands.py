@@ -44,6 +44,8 @@ def every_command_with_its_rights() -> list[tuple[str, c.Command, str]]:
         ("renew a reader", c.Heartbeat((R,), 0), "r"),
         ("downgrade a reader", c.DowngradeSince(R, at(0), SeqNo(1), 0), "r"),
         *_holds(),
+        ("adopt", c.Adopt("c1/1", SeqNo(1)), "m"),
+        ("inherit", c.Inherit(b"e", at(0), at(1), at(0), (), ()), "m"),
         ("forget a producer", c.ForgetProducer("p", 1), "m"),
         ("retention", c.SetRetention(5), "m"),
         ("retention of a layer", c.SetRetention(5, "catalog"), "m"),

@@ -451,6 +451,7 @@ REFUSALS: list[r.Refusal] = [
     r.WrongSequence("q", 1, None), r.WrongSequence("q", 1, 2), r.NeedsFormat("the producer 'q'", 3, 2),
     r.Forgotten(SeqNo(3), SeqNo(7)), r.GivesUpHistory("h", at(5), at(0), at(9)),
     r.GivesUpHistory("h", at(10), at(0), at(9)), r.OfLayer("stream"), r.OfLayer("catalog"),
+    r.OfMember("c1/1"), r.Overtaken(SeqNo(3), SeqNo(4)),
 ]  # fmt: skip
 
 
