@@ -36,7 +36,7 @@ def test_what_is_no_time_is_refused_and_changes_nothing(name):
     for kind, value in WRONG.items():
         if kind == "whole float" and name.startswith("_time"):  # what pandas makes of integers beside gaps
             continue
-        if name.startswith(("judge", "snapshot", "changes", "restore", "listen")):
+        if name.startswith(("judge", "snapshot", "read", "count", "changes", "restore", "listen")):
             door(place, T)  # which first appends what it then reads
         before = place.client.inspect("s"), place.client.inspect("t")
         with pytest.raises(InvalidUsage) as refused:
