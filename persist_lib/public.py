@@ -67,12 +67,12 @@ from persist_lib.relation.listen import Listen, Progress, Updates
 from persist_lib.relation.reader import ReadHandle
 from persist_lib.relation.restore import Restored
 from persist_lib.relation.snapshot import Snapshot, Split
+from persist_lib.relation.statements import Done
 from persist_lib.relation.writer import Appended, Batching, Changed, WriteHandle
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.schema.schema import Schema
 from persist_lib.shard.outcomes import Verdict
 from persist_lib.table import Table
-from persist_lib.timeline.statements import Done
 
 __all__ = [
     "TOP",

@@ -27,9 +27,9 @@ from persist_lib.core.holds import layer_of
 from persist_lib.errors import LeaseExpired, NotComplete, NotFound, SchemaMismatch, ShardFinished
 from persist_lib.frontier import TOP
 from persist_lib.ids import KEPT, check_not_kept, parse_shard_id
+from persist_lib.relation.statements import Change, Done
 from persist_lib.runtime.resource import Resource
 from persist_lib.schema.schema import Schema, check_schema
-from persist_lib.timeline.statements import Done
 
 if TYPE_CHECKING:
     import pyarrow.compute as pc
@@ -54,6 +54,7 @@ class Rows(Protocol):
     def append(self, rows: object, *, token: bytes | None, **options: Any) -> Any: ...
     def upsert(self, rows: object, *, token: bytes | None, **options: Any) -> Any: ...
     def delete(self, keys: object, *, token: bytes | None, **options: Any) -> Any: ...
+    def update(self, change: Change, keys: object, *, token: bytes | None, **options: Any) -> Any: ...
     def read(self, as_of: TimeLike | None, *, newest: bool, timeout: float | None, **wanted: Any) -> Any: ...
     def changes(self, from_: TimeLike | None, to: TimeLike | None, *, timeout: float | None) -> Changes: ...
     def listen(self, as_of: TimeLike, *, until: object, timeout: float | None) -> Listener: ...
@@ -93,14 +94,41 @@ class Table(Resource):
         return _done(self._rows.upsert(rows, token=token, dry_run=dry_run, timeout=timeout))
 
     def delete(
-        self, keys: object, *, token: bytes | None = None, dry_run: bool = False, timeout: float | None = None
+        self,
+        keys: object = None,
+        *,
+        filter: pc.Expression | None = None,  # noqa: A002 - what every reader of Arrow calls it
+        token: bytes | None = None,
+        dry_run: bool = False,
+        timeout: float | None = None,
     ) -> Done:
-        """Take away all rows of these keys, in one commit. Keys that have none are left alone.
+        """Take away all rows of these keys, or all that a filter keeps, in one commit.
 
         `keys` are a table or frame of the key columns, or a list of dicts, of values (of a key of one column) or of
-        tuples. With `dry_run` nothing is written. Raises as `append` does.
+        tuples; keys that have no rows are left alone. With `dry_run` nothing is written. Raises as `append` does.
         """
-        return _done(self._rows.delete(keys, token=token, dry_run=dry_run, timeout=timeout))
+        return _done(self._rows.delete(keys, filter=filter, token=token, dry_run=dry_run, timeout=timeout))
+
+    def update(
+        self,
+        change: Change,
+        keys: object = None,
+        *,
+        filter: pc.Expression | None = None,  # noqa: A002 - what every reader of Arrow calls it
+        token: bytes | None = None,
+        dry_run: bool = False,
+        timeout: float | None = None,
+    ) -> Done:
+        """Change value columns of the rows of these keys, of those that a filter keeps, or of all, in one commit.
+
+            orders.update({"cents": pc.field("cents") * 2}, filter=pc.field("cents") < 10)
+
+        `change` is a mapping of columns to values, expressions or functions of an Arrow table; or one such function,
+        which returns a table of as many rows, in their order, with the same keys. It is computed from the rows just
+        before the commit: if another process changes them first, again, so that it may be called several times. With
+        `dry_run` nothing is written. Raises as `append` does.
+        """
+        return _done(self._rows.update(change, keys, filter=filter, token=token, dry_run=dry_run, timeout=timeout))
 
     def read(
         self,
@@ -190,6 +218,9 @@ class HandleRows:
     def delete(self, keys: object, **options: Any) -> Any:
         return self._handle("write").delete(keys, **options)
 
+    def update(self, change: Change, keys: object, **options: Any) -> Any:
+        return self._handle("write").update(change, keys, **options)
+
     def read(self, as_of: TimeLike | None, *, newest: bool, timeout: float | None, **wanted: Any) -> Any:
         longest = 0.0 if as_of is not None and timeout is None else timeout
         try:
@@ -247,6 +278,9 @@ class TimelineRows:
 
     def delete(self, keys: object, *, token: bytes | None, **options: Any) -> Any:
         return self._once(token, lambda: self._tables.delete(self._name, keys, **options))
+
+    def update(self, change: Change, keys: object, *, token: bytes | None, **options: Any) -> Any:
+        return self._once(token, lambda: self._tables.update(self._name, change, keys, **options))
 
     def _once(self, token: bytes | None, call: Callable[[], Any]) -> Any:
         """Do something, unless it was done by the call of which this is the token."""

@@ -194,7 +194,7 @@ def update(session: Session, name: opt.Table, file: opt.Input, dry_run: opt.DryR
     import pyarrow as pa
 
     from persist_lib.cli.statement_files import check_columns
-    from persist_lib.timeline.statements import new_values
+    from persist_lib.relation.statements import new_values
 
     with _input(file) as path, table_rows(session, name, dry_run=dry_run) as writer:
         schema = writer.schema

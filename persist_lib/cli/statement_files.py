@@ -14,9 +14,9 @@ import pyarrow as pa
 from persist_lib.cli.input_files import read_file
 from persist_lib.errors import InvalidUsage
 from persist_lib.kernel.by_key import Counts
+from persist_lib.relation.statements import new_values
 from persist_lib.schema.schema import Schema
 from persist_lib.timeline import Tables, Transaction
-from persist_lib.timeline.statements import new_values
 
 Op = Literal["insert", "upsert", "update", "delete"]
 

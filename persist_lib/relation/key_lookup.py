@@ -1,4 +1,4 @@
-"""The contents of some keys as of a shard's upper, for calls that write what depends on them.
+"""The contents of some rows as of a shard's upper, for calls that write what depends on them.
 
 They are read from the newest state without a lease, so that looking changes nothing. What that state refers to may be
 collected by then, which is seen (Missing), and then a newer state is read.
@@ -14,13 +14,16 @@ from persist_lib.core import refusals as r
 from persist_lib.core.state import Batch, State, Version
 from persist_lib.errors import ConstraintViolated, Missing
 from persist_lib.format.parquet import conform
+from persist_lib.format.predicate import Where
 from persist_lib.frontier import Antichain
 from persist_lib.ids import ShardId
 from persist_lib.kernel.consolidate import consolidate
 from persist_lib.kernel.constraints import Violation, find_violation, touched
 from persist_lib.kernel.keyset import Keys
 from persist_lib.location.wrap.deadline import within
+from persist_lib.relation.contents import stream
 from persist_lib.runtime.ambient import Deadline
+from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import Schema
 from persist_lib.shard.commit import Machine
 from persist_lib.shard.lookup import look_up
@@ -30,15 +33,15 @@ from persist_lib.times import Unit, show_time
 
 
 class Looking:
-    """The contents of some keys, read again as upper moves: then only what was appended since, where that can be told.
+    """The contents of some rows, read again as upper moves: then only what was appended since, where that can be told.
 
     Contents are tables of the shard's newest schema, consolidated. SUBTLE: they are the sum of all updates that there
     are, and not contents as of a time that a reader could name. So it does not matter how far since is.
     """
 
-    def __init__(self, machine: Machine, keys: Keys) -> None:
-        self._machine = machine
-        self._keys = keys
+    def __init__(self, machine: Machine, keys: Keys | None, where: Where | None = None) -> None:
+        """Of these keys; or of all rows, or those that `where` keeps, which are held in memory."""
+        self._machine, self._keys, self._where = machine, keys, where
         self._known: tuple[Antichain, Schema, pa.Table] | None = None
 
     def contents(self, version: Version, deadline: Deadline) -> tuple[Version, pa.Table]:
@@ -67,10 +70,14 @@ class Looking:
 
     def _read(self, state: State, schema: Schema, batches: list[Batch], lower: Antichain) -> pa.Table:
         machine = self._machine
-        stored = Stored(machine.reads, machine.shard, state.schemas, schema)
+        stored = Stored(machine.reads, machine.shard, state.schemas, schema, where=self._where)
         inputs = overlapping(inputs_of(batches, lower.time or 0), None, None)
         with machine.runtime.pool(machine.config.read_threads, "persist-look") as pool:
-            return look_up(stored, inputs, self._keys, None, pool)
+            if self._keys is not None:
+                return look_up(stored, inputs, self._keys, None, pool)
+            found = stream(stored, inputs, machine.config.merge_bytes, pool)
+            kept = found if self._where is None else map(self._where.kept, found)
+            return pa.concat_tables([empty_table(schema.contents), *kept])
 
 
 def _can_continue(state: State, known: Antichain) -> bool:

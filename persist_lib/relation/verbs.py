@@ -1,4 +1,4 @@
-"""Writing by key (upsert and delete) and appending at the next time, over however many places hold the rows.
+"""Statements (upsert, update and delete) and appends at the next time, over however many places hold the rows.
 
 Each call finds the upper and what it has to know of the contents there, and appends at that upper by one commit. If
 another writer was first, nothing was written, and the call reads what is new and tries again. So each call is against
@@ -14,14 +14,15 @@ from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from persist_lib.arguments import parse_flag
-from persist_lib.convert.by_key import parse_keys, parse_rows, without_times
+from persist_lib.convert.by_key import without_times
 from persist_lib.core.state import Version
 from persist_lib.errors import LeaseExpired, PersistError, SchemaMismatch
 from persist_lib.frontier import Antichain
 from persist_lib.ids import SeqNo, parse_token
-from persist_lib.kernel.by_key import Counts, count_deleted, count_upserted, one_row_each, replacing
+from persist_lib.kernel.by_key import Counts
 from persist_lib.kernel.consolidate import consolidate
 from persist_lib.kernel.keyset import Keys
 from persist_lib.location.wrap.spending import Spending
@@ -29,6 +30,9 @@ from persist_lib.relation.key_lookup import Looking
 from persist_lib.relation.next_time import Named, next_time, since_of
 from persist_lib.relation.ordered_writer import Brought, Done, OrderedWriter
 from persist_lib.relation.registration import check_produced
+from persist_lib.relation.row_selection import RowSelection
+from persist_lib.relation.statements import Change as New
+from persist_lib.relation.statements import Delete, Statement, Update, Upsert
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import Schema
@@ -134,21 +138,51 @@ class Verbs(OrderedWriter[Brought, Done], Generic[Brought, Basis, Done, Counted]
         """
         self._check_verb("upsert")
         is_dry, known = parse_flag(dry_run, "dry_run"), Named.of(token)
-        new = one_row_each(self.schema, parse_rows(self.schema, rows))
-        return self._change(_ByKey(self.schema, new, new, self._told()), timeout, known, is_dry=is_dry)
+        return self._execute(Upsert(self._name(), self.schema, rows), timeout, known, is_dry=is_dry)
 
     def delete(
-        self, keys: object, *, timeout: float | None = None, token: bytes | None = None, dry_run: bool = False
+        self,
+        keys: object = None,
+        *,
+        filter: pc.Expression | None = None,  # noqa: A002 - what every reader of Arrow calls it
+        timeout: float | None = None,
+        token: bytes | None = None,
+        dry_run: bool = False,
     ) -> Counted:
-        """Retract all rows of these keys, at the next time. Keys that have none are left alone.
+        """Retract all rows of these keys, or all that a filter keeps, at the next time. Other rows stay as they are.
 
-        `keys` is what `read.snapshot(keys=...)` takes. `timeout`, `token`, `dry_run` and errors are those of
-        `upsert`.
+        `keys` is what `read.snapshot(keys=...)` takes; keys that have no rows are left alone. What a filter keeps is
+        held in memory. `timeout`, `token`, `dry_run` and errors are those of `upsert`.
         """
         self._check_verb("delete")
         is_dry, known = parse_flag(dry_run, "dry_run"), Named.of(token)
-        table = parse_keys(self.schema, keys)
-        return self._change(_ByKey(self.schema, table, None, self._told()), timeout, known, is_dry=is_dry)
+        return self._execute(Delete(self._name(), self.schema, keys, filter), timeout, known, is_dry=is_dry)
+
+    def update(
+        self,
+        change: New,
+        keys: object = None,
+        *,
+        filter: pc.Expression | None = None,  # noqa: A002 - what every reader of Arrow calls it
+        timeout: float | None = None,
+        token: bytes | None = None,
+        dry_run: bool = False,
+    ) -> Counted:
+        """Change value columns of the rows of these keys, of those that a filter keeps, or of all, at the next time.
+
+            write.update({"cents": pc.field("cents") * 2}, filter=pc.field("cents") < 0)
+
+        `change` is a mapping of columns to values, expressions or functions of an Arrow table; or one such function,
+        which returns a table of as many rows, in their order, with the same keys. If another writer is first, it is
+        computed again from what is there then, so that it may be called several times. The rows are held in memory.
+        `timeout`, `token`, `dry_run` and errors are those of `upsert`.
+        """
+        self._check_verb("update")
+        is_dry, known = parse_flag(dry_run, "dry_run"), Named.of(token)
+        return self._execute(Update(self._name(), self.schema, change, keys, filter), timeout, known, is_dry=is_dry)
+
+    def _execute(self, statement: Statement, timeout: float | None, known: Named | None, *, is_dry: bool) -> Counted:
+        return self._change(_Executed(statement, self._told()), timeout, known, is_dry=is_dry)
 
     def _change(self, find: Finding, timeout: float | None, known: Named | None, *, is_dry: bool) -> Counted:
         def change(deadline: Deadline) -> Counted:
@@ -227,6 +261,9 @@ class Verbs(OrderedWriter[Brought, Done], Generic[Brought, Basis, Done, Counted]
         """What it writes, for messages, and as the field of errors."""
         return self._what, {"shard": self._shard}
 
+    def _name(self) -> str:
+        return next(iter(self._told()[1].values()))
+
     @abstractmethod
     def _append_placed(
         self, table: pa.Table, deadline: Deadline, token: bytes | None, since: SeqNo | None,
@@ -261,27 +298,26 @@ class Verbs(OrderedWriter[Brought, Done], Generic[Brought, Basis, Done, Counted]
         """The error where other writers were first until the deadline."""
 
 
-class _ByKey:
-    """The changes that make rows the only ones of their keys (or, without rows, that take the keys' rows away)."""
+class _Executed:
+    """The changes that a statement asks for, of what the places of a turn hold."""
 
-    def __init__(
-        self, schema: Schema, keyed: pa.Table, rows: pa.Table | None, told: tuple[str, dict[str, str]]
-    ) -> None:
-        self._schema, self._keyed, self._rows, self._told = schema, keyed, rows, told
-        self._keys = Keys.of(schema, keyed)
+    def __init__(self, statement: Statement, told: tuple[str, dict[str, str]]) -> None:
+        self._statement, self._schema, self._told = statement, statement.schema, told
         self._looking: dict[str, Looking] = {}
 
     def __call__(self, turn: Turn[Any], deadline: Deadline) -> Changes:
-        schema, found, uppers = self._schema, [empty_table(self._schema.contents)], set()
-        for (machine, version), share in zip(turn.places, turn.shares(self._keyed), strict=True):
-            keys = self._keys if len(turn.places) == 1 else Keys.of(schema, share)
-            looking = self._looking.setdefault(machine.shard, Looking(machine, keys))
+        schema, keyed = self._schema, self._statement.keyed
+        wanted = self._statement.wanted or RowSelection.of(schema)
+        found, uppers = [empty_table(schema.contents)], set()
+        shares = [None] * len(turn.places) if keyed is None else turn.shares(keyed)
+        for (machine, version), share in zip(turn.places, shares, strict=True):
+            keys = wanted.keys if share is None or len(turn.places) == 1 else Keys.of(schema, share)
+            looking = self._looking.setdefault(machine.shard, Looking(machine, keys, wanted.where))
             version, rows = looking.contents(version, deadline)  # noqa: PLW2901 - a newer one, where objects are gone
             uppers.add(version.state.upper)
             found.append(self._narrow(rows, version.state.schemas[-1]))
         old = found[1] if len(found) == 2 else consolidate(schema, pa.concat_tables(found))
-        changes = replacing(schema, old, old.slice(0, 0) if self._rows is None else self._rows)
-        counts = count_deleted(self._keys, old) if self._rows is None else count_upserted(self._keys, old, changes)
+        changes, counts = self._statement.changes(old)
         # SUBTLE: an append at an upper that not all looks were at would be of older contents; this one loses its race.
         return Changes(max(uppers) if len(uppers) == 1 else turn.lower, changes, counts)
 

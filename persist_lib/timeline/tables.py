@@ -24,11 +24,11 @@ from persist_lib.relation.listen import Updates
 from persist_lib.relation.next_time import Named, bounds_of
 from persist_lib.relation.reader import PURPOSE_LETTERS
 from persist_lib.relation.row_selection import Asked
+from persist_lib.relation.statements import Change, Delete, Done, Insert, Statement, Update, Upsert
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.runtime.resource import Resource
 from persist_lib.schema.schema import Schema, check_schema
 from persist_lib.timeline.lag import Lag, fetch_lag
-from persist_lib.timeline.statements import Change, Delete, Done, Insert, Statement, Update, Upsert
 from persist_lib.timeline.table_listen import TableListen
 from persist_lib.timeline.table_snapshot import TableSnapshot
 from persist_lib.timeline.timeline import AsOf, Line

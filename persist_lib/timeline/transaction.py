@@ -16,10 +16,10 @@ from persist_lib.kernel.keyset import Keys
 from persist_lib.kernel.order import take
 from persist_lib.location.wrap.spending import Spending
 from persist_lib.relation.row_selection import Asked, RowSelection, added_up
+from persist_lib.relation.statements import Change, Delete, Done, Insert, Statement, Update, Upsert
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import Schema
-from persist_lib.timeline.statements import Change, Delete, Done, Insert, Statement, Update, Upsert
 from persist_lib.timeline.table_snapshot import TableSnapshot, in_memory
 from persist_lib.timeline.timeline import Line
 from persist_lib.timeline.view import View

@@ -231,6 +231,16 @@ def are_keys(value: Any) -> bool:
     return is_list and all(integer(-(2**63), 2**63 - 1)(each) or each is None for each in value)
 
 
+def deleting(_: Place) -> dict[str, Any]:
+    return {"keys": [5], "filter": None, "timeout": 0.05, "token": None, "dry_run": False}
+
+
+def updating(p: Place) -> dict[str, Any]:
+    return {"change": {"word": "w"}, **deleting(p)}
+
+
+deletes = {"keys": are_keys, "filter": or_none(never), "timeout": timeout, "token": or_none(never), "dry_run": flag}
+updates = {**deletes, "change": callable, "keys": or_none(are_keys)}
 Arguments = Callable[[Place], dict[str, Any]]
 LEGAL: dict[str, tuple[Arguments, dict[str, Kind]]] = {
     "open": (
@@ -379,10 +389,8 @@ LEGAL: dict[str, tuple[Arguments, dict[str, Kind]]] = {
         lambda _: {"rows": [{"id": 5, "word": "w"}], "timeout": 0.05, "token": None, "dry_run": False},
         {"rows": append["updates"], "timeout": timeout, "token": or_none(never), "dry_run": flag},
     ),
-    "Table.delete": (
-        lambda _: {"keys": [5], "timeout": 0.05, "token": None, "dry_run": False},
-        {"keys": are_keys, "timeout": timeout, "token": or_none(never), "dry_run": flag},
-    ),
+    "Table.delete": (deleting, deletes),
+    "Table.update": (updating, updates),
     "Table.read": (
         lambda _: keyed("key", newest=False),
         {"as_of": or_none(time), "columns": or_none(is_empty), "key": or_none(is_key), "key_from": or_none(never),
@@ -411,10 +419,8 @@ LEGAL: dict[str, tuple[Arguments, dict[str, Kind]]] = {
         lambda _: {"updates": [{"id": 5, "word": "w"}], "timeout": 0.05, "token": None, "producer": ("query", 7)},
         {"updates": append["updates"], "timeout": timeout, "token": or_none(never), "producer": producer},
     ),
-    "WriteHandle.delete": (
-        lambda _: {"keys": [5], "timeout": 0.05, "token": None, "dry_run": False},
-        {"keys": are_keys, "timeout": timeout, "token": or_none(never), "dry_run": flag},
-    ),
+    "WriteHandle.delete": (deleting, deletes),
+    "WriteHandle.update": (updating, updates),
     "WriteHandle.upsert": (
         lambda _: {"rows": [{"id": 5, "word": "w"}], "timeout": 0.05, "token": None, "dry_run": False},
         {"rows": append["updates"], "timeout": timeout, "token": or_none(never), "dry_run": flag},

@@ -53,6 +53,8 @@ def test_one_program_has_the_same_answers_on_each_carrier(world: World, carrier:
     dry = table.upsert(rows(9), dry_run=True)
     assert (dry.time, dry.inserted) == (None, 1)
     assert contents(table) == [(1, "w"), (2, "v"), (3, "v")]
+    assert table.update({"word": "u"}, [2, 44], dry_run=True).updated == 1
+    assert table.delete(filter=pc.field("id") > 1, dry_run=True).deleted == 2
     world.clock.advance(1)
     third = table.delete([1, 77])
     assert third.time is not None
@@ -94,6 +96,16 @@ def test_misuse_is_refused_with_the_same_error_and_nothing_is_changed(world: Wor
         (lambda: table.append(rows(1), timeout=-1), persist.InvalidUsage),
         (lambda: table.append(rows(1), token="x"), persist.InvalidUsage),  # type: ignore[arg-type]
         (lambda: table.delete("x"), persist.InvalidUsage),
+        (table.delete, persist.InvalidUsage),
+        (lambda: table.delete([1], filter=pc.field("id") > 0), persist.InvalidUsage),
+        (lambda: table.delete(filter="id > 0"), persist.InvalidUsage),
+        (lambda: table.update({"id": 2}, [1]), persist.InvalidUsage),
+        (lambda: table.update({"none": 2}), persist.InvalidUsage),
+        (lambda: table.update({}), persist.InvalidUsage),
+        (lambda: table.update(5), persist.InvalidUsage),  # type: ignore[arg-type]
+        (lambda: table.update({"word": 5}), persist.InvalidUsage),
+        (lambda: table.update({"word": pc.field("none")}), persist.InvalidUsage),
+        (lambda: table.update(lambda old: old.slice(1)), persist.InvalidUsage),
         (lambda: table.read("yesterdayish"), persist.InvalidUsage),
         (lambda: table.read(columns=["none"]), persist.InvalidUsage),
         (lambda: table.read(newest=1), persist.InvalidUsage),  # type: ignore[arg-type]
@@ -104,6 +116,48 @@ def test_misuse_is_refused_with_the_same_error_and_nothing_is_changed(world: Wor
             wrong()
     assert contents(table) == [(1, "w")]
     assert table.changes(time).to_pylist() == []
+
+
+COUNTER = persist.Schema({"id": "int64 not null"}, {"n": "int64"}, times="ms")
+
+
+@over_all
+def test_rows_are_changed_and_taken_away_by_keys_by_a_filter_or_all_of_them(world: World, carrier: Carrier) -> None:
+    table = table_on(world, carrier, COUNTER)
+    before = table.append([{"id": number % 5, "n": number} for number in range(10)])
+    done = table.update({"n": pc.field("n") + 100}, [0, 3, 9])
+    assert (done.count, done.updated, done.inserted) == (8, 2, 0)
+    assert sorted(row["n"] for row in table.read(keys=[0, 3]).to_pylist()) == [100, 103, 105, 108]
+    done = table.update({"n": lambda old: pc.negate(old["n"])}, filter=pc.field("n") >= 105)
+    assert done.updated == 2
+    assert done.time is not None
+    assert sorted(row["n"] for row in table.read(done.time, filter=pc.field("n") < 0).to_pylist()) == [-108, -105]
+    assert table.update({"n": 7}, filter=pc.field("n") > 1000).time is None
+    gone = table.delete(filter=pc.field("n") < 5)
+    assert (gone.deleted, table.count()) == (5, 5)
+    assert table.update({"n": 1}).count == 10
+    assert {row["n"] for row in table.read().to_pylist()} == {1}
+    assert table.count(before.time) == 10
+    assert table.delete(filter=pc.scalar(True)).count == 5
+    assert table.count() == 0
+
+
+@over_all
+def test_an_update_is_of_the_rows_just_before_it_whoever_was_first(world: World, carrier: Carrier) -> None:
+    carrier.make(world.client(), COUNTER)
+    theirs, ours = world.client().table("c"), world.client(rival=world.rival).table("c")
+    theirs.upsert([{"id": 1, "n": 0}, {"id": 2, "n": 0}])
+    ours.update({"n": pc.field("n") + 1}, [1])
+    for act in (
+        lambda: theirs.update({"n": pc.field("n") + 10}, [1]),
+        lambda: theirs.upsert([{"id": 1, "n": 50}]),
+        lambda: theirs.append([{"id": 9, "n": 3}]),
+        lambda: theirs.delete([1]),
+    ):
+        world.rival.before_next(act)
+        ours.update({"n": pc.field("n") + 1}, filter=pc.field("id") != 2)
+        assert not world.rival.waiting
+    assert sorted((row["id"], row["n"]) for row in theirs.read().to_pylist()) == [(2, 0), (9, 5)]
 
 
 @over_all

@@ -45,14 +45,24 @@ class Done(msgspec.Struct, frozen=True):
 
 
 class Statement(ABC):
-    """One statement on one table. `wanted` are the rows that it looks at; None if it does not look."""
+    """One statement on one table. `wanted` are the rows that it looks at; None if it does not look.
 
-    def __init__(self, table: str, schema: Schema, wanted: RowSelection | None = None) -> None:
-        self.table, self.schema, self.wanted = table, schema, wanted
+    `keyed` is a table with the key columns of these, where they are chosen by keys.
+    """
+
+    def __init__(
+        self, table: str, schema: Schema, *, keyed: pa.Table | None = None, wanted: RowSelection | None = None
+    ) -> None:
+        self.table, self.schema, self.keyed = table, schema, keyed
+        self.wanted = wanted if keyed is None else by_keys(schema, Keys.of(schema, keyed))
 
     @abstractmethod
     def changes(self, old: pa.Table) -> tuple[pa.Table, Counts]:
         """What to add to the contents, given the wanted rows of them: both in canonical order."""
+
+    def keys_of(self, old: pa.Table) -> Keys:
+        """The keys that it is about: those by which rows are chosen, or those of the rows that a filter has chosen."""
+        return Keys.of(self.schema, old) if self.wanted is None or self.wanted.keys is None else self.wanted.keys
 
 
 class Insert(Statement):
@@ -81,28 +91,24 @@ class Upsert(Statement):
     """Makes each row the one row of its key."""
 
     def __init__(self, table: str, schema: Schema, rows: object) -> None:
-        super().__init__(table, schema)
         self._rows = one_row_each(schema, parse_rows(schema, rows))
-        self._keys = Keys.of(schema, self._rows)
-        self.wanted = by_keys(schema, self._keys)
+        super().__init__(table, schema, keyed=self._rows)
 
     def changes(self, old: pa.Table) -> tuple[pa.Table, Counts]:
         """The old rows out, the new ones in."""
         changes = replacing(self.schema, old, self._rows)
-        return changes, count_upserted(self._keys, old, changes)
+        return changes, count_upserted(self.keys_of(old), old, changes)
 
 
 class Delete(Statement):
     """Takes rows away, by their keys or by a filter."""
 
     def __init__(self, table: str, schema: Schema, keys: object, filter: pc.Expression | None) -> None:  # noqa: A002
-        self._chosen = _chosen(table, schema, keys, filter)
-        super().__init__(table, schema, self._chosen)
+        super().__init__(table, schema, **_chosen(table, schema, keys, filter))
 
     def changes(self, old: pa.Table) -> tuple[pa.Table, Counts]:
         """The old rows out."""
-        keys = self._chosen.keys or Keys.of(self.schema, old)
-        return replacing(self.schema, old, old.slice(0, 0)), count_deleted(keys, old)
+        return replacing(self.schema, old, old.slice(0, 0)), count_deleted(self.keys_of(old), old)
 
 
 class Update(Statement):
@@ -116,7 +122,10 @@ class Update(Statement):
         keys: object,
         filter: pc.Expression | None,  # noqa: A002
     ) -> None:
-        super().__init__(table, schema)
+        every = keys is None and filter is None
+        super().__init__(
+            table, schema, **({"wanted": RowSelection.of(schema)} if every else _chosen(table, schema, keys, filter))
+        )
         if isinstance(change, Mapping):
             self._check_names(change)
         elif not callable(change):
@@ -124,9 +133,6 @@ class Update(Statement):
                 f"update takes a function of a pyarrow.Table, or a mapping of columns: got {shown(change)}"
             )
         self._change = change
-        self.wanted = (
-            RowSelection.of(schema) if keys is None and filter is None else _chosen(table, schema, keys, filter)
-        )
 
     def changes(self, old: pa.Table) -> tuple[pa.Table, Counts]:
         """The old rows out, what was made of them in."""
@@ -165,7 +171,7 @@ class Update(Statement):
             )  # fmt: skip
 
 
-def _chosen(table: str, schema: Schema, keys: object, filter: pc.Expression | None) -> RowSelection:  # noqa: A002
+def _chosen(table: str, schema: Schema, keys: object, filter: pc.Expression | None) -> dict[str, Any]:  # noqa: A002
     if (keys is None) == (filter is None):
         raise InvalidUsage(
             f"table {table!r}: say which rows are meant, by either keys= or filter=; for all of them, "
@@ -173,8 +179,8 @@ def _chosen(table: str, schema: Schema, keys: object, filter: pc.Expression | No
             table=table,
         )
     if keys is not None:
-        return by_keys(schema, Keys.of(schema, parse_keys(schema, keys)))
-    return RowSelection.of(schema, filter=filter)
+        return {"keyed": parse_keys(schema, keys)}
+    return {"wanted": RowSelection.of(schema, filter=filter)}
 
 
 def _computed(data: pa.Table, change: Mapping[str, Any]) -> pa.Table:
