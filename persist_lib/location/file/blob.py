@@ -22,7 +22,8 @@ from persist_lib.runtime.ambient import Runtime
 TEMPORARY = ".tmp"
 DELETE_THREADS = 4
 DELETE_CHUNK = 64
-ATTEMPTS = 20
+ATTEMPTS, AT_ONCE, PAUSE_S = 40, 4, 0.001
+"""How often an object is stored whose directory others remove, how often without a pause, and by what pauses grow."""
 
 ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 """Errors that mean: there is no object of that key (its path may be a directory of other keys)."""
@@ -62,13 +63,15 @@ class FileBlob:
     def set(self, key: str, data: bytes | memoryview) -> None:
         check_key(key)
         view = memoryview(data).cast("B")
-        for _ in range(ATTEMPTS):
+        for attempt in range(ATTEMPTS):
             try:
                 return self._set(key, view)
             except FileNotFoundError:
                 # Another process removed an empty directory on the way, or swept ours, between two of our steps.
                 self._directories.forget(key.rpartition("/")[0])
                 self._staging.abandon()
+                if attempt >= AT_ONCE:  # several that store and delete one object each can keep one another from it
+                    self._runtime.sleep(attempt * PAUSE_S * self._runtime.random.random())
         raise Determinate(
             f"blob {key} could not be stored: its directory was removed in each of {ATTEMPTS} attempts", key=key
         )
