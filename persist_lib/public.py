@@ -67,7 +67,7 @@ from persist_lib.relation.listen import Listen, Progress, Updates
 from persist_lib.relation.reader import ReadHandle
 from persist_lib.relation.restore import Restored
 from persist_lib.relation.snapshot import Snapshot, Split
-from persist_lib.relation.statements import Done
+from persist_lib.relation.statements import Done, old
 from persist_lib.relation.writer import Appended, Batching, Changed, WriteHandle
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.schema.schema import Schema
@@ -155,5 +155,6 @@ __all__ = [
     "WriteHandle",
     "at",
     "decode_rows",
+    "old",
     "open",
 ]

@@ -27,7 +27,7 @@ from persist_lib.core.holds import layer_of
 from persist_lib.errors import LeaseExpired, NotComplete, NotFound, SchemaMismatch, ShardFinished
 from persist_lib.frontier import TOP
 from persist_lib.ids import KEPT, check_not_kept, parse_shard_id
-from persist_lib.relation.statements import Change, Done
+from persist_lib.relation.statements import Apply, Change, Done
 from persist_lib.runtime.resource import Resource
 from persist_lib.schema.schema import Schema, check_schema
 
@@ -55,6 +55,9 @@ class Rows(Protocol):
     def upsert(self, rows: object, *, token: bytes | None, **options: Any) -> Any: ...
     def delete(self, keys: object, *, token: bytes | None, **options: Any) -> Any: ...
     def update(self, change: Change, keys: object, *, token: bytes | None, **options: Any) -> Any: ...
+    def apply(
+        self, *parts: object, only_if: Any, order_by: Any, token: bytes | None, timeout: float | None, dry_run: bool
+    ) -> Any: ...
     def read(self, as_of: TimeLike | None, *, newest: bool, timeout: float | None, **wanted: Any) -> Any: ...
     def changes(self, from_: TimeLike | None, to: TimeLike | None, *, timeout: float | None) -> Changes: ...
     def listen(self, as_of: TimeLike, *, until: object, timeout: float | None) -> Listener: ...
@@ -129,6 +132,34 @@ class Table(Resource):
         `dry_run` nothing is written. Raises as `append` does.
         """
         return _done(self._rows.update(change, keys, filter=filter, token=token, dry_run=dry_run, timeout=timeout))
+
+    def apply(
+        self,
+        upserts: object = None,
+        deletes: object = None,
+        *,
+        only_if: pc.Expression | None = None,
+        order_by: str | None = None,
+        token: bytes | None = None,
+        dry_run: bool = False,
+        timeout: float | None = None,
+    ) -> Done:
+        """Upsert rows and delete keys in one commit, as changes come from elsewhere.
+
+            orders.apply(rows, only_if=pc.field("seq") > persist.old("seq"), order_by="seq")
+
+        `upserts` are what `upsert` takes, `deletes` what `delete` does; a key that is in both is refused with
+        InvalidUsage. `order_by` is a value column: of several rows of a key in this call the one with the greatest
+        value counts (null is the least), and where several have it, that is refused. `only_if` is an expression of the
+        new row (`pc.field`) and of the one that is there (`persist.old`): where it is false or null, the old row stays,
+        and its key counts as unchanged. So late changes do not overwrite newer ones. A key without a row is inserted
+        without asking: a late upsert after a delete brings the row back. Keys of several rows are refused with it, and
+        deletes beside it. With `dry_run` nothing is written. Raises as `append` does.
+        """
+        done = self._rows.apply(
+            upserts, deletes, only_if=only_if, order_by=order_by, token=token, dry_run=dry_run, timeout=timeout
+        )
+        return _done(done)
 
     def read(
         self,
@@ -221,6 +252,9 @@ class HandleRows:
     def update(self, change: Change, keys: object, **options: Any) -> Any:
         return self._handle("write").update(change, keys, **options)
 
+    def apply(self, *parts: object, **options: Any) -> Any:
+        return self._handle("write").apply(*parts, **options)
+
     def read(self, as_of: TimeLike | None, *, newest: bool, timeout: float | None, **wanted: Any) -> Any:
         longest = 0.0 if as_of is not None and timeout is None else timeout
         try:
@@ -281,6 +315,15 @@ class TimelineRows:
 
     def update(self, change: Change, keys: object, *, token: bytes | None, **options: Any) -> Any:
         return self._once(token, lambda: self._tables.update(self._name, change, keys, **options))
+
+    def apply(
+        self, *parts: Any, only_if: Any, order_by: Any, token: bytes | None, timeout: float | None, dry_run: bool
+    ) -> Any:
+        def make(schema: Schema) -> Apply:
+            upserts, deletes = parts
+            return Apply(self._name, schema, upserts, deletes, only_if, order_by)
+
+        return self._once(token, lambda: self._tables.execute(self._name, make, timeout, dry_run=dry_run))
 
     def _once(self, token: bytes | None, call: Callable[[], Any]) -> Any:
         """Do something, unless it was done by the call of which this is the token."""

@@ -11,17 +11,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist_lib.arguments import did_you_mean, shown
+from persist_lib.arguments import did_you_mean, parse_text, shown
 from persist_lib.convert.by_key import parse_keys, parse_rows
 from persist_lib.core.cost import Cost
 from persist_lib.errors import ConstraintViolated, InvalidUsage
 from persist_lib.format.predicate import evaluated
 from persist_lib.kernel.by_key import Counts, count_deleted, count_upserted, one_row_each, replacing
-from persist_lib.kernel.columns import array_of, at_time
+from persist_lib.kernel.columns import array_of, at_time, joined
 from persist_lib.kernel.constraints import find_violation
-from persist_lib.kernel.keyset import Keys
-from persist_lib.kernel.order import adjacent_ties, take
+from persist_lib.kernel.keyset import Keys, distinct
+from persist_lib.kernel.order import adjacent_ties, sort_order, take
 from persist_lib.relation.row_selection import RowSelection, added_up, by_keys
+from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import DIFF, DIFF_FIELD, Schema
 
 Change = Callable[[pa.Table], pa.Table] | Mapping[str, Any]
@@ -169,6 +170,123 @@ class Update(Statement):
                 f"table {self.table!r}: an update changes value columns, which are {values}, and not {named}. {meant}",
                 table=self.table, columns=list(change),
             )  # fmt: skip
+
+
+OLD = "_old"
+
+
+def old(column: str) -> pc.Expression:
+    """The column of the row that is there, in `only_if=` of `apply`: `pc.field("seq") > persist.old("seq")`."""
+    return pc.field(OLD, parse_text(column, "column", 10_000))
+
+
+class Apply(Statement):
+    """Upserts and deletes as one change; of the upserts those that a condition takes, and of each key the last one."""
+
+    def __init__(
+        self, table: str, schema: Schema, upserts: object, deletes: object, only_if: pc.Expression | None,
+        order_by: str | None,
+    ) -> None:  # fmt: skip
+        rows = schema.data.empty_table() if upserts is None else parse_rows(schema, upserts)
+        gone = Keys.of(schema, rows.slice(0, 0) if deletes is None else parse_keys(schema, deletes))
+        if order_by is not None:
+            rows = _last_of_each(table, schema, rows, order_by)
+        self._rows, self._only_if, self._gone = one_row_each(schema, rows), only_if, gone
+        self._keys = Keys.of(schema, self._rows)
+        super().__init__(table, schema, keyed=pa.concat_tables([self._keys.table.select(schema.key_names), gone.table]))
+        if (twice := self._keys.found_in(gone.table)).any():
+            first = take(self._keys.table, np.flatnonzero(twice)[:1]).to_pylist()
+            raise InvalidUsage(
+                f"table {table!r}: {int(twice.sum())} keys are both among the rows to upsert and the keys to delete, "
+                f"first {first}. Which of both is meant only the caller can say. Nothing was written",
+                table=table, problem="key twice",
+            )  # fmt: skip
+        if only_if is not None:
+            self._check_condition(len(gone) > 0)
+
+    def changes(self, old: pa.Table) -> tuple[pa.Table, Counts]:
+        """The old rows out, the new ones in."""
+        schema, rows = self.schema, self._rows
+        mine, gone = take(old, self._keys.find(old)), take(old, self._gone.find(old))
+        if self._only_if is not None and mine.num_rows:
+            takes = self._takes(mine)
+            late = Keys.of(schema, mine).find(rows)[~takes]
+            rows, mine = take(rows, np.delete(np.arange(rows.num_rows), late)), take(mine, np.flatnonzero(takes))
+        changes = replacing(schema, pa.concat_tables([mine, gone]), rows)
+        up, down = count_upserted(self._keys, old, changes), count_deleted(self._gone, gone)
+        return changes, up._replace(unchanged=up.unchanged + down.unchanged, deleted=down.deleted)
+
+    def _takes(self, mine: pa.Table) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """For each of the rows that are there, one a key, whether the new row of its key replaces it."""
+        ties = adjacent_ties([joined(mine.column(name)) for name in self.schema.key_names])
+        if ties is None or ties.any() or pc.any(pc.not_equal(mine.column(DIFF), 1)).as_py():
+            raise InvalidUsage(
+                f"table {self.table!r}: only_if compares a row with the one that is there, and a key has several. "
+                "Nothing was written. Upsert these keys without only_if, or make tables with unique=True",
+                table=self.table, problem="several rows",
+            )  # fmt: skip
+        found = self._compared(take(self._rows, Keys.of(self.schema, mine).find(self._rows)), mine)
+        return np.asarray(found.column(0).fill_null(False).combine_chunks().to_numpy(zero_copy_only=False), np.bool_)
+
+    def _compared(self, rows: pa.Table, mine: pa.Table) -> pa.Table:
+        had = [joined(mine.column(name)) for name in self.schema.names]
+        both = rows.drop_columns([DIFF]).append_column(OLD, pa.StructArray.from_arrays(had, self.schema.names))
+        return evaluated(both, {"takes": self._only_if})
+
+    def _check_condition(self, deletes: bool) -> None:
+        """Raise InvalidUsage unless the condition can be one."""
+        why, empty = "", empty_table(self.schema.contents)
+        if not isinstance(self._only_if, pc.Expression):
+            why = f"it is an Arrow expression, such as pc.field('seq') > persist.old('seq'): got {shown(self._only_if)}"
+        elif OLD in self.schema.names:
+            why = f"a column of the table has the name {OLD!r}, which here is the row that is there"
+        elif deletes:
+            why = (
+                "a deleted key keeps no row to compare with, so that a late upsert would bring it back. Delete in a "
+                "call of its own"
+            )
+        else:
+            try:
+                kind = self._compared(empty, empty).column(0).type
+            except (pa.ArrowException, KeyError, TypeError) as error:
+                why = str(error)
+            else:
+                why = "" if pa.types.is_boolean(kind) else f"it is a {kind}, not true or false"
+        if why:
+            raise InvalidUsage(
+                f"table {self.table!r}: only_if cannot be used: {why}. Nothing was written", table=self.table
+            )
+
+
+def _last_of_each(table: str, schema: Schema, rows: pa.Table, order_by: str) -> pa.Table:
+    """Of the rows of each key the one with the greatest value in a column; null is less than all others."""
+    values = [column.name for column in schema.value]
+    if not isinstance(order_by, str) or order_by not in values:
+        raise InvalidUsage(
+            f"table {table!r}: order_by is one of the value columns, {values}: got {shown(order_by)}", table=table
+        )
+    if not rows.num_rows:
+        return rows
+    rows = take(rows, distinct(rows.columns))
+    ties = adjacent_ties([joined(rows.column(name)) for name in schema.key_names])
+    is_first = np.ones(rows.num_rows, np.bool_)
+    if ties is None:
+        raise AssertionError("distinct rows are in order")
+    is_first[1:] = ~ties
+    groups, firsts = np.cumsum(is_first) - 1, np.flatnonzero(is_first)
+    order, equal = sort_order([joined(rows.column(order_by))])
+    ranks = np.empty(rows.num_rows, np.int64)
+    ranks[order] = np.cumsum(np.concatenate([[0], ~equal]))
+    is_last = ranks == np.maximum.reduceat(ranks, firsts)[groups]
+    if int(is_last.sum()) > len(firsts):
+        tied = np.flatnonzero(np.bincount(groups[is_last]) > 1)
+        first = take(rows, firsts[tied[:1]]).select(schema.key_names).to_pylist()
+        raise InvalidUsage(
+            f"table {table!r}: {len(tied)} keys have different rows with the same {order_by!r}, first {first}. Which "
+            "of them is the last only the caller can say. Nothing was written",
+            table=table, problem="key twice", column=order_by,
+        )  # fmt: skip
+    return take(rows, np.flatnonzero(is_last))
 
 
 def _chosen(table: str, schema: Schema, keys: object, filter: pc.Expression | None) -> dict[str, Any]:  # noqa: A002

@@ -31,8 +31,8 @@ from persist_lib.relation.next_time import Named, next_time, since_of
 from persist_lib.relation.ordered_writer import Brought, Done, OrderedWriter
 from persist_lib.relation.registration import check_produced
 from persist_lib.relation.row_selection import RowSelection
+from persist_lib.relation.statements import Apply, Delete, Statement, Update, Upsert
 from persist_lib.relation.statements import Change as New
-from persist_lib.relation.statements import Delete, Statement, Update, Upsert
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import Schema
@@ -180,6 +180,34 @@ class Verbs(OrderedWriter[Brought, Done], Generic[Brought, Basis, Done, Counted]
         self._check_verb("update")
         is_dry, known = parse_flag(dry_run, "dry_run"), Named.of(token)
         return self._execute(Update(self._name(), self.schema, change, keys, filter), timeout, known, is_dry=is_dry)
+
+    def apply(
+        self,
+        upserts: object = None,
+        deletes: object = None,
+        *,
+        only_if: pc.Expression | None = None,
+        order_by: str | None = None,
+        timeout: float | None = None,
+        token: bytes | None = None,
+        dry_run: bool = False,
+    ) -> Counted:
+        """Upsert rows and delete keys in one append, at the next time.
+
+            write.apply(rows, only_if=pc.field("seq") > persist.old("seq"), order_by="seq")
+
+        `upserts` is what `upsert` takes, `deletes` what `delete` does; a key that is in both is refused with
+        InvalidUsage. `order_by` is a value column: of several rows of a key in this call the one with the greatest
+        value counts (null is the least), and where several have it, that is refused. `only_if` is an expression of the
+        new row (`pc.field`) and of the one that is there (`persist.old`): where it is false or null, the old row stays,
+        and its key counts as unchanged. A key without a row is inserted without asking. It is evaluated against the
+        rows just before the append, again after each lost race. Keys of several rows are refused with it, and deletes
+        beside it. `timeout`, `token`, `dry_run` and errors are those of `upsert`.
+        """
+        self._check_verb("apply")
+        is_dry, known = parse_flag(dry_run, "dry_run"), Named.of(token)
+        statement = Apply(self._name(), self.schema, upserts, deletes, only_if, order_by)
+        return self._execute(statement, timeout, known, is_dry=is_dry)
 
     def _execute(self, statement: Statement, timeout: float | None, known: Named | None, *, is_dry: bool) -> Counted:
         return self._change(_Executed(statement, self._told()), timeout, known, is_dry=is_dry)

@@ -129,14 +129,14 @@ class Tables(Resource):
         nothing was written; TimedOut (the same); NotFound; and Indeterminate if it is not known whether it was written:
         ask `outcome` with the token of the error.
         """
-        return self._run(name, lambda schema: Insert(name, schema, rows), timeout, dry_run=dry_run)
+        return self.execute(name, lambda schema: Insert(name, schema, rows), timeout, dry_run=dry_run)
 
     def upsert(self, name: str, rows: object, *, dry_run: bool = False, timeout: float | None = None) -> Done:
         """Make each of `rows` the one row of its key, against the rows just before it. Raises as `insert` does.
 
         What a caller read before is not looked at again: `update`, or a transaction, does not go over what others did.
         """
-        return self._run(name, lambda schema: Upsert(name, schema, rows), timeout, dry_run=dry_run)
+        return self.execute(name, lambda schema: Upsert(name, schema, rows), timeout, dry_run=dry_run)
 
     def delete(
         self,
@@ -148,7 +148,7 @@ class Tables(Resource):
         timeout: float | None = None,
     ) -> Done:
         """Take rows away: those of these keys, or those that a filter keeps. Raises as `insert` does."""
-        return self._run(name, lambda schema: Delete(name, schema, keys, filter), timeout, dry_run=dry_run)
+        return self.execute(name, lambda schema: Delete(name, schema, keys, filter), timeout, dry_run=dry_run)
 
     def update(
         self,
@@ -168,7 +168,7 @@ class Tables(Resource):
         which returns a table of as many rows, in their order, with the same keys. It may be called several times.
         Raises as `insert` does.
         """
-        return self._run(name, lambda schema: Update(name, schema, change, keys, filter), timeout, dry_run=dry_run)
+        return self.execute(name, lambda schema: Update(name, schema, change, keys, filter), timeout, dry_run=dry_run)
 
     def transaction(
         self, timeline: str = DEFAULT, *, dry_run: bool = False, timeout: float | None = None
@@ -321,7 +321,10 @@ class Tables(Resource):
 
     __reduce__ = not_pickled("Tables", "Open them in the other process")
 
-    def _run(self, name: str, make: Callable[[Schema], Statement], timeout: float | None, *, dry_run: bool) -> Done:
+    def execute(
+        self, name: str, make: Callable[[Schema], Statement], timeout: float | None, *, dry_run: bool = False
+    ) -> Done:
+        """Carry out the statement that `make` makes for the table's schema. It may be made several times."""
         dry_run = parse_flag(dry_run, "dry_run")
         if not dry_run:
             self._writable("a change")

@@ -239,8 +239,15 @@ def updating(p: Place) -> dict[str, Any]:
     return {"change": {"word": "w"}, **deleting(p)}
 
 
+def applying(_: Place) -> dict[str, Any]:
+    return {"upserts": [{"id": 5, "word": "w"}], "deletes": [6], "only_if": None, "order_by": "word", "timeout": 0.05,
+            "token": None, "dry_run": False}  # fmt: skip
+
+
 deletes = {"keys": are_keys, "filter": or_none(never), "timeout": timeout, "token": or_none(never), "dry_run": flag}
 updates = {**deletes, "change": callable, "keys": or_none(are_keys)}
+applies = {"upserts": or_none(append["updates"]), "deletes": or_none(are_keys), "only_if": or_none(never),
+           "order_by": or_none(never), "timeout": timeout, "token": or_none(never), "dry_run": flag}  # fmt: skip
 Arguments = Callable[[Place], dict[str, Any]]
 LEGAL: dict[str, tuple[Arguments, dict[str, Kind]]] = {
     "open": (
@@ -250,6 +257,7 @@ LEGAL: dict[str, tuple[Arguments, dict[str, Kind]]] = {
          "prices": or_none(instance(persist.Prices)), "cache": or_none(never), "read_only": flag, "create": flag},
     ),
     "at": (lambda _: {"time": 5}, {"time": time}),
+    "old": (lambda _: {"column": "id"}, {"column": is_text(10_000)}),
     "decode_rows": (lambda p: {"schema": SCHEMA, "table": p.table}, {"schema": schema, "table": instance(pa.Table)}),
     "Antichain": (lambda _: {"time": 5}, {"time": or_none(time)}),
     "Antichain.has_passed": (lambda _: {"time": 5}, {"time": time}),
@@ -391,6 +399,7 @@ LEGAL: dict[str, tuple[Arguments, dict[str, Kind]]] = {
     ),
     "Table.delete": (deleting, deletes),
     "Table.update": (updating, updates),
+    "Table.apply": (applying, applies),
     "Table.read": (
         lambda _: keyed("key", newest=False),
         {"as_of": or_none(time), "columns": or_none(is_empty), "key": or_none(is_key), "key_from": or_none(never),
@@ -421,6 +430,7 @@ LEGAL: dict[str, tuple[Arguments, dict[str, Kind]]] = {
     ),
     "WriteHandle.delete": (deleting, deletes),
     "WriteHandle.update": (updating, updates),
+    "WriteHandle.apply": (applying, applies),
     "WriteHandle.upsert": (
         lambda _: {"rows": [{"id": 5, "word": "w"}], "timeout": 0.05, "token": None, "dry_run": False},
         {"rows": append["updates"], "timeout": timeout, "token": or_none(never), "dry_run": flag},

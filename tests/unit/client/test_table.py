@@ -13,6 +13,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import persist_lib as persist
 from persist_lib.testing import Outcome
@@ -158,6 +160,113 @@ def test_an_update_is_of_the_rows_just_before_it_whoever_was_first(world: World,
         ours.update({"n": pc.field("n") + 1}, filter=pc.field("id") != 2)
         assert not world.rival.waiting
     assert sorted((row["id"], row["n"]) for row in theirs.read().to_pylist()) == [(2, 0), (9, 5)]
+
+
+SEQ = persist.Schema({"id": "int64 not null"}, {"seq": "int64", "word": "string"}, times="ms")
+NEWER = pc.field("seq") > persist.old("seq")
+
+
+def seqs(*rows: tuple[int, int | None] | tuple[int, int | None, str]) -> list[dict[str, Any]]:
+    return [{"id": row[0], "seq": row[1], "word": row[2] if len(row) > 2 else "w"} for row in rows]
+
+
+def seen(table: persist.Table) -> list[tuple[int, int | None, str]]:
+    return sorted((row["id"], row["seq"], row["word"]) for row in table.read().to_pylist())
+
+
+@over_all
+def test_changes_are_applied_as_one_commit_and_late_ones_do_not_overwrite(world: World, carrier: Carrier) -> None:
+    table = table_on(world, carrier, SEQ)
+    done = table.apply(seqs((1, 5), (2, 5), (3, None)), [7])
+    assert (done.inserted, done.unchanged, done.count) == (3, 1, 3)
+    done = table.apply(seqs((1, 4, "late"), (2, 6, "new"), (4, 1, "first"), (3, 9, "null")), only_if=NEWER)
+    assert (done.inserted, done.updated, done.unchanged, done.count) == (1, 1, 2, 3)
+    assert seen(table) == [(1, 5, "w"), (2, 6, "new"), (3, None, "w"), (4, 1, "first")]
+    assert table.apply(seqs((1, 1), (2, 2)), only_if=NEWER).time is None, "all are late"
+    done = table.apply(seqs((1, 8), (1, 9, "last"), (1, 7), (5, None), (5, 0, "zero")), [2, 3], order_by="seq")
+    assert (done.inserted, done.updated, done.deleted) == (1, 1, 2)
+    assert seen(table) == [(1, 9, "last"), (4, 1, "first"), (5, 0, "zero")]
+    assert len(table.changes((done.time or 0) - 1).to_pylist()) == done.count == 5
+    assert table.apply(seqs((1, 99)), [4], dry_run=True).deleted == 1
+    assert table.apply().time is None
+    assert table.apply([], []).count == 0
+    either = (pc.field("seq") > persist.old("seq")) | (pc.field("word") == "forced")
+    assert table.apply(seqs((1, 0, "forced"), (4, 0)), only_if=either).updated == 1
+    assert seen(table) == [(1, 0, "forced"), (4, 1, "first"), (5, 0, "zero")]
+
+
+@over_all
+def test_what_cannot_be_applied_for_certain_is_refused_whole(world: World, carrier: Carrier) -> None:
+    table = table_on(world, carrier, SEQ)
+    table.append(seqs((1, 5), (2, 5), (2, 6)))
+    before = seen(table)
+    cases: list[tuple[tuple[Any, ...], dict[str, Any], str]] = [
+        ((seqs((1, 6), (3, 1)), [1]), {}, "both among the rows"),
+        ((seqs((1, 6, "a"), (1, 7, "b")),), {}, "different rows for"),
+        ((seqs((3, 1), (1, 7, "a"), (1, 7, "b")),), {"order_by": "seq"}, "with the same 'seq'"),
+        ((seqs((1, None, "a"), (1, None, "b")),), {"order_by": "seq"}, "with the same 'seq'"),
+        ((seqs((1, 6)),), {"order_by": "id"}, "order_by is one of the value columns"),
+        ((seqs((1, 6)),), {"order_by": 5}, "order_by is one of the value columns"),
+        ((seqs((1, 6)), [2]), {"only_if": NEWER}, "keeps no row to compare with"),
+        ((seqs((1, 6), (2, 9)),), {"only_if": NEWER}, "a key has several"),
+        ((seqs((1, 6)),), {"only_if": "seq > 1"}, "Arrow expression"),
+        ((seqs((1, 6)),), {"only_if": pc.field("seq")}, "not true or false"),
+        ((seqs((1, 6)),), {"only_if": pc.field("none") > 1}, "only_if cannot be used"),
+        ((seqs((1, 6)),), {"only_if": persist.old("none") > 1}, "only_if cannot be used"),
+        (([{"id": 1, "seq": "x", "word": "w"}],), {}, "seq"),
+        ((None, "x"), {}, "keys are"),
+    ]
+    for arguments, options, why in cases:
+        with pytest.raises(persist.InvalidUsage, match=why):
+            table.apply(*arguments, **options)
+        assert seen(table) == before, why
+
+
+@over_all
+def test_the_condition_is_asked_again_after_a_lost_race(world: World, carrier: Carrier) -> None:
+    carrier.make(world.client(), SEQ)
+    theirs, ours = world.client().table("c"), world.client(rival=world.rival).table("c")
+    theirs.append(seqs((1, 5), (2, 5)))
+    ours.apply(seqs((2, 6)), only_if=NEWER)
+    world.rival.before_next(lambda: theirs.apply(seqs((1, 9, "theirs")), only_if=NEWER))
+    done = ours.apply(seqs((1, 7, "ours"), (2, 7, "ours")), only_if=NEWER)
+    assert not world.rival.waiting
+    assert (done.updated, done.unchanged) == (1, 1)
+    assert seen(theirs) == [(1, 9, "theirs"), (2, 7, "ours")]
+
+
+CHANGES = st.lists(st.tuples(st.integers(0, 4), st.none() | st.integers(0, 6), st.sampled_from("ab")), max_size=5)
+
+
+@settings(max_examples=30)
+@given(st.lists(st.tuples(CHANGES, st.lists(st.integers(0, 4), max_size=2), st.booleans()), max_size=5))
+def test_any_changes_applied_are_those_of_a_dict(calls: list[tuple[list[Any], list[int], bool]]) -> None:
+    """A dict by key: the last by seq of each call, null least; with a condition only what is newer."""
+    with persist.open("memory:", runtime=persist.Runtime(background=False)) as client:
+        client.controller().create("c", SEQ, shards=2, mode="compare_and_append")
+        for table in (client.table("s", SEQ), client.table("c")):
+            model: dict[int, Any] = {}
+            for rows, keys, is_newer in calls:
+                expected = dict(model)
+                latest: dict[int, Any] = {}
+                for row in sorted(set(rows), key=lambda row: -1 if row[1] is None else row[1]):
+                    latest[row[0]] = row
+                is_tied = any(row[1] == latest[row[0]][1] and row != latest[row[0]] for row in rows)
+                for key, row in latest.items():
+                    old = expected.get(key)
+                    if not is_newer or old is None or (None not in (row[1], old[1]) and row[1] > old[1]):
+                        expected[key] = row
+                for key in keys:
+                    expected.pop(key, None)
+                is_refused = is_tied or (is_newer and keys) or set(keys) & latest.keys()
+                try:
+                    table.apply(seqs(*rows), keys, only_if=NEWER if is_newer else None, order_by="seq")
+                except persist.InvalidUsage:
+                    assert is_refused
+                else:
+                    assert not is_refused
+                    model = expected
+                assert seen(table) == sorted(model.values(), key=lambda row: row[0])
 
 
 @over_all
