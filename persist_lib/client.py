@@ -50,6 +50,7 @@ from persist_lib.times import TimeLike
 if TYPE_CHECKING:
     from persist_lib.catalog.controller import Controller
     from persist_lib.table import Table
+    from persist_lib.timeline.tables import Tables
     from persist_lib.timeline.transaction import Transaction
 
 
@@ -127,6 +128,7 @@ class Client(Upkeep, Terms):
         )  # fmt: skip
         self._handles: weakref.WeakValueDictionary[int, WriteHandle | ReadHandle] = weakref.WeakValueDictionary()
         self._opened = itertools.count()
+        self._tables: Tables | None = None
         self._closed = False
 
     @property
@@ -322,7 +324,7 @@ class Client(Upkeep, Terms):
         from persist_lib.table import open_table  # noqa: PLC0415 - tables stand on the client
 
         self._check_open()
-        return open_table(self, name, schema)
+        return open_table(self, name, schema, self._timelines)
 
     def tables(self) -> list[str]:
         """The names of all tables, whatever carries them, sorted.
@@ -344,7 +346,13 @@ class Client(Upkeep, Terms):
         no WAL.
         """
         self._check_open()
-        return self.controller().tables().transaction(timeline, timeout=timeout)
+        return self._timelines().transaction(timeline, timeout=timeout)
+
+    def _timelines(self) -> Tables:
+        """The tables of timelines, of which this client has each open once."""
+        if self._tables is None:
+            self._tables = self.controller().tables()
+        return self._tables
 
     def judge_append(self, name: str, token: bytes, expected_upper: object, new_upper: object) -> Verdict:
         """Find out what became of the append of `[expected_upper, new_upper)` with this token. Changes nothing.

@@ -12,8 +12,8 @@ A table is carried by one shard, by a collection of shards, or by a timeline, wh
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
-from threading import RLock
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
@@ -24,6 +24,7 @@ from persist_lib.catalog.names import parse_collection_name
 from persist_lib.catalog.parallel import at_once
 from persist_lib.core.cost import Cost
 from persist_lib.core.holds import layer_of
+from persist_lib.core.refusals import OfLayer
 from persist_lib.errors import LeaseExpired, NotComplete, NotFound, SchemaMismatch, ShardFinished
 from persist_lib.frontier import TOP
 from persist_lib.ids import KEPT, check_not_kept, parse_shard_id
@@ -237,7 +238,6 @@ class HandleRows:
     ) -> None:
         self.carrier, self._open = carrier, {"read": open_reader, "write": open_writer}
         self._handles: dict[str, Any] = {}
-        self._lock = RLock()
         self.schema = self._handle("read").schema if schema is None else schema
 
     def append(self, rows: object, **options: Any) -> Any:
@@ -271,15 +271,19 @@ class HandleRows:
         return self._reading(lambda reader: reader.listen(as_of, until=until, timeout=timeout))
 
     def close(self) -> None:
-        with self._lock:
-            while self._handles:
+        while self._handles:
+            with suppress(KeyError):  # another thread was first
                 self._handles.popitem()[1].close()
 
     def _handle(self, purpose: str) -> Any:
-        with self._lock:
-            if purpose not in self._handles:
-                self._handles[purpose] = self._open[purpose]()
-            return self._handles[purpose]
+        if (handle := self._handles.get(purpose)) is None:
+            # SUBTLE: this takes no lock, as a fork could happen while another thread holds it. Of two that open one at
+            # once, both get the first one.
+            opened = self._open[purpose]()
+            handle = self._handles.setdefault(purpose, opened)
+            if handle is not opened:
+                opened.close()
+        return handle
 
     def _reading(self, call: Callable[[Any], T]) -> T:
         """Do something with the reader; once more with a new one if its lease has ended."""
@@ -287,9 +291,8 @@ class HandleRows:
         try:
             return call(reader)
         except LeaseExpired:
-            with self._lock:
-                if self._handles.get("read") is reader:
-                    del self._handles["read"]
+            if self._handles.get("read") is reader:
+                self._handles.pop("read", None)
             reader.close()
             return call(self._handle("read"))
 
@@ -302,7 +305,10 @@ class TimelineRows:
         self._timeline = tables.timeline_of(name)[0]
         self.carrier, self.schema = f"timeline {self._timeline!r}", tables.controller.describe(name).schema
         self.read, self.changes = partial(tables.read, name), partial(tables.changes, name)
-        self.listen, self.close = partial(tables.listen, name), tables.close
+        self.listen = partial(tables.listen, name)
+
+    def close(self) -> None:
+        """Nothing: what is open is the client's, for all of its tables."""
 
     def append(self, rows: object, *, token: bytes | None, **options: Any) -> Any:
         return self._once(token, lambda: self._tables.insert(self._name, rows, **options))
@@ -334,8 +340,11 @@ class TimelineRows:
         return call()
 
 
-def open_table(client: Client, name: str, schema: Schema | None) -> Table:
-    """Open the table of this name, whatever carries it; make it on a shard if it is not there and `schema` is given."""
+def open_table(client: Client, name: str, schema: Schema | None, tables: Callable[[], Tables]) -> Table:
+    """Open the table of this name, whatever carries it; make it on a shard if it is not there and `schema` is given.
+
+    `tables` gives the client's own tables of timelines.
+    """
     parse_collection_name(name)
     wanted = () if schema is None else (check_schema(schema), _clocked(schema))
     if has_shard(client, name):
@@ -356,7 +365,7 @@ def open_table(client: Client, name: str, schema: Schema | None) -> Table:
             )
         return Table(name, _of_shard(client, name, wanted), client.url)
     if found.kind == "table":
-        rows: Rows = TimelineRows(controller.tables(), name)
+        rows: Rows = TimelineRows(tables(), name)
     else:
         rows = HandleRows("collection", partial(controller.open_reader, name), partial(controller.open_writer, name))
     if wanted and rows.schema not in wanted:
@@ -368,7 +377,11 @@ def open_table(client: Client, name: str, schema: Schema | None) -> Table:
 def _of_shard(client: Client, name: str, wanted: Sequence[Schema]) -> Rows:
     """The rows of a shard, in one of the schemas that are wanted, by default in its newest one."""
     check_not_kept(parse_shard_id(name), "")
-    schemas = client.inspect(name).state.schemas
+    machine = client.machine(name)
+    state = machine.fetch().state
+    if layer := layer_of(state):
+        raise machine.refused(OfLayer(layer))
+    schemas = state.schemas
     schema = next((each for each in wanted or schemas[-1:] if each in schemas), None)
     if schema is None:
         raise _mismatch(name, wanted[0], schemas[-1])

@@ -82,7 +82,7 @@ ROW_MAGIC = b"PSTr"
 ROLLUP_MAGIC = b"PSTs"
 GROUP = "Group"
 """The command of a row that holds several. It is not among `COMMANDS`."""
-ALONE = frozenset({"Create", "Upgrade"})
+ALONE = frozenset({"Create", "Upgrade", "Adopt", "Inherit"})
 """Commands that are never in a group, as they decide in which format the row is written."""
 SINGLE_FIELDS = 7
 """How many fields a stored row has, unless it is a group."""

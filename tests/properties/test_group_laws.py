@@ -215,7 +215,7 @@ def is_registered(state: State, command: c.Command) -> bool:
 
 def test_nearly_every_kind_of_command_is_out_for_ever_some_day_and_never_while_it_applies():
     seen: set[str] = set()
-    for seed in range(14):
+    for seed in range(20):
         shard, commands = grown(seed, steps=30)
         commands.sane = 0.5
         for _ in range(60):
@@ -227,5 +227,5 @@ def test_nearly_every_kind_of_command_is_out_for_ever_some_day_and_never_while_i
                 seen.add(type(made).__name__)
     minted = {"RegisterWriter", "RegisterReader"}
     holds = {"SetHold", "DowngradeHold", "ReleaseHold", "SetRetention", "ForgetProducer", "Expire", "Finish"}
-    kept = {"DiscardPending", "ForgetGarbage", "ForgetRetired"}
+    kept = {"DiscardPending", "ForgetGarbage", "ForgetRetired", "Inherit"}
     assert {kind.__name__ for kind in c.Command.__args__} - seen <= minted | holds | kept

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import os
+import signal
 import sys
+import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import persist_lib as persist
+from persist_lib import streams
 from persist_lib.testing import Outcome
 from tests.unit.relation.carriers import KINDS, SCHEMA, SHARD, UNIQUE, Carrier, Cut, Heard, over_all, rows, updates_in
 from tests.worlds import World
@@ -397,6 +401,61 @@ def test_tables_are_listed_whatever_carries_them_and_nothing_else_is(world: Worl
     for wrong in ("", " ", ".", "a//b", "x" * 300, "ä", None, 7):
         with pytest.raises(persist.InvalidName):
             client.table(wrong, PLAIN)  # type: ignore[arg-type]
+
+
+def test_a_table_is_opened_in_a_fork_also_while_another_thread_opens_it(tmp_path: Path) -> None:
+    with persist.open(f"file:{tmp_path}") as client:
+        client.table("c", PLAIN).append(rows(1))
+        table, opens, goes_on = client.table("c"), threading.Event(), threading.Event()
+
+        def slow() -> persist.ReadHandle:
+            if threading.current_thread() is not threading.main_thread():
+                opens.set()
+                assert goes_on.wait(30)
+            return client.open_reader("c")
+
+        table._rows._open["read"] = slow  # type: ignore[attr-defined]
+        with ThreadPoolExecutor(1) as pool:
+            counted = pool.submit(table.count)
+            assert opens.wait(30)
+            if (child := os.fork()) == 0:
+                signal.alarm(20)
+                try:
+                    os._exit(0 if table.count() == 1 else 1)
+                finally:
+                    os._exit(2)
+            goes_on.set()
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+            assert counted.result() == 1
+
+
+@over_all
+def test_what_is_open_of_a_table_is_open_once(world: World, carrier: Carrier) -> None:
+    """However often it is opened for a transaction or by its name, as long as it is."""
+    table_on(world, carrier).append(rows(0))
+    client = world.clients[-1]
+    kept = []
+    for number in range(1, 6):
+        if carrier.mode == "wal":
+            with client.transaction() as both:
+                both.insert("c", rows(number))
+        if carrier.mode:
+            kept.append(client.table("c"))
+            kept[-1].append(rows(-number))
+    states = [client.inspect(name).state for name in client.shards()]
+    live = [len(state.readers) + len(state.writers) for state in states]
+    assert max(live) <= 3, live
+
+
+def test_a_shard_of_a_layer_is_no_table(world: World) -> None:
+    client = world.client()
+    runtime = streams.open(client)
+    runtime.create_or_load("mine", PLAIN)
+    assert "mine" in client.shards()
+    assert client.tables() == []
+    with pytest.raises(persist.OfLayer):
+        client.table("mine")
+    runtime.stop()
 
 
 def test_transactions_change_the_tables_of_a_timeline(world: World) -> None:
