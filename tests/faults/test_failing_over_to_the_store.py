@@ -41,7 +41,8 @@ class Place:
         self.server = Server(self.url, None)
         self.relay = Relay(self.server.port)
         at = f"persist://127.0.0.1:{self.relay.port}?store={quote(self.url, safe='')}"
-        self.client = persist.open(self.url, consensus=at, config=CONFIG)
+        # Nothing in the background: a call of its own may be over when the server continues, unanswered.
+        self.client = persist.open(self.url, consensus=at, config=CONFIG, runtime=persist.Runtime(background=False))
         self.write = self.client.open_writer(SHARD, SCHEMA)
         self.pool = ThreadPoolExecutor(1)
 
@@ -154,7 +155,7 @@ def test_not_committed_is_not_said_while_a_paused_server_may_still_commit(
     monkeypatch.setattr(servers, "GRACE_S", 60.0)  # a call that is over is not carried out: on a busy machine it may be
     config = CONFIG.model_copy(update={"timeout_s": 3.0})
     at = place.client.consensus_url
-    with persist.open(place.url, consensus=at, config=config) as client:
+    with persist.open(place.url, consensus=at, config=config, runtime=persist.Runtime(background=False)) as client:
         client.machine(SHARD).fetch()
         place.pause()
         begun = place.sent(lambda: place.move(b"a", b"b", client))
