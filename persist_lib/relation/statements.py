@@ -267,6 +267,12 @@ def _last_of_each(table: str, schema: Schema, rows: pa.Table, order_by: str) -> 
         )
     if not rows.num_rows:
         return rows
+    if pa.types.is_floating(rows.schema.field(order_by).type) and pc.any(pc.is_nan(rows.column(order_by))).as_py():
+        raise InvalidUsage(
+            f"table {table!r}: NaN in {order_by!r} is neither before nor after another value, so no row is the last. "
+            "Nothing was written. Leave these rows out, or give them a value",
+            table=table, column=order_by,
+        )  # fmt: skip
     rows = take(rows, distinct(rows.columns))
     ties = adjacent_ties([joined(rows.column(name)) for name in schema.key_names])
     is_first = np.ones(rows.num_rows, np.bool_)

@@ -226,6 +226,14 @@ def test_what_cannot_be_applied_for_certain_is_refused_whole(world: World, carri
         assert seen(table) == before, why
 
 
+def test_nan_is_no_place_in_an_order(world: World) -> None:
+    table = world.client().table("t", persist.Schema({"id": "int64 not null"}, {"at": "float64"}))
+    with pytest.raises(persist.InvalidUsage, match="neither before nor after"):
+        table.apply([{"id": 1, "at": float("nan")}, {"id": 1, "at": 1.0}], order_by="at")
+    assert table.count() == 0
+    assert table.apply([{"id": 1, "at": None}, {"id": 1, "at": 1.0}], order_by="at").inserted == 1
+
+
 @over_all
 def test_the_condition_is_asked_again_after_a_lost_race(world: World, carrier: Carrier) -> None:
     carrier.make(world.client(), SEQ)
