@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from types import MappingProxyType, TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self, overload
 
 from persist_lib.arguments import (
     check_type,
@@ -22,8 +22,9 @@ from persist_lib.arguments import (
 )
 from persist_lib.config import CacheConfig, Config
 from persist_lib.core.cost import Cost, Prices
+from persist_lib.core.plan.compaction import Policy
 from persist_lib.core.state import Version
-from persist_lib.errors import InvalidUsage, NotAllowed
+from persist_lib.errors import InvalidUsage, NotAllowed, PersistError
 from persist_lib.ids import CATALOG, ShardId, check_not_kept, parse_shard_id, parse_token
 from persist_lib.location import Location
 from persist_lib.location.open import Place, scheme_of
@@ -31,7 +32,8 @@ from persist_lib.location.stack import open_stack, wrap
 from persist_lib.location.wrap.metering import Metrics
 from persist_lib.location.wrap.spending import charged
 from persist_lib.maintain import Survey, Surveyor, Worker
-from persist_lib.maintain.duties import Upkeep
+from persist_lib.maintain.compaction import Engine
+from persist_lib.maintain.duties import Maintained, Upkeep
 from persist_lib.maintain.worker import Progress
 from persist_lib.relation.append_many import Append, append_together
 from persist_lib.relation.reader import PURPOSE_LETTERS, ReadHandle
@@ -39,6 +41,7 @@ from persist_lib.relation.registration import parse_bounds
 from persist_lib.relation.restore import Restored, complete, restore
 from persist_lib.relation.writer import Appended, Batching, WriteHandle
 from persist_lib.runtime.ambient import Runtime
+from persist_lib.runtime.each import Each
 from persist_lib.schema.schema import Schema, check_schema
 from persist_lib.shard.admin import Terms, parse_layer
 from persist_lib.shard.commit import Machine
@@ -49,7 +52,7 @@ from persist_lib.times import TimeLike
 
 if TYPE_CHECKING:
     from persist_lib.catalog.controller import Controller
-    from persist_lib.table import Table
+    from persist_lib.table.table import Table
     from persist_lib.timeline.tables import Tables
     from persist_lib.timeline.transaction import Transaction
 
@@ -321,19 +324,53 @@ class Client(Upkeep, Terms):
         say so. Raises SchemaMismatch when the table has another schema, and NotFound when it is not there and no schema
         is given; then nothing is changed.
         """
-        from persist_lib.table import open_table  # noqa: PLC0415 - tables stand on the client
+        from persist_lib.table.opening import open_carrier  # noqa: PLC0415 - tables stand on the client
+        from persist_lib.table.table import Table  # noqa: PLC0415 - as they do
 
         self._check_open()
-        return open_table(self, name, schema, self._timelines)
+        return Table(open_carrier(self, name, schema, self._timelines), self._check_open)
 
     def tables(self) -> list[str]:
         """The names of all tables, whatever carries them, sorted.
 
         Costs a list, and a read of each shard that this client does not know yet.
         """
-        from persist_lib.table import tables_in  # noqa: PLC0415 - tables stand on the client
+        from persist_lib.table.opening import tables_in  # noqa: PLC0415 - tables stand on the client
 
         return tables_in(self)
+
+    @overload
+    def maintain(
+        self, name: None = None, *, policy: Policy | None = None, engine: Engine | None = None, dry_run: bool = False,
+        alone: bool = False,
+    ) -> dict[str, Maintained]: ...  # fmt: skip
+    @overload
+    def maintain(
+        self, name: str, *, policy: Policy | None = None, engine: Engine | None = None, dry_run: bool = False,
+        alone: bool = False,
+    ) -> Maintained: ...  # fmt: skip
+    def maintain(
+        self, name: str | None = None, *, policy: Policy | None = None, engine: Engine | None = None,
+        dry_run: bool = False, alone: bool = False,
+    ) -> Maintained | dict[str, Maintained]:  # fmt: skip
+        """Carry out all duties of upkeep on a shard, or on all that there is, before this call returns.
+
+        Without a name: first those of collections and timelines, then those of each shard; the answers are by shard.
+        What fails stops none of the others, and the gravest failure is raised at the end. That error keeps its own
+        type, and has two more fields: `failed` (messages, by duty or by shard) and `done` (answers, by the same). With
+        `dry_run` nothing is changed, and the answers say what would be done. May be repeated at any time. `alone` is as
+        in `compact`.
+        """
+        one = partial(super().maintain, policy=policy, engine=engine, dry_run=dry_run, alone=alone)
+        if name is not None:
+            return one(name)
+        tried = Each[Any]()
+        if self.machine(CATALOG).try_fetch() is not None:
+            tried.add(["collections and timelines"], lambda _: self.controller().tend(dry_run=dry_run), PersistError)
+            tried.done.clear()
+        tried.add(self.shards(), one, PersistError)
+        tried.check("maintain: {} shards")
+        return tried.done
 
     def transaction(self, timeline: str = "default", *, timeout: float | None = None) -> Transaction:
         """Begin a transaction over the tables of a timeline with a WAL: all of its changes at one time, or none.

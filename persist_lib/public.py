@@ -72,7 +72,8 @@ from persist_lib.relation.writer import Appended, Batching, Changed, WriteHandle
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.schema.schema import Schema
 from persist_lib.shard.outcomes import Verdict
-from persist_lib.table import Table
+from persist_lib.table.carriers import TableDescription
+from persist_lib.table.table import Table
 
 __all__ = [
     "TOP",
@@ -146,6 +147,7 @@ __all__ = [
     "StillRead",
     "Survey",
     "Table",
+    "TableDescription",
     "TimedOut",
     "Update",
     "Updates",

@@ -21,7 +21,7 @@ GROUPS = {
     "client": (
         "Client", "Opening a location, and what a client does.", ["open", "Client", "Config", "CacheConfig", "Runtime"],
     ),
-    "table": ("Tables", "One handle, whatever carries the rows.", ["Table", "Done", "old"]),
+    "table": ("Tables", "One handle, whatever carries the rows.", ["Table", "TableDescription", "Done", "old"]),
     "schema": ("Schemas and updates", "What rows and changes look like.", ["Schema", "Update", "decode_rows"]),
     "write": (
         "Writing", "Appends, and what they answer.",

@@ -127,6 +127,11 @@ class Held(Doors, Generic[P]):
         """
         return self._spent.cost
 
+    @property
+    def is_released(self) -> bool:
+        """Whether it was released, so that it keeps nothing any more."""
+        return self._is_released
+
     def shard_schema(self) -> Schema:
         """The schema that it is read in."""
         return self._schema

@@ -112,6 +112,18 @@ class Delete(Statement):
         return replacing(self.schema, old, old.slice(0, 0)), count_deleted(self.keys_of(old), old)
 
 
+class Restore(Statement):
+    """Makes the contents what they were: `rows`, in canonical order with `_diff`. It looks at all that is there."""
+
+    def __init__(self, table: str, schema: Schema, rows: pa.Table) -> None:
+        super().__init__(table, schema, wanted=RowSelection.of(schema))
+        self._rows = rows
+
+    def changes(self, old: pa.Table) -> tuple[pa.Table, Counts]:
+        """What is there out, what was there in; without what is in both. Keys are not counted."""
+        return replacing(self.schema, old, self._rows), Counts()
+
+
 class Update(Statement):
     """Changes values of the rows that a filter or keys choose. Keys stay as they are."""
 

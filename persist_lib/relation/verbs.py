@@ -209,6 +209,15 @@ class Verbs(OrderedWriter[Brought, Done], Generic[Brought, Basis, Done, Counted]
         statement = Apply(self._name(), self.schema, upserts, deletes, only_if, order_by)
         return self._execute(statement, timeout, known, is_dry=is_dry)
 
+    def execute(
+        self, make: Callable[[Schema], Statement], *, timeout: float | None = None, token: bytes | None = None,
+        dry_run: bool = False,
+    ) -> Counted:  # fmt: skip
+        """Carry out the statement that `make` makes for the writer's schema, at the next time. Raises as `upsert`."""
+        self._check_verb("statements")
+        is_dry, known = parse_flag(dry_run, "dry_run"), Named.of(token)
+        return self._execute(make(self.schema), timeout, known, is_dry=is_dry)
+
     def _execute(self, statement: Statement, timeout: float | None, known: Named | None, *, is_dry: bool) -> Counted:
         return self._change(_Executed(statement, self._told()), timeout, known, is_dry=is_dry)
 

@@ -322,7 +322,7 @@ class Tables(Resource):
     __reduce__ = not_pickled("Tables", "Open them in the other process")
 
     def execute(
-        self, name: str, make: Callable[[Schema], Statement], timeout: float | None, *, dry_run: bool = False
+        self, name: str, make: Callable[[Schema], Statement], timeout: float | None = None, *, dry_run: bool = False
     ) -> Done:
         """Carry out the statement that `make` makes for the table's schema. It may be made several times."""
         dry_run = parse_flag(dry_run, "dry_run")

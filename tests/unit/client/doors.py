@@ -194,6 +194,16 @@ def changed_until(place: Place, value: Any) -> int | None:
     return found.to
 
 
+def written_since(place: Place, value: Any) -> int | None:
+    then_and_later(place)
+    return place.target if place.client.table("s").history(value)["added"].to_pylist() == [1] else -1
+
+
+def written_until(place: Place, value: Any) -> int | None:
+    then_and_later(place)
+    return place.target if place.client.table("s").history(None, value)["added"].to_pylist() == [1, 1] else -1
+
+
 def restored(place: Place, value: Any) -> int | None:
     then_and_later(place)
     found = place.client.restore("s", value)
@@ -294,6 +304,8 @@ DOORS: dict[str, tuple[int, Door]] = {
     "count(as_of)": (0, counted),
     "changes(from_)": (0, changed_since),
     "changes(to)": (0, changed_until),
+    "history(from_)": (0, written_since),
+    "history(to)": (0, written_until),
     "restore(to)": (0, restored),
     "listen(as_of)": (0, listened),
     "listen(until)": (0, until),
@@ -325,6 +337,8 @@ ROUNDS_DOWN = (
     "listen(as_of)",
     "changes(from_)",
     "changes(to)",
+    "history(from_)",
+    "history(to)",
     "restore(to)",
     "a stream's source",
     "a stream's listen",

@@ -198,7 +198,21 @@ def finished(p: Place) -> str:
     p.write.finish(UPPER)
     p.client.release_hold(p.name, "kept")
     p.read.close()
+    p.front.close()
     return p.name
+
+
+def droppable(p: Place) -> dict[str, Any]:
+    """What drops the table of this place, whose shard only that uses."""
+    finished(p)
+    return {"dry_run": False}
+
+
+def on_a_collection(p: Place) -> dict[str, Any]:
+    """What renames the table of this place, which is a collection from now on."""
+    p.client.controller().create(f"c{p.shards}", CLOCK)
+    p.front = p.client.table(f"c{p.shards}")
+    return {"to": f"d{p.shards}"}
 
 
 def banked(p: Place) -> str:
@@ -414,6 +428,30 @@ LEGAL: dict[str, tuple[Arguments, dict[str, Kind]]] = {
     "Table.listen": (
         lambda _: {"as_of": 4, "until": 8, "timeout": 0.05}, {"as_of": time, "until": frontier, "timeout": timeout}
     ),
+    "Table.history": (
+        lambda _: {"from_": 4, "to": 9, "limit": 3, "timeout": 0.05},
+        {"from_": is_start, "to": or_none(integer(4, 9)), "limit": or_none(count), "timeout": timeout},
+    ),
+    "Table.restore": (
+        lambda _: {"to": 5, "dry_run": False, "timeout": 1.0},
+        {"to": integer(0, UPPER - 1), "dry_run": flag, "timeout": timeout},
+    ),
+    "Table.describe": (lambda _: {}, {}),
+    "Table.evolve": (lambda _: {"schema": WIDER, "dry_run": False}, {"schema": schema, "dry_run": flag}),
+    "Table.set_retention": (
+        lambda _: {"distance": 5, "dry_run": False}, {"distance": or_none(time), "dry_run": flag}
+    ),
+    "Table.set_hold": (
+        lambda _: {"hold": "kept", "since": 4, "opaque": b"y"},
+        {"hold": name, "since": frontier, "opaque": lambda value: isinstance(value, bytes) and len(value) <= 4096},
+    ),
+    "Table.downgrade_hold": (
+        lambda _: {"hold": "kept", "since": 4, "dry_run": False}, {"hold": name, "since": frontier, "dry_run": flag}
+    ),
+    "Table.release_hold": (lambda _: {"hold": "kept"}, {"hold": name}),
+    "Table.rename": (on_a_collection, {"to": name}),
+    "Table.drop": (droppable, {"dry_run": flag}),
+    "Table.maintain": (lambda _: {"dry_run": False}, {"dry_run": flag}),
     "Table.close": (lambda _: {}, {}),
     "WriteHandle.close": (lambda _: {}, {}),
     "WriteHandle.fetch_upper": (lambda _: {}, {}),
@@ -499,7 +537,7 @@ LEGAL: dict[str, tuple[Arguments, dict[str, Kind]]] = {
     "Client.machine": (lambda p: {"name": p.name}, {"name": name}),
     "Client.maintain": (
         lambda p: {"name": p.name, "policy": persist.Policy(), "engine": None, "dry_run": False, "alone": False},
-        {"name": name, "policy": policy, "engine": progress, "dry_run": flag, "alone": flag},
+        {"name": or_none(name), "policy": policy, "engine": progress, "dry_run": flag, "alone": flag},
     ),
     "Client.metrics": (lambda _: {}, {}),
     "Client.open_reader": (
@@ -568,7 +606,7 @@ RECEIVERS: dict[str, Callable[[Place], Any]] = {
 }  # fmt: skip
 ANSWERED = {
     "Appended", "Changed", "Changes", "Client", "Cost", "Done", "Listen", "Look", "Metrics", "Progress", "ReadHandle",
-    "Restored", "Snapshot", "Split", "Survey", "Table", "Updates", "Verdict", "WriteHandle",
+    "Restored", "Snapshot", "Split", "Survey", "Table", "TableDescription", "Updates", "Verdict", "WriteHandle",
 }  # fmt: skip
 """What calls answer: it is not made by who calls."""
 ROWS = {"Update"}
@@ -585,7 +623,8 @@ INNER = {
     "Listen.begin", "Listen.fetch", "Listen.is_done", "Listen.keeps", "Listen.let_go", "Listen.look", "Listen.pause",
     "Listen.show", "Listen.step",
     "Runtime.deadline", "Runtime.entropy", "Runtime.pool", "Runtime.token",
-    "WriteHandle.after_fork_in_child", "WriteHandle.append_prepared", "WriteHandle.drop_staged", "WriteHandle.mute",
+    "WriteHandle.after_fork_in_child", "WriteHandle.append_prepared", "WriteHandle.drop_staged",
+    "WriteHandle.execute", "WriteHandle.mute",
     "WriteHandle.prepare", "WriteHandle.share", "WriteHandle.staged_rows",
 }  # fmt: skip
 """What the library itself calls, with arguments that it has checked."""

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -22,7 +23,19 @@ from hypothesis import strategies as st
 import persist_lib as persist
 from persist_lib import streams
 from persist_lib.testing import Outcome
-from tests.unit.relation.carriers import KINDS, SCHEMA, SHARD, UNIQUE, Carrier, Cut, Heard, over_all, rows, updates_in
+from tests.unit.relation.carriers import (
+    KINDS,
+    SCHEMA,
+    SHARD,
+    UNIQUE,
+    WIDER,
+    Carrier,
+    Cut,
+    Heard,
+    over_all,
+    rows,
+    updates_in,
+)
 from tests.worlds import World
 
 SURFACE = Path(__file__).parents[2] / "golden" / "surface.txt"
@@ -32,6 +45,17 @@ PLAIN = persist.Schema({"id": "int64 not null"}, {"word": "string"})
 def table_on(world: World, carrier: Carrier, schema: persist.Schema = SCHEMA) -> persist.Table:
     carrier.make(world.client(), schema)
     return world.client().table("c")
+
+
+def when(done: Any) -> int:
+    """The time of what was written."""
+    assert done.time is not None
+    return int(done.time)
+
+
+def time_of(frontier: persist.Antichain) -> int:
+    assert frontier.time is not None
+    return frontier.time
 
 
 def contents(table: persist.Table, as_of: Any = None) -> list[tuple[int, str]]:
@@ -357,6 +381,292 @@ def test_a_table_is_written_and_read_by_several_threads(world: World, carrier: C
     assert [id_ for id_, _ in contents(table)] == [*range(12)]
 
 
+# --- the terms -------------------------------------------------------------------------------------------------------
+
+
+@over_all
+def test_contents_are_made_what_they_were_and_history_stays(world: World, carrier: Carrier) -> None:
+    table = table_on(world, carrier)
+    first = table.append([*rows(1, 2), *rows(2)]).time
+    world.clock.advance(1)
+    second = table.upsert([*rows(1, word="v"), *rows(3)]).time
+    world.clock.advance(1)
+    dry = table.restore(first, dry_run=True)
+    assert (dry.time, dry.count) == (None, 3)
+    assert contents(table) == [(1, "v"), (2, "w"), (2, "w"), (3, "w")]
+    done = table.restore(first)
+    assert done.time is not None
+    assert done.count == 3
+    assert contents(table) == contents(table, first) == [(1, "w"), (2, "w"), (2, "w")]
+    assert contents(table, second) == [(1, "v"), (2, "w"), (2, "w"), (3, "w")]
+    assert table.restore(first).time is None, "it is what it was"
+    assert table.restore(second).count == 3
+    assert contents(table) == [(1, "v"), (2, "w"), (2, "w"), (3, "w")]
+    with pytest.raises(persist.NotComplete):
+        table.restore(world.clock() // 1_000_000 + 60_000)
+    with pytest.raises(persist.InvalidUsage):
+        table.restore("yesterdayish")
+    with pytest.raises(persist.InvalidUsage):
+        table.restore(first, dry_run=1)  # type: ignore[arg-type]
+
+
+@over_all
+def test_what_others_write_while_it_is_restored_is_taken_back_too(world: World, carrier: Carrier) -> None:
+    carrier.make(world.client(), SCHEMA)
+    theirs, ours = world.client().table("c"), world.client(rival=world.rival).table("c")
+    first = theirs.append(rows(1)).time
+    ours.append(rows(2))
+    world.rival.before_next(lambda: theirs.append(rows(3)))
+    ours.restore(first)
+    assert not world.rival.waiting
+    seen = contents(theirs)
+    assert seen in ([(1, "w")], [(1, "w"), (3, "w")]), "it was before, or after"
+    rows_now = {row for row in seen if row[0] == 3}
+    order = theirs.changes(first).to_pylist()
+    taken = [row["_diff"] for row in order if row["id"] == 3]
+    assert taken == ([1] if rows_now else [1, -1])
+
+
+@over_all
+def test_a_table_tells_what_it_is_and_when_it_was_written(world: World, carrier: Carrier) -> None:
+    table = table_on(world, carrier)
+    assert table.history().num_rows == 0
+    times = []
+    for number in range(4):
+        times.append(when(table.append([*rows(number), *rows(number, word="v")])))
+        world.clock.advance(1)
+    times.append(when(table.delete([0])))
+    found = table.history()
+    assert found.column("_time").cast(pa.int64()).to_pylist() == times[::-1]
+    assert found.column("added").to_pylist() == [0, 2, 2, 2, 2]
+    assert found.column("retracted").to_pylist() == [2, 0, 0, 0, 0]
+    assert table.history(times[1], times[3], limit=1).column("_time").cast(pa.int64()).to_pylist() == [times[3]]
+    for wrong in (0, -1, "x", 1.5):
+        with pytest.raises(persist.InvalidUsage):
+            table.history(limit=wrong)  # type: ignore[arg-type]
+    said = table.describe()
+    assert (said.name, said.carrier, said.schema) == ("c", table.carrier, SCHEMA)
+    assert said.since.time == 0
+    assert time_of(said.upper) > times[-1]
+    assert (said.retention, said.holds) == (None, {})
+    assert len(said.shards) == max(1, carrier.shards)
+
+
+@over_all
+def test_how_much_history_is_kept_counts_at_once(world: World, carrier: Carrier) -> None:
+    table = table_on(world, carrier)
+    times = []
+    for number in range(5):
+        times.append(when(table.append(rows(number))))
+        world.clock.advance(10)
+    if carrier.mode == "wal":
+        table.maintain()
+    dry = table.set_retention("15 s", dry_run=True)
+    assert table.describe().since.time == 0
+    assert dry.before.time == 0
+    moved = table.set_retention("15 s")
+    assert times[2] < time_of(moved.after) <= times[4]
+    assert dry.after == moved.after
+    said = table.describe()
+    assert (said.retention, said.since) == (15_000, moved.after)
+    with pytest.raises(persist.SinceViolation):
+        table.read(times[2])
+    assert contents(table, times[4])[-1] == (4, "w")
+    assert table.history().column("_time").cast(pa.int64()).to_pylist()[-1] > times[2]
+    with pytest.raises(persist.InvalidUsage):
+        table.set_retention("soon")
+    with pytest.raises(persist.InvalidUsage):
+        table.set_retention(-1)
+    table.set_retention(None)
+    assert table.describe().retention is None
+
+
+@over_all
+def test_a_hold_keeps_history_whatever_the_retention(world: World, carrier: Carrier) -> None:
+    table = table_on(world, carrier)
+    times = []
+    for number in range(5):
+        times.append(when(table.append(rows(number))))
+        world.clock.advance(10)
+    if carrier.mode == "wal":
+        table.maintain()
+    with pytest.raises(persist.GivesUpHistory) if carrier == SHARD else nullcontext():
+        table.set_hold("audit", times[1], opaque=b"x")
+    table.set_retention("1 day")  # of a shard alone, nothing keeps what a hold would leave
+    table.set_hold("audit", times[1], opaque=b"x")
+    assert table.describe().holds == {"audit": persist.at(times[1])}
+    moved = table.set_retention(0)
+    assert time_of(moved.after) <= times[1]
+    assert moved.kept_by
+    assert contents(table, times[1]) == [(0, "w"), (1, "w")]
+    with pytest.raises(persist.SinceViolation):
+        table.set_hold("audit", times[0])
+    dry = table.downgrade_hold("audit", times[2], dry_run=True)
+    assert table.describe().holds == {"audit": persist.at(times[1])}
+    assert table.downgrade_hold("audit", times[2]).before == dry.before
+    assert table.describe().holds == {"audit": persist.at(times[2])}
+    table.release_hold("audit")
+    assert table.describe().holds == {}
+    with pytest.raises(persist.HoldConflict):
+        table.release_hold("audit")
+    with pytest.raises(persist.InvalidUsage):
+        table.set_hold("", times[4])
+
+
+@over_all
+def test_a_table_that_is_open_keeps_no_history_but_for_what_is_being_read(world: World, carrier: Carrier) -> None:
+    table, client = table_on(world, carrier), world.clients[-1]
+    other = world.client()
+    other.table("c").set_retention("15 s")
+    first = when(table.append(rows(0)))
+    kept = table.read(first)
+    for number in range(1, 5):
+        world.clock.advance(10)
+        newest = when(table.append(rows(number)))
+        assert table.count() == number + 1
+    for _ in range(2):  # what is to be let go of is let go of with the next renewal
+        client.heartbeat()
+        other.maintain()
+    if carrier.mode is None or carrier.mode == "":
+        assert contents(table, first) == [(0, "w")], "an answer that is being read keeps it"
+    assert kept.to_pylist() == rows(0)
+    kept.release()
+    del kept
+    for _ in range(3):
+        for each in (client, other):
+            each.table("c").read(keys=[]).release()
+            table.read(keys=[]).release()
+            each.heartbeat()
+        other.maintain()
+    assert newest - 15_000 <= time_of(other.table("c").describe().since) <= newest
+    assert contents(table, newest - 10_000)[-1] == (3, "w"), "all that is kept can be read"
+    with pytest.raises(persist.SinceViolation):
+        table.read(first)
+
+
+def test_a_table_that_is_idle_gives_its_lease_back(world: World) -> None:
+    table, client = table_on(world, SHARD), world.clients[-1]
+    table.append(rows(0))
+    with table.read() as kept:
+        world.clock.advance(client.config.lease_ms / 1000 * 0.9)
+        client.heartbeat()
+        world.clock.advance(client.config.lease_ms / 1000 * 0.9)
+        client.heartbeat()
+        assert client.inspect("c").state.readers, "while it is read"
+        assert kept.to_pylist() == rows(0)
+    client.heartbeat()
+    assert not client.inspect("c").state.readers
+    assert table.count() == 1
+
+
+@over_all
+def test_columns_are_added_where_the_carrier_can(world: World, carrier: Carrier) -> None:
+    table = table_on(world, carrier)
+    first = table.append(rows(1)).time
+    other = world.client().table("c")
+    if carrier.mode:
+        with pytest.raises(persist.InvalidUsage, match="columns cannot be added to"):
+            table.evolve(WIDER)
+        return
+    untimed = persist.Schema(WIDER.key, WIDER.value)
+    assert table.evolve(untimed, dry_run=True) == ("more",)
+    assert table.schema == other.describe().schema == SCHEMA
+    assert table.evolve(untimed) == ("more",)
+    assert table.schema == table.describe().schema == WIDER
+    assert table.evolve(WIDER) == ()
+    table.append([{"id": 2, "word": "w", "more": 5}])
+    assert sorted(row["more"] or 0 for row in table.read().to_pylist()) == [0, 5]
+    assert table.read(first).to_pylist() == [{"id": 1, "word": "w", "more": None}]
+    assert contents(other) == [(1, "w"), (2, "w")]
+    with pytest.raises(persist.SchemaMismatch):
+        table.evolve(persist.Schema({"id": "int64 not null"}, {"else": "string"}))
+    assert table.restore(first).count == 1
+    assert table.read().to_pylist() == [{"id": 1, "word": "w", "more": None}]
+
+
+@over_all
+def test_a_dropped_name_is_free_again_also_for_other_columns(world: World, carrier: Carrier) -> None:
+    table = table_on(world, carrier)
+    table.append(rows(1))
+    assert table.count() == 1
+    table.drop(dry_run=True)
+    assert table.count() == 1
+    table.drop()
+    client = world.client()
+    assert client.tables() == []
+    with pytest.raises(persist.NotFound):
+        client.table("c")
+    other = persist.Schema({"key": "string not null"}, {"n": "int64"})
+    again = client.table("c", other)
+    assert again.read().to_pylist() == []
+    again.upsert([{"key": "a", "n": 1}])
+    assert client.tables() == ["c"]
+    with world.client().table("c", other) as theirs:
+        assert theirs.read().to_pylist() == [{"key": "a", "n": 1}]
+    again.drop()
+    third = client.table("c", PLAIN)
+    third.append(rows(5))
+    assert contents(world.client().table("c")) == [(5, "w")]
+
+
+def test_a_shard_that_others_read_is_not_dropped(world: World) -> None:
+    table = table_on(world, SHARD)
+    table.append(rows(1))
+    with world.client().open_reader("c"):
+        for dry_run in (True, False):
+            with pytest.raises(persist.StillRead):
+                table.drop(dry_run=dry_run)
+    assert contents(table) == [(1, "w")]
+    table.drop()
+
+
+@over_all
+def test_a_name_changes_where_the_catalog_has_it(world: World, carrier: Carrier) -> None:
+    table = table_on(world, carrier)
+    table.append(rows(1))
+    if carrier == SHARD:
+        with pytest.raises(persist.InvalidUsage, match="carried by one shard"):
+            table.rename("d")
+        assert table.name == "c"
+        return
+    world.client().table("taken", PLAIN)
+    with pytest.raises(persist.NameTaken):
+        table.rename("taken")
+    with pytest.raises(persist.InvalidName):
+        table.rename("")
+    table.rename("d")
+    assert table.name == "d"
+    table.append(rows(2))
+    assert contents(table) == contents(world.client().table("d")) == [(1, "w"), (2, "w")]
+    assert world.client().tables() == ["d", "taken"]
+    assert world.client().table("c", PLAIN).count() == 0, "its old name is free"
+
+
+@over_all
+def test_a_table_and_a_location_are_maintained(world: World, carrier: Carrier) -> None:
+    table = table_on(world, carrier)
+    for number in range(5):
+        table.append(rows(number))
+    before = contents(table)
+    dry = table.maintain(dry_run=True)
+    assert table.maintain().keys() == dry.keys()
+    done = world.client().maintain()
+    assert set(table.describe().shards) <= done.keys() == set(world.client().shards())
+    assert contents(table) == before
+    assert not any(each.compacted.plan.requests for each in world.client().maintain(dry_run=True).values())
+
+
+@over_all
+def test_what_a_closed_client_had_open_says_so(world: World, carrier: Carrier) -> None:
+    table = table_on(world, carrier)
+    table.append(rows(1))
+    for client in world.clients:
+        client.close()
+    for call in (table.count, table.describe, table.history, table.maintain, table.drop, lambda: table.append(rows(2))):
+        with pytest.raises(persist.InvalidUsage, match="was closed"):
+            call()
+
+
 # --- names -----------------------------------------------------------------------------------------------------------
 
 
@@ -401,8 +711,8 @@ def test_tables_are_listed_whatever_carries_them_and_nothing_else_is(world: Worl
     assert client.tables() == ["bank", "deep/collection", "lone"]
     for name in client.tables():
         assert client.table(name).schema == SCHEMA
-    with pytest.raises(persist.ShardFinished):
-        client.table("gone", PLAIN)
+    with pytest.raises(persist.NotFound):
+        client.table("gone")
     for kept in ("_catalog", "streams.list", "c0123456789abcdef.renditions"):
         with pytest.raises(persist.InvalidName):
             client.table(kept, PLAIN)
@@ -416,13 +726,14 @@ def test_a_table_is_opened_in_a_fork_also_while_another_thread_opens_it(tmp_path
         client.table("c", PLAIN).append(rows(1))
         table, opens, goes_on = client.table("c"), threading.Event(), threading.Event()
 
-        def slow() -> persist.ReadHandle:
+        def slow(purpose: str) -> persist.ReadHandle:
+            assert purpose == "read"
             if threading.current_thread() is not threading.main_thread():
                 opens.set()
                 assert goes_on.wait(30)
             return client.open_reader("c")
 
-        table._rows._open["read"] = slow  # type: ignore[attr-defined]
+        table._carrier._open = slow  # type: ignore[attr-defined]
         with ThreadPoolExecutor(1) as pool:
             counted = pool.submit(table.count)
             assert opens.wait(30)
@@ -487,8 +798,6 @@ def test_what_a_client_opened_ends_with_it(world: World) -> None:
     assert table.count() == 1
     for client in world.clients:
         client.close()
-    with pytest.raises(persist.InvalidUsage, match="was closed"):
-        table.count()
     state = world.client().inspect("c").state
     assert not state.writers
     assert not state.readers

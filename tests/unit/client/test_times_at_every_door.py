@@ -36,7 +36,7 @@ def test_what_is_no_time_is_refused_and_changes_nothing(name):
     for kind, value in WRONG.items():
         if kind == "whole float" and name.startswith("_time"):  # what pandas makes of integers beside gaps
             continue
-        if name.startswith(("judge", "snapshot", "read", "count", "changes", "restore", "listen")):
+        if name.startswith(("judge", "snapshot", "read", "count", "changes", "history", "restore", "listen")):
             door(place, T)  # which first appends what it then reads
         before = place.client.inspect("s"), place.client.inspect("t")
         with pytest.raises(InvalidUsage) as refused:
@@ -103,12 +103,13 @@ def test_the_row_that_is_wrong_is_named_in_long_columns_too():
 TIMES = ("as_of", "until", "frontier", "since", "expected_upper", "new_upper", "lower", "upper", "from_", "to")
 NO_TIMES = (
     "Client.upgrade(to)",
+    "Table.rename(to)",
     "Snapshot.of_keys(lower)",
     "Snapshot.of_keys(upper)",
     "Append(expected_upper)",
     "Append(new_upper)",
 )
-"""A format, keys; and what compare_and_append_many does when it is called."""
+"""A format, a name, keys; and what compare_and_append_many does when it is called."""
 
 
 def test_every_public_argument_that_is_a_time_is_among_the_doors():

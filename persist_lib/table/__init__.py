@@ -1,0 +1,1 @@
+"""The front door: tables that remember, whatever carries them."""

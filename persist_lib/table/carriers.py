@@ -1,0 +1,411 @@
+"""What carries a table: one shard, a collection of shards, or a timeline. Each does the same for it."""
+
+from __future__ import annotations
+
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakSet
+
+import msgspec
+
+from persist_lib.catalog.collection_arguments import parse_hold, parse_retention
+from persist_lib.catalog.effects import HOLD
+from persist_lib.core import commands as c
+from persist_lib.core.cost import Cost
+from persist_lib.core.leases import keepers
+from persist_lib.core.plan.upkeep import plan_retention
+from persist_lib.core.state import MARK, RETENTION, State
+from persist_lib.core.transitions import apply
+from persist_lib.errors import InvalidUsage, LeaseExpired, NotComplete, SinceViolation
+from persist_lib.frontier import Antichain, at
+from persist_lib.ids import SeqNo, parse_hold_name
+from persist_lib.maintain.duties import Maintained
+from persist_lib.relation.statements import Done, Insert, Restore, Statement
+from persist_lib.runtime.each import Each
+from persist_lib.schema.schema import Schema
+from persist_lib.shard.admin import Downgraded
+
+if TYPE_CHECKING:
+    from persist_lib.catalog.collection_arguments import Retention
+    from persist_lib.catalog.controller import Controller
+    from persist_lib.client import Client
+    from persist_lib.relation.changes import Changes
+    from persist_lib.relation.listen import Listener
+    from persist_lib.timeline.tables import Tables
+    from persist_lib.times import TimeLike
+
+T = TypeVar("T")
+Make = Callable[[Schema], Statement]
+"""Makes a statement for the columns that the table has."""
+
+
+class TableDescription(msgspec.Struct, frozen=True):
+    """What a table is, and how far it has come. Times from `since` on and before `upper` can be read.
+
+    `retention` is how many times of history are kept behind upper by a policy; None where there is none. `holds` are by
+    name, with the time from which on each keeps history. `shards` are those that have its rows now.
+    """
+
+    name: str
+    carrier: str
+    schema: Schema
+    since: Antichain
+    upper: Antichain
+    retention: int | None
+    holds: dict[str, Antichain]
+    shards: tuple[str, ...]
+
+
+class Carrier(ABC):
+    """What a table needs of what carries it. `kind` is `shard`, `collection`, or `timeline NAME`."""
+
+    kind: str
+    schema: Schema
+    client: Client
+    name: str
+
+    @abstractmethod
+    def append(self, rows: object, *, token: bytes | None, timeout: float | None) -> Any: ...
+    @abstractmethod
+    def execute(self, make: Make, *, token: bytes | None, timeout: float | None, dry_run: bool = False) -> Any: ...
+    @abstractmethod
+    def read(self, as_of: TimeLike | None, *, newest: bool, timeout: float | None, **wanted: Any) -> Any: ...
+    @abstractmethod
+    def changes(self, from_: TimeLike | None, to: TimeLike | None, *, timeout: float | None) -> Changes: ...
+    @abstractmethod
+    def listen(self, as_of: TimeLike, *, until: object, timeout: float | None) -> Listener: ...
+    @abstractmethod
+    def restore(self, to: TimeLike, *, dry_run: bool, timeout: float | None) -> Done: ...
+    @abstractmethod
+    def describe(self) -> TableDescription: ...
+    @abstractmethod
+    def evolve(self, schema: Schema, *, dry_run: bool) -> tuple[str, ...]: ...
+    @abstractmethod
+    def set_retention(self, distance: Retention, *, dry_run: bool) -> Downgraded: ...
+    @abstractmethod
+    def hold_of(self, hold: object) -> tuple[str, str]:
+        """The shard that keeps the table's history, and the checked name of a hold of its users."""
+
+    @abstractmethod
+    def rename(self, to: str) -> None: ...
+    @abstractmethod
+    def drop(self, *, dry_run: bool) -> tuple[str, ...]: ...
+    @abstractmethod
+    def maintain(self, *, dry_run: bool) -> dict[str, Maintained]: ...
+    @abstractmethod
+    def let_go(self, *, now: bool = False) -> None:
+        """Let go of history that no answer needs."""
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+
+class _Handles(Carrier):
+    """The rows of a shard or a collection, through a writer and a reader that are opened when first needed."""
+
+    _handles: dict[str, Any]
+    _answers: WeakSet[Any]
+    _used_ms: int
+    _newest: int
+
+    @abstractmethod
+    def _open(self, purpose: str) -> Any:
+        """A new handle, to `read` or to `write`."""
+
+    def _begin(self) -> None:
+        """With each renewal of leases, let go of history that no answer needs."""
+        self._handles = {}
+        self._answers = WeakSet()
+        self._used_ms = self._newest = 0
+        leases, key, self_ = self.client.leases, object(), weakref.ref(self)
+
+        def tick() -> None:
+            if (carrier := self_()) is not None:
+                carrier.let_go()
+
+        leases.every_tick(key, tick)
+        weakref.finalize(self, leases.every_tick, key, None).atexit = False
+
+    def let_go(self, *, now: bool = False) -> None:
+        """Let go of the history before the newest time read, unless an answer is being read; later of the lease, too.
+
+        With `now`, also of the lease at once.
+        """
+        reader = self._handles.get("read")
+        if reader is None or any(not getattr(answer, "is_released", False) for answer in list(self._answers)):
+            return
+        if not now and self.client.runtime.clock_ms() - self._used_ms < self.client.config.lease_ms:
+            reader.let_go(at(self._newest))
+        elif self._handles.pop("read", None) is not None:
+            reader.close()
+
+    def append(self, rows: object, *, token: bytes | None, timeout: float | None) -> Any:
+        return self._handle("write").append_now(rows, token=token, timeout=timeout)
+
+    def execute(self, make: Make, *, token: bytes | None, timeout: float | None, dry_run: bool = False) -> Any:
+        return self._handle("write").execute(make, token=token, timeout=timeout, dry_run=dry_run)
+
+    def read(self, as_of: TimeLike | None, *, newest: bool, timeout: float | None, **wanted: Any) -> Any:
+        longest = 0.0 if as_of is not None and timeout is None else timeout
+        try:
+            return self._reading(lambda reader: reader.snapshot(as_of, timeout=longest, **wanted))
+        except NotComplete:
+            if not newest:
+                raise
+        return self._reading(lambda reader: reader.snapshot(timeout=timeout, **wanted))
+
+    def changes(self, from_: TimeLike | None, to: TimeLike | None, *, timeout: float | None) -> Changes:
+        return self._reading(lambda reader: reader.changes(from_, to, timeout=timeout))
+
+    def listen(self, as_of: TimeLike, *, until: object, timeout: float | None) -> Listener:
+        return self._reading(lambda reader: reader.listen(as_of, until=until, timeout=timeout))
+
+    def close(self) -> None:
+        while self._handles:
+            with suppress(KeyError):  # another thread was first
+                self._handles.popitem()[1].close()
+
+    def _handle(self, purpose: str) -> Any:
+        if (handle := self._handles.get(purpose)) is None:
+            # SUBTLE: this takes no lock, as a fork could happen while another thread holds it. Of two that open one at
+            # once, both get the first one.
+            opened = self._open(purpose)
+            handle = self._handles.setdefault(purpose, opened)
+            if handle is not opened:
+                opened.close()
+        return handle
+
+    def _reading(self, call: Callable[[Any], T]) -> T:
+        """Do something with the reader; once more with a new one if its lease has ended, or it has let go of that time.
+
+        What it answers is read later, so until then it keeps what that needs.
+        """
+        self._used_ms, reader = self.client.runtime.clock_ms(), self._handle("read")
+        try:
+            answer = call(reader)
+        except (LeaseExpired, SinceViolation) as error:
+            if isinstance(error, SinceViolation) and reader.since <= self._since():
+                raise
+            if self._handles.get("read") is reader:
+                self._handles.pop("read", None)
+            if isinstance(error, LeaseExpired):
+                reader.close()
+            answer = call(self._handle("read"))
+        self._newest = max(self._newest, getattr(answer, "as_of", 0), getattr(answer, "to", 0))
+        self._answers.add(answer)
+        return answer
+
+    @abstractmethod
+    def _since(self) -> Antichain:
+        """From which time on a new reader could read."""
+
+
+class ShardCarrier(_Handles):
+    """One shard is the table."""
+
+    def __init__(self, client: Client, name: str, schema: Schema) -> None:
+        self.kind, self.client, self.name, self.schema = "shard", client, name, schema
+        self._begin()
+
+    def _open(self, purpose: str) -> Any:
+        return (self.client.open_reader if purpose == "read" else self.client.open_writer)(self.name, self.schema)
+
+    def _since(self) -> Antichain:
+        return self.client.inspect(self.name).state.since
+
+    def restore(self, to: TimeLike, *, dry_run: bool, timeout: float | None) -> Done:
+        done = self.client.restore(self.name, to, dry_run=dry_run, timeout=timeout)
+        time = None if done.appended is None else (done.appended.upper.time or 1) - 1
+        return Done(time, done.rows, b"", done.cost)
+
+    def describe(self) -> TableDescription:
+        state = self.client.inspect(self.name).state
+        return TableDescription(
+            self.name, self.kind, state.schemas[-1], state.since, state.upper, state.retention, _holds_in(state),
+            (self.name,),
+        )  # fmt: skip
+
+    def evolve(self, schema: Schema, *, dry_run: bool) -> tuple[str, ...]:
+        newest = self.client.inspect(self.name).state.schemas[-1]
+        newest.check_additive(schema)
+        if schema != newest and not dry_run:
+            self.client.evolve_schema(self.name, schema)
+        return tuple(column.name for column in schema.value[len(newest.value) :])
+
+    def set_retention(self, distance: Retention, *, dry_run: bool) -> Downgraded:
+        newest = self.client.inspect(self.name).state.schemas[-1]
+        parsed = parse_retention(distance, newest, self.client.consensus.now)
+        self.let_go(now=True)
+        before = self.client.inspect(self.name).state
+        if dry_run:
+            planned = msgspec.structs.replace(before, retention=parsed)
+            return _downgraded(before, RETENTION, plan_retention(planned))
+        self.client.set_retention(self.name, parsed)
+        self.client.retain(self.name)
+        after = self.client.inspect(self.name).state
+        return Downgraded(before.since, after.since, tuple(keepers(after)))
+
+    def hold_of(self, hold: object) -> tuple[str, str]:
+        return self.name, parse_hold_name(hold)
+
+    def rename(self, to: str) -> None:
+        raise InvalidUsage(
+            f"table {self.name!r} is carried by one shard, whose name cannot change: readers and writers in other "
+            f"processes know it by that. Nothing was changed; make {to!r}, and write what this one has to it",
+            table=self.name, carrier=self.kind,
+        )  # fmt: skip
+
+    def drop(self, *, dry_run: bool) -> tuple[str, ...]:
+        self.close()  # its own reader would be in the way
+        machine = self.client.machine(self.name)
+        if not dry_run:
+            self.client.finish(self.name)
+            return ()
+        version = machine.fetch()
+        found = apply(version.state, SeqNo(version.seqno + 1), c.Finish())
+        if not isinstance(found, State):
+            raise machine.refused(found)
+        return ()
+
+    def maintain(self, *, dry_run: bool) -> dict[str, Maintained]:
+        return {self.name: self.client.maintain(self.name, dry_run=dry_run)}
+
+
+class _Listed(Carrier):
+    """What is in the catalog: a collection, or a table of a timeline, which is one, too."""
+
+    controller: Controller
+
+    def restore(self, to: TimeLike, *, dry_run: bool, timeout: float | None) -> Done:
+        with self.read(to, newest=False, timeout=timeout, diff=True) as then:
+            rows = then.to_arrow()
+        made = partial(Restore, self.name, rows=rows)
+        return self.execute(made, token=None, timeout=timeout, dry_run=dry_run)
+
+    def describe(self) -> TableDescription:
+        found = self.controller.describe(self.name)
+        state = self.client.inspect(self.hold_of("any")[0]).state
+        return TableDescription(
+            self.name, self.kind, found.schema, found.since, found.upper, found.retention, _holds_in(state),
+            found.active.shards,
+        )  # fmt: skip
+
+    def evolve(self, schema: Schema, *, dry_run: bool) -> tuple[str, ...]:
+        return self.controller.evolve(self.name, schema, dry_run=dry_run).added
+
+    def set_retention(self, distance: Retention, *, dry_run: bool) -> Downgraded:
+        parsed = parse_retention(distance, self.schema, self.client.consensus.now)
+        self.let_go(now=True)
+        found, keeper = self.controller.describe(self.name), self.hold_of("any")[0]
+        if dry_run:
+            newest = (found.promised.meet(found.upper).time or 1) - 1
+            target = None if parsed is None else at(max(0, newest - parsed))
+            return _downgraded(self.client.inspect(keeper).state, HOLD, target)
+        self.controller.alter(self.name, retention=parsed)
+        self.controller.tend(self.name)
+        kept_by = tuple(keepers(self.client.inspect(keeper).state))
+        return Downgraded(found.since, self.controller.describe(self.name).since, kept_by)
+
+    def hold_of(self, hold: object) -> tuple[str, str]:
+        return self.controller.catalog.fetch().find(self.name).shard, parse_hold(hold)
+
+    def rename(self, to: str) -> None:
+        self.controller.rename(self.name, to)
+        self.name = to
+
+    def drop(self, *, dry_run: bool) -> tuple[str, ...]:
+        self.close()
+        done = self.controller.drop(self.name, dry_run=dry_run)
+        return tuple(f"{step.subject}: {step.reason}" for step in done.waiting)
+
+    def maintain(self, *, dry_run: bool) -> dict[str, Maintained]:
+        self.controller.tend(self.name, dry_run=dry_run)
+        found = self.controller.describe(self.name)
+        shards = [self.hold_of("any")[0], *(shard for one in found.renditions for shard in one.shards)]
+        tried = Each[Maintained]().add(shards, lambda shard: self.client.maintain(shard, dry_run=dry_run))
+        tried.check(f"table {self.name!r}: {{}} shards")
+        return tried.done
+
+
+class CollectionCarrier(_Listed, _Handles):
+    """A collection of shards is the table."""
+
+    name: str
+
+    def __init__(self, controller: Controller, name: str) -> None:
+        self.kind, self.controller, self.client = "collection", controller, controller.client
+        self.name = name
+        self._begin()
+        self.schema = self._handle("read").schema
+
+    def _open(self, purpose: str) -> Any:
+        return (self.controller.open_reader if purpose == "read" else self.controller.open_writer)(self.name)
+
+    def _since(self) -> Antichain:
+        return self.controller.describe(self.name).since
+
+
+class TimelineCarrier(_Listed):
+    """A table of a timeline."""
+
+    name: str
+
+    def __init__(self, tables: Tables, name: str) -> None:
+        self._tables, self.controller, self.client = tables, tables.controller, tables.client
+        self.name = name
+        self._timeline = tables.timeline_of(name)[0]
+        self.kind, self.schema = f"timeline {self._timeline!r}", tables.controller.describe(name).schema
+
+    def close(self) -> None:
+        """Nothing: what is open is the client's, for all of its tables."""
+
+    def let_go(self, *, now: bool = False) -> None:
+        """Its timeline lets go of what it has read by itself, at the next renewal of leases."""
+        if now:
+            self.read(None, newest=True, timeout=None, keys=[]).release()
+            self.client.heartbeat()
+
+    def describe(self) -> TableDescription:
+        found, newest = super().describe(), self.read(None, newest=True, timeout=None, keys=[])
+        newest.release()  # what is in the WAL is the table's, too
+        return msgspec.structs.replace(found, upper=found.upper.join(at(newest.as_of + 1)))
+
+    def append(self, rows: object, *, token: bytes | None, timeout: float | None) -> Any:
+        return self.execute(lambda schema: Insert(self.name, schema, rows), token=token, timeout=timeout)
+
+    def execute(self, make: Make, *, token: bytes | None, timeout: float | None, dry_run: bool = False) -> Any:
+        if token is not None:  # it may have been done by the call of which this is the token
+            time = self._tables.outcome(token, timeline=self._timeline, table=self.name)
+            if time is not None:
+                return Done(time, 0, token, Cost())
+        return self._tables.execute(self.name, make, timeout, dry_run=dry_run)
+
+    def read(self, as_of: TimeLike | None, *, newest: bool, timeout: float | None, **wanted: Any) -> Any:
+        return self._tables.read(self.name, as_of, newest=newest, timeout=timeout, **wanted)
+
+    def changes(self, from_: TimeLike | None, to: TimeLike | None, *, timeout: float | None) -> Changes:
+        return self._tables.changes(self.name, from_, to, timeout=timeout)
+
+    def listen(self, as_of: TimeLike, *, until: object, timeout: float | None) -> Listener:
+        return self._tables.listen(self.name, as_of, until=until, timeout=timeout)
+
+
+def _holds_in(state: State) -> dict[str, Antichain]:
+    """The holds of users, by name."""
+    own = {RETENTION, HOLD, MARK}
+    return {name: hold.since for name, hold in sorted(state.holds.items()) if name not in own}
+
+
+def _downgraded(before: State, name: str, target: Antichain | None) -> Downgraded:
+    """How since would move with a hold that moves to `target`, if it is before that."""
+    hold = before.holds.get(name)
+    after = before
+    if target is not None and (hold is None or hold.since < target):
+        opaque = None if hold is None else hold.opaque
+        found = apply(before, SeqNo(1), c.DowngradeHold(name, target.join(before.since), opaque, opaque or b""))
+        after = found if isinstance(found, State) else before
+    return Downgraded(before.since, after.since, tuple(keepers(after)))

@@ -1,0 +1,112 @@
+"""Finding, making and listing the tables of a location."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from persist_lib.catalog.catalog import Catalog, has_shard
+from persist_lib.catalog.names import parse_collection_name
+from persist_lib.catalog.parallel import at_once
+from persist_lib.core.holds import layer_of
+from persist_lib.core.refusals import OfLayer
+from persist_lib.errors import NameTaken, NotFound, SchemaMismatch
+from persist_lib.ids import KEPT, NAME, check_not_kept, parse_shard_id
+from persist_lib.schema.schema import Schema, check_schema
+from persist_lib.table.carriers import Carrier, CollectionCarrier, ShardCarrier, TimelineCarrier
+
+if TYPE_CHECKING:
+    from persist_lib.client import Client
+    from persist_lib.timeline.tables import Tables
+
+
+def open_carrier(client: Client, name: str, schema: Schema | None, tables: Callable[[], Tables]) -> Carrier:
+    """Open what carries the table of this name; make it if it is not there and `schema` is given.
+
+    A new one is made on a shard or, where there was a shard of that name, which stays finished for good, on a
+    collection. `tables` gives the client's own tables of timelines.
+    """
+    parse_collection_name(name)
+    wanted = () if schema is None else (check_schema(schema), _clocked(schema))
+    while True:
+        if has_shard(client, name):
+            return _of_shard(client, name, wanted)
+        if (found := _of_catalog(client, name, wanted, tables)) is not None:
+            return found
+        if not wanted:
+            raise NotFound(
+                f"there is no table {name!r} in {client.url}: tables() lists them. Give a schema to make it", table=name
+            )
+        check_not_kept(parse_shard_id(name), "")
+        if not _was_dropped(client, name):
+            client.open_writer(name, wanted[-1]).close()
+            continue
+        with suppress(NameTaken):  # another process was first
+            client.controller().create(name, wanted[-1], mode="compare_and_append")
+
+
+def _of_catalog(client: Client, name: str, wanted: Sequence[Schema], tables: Callable[[], Tables]) -> Carrier | None:
+    controller = client.controller()
+    found = controller.catalog.fetch().named(name)
+    if found is not None and found.state == "making" and not client.read_only:
+        controller.tend(name)  # its maker may have died
+        found = controller.catalog.fetch().named(name)
+    if found is None:
+        return None
+    carrier = TimelineCarrier(tables(), name) if found.kind == "table" else CollectionCarrier(controller, name)
+    if wanted and carrier.schema not in wanted:
+        carrier.close()
+        raise _mismatch(name, wanted[0], carrier.schema)
+    return carrier
+
+
+def _was_dropped(client: Client, name: str) -> bool:
+    found = client.machine(name).try_fetch() if NAME.fullmatch(name) else None
+    return found is not None and found.state.is_finished()
+
+
+def _of_shard(client: Client, name: str, wanted: Sequence[Schema]) -> Carrier:
+    """A shard as a table, in one of the schemas that are wanted, by default in its newest one."""
+    check_not_kept(parse_shard_id(name), "")
+    machine = client.machine(name)
+    state = machine.fetch().state
+    if layer := layer_of(state):
+        raise machine.refused(OfLayer(layer))
+    schemas = state.schemas
+    schema = next((each for each in wanted or schemas[-1:] if each in schemas), None)
+    if schema is None:
+        raise _mismatch(name, wanted[0], schemas[-1])
+    return ShardCarrier(client, name, schema)
+
+
+def _mismatch(name: str, wanted: Schema, actual: Schema) -> SchemaMismatch:
+    return SchemaMismatch(
+        f"table {name!r} has the schema {actual}, and not {wanted}. Nothing was changed. Open it without a schema, or "
+        "give the new one another name",
+        table=name, expected=wanted, actual=actual,
+    )  # fmt: skip
+
+
+def _clocked(schema: Schema) -> Schema:
+    """The schema with times that are a clock, as those of a table are that does not bring its own."""
+    if schema.times is not None:
+        return schema
+    clocked = msgspec.structs.replace(schema, times="ms")
+    clocked.__dict__["models"] = schema.models
+    return clocked
+
+
+def tables_in(client: Client) -> list[str]:
+    """The names of all tables of a location, sorted. Costs a list, and a read of each shard not known yet."""
+    names = [name for name in client.shards() if not KEPT.fullmatch(name)]
+    states = at_once(client.runtime, lambda name: client.machine(name).fetch().state, names)
+    lone = {n for n, state in zip(names, states, strict=True) if not state.is_finished() and not layer_of(state)}
+    catalog = Catalog(client)
+    try:
+        found = {record.name for record in catalog.fetch().collections.values() if record.state == "live"}
+    finally:
+        catalog.close()
+    return sorted(lone | found)

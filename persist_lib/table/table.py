@@ -1,0 +1,373 @@
+"""The front door: tables that remember, each with the same verbs, answers and errors whatever carries it.
+
+    db = persist.open("file:./data")
+    orders = db.table("orders", persist.Schema({"id": "int64 not null"}, {"state": "string"}))
+    orders.upsert([{"id": 1, "state": "placed"}])
+    orders.read().to_pylist()
+
+A table is carried by one shard, by a collection of shards, or by a timeline, whose tables change in transactions.
+`carriers.Carrier` is what one has to do for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from persist_lib.arguments import not_pickled, parse_flag, parse_integer
+from persist_lib.catalog.names import parse_collection_name
+from persist_lib.errors import SinceViolation
+from persist_lib.frontier import MAX_TIME, TOP
+from persist_lib.kernel.columns import integers
+from persist_lib.relation.statements import Apply, Change, Delete, Done, Statement, Update, Upsert
+from persist_lib.runtime.resource import Resource
+from persist_lib.schema.schema import DIFF, TIME, Schema, check_schema
+from persist_lib.table.carriers import Carrier, TableDescription
+
+if TYPE_CHECKING:
+    import pyarrow.compute as pc
+
+    from persist_lib.catalog.collection_arguments import Retention
+    from persist_lib.maintain.duties import Maintained
+    from persist_lib.relation.changes import Changes
+    from persist_lib.relation.listen import Listener
+    from persist_lib.relation.snapshot import SnapshotOf
+    from persist_lib.shard.admin import Downgraded
+    from persist_lib.times import TimeLike
+
+
+class Table(Resource):
+    """One table. Safe to use from several threads; in a forked or another process, open it there.
+
+    It needs not be closed: what it has open ends with its client.
+    """
+
+    def __init__(self, carrier: Carrier, check_open: Callable[[], None]) -> None:
+        self._carrier, self._check_open = carrier, check_open
+
+    @property
+    def name(self) -> str:
+        """Its name, which is unique in the location."""
+        return self._carrier.name
+
+    @property
+    def carrier(self) -> str:
+        """What carries it: `shard`, `collection`, or `timeline NAME`."""
+        return self._carrier.kind
+
+    @property
+    def schema(self) -> Schema:
+        """The columns in which it was opened."""
+        return self._carrier.schema
+
+    def __repr__(self) -> str:
+        on = f"on a {self.carrier} of {self._carrier.client.url}"
+        return f"Table({self.name!r}, {len(self.schema.names)} columns, {on})"
+
+    def append(self, rows: object, *, token: bytes | None = None, timeout: float | None = None) -> Done:
+        """Add rows: Arrow tables, frames, dicts, or instances of the schema's models. One commit, all or nothing.
+
+        Raises ConstraintViolated where the schema has a constraint that would not hold, and TimedOut after `timeout`
+        seconds; then nothing was written. After Indeterminate, call again with the `token` that the error carries, and
+        the same rows: they are added once. SUBTLE: without it they may be added twice.
+        """
+        return _done(self._on().append(rows, token=token, timeout=timeout), by_key=False)
+
+    def upsert(
+        self, rows: object, *, token: bytes | None = None, dry_run: bool = False, timeout: float | None = None
+    ) -> Done:
+        """Make each of `rows` the one row of its key, in one commit. Rows of other keys stay as they are.
+
+        Rows that are there already are not written again. Two different rows for one key are refused with InvalidUsage.
+        With `dry_run` nothing is written: the counts say what would be done now. Raises as `append` does.
+        """
+        return self._execute(lambda schema: Upsert(self.name, schema, rows), token, timeout, dry_run=dry_run)
+
+    def delete(
+        self,
+        keys: object = None,
+        *,
+        filter: pc.Expression | None = None,  # noqa: A002 - what every reader of Arrow calls it
+        token: bytes | None = None,
+        dry_run: bool = False,
+        timeout: float | None = None,
+    ) -> Done:
+        """Take away all rows of these keys, or all that a filter keeps, in one commit.
+
+        `keys` are a table or frame of the key columns, or a list of dicts, of values (of a key of one column) or of
+        tuples; keys that have no rows are left alone. With `dry_run` nothing is written. Raises as `append` does.
+        """
+        return self._execute(lambda schema: Delete(self.name, schema, keys, filter), token, timeout, dry_run=dry_run)
+
+    def update(
+        self,
+        change: Change,
+        keys: object = None,
+        *,
+        filter: pc.Expression | None = None,  # noqa: A002 - what every reader of Arrow calls it
+        token: bytes | None = None,
+        dry_run: bool = False,
+        timeout: float | None = None,
+    ) -> Done:
+        """Change value columns of the rows of these keys, of those that a filter keeps, or of all, in one commit.
+
+            orders.update({"cents": pc.field("cents") * 2}, filter=pc.field("cents") < 10)
+
+        `change` is a mapping of columns to values, expressions or functions of an Arrow table; or one such function,
+        which returns a table of as many rows, in their order, with the same keys. It is computed from the rows just
+        before the commit: if another process changes them first, again, so that it may be called several times. With
+        `dry_run` nothing is written. Raises as `append` does.
+        """
+
+        def make(schema: Schema) -> Statement:
+            return Update(self.name, schema, change, keys, filter)
+
+        return self._execute(make, token, timeout, dry_run=dry_run)
+
+    def apply(
+        self,
+        upserts: object = None,
+        deletes: object = None,
+        *,
+        only_if: pc.Expression | None = None,
+        order_by: str | None = None,
+        token: bytes | None = None,
+        dry_run: bool = False,
+        timeout: float | None = None,
+    ) -> Done:
+        """Upsert rows and delete keys in one commit, as changes come from elsewhere.
+
+            orders.apply(rows, only_if=pc.field("seq") > persist.old("seq"), order_by="seq")
+
+        `upserts` are what `upsert` takes, `deletes` what `delete` does; a key that is in both is refused with
+        InvalidUsage. `order_by` is a value column: of several rows of a key in this call the one with the greatest
+        value counts (null is the least), and where several have it, that is refused. `only_if` is an expression of the
+        new row (`pc.field`) and of the one that is there (`persist.old`): where it is false or null, the old row stays,
+        and its key counts as unchanged. So late changes do not overwrite newer ones. A key without a row is inserted
+        without asking: a late upsert after a delete brings the row back. Keys of several rows are refused with it, and
+        deletes beside it. With `dry_run` nothing is written. Raises as `append` does.
+        """
+
+        def make(schema: Schema) -> Statement:
+            return Apply(self.name, schema, upserts, deletes, only_if, order_by)
+
+        return self._execute(make, token, timeout, dry_run=dry_run)
+
+    def read(
+        self,
+        as_of: TimeLike | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+        key: Sequence[object] | None = None,
+        key_from: Sequence[object] | None = None,
+        key_to: Sequence[object] | None = None,
+        keys: object = None,
+        filter: pc.Expression | None = None,  # noqa: A002 - what every reader of Arrow calls it
+        diff: bool = False,
+        newest: bool = False,
+        timeout: float | None = None,
+    ) -> SnapshotOf[Any]:
+        """The rows as of a time, each as often as it is there: by default, all that was acknowledged before this call.
+
+            orders.read(as_of="1 hour ago", columns=["id"], filter=pc.field("cents") > 100).to_polars()
+
+        The answer turns into Arrow, pandas, polars, DuckDB, dicts and models, and its `as_of` says of which time it is;
+        -1: nothing was written yet. The other arguments are those of `ReadHandle.snapshot`. A time that the store's
+        clock has passed is completed by an empty commit, where this client may write. Another time that may still
+        change raises NotComplete: at once, or after `timeout` seconds if that is given; with `newest` the newest
+        complete contents are read then. Raises SinceViolation for a time before which history was given up.
+        """
+        return self._on().read(
+            as_of, newest=parse_flag(newest, "newest"), timeout=timeout, columns=columns, key=key, key_from=key_from,
+            key_to=key_to, keys=keys, filter=filter, diff=diff,
+        )  # fmt: skip
+
+    def count(self, as_of: TimeLike | None = None, *, timeout: float | None = None) -> int:
+        """How many rows there are as of a time; see `read`."""
+        with self.read(as_of, columns=[], diff=True, timeout=timeout) as found:
+            return found.count()
+
+    def changes(self, from_: TimeLike | None, to: TimeLike | None = None, *, timeout: float | None = None) -> Changes:
+        """What happened after the time `from_`, up to and with `to` (default: the newest time), as updates.
+
+        They have the columns, `_time` and `_diff`. None for `from_` means from the beginning on. The rows as of `from_`
+        and these add up to the rows as of `to`.
+        Raises SinceViolation where history from then on was given up, NotComplete, and InvalidUsage where `to` is
+        before `from_`.
+        """
+        return self._on().changes(from_, to, timeout=timeout)
+
+    def listen(self, as_of: TimeLike, *, until: object = TOP, timeout: float | None = None) -> Listener:
+        """An iterator of what happens after `as_of`: `Updates` at their exact times, then the `Progress` over them.
+
+        It ends at the frontier `until`, and raises TimedOut when nothing comes for `timeout` seconds (None: it waits
+        for ever). Close it, or use it in a `with` block: until then it keeps history from where it is.
+        """
+        return self._on().listen(as_of, until=until, timeout=timeout)
+
+    def history(
+        self, from_: TimeLike | None = None, to: TimeLike | None = None, *, limit: int | None = None,
+        timeout: float | None = None,
+    ) -> pa.Table:  # fmt: skip
+        """When something was written, newest first: `_time`, and by how much rows were `added` and `retracted` then.
+
+        By default of all history that is kept; of `limit`, the newest times alone. All changes in between are read:
+        `from_`, a time after which it begins, makes that less. `_time` is a timestamp where times are a clock. Raises
+        as `changes` does.
+        """
+        limit = MAX_TIME if limit is None else parse_integer(limit, "limit", 1, MAX_TIME)
+        counts: dict[int, list[int]] = {}
+        with self._kept_changes(from_, to, timeout) as changes:
+            kind = changes.schema.field(TIME).type
+            for batch in changes.batches():
+                times, diffs = batch.column(TIME).cast(pa.int64()).to_numpy(), integers(batch.column(DIFF))
+                for sign, place in ((1, 0), (-1, 1)):
+                    found = diffs * sign > 0
+                    at, index = np.unique(times[found], return_inverse=True)
+                    for time, total in zip(at.tolist(), _sums(index, np.abs(diffs[found]), at.size), strict=True):
+                        counts.setdefault(time, [0, 0])[place] += total
+        newest = sorted(counts, reverse=True)[:limit]
+        columns = [pa.array(newest, pa.int64()).cast(kind)]
+        columns += [pa.array([counts[time][place] for time in newest], pa.int64()) for place in (0, 1)]
+        return pa.table(columns, names=[TIME, "added", "retracted"])
+
+    def restore(self, to: TimeLike, *, dry_run: bool = False, timeout: float | None = None) -> Done:
+        """Make the contents what they were as of the time `to`, in one commit. History stays as it is.
+
+        What others write in the meantime is taken back, too. `count` of the answer is how many distinct rows change
+        their number; keys are not counted. Where nothing is to be done nothing is written, so that the call may be
+        repeated. On a collection and a timeline, the rows then and now are held in memory. With `dry_run` nothing is
+        written. Raises SinceViolation for a time before since, NotComplete for one that may still change, and TimedOut.
+        """
+        return _done(self._on().restore(to, dry_run=parse_flag(dry_run, "dry_run"), timeout=timeout), by_key=False)
+
+    def describe(self) -> TableDescription:
+        """What it is by now, and how far it has come: its columns, since, upper, retention and holds."""
+        return self._on().describe()
+
+    def evolve(self, schema: Schema, *, dry_run: bool = False) -> tuple[str, ...]:
+        """Add value columns at the end, all nullable: `schema` is the newest one with them. Answers their names.
+
+        Older rows have null there, as of any time. This handle has them from now on; those that are open elsewhere stay
+        in their columns. Where `schema` is what the table has, nothing is changed; with `dry_run` neither. Raises
+        SchemaMismatch for any other schema, and InvalidUsage for a table of a timeline.
+        """
+        on, dry_run = self._on(), parse_flag(dry_run, "dry_run")
+        schema = like(check_schema(schema), on.schema)
+        added = on.evolve(schema, dry_run=dry_run)
+        if not dry_run:
+            on.close()  # what it has open is of the older columns
+            on.schema = schema
+        return added
+
+    def set_retention(
+        self, distance: Retention, *, dry_run: bool = False) -> Downgraded:  # fmt: skip
+        """Keep `distance` of history behind the newest time from now on, and give up at once what is older.
+
+            orders.set_retention("30 days")
+
+        `distance` is a number of times or, where times are a clock, a duration; None: no policy. What is given up can
+        never be read again; `maintain` moves it on later. The answer says how since moves, and who keeps it there:
+        holds and readers keep history whatever the policy. With `dry_run` nothing is changed.
+        """
+        return self._on().set_retention(distance, dry_run=parse_flag(dry_run, "dry_run"))
+
+    def set_hold(self, hold: str, since: TimeLike, *, opaque: bytes = b"") -> None:
+        """Keep history from `since` on, durably, whatever the retention, until `release_hold`.
+
+        A hold never gives history up: see `downgrade_hold`. Raises SinceViolation for history that is given up, or
+        before the hold's own time, and GivesUpHistory for a time beyond the newest. `opaque` is its fencing value.
+        """
+        shard, hold = self._on().hold_of(hold)
+        self._carrier.client.set_hold(shard, hold, since, opaque=opaque)
+
+    def downgrade_hold(self, hold: str, since: TimeLike, *, dry_run: bool = False) -> Downgraded:
+        """Move a hold, or create it there, and give up the history before `since` that nothing else keeps.
+
+        The answer says how since moves, and who keeps it there; with `dry_run` nothing is changed.
+        """
+        shard, hold = self._on().hold_of(hold)
+        return self._carrier.client.downgrade_hold(shard, hold, since, dry_run=dry_run)
+
+    def release_hold(self, hold: str) -> None:
+        """Drop a hold. Raises HoldConflict when there is none of that name."""
+        shard, hold = self._on().hold_of(hold)
+        self._carrier.client.release_hold(shard, hold)
+
+    def rename(self, to: str) -> None:
+        """Give it another name. Handles that are open elsewhere find it by its old one no more.
+
+        Raises NameTaken, and InvalidUsage where one shard carries it, as other programs know that by its name.
+        """
+        self._on().rename(parse_collection_name(to))
+
+    def drop(self, *, dry_run: bool = False) -> tuple[str, ...]:
+        """Drop it, with all of its history. Its name is free at once: `db.table(name, schema)` makes another table.
+
+        On a shard this raises StillRead, and changes nothing, while readers or holds elsewhere need it. On a collection
+        or timeline, open readers can continue, and the answer says for whom the rest waits; `db.maintain()` takes it
+        away later. With `dry_run` nothing is changed.
+        """
+        return self._on().drop(dry_run=parse_flag(dry_run, "dry_run"))
+
+    def maintain(self, *, dry_run: bool = False) -> dict[str, Maintained]:
+        """Do all upkeep of what carries it, in this process. Answers what was done, by shard.
+
+        Doing it again finds nothing to do. Errors are those of `client.maintain`. With `dry_run` nothing is changed.
+        """
+        return self._on().maintain(dry_run=parse_flag(dry_run, "dry_run"))
+
+    def close(self) -> None:
+        """Close what it has open. Idempotent; a later call opens it again, unless the client was closed."""
+        self._carrier.close()
+
+    def _on(self) -> Carrier:
+        self._check_open()
+        return self._carrier
+
+    def _execute(
+        self, make: Callable[[Schema], Statement], token: bytes | None, timeout: float | None, *, dry_run: bool
+    ) -> Done:
+        return _done(self._on().execute(make, token=token, timeout=timeout, dry_run=dry_run))
+
+    def _kept_changes(self, from_: TimeLike | None, to: TimeLike | None, timeout: float | None) -> Changes:
+        """The changes after `from_`; by default after since, before which there are none that can be told."""
+        while True:
+            since = self.describe().since.time
+            start = from_ if from_ is not None else since or None
+            try:
+                return self.changes(start, to, timeout=timeout)
+            except SinceViolation:
+                if from_ is not None or self.describe().since.time == since:
+                    raise
+
+    __reduce__ = not_pickled("A table", "Open it in the other process: persist.open(client.url).table(name)")
+
+
+def _done(answer: Any, *, by_key: bool = True) -> Done:
+    """The answer of any carrier's verb. An append does not look at keys, so it counts none."""
+    time = getattr(answer, "time", None)
+    if not by_key and answer.token and time is None:
+        time = answer.upper.time - 1
+    counts = {field: getattr(answer, field, 0) for field in ("inserted", "updated", "unchanged", "deleted") if by_key}
+    return Done(time, answer.count, answer.token, answer.cost, **counts)
+
+
+def like(schema: Schema, other: Schema) -> Schema:
+    """The schema with the times of another one, if it does not say which it has."""
+    if schema.times is not None or other.times is None:
+        return schema
+    clocked = msgspec.structs.replace(schema, times=other.times)
+    clocked.__dict__["models"] = schema.models
+    return clocked
+
+
+def _sums(index: np.ndarray, values: np.ndarray, size: int) -> list[int]:
+    """The sum of the values of each group."""
+    sums = np.zeros(size, np.int64)
+    np.add.at(sums, index, values)
+    return [int(each) for each in sums]
