@@ -146,7 +146,7 @@ def main(argv: Sequence[str] | None = None, unfinished: Unfinished | None = None
         return 2 if isinstance(error, InvalidUsage) and not unfinished.shards else 1
     if outcome.tally.bad > parsed.max_bad:
         print(
-            f"{outcome.tally.bad} lines were bad, more than --max-bad {parsed.max_bad}: persist snapshot "
+            f"{outcome.tally.bad} lines were bad, more than --max-bad {parsed.max_bad}: persist read "
             f"{parsed.bad_shard or parsed.shard + '_bad'} lists them with their reasons. All other lines are in "
             f"{parsed.shard}",
             file=sys.stderr,

@@ -282,11 +282,15 @@ class CollectionReader(Reader[CollectionSnapshot]):
 
     def adopt_at(self, as_of: TimeLike) -> None:
         """Read in the columns that the collection had at a time, if its rows cannot be given in the newest columns."""
+        if self.had_other_columns(as_of):
+            self.adopt(self.timeline().at(self._times().as_of(as_of)))
+
+    def had_other_columns(self, as_of: TimeLike) -> bool:
+        """Whether the collection had columns at a time in which its rows cannot be given in this reader's."""
         time = self._times().as_of(as_of)
         self.check_since(time)
         span = self.timeline().at(time)
-        if not is_additive(self.schema, self.shards_of(span.rendition)[0].schema):
-            self.adopt(span)
+        return not is_additive(self.schema, self.shards_of(span.rendition)[0].schema)
 
     def _columns_then(self, had: Schema, time: int) -> Schema:
         """The columns of a snapshot, from a rendition that has the columns `had`. Raises SchemaChanged."""

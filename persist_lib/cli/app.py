@@ -25,7 +25,8 @@ from persist_lib.cli.config_command import config
 from persist_lib.cli.history import diff, log
 from persist_lib.cli.ingest_command import ingest
 from persist_lib.cli.query import sql
-from persist_lib.cli.row_kinds import COLLECTION, SHARD, TABLE, command_over
+from persist_lib.cli.root import Group, Root
+from persist_lib.cli.root import commands as list_commands
 from persist_lib.cli.schema_commands import create, evolve
 from persist_lib.cli.serve_command import serve
 from persist_lib.cli.source_declaration import declare, mend
@@ -33,7 +34,7 @@ from persist_lib.cli.watch import watch
 from persist_lib.core.duties import DUTIES
 
 app = typer.Typer(
-    name="persist", no_args_is_help=True, rich_markup_mode="rich", pretty_exceptions_enable=False,
+    name="persist", cls=Root, no_args_is_help=True, rich_markup_mode="rich", pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
 )  # fmt: skip
 
@@ -56,25 +57,13 @@ def _root(
     config: Config = None,
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,  # noqa: ARG001
 ) -> None:
-    """Durable, definite, time-varying collections on plain object storage.
+    """Tables that remember, on plain object storage: each time from since up to upper is read the same, for ever.
 
-    A [bold]shard[/] is one collection. Its contents can be read as of any time from [bold]since[/] on and before
-    [bold]upper[/]: history before since is given up, and updates from upper on are not known yet. A frontier is
-    written as \\[5] (at 5) or as \\[] (the end: the shard is complete, or all history is given up).
+    `persist COMMAND --help` shows options and examples, `persist commands` all commands, and `persist config` what is
+    in force of --location, $PERSIST_LOCATION and persist.toml. --json prints one object, for machines.
 
-    \b
-    persist shards                      all shards, one line each
-    persist show orders                 one shard: its batches, readers, writers and holds
-    persist log orders                  what happened to it, newest last
-    persist snapshot orders --as-of 9   its contents at a time
-    persist maintain --all --dry-run    what upkeep would do (without --dry-run, it does it)
-
-    Options count over the environment ($PERSIST_LOCATION and others), and that over a persist.toml of this folder or
-    its parents, up to the repository's root or home. `persist config` shows what is in force, and says more.
-
-    Exit codes: 0 done; 1 refused, or a store or the network failed; 2 wrong usage; 3 stored data is damaged (stop
-    and investigate); 4 (of ingest) starting it again does not help; 130 interrupted. Failures are printed on standard
-    error, as one sentence that says what to do (with --json, as an object).
+    Exit codes: 0 done; 1 refused, or a store or the network failed; 2 wrong usage; 3 stored data is damaged; 4 (of
+    ingest) starting it again does not help; 130 interrupted. Failures say on standard error what to do.
     """
     ctx.obj = Shared(location, consensus, json_, verbose, prices, config)
 
@@ -100,7 +89,7 @@ def commands(within: typer.Typer, panel: str | None, *runs: Callable[..., None],
 
 def group(within: typer.Typer, name: str, panel: str, does: str) -> typer.Typer:
     """A group of commands."""
-    made = typer.Typer(no_args_is_help=True, help=does)
+    made = typer.Typer(cls=Group, no_args_is_help=True, help=does)
     within.add_typer(made, name=name, rich_help_panel=panel)
     return made
 
@@ -110,17 +99,13 @@ def commands_of_duties(*, is_upkeep: bool) -> list[Callable[..., None]]:
     return [duties.command_of(duty) for duty in DUTIES if duty.is_upkeep == is_upkeep]
 
 
-SHARD_ONLY, COLLECTION_ONLY, TABLE_ONLY = ("create", "key", "times", "unique"), ("replace",), ("newest",)
-NO_RANGE = ("key_from", "key_to")
-
 commands(
-    app, LOOKING, shards.shards, shards.show, log, watch, diff, shards.plan, config,
-    *commands_of_duties(is_upkeep=False),
+    app, LOOKING, reads.tables, shards.shards, shards.show, log, watch, diff, shards.plan, config,
+    *commands_of_duties(is_upkeep=False), commands=list_commands,
 )  # fmt: skip
 commands(
-    app, DATA, create, evolve, command_over(SHARD, reads.snapshot, *TABLE_ONLY),
-    command_over(SHARD, reads.listen, *COLLECTION_ONLY), command_over(SHARD, reads.changes), sql, writes.append,
-    command_over(SHARD, writes.upsert), command_over(SHARD, writes.delete),
+    app, DATA, create, evolve, reads.read, reads.changes, reads.listen, sql, writes.append, writes.upsert,
+    writes.update, writes.delete, writes.apply, reads.history, reads.describe,
 )  # fmt: skip
 commands(app, UPKEEP, duties.maintain, *commands_of_duties(is_upkeep=True), duties.upgrade, serve)
 commands(app, RECOVERY, recovery.restore, recovery.outcome, recovery.repair)
@@ -136,11 +121,6 @@ commands(
     collections.drop, collections.tend,
 )  # fmt: skip
 commands(collection, RENDITIONS, renditions.compare, renditions.hand_over)
-commands(
-    collection, DATA, command_over(COLLECTION, reads.snapshot, *TABLE_ONLY), command_over(COLLECTION, reads.changes),
-    command_over(COLLECTION, reads.listen), command_over(COLLECTION, writes.upsert, *SHARD_ONLY),
-    command_over(COLLECTION, writes.delete), append=writes.append_to_collection,
-)  # fmt: skip
 rendition = group(collection, "rendition", RENDITIONS, "Make, fill and drop the renditions of a collection.")
 commands(rendition, None, renditions.make, renditions.copy, renditions.drop)
 kept = group(collection, "hold", CHANGING, "Keep a collection's history by name, across handovers.")
@@ -159,11 +139,7 @@ commands(area, CHANGING, pending.absorb, pending.choose, pending.delete)
 table = group(app, "table", COLLECTIONS, "Tables: rows that people change, alone or in transactions.")
 commands(table, LOOKING, tables.list_, tables.show)
 commands(table, CHANGING, tables.create, tables.drop)
-commands(
-    table, DATA, command_over(TABLE, reads.changes), command_over(TABLE, reads.listen, *COLLECTION_ONLY),
-    writes.insert, command_over(TABLE, writes.upsert, *SHARD_ONLY), writes.update, command_over(TABLE, writes.delete),
-    writes.transact, read=command_over(TABLE, reads.snapshot, *NO_RANGE),
-)  # fmt: skip
+commands(table, DATA, writes.transact)
 commands(table, RECOVERY, outcome=recovery.outcome_of_commit)
 
 stream = group(app, "streams", COLLECTIONS, "Streams: written first, sealed later, by one writer a location.")

@@ -13,17 +13,16 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import pairwise
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from persist_lib.cli import units
 from persist_lib.cli.json_values import clock
-from persist_lib.cli.row_kinds import AT_ONCE_S, TableRows
-from persist_lib.cli.row_reads import Printing
+from persist_lib.cli.row_reads import Printing, table_of
 from persist_lib.cli.session import Session
 from persist_lib.cli.shared_options import Diff, parse_time
-from persist_lib.errors import Determinate, InvalidName, InvalidUsage, NotFound
+from persist_lib.errors import Determinate, InvalidUsage
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
     import duckdb
@@ -103,7 +102,7 @@ def _tables(
     if names.perhaps - names.surely:
         names.surely.update(names.perhaps.intersection([*client.shards(), *_collections(client)]))
     wanted.update({table: (table, None) for table in names.surely if table not in named})
-    readers: dict[str, Any] = {}
+    tables: dict[str, Any] = {}
     timelines: dict[str, int] = {}
     registered: dict[str, str] = {}
     found = []
@@ -115,50 +114,18 @@ def _tables(
                 "give one of them a time, as in `name as of 7`, or query them apart",
                 query=query.sql,
             )
-        if shard not in readers:
-            readers[shard] = open_.enter_context(_reader(client, shard, timelines))
-        schema = readers[shard].schema
-        time = None if as_of is None else Times(schema.times, clock_ms).as_of(as_of, "as of")
-        snapshot = open_.enter_context(readers[shard].snapshot(time, diff=diff, timeout=AT_ONCE_S))
+        if shard not in tables:
+            tables[shard] = open_.enter_context(table_of(client, shard))
+        of = tables[shard]
+        schema, newest = of.schema, as_of is None
+        # All tables of a timeline are read at one time. One that is behind it is read at its own newest, and says so.
+        time = timelines.get(of.carrier) if as_of is None else Times(schema.times, clock_ms).as_of(as_of, "as of")
+        snapshot = open_.enter_context(of.read(time, diff=diff, newest=newest))
+        if newest and of.carrier not in {"shard", "collection"}:
+            timelines.setdefault(of.carrier, snapshot.as_of)
         connection.register(table, dataset_of(snapshot, failures.append))
         found.append((shard, snapshot.as_of, schema))
     return list(dict.fromkeys(found))
-
-
-def _reader(client: Client, name: str, times: dict[str, int]) -> Any:
-    """A reader of the shard of this name, or of the collection or table, if there is no such shard."""
-    try:
-        return client.open_reader(name)
-    except (NotFound, InvalidName):
-        if name not in _collections(client):
-            raise
-    with client.controller() as controller:
-        if name in (tables := controller.tables()).list():
-            return _Table(tables, name, times)
-        return controller.open_reader(name, owner="persist sql")
-
-
-class _Table(TableRows):
-    """A table as a reader. All tables of a timeline are read at one time, which `times` has once the first was read."""
-
-    def __init__(self, tables: Any, name: str, times: dict[str, int]) -> None:
-        super().__init__(tables, name)
-        self._times = times
-
-    def snapshot(self, at: int | None, *, timeout: float, **wanted: Any) -> Any:
-        # Where no time was asked for, a table that is behind its timeline is read at its own newest time, and says so.
-        found = super().snapshot(
-            self._times.get(self.timeline) if at is None else at, timeout=timeout, newest=at is None, **wanted
-        )
-        if at is None:
-            self._times.setdefault(self.timeline, found.as_of)
-        return found
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.tables.close()
 
 
 def _collections(client: Client) -> list[str]:

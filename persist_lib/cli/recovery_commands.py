@@ -21,6 +21,8 @@ from persist_lib.times import Times, show_frontier
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
     from persist_lib.maintain import Repaired
+    from persist_lib.relation.statements import Done
+    from persist_lib.table.table import Table
 
 Producer = Annotated[str, typer.Argument(metavar="NAME", help="The producer's name.")]
 
@@ -68,14 +70,14 @@ def outcome_of_commit(
 
 def restore(
     session: Session,
-    shard: opt.Shard,
+    name: opt.AnyTable,
     to: Annotated[str, typer.Option(metavar="T", help="The time whose contents come back.")] = ...,  # type: ignore[assignment]
     dry_run: opt.DryRun = False,
 ) -> None:
-    """Make a shard's contents what they were at a time, by an append of the difference.
+    """Make a table's rows what they were at a time, in one commit.
 
     Nothing is lost: what was written since can still be read as of its times. Where the contents are the same already,
-    nothing is appended, so it may be repeated. It fails if history at the time has been given up.
+    nothing is written, so it may be repeated. It fails if history at the time has been given up.
 
     \b
     persist restore orders --to 7 --dry-run     what would change, with the first hundred rows
@@ -83,11 +85,15 @@ def restore(
     """
     time = opt.parse_time(to, "to")
     with session.open(read_only=dry_run) as client:
-        done = client.restore(shard, time, dry_run=dry_run)
-        schema = client.inspect(shard).state.schemas[-1]
+        table = client.table(name)
+        if table.carrier != "shard":
+            _answer_restored(session, table, time, table.restore(time, dry_run=dry_run), dry_run=dry_run)
+            return
+        done = client.restore(name, time, dry_run=dry_run)
+        schema = client.inspect(name).state.schemas[-1]
     seqno = None if done.appended is None else done.appended.seqno
     value = {
-        "shard": shard, "to": done.to, "upper": done.upper, "rows": done.rows, "added": done.added,
+        "table": name, "to": done.to, "upper": done.upper, "rows": done.rows, "added": done.added,
         "retracted": done.retracted, "seqno": seqno, "dry_run": dry_run, "cost": jsonable(done.cost),
         **clock(schema.times),
     }  # fmt: skip
@@ -96,18 +102,30 @@ def restore(
         if done.rows > done.sample.num_rows:
             session.note(f"only the first {done.sample.num_rows}")
     sample = [row for batch in row_formats.rows_of(done.sample) for row in batch.to_pylist()]
-    said = _restored(shard, schema.show(done.to), done.rows, done.added, done.retracted, seqno, dry_run=dry_run)
+    said = _restored(name, schema.show(done.to), done.rows, done.added, done.retracted, seqno, dry_run=dry_run)
     session.answer({**value, "sample": sample}, said)
     session.note(units.spent(done.cost))
 
 
-def _restored(shard: str, to: str, rows: int, added: int, retracted: int, seqno: int | None, *, dry_run: bool) -> str:
+def _answer_restored(session: Session, table: Table, to: int | str, done: Done, *, dry_run: bool) -> None:
+    """Say what a restore of what is no shard alone did, or would do."""
+    times = Times(table.schema.times, lambda: 0)
+    shown = times.show(times.as_of(to)) if isinstance(to, int) else to
+    value = {"table": table.name, "to": to, "rows": done.count, "time": done.time, "dry_run": dry_run}
+    if not done.count:
+        said = f"{table.name} has the rows of {shown} already; nothing {'would be' if dry_run else 'was'} written"
+    else:
+        would = "would be" if dry_run else f"was at time {times.show(done.time)}"
+        said = f"{table.name} {would} restored to {shown}: {units.of(done.count, 'distinct row')} change"
+    session.answer({**value, "cost": jsonable(done.cost), **clock(table.schema.times)}, said)
+    session.note(units.spent(done.cost))
+
+
+def _restored(name: str, to: str, rows: int, added: int, retracted: int, seqno: int | None, *, dry_run: bool) -> str:
     if not rows:
-        return f"{shard} has the contents of {to} already; nothing {'would be' if dry_run else 'was'} appended"
+        return f"{name} has the contents of {to} already; nothing {'would be' if dry_run else 'was'} appended"
     counts = f"{units.number(rows)} distinct rows change, by +{units.number(added)} and -{units.number(retracted)}"
-    return (
-        f"{shard} would be restored to {to}: {counts}" if dry_run else f"{shard} v{seqno}: restored to {to}: {counts}"
-    )
+    return f"{name} would be restored to {to}: {counts}" if dry_run else f"{name} v{seqno}: restored to {to}: {counts}"
 
 
 def repair(session: Session, shard: opt.Shard, yes: opt.Yes = False, dry_run: opt.DryRun = False) -> None:

@@ -1,7 +1,4 @@
-"""Reading rows of a shard, a collection or a table: as of a time, between two, and following them.
-
-Each command is a function over a `Kind`; `row_kinds.command_over` makes the three commands of it.
-"""
+"""Reading a table, whatever carries it: its rows as of a time, its changes between two, following it, its history."""
 
 from __future__ import annotations
 
@@ -12,16 +9,33 @@ import typer
 
 from persist_lib.cli import json_values, row_formats, units
 from persist_lib.cli import shared_options as opt
-from persist_lib.cli.row_kinds import AT_ONCE_S, Kind
+from persist_lib.cli.render import labelled, plain_table
+from persist_lib.cli.schema_commands import schema_value
 from persist_lib.cli.session import Session
-from persist_lib.errors import InvalidUsage
+from persist_lib.errors import InvalidName, InvalidUsage, OfLayer
 from persist_lib.times import Times
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
+    from persist_lib.client import Client
     from persist_lib.relation.conversions import Doors as Rows
     from persist_lib.schema.schema import Schema
+    from persist_lib.table.carriers import TableDescription
+    from persist_lib.table.table import Table
 
 TABLE_ROWS = 50
+AT_ONCE_S = 0.001
+"""The shortest timeout that is allowed, in seconds: it looks once."""
+
+
+def table_of(client: Client, name: str) -> Table:
+    """The table of this name. A shard that a layer keeps for its own is read as any other."""
+    try:
+        return client.table(name)
+    except (OfLayer, InvalidName):
+        from persist_lib.table.carriers import ShardCarrier
+        from persist_lib.table.table import Table
+
+        return Table(ShardCarrier(client, name, client.inspect(name).state.schemas[-1]), lambda: None)
 
 
 class Printing(NamedTuple):
@@ -38,7 +52,7 @@ class Printing(NamedTuple):
             raise InvalidUsage("Parquet can only be written to a file: name it with -o FILE")
         return form
 
-    def rows(self, session: Session, head: dict[str, Any], found: Rows) -> int:
+    def rows(self, session: Session, head: dict[str, Any], found: Rows | _InMemory) -> int:
         """Print rows, and return their number. JSON begins with the fields of `head`."""
         form = self.form(session)
         most = (TABLE_ROWS if form == "table" else 0) if self.limit is None else self.limit
@@ -71,68 +85,64 @@ class Selected(NamedTuple):
     newest: opt.Newest = False
 
 
-def snapshot(session: Session, kind: Kind, name: str, select: Selected, printing: Printing) -> None:
-    """Print the contents of a $kind as of a time.
+def read(session: Session, name: opt.AnyTable, select: Selected, printing: Printing) -> None:
+    """Print the rows of a table as of a time.
 
     Each row is printed as often as it is there; with --diff once, with its multiplicity. Every reader gets the same
-    contents for a time, always, until since passes it. Memory stays small however large it is. In JSON, bytes are
-    base64, moments are ISO 8601, durations are counts of their unit, and floats that are not finite are null; Parquet
-    keeps everything exactly. Of a table, by default, all that was acknowledged before: also what is in the timeline's
-    WAL and not in the table yet.
+    rows for a time, always, until since passes it. By default, all that was acknowledged before. Memory stays small
+    however large the table is. In JSON, bytes are base64, moments are ISO 8601, durations are counts of their unit, and
+    floats that are not finite are null; Parquet keeps everything exactly.
 
     \b
-    $persist $read orders
-    $persist $read orders --as-of '1 hour ago'        if its times are a clock
-    $persist $read orders --as-of 9 --columns state,cents --key 4711
-    $persist $read orders --as-of 9 --format csv | head
-    $persist $read orders --as-of 9 --format parquet -o orders.parquet
+    persist read orders
+    persist read orders --as-of '1 hour ago'        if its times are a clock
+    persist read orders --as-of 9 --columns state,cents --key 4711
+    persist read orders --as-of 9 --format csv | head
+    persist read orders --as-of 9 --format parquet -o orders.parquet
     """
     printing.form(session)
     at = opt.parse_time(select.as_of, "--as-of")
-    with kind.reader(session, name) as reader:
+    with session.open() as client, table_of(client, name) as table:
         keys = {what: getattr(select, what) for what in ("key", "key_from", "key_to")}
-        wanted: dict[str, Any] = {what: key_values(reader.schema, given) for what, given in keys.items() if given}
-        wanted |= {
-            "columns": opt.parse_names(select.columns),
-            "diff": select.diff,
-            **({"newest": True} if select.newest else {}),
-        }
-        found = reader.snapshot(at, timeout=max(select.wait, AT_ONCE_S), **wanted)
-        with found:
+        wanted: dict[str, Any] = {what: key_values(table.schema, given) for what, given in keys.items() if given}
+        wanted |= {"columns": opt.parse_names(select.columns), "diff": select.diff, "newest": select.newest}
+        with table.read(at, timeout=select.wait or None, **wanted) as found:
             number = getattr(found, "rendition", None)
             rendition = {} if number is None else {"rendition": number}
-            head = {kind.noun: name, **rendition, "as_of": found.as_of, **json_values.clock(reader.schema.times)}
+            head = {"table": name, **rendition, "as_of": found.as_of, **json_values.clock(table.schema.times)}
             count = printing.rows(session, head, found)
     of = "" if number is None else f", rendition {number}"
     rows = f"{units.number(count)} distinct" if select.diff else units.of(count, "row")
-    printing.note(session, f"{name} as of {reader.schema.show_as_of(found.as_of)}{of}: {rows}")
+    printing.note(session, f"{name} as of {table.schema.show_as_of(found.as_of)}{of}: {rows}")
 
 
 def changes(
     session: Session,
-    kind: Kind,
-    name: str,
+    name: opt.AnyTable,
     printing: Printing,
     from_: opt.From = None,
     to: opt.Until = None,
     wait: opt.Wait = 0.0,
 ) -> None:
-    """Print what happened to a $kind after one time, up to and with another.
+    """Print what happened to a table after one time, up to and with another.
 
-    Each key, value and time is printed once, with its `_time`, and with its change in multiplicity as `_diff`. The
-    contents at the first time and these changes add up to the contents at the second, also across handovers, where it
-    is the difference of both renditions. It fails if history at the first time has been given up.
+    Each row and time is printed once, with its `_time`, and with its change in multiplicity as `_diff`. The rows at the
+    first time and these changes add up to the rows at the second, also across handovers, where it is the difference of
+    both renditions. It fails if history at the first time has been given up.
 
     \b
-    $persist changes orders --from 7
-    $persist changes orders --from 7 --to 9 --format jsonl
+    persist changes orders --from 7
+    persist changes orders --from 7 --to 9 --format jsonl
     """
     printing.form(session)
     first, last = opt.parse_time(from_, "from"), opt.parse_time(to, "to")
-    with kind.reader(session, name) as reader, reader.changes(first, last, timeout=max(wait, AT_ONCE_S)) as found:
-        head = {kind.noun: name, "from": found.from_, "to": found.to, **json_values.clock(reader.schema.times)}
-        count = printing.rows(session, head, found)
-    show = reader.schema.show_as_of
+    with session.open() as client, table_of(client, name) as table:
+        if first is None:
+            first = table.describe().since.time or None
+        with table.changes(first, last, timeout=wait or AT_ONCE_S) as found:
+            head = {"table": name, "from": found.from_, "to": found.to, **json_values.clock(table.schema.times)}
+            count = printing.rows(session, head, found)
+    show = table.schema.show_as_of
     after = "from the beginning" if found.from_ is None else f"after {show(found.from_)}"
     until = "" if found.to is None else f" to {show(found.to)}"
     printing.note(session, f"{name} {after}{until}: {units.of(count, 'change')}")
@@ -140,8 +150,7 @@ def changes(
 
 def listen(
     session: Session,
-    kind: Kind,
-    name: str,
+    name: opt.AnyTable,
     as_of: opt.Start,
     until: opt.End = "[]",
     timeout: opt.Idle = None,
@@ -150,21 +159,110 @@ def listen(
         bool, typer.Option("--replace", help="At a handover to other columns: all old rows out, all new rows in.")
     ] = False,
 ) -> None:
-    """Follow a $kind: every update after a time, once, at its exact time.
+    """Follow a table: every update after a time, once, at its exact time.
 
     It prints updates as lines, and `progress \\[t]` when everything before t was printed. With --json each line is an
-    object, {"updates": \\[...]} or {"progress": \\[t]}. It runs until the $kind is complete; you can interrupt it at
+    object, {"updates": \\[...]} or {"progress": \\[t]}. It runs until the table is complete; you can interrupt it at
     any time. It does not hold history: it fails with a message if since passes the time that it has come to.
 
     \b
-    $persist listen orders --as-of 9
-    $persist listen orders --as-of 9 --no-wait --json
+    persist listen orders --as-of 9
+    persist listen orders --as-of 9 --no-wait --json
     """
     start, end = opt.parse_time(as_of, "--as-of"), opt.parse_frontier(until, "until")
-    seconds, more = None if timeout is None else max(timeout, AT_ONCE_S), {"replace": True} if replace else {}
-    with kind.reader(session, name) as reader, reader.listen(start, until=end, timeout=seconds, **more) as events:
+    seconds = None if timeout is None else max(timeout, AT_ONCE_S)
+    with (
+        session.open() as client,
+        table_of(client, name) as table,
+        table.listen(start, until=end, timeout=seconds, replace=replace) as events,
+    ):
         for event in events if wait else events.poll():
-            _tell(session, getattr(events, "schema", reader.schema), event)
+            _tell(session, getattr(events, "schema", table.schema), event)
+
+
+def history(
+    session: Session,
+    name: opt.AnyTable,
+    printing: Printing,
+    from_: opt.From = None,
+    to: opt.Until = None,
+) -> None:
+    """Print when a table was written, newest first, and by how much rows were added and retracted then.
+
+    It reads all changes after --from, which is by default all history that is kept.
+
+    \b
+    persist history orders
+    persist history orders --from '1 day ago' --limit 10
+    """
+    printing.form(session)
+    first, last = opt.parse_time(from_, "from"), opt.parse_time(to, "to")
+    with session.open() as client, table_of(client, name) as table:
+        found = table.history(first, last)
+    head = {"table": name, **json_values.clock(table.schema.times)}
+    count = printing.rows(session, head, _InMemory(found))
+    printing.note(session, f"{name}: written at {units.of(count, 'time')}")
+
+
+def tables(session: Session, names_only: opt.NamesOnly = False) -> None:
+    """List all tables of the location, whatever carries them, one line each.
+
+    \b
+    persist tables
+    persist tables --json | jq '.tables[] | {table, upper}'
+    """
+    with session.open() as client:
+        names = client.tables()
+        if names_only:
+            session.answer({"tables": names}, *names)
+            return
+        found = session.each(names, lambda name: client.table(name).describe())
+    shown = plain_table("table", "carried by", "columns", "since", "upper")
+    for one in found.done.values():
+        times = Times(one.schema.times, lambda: 0)
+        shown.add_row(
+            one.name, one.carrier, str(len(one.schema.names)), times.show(one.since), times.show(one.upper)
+        )  # fmt: skip
+    value = {"tables": [_described(one) for one in found.done.values()], "failed": json_values.messages(found.failed)}
+    session.answer(value, shown, units.of(len(names), "table"))
+    session.exit(found)
+
+
+def describe(session: Session, name: opt.AnyTable) -> None:
+    """Show what a table is, and how far it has come: what carries it, its columns, since, upper, retention and holds.
+
+    \b
+    persist describe orders
+    """
+    with session.open() as client, table_of(client, name) as table:
+        found = table.describe()
+    times = Times(found.schema.times, lambda: 0)
+    kept = "no policy" if found.retention is None else times.show_distance(found.retention)
+    lines = {
+        "carried by": f"{found.carrier} ({units.of(len(found.shards), 'shard')})", "columns": str(found.schema),
+        "since": times.show(found.since), "upper": times.show(found.upper), "retention": kept,
+        "holds": ", ".join(f"{hold} at {times.show(since)}" for hold, since in found.holds.items()) or "none",
+    }  # fmt: skip
+    session.answer(_described(found), labelled(*lines.items()))
+
+
+def _described(found: TableDescription) -> dict[str, Any]:
+    value = {
+        "table": found.name, "carrier": found.carrier, "schema": schema_value(found.schema), "since": found.since,
+        "upper": found.upper, "retention": found.retention, "holds": found.holds, "shards": found.shards,
+    }  # fmt: skip
+    return {name: json_values.jsonable(each) for name, each in value.items()} | json_values.clock(found.schema.times)
+
+
+class _InMemory:
+    """A table in memory, as what is printed."""
+
+    def __init__(self, table: Any) -> None:
+        self._table, self.schema = table, table.schema
+
+    def batches(self) -> Any:
+        """The whole of it."""
+        return iter([self._table])
 
 
 def key_values(schema: Schema, given: Sequence[str]) -> list[object]:

@@ -1,4 +1,4 @@
-"""Changing the rows of a shard, a collection or a table: appends, and changes by key from a file of rows."""
+"""Changing the rows of a table, whatever carries it: appends, and changes by key, from files of rows."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -15,17 +15,18 @@ import typer
 from persist_lib.cli import shared_options as opt
 from persist_lib.cli import units
 from persist_lib.cli.json_values import clock, jsonable
-from persist_lib.cli.row_kinds import COLLECTION, SHARD, TABLE, Kind, New, table_rows
 from persist_lib.cli.session import Session
-from persist_lib.errors import InvalidUsage
+from persist_lib.errors import InvalidUsage, NotFound
 from persist_lib.times import Times
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
+    from persist_lib.client import Client
     from persist_lib.schema.schema import Schema
+    from persist_lib.table.table import Table
 
 
 class Created(NamedTuple):
-    """The shard that a write creates if there is none."""
+    """The shard that a write creates if there is no table of the name."""
 
     create: opt.Create = False
     key: opt.CreateKey = None
@@ -40,170 +41,203 @@ class Created(NamedTuple):
             wrong = "--times" if self.times is not None else "--unique"
             raise InvalidUsage(f"{wrong} is only for --create: it cannot be changed later")
 
-    def new(self, file: Path | None) -> New | None:
-        """What is created, with the columns of a file."""
-        return None if self.key is None else New(file, self.key, self.times, self.unique)
+    def make(self, client: Client, name: str, file: Path | None) -> None:
+        """Make the shard, with the columns of a file, if that was asked for and there is no table of the name."""
+        if self.key is None:
+            return
+        try:
+            client.table(name)
+        except NotFound:
+            if file is None:
+                raise InvalidUsage("to create a table, give a file: its columns are the schema") from None
+            from persist_lib.cli.input_files import infer_schema
+
+            schema = infer_schema(file, opt.parse_names(self.key) or [], self.times, unique=self.unique)
+            client.open_writer(name, schema).close()
 
 
 COUNTS = ("inserted", "updated", "unchanged", "deleted")
 MS = Times("ms", lambda: 0)
 
 
+Lower = Annotated[str | None, typer.Option(metavar="FRONTIER", help="What upper must be now, as 5 or [5].")]
+Upper = Annotated[str | None, typer.Option(metavar="FRONTIER", help="What upper becomes; [] closes it for writing.")]
+
+
+@contextmanager
+def _table(
+    session: Session, name: str, created: Created, file: Path | None, *, dry_run: bool = False
+) -> Iterator[Table]:
+    created.check()
+    if created.create and dry_run:
+        raise InvalidUsage("--dry-run changes nothing, so it goes without --create: all rows of a new shard are new")
+    with session.open(read_only=False, create=created.create) as client:
+        created.make(client, name, file)
+        with client.table(name) as table:
+            yield table
+
+
 def append(
     session: Session,
-    shard: opt.Shard,
+    name: opt.AnyTable,
     created: Created,
     file: Annotated[
-        Path | None,
+        str | None,
         typer.Argument(
             metavar="[FILE]",
-            help="A .parquet, .csv or .jsonl file. Without one, the append only moves upper.",
-            exists=True,
-            dir_okay=False,
+            help="A .parquet, .csv or .jsonl file; - reads JSON lines from standard input. Without: only upper moves.",
         ),
     ] = None,
-    lower: Annotated[str, typer.Option(metavar="FRONTIER", help="What upper must be now, as 5 or [5].")] = ...,  # type: ignore[assignment]
-    upper: Annotated[
-        str, typer.Option(metavar="FRONTIER", help="What upper becomes; [] closes the shard for writing.")
-    ] = ...,  # type: ignore[assignment]
+    lower: Lower = None,
+    upper: Upper = None,
     skip_covered: Annotated[
         bool,
         typer.Option(
             "--skip-covered",
-            help="Skip times that the shard already has, instead of refusing: for several writers of the same data.",
+            help="Skip times that it already has, instead of refusing: for several writers of the same data.",
         ),
     ] = False,
+    dry_run: opt.DryRun = False,
 ) -> None:
-    """Append a file's updates with times in \\[lower, upper), if the shard's upper is exactly lower.
+    """Append the rows of a file at the next time; or its updates with times in \\[lower, upper).
 
-    The file has the shard's columns, `_time` (may be left out if upper is lower + 1) and `_diff` (+1 if left out).
-    Either all updates become visible at once, or none. If another writer was first, the append is refused with exit
-    code 1: look at the upper in the message, and decide again what to append.
+    Without --lower and --upper the file has the table's columns. With them, `_time`, too (may be left out if upper is
+    lower + 1), and `_diff` (+1 if left out); upper must be exactly lower now. Either all of it becomes visible at once,
+    or none. If another writer was first, an append of given times is refused with exit code 1: look at the upper in the
+    message, and decide again what to append. Where writers append identical data, what is there already is skipped. A
+    table of a timeline takes no times of yours.
 
     \b
+    persist append orders monday.parquet
+    echo '{"id": 1, "cents": 5}' | persist append orders -
     persist append orders monday.parquet --lower 0 --upper 10 --create --key order_id
-    persist append orders tuesday.csv --lower 10 --upper 20
-    persist append orders --lower 20 --upper 30      nothing happened before 30
     persist append visits day.csv --lower 0 --upper 2026-11-23 --create --key visitor --times ms
+    persist append orders --lower 20 --upper 30      nothing happened before 30
     persist append orders --lower 30 --upper '[]'    nothing will ever happen again
-    """
-    low, high = opt.parse_frontier(lower, "lower"), opt.parse_frontier(upper, "upper")
-    created.check()
-    with SHARD.writer(session, shard, new=created.new(file)) as writer:
-        write = writer.append if skip_covered else writer.compare_and_append
-        done = write(_rows(file, writer.schema), low, high)
-    _answer(session, SHARD, shard, writer.schema, done)
-
-
-def append_to_collection(
-    session: Session,
-    name: opt.Collection,
-    file: opt.Input,
-    lower: Annotated[str | None, typer.Option(metavar="FRONTIER")] = None,
-    upper: Annotated[str | None, typer.Option(metavar="FRONTIER")] = None,
-) -> None:
-    """Append a file's updates to a collection, or those of standard input.
-
-    With --lower and --upper, its times are in \\[lower, upper): where writers exclude one another, lower must be the
-    collection's upper; where they append identical data, what it has already is skipped. Without them, where writers
-    exclude one another, all rows are appended at the next time.
-
-    \b
-    persist collection append orders monday.parquet --lower 0 --upper 10
-    echo '{"id": 1, "cents": 5}' | persist collection append orders -
     """
     if (lower is None) != (upper is None):
         raise InvalidUsage("--lower and --upper go together: the times of the file are in [lower, upper)")
     between = ((lower, "lower"), (upper, "upper"))
     bounds = [opt.parse_frontier(text, what) for text, what in between if text is not None]
-    with COLLECTION.writer(session, name) as write:
-        if not bounds and write.mode == "append":
-            raise InvalidUsage(
-                f"collection {name} is written by appends of identical data, whose times are given: add --lower and "
-                "--upper"
-            )
-        with _input(file) as path:
-            way = (
-                write.append_now if not bounds else write.append if write.mode == "append" else write.compare_and_append
-            )
-            done = way(_rows(path, write.schema), *bounds)
-    _answer(session, COLLECTION, name, write.schema, done)
-
-
-def insert(session: Session, name: opt.Table, file: opt.Input, dry_run: opt.DryRun = False) -> None:
-    """Add the rows of a file, or of standard input. Where a constraint would not hold, nothing is written.
-
-    \b
-    persist table insert entries monday.parquet
-    echo '{"entry": "e1", "cents": 5}' | persist table insert entries -
-    """
-    with _input(file) as path, table_rows(session, name, dry_run=dry_run) as writer:
-        done = writer.insert(_rows(path, writer.schema), dry_run=dry_run)
-    _answer(session, TABLE, name, writer.schema, done, by_key=True, dry_run=dry_run)
+    if bounds and dry_run:
+        raise InvalidUsage("--dry-run is for appends at the next time: leave out --lower and --upper")
+    if not bounds and (skip_covered or file is None):
+        raise InvalidUsage(
+            "give a FILE to append at the next time; an append without one, or with --skip-covered, takes --lower and "
+            "--upper"
+        )
+    with (
+        nullcontext() if file is None else _input(file) as path,
+        _table(session, name, created, path, dry_run=dry_run) as table,
+    ):
+        schema = table.schema
+        if not bounds:
+            done: Any = table.append(_rows(path, schema), dry_run=dry_run)
+        else:
+            with table.writer() as write:
+                is_identical = skip_covered or getattr(write, "mode", "") == "append"
+                done = (write.append if is_identical else write.compare_and_append)(_rows(path, schema), *bounds)
+    _answer(session, name, schema, done, dry_run=dry_run)
 
 
 def upsert(
-    session: Session, kind: Kind, name: str, file: opt.Input, created: Created, dry_run: opt.DryRun = False
+    session: Session, name: opt.AnyTable, file: opt.Input, created: Created, dry_run: opt.DryRun = False
 ) -> None:
     """Make each row of a file the one row of its key, at the next time. Rows of other keys stay as they are.
 
-    The file has the columns of the $kind, without `_time` and `_diff`. What is there for these keys is looked up, and
-    retracted in the same append; rows that are there already are not written again. Two different rows for one key are
-    refused. It may be run at once with other writers, and may be run again: then all rows are unchanged. Writers of a
-    collection have to exclude one another.
+    The file has the columns of the table, without `_time` and `_diff`. What is there for these keys is looked up, and
+    retracted in the same commit; rows that are there already are not written again. Two different rows for one key are
+    refused. It may be run at once with other writers, and may be run again: then all rows are unchanged.
 
     \b
-    $persist upsert customers today.csv --dry-run      how many rows are new, changed or unchanged
-    $persist upsert customers today.csv
+    persist upsert customers today.csv --dry-run      how many rows are new, changed or unchanged
+    persist upsert customers today.csv
     """
-    created.check()
-    if created.create and dry_run:
-        raise InvalidUsage("--dry-run changes nothing, so it goes without --create: all rows of a new shard are new")
-    with _input(file) as path:
-        new = {"new": created.new(path)} if created.create else {}
-        with kind.writer(session, name, dry_run=dry_run, **new) as writer:
-            done = writer.upsert(_rows(path, writer.schema), dry_run=dry_run)
-    _answer(session, kind, name, writer.schema, done, by_key=True, dry_run=dry_run)
+    with _input(file) as path, _table(session, name, created, path, dry_run=dry_run) as table:
+        done = table.upsert(_rows(path, table.schema), dry_run=dry_run)
+    _answer(session, name, table.schema, done, by_key=True, dry_run=dry_run)
 
 
-def delete(session: Session, kind: Kind, name: str, file: opt.Input, dry_run: opt.DryRun = False) -> None:
-    """Retract all rows of the keys in a file, at the next time. History before it stays readable as ever.
+def delete(session: Session, name: opt.AnyTable, file: opt.Input, dry_run: opt.DryRun = False) -> None:
+    """Take away all rows of the keys in a file, at the next time. History before it stays readable as ever.
 
-    The file has the key columns of the $kind, and no others. Keys that have no rows are left alone.
+    The file has the key columns of the table, and no others. Keys that have no rows are left alone.
 
     \b
-    $persist delete customers forgotten.csv --dry-run
-    $persist delete customers forgotten.csv
+    persist delete customers forgotten.csv --dry-run
+    persist delete customers forgotten.csv
     """
-    from persist_lib.schema.schema import Schema
-
-    with _input(file) as path, kind.writer(session, name, dry_run=dry_run) as writer:
-        done = writer.delete(_rows(path, Schema(writer.schema.key)), dry_run=dry_run)
-    _answer(session, kind, name, writer.schema, done, by_key=True, dry_run=dry_run)
+    with _input(file) as path, _table(session, name, Created(), path, dry_run=dry_run) as table:
+        done = table.delete(_keys(path, table.schema), dry_run=dry_run)
+    _answer(session, name, table.schema, done, by_key=True, dry_run=dry_run)
 
 
-def update(session: Session, name: opt.Table, file: opt.Input, dry_run: opt.DryRun = False) -> None:
+def update(session: Session, name: opt.AnyTable, file: opt.Input, dry_run: opt.DryRun = False) -> None:
     """Change columns of rows that are there: the file has the key, and those value columns that get other values.
 
     The other columns stay as they are. Keys without rows are left alone.
 
     \b
-    persist table update accounts limits.csv --dry-run
-    echo '{"id": 1, "cents": 0}' | persist table update accounts -
+    persist update accounts limits.csv --dry-run
+    echo '{"id": 1, "cents": 0}' | persist update accounts -
     """
     import pyarrow as pa
 
     from persist_lib.cli.statement_files import check_columns
     from persist_lib.relation.statements import new_values
 
-    with _input(file) as path, table_rows(session, name, dry_run=dry_run) as writer:
-        schema = writer.schema
+    with _input(file) as path, _table(session, name, Created(), path, dry_run=dry_run) as table:
+        schema = table.schema
         if path is not None and path.suffix.lower() == ".jsonl":
             check_columns(path, _named(file))
         found = list(_rows(path, schema))
         given = new_values(name, schema, pa.concat_tables(found) if found else schema.data.empty_table())
-        done = writer.update(given.changed, given.keys(), dry_run=dry_run)
-    _answer(session, TABLE, name, schema, done, by_key=True, dry_run=dry_run)
+        done = table.update(given.changed, given.keys(), dry_run=dry_run)
+    _answer(session, name, schema, done, by_key=True, dry_run=dry_run)
+
+
+def apply(
+    session: Session,
+    name: opt.AnyTable,
+    file: opt.Input,
+    deletes: Annotated[
+        str | None, typer.Option(metavar="FILE", help="The keys to delete, as in `persist delete`.")
+    ] = None,
+    newer: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COLUMN",
+            help="Upsert only rows that have more in this column than the row that is there, and of "
+            "several rows of a key the last one by it: so late changes do not overwrite newer ones.",
+        ),
+    ] = None,
+    dry_run: opt.DryRun = False,
+) -> None:
+    """Upsert the rows of a file and delete the keys of another one, in one commit, as changes come from elsewhere.
+
+    A key that is in both is refused. With --newer, rows that are late are left out, and count as unchanged.
+
+    \b
+    persist apply orders changed.jsonl --deletes gone.jsonl --dry-run
+    persist apply readings today.parquet --newer seq
+    """
+    if file == deletes == STDIN:
+        raise InvalidUsage("standard input is either the rows or the keys to delete: name a file for one of both")
+    with (
+        _input(file) as path,
+        nullcontext() if deletes is None else _input(deletes) as gone,
+        _table(session, name, Created(), path, dry_run=dry_run) as table,
+    ):
+        import pyarrow.compute as pc
+
+        from persist_lib.relation.statements import old
+
+        only_if = None if newer is None else pc.field(newer) > old(newer)
+        done = table.apply(
+            _rows(path, table.schema), None if deletes is None else _keys(gone, table.schema), only_if=only_if,
+            order_by=newer, dry_run=dry_run,
+        )  # fmt: skip
+    _answer(session, name, table.schema, done, by_key=True, dry_run=dry_run)
 
 
 def transact(session: Session, file: opt.Input, dry_run: opt.DryRun = False) -> None:
@@ -242,7 +276,7 @@ def transact(session: Session, file: opt.Input, dry_run: opt.DryRun = False) -> 
 
 
 def _answer(
-    session: Session, kind: Kind, name: str, schema: Schema, done: Any, *, by_key: bool = False, dry_run: bool = False
+    session: Session, name: str, schema: Schema, done: Any, *, by_key: bool = False, dry_run: bool = False
 ) -> None:
     """Say what a write did, or would do: what became of each key, how many updates that is, and when."""
     times, updates = Times(schema.times, lambda: 0), units.of(done.count, "update")
@@ -258,7 +292,7 @@ def _answer(
         elif by_key:
             said += "; nothing was written"
         said += "" if upper is None else f", upper is {times.show(upper)}"
-    value |= {kind.noun: name, "updates": done.count, "dry_run": dry_run, "token": done.token.hex()}
+    value |= {"table": name, "updates": done.count, "dry_run": dry_run, "token": done.token.hex()}
     session.answer({**value, **clock(schema.times), "cost": jsonable(done.cost)}, said)
     session.note(units.spent(done.cost))
 
@@ -292,6 +326,12 @@ def _input(file: str) -> Iterator[Path | None]:
         with path.open("wb") as lines:
             shutil.copyfileobj(sys.stdin.buffer, lines)
         yield path if path.stat().st_size else None
+
+
+def _keys(file: Path | None, schema: Schema) -> Iterator[Any]:
+    from persist_lib.schema.schema import Schema as Columns
+
+    return _rows(file, Columns(schema.key))
 
 
 def _rows(file: Path | None, schema: Schema) -> Iterator[Any]:

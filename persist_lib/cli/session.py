@@ -184,7 +184,7 @@ class Session:
     def at_a_shell(self, error: PersistError) -> PersistError:
         """The error as a user at a shell needs it.
 
-        If it says that a shard or a collection does not exist, similar names are added, and the commands that help.
+        If it says that a shard, collection or table does not exist, similar names are added, and what commands help.
         """
         if not isinstance(error, NotFound):
             return error
@@ -192,7 +192,9 @@ class Session:
         try:
             with self.open() as client, client.controller() as controller:
                 if isinstance(collection, str) and "rendition" not in error.fields:
-                    return _no_collection(error, collection, controller.list(), self.location)
+                    return _nothing(error, "collection", collection, controller.list(), self.location)
+                if isinstance(table := error.fields.get("table"), str):
+                    return _nothing(error, "table", table, client.tables(), self.location)
                 if not isinstance(shard, str):
                     return error
                 names, others = client.shards(), controller.list()
@@ -222,13 +224,20 @@ class Session:
             yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def _no_collection(error: NotFound, name: str, names: list[str], location: str) -> PersistError:
+LISTS = {"collection": "persist collection list", "table": "persist tables"}
+MAKES = {
+    "collection": "`persist collection create` makes one",
+    "table": "`persist create`, and `persist append --create`, make one",
+}
+
+
+def _nothing(error: NotFound, kind: str, name: str, names: list[str], location: str) -> PersistError:
+    """The error that there is no collection or table of this name, with those that are near."""
     if name in names:  # created since, or it is not what is missing
         return error
-    lists = "`persist collection list` lists all" if names else "There are no other collections either"
-    said = f"there is no collection {name!r} in {location}. {did_you_mean(name, names)}{lists}; "
-    said += "`persist collection create` makes one"
-    return NotFound(said, collection=name).with_traceback(error.__traceback__)
+    lists = f"`{LISTS[kind]}` lists all" if names else f"There are no other {kind}s either"
+    said = f"there is no {kind} {name!r} in {location}. {did_you_mean(name, names)}{lists}; {MAKES[kind]}"
+    return NotFound(said, **{kind: name}).with_traceback(error.__traceback__)
 
 
 def open_remembering(url: str, consensus: str | None) -> Location:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, overload
 
 import typer
 
-from persist_lib.cli.completion import collection_names, shard_names, table_names
+from persist_lib.cli.completion import collection_names, names_of_tables, shard_names, table_names
 from persist_lib.errors import InvalidUsage
 from persist_lib.frontier import TOP, Antichain, at
 from persist_lib.frontier import parse_time as check_time
@@ -41,6 +41,14 @@ NewCollection = Annotated[
     str, typer.Argument(metavar="NAME", help="The new name: letters, digits, _ - . and /, as in sales/orders.")
 ]
 Table = Annotated[str, typer.Argument(metavar="TABLE", help="The table's name.", autocompletion=table_names)]
+AnyTable = Annotated[
+    str,
+    typer.Argument(
+        metavar="NAME",
+        help="The table's name, whatever carries it: a shard, a collection or a timeline.",
+        autocompletion=names_of_tables,
+    ),
+]
 NewTable = Annotated[
     str, typer.Argument(metavar="TABLE", help="The new name: letters, digits, _ - . and /, as in bank/accounts.")
 ]

@@ -23,7 +23,7 @@ Stream = Annotated[str, typer.Argument(metavar="STREAM", help="The stream's name
 def list_(session: Session) -> None:
     """List the streams of the location: their shards, and how far each is sealed.
 
-    The sealed shard is a shard as any other: `persist snapshot` and all other commands take it.
+    The sealed shard is a shard as any other: `persist read` and all other commands take it.
 
     \b
     persist streams list

@@ -77,7 +77,7 @@ class Carrier(ABC):
     @abstractmethod
     def changes(self, from_: TimeLike | None, to: TimeLike | None, *, timeout: float | None) -> Changes: ...
     @abstractmethod
-    def listen(self, as_of: TimeLike, *, until: object, timeout: float | None) -> Listener: ...
+    def listen(self, as_of: TimeLike, *, until: object, replace: bool, timeout: float | None) -> Listener: ...
     @abstractmethod
     def restore(self, to: TimeLike, *, dry_run: bool, timeout: float | None) -> Done: ...
     @abstractmethod
@@ -96,6 +96,10 @@ class Carrier(ABC):
     def drop(self, *, dry_run: bool) -> tuple[str, ...]: ...
     @abstractmethod
     def maintain(self, *, dry_run: bool) -> dict[str, Maintained]: ...
+    @abstractmethod
+    def writer(self) -> Any:
+        """A writer of its own, with which callers bring the times."""
+
     @abstractmethod
     def let_go(self, *, now: bool = False) -> None:
         """Let go of history that no answer needs."""
@@ -144,10 +148,25 @@ class _Handles(Carrier):
             reader.close()
 
     def append(self, rows: object, *, token: bytes | None, timeout: float | None) -> Any:
-        return self._handle("write").append_now(rows, token=token, timeout=timeout)
+        return self._writing().append_now(rows, token=token, timeout=timeout)
 
     def execute(self, make: Make, *, token: bytes | None, timeout: float | None, dry_run: bool = False) -> Any:
-        return self._handle("write").execute(make, token=token, timeout=timeout, dry_run=dry_run)
+        return self._writing().execute(make, token=token, timeout=timeout, dry_run=dry_run)
+
+    def writer(self) -> Any:
+        return self._open("write")
+
+    def _writing(self) -> Any:
+        """The writer, for changes whose time it finds itself."""
+        write = self._handle("write")
+        if getattr(write, "mode", "") == "append":
+            raise InvalidUsage(
+                f"table {self.name!r} is a collection that is written by appends of identical data, whose times are "
+                "given: writer().append(rows, lower, upper), or at a shell add --lower and --upper to persist append. "
+                "Nothing was written",
+                table=self.name, carrier=self.kind,
+            )  # fmt: skip
+        return write
 
     def read(self, as_of: TimeLike | None, *, newest: bool, timeout: float | None, **wanted: Any) -> Any:
         longest = 0.0 if as_of is not None and timeout is None else timeout
@@ -161,8 +180,9 @@ class _Handles(Carrier):
     def changes(self, from_: TimeLike | None, to: TimeLike | None, *, timeout: float | None) -> Changes:
         return self._reading(lambda reader: reader.changes(from_, to, timeout=timeout))
 
-    def listen(self, as_of: TimeLike, *, until: object, timeout: float | None) -> Listener:
-        return self._reading(lambda reader: reader.listen(as_of, until=until, timeout=timeout))
+    def listen(self, as_of: TimeLike, *, until: object, replace: bool, timeout: float | None) -> Listener:
+        more = {"replace": True} if replace and self.kind != "shard" else {}  # a shard is never handed over
+        return self._reading(lambda reader: reader.listen(as_of, until=until, timeout=timeout, **more))
 
     def close(self) -> None:
         while self._handles:
@@ -348,6 +368,16 @@ class CollectionCarrier(_Listed, _Handles):
     def _since(self) -> Antichain:
         return self.controller.describe(self.name).since
 
+    def changes(self, from_: TimeLike | None, to: TimeLike | None, *, timeout: float | None) -> Changes:
+        def between(reader: Any) -> Any:
+            if to is None or not reader.had_other_columns(to):
+                return reader.changes(from_, to, timeout=timeout)
+            reader = self._open("read")  # in the columns of then
+            reader.adopt_at(to)
+            return reader.changes(from_, to, timeout=timeout)
+
+        return self._reading(between)
+
 
 class TimelineCarrier(_Listed):
     """A table of a timeline."""
@@ -362,6 +392,13 @@ class TimelineCarrier(_Listed):
 
     def close(self) -> None:
         """Nothing: what is open is the client's, for all of its tables."""
+
+    def writer(self) -> Any:
+        raise InvalidUsage(
+            f"table {self.name!r} is on a {self.kind}, which mints the times of its tables: append at the next time, "
+            "without bounds",
+            table=self.name, carrier=self.kind,
+        )  # fmt: skip
 
     def let_go(self, *, now: bool = False) -> None:
         """Its timeline lets go of what it has read by itself, at the next renewal of leases."""
@@ -390,7 +427,12 @@ class TimelineCarrier(_Listed):
     def changes(self, from_: TimeLike | None, to: TimeLike | None, *, timeout: float | None) -> Changes:
         return self._tables.changes(self.name, from_, to, timeout=timeout)
 
-    def listen(self, as_of: TimeLike, *, until: object, timeout: float | None) -> Listener:
+    def listen(self, as_of: TimeLike, *, until: object, replace: bool, timeout: float | None) -> Listener:
+        if replace:
+            raise InvalidUsage(
+                f"table {self.name!r} is on a {self.kind}, whose tables keep their columns: leave out replace",
+                table=self.name, carrier=self.kind,
+            )  # fmt: skip
         return self._tables.listen(self.name, as_of, until=until, timeout=timeout)
 
 

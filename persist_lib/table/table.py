@@ -12,6 +12,7 @@ A table is carried by one shard, by a collection of shards, or by a timeline, wh
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -23,7 +24,7 @@ from persist_lib.catalog.names import parse_collection_name
 from persist_lib.errors import SinceViolation
 from persist_lib.frontier import MAX_TIME, TOP
 from persist_lib.kernel.columns import integers
-from persist_lib.relation.statements import Apply, Change, Delete, Done, Statement, Update, Upsert
+from persist_lib.relation.statements import Apply, Change, Delete, Done, Insert, Statement, Update, Upsert
 from persist_lib.runtime.resource import Resource
 from persist_lib.schema.schema import DIFF, TIME, Schema, check_schema
 from persist_lib.table.carriers import Carrier, TableDescription
@@ -68,13 +69,19 @@ class Table(Resource):
         on = f"on a {self.carrier} of {self._carrier.client.url}"
         return f"Table({self.name!r}, {len(self.schema.names)} columns, {on})"
 
-    def append(self, rows: object, *, token: bytes | None = None, timeout: float | None = None) -> Done:
+    def append(
+        self, rows: object, *, token: bytes | None = None, dry_run: bool = False, timeout: float | None = None
+    ) -> Done:
         """Add rows: Arrow tables, frames, dicts, or instances of the schema's models. One commit, all or nothing.
 
         Raises ConstraintViolated where the schema has a constraint that would not hold, and TimedOut after `timeout`
         seconds; then nothing was written. After Indeterminate, call again with the `token` that the error carries, and
-        the same rows: they are added once. SUBTLE: without it they may be added twice.
+        the same rows: they are added once. SUBTLE: without it they may be added twice. With `dry_run` nothing is
+        written.
         """
+        if parse_flag(dry_run, "dry_run"):
+            made = partial(Insert, self.name, rows=rows)
+            return _done(self._on().execute(made, token=token, timeout=timeout, dry_run=True), by_key=False)
         return _done(self._on().append(rows, token=token, timeout=timeout), by_key=False)
 
     def upsert(
@@ -201,13 +208,17 @@ class Table(Resource):
         """
         return self._on().changes(from_, to, timeout=timeout)
 
-    def listen(self, as_of: TimeLike, *, until: object = TOP, timeout: float | None = None) -> Listener:
+    def listen(
+        self, as_of: TimeLike, *, until: object = TOP, replace: bool = False, timeout: float | None = None
+    ) -> Listener:
         """An iterator of what happens after `as_of`: `Updates` at their exact times, then the `Progress` over them.
 
         It ends at the frontier `until`, and raises TimedOut when nothing comes for `timeout` seconds (None: it waits
-        for ever). Close it, or use it in a `with` block: until then it keeps history from where it is.
+        for ever). Close it, or use it in a `with` block: until then it keeps history from where it is. With `replace`,
+        at a handover of a collection to columns in which older rows cannot be given, all old rows go out and all new
+        ones come in; without it, that raises SchemaChanged.
         """
-        return self._on().listen(as_of, until=until, timeout=timeout)
+        return self._on().listen(as_of, until=until, replace=parse_flag(replace, "replace"), timeout=timeout)
 
     def history(
         self, from_: TimeLike | None = None, to: TimeLike | None = None, *, limit: int | None = None,
@@ -320,6 +331,13 @@ class Table(Resource):
         Doing it again finds nothing to do. Errors are those of `client.maintain`. With `dry_run` nothing is changed.
         """
         return self._on().maintain(dry_run=parse_flag(dry_run, "dry_run"))
+
+    def writer(self) -> Any:
+        """A writer of its own, for appends whose times you bring: `compare_and_append`, and what goes with it.
+
+        Raises InvalidUsage for a table of a timeline, whose times are minted.
+        """
+        return self._on().writer()
 
     def close(self) -> None:
         """Close what it has open. Idempotent; a later call opens it again, unless the client was closed."""

@@ -21,6 +21,7 @@ from click.testing import CliRunner as ClickRunner
 from typer.testing import Result
 
 import persist_lib as persist
+from persist_lib.cli import root
 from persist_lib.cli.app import app
 from persist_lib.core import duties
 from tests.commands import invoke
@@ -163,16 +164,16 @@ def test_the_plan_is_what_a_dry_run_would_do(sh: Shell):
 
 def test_a_snapshot_is_the_contents_at_the_time_in_every_format(sh: Shell, tmp_path: Path):
     expected = [{"order_id": 9, "state": "placed"}]
-    assert sh.json("snapshot", "orders", "--as-of", 9) == {"shard": "orders", "as_of": 9, "rows": expected}
-    assert json.loads(sh("snapshot", "orders", "--as-of", 9, "-f", "jsonl")) == expected[0]
-    assert sh("snapshot", "orders", "--as-of", 9, "-f", "csv") == '"order_id","state"\n9,"placed"\n'
-    with_diff = sh("snapshot", "orders", "--as-of", 9, "--diff", "-f", "csv")
+    assert sh.json("read", "orders", "--as-of", 9) == {"table": "orders", "as_of": 9, "rows": expected}
+    assert json.loads(sh("read", "orders", "--as-of", 9, "-f", "jsonl")) == expected[0]
+    assert sh("read", "orders", "--as-of", 9, "-f", "csv") == '"order_id","state"\n9,"placed"\n'
+    with_diff = sh("read", "orders", "--as-of", 9, "--diff", "-f", "csv")
     assert with_diff == '"order_id","state","_diff"\n9,"placed",1\n'
-    assert sh("snapshot", "orders", "--as-of", 9).split()[-2:] == ["9", "placed"]
+    assert sh("read", "orders", "--as-of", 9).split()[-2:] == ["9", "placed"]
     file = tmp_path / "out.parquet"
-    sh("snapshot", "orders", "--as-of", 9, "-f", "parquet", "-o", file)
+    sh("read", "orders", "--as-of", 9, "-f", "parquet", "-o", file)
     assert pq.read_table(file).to_pylist() == expected
-    sh("snapshot", "orders", "--as-of", 9, "-o", tmp_path / "out.txt")
+    sh("read", "orders", "--as-of", 9, "-o", tmp_path / "out.txt")
     assert "placed" in (tmp_path / "out.txt").read_text()
 
 
@@ -180,13 +181,13 @@ def test_a_snapshot_can_be_cut_down_to_columns_keys_and_a_limit(sh: Shell, tmp_p
     rows = pa.table({"order_id": range(100), "state": ["x"] * 100})
     pq.write_table(rows, tmp_path / "many.parquet")
     sh("append", "tidy", tmp_path / "many.parquet", "--lower", 1, "--upper", 2)
-    assert sh.json("snapshot", "tidy", "--columns", "order_id", "--key", 7)["rows"] == [{"order_id": 7}]
-    ids = [row["order_id"] for row in sh.json("snapshot", "tidy", "--key-from", 3, "--key-to", 6)["rows"]]
+    assert sh.json("read", "tidy", "--columns", "order_id", "--key", 7)["rows"] == [{"order_id": 7}]
+    ids = [row["order_id"] for row in sh.json("read", "tidy", "--key-from", 3, "--key-to", 6)["rows"]]
     assert ids == [3, 4, 5]
-    cut = sh.run("snapshot", "tidy", "--limit", 3)
+    cut = sh.run("read", "tidy", "--limit", 3)
     assert [line.split() for line in cut.stdout.splitlines()][-4:-1] == [["0", "x"], ["1", "new"], ["1", "x"]]
     assert "only the first 3" in cut.stderr
-    assert len(sh("snapshot", "tidy", "--limit", 0).splitlines()) > 100
+    assert len(sh("read", "tidy", "--limit", 0).splitlines()) > 100
 
 
 def test_listening_prints_updates_at_their_times_and_then_progress(sh: Shell):
@@ -221,14 +222,14 @@ def test_what_is_appended_from_a_file_reads_back_the_same_and_can_be_appended_ag
     lines.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     done = sh.json("append", "things", lines, "--lower", 0, "--upper", 1)
     assert (done["updates"], done["upper"]) == (2, [1])
-    found = sh.json("snapshot", "things")["rows"]
+    found = sh.json("read", "things")["rows"]
     assert found == ROWS
     for upper, kind in enumerate(("jsonl", "parquet"), 2):
         file = tmp_path / f"again.{kind}"
-        sh("snapshot", "things", "--as-of", 0, "-f", kind, "-o", file)
+        sh("read", "things", "--as-of", 0, "-f", kind, "-o", file)
         sh("append", "things", file, "--lower", upper - 1, "--upper", upper)
-    assert sh.json("snapshot", "things")["rows"] == [row for row in ROWS for _ in range(3)]
-    assert sh.json("snapshot", "things", "--diff")["rows"] == [{**row, "_diff": 3} for row in ROWS]
+    assert sh.json("read", "things")["rows"] == [row for row in ROWS for _ in range(3)]
+    assert sh.json("read", "things", "--diff")["rows"] == [{**row, "_diff": 3} for row in ROWS]
 
 
 def test_rows_are_upserted_and_deleted_from_files_by_key(tmp_path: Path):
@@ -236,26 +237,26 @@ def test_rows_are_upserted_and_deleted_from_files_by_key(tmp_path: Path):
     file, keys = tmp_path / "rows.csv", tmp_path / "keys.jsonl"
     file.write_text("order_id,state\n1,placed\n2,placed\n")
     done = sh.json("upsert", "orders", file, "--create", "--key", "order_id")
-    assert (done["inserted"], done["updates"], done["time"], done["upper"]) == (2, 2, 0, [1])
+    assert (done["inserted"], done["updates"], done["time"]) == (2, 2, 0)
     file.write_text("order_id,state\n1,paid\n2,placed\n3,placed\n")
     would = sh.json("upsert", "orders", file, "--dry-run")
     assert (would["inserted"], would["updated"], would["unchanged"], would["updates"]) == (1, 1, 1, 3)
-    assert (would["dry_run"], would["time"], would["upper"], would["token"]) == (True, None, [1], "")
+    assert (would["dry_run"], would["time"], would["token"]) == (True, None, "")
     assert "would be 1 inserted, 1 updated, 1 unchanged (3 updates); nothing was changed" in sh(
         "upsert", "orders", file, "--dry-run"
     )
-    assert "1 inserted, 1 updated, 1 unchanged (3 updates) at time 1, upper is [2]" in sh("upsert", "orders", file)
-    assert "3 unchanged (0 updates); nothing was written, upper is [2]" in sh("upsert", "orders", file)
+    assert "1 inserted, 1 updated, 1 unchanged (3 updates) at time 1" in sh("upsert", "orders", file)
+    assert "3 unchanged (0 updates); nothing was written" in sh("upsert", "orders", file)
     keys.write_text('{"order_id": 1}\n{"order_id": 9}\n')
     assert sh.json("delete", "orders", keys, "--dry-run")["deleted"] == 1
     assert "1 unchanged, 1 deleted (1 update) at time 2" in sh("delete", "orders", keys)
-    found = [(row["order_id"], row["state"]) for row in sh.json("snapshot", "orders")["rows"]]
+    found = [(row["order_id"], row["state"]) for row in sh.json("read", "orders")["rows"]]
     assert found == [(2, "placed"), (3, "placed")]
     typed = '{"order_id": 2, "state": "placed"}'
     assert "1 unchanged (0 updates)" in sh.run("upsert", "orders", "-", typed=typed).stdout
     for kind in ("csv", "parquet", "jsonl"):  # what a snapshot writes can be upserted again
         again = tmp_path / f"again.{kind}"
-        sh("snapshot", "orders", "-f", kind, "-o", again)
+        sh("read", "orders", "-f", kind, "-o", again)
         assert sh.json("upsert", "orders", again)["unchanged"] == 2
 
 
@@ -286,7 +287,7 @@ def test_an_upsert_or_delete_that_cannot_be_done_says_why_and_changes_nothing(tm
     assert "the schema says unique" in refused
     told = json.loads(sh.run("append", "orders", file, "--lower", 1, "--upper", 2, "--json").stderr)
     assert "ConstraintViolated" in json.dumps(told)
-    assert [row["state"] for row in sh.json("snapshot", "orders")["rows"]] == ["new"]
+    assert [row["state"] for row in sh.json("read", "orders")["rows"]] == ["new"]
 
 
 def test_csv_tells_null_from_empty_text_and_comes_back(tmp_path: Path):
@@ -294,10 +295,10 @@ def test_csv_tells_null_from_empty_text_and_comes_back(tmp_path: Path):
     file, back = tmp_path / "a.csv", tmp_path / "b.csv"
     file.write_text('id,note\n1,\n2,""\n3,"two\nlines"\n')
     sh("append", "notes", file, "--lower", 0, "--upper", 1, "--create", "--key", "id")
-    assert [row["note"] for row in sh.json("snapshot", "notes")["rows"]] == [None, "", "two\nlines"]
-    sh("snapshot", "notes", "-f", "csv", "-o", back)
+    assert [row["note"] for row in sh.json("read", "notes")["rows"]] == [None, "", "two\nlines"]
+    sh("read", "notes", "-f", "csv", "-o", back)
     sh("append", "notes", back, "--lower", 1, "--upper", 2)
-    assert [row["_diff"] for row in sh.json("snapshot", "notes", "--diff")["rows"]] == [2, 2, 2]
+    assert [row["_diff"] for row in sh.json("read", "notes", "--diff")["rows"]] == [2, 2, 2]
 
 
 def test_time_passes_without_a_file_and_a_shard_closes_at_the_end_of_all_times(sh: Shell):
@@ -311,7 +312,7 @@ def test_what_another_writer_covered_is_skipped_when_asked(sh: Shell, tmp_path: 
     file.write_text('{"order_id": 1, "state": "new", "_time": 0}\n{"order_id": 2, "state": "new", "_time": 1}\n')
     assert "UpperMismatch" in sh.fails(1, "append", "tidy", file, "--lower", 0, "--upper", 2)
     sh("append", "tidy", file, "--lower", 0, "--upper", 2, "--skip-covered")
-    assert [row["order_id"] for row in sh.json("snapshot", "tidy")["rows"]] == [1, 2]
+    assert [row["order_id"] for row in sh.json("read", "tidy")["rows"]] == [1, 2]
 
 
 def test_upkeep_does_what_it_says_and_a_second_time_finds_nothing(abandoned: Shell):
@@ -349,7 +350,7 @@ def test_garbage_goes_once_nobody_can_read_it(sh: Shell):
     objects = sum(name.endswith(".parquet") for name in sh.files())
     assert f"deleted {BATCHES} objects" in sh("garbage", "orders")
     assert sum(name.endswith(".parquet") for name in sh.files()) == objects - BATCHES
-    assert len(sh.json("snapshot", "orders", "--as-of", 9)["rows"]) == 1
+    assert len(sh.json("read", "orders", "--as-of", 9)["rows"]) == 1
 
 
 def test_producers_are_listed_and_forgotten(sh: Shell):
@@ -388,7 +389,7 @@ def test_retention_is_set_shown_carried_out_and_taken_away(sh: Shell):
     sh("set-retention", "orders", "3")
     assert sh.json("set-retention", "orders")["retention"] == 3
     assert f"[0] → [{BATCHES - 4}]" in sh("retention", "orders")
-    assert "SinceViolation" in sh.fails(1, "snapshot", "orders", "--as-of", 1)
+    assert "SinceViolation" in sh.fails(1, "read", "orders", "--as-of", 1)
     assert sh.json("set-retention", "orders", "none")["retention"] is None
 
 
@@ -398,7 +399,7 @@ def test_a_shard_is_finished_only_by_typing_its_name(sh: Shell):
     assert "add --yes" in sh.fails(2, "finish", "tidy", "--json")
     assert sh.json("shards")["shards"][1]["finished"] is False
     assert "is finished" in sh("finish", "tidy", typed="tidy\n")
-    assert "ShardFinished" in sh.fails(1, "snapshot", "tidy")
+    assert "there is no table 'tidy'" in sh.fails(1, "read", "tidy")
     assert "is finished" in sh("finish", "orders", "--yes")
     for _ in range(2):
         sh("maintain", "--all")
@@ -444,7 +445,7 @@ def test_a_dry_run_changes_no_byte_and_the_real_one_does(in_debt: Path, duty: st
 LOOKING = [
     ("shards",), ("census",), ("show", "orders"), ("log", "orders"), ("plan", "orders"), ("hold", "list", "orders"),
     ("diff", "orders", "3"), ("watch", "--count", "1"), ("evolve", "orders", "--add", "note:string", "--dry-run"),
-    ("snapshot", "orders"), ("listen", "orders", "--as-of", "9", "--no-wait"), ("set-retention", "orders"),
+    ("read", "orders"), ("listen", "orders", "--as-of", "9", "--no-wait"), ("set-retention", "orders"),
 ]  # fmt: skip
 
 
@@ -464,7 +465,7 @@ WRONG: dict[str, tuple[int, tuple[object, ...]]] = {
     "InvalidUsage": (2, ("garbage",)),
     "SchemaMismatch": (2, ("append", "tidy", "wrong.jsonl", "--lower", 1, "--upper", 2)),
     "UpperMismatch": (1, ("append", "tidy", "--lower", 5, "--upper", 6)),
-    "NotComplete": (1, ("snapshot", "tidy", "--as-of", 99)),
+    "NotComplete": (1, ("read", "tidy", "--as-of", 99)),
     "SinceViolation": (1, ("hold", "set", "moved", "late", "--since", 0)),
 }
 
@@ -516,7 +517,7 @@ def test_damage_is_found_named_and_has_its_own_exit_code(sh: Shell):
         assert ("known since " in scrubbed.stdout) is (len(words) == 3)
     assert "tidy: nothing new: no batch was read; 1 were found right by earlier scrubs" in scrubbed.stdout
     assert json.loads(sh.run("scrub", "orders", "--json").stdout)["shards"][0]["known"]
-    assert part.name in sh.fails(3, "snapshot", "orders")
+    assert part.name in sh.fails(3, "read", "orders")
     part.unlink()
     assert sh.fails(3, "compaction", "orders").startswith("orders: Missing")
 
@@ -623,7 +624,7 @@ def test_a_failed_snapshot_leaves_no_file_and_keeps_the_one_there_was(sh: Shell,
     part.write_bytes(bytes(len(part.read_bytes())))
     out = tmp_path / "out.csv"
     out.write_text("what was there")
-    sh.fails(3, "snapshot", "orders", "-f", "csv", "-o", out)
+    sh.fails(3, "read", "orders", "-f", "csv", "-o", out)
     assert out.read_text() == "what was there"
     assert [path.name for path in tmp_path.iterdir() if "partial" in path.name] == []
 
@@ -643,7 +644,7 @@ def run_process(root: Path, *words: str, **options: Any) -> subprocess.Completed
 
 
 def test_the_installed_command_works_as_a_process(sh: Shell):
-    done = run_process(sh.root, "snapshot", "orders", "--as-of", "9", "-f", "csv", capture_output=True)
+    done = run_process(sh.root, "read", "orders", "--as-of", "9", "-f", "csv", capture_output=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, '"order_id","state"\n9,"placed"\n', "")
     failed = run_process(sh.root, "show", "nothing", capture_output=True)
     assert (failed.returncode, failed.stdout) == (1, "")
@@ -669,33 +670,38 @@ def help_of(*words: str) -> str:
     return ClickRunner().invoke(BUILT, [*words, "--help"]).stdout  # type: ignore[arg-type]
 
 
-def commands(*words: str) -> list[str]:
-    """The commands that a help lists."""
-    text = help_of(*words)
-    return [line[1:].split()[0] for line in text.splitlines() if line.startswith("│ ") and line[2].isalpha()]
+def every_command(group: Any = BUILT, *path: str) -> Iterator[tuple[str, ...]]:
+    for name, found in group.commands.items():
+        if hasattr(found, "commands"):
+            yield from every_command(found, *path, name)
+        else:
+            yield (*path, name)
 
 
-def every_command() -> list[tuple[str, ...]]:
-    groups = [
-        ("hold",),
-        ("producers",),
-        ("collection",),
-        ("collection", "hold"),
-        ("collection", "rendition"),
-        ("table",),
-        ("source",),
-        ("streams",),
-        ("streams", "lock"),
-        ("pending",),
-        ("events",),
-    ]
-    found = [(*group, name) for group in [(), *groups] for name in commands(*group)]
-    return [words for words in found if words not in groups]
+def test_the_help_fits_one_screen_and_shows_ten_commands() -> None:
+    text = help_of()
+    assert len(text.strip("\n").splitlines()) <= 40
+    assert max(map(len, text.splitlines())) <= 80
+    shown = [line[1:].split()[0] for line in text.splitlines() if line.startswith("│ ") and line[2].isalpha()]
+    assert shown == list(root.EVERYDAY)
+    assert len(shown) == 10
+
+
+def test_all_commands_are_listed(sh: Shell) -> None:
+    listed = [each["command"] for each in sh.json("commands")["commands"]]
+    assert listed == [f"persist {' '.join(words)}" for words in every_command()]
+    assert all(each["help"] for each in sh.json("commands")["commands"])
+
+
+@pytest.mark.parametrize("words", sorted(root.RENAMED))
+def test_of_a_spelling_of_before_the_new_one_is_told(sh: Shell, words: str) -> None:
+    said = " ".join(sh.fails(2, *words.split(), "orders").replace("│", " ").split())
+    assert f"There is no command 'persist {words}' any more: it is `persist {root.RENAMED[words]} NAME`." in said
 
 
 def test_every_command_has_help_with_an_example():
-    found = every_command()
-    assert len(found) == 95 + len(duties.DUTIES)
+    found = list(every_command())
+    assert len(found) == 96
     for words in found:
         text = help_of(*words)
         assert f"persist {' '.join(words)}" in text.split("Usage:")[1].split("\n", 1)[1], words

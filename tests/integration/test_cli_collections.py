@@ -38,12 +38,12 @@ def made(sh: Shell, tmp_path: Path) -> Shell:
     """A collection of three shards with ten rows."""
     sh("collection", "create", "orders", *COLUMNS, "--shards", 3, "--mode", "compare_and_append")
     rows = [{"id": n, "name": "a", "cents": 10 * n} for n in range(10)]
-    sh("collection", "append", "orders", jsonl(tmp_path / "rows.jsonl", *rows))
+    sh("append", "orders", jsonl(tmp_path / "rows.jsonl", *rows))
     return sh
 
 
 def contents(sh: Shell, name: str = "orders", *words: object) -> dict[int, int]:
-    found = sh.json("collection", "snapshot", name, "--diff", *words)
+    found = sh.json("read", name, "--diff", *words)
     assert all(row["_diff"] == 1 for row in found["rows"])
     return {row["id"]: row["cents"] for row in found["rows"]}
 
@@ -82,17 +82,15 @@ def test_show_tells_renditions_and_what_is_promised(made: Shell):
 
 
 def test_rows_come_from_files_and_from_standard_input(made: Shell, tmp_path: Path):
-    done = made.run("collection", "append", "orders", "-", typed='{"id": 70, "name": "x", "cents": 7}\n')
-    assert done.stdout == "orders: 1 update at time 1, upper is [2]\n"
+    done = made.run("append", "orders", "-", typed='{"id": 70, "name": "x", "cents": 7}\n')
+    assert done.stdout == "orders: 1 update at time 1\n"
     row = jsonl(tmp_path / "more.jsonl", {"id": 71, "name": "x", "cents": 8, "_time": 4})
-    made("collection", "append", "orders", row, "--lower", 2, "--upper", 6)
+    made("append", "orders", row, "--lower", 2, "--upper", 6)
     assert contents(made)[71] == 8
     assert contents(made, "orders", "--as-of", 3).keys() == {*range(10), 70}
     assert contents(made, "orders", "--key", 71, "--columns", "id,cents") == {71: 8}
-    assert "starts at [2], but upper is [6]" in made.fails(
-        1, "collection", "append", "orders", row, "--lower", 2, "--upper", 6
-    )
-    assert made.run("collection", "append", "orders", "-", typed="").exit_code == 0
+    assert "starts at [2], but upper is [6]" in made.fails(1, "append", "orders", row, "--lower", 2, "--upper", 6)
+    assert made.run("append", "orders", "-", typed="").exit_code == 0
 
 
 def test_upsert_and_delete_count_keys(made: Shell, tmp_path: Path):
@@ -101,27 +99,25 @@ def test_upsert_and_delete_count_keys(made: Shell, tmp_path: Path):
         {"id": 99, "name": "n", "cents": 1},
     )  # fmt: skip
     before = made.files()
-    found = made.json("collection", "upsert", "orders", rows, "--dry-run")
+    found = made.json("upsert", "orders", rows, "--dry-run")
     assert (found["inserted"], found["updated"], found["unchanged"], found["updates"]) == (1, 1, 1, 3)
     assert contents(made).keys() == set(range(10))
     assert {name for name in made.files() if "/part" in name} == {name for name in before if "/part" in name}
-    assert made("collection", "upsert", "orders", rows).startswith(
-        "orders: 1 inserted, 1 updated, 1 unchanged (3 updates) at time 1"
-    )
+    assert made("upsert", "orders", rows).startswith("orders: 1 inserted, 1 updated, 1 unchanged (3 updates) at time 1")
     keys = jsonl(tmp_path / "keys.jsonl", {"id": 99}, {"id": 100})
-    assert "1 deleted" in made("collection", "delete", "orders", keys)
+    assert "1 deleted" in made("delete", "orders", keys)
     assert contents(made).keys() == set(range(10))
 
 
 def test_a_collection_of_identical_appends_asks_for_times(sh: Shell, tmp_path: Path):
     sh("collection", "create", "events", *COLUMNS, "--shards", 2)
     rows = jsonl(tmp_path / "rows.jsonl", {"id": 1, "name": "a", "cents": 1})
-    assert "add --lower and --upper" in sh.fails(2, "collection", "append", "events", rows)
-    assert "go together" in sh.fails(2, "collection", "append", "events", rows, "--lower", 0)
+    assert "add --lower and --upper" in sh.fails(2, "append", "events", rows)
+    assert "go together" in sh.fails(2, "append", "events", rows, "--lower", 0)
     for _ in range(2):
-        sh("collection", "append", "events", rows, "--lower", 0, "--upper", 1)
+        sh("append", "events", rows, "--lower", 0, "--upper", 1)
     assert contents(sh, "events") == {1: 1}
-    assert "is written by write.append" in sh.fails(1 + 1, "collection", "upsert", "events", rows)
+    assert "is written by appends of identical data" in sh.fails(1 + 1, "upsert", "events", rows)
 
 
 def test_a_wrong_transformation_is_found_and_a_right_copy_handed_over(made: Shell, tmp_path: Path):
@@ -154,11 +150,11 @@ def test_a_wrong_transformation_is_found_and_a_right_copy_handed_over(made: Shel
     assert made.json("collection", "hand-over", "orders", 3, "--command", "h")["at"] == 1, "the same command"
     assert "the copy is complete" in made("collection", "rendition", "copy", "orders", 3, "--to-end")
     assert "is the collection already" in made.fails(1, "collection", "hand-over", "orders", 3)
-    made.run("collection", "append", "orders", "-", typed='{"id": 70, "name": "x", "cents": 7}\n')
+    made.run("append", "orders", "-", typed='{"id": 70, "name": "x", "cents": 7}\n')
     assert contents(made)[70] == 7
-    lines = made("collection", "listen", "orders", "--as-of", 0, "--no-wait").splitlines()
+    lines = made("listen", "orders", "--as-of", 0, "--no-wait").splitlines()
     assert [line for line in lines if "id=" in line] == ["[1] +1  id=70 name=x cents=7"], "nothing else changed"
-    assert made.json("collection", "changes", "orders", "--from", 0)["rows"] == [
+    assert made.json("changes", "orders", "--from", 0)["rows"] == [
         {"id": 70, "name": "x", "cents": 7, "_time": 1, "_diff": 1}
     ]
     assert "is the collection at times" in made.fails(1, "collection", "rendition", "drop", "orders", 3, "--dry-run")
@@ -233,18 +229,17 @@ def test_columns_are_added_to_all_shards(made: Shell, tmp_path: Path):
     assert "has a column" in made.fails(2, "collection", "evolve", "orders", "--add", "note:int64")
     assert "name a column" in made.fails(2, "collection", "evolve", "orders")
     made(
-        "collection",
         "upsert",
         "orders",
         jsonl(tmp_path / "n.jsonl", {"id": 3, "name": "n", "cents": 1, "note": "x", "seen": None}),
     )
-    found = made.json("collection", "snapshot", "orders")["rows"]
+    found = made.json("read", "orders")["rows"]
     assert {row["id"]: row["note"] for row in found if row["note"]} == {3: "x"}
 
 
 def test_history_is_kept_by_retention_and_holds(made: Shell):
     for n in range(5):
-        made.run("collection", "append", "orders", "-", typed=json.dumps({"id": 70 + n, "name": "x", "cents": 1}))
+        made.run("append", "orders", "-", typed=json.dumps({"id": 70 + n, "name": "x", "cents": 1}))
     assert made("collection", "alter", "orders", "--retention", 0) == "orders keeps history for 0 behind upper\n"
     assert "keeps history from [2] on" in made("collection", "hold", "set", "orders", "audit", "--since", 2)
     assert re.search(r" audit +\[2\]", made("collection", "hold", "list", "orders"))
@@ -254,12 +249,12 @@ def test_history_is_kept_by_retention_and_holds(made: Shell):
     made("collection", "tend", "orders")
     assert made.json("collection", "show", "orders")["since"] == [2]
     assert made("collection", "hold", "release", "orders", "audit") == "orders: hold audit is released\n"
-    made.run("collection", "append", "orders", "-", typed='{"id": 80, "name": "x", "cents": 1}')
+    made.run("append", "orders", "-", typed='{"id": 80, "name": "x", "cents": 1}')
     made("collection", "tend")
     assert made.json("collection", "show", "orders")["since"] == [6]
     assert made("collection", "tend") == "collections: nothing to do\n"
     assert "say what to change" in made.fails(2, "collection", "alter", "orders")
-    assert "is before since [6]" in made.fails(1, "collection", "snapshot", "orders", "--as-of", 2)
+    assert "is before since [6]" in made.fails(1, "read", "orders", "--as-of", 2)
 
 
 def test_capabilities_name_owners(made: Shell):
@@ -301,16 +296,16 @@ def test_a_renamed_collection_is_found_under_its_new_name(made: Shell):
 
 def test_who_takes_a_collection_for_a_shard_is_told(made: Shell):
     assert "is a collection in" in made.fails(1, "show", "orders")
-    assert "persist collection show orders" in made.fails(1, "snapshot", "orders")
+    assert "persist collection show orders" in made.fails(1, "show", "orders")
 
 
 @pytest.mark.parametrize(
     "words",
     [
-        ("show",), ("capabilities",), ("tend",), ("snapshot",), ("changes",), ("compare", 2), ("hand-over", 2),
-        ("alter", "--retention", 1), ("rename", "b"), ("drop", "--yes"), ("hold", "list"), ("listen", "--as-of", 0),
+        ("show",), ("capabilities",), ("tend",), ("compare", 2), ("hand-over", 2),
+        ("alter", "--retention", 1), ("rename", "b"), ("drop", "--yes"), ("hold", "list"),
         ("hold", "set", "h"), ("hold", "release", "h"), ("rendition", "make"), ("rendition", "copy", 2),
-        ("rendition", "drop", 2), ("append", "-"),
+        ("rendition", "drop", 2),
     ],
     ids=lambda words: " ".join(map(str, words)),
 )  # fmt: skip
@@ -331,8 +326,6 @@ def test_every_command_says_that_there_is_no_such_collection(words: tuple[object
         (("rendition", "drop", "orders", 1), "is the collection at times"),
         (("hold", "release", "orders", "x"), "x"),
         (("hold", "set", "orders", "collection"), "keeps a collection's history by its retention"),
-        (("append", "orders", "nowhere.jsonl"), "there is no file nowhere.jsonl"),
-        (("snapshot", "orders", "-f", "parquet"), "name it with -o FILE"),
         (("hand-over", "orders", 1, "--at", "soon"), "must be a time"),
         (("alter", "orders", "--retention", "soon"), "retention is a number"),
     ],
@@ -349,9 +342,9 @@ def test_what_cannot_be_done_is_said_in_a_sentence(words: tuple[object, ...], sa
 def test_times_may_be_moments(sh: Shell):
     sh("collection", "create", "visits", "--key", "id:int64", "--times", "ms", "--mode", "compare_and_append",
        "--retention", "7 days")  # fmt: skip
-    sh.run("collection", "append", "visits", "-", typed='{"id": 1}')
+    sh.run("append", "visits", "-", typed='{"id": 1}')
     assert "7 d" in sh("collection", "show", "visits")
-    found = sh.json("collection", "snapshot", "visits")
+    found = sh.json("read", "visits")
     assert found["times"] == "ms"
     assert found["as_of"] > 1_700_000_000_000
 
@@ -378,7 +371,7 @@ def test_tending_a_location_without_collections_is_nothing_to_do(sh: Shell):
 
 def test_sql_reads_collections_as_of_times(made: Shell, tmp_path: Path):
     made("collection", "rename", "orders", "sales/orders")
-    made("collection", "upsert", "sales/orders", jsonl(tmp_path / "one.jsonl", {"id": 1, "name": "a", "cents": 999}))
+    made("upsert", "sales/orders", jsonl(tmp_path / "one.jsonl", {"id": 1, "name": "a", "cents": 999}))
     assert made.json("sql", 'select sum(cents) as total from "sales/orders"')["rows"] == [{"total": 450 + 989}]
     both = (
         'select n.cents - o.cents as grew from "sales/orders" n join "sales/orders" as of 0 o using (id) where id = 1'

@@ -134,7 +134,7 @@ def test_output_comes_in_every_form(shell: Shell, tmp_path: Path) -> None:
         ("select * from a.b as of 3", 2, "double quotes"), ("attach 'x.db'", 2, "one SELECT"),
         ("select * from orders, Orders", 2, "upper and lower case"), ("select * from damaged", 3, "digest"),
         ("select count(*) from orders o join damaged d using (order_id)", 3, "digest"),
-        ("select * from 'x/y'", 2, "name"), ("select error('no')", 2, "no"),
+        ("select * from 'x/y'", 1, "no table 'x/y'"), ("select error('no')", 2, "no"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_answered_is_a_sentence_and_an_exit_code(shell: Shell, query: str, code: int, says: str) -> None:
@@ -167,13 +167,13 @@ def test_changes_are_printed_with_their_times(shell: Shell) -> None:
 
 
 def test_a_restore_is_shown_and_then_done(shell: Shell) -> None:
-    before = shell("snapshot", "orders", "--json")
+    before = shell("read", "orders", "--json")
     assert "would be restored to 6" in shell("restore", "orders", "--to", "6", "--dry-run")
-    assert shell("snapshot", "orders", "--json") == before
+    assert shell("read", "orders", "--json") == before
     told = json.loads(shell("restore", "orders", "--to", "6", "--dry-run", "--json"))
     assert (told["to"], told["seqno"], told["rows"], len(told["sample"])) == (6, None, 2, 2)
     assert "restored to 6" in shell("restore", "orders", "--to", "6")
-    assert shell.rows("snapshot", "orders") == shell.rows("snapshot", "orders", "--as-of", "6")
+    assert shell.rows("read", "orders") == shell.rows("read", "orders", "--as-of", "6")
     assert "already" in shell("restore", "orders", "--to", "6")
     shell.fails(1, "restore", "orders", "--to", "99")
     shell.fails(2, "restore", "orders", "--to", "x")

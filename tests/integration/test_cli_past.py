@@ -50,11 +50,11 @@ def test_after_a_rename_by_handover_the_past_is_read_in_the_columns_that_it_had(
         with controller.open_reader("c", NEW) as reader, pytest.raises(persist.SchemaChanged):
             reader.snapshot(before["c"])
         assert tables.read("t", before["t"]).to_pylist() == then
-    for name, read in (("c", ("collection", "snapshot")), ("t", ("table", "read"))):
-        assert sh.rows(*read, name, "--as-of", str(before[name])) == then
+    for name in ("c", "t"):
+        assert sh.rows("read", name, "--as-of", str(before[name])) == then
         assert sh.rows("sql", f"select * from {name} as of {before[name]}") == then
         assert sh.rows("sql", f"select id, amount from {name} order by id") == now
-    assert [row["cents"] for row in sh.rows("collection", "changes", "c", "--to", str(before["c"]))] == [5]
+    assert [row["cents"] for row in sh.rows("changes", "c", "--to", str(before["c"]))] == [5]
 
 
 def test_what_is_new_is_empty_at_every_door(sh: Shell) -> None:
@@ -64,9 +64,9 @@ def test_what_is_new_is_empty_at_every_door(sh: Shell) -> None:
         client.controller().tables().create("t", OLD)
         client.controller().tables().create("w", OLD, timeline="wal", mode="wal")
     reads: list[tuple[str, ...]] = [
-        ("snapshot", "s"), ("collection", "snapshot", "c"), ("table", "read", "t"), ("table", "read", "w"),
+        ("read", "s"), ("read", "c"), ("read", "t"), ("read", "w"),
         *[("sql", f"select * from {name}") for name in "sctw"],
-        ("collection", "changes", "c"), ("table", "changes", "t"), ("changes", "s"),
+        ("changes", "c"), ("changes", "t"), ("changes", "s"),
     ]  # fmt: skip
     for words in reads:
         assert sh.rows(*words) == [], words
@@ -80,11 +80,11 @@ def test_a_quiet_table_is_read_as_of_a_minute_ago_by_who_may_complete_that_time(
         tables = client.controller().tables()
         tables.create("t", OLD)
         tables.insert("t", [{"id": 1, "cents": 5}])
-        told = sh.fails(1, "table", "read", "t", "--as-of", "now")
+        told = sh.fails(1, "read", "t", "--as-of", "now")
         assert "NotComplete" in told
         assert "--newest" in told
-        (row,) = sh.rows("table", "read", "t", "--as-of", "now", "--newest")
+        (row,) = sh.rows("read", "t", "--as-of", "now", "--newest")
         assert row == {"id": 1, "cents": 5}
         done: Any = tables.read("t", "now")
-        assert sh.rows("table", "read", "t", "--as-of", str(done.as_of)) == [row]
-        assert json.loads(sh("table", "read", "t", "--json"))["as_of"] >= done.as_of
+        assert sh.rows("read", "t", "--as-of", str(done.as_of)) == [row]
+        assert json.loads(sh("read", "t", "--json"))["as_of"] >= done.as_of

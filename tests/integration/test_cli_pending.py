@@ -48,7 +48,7 @@ def test_a_life_of_a_pending_area(sh: Pending):
     assert "would absorb" in sh("pending", "absorb", "readings", "--dry-run")
     assert sh.files() == before
     assert "up to [9]" in sh("pending", "absorb", "--all")
-    assert len(sh.json("snapshot", "readings", "--diff")["rows"]) == 6
+    assert len(sh.json("read", "readings", "--diff")["rows"]) == 6
     sh("maintain", "readings")
     sh("maintain", "readings")
     assert sh.json("pending", "show", "readings")["batches"] == 0
@@ -84,7 +84,7 @@ def test_writers_that_disagree_are_told_and_an_operator_chooses(sh: Pending):
     assert sh.files() == before
     assert "choose one of" in sh.fails(2, "pending", "choose", "readings", "edge-9")
     assert "has absorbed 1 batch" in sh("pending", "choose", "readings", "edge-8", "--through", "3")
-    assert {row["word"] for row in sh.json("snapshot", "readings", "--diff")["rows"]} == {"x"}
+    assert {row["word"] for row in sh.json("read", "readings", "--diff")["rows"]} == {"x"}
     sh.put("edge-9", 1, 3)
     assert "came late" in sh("pending", "absorb", "readings")
     assert "would discard 1 late batch" in sh("pending", "delete", "readings", "--writer", "edge-9", "--dry-run")

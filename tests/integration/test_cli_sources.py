@@ -57,7 +57,7 @@ class Fed(Shell):
         assert [shown[what] for what in parts] == [again[what] for what in parts]
 
     def contents(self, name: str = "orders") -> list[dict[str, object]]:
-        found: list[dict[str, object]] = self.json("collection", "snapshot", name)["rows"]
+        found: list[dict[str, object]] = self.json("read", name)["rows"]
         return found
 
 
@@ -377,7 +377,7 @@ def test_a_source_is_mended_while_two_processes_ingest_it(sh: Fed):
                 break
             time.sleep(0.2)
         assert {one["id"]: one["word"] for one in sh.contents()} == expected
-        before = sh.json("collection", "snapshot", "orders", "--as-of", at - 1)["rows"]
+        before = sh.json("read", "orders", "--as-of", at - 1)["rows"]
         assert {one["word"] for one in before} == {None}
         assert [process.poll() for process in processes] == [None, None], "neither ended"
     finally:

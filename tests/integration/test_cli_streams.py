@@ -37,7 +37,7 @@ def test_streams_are_listed_and_shown_and_their_sealed_shard_is_a_shard(held: Sh
     assert [one["name"] for one in held.json("streams", "list")["streams"]] == ["alarms", "readings"]
     assert re.search("unsealed +1 update in readings.unsealed", held("streams", "show", "readings"))
     assert held.json("streams", "show", "readings")["unsealed_updates"] == 1
-    assert [row["id"] for row in held.json("snapshot", "readings")["rows"]] == [1]
+    assert [row["id"] for row in held.json("read", "readings")["rows"]] == [1]
     assert "there is no stream 'reading'" in held.fails(1, "streams", "show", "reading")
 
 

@@ -29,12 +29,12 @@ def bank(sh: Shell, tmp_path: Path) -> Shell:
     """Two tables on a timeline with a WAL, of which one has rows."""
     sh("table", "create", "accounts", *COLUMNS, "--mode", "wal", "--shards", 2)
     sh("table", "create", "entries", "--key", "entry:string", "--value", "cents:decimal128(30, 2)")
-    sh("table", "insert", "accounts", jsonl(tmp_path / "rows.jsonl", *(row(n, 100 * n, "x") for n in range(1, 5))))
+    sh("append", "accounts", jsonl(tmp_path / "rows.jsonl", *(row(n, 100 * n, "x") for n in range(1, 5))))
     return sh
 
 
 def read(sh: Shell, name: str = "accounts", *words: object) -> dict[object, object]:
-    found = sh.json("table", "read", name, "--diff", *words)["rows"]
+    found = sh.json("read", name, "--diff", *words)["rows"]
     assert all(one["_diff"] == 1 for one in found)
     return {one.get("id", one.get("entry")): one["cents"] for one in found}
 
@@ -52,7 +52,7 @@ def test_a_table_is_made_once_listed_and_shown(sh: Shell):
     assert re.search(r" bank/accounts +default +wal +1 .* - *\n", sh("table", "list"))
     assert "is a collection, and no table" in sh.fails(2, "table", "show", "orders")
     assert "is a collection, and no table" in sh.fails(2, "table", "drop", "orders", "--yes")
-    assert "there is no collection 'nowhere'" in sh.fails(1, "table", "read", "nowhere")
+    assert "there is no table 'nowhere'" in sh.fails(1, "read", "nowhere")
 
 
 def test_show_and_list_tell_how_far_a_table_is_behind_until_it_is_tended(bank: Shell):
@@ -74,26 +74,26 @@ def test_show_and_list_tell_how_far_a_table_is_behind_until_it_is_tended(bank: S
 
 
 def test_rows_are_inserted_upserted_updated_and_deleted_from_files_and_from_standard_input(bank: Shell, tmp_path: Path):
-    said = bank("table", "upsert", "accounts", jsonl(tmp_path / "u.jsonl", row(1, 1), row(2, 200, "x"), row(9, 9)))
+    said = bank("upsert", "accounts", jsonl(tmp_path / "u.jsonl", row(1, 1), row(2, 200, "x"), row(9, 9)))
     assert re.match(r"accounts: 1 inserted, 1 updated, 1 unchanged \(3 updates\) at time 20\d\d-", said)
     typed = '{"id": 3, "cents": 3}\n{"id": 7, "cents": 7}\n'
-    said = bank.run("table", "update", "accounts", "-", typed=typed).stdout
+    said = bank.run("update", "accounts", "-", typed=typed).stdout
     assert re.match(r"accounts: 1 updated \(2 updates\) at time", said), "a key without rows is left alone"
-    assert bank.json("table", "read", "accounts", "--key", 3)["rows"] == [row(3, 3, "x")]
-    said = bank("table", "delete", "accounts", jsonl(tmp_path / "d.jsonl", {"id": 9}, {"id": 10}))
+    assert bank.json("read", "accounts", "--key", 3)["rows"] == [row(3, 3, "x")]
+    said = bank("delete", "accounts", jsonl(tmp_path / "d.jsonl", {"id": 9}, {"id": 10}))
     assert said.startswith("accounts: 1 unchanged, 1 deleted (1 update) at time")
-    said = bank("table", "insert", "accounts", jsonl(tmp_path / "i.jsonl", row(11, 11)))
-    assert said.startswith("accounts: 1 inserted (1 update) at time")
+    said = bank("append", "accounts", jsonl(tmp_path / "i.jsonl", row(11, 11)))
+    assert said.startswith("accounts: 1 update at time")
     assert read(bank) == {1: 1, 2: 200, 3: 3, 4: 400, 11: 11}
-    found = bank.json("table", "upsert", "accounts", jsonl(tmp_path / "u.jsonl", row(1, 1)))
+    found = bank.json("upsert", "accounts", jsonl(tmp_path / "u.jsonl", row(1, 1)))
     assert (found["time"], found["updates"], found["unchanged"]) == (None, 0, 1)
-    assert bank.run("table", "insert", "accounts", "-", typed="").stdout.startswith("accounts: no keys (0 updates)")
+    assert bank.run("append", "accounts", "-", typed="").stdout.startswith("accounts: 0 updates")
 
 
 @pytest.mark.parametrize(
     ("verb", "rows", "counts"),
     [
-        ("insert", [row(11, 1)], {"inserted": 1, "updates": 1}),
+        ("append", [row(11, 1)], {"updates": 1}),
         ("upsert", [row(1, 5), row(12, 5)], {"inserted": 1, "updated": 1, "updates": 3}),
         ("update", [{"id": 1, "note": None}], {"updated": 1, "updates": 2}),
         ("delete", [{"id": 1}, {"id": 99}], {"deleted": 1, "updates": 1}),
@@ -103,7 +103,7 @@ def test_a_dry_run_counts_and_changes_nothing(
     bank: Shell, tmp_path: Path, verb: str, rows: list[dict[str, object]], counts: dict[str, int]
 ):
     before = bank.files().keys()
-    found = bank.json("table", verb, "accounts", jsonl(tmp_path / "r.jsonl", *rows), "--dry-run")
+    found = bank.json(verb, "accounts", jsonl(tmp_path / "r.jsonl", *rows), "--dry-run")
     assert {name: found[name] for name in ("inserted", "updated", "deleted", "updates") if found[name]} == counts
     assert (found["time"], found["token"]) == (None, "")
     assert bank.files().keys() == before
@@ -113,7 +113,7 @@ def test_a_dry_run_counts_and_changes_nothing(
 def test_a_constraint_that_would_break_writes_nothing(bank: Shell, tmp_path: Path):
     rows = jsonl(tmp_path / "i.jsonl", row(20, 1), row(1, 1))
     for words in ((), ("--dry-run",)):
-        assert "Nothing was written" in bank.fails(1, "table", "insert", "accounts", rows, *words)
+        assert "Nothing was written" in bank.fails(1, "append", "accounts", rows, *words)
     assert read(bank) == {1: 100, 2: 200, 3: 300, 4: 400}
 
 
@@ -127,12 +127,12 @@ def test_a_constraint_that_would_break_writes_nothing(bank: Shell, tmp_path: Pat
         ("update", ['{"id": 1, "cents": 1}', '{"id": 1, "cents": 2}'], "id"),
         ("upsert", ['{"id": 1, "cents": "much", "note": ""}'], "cannot be read"),
         ("delete", ['{"id": 1, "cents": 1}'], "cents"),
-        ("insert", ["[1]"], "each line must be an object"),
+        ("append", ["[1]"], "each line must be an object"),
     ],
 )
 def test_wrong_rows_are_refused_and_named(bank: Shell, tmp_path: Path, verb: str, lines: list[str], says: str):
     (tmp_path / "wrong.jsonl").write_text("\n".join(lines) + "\n")
-    assert says in bank.fails(2, "table", verb, "accounts", tmp_path / "wrong.jsonl")
+    assert says in bank.fails(2, verb, "accounts", tmp_path / "wrong.jsonl")
     assert read(bank) == {1: 100, 2: 200, 3: 300, 4: 400}
 
 
@@ -195,30 +195,29 @@ def test_on_a_timeline_in_yolo_mode_there_are_no_transactions(sh: Shell, tmp_pat
     path = tmp_path / "t.jsonl"
     path.write_text(TRANSFER[0])
     assert "is in YOLO mode" in sh.fails(2, "table", "transact", path)
-    sh("table", "insert", "accounts", jsonl(tmp_path / "i.jsonl", row(1, 1)))
+    sh("append", "accounts", jsonl(tmp_path / "i.jsonl", row(1, 1)))
     assert "behind" not in sh("table", "show", "accounts")
     assert read(sh) == {1: 1}
 
 
 def test_changes_and_listening_give_each_update_once_applied_or_not(bank: Shell, tmp_path: Path):
-    first = bank.json("table", "read", "accounts")["as_of"]
+    first = bank.json("read", "accounts")["as_of"]
     bank("collection", "tend")
-    second = bank.json("table", "upsert", "accounts", jsonl(tmp_path / "u.jsonl", row(1, 1, "x")))["time"]
-    third = bank.json("table", "upsert", "accounts", jsonl(tmp_path / "u.jsonl", row(1, 2, "x")))["time"]
-    found = bank.json("table", "changes", "accounts", "--from", first)["rows"]
+    second = bank.json("upsert", "accounts", jsonl(tmp_path / "u.jsonl", row(1, 1, "x")))["time"]
+    third = bank.json("upsert", "accounts", jsonl(tmp_path / "u.jsonl", row(1, 2, "x")))["time"]
+    found = bank.json("changes", "accounts", "--from", first)["rows"]
     assert sorted((one["cents"], one["_diff"]) for one in found) == [(1, -1), (1, 1), (2, 1), (100, -1)]
-    found = bank.json("table", "changes", "accounts", "--from", first, "--to", second)["rows"]
+    found = bank.json("changes", "accounts", "--from", first, "--to", second)["rows"]
     assert sorted((one["cents"], one["_diff"]) for one in found) == [(1, 1), (100, -1)]
-    assert bank.json("table", "changes", "accounts", "--from", third)["rows"] == []
-    assert "changes go forward" in bank.fails(2, "table", "changes", "accounts", "--from", third, "--to", second)
+    assert bank.json("changes", "accounts", "--from", third)["rows"] == []
+    assert "changes go forward" in bank.fails(2, "changes", "accounts", "--from", third, "--to", second)
     events = [
-        json.loads(line)
-        for line in bank("table", "listen", "accounts", "--as-of", second, "--no-wait", "--json").splitlines()
+        json.loads(line) for line in bank("listen", "accounts", "--as-of", second, "--no-wait", "--json").splitlines()
     ]
     assert [one["cents"] for one in events[0]["updates"]] == [1, 2]
     assert events[-1]["progress"] == [third + 1]
-    assert "cents=2" in bank("table", "listen", "accounts", "--as-of", second, "--until", third + 1), "it ends"
-    assert "cents=2" not in bank("table", "listen", "accounts", "--as-of", second, "--until", third)
+    assert "cents=2" in bank("listen", "accounts", "--as-of", second, "--until", third + 1), "it ends"
+    assert "cents=2" not in bank("listen", "accounts", "--as-of", second, "--until", third)
 
 
 def test_sql_reads_what_is_not_applied_yet_and_all_tables_at_one_time(bank: Shell, tmp_path: Path):
@@ -239,14 +238,14 @@ def test_a_table_is_dropped_by_name_and_a_dry_run_drops_nothing(bank: Shell):
 
 
 def test_formats_are_those_of_snapshots(bank: Shell, tmp_path: Path):
-    assert bank("table", "read", "accounts", "--format", "csv", "--columns", "cents").splitlines()[:2] == [
+    assert bank("read", "accounts", "--format", "csv", "--columns", "cents").splitlines()[:2] == [
         '"cents"', "100",
     ]  # fmt: skip
     out = tmp_path / "accounts.parquet"
-    bank("table", "read", "accounts", "--format", "parquet", "-o", out)
+    bank("read", "accounts", "--format", "parquet", "-o", out)
     bank("table", "create", "copy", *COLUMNS)
-    bank("table", "insert", "copy", out)
+    bank("append", "copy", out)
     assert read(bank, "copy") == read(bank)
-    assert "Parquet can only be written to a file" in bank.fails(2, "table", "read", "accounts", "-f", "parquet")
+    assert "Parquet can only be written to a file" in bank.fails(2, "read", "accounts", "-f", "parquet")
     with persist.open(f"file:{bank.root}") as client:
         assert len(client.controller().tables().read("accounts").to_pylist()) == 4

@@ -75,11 +75,11 @@ def test_what_listen_prints_as_json_goes_in_again(made: Shell, tmp_path: Path):
     ],
 )  # fmt: skip
 def test_contents_are_read_as_of_a_moment(as_of: str, count: int, made: Shell):
-    done = made.run("snapshot", "orders", "--as-of", as_of)
+    done = made.run("read", "orders", "--as-of", as_of)
     assert done.exit_code == 0, done.output
     assert f"{count} row" in done.stderr
     assert re.search(r"orders as of 2026-11-22T\d\d:\d\d:\d\d", done.stderr)
-    found = made.json("snapshot", "orders", "--as-of", as_of)
+    found = made.json("read", "orders", "--as-of", as_of)
     assert len(found["rows"]) == count
     assert isinstance(found["as_of"], int)
     assert found["times"] == "ms"
@@ -90,14 +90,14 @@ def test_ago_is_reckoned_from_now(sh: Shell):
         write = client.open_writer("orders", persist.Schema({"id": "int64"}, times="us"))
         rows = [{"id": 1, "_time": "2 hours ago"}, {"id": 2, "_time": "30 minutes ago"}]
         write.compare_and_append(rows, 0, "now")
-    assert [row["id"] for row in sh.json("snapshot", "orders", "--as-of", "1 hour ago")["rows"]] == [1]
-    assert [row["id"] for row in sh.json("snapshot", "orders", "--as-of", "5 min ago")["rows"]] == [1, 2]
-    assert "NotComplete" in sh.fails(1, "snapshot", "orders", "--as-of", "now")
+    assert [row["id"] for row in sh.json("read", "orders", "--as-of", "1 hour ago")["rows"]] == [1]
+    assert [row["id"] for row in sh.json("read", "orders", "--as-of", "5 min ago")["rows"]] == [1, 2]
+    assert "NotComplete" in sh.fails(1, "read", "orders", "--as-of", "now")
     sh("hold", "downgrade", "orders", "audit", "--since", "90 minutes ago", "--yes")
     sh("set-retention", "orders", "1 hour")
     sh("maintain", "orders")
-    assert "SinceViolation" in sh.fails(1, "snapshot", "orders", "--as-of", "2 hours ago")
-    assert len(sh.json("snapshot", "orders", "--as-of", "80 minutes ago")["rows"]) == 1
+    assert "SinceViolation" in sh.fails(1, "read", "orders", "--as-of", "2 hours ago")
+    assert len(sh.json("read", "orders", "--as-of", "80 minutes ago")["rows"]) == 1
 
 
 TABLES = (
@@ -131,15 +131,15 @@ def test_every_table_shows_moments_and_json_has_integers_and_says_the_clock(made
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
-        (("snapshot", "orders", "--as-of", "2026-11-22T12:00"), 2, "has no zone"),
-        (("snapshot", "orders", "--as-of", "soon"), 2, "must be a time, as in 5"),
-        (("snapshot", "orders", "--as-of", "2026-02-30"), 2, "no date and time"),
-        (("snapshot", "orders", "--as-of", "1 month ago"), 2, "no length of time"),
-        (("snapshot", "orders", "--as-of", "-5"), 2, "must be a time, as in 5"),
-        (("snapshot", "orders", "--as-of", ""), 2, "must be a time, as in 5"),
-        (("snapshot", "orders", "--as-of", "1795348800000000"), 2, "after the year 9999"),
-        (("snapshot", "orders", "--as-of", "1969-07-20"), 2, "clock starts at 1970"),
-        (("snapshot", "orders", "--as-of", "2026-11-23"), 1, "waited 0.001 s for upper to pass 2026-11-23T00:00:00Z"),
+        (("read", "orders", "--as-of", "2026-11-22T12:00"), 2, "has no zone"),
+        (("read", "orders", "--as-of", "soon"), 2, "must be a time, as in 5"),
+        (("read", "orders", "--as-of", "2026-02-30"), 2, "no date and time"),
+        (("read", "orders", "--as-of", "1 month ago"), 2, "no length of time"),
+        (("read", "orders", "--as-of", "-5"), 2, "must be a time, as in 5"),
+        (("read", "orders", "--as-of", ""), 2, "must be a time, as in 5"),
+        (("read", "orders", "--as-of", "1795348800000000"), 2, "after the year 9999"),
+        (("read", "orders", "--as-of", "1969-07-20"), 2, "clock starts at 1970"),
+        (("read", "orders", "--as-of", "2026-11-23"), 1, "upper has to pass 2026-11-23T00:00:00Z"),
         (("listen", "orders", "--as-of", "soon"), 2, "must be a time, as in 5"),
         (("listen", "orders", "--as-of", "0", "--until", "soon"), 2, "must be a time, as in 5"),
         (("append", "orders", "--lower", "2026-11-22T14:00Z", "--upper", "[]"), 1, "upper is [2026-11-22T15:00:00Z]"),
@@ -149,7 +149,7 @@ def test_every_table_shows_moments_and_json_has_integers_and_says_the_clock(made
         (("set-retention", "orders", "7 months"), 2, "no length of time"),
         (("set-retention", "orders", "soon"), 2, "retention is a number of times"),
         (("outcome", "orders", "00ff", "--lower", "soon", "--upper", "5"), 2, "must be a time, as in 5"),
-        (("snapshot", "plain", "--as-of", "1 hour ago"), 2, "plain integers, not a clock"),
+        (("read", "plain", "--as-of", "1 hour ago"), 2, "plain integers, not a clock"),
         (("set-retention", "plain", "7 days"), 2, "plain integers, which have no days"),
         (("append", "plain", "--lower", "2026-11-22", "--upper", "[]"), 2, "plain integers, not a clock"),
         (("hold", "set", "plain", "audit", "--since", "yesterday"), 2, "plain integers, not a clock"),
@@ -179,8 +179,8 @@ def test_what_is_written_by_key_is_told_at_a_moment(made: Shell, tmp_path: Path)
     file = tmp_path / "rows.csv"
     file.write_text("id,state\n0,s0\n7,new\n")
     moment = r"\d{4}-\d\d-\d\dT[\d:.]+Z"
-    assert re.search(rf"\(1 update\) at time {moment}, upper is \[{moment}\]\n", made("upsert", "orders", file))
-    assert re.search(rf"nothing was written, upper is \[{moment}\]\n", made("upsert", "orders", file))
+    assert re.search(rf"\(1 update\) at time {moment}\n", made("upsert", "orders", file))
+    assert made("upsert", "orders", file).endswith("nothing was written\n")
 
 
 def test_a_wrong_frontier_makes_no_location(sh: Shell, tmp_path: Path):
@@ -195,8 +195,8 @@ def test_calls_by_key_changes_and_restores_show_moments_and_say_the_clock(sh: Sh
     file = tmp_path / "in.csv"
     file.write_text("id,state\n1,new\n2,new\n")
     said = sh("upsert", "orders", file)
-    assert re.search(r"2 inserted \(2 updates\) at time 20\S+Z, upper is \[20\S+Z\]", said), said
-    assert re.search(r"nothing was written, upper is \[20\S+Z\]", sh("upsert", "orders", file))
+    assert re.search(r"2 inserted \(2 updates\) at time 20\S+Z\n", said), said
+    assert sh("upsert", "orders", file).endswith("nothing was written\n")
     before = sh.json("changes", "orders")
     file.write_text("id,state\n1,paid\n")
     done = sh.json("upsert", "orders", file)

@@ -101,10 +101,10 @@ def test_a_consensus_beside_a_location_that_is_open_is_refused() -> None:
     ("set-retention", "victim", ""),
     ("set-retention", "victim", "_"),
     ("set-retention", "victim", "1__0"),
-    ("snapshot", "victim", "--columns", ""),
-    ("snapshot", "victim", "--key", ""),
-    ("snapshot", "victim", "-o", "", "--format", "csv"),
-    ("snapshot", "victim", "--wait", "nan"),
+    ("read", "victim", "--columns", ""),
+    ("read", "victim", "--key", ""),
+    ("read", "victim", "-o", "", "--format", "csv"),
+    ("read", "victim", "--wait", "nan"),
     ("listen", "victim", "--as-of", "0", "--until", "", "--no-wait"),
     ("listen", "victim", "--as-of", "0", "--timeout", "nan", "--no-wait"),
     ("census", ""),
@@ -122,7 +122,7 @@ def test_other_arguments_that_are_empty_or_half_written_are_wrong_usage(words: t
 
 
 @pytest.mark.parametrize("words", [
-    ("show", "victm"), ("log", "VICTIM"), ("snapshot", "victms"), ("maintain", "victm"), ("finish", "victm", "--yes"),
+    ("show", "victm"), ("log", "VICTIM"), ("read", "victms"), ("maintain", "victm"), ("finish", "victm", "--yes"),
     ("set-retention", "victm", "5"), ("hold", "set", "victm", "audit"), ("plan", "victm"),
     ("append", "victm", "--lower", "1", "--upper", "2"), ("garbage", "victm", "--dry-run"),
 ])  # fmt: skip

@@ -43,7 +43,7 @@ def bash(words: str, here: Path, **env: str) -> list[str]:
     ("persist maintain orders ", ["orders-2", "payments"]), ("persist hold set p", ["payments"]),
     ("persist --location file:./other show ", ["elsewhere"]), ("persist show --location file:./other ", ["elsewhere"]),
     ("persist show zzz", []), ("persist create o", []), ("persist shar", ["shards"]), ("persist hold rel", ["release"]),
-    ("persist snapshot orders --format j", ["json", "jsonl"]), ("persist snapshot --as", ["--as-of"]),
+    ("persist read orders --format j", ["json", "jsonl"]), ("persist read --as", ["--as-of"]),
 ])  # fmt: skip
 def test_bash_gets_commands_options_and_the_names_of_shards(here: Path, words: str, names: list[str]) -> None:
     assert bash(words, here) == names

@@ -55,8 +55,8 @@ def run(url: str, width: int | None, *words: str, stdin: str | None = None) -> R
 
 COMMANDS = [
     ("shards",), ("show", LONG), ("show", LONG, "--batches"), ("log", LONG), ("log", "o"), ("plan", LONG), ("config",),
-    ("census",), ("diff", LONG, "0"), ("diff", LONG, "2", "8"), ("watch", "--count", "1"), ("snapshot", LONG),
-    ("snapshot", "o"), ("hold", "list", LONG), ("set-retention", LONG), ("scrub", LONG),
+    ("census",), ("diff", LONG, "0"), ("diff", LONG, "2", "8"), ("watch", "--count", "1"), ("read", LONG),
+    ("read", "o"), ("hold", "list", LONG), ("set-retention", LONG), ("scrub", LONG),
     ("maintain", "--all", "--dry-run"),
     ("compaction", LONG, "--dry-run"), ("garbage", LONG, "--dry-run"), ("orphans", LONG, "--dry-run"),
     ("leases", LONG, "--dry-run"), ("retention", LONG, "--dry-run"), ("rollups", LONG, "--dry-run"),
@@ -106,7 +106,7 @@ def test_every_large_number_of_the_json_is_whole_in_the_text_at_80_columns(url: 
     large = found(json.loads(run(url, None, *command, "--json").stdout.splitlines()[0]))
     wide, narrow = run(url, None, *command).stdout, run(url, 80, *command).stdout
     assert large & figures(wide) <= figures(narrow), command
-    if command[0] in {"shards", "show", "snapshot", "watch", "diff"} and LONG in wide:
+    if command[0] in {"shards", "show", "read", "watch", "diff"} and LONG in wide:
         assert large & figures(narrow), "the test sees none of them"
 
 

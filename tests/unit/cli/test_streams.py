@@ -11,7 +11,7 @@ from tests.unit.cli.shells import PERSIST, run, shell
 
 SCHEMA = persist.Schema(key={"id": "int64"}, value={"text": "string"})
 ANSWERS = [
-    "--help", "--version", "shards", "show o", "log o --json", "snapshot o", "snapshot o -f csv",
+    "--help", "--version", "shards", "show o", "log o --json", "read o", "read o -f csv",
     "listen o --as-of 0 --no-wait",
 ]  # fmt: skip
 
@@ -37,7 +37,7 @@ def test_a_reader_that_leaves_is_no_failure(here: Path, words: str) -> None:
 
 
 def test_what_was_read_before_the_reader_left_is_right(here: Path) -> None:
-    done = shell("$P snapshot o -f csv | head -2", here)
+    done = shell("$P read o -f csv | head -2", here)
     assert (done.returncode, done.stdout) == (0, f'"id","text"\n0,"{"x" * 100}"\n')
 
 
@@ -93,6 +93,6 @@ def test_no_color_is_respected_and_a_pipe_has_none(here: Path) -> None:
 def test_a_text_that_the_encoding_lacks_is_escaped(tmp_path: Path) -> None:
     with persist.open(f"file:{tmp_path}/data") as client:
         client.open_writer("o", SCHEMA).compare_and_append([{"id": 1, "text": "größe 山"}], 0, 1)
-    done = run("snapshot", "o", cwd=tmp_path, env={"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}, program=PERSIST)
+    done = run("read", "o", cwd=tmp_path, env={"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}, program=PERSIST)
     assert done.returncode == 0, done.stderr
     assert "gr\\xf6\\xdfe" in done.stdout
