@@ -117,17 +117,11 @@ commands(producers, None, list=recovery.list_producers, forget=recovery.forget_p
 collection = group(app, "collection", COLLECTIONS, "Collections, their renditions, and handovers between them.")
 commands(collection, LOOKING, collections.list_, collections.show, holds.capabilities)
 commands(
-    collection, CHANGING, collections.create, collections.alter, collections.evolve, collections.rename,
-    collections.drop, collections.tend,
+    collection, CHANGING, collections.create, collections.tend,
 )  # fmt: skip
 commands(collection, RENDITIONS, renditions.compare, renditions.hand_over)
 rendition = group(collection, "rendition", RENDITIONS, "Make, fill and drop the renditions of a collection.")
 commands(rendition, None, renditions.make, renditions.copy, renditions.drop)
-kept = group(collection, "hold", CHANGING, "Keep a collection's history by name, across handovers.")
-commands(
-    kept, None, set=holds.set_collection_hold, release=holds.release_collection_hold, list=holds.list_collection_holds
-)
-
 source = group(app, "source", COLLECTIONS, "Outside data as collections: what is declared, and how it is.")
 commands(source, LOOKING, sources.list_, sources.show, sources.check)
 commands(source, CHANGING, mend, sources.pause, sources.resume, sources.reset, sources.drop, create=declare)
@@ -138,7 +132,7 @@ commands(area, CHANGING, pending.absorb, pending.choose, pending.delete)
 
 table = group(app, "table", COLLECTIONS, "Tables: rows that people change, alone or in transactions.")
 commands(table, LOOKING, tables.list_, tables.show)
-commands(table, CHANGING, tables.create, tables.drop)
+commands(table, CHANGING, tables.create)
 commands(table, DATA, writes.transact)
 commands(table, RECOVERY, outcome=recovery.outcome_of_commit)
 
@@ -152,4 +146,4 @@ event = group(app, "events", COLLECTIONS, "Event logs, which programs replay: lo
 commands(event, LOOKING, events.kinds, events.show, events.cat, events.head, events.tail, events.check)
 commands(event, CHANGING, events.copy)
 commands(event, RECOVERY, events.mark, events.repair)
-commands(app, HISTORY, holds.set_retention, holds.finish)
+commands(app, HISTORY, holds.set_retention, holds.rename, holds.drop)

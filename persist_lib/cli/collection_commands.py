@@ -10,10 +10,9 @@ from persist_lib.cli import shared_options as opt
 from persist_lib.cli import units
 from persist_lib.cli.json_values import clock, jsonable, messages
 from persist_lib.cli.render import labelled, plain_table
-from persist_lib.cli.schema_commands import Declared, new_columns, parse_columns, schema_value, with_columns
+from persist_lib.cli.schema_commands import Declared, schema_value
 from persist_lib.cli.session import Session
 from persist_lib.cli.table_layout import Fitted
-from persist_lib.errors import InvalidUsage
 from persist_lib.times import Times
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
@@ -122,81 +121,6 @@ def create(
         )
     said = f"created {name}: {units.of(count, 'shard')}, {mode}, {schema}"
     session.answer(description_value(found), said)
-
-
-def alter(session: Session, name: opt.Collection, retention: opt.Retention = None, command: opt.Command = None) -> None:
-    """Change how much history a collection keeps. `persist collection tend` then gives the rest up.
-
-    \b
-    persist collection alter orders --retention 1000
-    persist collection alter orders --retention '7 days'
-    persist collection alter orders --retention none
-    """
-    if retention is None:
-        raise InvalidUsage("say what to change, as in --retention 1000 or --retention none")
-    with session.controller(read_only=False) as controller:
-        found = controller.alter(name, retention=opt.parse_distance(retention), command=command)
-    session.answer(description_value(found), f"{name} keeps {retention_text(found)}")
-
-
-def rename(session: Session, name: opt.Collection, to: opt.NewCollection, command: opt.Command = None) -> None:
-    """Give a collection another name. Readers and writers that are open continue.
-
-    \b
-    persist collection rename orders archive/orders-2025
-    """
-    with session.controller(read_only=False) as controller:
-        found = controller.rename(name, to, command=command)
-    session.answer(description_value(found), f"{name} is now {to}")
-
-
-def evolve(
-    session: Session,
-    name: opt.Collection,
-    add: opt.Added = None,
-    command: opt.Command = None,
-    dry_run: opt.DryRun = False,
-) -> None:
-    """Add value columns to a collection. Rows from before have null in them.
-
-    Columns are added at the end, and may be null; types are written as for `persist evolve`. Doing it again changes
-    nothing. Readers, listeners and writers that are open continue in their columns. A copy that is under way has to be
-    handed over to and finished first, or dropped.
-
-    \b
-    persist collection evolve orders --add note:string --dry-run
-    persist collection evolve orders --add note:string --add 'seen:timestamp\\[us, UTC]'
-    """
-    if not add:
-        raise InvalidUsage("name a column to add, as in --add note:string")
-    with session.controller(read_only=dry_run) as controller:
-        newest = controller.describe(name).schema
-        schema = with_columns(newest, new_columns(name, newest, parse_columns(add)))
-        found = controller.evolve(name, schema, dry_run=dry_run, command=command)
-    value = {"collection": name, "dry_run": dry_run, **jsonable(found), "schema": schema_value(found.schema)}
-    columns = ", ".join(str(column) for column in found.schema.value if column.name in found.added)
-    said = f"{'would add' if dry_run else 'added'} {columns}" if found.added else "has these columns already"
-    is_now = "would be" if dry_run and found.added else "is"
-    session.answer(value, f"{name}: {said}; the schema {is_now} {found.schema}")
-
-
-def drop(
-    session: Session,
-    name: opt.Collection,
-    yes: opt.Yes = False,
-    command: opt.Command = None,
-    dry_run: opt.DryRun = False,
-) -> None:
-    """Drop a collection. Its name is free at once; its shards go when they are not read or held any more.
-
-    This cannot be undone. Open readers continue until they are closed, writers are refused. What has to wait is done
-    by a later `persist collection tend`.
-
-    \b
-    persist collection drop orders --dry-run    what would go, and who is in the way
-    persist collection drop orders              asks for the name
-    """
-    drop_named(session, name, "collection", yes=yes, command=command, dry_run=dry_run)
 
 
 def drop_named(session: Session, name: str, kind: str, *, yes: bool, command: str | None, dry_run: bool) -> None:

@@ -1,4 +1,4 @@
-"""How much history of a shard or a collection is kept: by holds, by a retention policy, or none once it is finished."""
+"""How much history of a table is kept: by holds, by a retention policy, or none once it is dropped."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ import typer
 
 from persist_lib.cli import shared_options as opt
 from persist_lib.cli import units
+from persist_lib.cli.collection_commands import drop_named
 from persist_lib.cli.json_values import clock, jsonable
 from persist_lib.cli.render import plain_table
+from persist_lib.cli.row_reads import table_of
 from persist_lib.cli.session import Session
-from persist_lib.errors import InvalidUsage, ShardFinished, StillRead
-from persist_lib.times import show_frontier
+from persist_lib.errors import InvalidUsage, NotFound, ShardFinished, StillRead
+from persist_lib.times import Times, show_frontier
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
     from persist_lib.catalog import Description
@@ -25,7 +27,7 @@ Expected = Annotated[str | None, typer.Option(metavar="TEXT", help="Only if this
 
 def set_(
     session: Session,
-    shard: opt.Shard,
+    table: opt.AnyTable,
     name: opt.Hold,
     since: Annotated[
         str | None, typer.Option(metavar="FRONTIER", help="Keep history from this time on, as 5. Default: all history.")
@@ -37,7 +39,7 @@ def set_(
     """Create or move a hold: history from its since on is kept, durably, whatever other readers do.
 
     A hold has no lease: it stays until it is moved or released. With the fencing value, an owner notices that another
-    one has taken the hold over. A hold never gives history up: it is refused where the shard's since would move with
+    one has taken the hold over. A hold never gives history up: it is refused where the table's since would move with
     it, and beyond the newest time. Without --since, it keeps all.
 
     \b
@@ -50,19 +52,20 @@ def set_(
         )
     words = None if since is None else opt.parse_frontier(since, "since")
     with session.open(read_only=False) as client:
+        shard, name = table_of(client, table).hold_of(name)
         at = client.inspect(shard).state.since if words is None else words
         fencing: bytes | Literal["any"] | None = None if new else _fence(expected)
         client.set_hold(shard, name, at, opaque=fence.encode(), expected=fencing)
         state = client.inspect(shard).state
     kept, show = state.holds[name].since, partial(show_frontier, unit=state.times)
-    text = f"{shard}: hold {name} keeps history from {show(kept)} on; since is {show(state.since)}"
-    value = {"shard": shard, "hold": name, "since": jsonable(kept), "shard_since": jsonable(state.since)}
+    text = f"{table}: hold {name} keeps history from {show(kept)} on; since is {show(state.since)}"
+    value = {"table": table, "hold": name, "since": jsonable(kept), "table_since": jsonable(state.since)}
     session.answer({**value, **clock(state.times)}, text)
 
 
 def downgrade(
     session: Session,
-    shard: opt.Shard,
+    table: opt.AnyTable,
     name: opt.Hold,
     since: Annotated[str, typer.Option(metavar="FRONTIER", help="Give up the history before this time.")],
     expected: Expected = None,
@@ -75,10 +78,11 @@ def downgrade(
 
     \b
     persist hold downgrade orders audit-2026 --since 100 --dry-run
-    persist hold downgrade orders audit-2026 --since 100        asks for the shard's name
+    persist hold downgrade orders audit-2026 --since 100        asks for the table's name
     """
     words, fencing = opt.parse_frontier(since, "since"), _fence(expected)
     with session.open(read_only=dry_run) as client:
+        shard, name = table_of(client, table).hold_of(name)
         unit = client.inspect(shard).state.times
         found = client.downgrade_hold(shard, name, words, expected=fencing, dry_run=True)
         show = partial(show_frontier, unit=unit)
@@ -86,109 +90,151 @@ def downgrade(
         def said(verb: str) -> str:
             kept = f", kept by {', '.join(found.kept_by)}" if found.kept_by else ""
             if found.before == found.after:
-                return f"{shard}: since stays at {show(found.before)}{kept}"
+                return f"{table}: since stays at {show(found.before)}{kept}"
             moved = f"since {verb} from {show(found.before)} to {show(found.after)}{kept}"
-            return f"{shard}: {moved}; nothing can be read as of a time before that"
+            return f"{table}: {moved}; nothing can be read as of a time before that"
 
         if not dry_run:
             if found.before < found.after:
-                session.confirm(shard, "giving up history", "shard", said("moves"), yes=yes)
+                session.confirm(table, "giving up history", "table", said("moves"), yes=yes)
             found = client.downgrade_hold(shard, name, words, expected=fencing)
-    value = {"shard": shard, "hold": name, "dry_run": dry_run, **jsonable(found), **clock(unit)}
+    value = {"table": table, "hold": name, "dry_run": dry_run, **jsonable(found), **clock(unit)}
     session.answer(value, said("would move" if dry_run else "moved"))
 
 
-def release(session: Session, shard: opt.Shard, name: opt.Hold, expected: Expected = None) -> None:
+def release(session: Session, table: opt.AnyTable, name: opt.Hold, expected: Expected = None) -> None:
     """Release a hold. since moves on as soon as a reader or another hold does; nothing is deleted by this alone.
 
     \b
     persist hold release orders audit-2026
     """
     with session.open(read_only=False) as client:
+        shard, name = table_of(client, table).hold_of(name)
         client.release_hold(shard, name, expected=_fence(expected))
         state = client.inspect(shard).state
     since = show_frontier(state.since, state.times)
-    text = f"{shard}: hold {name} is released; since is {since}, kept by {_keepers(state)}"
-    value = {"shard": shard, "hold": name, "shard_since": jsonable(state.since)}
+    text = f"{table}: hold {name} is released; since is {since}, kept by {_keepers(state)}"
+    value = {"table": table, "hold": name, "table_since": jsonable(state.since)}
     session.answer({**value, **clock(state.times)}, text)
 
 
-def list_(session: Session, shard: opt.Shard) -> None:
-    """List a shard's holds. The one named `retention` is moved by the retention policy.
+def list_(session: Session, name: opt.AnyTable) -> None:
+    """List a table's holds. Those named `retention` and `collection` are moved by its retention.
 
     \b
     persist hold list orders
     """
     with session.open() as client:
-        state = client.inspect(shard).state
+        state = client.inspect(table_of(client, name).hold_of("any")[0]).state
     table = plain_table("hold", "since", "fencing value", "holds since back")
-    for name, hold in sorted(state.holds.items()):
+    for one, hold in sorted(state.holds.items()):
         held = "yes" if hold.since <= state.since else "no"
-        table.add_row(name, show_frontier(hold.since, state.times), hold.opaque.decode(errors="backslashreplace"), held)
-    value = {"shard": shard, "since": jsonable(state.since), "holds": jsonable(state.holds)}
+        table.add_row(one, show_frontier(hold.since, state.times), hold.opaque.decode(errors="backslashreplace"), held)
+    value = {"table": name, "since": jsonable(state.since), "holds": jsonable(state.holds)}
     value |= clock(state.times)
-    session.answer(value, table if state.holds else f"{shard} has no holds")
+    session.answer(value, table if state.holds else f"{name} has no holds")
 
 
 def set_retention(
     session: Session,
-    shard: opt.Shard,
+    name: opt.AnyTable,
     distance: Annotated[
         str | None,
         typer.Argument(
             metavar="[N|DURATION|none]",
-            help="Keep this many times behind upper, or of a clock as in '7 days'; none: only what readers and holds "
-            "keep.",
+            help="Keep this many times behind upper, or of a clock as in '7 days'; none: no policy.",
         ),
     ] = None,
+    dry_run: opt.DryRun = False,
 ) -> None:
-    """Show or set how many times behind upper history is kept.
+    """Show how much history behind the newest time is kept, or set it: then what is older is given up at once.
 
-    `persist retention` and `persist maintain` then move since accordingly.
+    What is given up can never be read again. Readers and holds keep history whatever the retention; later,
+    `persist maintain` moves since on.
 
     \b
     persist set-retention orders        show it
     persist set-retention orders 1000   as of any of the last 1,000 times
-    persist set-retention orders '7 days'       if its times are a clock
-    persist set-retention orders none   only what readers and holds keep
+    persist set-retention orders '7 days' --dry-run     if its times are a clock
+    persist set-retention orders none   no policy
     """
-    with session.open(read_only=distance is None) as client:
-        if distance is not None:
-            client.set_retention(shard, opt.parse_distance(distance))
-        state = client.inspect(shard).state
-        found, times = state.retention, client.machine(shard).times()
+    wanted = None if distance is None else opt.parse_distance(distance)
+    with session.open(read_only=distance is None or dry_run) as client:
+        table = table_of(client, name)
+        moved = None if distance is None else table.set_retention(wanted, dry_run=dry_run)
+        found = table.describe()
+    times = Times(found.schema.times, lambda: 0)
+    value: dict[str, Any] = {"table": name, "retention": found.retention, "dry_run": dry_run, **clock(times.unit)}
     said = (
-        "has no retention policy" if found is None else f"keeps history for {times.show_distance(found)} behind upper"
-    )
-    session.answer({"shard": shard, "retention": found, **clock(state.times)}, f"{shard} {said}")
+        f"{name} has no retention policy" if found.retention is None
+        else f"{name} keeps history for {times.show_distance(found.retention)} behind upper"
+    )  # fmt: skip
+    if moved is not None:
+        value |= jsonable(moved)
+        kept = f", kept by {', '.join(moved.kept_by)}" if moved.kept_by else ""
+        what = "would be" if dry_run else "is"
+        said += f"; since {what} {times.show(moved.after)}{kept}"
+    session.answer(value, said)
 
 
-def finish(session: Session, shard: opt.Shard, yes: opt.Yes = False, dry_run: opt.DryRun = False) -> None:
-    """Finish a shard for good: its contents are gone, its name is never used again.
+def drop(
+    session: Session, name: opt.AnyTable, yes: opt.Yes = False, command: opt.Command = None, dry_run: opt.DryRun = False
+) -> None:
+    """Drop a table, with all of its history. Its name is free at once. This cannot be undone.
 
-    This cannot be undone.
-
-    Refused while a live reader or a hold still reads. Its data becomes garbage, which `persist maintain` deletes. To
-    end writing only, and keep the contents: `persist append SHARD --lower T --upper '[]'`.
+    What is carried by one shard is refused while a live reader or a hold needs it; its data becomes garbage, which
+    `persist maintain` deletes. Of a collection or timeline, open readers continue until they are closed, and what has
+    to wait is done by a later `persist collection tend`. To end writing only, and keep the rows:
+    `persist append NAME --lower T --upper '[]'`.
 
     \b
-    persist finish orders --dry-run     what would become garbage, and which readers prevent it
-    persist finish orders               asks for the name
+    persist drop orders --dry-run     what would go, and who is in the way
+    persist drop orders               asks for the name
     """
+    with session.open() as client:
+        try:
+            is_shard = command is None and table_of(client, name).carrier == "shard"
+        except NotFound:  # a shard that is finished already says so
+            is_shard = not client.controller().catalog.fetch().named(name) and command is None
+    if is_shard:
+        _finish(session, name, yes=yes, dry_run=dry_run)
+    else:
+        drop_named(session, name, "table", yes=yes, command=command, dry_run=dry_run)
+
+
+def rename(session: Session, name: opt.AnyTable, to: opt.NewCollection, command: opt.Command = None) -> None:
+    """Give a table another name. Readers, writers and transactions that are open continue.
+
+    What is carried by one shard cannot be renamed, as other programs know that by its name.
+
+    \b
+    persist rename orders archive/orders-2025
+    """
+    with session.open(read_only=False) as client:
+        if command is None:
+            client.table(name).rename(to)
+        else:
+            with client.controller() as controller:
+                controller.rename(name, to, command=command)
+    session.answer({"table": to, "was": name}, f"{name} is now {to}")
+
+
+def _finish(session: Session, shard: str, *, yes: bool, dry_run: bool) -> None:
+    """Finish a shard for good."""
     with session.open() as client:
         version = client.inspect(shard)
         url = client.url
-    value = {"shard": shard, "dry_run": dry_run, **_at_stake(version.state)}
+    value = {"table": shard, "dry_run": dry_run, **_at_stake(version.state)}
     if dry_run:
         session.answer(value, *_warning(value, url))
         return
     _check_finishable(shard, version.state, value["in_the_way"])
     session.show(*_warning(value, url))
-    session.confirm(shard, "finishing", "shard", yes=yes)
+    session.confirm(shard, "dropping", "table", yes=yes)
     with session.open(read_only=False) as client:
         client.finish(shard)
         seqno = client.inspect(shard).seqno
-    done = f"{shard} is finished; `persist maintain {shard}` deletes its {units.of(value['garbage'], 'object')}"
+    done = f"{shard} is dropped; `persist maintain {shard}` deletes its {units.of(value['garbage'], 'object')}"
     session.answer({**value, "seqno": seqno}, done)
 
 
@@ -212,7 +258,7 @@ def _at_stake(state: State) -> dict[str, Any]:
 def _warning(value: dict[str, Any], url: str) -> list[str]:
     objects = f"{units.of(value['garbage'], 'object')} ({units.size(value['garbage_size'])})"
     gone = f"{units.of(value['updates'], 'update')} and all history gone, {objects} garbage"
-    lines = [f"{value['shard']} in {url}: {gone}"]
+    lines = [f"{value['table']} in {url}: {gone}"]
     if value["writers"]:
         lines.append(f"{units.of(value['writers'], 'writer')} could no longer write to the shard")
     if value["in_the_way"]:
@@ -235,56 +281,6 @@ def _keepers(state: State) -> str:
     from persist_lib.core.leases import keepers
 
     return ", ".join(keepers(state)) or "no reader and no hold; it moves when a hold is set or a reader moves on"
-
-
-def set_collection_hold(
-    session: Session,
-    name: opt.Collection,
-    hold: opt.Hold,
-    since: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Keep history from this time on. Default: all there is.")
-    ] = None,
-) -> None:
-    """Keep a collection's history from a time on, durably, whatever its retention, across handovers.
-
-    \b
-    persist collection hold set orders audit --since 100
-    """
-    words = None if since is None else opt.parse_frontier(since, "since")
-    with session.controller(read_only=False) as controller:
-        found = controller.describe(name)
-        at: Any = found.since if words is None else words
-        controller.set_hold(name, hold, at)
-        kept = next(one.since for one in controller.capabilities(name) if (one.kind, one.id) == ("hold", hold))
-    said = f"{name}: hold {hold} keeps history from {_shown(found, kept)} on"
-    session.answer({"collection": name, "hold": hold, "since": jsonable(kept), **clock(found.schema.times)}, said)
-
-
-def release_collection_hold(session: Session, name: opt.Collection, hold: opt.Hold) -> None:
-    """Release a hold of a collection. History goes when the collection is tended next.
-
-    \b
-    persist collection hold release orders audit
-    """
-    with session.controller(read_only=False) as controller:
-        controller.release_hold(name, hold)
-    session.answer({"collection": name, "hold": hold}, f"{name}: hold {hold} is released")
-
-
-def list_collection_holds(session: Session, name: opt.Collection) -> None:
-    """List a collection's holds. The one named `collection` is moved by its retention.
-
-    \b
-    persist collection hold list orders
-    """
-    with session.controller() as controller:
-        found = controller.describe(name)
-        held = [one for one in controller.capabilities(name) if one.kind == "hold"]
-    table = plain_table("hold", "since")
-    for one in held:
-        table.add_row(one.id, _shown(found, one.since))
-    value = {"collection": name, "holds": {one.id: jsonable(one.since) for one in held}, **clock(found.schema.times)}
-    session.answer(value, table)
 
 
 def capabilities(session: Session, name: opt.Collection) -> None:

@@ -13,14 +13,17 @@ from persist_lib.cli.session import Session
 
 EVERYDAY = ("tables", "create", "append", "upsert", "read", "changes", "listen", "sql", "restore", "maintain")
 """The commands that people use, in this order. `persist commands` lists all."""
-RENAMED = {"snapshot": "read", "collection snapshot": "read", "table read": "read", "table insert": "append"} | {
+RENAMED = {
+    "snapshot": "read", "collection snapshot": "read", "table read": "read", "table insert": "append",
+    "finish": "drop", "collection alter": "set-retention", "collection hold": "hold",
+} | {
     f"{noun} {verb}": verb
     for noun, verbs in {
-        "collection": ("append", "upsert", "delete", "changes", "listen"),
-        "table": ("upsert", "update", "delete", "changes", "listen"),
+        "collection": ("append", "upsert", "delete", "changes", "listen", "drop", "rename", "evolve"),
+        "table": ("upsert", "update", "delete", "changes", "listen", "drop"),
     }.items()
     for verb in verbs
-}
+}  # fmt: skip
 """The earlier spellings, and the command that each is now."""
 
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from persist_lib.cli import shared_options as opt
 from persist_lib.cli.session import Session
-from persist_lib.errors import InvalidUsage, NotFound, PersistError, SchemaMismatch, ShardFinished
+from persist_lib.errors import InvalidUsage, NameTaken, NotFound, SchemaMismatch
 from persist_lib.ids import parse_shard_id
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
     import pyarrow as pa
 
-    from persist_lib.core.state import State
+    from persist_lib.client import Client
     from persist_lib.schema.schema import Column, Schema
     from persist_lib.times import Unit
 
@@ -55,29 +57,35 @@ def create(
     schema = declared.schema(times)
     name = parse_shard_id(shard)
     before = _existing(session, shard)
-    if before is not None:
+    if before:
         is_older = _check_same(shard, before, schema)
         said = f"{shard} exists already, with this schema{' and columns that were added since' if is_older else ''}"
-        session.answer(_value(shard, before.schemas[-1], dry_run, created=False), f"{said}: {before.schemas[-1]}")
+        session.answer(_value(shard, before[-1], dry_run, created=False), f"{said}: {before[-1]}")
         return
     if dry_run:
         said = f"would create {shard} in {session.location}: {schema}"
         session.answer(_value(shard, schema, dry_run, created=False), said)
         return
     with session.open(read_only=False, create=True) as client:
-        client.open_writer(name, schema).close()
-        _check_same(shard, client.inspect(shard).state, schema)  # another process may have been first
+        known = client.machine(name).try_fetch()
+        if known is not None and known.state.is_finished():  # a dropped one, whose name is free
+            with client.controller() as controller, suppress(NameTaken):
+                controller.create(shard, schema, mode="compare_and_append")
+        else:
+            client.open_writer(name, schema).close()
+        _check_same(shard, _schemas_of(client, shard), schema)  # another process may have been first
         url = client.url
     session.answer(_value(shard, schema, dry_run, created=True), f"created {shard} in {url}: {schema}")
     session.note(f"in Python: {python_of(schema)}")
 
 
-def evolve(session: Session, shard: opt.Shard, add: opt.Added = None, dry_run: opt.DryRun = False) -> None:
-    """Add value columns to a shard. Older updates have null in them.
+def evolve(session: Session, name: opt.AnyTable, add: opt.Added = None, dry_run: opt.DryRun = False) -> None:
+    """Add value columns to a table. Older rows have null in them.
 
     Columns are added at the end, and may be null. No column can be dropped, renamed or given another type. Doing it
     again changes nothing. Programs with the older schema still append and read; their upserts and deletes are refused
-    until they have the new one.
+    until they have the new one. A copy of a collection that is under way has to be handed over to and finished first,
+    or dropped. Tables of a timeline keep their columns.
 
     Types, as pyarrow names them: bool, int8 to int64, uint8 to uint64, float32, float64, string, binary, date32,
     time64\\[us], timestamp\\[us] (no zone), timestamp\\[us, UTC] (instants), duration\\[us], decimal128(18, 2),
@@ -90,19 +98,14 @@ def evolve(session: Session, shard: opt.Shard, add: opt.Added = None, dry_run: o
     """
     if not add:
         raise InvalidUsage("name a column to add, as in --add note:string")
-    with session.open(read_only=dry_run) as client:
-        state = client.inspect(shard).state
-        if state.is_finished():
-            raise _finished(shard)
-        newest = state.schemas[-1]
-        new = new_columns(shard, newest, parse_columns(add))
+    with session.open(read_only=dry_run) as client, client.table(name) as table:
+        newest = table.describe().schema
+        new = new_columns(name, newest, parse_columns(add))
         evolved = with_columns(newest, new)
-        newest.check_additive(evolved)
-        if new and not dry_run:
-            client.evolve_schema(shard, evolved)
-    value = _value(shard, evolved, dry_run, added=[str(column) for column in new])
-    said = f"{'would add' if dry_run else 'added'} {', '.join(map(str, new))}" if new else "has these columns already"
-    session.answer(value, f"{shard}: {said}; the schema {'would be' if dry_run and new else 'is'} {evolved}")
+        added = table.evolve(evolved, dry_run=dry_run)
+    value = {"table": name, "dry_run": dry_run, "added": [str(one) for one in new], "schema": schema_value(evolved)}
+    said = f"{'would add' if dry_run else 'added'} {', '.join(map(str, new))}" if added else "has these columns already"
+    session.answer(value, f"{name}: {said}; the schema {'would be' if dry_run and added else 'is'} {evolved}")
 
 
 def build_schema(key: list[str], value: list[str], like: Path | None = None, **terms: Any) -> Schema:
@@ -187,34 +190,33 @@ def new_columns(shard: str, newest: Schema, asked: tuple[Column, ...]) -> tuple[
     return tuple(dict.fromkeys(column for column in asked if column.name not in there))
 
 
-def _existing(session: Session, shard: str) -> State | None:
-    """The shard's state; None if there is no such shard, or no location."""
+def _existing(session: Session, name: str) -> Sequence[Schema]:
+    """The schemas that the table of this name has had, oldest first; none if there is no such table, or no location."""
     try:
         with session.open() as client:
-            return client.inspect(shard).state
+            return _schemas_of(client, name)
     except NotFound:
-        return None
+        return ()
 
 
-def _check_same(shard: str, state: State, schema: Schema) -> bool:
-    """Return whether the schema is an older one of the shard. Raises SchemaMismatch if the shard never had it."""
-    if state.is_finished():
-        raise _finished(shard)
-    if schema not in state.schemas:
+def _schemas_of(client: Client, name: str) -> Sequence[Schema]:
+    table = client.table(name)
+    return client.inspect(name).state.schemas if table.carrier == "shard" else [table.describe().schema]
+
+
+def _check_same(name: str, schemas: Sequence[Schema], schema: Schema) -> bool:
+    """Return whether the schema is an older one of the table. Raises SchemaMismatch if the table never had it."""
+    if schema not in schemas:
         raise SchemaMismatch(
-            f"shard {shard} exists already, with the schema {state.schemas[-1]}; asked was {schema}. Use another name, "
+            f"table {name} exists already, with the schema {schemas[-1]}; asked was {schema}. Use another name, "
             "or add columns with `persist evolve`",
-            shard=shard, actual=state.schemas[-1], expected=schema,
+            table=name, actual=schemas[-1], expected=schema,
         )  # fmt: skip
-    return schema != state.schemas[-1]
-
-
-def _finished(shard: str) -> PersistError:
-    return ShardFinished(f"shard {shard} is finished for good: its name cannot be used again", shard=shard)
+    return schema != schemas[-1]
 
 
 def _value(shard: str, schema: Schema, dry_run: bool, **more: object) -> dict[str, object]:
-    return {"shard": shard, "dry_run": dry_run, **more, "schema": schema_value(schema)}
+    return {"table": shard, "dry_run": dry_run, **more, "schema": schema_value(schema)}
 
 
 def schema_value(schema: Schema) -> dict[str, object]:

@@ -8,7 +8,7 @@ import typer
 
 from persist_lib.cli import shared_options as opt
 from persist_lib.cli import units
-from persist_lib.cli.collection_commands import description_value, drop_named, renditions_table, retention_text
+from persist_lib.cli.collection_commands import description_value, renditions_table, retention_text
 from persist_lib.cli.json_values import jsonable, messages
 from persist_lib.cli.render import labelled, plain_table
 from persist_lib.cli.schema_commands import Declared, schema_value
@@ -124,24 +124,6 @@ def create(
         timeline, made = tables.timeline_of(name)
     said = f"created {name} on timeline {timeline} ({made}): {units.of(count, 'shard')}, {schema}"
     session.answer(_value(found, timeline, made, []), said)
-
-
-def drop(
-    session: Session, name: opt.Table, yes: opt.Yes = False, command: opt.Command = None, dry_run: opt.DryRun = False
-) -> None:
-    """Drop a table, with what is in the WAL for it. Transactions that would change it are refused from then on.
-
-    This cannot be undone. Open readers continue until they are closed. What has to wait is done by a later
-    `persist collection tend`.
-
-    \b
-    persist table drop accounts --dry-run    what would go, and who is in the way
-    persist table drop accounts              asks for the name
-    """
-    with session.tables() as tables:
-        if command is None:
-            tables.timeline_of(name)  # a collection is not dropped by a slip
-    drop_named(session, name, "table", yes=yes, command=command, dry_run=dry_run)
 
 
 def _lags(tables: Tables, timeline: str | None = None) -> list[Lag]:

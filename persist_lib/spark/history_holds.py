@@ -107,7 +107,6 @@ class Holding:
         parse = parse_hold_name if collection is None else parse_hold
         self._name = None if name is None else parse(name)
         self._what = f"shard {shard}" if collection is None else f"collection {collection}"
-        self._command = "persist hold release" if collection is None else "persist collection hold release"
         self._seen: str | None = None
         self._drawn: str | None = None
 
@@ -134,7 +133,7 @@ class Holding:
             raise HoldConflict(
                 f"{self._what} has a hold {name} already ({found.opaque.decode(errors='replace')!r}, from "
                 f"{self._show(found.since.time)} on). A new query needs another name in the option "
-                f"hold, or `{self._command} {self._what.partition(' ')[2]} {name}` first, if nothing needs it",
+                f"hold, or `persist hold release {self._what.partition(' ')[2]} {name}` first, if nothing needs it",
                 name=name, expected=None, actual=found.opaque, shard=machine.shard,
             )  # fmt: skip
         if found is None:

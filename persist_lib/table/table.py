@@ -309,6 +309,13 @@ class Table(Resource):
         shard, hold = self._on().hold_of(hold)
         self._carrier.client.release_hold(shard, hold)
 
+    def hold_of(self, hold: str) -> tuple[str, str]:
+        """The shard that keeps its history, where a hold of this name is or would be, and the checked name.
+
+        For the calls of a client about holds, which also take fencing values.
+        """
+        return self._on().hold_of(hold)
+
     def rename(self, to: str) -> None:
         """Give it another name. Handles that are open elsewhere find it by its old one no more.
 

@@ -37,7 +37,7 @@ class Preparation:
     replace: dict[str, str] = field(default_factory=dict)
 
 
-def for_readme() -> Preparation:
+def for_locations() -> Preparation:
     """Its lines for production: a bucket and a database, and a shard at 2."""
     name = os.urandom(8).hex()
     blobs = f"s3://{servers.BUCKET}/{name}?endpoint={servers.s3_server().url}&path_style=true"
@@ -46,8 +46,8 @@ def for_readme() -> Preparation:
 import persist_lib as persist
 row = {{"order_id": 1, "state": "placed", "cents": 999}}
 updates, rows, more = [row], [row], [row]
-schema = persist.Schema(key={{"order_id": "int64"}}, value={{"state": "string", "cents": "int64"}}, times="ms")
-with persist.open({blobs!r}, {log!r}) as first, first.open_writer("orders", schema) as writer:
+orders = persist.Schema(key={{"order_id": "int64"}}, value={{"state": "string", "cents": "int64"}}, times="ms")
+with persist.open({blobs!r}, {log!r}) as first, first.open_writer("orders", orders) as writer:
     writer.compare_and_append([], 0, 2)
 """
     after = """
@@ -56,7 +56,7 @@ assert uppers == [persist.at(3), persist.at(1), persist.at(1)], uppers
 client.close()
 """
     places = {"s3://bucket/prefix": blobs, "postgresql://user@host/database": log}
-    shards = {f"Append({shard}, ": f'Append(client.open_writer("{shard}", schema), ' for shard in "ab"}
+    shards = {f"Append({shard}, ": f'Append(client.open_writer("{shard}", orders), ' for shard in "ab"}
     return Preparation(before, after, places | shards)
 
 
@@ -70,7 +70,7 @@ def for_following() -> Preparation:
 
 
 PREPARATIONS: dict[str, Callable[[], Preparation]] = {
-    "README.md": for_readme,
+    "docs/locations.md": for_locations,
     "docs/following.md": for_following,
     "docs/io-manager.md": lambda: Preparation("location = 'file:./data'"),
 }

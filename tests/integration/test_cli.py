@@ -386,29 +386,31 @@ def test_holds_keep_history_until_they_are_released(sh: Shell):
 
 def test_retention_is_set_shown_carried_out_and_taken_away(sh: Shell):
     assert sh.json("set-retention", "orders")["retention"] is None
-    sh("set-retention", "orders", "3")
+    dry = sh.json("set-retention", "orders", "3", "--dry-run")
+    assert (dry["before"], dry["after"], dry["retention"]) == ([0], [BATCHES - 4], None)
+    assert f"since is [{BATCHES - 4}], kept by hold retention" in sh("set-retention", "orders", "3")
     assert sh.json("set-retention", "orders")["retention"] == 3
-    assert f"[0] → [{BATCHES - 4}]" in sh("retention", "orders")
+    assert f"since stays at [{BATCHES - 4}]" in sh("retention", "orders")
     assert "SinceViolation" in sh.fails(1, "read", "orders", "--as-of", 1)
     assert sh.json("set-retention", "orders", "none")["retention"] is None
 
 
 def test_a_shard_is_finished_only_by_typing_its_name(sh: Shell):
-    assert "that is not 'tidy'" in sh.run("finish", "tidy", typed="orders\n").stderr
-    assert sh.run("finish", "tidy", typed="").exit_code == 2
-    assert "add --yes" in sh.fails(2, "finish", "tidy", "--json")
+    assert "that is not 'tidy'" in sh.run("drop", "tidy", typed="orders\n").stderr
+    assert sh.run("drop", "tidy", typed="").exit_code == 2
+    assert "add --yes" in sh.fails(2, "drop", "tidy", "--json")
     assert sh.json("shards")["shards"][1]["finished"] is False
-    assert "is finished" in sh("finish", "tidy", typed="tidy\n")
+    assert "is dropped" in sh("drop", "tidy", typed="tidy\n")
     assert "there is no table 'tidy'" in sh.fails(1, "read", "tidy")
-    assert "is finished" in sh("finish", "orders", "--yes")
+    assert "is dropped" in sh("drop", "orders", "--yes")
     for _ in range(2):
         sh("maintain", "--all")
     assert not [name for name in sh.files() if name.endswith(".parquet")]
 
 
 def test_a_shard_that_is_read_is_not_finished_and_the_dry_run_says_by_whom(abandoned: Shell):
-    assert "hold audit" in abandoned("finish", "orders", "--dry-run")
-    assert "StillRead" in abandoned.fails(1, "finish", "orders", "--yes")
+    assert "hold audit" in abandoned("drop", "orders", "--dry-run")
+    assert "StillRead" in abandoned.fails(1, "drop", "orders", "--yes")
 
 
 @pytest.fixture(scope="module")
@@ -430,7 +432,7 @@ def in_debt(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.mark.parametrize("duty", [*DUTIES, "finish"])
+@pytest.mark.parametrize("duty", [*DUTIES, "drop"])
 def test_a_dry_run_changes_no_byte_and_the_real_one_does(in_debt: Path, duty: str, tmp_path: Path):
     shutil.copytree(in_debt, tmp_path / "data")
     sh = Shell(tmp_path / "data")
@@ -439,7 +441,7 @@ def test_a_dry_run_changes_no_byte_and_the_real_one_does(in_debt: Path, duty: st
     assert json.loads(sh(duty, "orders", "--dry-run", "--json"))["dry_run"] is True
     assert sh.files() == before
     sh.run(duty, "orders", *(["--force"] if duty == "rollups" else []))
-    assert duty == "finish" or sh.files() != before
+    assert duty == "drop" or sh.files() != before
 
 
 LOOKING = [
@@ -701,7 +703,7 @@ def test_of_a_spelling_of_before_the_new_one_is_told(sh: Shell, words: str) -> N
 
 def test_every_command_has_help_with_an_example():
     found = list(every_command())
-    assert len(found) == 96
+    assert len(found) == 89
     for words in found:
         text = help_of(*words)
         assert f"persist {' '.join(words)}" in text.split("Usage:")[1].split("\n", 1)[1], words

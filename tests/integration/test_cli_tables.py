@@ -51,7 +51,6 @@ def test_a_table_is_made_once_listed_and_shown(sh: Shell):
     assert sh("table", "list", "--names") == "bank/accounts\n"
     assert re.search(r" bank/accounts +default +wal +1 .* - *\n", sh("table", "list"))
     assert "is a collection, and no table" in sh.fails(2, "table", "show", "orders")
-    assert "is a collection, and no table" in sh.fails(2, "table", "drop", "orders", "--yes")
     assert "there is no table 'nowhere'" in sh.fails(1, "read", "nowhere")
 
 
@@ -229,11 +228,11 @@ def test_sql_reads_what_is_not_applied_yet_and_all_tables_at_one_time(bank: Shel
 
 
 def test_a_table_is_dropped_by_name_and_a_dry_run_drops_nothing(bank: Shell):
-    assert "accounts would be dropped" in bank("table", "drop", "accounts", "--dry-run")
+    assert "accounts would be dropped" in bank("drop", "accounts", "--dry-run")
     assert bank("table", "list", "--names") == "accounts\nentries\n"
-    done = bank.run("table", "drop", "accounts", typed="account\n")
+    done = bank.run("drop", "accounts", typed="account\n")
     assert (done.exit_code, "that is not 'accounts'" in done.stderr) == (2, True)
-    assert "accounts is dropped" in bank("table", "drop", "accounts", "--yes")
+    assert "accounts is dropped" in bank("drop", "accounts", "--yes")
     assert bank("table", "list", "--names") == "entries\n"
 
 

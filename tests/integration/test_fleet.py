@@ -166,7 +166,7 @@ def test_an_old_program_refuses_the_next_format_before_it_does_anything(place: P
     before = place.everything()
     for words in (
         ["show", SHARD], ["log", SHARD, "--limit", "100"], ["snapshot", SHARD], ["maintain", SHARD], ["garbage", SHARD],
-        ["orphans", SHARD], ["leases", SHARD], ["hold", "set", SHARD, "h"], ["finish", SHARD, "--yes"],
+        ["orphans", SHARD], ["leases", SHARD], ["hold", "set", SHARD, "h"], ["drop", SHARD, "--yes"],
         ["repair", SHARD, "--yes"], ["upgrade", SHARD],
     ):  # fmt: skip
         answer = place.persist(old, *words)

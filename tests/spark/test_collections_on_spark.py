@@ -17,6 +17,7 @@ from pyspark.sql.functions import col
 import persist_lib as persist
 from persist_lib.spark import create_view, register, scan
 from persist_lib.testing import contents_of
+from tests.spark.ending import ended
 from tests.unit.spark.test_collections import Told
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
@@ -106,12 +107,10 @@ def test_a_stream_goes_on_from_its_checkpoint_after_handovers(
             "max_updates": 40,
         }
         frame = source.readStream.format("persist").options(**options).load()
-        query = (
+        ended(
             frame.writeStream.foreachBatch(sink).option("checkpointLocation", str(tmp_path / "checkpoint"))
-            .trigger(availableNow=True).start()
+            .trigger(availableNow=True)
         )  # fmt: skip
-        assert query.awaitTermination(120)
-        assert query.exception() is None
 
     def total() -> Counter[Any]:
         found: Counter[Any] = Counter()
@@ -219,13 +218,11 @@ def test_a_stream_into_a_collection_is_exactly_once_across_its_handovers(
             source.readStream.format("persist")
             .options(location=client.url, collection="orders", changes="true", hold="copy", max_updates="40").load()
         )  # fmt: skip
-        query = (
+        ended(
             frame.select("a", "b", "v", "_diff").writeStream.format("persist")
             .options(location=client.url, collection="copy", key="a,b", shards="2", query="copy")
-            .option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start()
+            .option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True)
         )  # fmt: skip
-        assert query.awaitTermination(120)
-        assert query.exception() is None
 
     def copied() -> Counter[Any]:
         with client.controller() as controller, controller.open_reader("copy") as reader:

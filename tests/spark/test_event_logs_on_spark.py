@@ -10,6 +10,7 @@ from pyspark.sql import SparkSession
 import persist_lib as persist
 import persist_lib.spark
 from tests.eventlogs import store_of, write
+from tests.spark.ending import ended
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
 EVENTS = [b'{"cents": %d}' % n for n in range(1, 41)]
@@ -35,11 +36,10 @@ def test_a_log_is_read_as_of_an_event_and_its_new_events_are_a_stream(spark: Spa
     def collect() -> list[tuple[int, bytes]]:
         """What a stream of changes brings until it is at the end, from where the run before it stopped."""
         changes = spark.readStream.format("persist").options(**log, changes="true", **{"from": "0"}).load()
-        query = (
+        ended(
             changes.writeStream.format("parquet").option("path", str(tmp_path / "out"))
-            .option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start()
+            .option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True)
         )  # fmt: skip
-        assert query.awaitTermination(120)
         rows = spark.read.parquet(str(tmp_path / "out")).collect()
         return sorted((row.id, bytes(row.payload)) for row in rows)
 

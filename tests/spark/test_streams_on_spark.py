@@ -15,6 +15,7 @@ import persist_lib.spark
 from persist_lib import streams
 from persist_lib.spark.source import PersistSource
 from persist_lib.spark.stream_reader import StreamReader
+from tests.spark.ending import ended
 from tests.streaming import SCHEMA, update
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(500)]
@@ -31,12 +32,10 @@ def test_spark_gets_the_sealed_updates_of_a_stream_as_its_source_does(
         frame = spark.readStream.format("persist").options(
             location=client.url, shard="readings", changes="true", hold="etl"
         )  # fmt: skip
-        query = (
+        ended(
             frame.load().writeStream.format("parquet").option("path", str(tmp_path / "out"))
-            .option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start()
+            .option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True)
         )  # fmt: skip
-        assert query.awaitTermination(200)
-        assert query.exception() is None
         found: Counter[tuple[int, int]] = Counter()
         for row in spark.read.parquet(str(tmp_path / "out")).collect():
             found[row["id"], row["_time"]] += row["_diff"]
@@ -85,12 +84,10 @@ def test_a_stream_that_runs_once_beside_an_appender_has_each_update_once(
 
         spark.dataSource.register(Raced)
         frame = spark.readStream.format("raced").options(location=url, shard="orders", changes="true").load()
-        query = (
+        ended(
             frame.writeStream.format("parquet").option("path", str(tmp_path / "out"))
-            .option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(once=True).start()
+            .option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(once=True)
         )  # fmt: skip
-        assert query.awaitTermination(200)
-        assert query.exception() is None
         return Counter(row["id"] for row in spark.read.schema("id bigint").parquet(str(tmp_path / "out")).collect())
 
     url = client.url

@@ -28,7 +28,7 @@ def state_of_victim() -> object:
         return client.inspect("victim").state
 
 
-FINISH = ("finish", "victim", "--yes")
+FINISH = ("drop", "victim", "--yes")
 EMPTY = {
     "option before": ((("--location", ""), FINISH, ()), {}),
     "option after": (((), FINISH, ("--location", "")), {}),
@@ -92,7 +92,7 @@ def test_a_consensus_beside_a_location_that_is_open_is_refused() -> None:
     ("append", "victim", "", "--lower", "1", "--upper", "2"),
     ("append", "new", "x.csv", "--lower", "0", "--upper", "2", "--create", "--key", ""),
     ("append", "", "--lower", "1", "--upper", "2"),
-    ("finish", "", "--yes"),
+    ("drop", "", "--yes"),
     ("maintain", ""),
     ("maintain", "victim", ""),
     ("hold", "set", "victim", ""),
@@ -122,7 +122,7 @@ def test_other_arguments_that_are_empty_or_half_written_are_wrong_usage(words: t
 
 
 @pytest.mark.parametrize("words", [
-    ("show", "victm"), ("log", "VICTIM"), ("read", "victms"), ("maintain", "victm"), ("finish", "victm", "--yes"),
+    ("show", "victm"), ("log", "VICTIM"), ("read", "victms"), ("maintain", "victm"), ("drop", "victm", "--yes"),
     ("set-retention", "victm", "5"), ("hold", "set", "victm", "audit"), ("plan", "victm"),
     ("append", "victm", "--lower", "1", "--upper", "2"), ("garbage", "victm", "--dry-run"),
 ])  # fmt: skip
@@ -160,7 +160,7 @@ def test_a_location_for_blobs_alone_says_what_it_lacks_and_what_does_without() -
 def test_a_retention_that_no_shard_can_have_is_refused_in_words() -> None:
     done = invoke("set-retention", "victim", str(2**70))
     assert done.exit_code == 2
-    assert "the retention distance (times behind upper, or None) must be an integer in [0, " in done.stderr
+    assert "retention (times behind upper, or None) must be an integer in [0, " in done.stderr
     assert f"got {2**70}" in done.stderr
     assert "Malformed" not in done.stderr
     assert invoke("set-retention", "victim", str(2**64 - 1)).exit_code == 0

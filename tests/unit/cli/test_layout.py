@@ -60,7 +60,7 @@ COMMANDS = [
     ("maintain", "--all", "--dry-run"),
     ("compaction", LONG, "--dry-run"), ("garbage", LONG, "--dry-run"), ("orphans", LONG, "--dry-run"),
     ("leases", LONG, "--dry-run"), ("retention", LONG, "--dry-run"), ("rollups", LONG, "--dry-run"),
-    ("finish", LONG, "--dry-run"), ("repair", LONG, "--dry-run"), ("upgrade", LONG, "--dry-run"),
+    ("drop", LONG, "--dry-run"), ("repair", LONG, "--dry-run"), ("upgrade", LONG, "--dry-run"),
     ("listen", "o", "--as-of", "0", "--no-wait"),
     ("outcome", "o", "00" * 16, "--lower", "5", "--upper", str(NS)), ("create", "o", "--key", "id:int64"),
     ("evolve", LONG, "--add", "more:string", "--dry-run"),

@@ -60,7 +60,7 @@ def test_creating_the_same_again_changes_nothing_and_another_is_refused() -> Non
     assert "exists already" in invoke("create", "items", *COLUMNS).stdout
     for other in (COLUMNS[:-2], ("--key", "id:string"), (*COLUMNS, "--value", "more:bool")):
         said = fails(2, "create", "items", *other)
-        assert "SchemaMismatch: shard items exists already, with the schema (id: int64) ->" in said
+        assert "SchemaMismatch: table items exists already, with the schema (id: int64) ->" in said
         assert "persist evolve" in said
     assert version() == before
 
@@ -74,11 +74,16 @@ def test_a_dry_run_makes_neither_a_shard_nor_a_location(here: Path) -> None:
         assert client.shards() == ["other"]
 
 
-def test_a_finished_name_is_not_used_again() -> None:
+def test_a_dropped_name_is_used_again_for_other_columns() -> None:
     invoke("create", "items", *COLUMNS)
-    invoke("finish", "items", "--yes")
-    assert fails(1, "create", "items", *COLUMNS).startswith("ShardFinished")
-    assert fails(1, "evolve", "items", "--add", "x:int64").startswith("ShardFinished")
+    invoke("drop", "items", "--yes")
+    assert fails(1, "evolve", "items", "--add", "x:int64").startswith("NotFound")
+    others = ("--key", "sku:string", "--value", "price:int64")
+    assert "would create items" in invoke("create", "items", *others, "--dry-run").stdout
+    assert done("create", "items", *others)["created"] is True
+    assert done("create", "items", *others)["created"] is False
+    assert done("describe", "items")["schema"]["key"] == {"sku": "string"}
+    assert fails(2, "create", "items", *COLUMNS).startswith("SchemaMismatch")
 
 
 def test_columns_are_added_once_and_only_when_it_is_no_dry_run() -> None:
