@@ -73,7 +73,7 @@ class Insert(Statement):
         super().__init__(table, schema)
         data = parse_rows(schema, rows)
         ones = array_of(np.ones(data.num_rows, np.int64))
-        self._rows = added_up(schema, data.append_column(DIFF_FIELD, ones))
+        self.rows = self._rows = added_up(schema, data.append_column(DIFF_FIELD, ones))
         self._keys = Keys.of(schema, self._rows)
         self.wanted = by_keys(schema, self._keys) if schema.constraints else None
 
@@ -193,11 +193,14 @@ def old(column: str) -> pc.Expression:
 
 
 class Apply(Statement):
-    """Upserts and deletes as one change; of the upserts those that a condition takes, and of each key the last one."""
+    """Upserts, deletes and appends as one change.
+
+    Of the upserts, those that a condition takes, and of each key the last one.
+    """
 
     def __init__(
-        self, table: str, schema: Schema, upserts: object, deletes: object, only_if: pc.Expression | None,
-        order_by: str | None,
+        self, table: str, schema: Schema, upserts: object, deletes: object, appends: object = None, *,
+        only_if: pc.Expression | None = None, order_by: str | None = None,
     ) -> None:  # fmt: skip
         rows = schema.data.empty_table() if upserts is None else parse_rows(schema, upserts)
         gone = Keys.of(schema, rows.slice(0, 0) if deletes is None else parse_keys(schema, deletes))
@@ -205,14 +208,14 @@ class Apply(Statement):
             rows = _last_of_each(table, schema, rows, order_by)
         self._rows, self._only_if, self._gone = one_row_each(schema, rows), only_if, gone
         self._keys = Keys.of(schema, self._rows)
-        super().__init__(table, schema, keyed=pa.concat_tables([self._keys.table.select(schema.key_names), gone.table]))
-        if (twice := self._keys.found_in(gone.table)).any():
-            first = take(self._keys.table, np.flatnonzero(twice)[:1]).to_pylist()
-            raise InvalidUsage(
-                f"table {table!r}: {int(twice.sum())} keys are both among the rows to upsert and the keys to delete, "
-                f"first {first}. Which of both is meant only the caller can say. Nothing was written",
-                table=table, problem="key twice",
-            )  # fmt: skip
+        self._added = Insert(table, schema, empty_table(schema.data) if appends is None else appends)
+        keyed = [self._keys.table.select(schema.key_names), gone.table]
+        if schema.constraints:
+            keyed.append(self._added.rows.select(schema.key_names))
+        super().__init__(table, schema, keyed=pa.concat_tables(keyed))
+        self._check_apart(self._keys, gone.table, "the rows to upsert and the keys to delete")
+        for other, what in ((self._keys, "the rows to upsert"), (gone, "the keys to delete")):
+            self._check_apart(other, self._added.rows.select(schema.key_names), f"{what} and the rows to append")
         if only_if is not None:
             self._check_condition(len(gone) > 0)
 
@@ -226,7 +229,22 @@ class Apply(Statement):
             rows, mine = take(rows, np.delete(np.arange(rows.num_rows), late)), take(mine, np.flatnonzero(takes))
         changes = replacing(schema, pa.concat_tables([mine, gone]), rows)
         up, down = count_upserted(self._keys, old, changes), count_deleted(self._gone, gone)
-        return changes, up._replace(unchanged=up.unchanged + down.unchanged, deleted=down.deleted)
+        counts = up._replace(unchanged=up.unchanged + down.unchanged, deleted=down.deleted)
+        if not self._added.rows.num_rows:
+            return changes, counts
+        there = old if self._added.wanted is None else self._added.wanted.kept(old)
+        added, more = self._added.changes(there)
+        return added_up(schema, changes, added), counts._replace(inserted=counts.inserted + more.inserted)
+
+    def _check_apart(self, keys: Keys, others: pa.Table, what: str) -> None:
+        """Raise InvalidUsage where a key is in both."""
+        if (twice := keys.found_in(others)).any():
+            first = take(keys.table, np.flatnonzero(twice)[:1]).to_pylist()
+            raise InvalidUsage(
+                f"table {self.table!r}: {int(twice.sum())} keys are both among {what}, first {first}. Which of both is "
+                "meant only the caller can say. Nothing was written",
+                table=self.table, problem="key twice",
+            )  # fmt: skip
 
     def _takes(self, mine: pa.Table) -> np.ndarray[Any, np.dtype[np.bool_]]:
         """For each of the rows that are there, one a key, whether the new row of its key replaces it."""

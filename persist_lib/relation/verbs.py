@@ -186,27 +186,28 @@ class Verbs(OrderedWriter[Brought, Done], Generic[Brought, Basis, Done, Counted]
         upserts: object = None,
         deletes: object = None,
         *,
+        appends: object = None,
         only_if: pc.Expression | None = None,
         order_by: str | None = None,
         timeout: float | None = None,
         token: bytes | None = None,
         dry_run: bool = False,
     ) -> Counted:
-        """Upsert rows and delete keys in one append, at the next time.
+        """Upsert rows, delete keys and add rows in one append, at the next time.
 
             write.apply(rows, only_if=pc.field("seq") > persist.old("seq"), order_by="seq")
 
-        `upserts` is what `upsert` takes, `deletes` what `delete` does; a key that is in both is refused with
-        InvalidUsage. `order_by` is a value column: of several rows of a key in this call the one with the greatest
-        value counts (null is the least), and where several have it, that is refused. `only_if` is an expression of the
-        new row (`pc.field`) and of the one that is there (`persist.old`): where it is false or null, the old row stays,
-        and its key counts as unchanged. A key without a row is inserted without asking. It is evaluated against the
-        rows just before the append, again after each lost race. Keys of several rows are refused with it, and deletes
-        beside it. `timeout`, `token`, `dry_run` and errors are those of `upsert`.
+        `upserts` and `appends` are what `upsert` takes, `deletes` what `delete` does; a key that is in two of them is
+        refused with InvalidUsage. `order_by` is a value column: of several rows of a key in this call the one with the
+        greatest value counts (null is the least), and where several have it, that is refused. `only_if` is an
+        expression of the new row (`pc.field`) and of the one that is there (`persist.old`): where it is false or null,
+        the old row stays, and its key counts as unchanged. A key without a row is inserted without asking. It is
+        evaluated against the rows just before the append, again after each lost race. Keys of several rows are refused
+        with it, and deletes beside it. `timeout`, `token`, `dry_run` and errors are those of `upsert`.
         """
         self._check_verb("apply")
         is_dry, known = parse_flag(dry_run, "dry_run"), Named.of(token)
-        statement = Apply(self._name(), self.schema, upserts, deletes, only_if, order_by)
+        statement = Apply(self._name(), self.schema, upserts, deletes, appends, only_if=only_if, order_by=order_by)
         return self._execute(statement, timeout, known, is_dry=is_dry)
 
     def execute(

@@ -140,27 +140,29 @@ class Table(Resource):
         upserts: object = None,
         deletes: object = None,
         *,
+        appends: object = None,
         only_if: pc.Expression | None = None,
         order_by: str | None = None,
         token: bytes | None = None,
         dry_run: bool = False,
         timeout: float | None = None,
     ) -> Done:
-        """Upsert rows and delete keys in one commit, as changes come from elsewhere.
+        """Upsert rows, delete keys and add rows in one commit, as changes come from elsewhere.
 
             orders.apply(rows, only_if=pc.field("seq") > persist.old("seq"), order_by="seq")
 
-        `upserts` are what `upsert` takes, `deletes` what `delete` does; a key that is in both is refused with
-        InvalidUsage. `order_by` is a value column: of several rows of a key in this call the one with the greatest
-        value counts (null is the least), and where several have it, that is refused. `only_if` is an expression of the
-        new row (`pc.field`) and of the one that is there (`persist.old`): where it is false or null, the old row stays,
-        and its key counts as unchanged. So late changes do not overwrite newer ones. A key without a row is inserted
-        without asking: a late upsert after a delete brings the row back. Keys of several rows are refused with it, and
-        deletes beside it. With `dry_run` nothing is written. Raises as `append` does.
+        `upserts` are what `upsert` takes, `deletes` what `delete` does, `appends` what `append` does; a key that is in
+        two of them is refused with InvalidUsage. `order_by` is a value column: of several rows of a key in this call
+        the one with the greatest value counts (null is the least), and where several have it, that is refused.
+        `only_if` is an expression of the new row (`pc.field`) and of the one that is there (`persist.old`): where it is
+        false or null, the old row stays, and its key counts as unchanged. So late changes do not overwrite newer ones.
+        A key without a row is inserted without asking: a late upsert after a delete brings the row back. Keys of
+        several rows are refused with it, and deletes beside it. With `dry_run` nothing is written. Raises as `append`
+        does.
         """
 
         def make(schema: Schema) -> Statement:
-            return Apply(self.name, schema, upserts, deletes, only_if, order_by)
+            return Apply(self.name, schema, upserts, deletes, appends, only_if=only_if, order_by=order_by)
 
         return self._execute(make, token, timeout, dry_run=dry_run)
 

@@ -16,7 +16,7 @@ from persist_lib.kernel.keyset import Keys
 from persist_lib.kernel.order import take
 from persist_lib.location.wrap.spending import Spending
 from persist_lib.relation.row_selection import Asked, RowSelection, added_up
-from persist_lib.relation.statements import Change, Delete, Done, Insert, Statement, Update, Upsert
+from persist_lib.relation.statements import Apply, Change, Delete, Done, Insert, Statement, Update, Upsert
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import Schema
@@ -109,6 +109,23 @@ class Transaction:
     ) -> Counts:
         """Change value columns of the rows of these keys, or that a filter keeps; of all rows without either."""
         return self._do(table, lambda schema: Update(table, schema, change, keys, filter))
+
+    def apply(
+        self,
+        table: str,
+        upserts: object = None,
+        deletes: object = None,
+        *,
+        appends: object = None,
+        only_if: pc.Expression | None = None,
+        order_by: str | None = None,
+    ) -> Counts:
+        """Upsert rows, delete keys and add rows at once, as `Table.apply` does; against what this transaction sees."""
+
+        def make(schema: Schema) -> Statement:
+            return Apply(table, schema, upserts, deletes, appends, only_if=only_if, order_by=order_by)
+
+        return self._do(table, make)
 
     def read(
         self,

@@ -164,7 +164,7 @@ class Place:
     def __init__(self, root: Path) -> None:
         self.url = f"file:{root}"
         self.client = persist.open(self.url, runtime=QUIET)
-        self.shards = 0
+        self.shards = self.named = 0
         self.outside = open_location(self.url)
         self.renew()
 
@@ -208,11 +208,11 @@ def droppable(p: Place) -> dict[str, Any]:
     return {"dry_run": False}
 
 
-def on_a_collection(p: Place) -> dict[str, Any]:
-    """What renames the table of this place, which is a collection from now on."""
-    p.client.controller().create(f"c{p.shards}", CLOCK)
-    p.front = p.client.table(f"c{p.shards}")
-    return {"to": f"d{p.shards}"}
+def on_a_collection(p: Place) -> Any:
+    """A table that can be renamed."""
+    p.named += 1
+    p.client.controller().create(f"c{p.named}", CLOCK)
+    return p.client.table(f"c{p.named}")
 
 
 def banked(p: Place) -> str:
@@ -254,13 +254,14 @@ def updating(p: Place) -> dict[str, Any]:
 
 
 def applying(_: Place) -> dict[str, Any]:
-    return {"upserts": [{"id": 5, "word": "w"}], "deletes": [6], "only_if": None, "order_by": "word", "timeout": 0.05,
-            "token": None, "dry_run": False}  # fmt: skip
+    return {"upserts": [{"id": 5, "word": "w"}], "deletes": [6], "appends": None, "only_if": None, "order_by": "word",
+            "timeout": 0.05, "token": None, "dry_run": False}  # fmt: skip
 
 
 deletes = {"keys": are_keys, "filter": or_none(never), "timeout": timeout, "token": or_none(never), "dry_run": flag}
 updates = {**deletes, "change": callable, "keys": or_none(are_keys)}
 applies = {"upserts": or_none(append["updates"]), "deletes": or_none(are_keys), "only_if": or_none(never),
+           "appends": or_none(append["updates"]),
            "order_by": or_none(never), "timeout": timeout, "token": or_none(never), "dry_run": flag}  # fmt: skip
 Arguments = Callable[[Place], dict[str, Any]]
 LEGAL: dict[str, tuple[Arguments, dict[str, Kind]]] = {
@@ -404,8 +405,8 @@ LEGAL: dict[str, tuple[Arguments, dict[str, Kind]]] = {
         lambda _: {"frontier": 5, "timeout": 0.05}, {"frontier": frontier, "timeout": timeout}
     ),
     "Table.append": (
-        lambda _: {"rows": [{"id": 5, "word": "w"}], "timeout": 0.05, "token": None},
-        {"rows": append["updates"], "timeout": timeout, "token": or_none(never)},
+        lambda _: {"rows": [{"id": 5, "word": "w"}], "timeout": 0.05, "token": None, "dry_run": False},
+        {"rows": append["updates"], "timeout": timeout, "token": or_none(never), "dry_run": flag},
     ),
     "Table.upsert": (
         lambda _: {"rows": [{"id": 5, "word": "w"}], "timeout": 0.05, "token": None, "dry_run": False},
@@ -426,8 +427,11 @@ LEGAL: dict[str, tuple[Arguments, dict[str, Kind]]] = {
         {"from_": is_start, "to": or_none(integer(4, 9)), "timeout": timeout},
     ),
     "Table.listen": (
-        lambda _: {"as_of": 4, "until": 8, "timeout": 0.05}, {"as_of": time, "until": frontier, "timeout": timeout}
+        lambda _: {"as_of": 4, "until": 8, "replace": False, "timeout": 0.05},
+        {"as_of": time, "until": frontier, "replace": flag, "timeout": timeout},
     ),
+    "Table.writer": (lambda _: {}, {}),
+    "Table.hold_of": (lambda _: {"hold": "kept"}, {"hold": name}),
     "Table.history": (
         lambda _: {"from_": 4, "to": 9, "limit": 3, "timeout": 0.05},
         {"from_": is_start, "to": or_none(integer(4, 9)), "limit": or_none(count), "timeout": timeout},
@@ -449,7 +453,7 @@ LEGAL: dict[str, tuple[Arguments, dict[str, Kind]]] = {
         lambda _: {"hold": "kept", "since": 4, "dry_run": False}, {"hold": name, "since": frontier, "dry_run": flag}
     ),
     "Table.release_hold": (lambda _: {"hold": "kept"}, {"hold": name}),
-    "Table.rename": (on_a_collection, {"to": name}),
+    "Table.rename": (lambda p: {"to": f"d{p.named}"}, {"to": name}),
     "Table.drop": (droppable, {"dry_run": flag}),
     "Table.maintain": (lambda _: {"dry_run": False}, {"dry_run": flag}),
     "Table.close": (lambda _: {}, {}),
@@ -601,7 +605,8 @@ RECEIVERS: dict[str, Callable[[Place], Any]] = {
     "Antichain": lambda _: persist.at(5), "Client": lambda p: p.client, "Cost": lambda _: persist.Cost(),
     "Listen": lambda p: p.read.listen(4), "ReadHandle": lambda p: p.read, "Schema": lambda _: CLOCK,
     "Snapshot": lambda p: p.snapshot, "Spending": lambda _: persist.Spending(), "Split": lambda p: p.split,
-    "Survey": lambda p: p.client.survey(), "Table": lambda p: p.front, "Changes": lambda p: p.changes,
+    "Survey": lambda p: p.client.survey(), "Table": lambda p: p.front,
+    "Table.rename": on_a_collection, "Changes": lambda p: p.changes,
     "WriteHandle": lambda p: p.write,
 }  # fmt: skip
 ANSWERED = {
@@ -654,7 +659,7 @@ def public() -> Iterator[str]:
 def callable_of(what: str, place: Place) -> Callable[..., Any]:
     """`what` in `place`, ready to be called."""
     owner, _, method = what.partition(" ")[0].partition(".")
-    return getattr(RECEIVERS[owner](place), method) if method else getattr(persist, owner)
+    return getattr(RECEIVERS.get(what, RECEIVERS[owner])(place), method) if method else getattr(persist, owner)
 
 
 def call(function: Callable[..., Any], arguments: Mapping[str, Any]) -> None:

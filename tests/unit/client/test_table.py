@@ -218,6 +218,10 @@ def test_changes_are_applied_as_one_commit_and_late_ones_do_not_overwrite(world:
     assert table.apply(seqs((1, 99)), [4], dry_run=True).deleted == 1
     assert table.apply().time is None
     assert table.apply([], []).count == 0
+    done = table.apply(seqs((1, 10)), [4], appends=[*seqs((6, 1)), *seqs((6, 1)), *seqs((7, 2))])
+    assert (done.updated, done.deleted, done.count) == (1, 1, 5)
+    assert seen(table) == [(1, 10, "w"), (5, 0, "zero"), (6, 1, "w"), (6, 1, "w"), (7, 2, "w")]
+    assert table.apply(seqs((1, 9, "last"), (4, 1, "first")), [6, 7]).deleted == 2
     either = (pc.field("seq") > persist.old("seq")) | (pc.field("word") == "forced")
     assert table.apply(seqs((1, 0, "forced"), (4, 0)), only_if=either).updated == 1
     assert seen(table) == [(1, 0, "forced"), (4, 1, "first"), (5, 0, "zero")]
@@ -230,6 +234,9 @@ def test_what_cannot_be_applied_for_certain_is_refused_whole(world: World, carri
     before = seen(table)
     cases: list[tuple[tuple[Any, ...], dict[str, Any], str]] = [
         ((seqs((1, 6), (3, 1)), [1]), {}, "both among the rows"),
+        ((seqs((1, 6)),), {"appends": seqs((1, 7))}, "both among the rows to upsert and the rows to append"),
+        ((None, [2]), {"appends": seqs((2, 7))}, "both among the keys to delete and the rows to append"),
+        ((None,), {"appends": [{"id": 1, "seq": "x", "word": "w"}]}, "seq"),
         ((seqs((1, 6, "a"), (1, 7, "b")),), {}, "different rows for"),
         ((seqs((3, 1), (1, 7, "a"), (1, 7, "b")),), {"order_by": "seq"}, "with the same 'seq'"),
         ((seqs((1, None, "a"), (1, None, "b")),), {"order_by": "seq"}, "with the same 'seq'"),
@@ -335,24 +342,38 @@ def test_a_constraint_holds(world: World, carrier: Carrier) -> None:
     table.append(rows(1))
     with pytest.raises(persist.ConstraintViolated):
         table.append(rows(1, word="v"))
+    with pytest.raises(persist.ConstraintViolated):
+        table.apply(rows(2), appends=rows(1, word="v"))
+    with pytest.raises(persist.ConstraintViolated):
+        table.apply(rows(2), appends=rows(3, 3))
     assert contents(table) == [(1, "w")]
+    table.apply(rows(1, word="v"), appends=rows(3))
+    assert contents(table) == [(1, "v"), (3, "w")]
 
 
 @over_all
 @pytest.mark.parametrize("happens", [True, False])
-@pytest.mark.parametrize("verb", ["append", "upsert"])
+@pytest.mark.parametrize("verb", ["append", "upsert", "apply", "update", "delete"])
 def test_a_change_in_doubt_is_done_once_by_its_token(world: World, carrier: Carrier, happens: bool, verb: str) -> None:
+    def change(table: persist.Table, **token: Any) -> Any:
+        if verb == "update":
+            return table.update({"word": pc.binary_join_element_wise(pc.field("word"), "!", "")}, [0], **token)
+        if verb == "delete":
+            return table.delete([0], **token)
+        return getattr(table, verb)(rows(1), **token)
+
     cut = Cut(Outcome.HAPPENED_UNKNOWN if happens else Outcome.LOST_UNKNOWN, *KINDS)
     others = table_on(world, carrier)
     ours = world.client(persist.Config(timeout_s=1), plan=cut).table("c")
     ours.append(rows(0))
     cut.is_armed = True
     with pytest.raises(persist.Indeterminate) as told:
-        getattr(ours, verb)(rows(1))
+        change(ours)
     cut.is_armed = False
     others.append(rows(2))
-    done = getattr(ours if happens else world.client().table("c"), verb)(rows(1), token=told.value.token)
-    assert contents(others) == [(0, "w"), (1, "w"), (2, "w")]
+    done = change(ours if happens else world.client().table("c"), token=told.value.token)
+    expected = {"update": [(0, "w!"), (2, "w")], "delete": [(2, "w")]}
+    assert contents(others) == expected.get(verb, [(0, "w"), (1, "w"), (2, "w")])
     assert contents(others, done.time) != contents(others, done.time - 1)
 
 
@@ -785,6 +806,11 @@ def test_transactions_change_the_tables_of_a_timeline(world: World) -> None:
         both.insert("a", rows(1))
         both.insert("b", rows(2))
     assert contents(client.table("a")) == [(1, "w")]
+    with client.transaction() as more:
+        more.insert("b", rows(3))
+        assert more.apply("b", rows(3, word="v"), [2], appends=rows(4)).updated == 1
+        more.rollback()
+    assert contents(client.table("b")) == [(2, "w")]
     assert client.table("b").changes(None).to_arrow().column("_time").to_pylist() == [
         pa.scalar(both.time, pa.timestamp("ms", "UTC")).as_py()
     ]
@@ -836,6 +862,25 @@ def calls(run: Any) -> int:
     finally:
         sys.setprofile(None)
     return found
+
+
+def test_a_small_append_asks_what_a_shards_does_and_a_read_too(world: World) -> None:
+    """The requests of a small append, and of a read, through a table and through a shard's handles."""
+    client = world.client()
+    table, write = client.table("c", PLAIN), client.open_writer("d", SCHEMA)
+    read = client.open_reader("d")
+    asked = []
+    for append, look in ((write.append_now, read.snapshot), (table.append, table.read)):
+        append(rows(1))
+        look().release()
+        before = client.metrics().operations
+        for number in range(5):
+            append(rows(number))
+            look().release()
+        after = client.metrics().operations
+        asked.append({kind: after[kind].calls - before[kind].calls for kind in after if kind in before})
+    assert asked[0] == asked[1]
+    assert sum(asked[0].values()) >= 10
 
 
 def test_a_small_append_costs_what_a_shards_does(world: World) -> None:
