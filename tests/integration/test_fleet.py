@@ -165,7 +165,7 @@ def test_an_old_program_refuses_the_next_format_before_it_does_anything(place: P
     place.persist(new, "rollups", SHARD, "--force")
     before = place.everything()
     for words in (
-        ["show", SHARD], ["log", SHARD, "--limit", "100"], ["snapshot", SHARD], ["maintain", SHARD], ["garbage", SHARD],
+        ["show", SHARD], ["log", SHARD, "--limit", "100"], ["read", SHARD], ["maintain", SHARD], ["garbage", SHARD],
         ["orphans", SHARD], ["leases", SHARD], ["hold", "set", SHARD, "h"], ["drop", SHARD, "--yes"],
         ["repair", SHARD, "--yes"], ["upgrade", SHARD],
     ):  # fmt: skip
