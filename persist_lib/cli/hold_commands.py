@@ -125,7 +125,7 @@ def list_(session: Session, name: opt.AnyTable) -> None:
     persist hold list orders
     """
     with session.open() as client:
-        state = client.inspect(table_of(client, name).hold_of("any")[0]).state
+        state = client.inspect(table_of(client, name).kept_by()).state
     table = plain_table("hold", "since", "fencing value", "holds since back")
     for one, hold in sorted(state.holds.items()):
         held = "yes" if hold.since <= state.since else "no"

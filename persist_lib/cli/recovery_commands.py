@@ -85,9 +85,10 @@ def restore(
     """
     time = opt.parse_time(to, "to")
     with session.open(read_only=dry_run) as client:
-        table = client.table(name)
-        if table.carrier != "shard":
-            _answer_restored(session, table, time, table.restore(time, dry_run=dry_run), dry_run=dry_run)
+        if client.table(name).carrier != "shard":
+            with session.open(read_only=False) as writing:  # a dry run, too, looks through a writer
+                table = writing.table(name)
+                _answer_restored(session, table, time, table.restore(time, dry_run=dry_run), dry_run=dry_run)
             return
         done = client.restore(name, time, dry_run=dry_run)
         schema = client.inspect(name).state.schemas[-1]

@@ -319,7 +319,7 @@ def _input(file: str) -> Iterator[Path | None]:
         path = Path(file)
         if not path.is_file():
             raise InvalidUsage(f"there is no file {file}; - reads JSON lines from standard input")
-        yield path
+        yield None if path.suffix.lower() == ".jsonl" and not path.stat().st_size else path  # no lines are no rows
         return
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "input.jsonl"

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from persist_lib.times import TimeLike
 
 T = TypeVar("T")
+OPEN: WeakSet[_Handles] = WeakSet()
+"""All that have handles, or had: what gives history up lets go of what others of the same client do not need."""
 Make = Callable[[Schema], Statement]
 """Makes a statement for the columns that the table has."""
 
@@ -87,6 +89,10 @@ class Carrier(ABC):
     @abstractmethod
     def set_retention(self, distance: Retention, *, dry_run: bool) -> Downgraded: ...
     @abstractmethod
+    def kept_by(self) -> str:
+        """The shard that keeps the table's history."""
+
+    @abstractmethod
     def hold_of(self, hold: object) -> tuple[str, str]:
         """The shard that keeps the table's history, and the checked name of a hold of its users."""
 
@@ -103,6 +109,10 @@ class Carrier(ABC):
     @abstractmethod
     def let_go(self, *, now: bool = False) -> None:
         """Let go of history that no answer needs."""
+
+    @abstractmethod
+    def _let_all_go(self) -> None:
+        """Let go of what this client keeps of the table, and no answer needs, before history goes."""
 
     @abstractmethod
     def close(self) -> None: ...
@@ -131,6 +141,7 @@ class _Handles(Carrier):
             if (carrier := self_()) is not None:
                 carrier.let_go()
 
+        OPEN.add(self)
         leases.every_tick(key, tick)
         weakref.finalize(self, leases.every_tick, key, None).atexit = False
 
@@ -219,6 +230,12 @@ class _Handles(Carrier):
         self._answers.add(answer)
         return answer
 
+    def _let_all_go(self) -> None:
+        for carrier in list(OPEN):
+            if carrier.client is self.client and carrier.name == self.name:
+                carrier.let_go(now=True)
+        self.client.heartbeat()  # retires those of tables that were dropped unclosed
+
     @abstractmethod
     def _since(self) -> Antichain:
         """From which time on a new reader could read."""
@@ -259,7 +276,7 @@ class ShardCarrier(_Handles):
     def set_retention(self, distance: Retention, *, dry_run: bool) -> Downgraded:
         newest = self.client.inspect(self.name).state.schemas[-1]
         parsed = parse_retention(distance, newest, self.client.consensus.now)
-        self.let_go(now=True)
+        self._let_all_go()
         before = self.client.inspect(self.name).state
         if dry_run:
             planned = msgspec.structs.replace(before, retention=parsed)
@@ -268,6 +285,9 @@ class ShardCarrier(_Handles):
         self.client.retain(self.name)
         after = self.client.inspect(self.name).state
         return Downgraded(before.since, after.since, tuple(keepers(after)))
+
+    def kept_by(self) -> str:
+        return self.name
 
     def hold_of(self, hold: object) -> tuple[str, str]:
         return self.name, parse_hold_name(hold)
@@ -281,6 +301,7 @@ class ShardCarrier(_Handles):
 
     def drop(self, *, dry_run: bool) -> tuple[str, ...]:
         self.close()  # its own reader would be in the way
+        self._let_all_go()
         machine = self.client.machine(self.name)
         if not dry_run:
             self.client.finish(self.name)
@@ -308,7 +329,7 @@ class _Listed(Carrier):
 
     def describe(self) -> TableDescription:
         found = self.controller.describe(self.name)
-        state = self.client.inspect(self.hold_of("any")[0]).state
+        state = self.client.inspect(self.kept_by()).state
         return TableDescription(
             self.name, self.kind, found.schema, found.since, found.upper, found.retention, _holds_in(state),
             found.active.shards,
@@ -319,8 +340,8 @@ class _Listed(Carrier):
 
     def set_retention(self, distance: Retention, *, dry_run: bool) -> Downgraded:
         parsed = parse_retention(distance, self.schema, self.client.consensus.now)
-        self.let_go(now=True)
-        found, keeper = self.controller.describe(self.name), self.hold_of("any")[0]
+        self._let_all_go()
+        found, keeper = self.controller.describe(self.name), self.kept_by()
         if dry_run:
             newest = (found.promised.meet(found.upper).time or 1) - 1
             target = None if parsed is None else at(max(0, newest - parsed))
@@ -330,8 +351,11 @@ class _Listed(Carrier):
         kept_by = tuple(keepers(self.client.inspect(keeper).state))
         return Downgraded(found.since, self.controller.describe(self.name).since, kept_by)
 
+    def kept_by(self) -> str:
+        return self.controller.catalog.fetch().find(self.name).shard
+
     def hold_of(self, hold: object) -> tuple[str, str]:
-        return self.controller.catalog.fetch().find(self.name).shard, parse_hold(hold)
+        return self.kept_by(), parse_hold(hold)
 
     def rename(self, to: str) -> None:
         self.controller.rename(self.name, to)
@@ -345,7 +369,7 @@ class _Listed(Carrier):
     def maintain(self, *, dry_run: bool) -> dict[str, Maintained]:
         self.controller.tend(self.name, dry_run=dry_run)
         found = self.controller.describe(self.name)
-        shards = [self.hold_of("any")[0], *(shard for one in found.renditions for shard in one.shards)]
+        shards = [self.kept_by(), *(shard for one in found.renditions for shard in one.shards)]
         tried = Each[Maintained]().add(shards, lambda shard: self.client.maintain(shard, dry_run=dry_run))
         tried.check(f"table {self.name!r}: {{}} shards")
         return tried.done
@@ -402,9 +426,16 @@ class TimelineCarrier(_Listed):
 
     def let_go(self, *, now: bool = False) -> None:
         """Its timeline lets go of what it has read by itself, at the next renewal of leases."""
-        if now:
-            self.read(None, newest=True, timeout=None, keys=[]).release()
-            self.client.heartbeat()
+
+    def _let_all_go(self) -> None:
+        self.read(None, newest=True, timeout=None, keys=[]).release()
+        self.client.heartbeat()
+
+    def hold_of(self, hold: object) -> tuple[str, str]:
+        found = super().hold_of(hold)
+        if not self.client.read_only:  # what is in the WAL alone has no history yet that a hold could keep
+            self._tables.apply(self._timeline)
+        return found
 
     def describe(self) -> TableDescription:
         found, newest = super().describe(), self.read(None, newest=True, timeout=None, keys=[])

@@ -318,6 +318,10 @@ class Table(Resource):
         """
         return self._on().hold_of(hold)
 
+    def kept_by(self) -> str:
+        """The shard that keeps its history: its holds and its readers are there."""
+        return self._on().kept_by()
+
     def rename(self, to: str) -> None:
         """Give it another name. Handles that are open elsewhere find it by its old one no more.
 

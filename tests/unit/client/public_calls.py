@@ -431,6 +431,7 @@ LEGAL: dict[str, tuple[Arguments, dict[str, Kind]]] = {
         {"as_of": time, "until": frontier, "replace": flag, "timeout": timeout},
     ),
     "Table.writer": (lambda _: {}, {}),
+    "Table.kept_by": (lambda _: {}, {}),
     "Table.hold_of": (lambda _: {"hold": "kept"}, {"hold": name}),
     "Table.history": (
         lambda _: {"from_": 4, "to": 9, "limit": 3, "timeout": 0.05},

@@ -366,9 +366,7 @@ def test_a_hold_and_a_checkpoint_belong_to_one_collection(client: persist.Client
         assert query.step()
     other = stream(client, Sink(), hold="mine")
     other.start()
-    with pytest.raises(
-        persist.HoldConflict, match=r"collection orders has a hold mine already.*persist hold release"
-    ):
+    with pytest.raises(persist.HoldConflict, match=r"collection orders has a hold mine already.*persist hold release"):
         other.step()
     for name, says in [("collection", "retention"), ("copy-r2", "copies"), (" ", "empty")]:
         wrong = stream(client, Sink(), hold=name)
