@@ -509,8 +509,6 @@ def test_a_hold_keeps_history_whatever_the_retention(world: World, carrier: Carr
     for number in range(5):
         times.append(when(table.append(rows(number))))
         world.clock.advance(10)
-    if carrier.mode == "wal":
-        table.maintain()
     with pytest.raises(persist.GivesUpHistory) if carrier == SHARD else nullcontext():
         table.set_hold("audit", times[1], opaque=b"x")
     table.set_retention("1 day")  # of a shard alone, nothing keeps what a hold would leave
