@@ -8,7 +8,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
-from weakref import WeakSet
 
 import msgspec
 
@@ -24,6 +23,7 @@ from persist_lib.errors import InvalidUsage, LeaseExpired, NotComplete, SinceVio
 from persist_lib.frontier import Antichain, at
 from persist_lib.ids import SeqNo, parse_hold_name
 from persist_lib.maintain.duties import Maintained
+from persist_lib.relation.held import Held
 from persist_lib.relation.statements import Done, Insert, Restore, Statement
 from persist_lib.runtime.each import Each
 from persist_lib.schema.schema import Schema
@@ -39,7 +39,9 @@ if TYPE_CHECKING:
     from persist_lib.times import TimeLike
 
 T = TypeVar("T")
-OPEN: WeakSet[_Handles] = WeakSet()
+Weak = dict[int, weakref.ref[Any]]
+"""Objects while they are there. SUBTLE: a WeakSet may not be gone through while another thread adds to it."""
+OPEN: Weak = {}
 """All that have handles, or had: what gives history up lets go of what others of the same client do not need."""
 Make = Callable[[Schema], Statement]
 """Makes a statement for the columns that the table has."""
@@ -122,7 +124,8 @@ class _Handles(Carrier):
     """The rows of a shard or a collection, through a writer and a reader that are opened when first needed."""
 
     _handles: dict[str, Any]
-    _answers: WeakSet[Any]
+    _answers: Weak
+    _calls: list[None]
     _used_ms: int
     _newest: int
 
@@ -133,27 +136,30 @@ class _Handles(Carrier):
     def _begin(self) -> None:
         """With each renewal of leases, let go of history that no answer needs."""
         self._handles = {}
-        self._answers = WeakSet()
+        self._answers, self._calls = {}, []
         self._used_ms = self._newest = 0
         leases, key, self_ = self.client.leases, object(), weakref.ref(self)
 
         def tick() -> None:
             if (carrier := self_()) is not None:
                 carrier.let_go()
+            else:  # SUBTLE: here and not in a finalizer, which may come while this thread has the lock of the leases
+                leases.every_tick(key, None)
 
-        OPEN.add(self)
+        _remember(OPEN, self)
         leases.every_tick(key, tick)
-        weakref.finalize(self, leases.every_tick, key, None).atexit = False
 
     def let_go(self, *, now: bool = False) -> None:
         """Let go of the history before the newest time read, unless an answer is being read; later of the lease, too.
 
-        With `now`, also of the lease at once.
+        With `now`, also of the lease at once. A listener has a lease of its own, and ends with this one.
         """
         reader = self._handles.get("read")
-        if reader is None or any(not getattr(answer, "is_released", False) for answer in list(self._answers)):
+        live = [answer for answer in _alive(self._answers) if not getattr(answer, "is_released", False)]
+        if reader is None or self._calls or any(isinstance(answer, Held) for answer in live):
             return
-        if not now and self.client.runtime.clock_ms() - self._used_ms < self.client.config.lease_ms:
+        is_used = self.client.runtime.clock_ms() - self._used_ms < self.client.config.lease_ms
+        if live or (is_used and not now):
             reader.let_go(at(self._newest))
         elif self._handles.pop("read", None) is not None:
             reader.close()
@@ -215,9 +221,19 @@ class _Handles(Carrier):
 
         What it answers is read later, so until then it keeps what that needs.
         """
+        self._calls.append(None)
+        try:
+            answer = self._answer(call)
+            self._newest = max(self._newest, getattr(answer, "as_of", 0), getattr(answer, "to", 0))
+            _remember(self._answers, answer)
+            return answer
+        finally:
+            self._calls.pop()
+
+    def _answer(self, call: Callable[[Any], T]) -> T:
         self._used_ms, reader = self.client.runtime.clock_ms(), self._handle("read")
         try:
-            answer = call(reader)
+            return call(reader)
         except (LeaseExpired, SinceViolation) as error:
             if isinstance(error, SinceViolation) and reader.since <= self._since():
                 raise
@@ -225,13 +241,10 @@ class _Handles(Carrier):
                 self._handles.pop("read", None)
             if isinstance(error, LeaseExpired):
                 reader.close()
-            answer = call(self._handle("read"))
-        self._newest = max(self._newest, getattr(answer, "as_of", 0), getattr(answer, "to", 0))
-        self._answers.add(answer)
-        return answer
+            return call(self._handle("read"))
 
     def _let_all_go(self) -> None:
-        for carrier in list(OPEN):
+        for carrier in _alive(OPEN):
             if carrier.client is self.client and carrier.name == self.name:
                 carrier.let_go(now=True)
         self.client.heartbeat()  # retires those of tables that were dropped unclosed
@@ -465,6 +478,15 @@ class TimelineCarrier(_Listed):
                 table=self.name, carrier=self.kind,
             )  # fmt: skip
         return self._tables.listen(self.name, as_of, until=until, timeout=timeout)
+
+
+def _remember(found: Weak, one: Any) -> None:
+    key = id(one)
+    found[key] = weakref.ref(one, lambda _: found.pop(key, None))
+
+
+def _alive(found: Weak) -> list[Any]:
+    return [one for ref in list(found.values()) if (one := ref()) is not None]
 
 
 def _holds_in(state: State) -> dict[str, Antichain]:

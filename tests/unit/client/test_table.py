@@ -563,6 +563,29 @@ def test_a_table_that_is_open_keeps_no_history_but_for_what_is_being_read(world:
         table.read(first)
 
 
+def test_a_listener_of_a_table_keeps_no_history_but_its_own(world: World) -> None:
+    table, client = table_on(world, SHARD), world.clients[-1]
+    table.append(rows(0))
+    events = table.listen(0)
+    for number in range(1, 5):
+        world.clock.advance(10)
+        table.append(rows(number))
+        table.read(keys=[]).release()
+    assert len([event for event in events.poll() if isinstance(event, persist.Updates)]) > 0
+    table.set_retention(0)
+    for _ in range(2):
+        client.heartbeat()
+        client.maintain("c")
+    assert time_of(client.inspect("c").state.since) > 1_700_000_030_000
+    world.clock.advance(client.config.lease_ms / 1000 * 0.9)
+    client.heartbeat()
+    world.clock.advance(client.config.lease_ms / 1000 * 0.9)
+    client.heartbeat()
+    table.append(rows(9))
+    assert any(isinstance(event, persist.Updates) for event in events.poll()), "it is open as long as its table is"
+    events.close()
+
+
 def test_a_table_that_is_idle_gives_its_lease_back(world: World) -> None:
     table, client = table_on(world, SHARD), world.clients[-1]
     table.append(rows(0))
