@@ -56,7 +56,7 @@ CHECKED := tests/scripts $(addprefix tests/unit/,core kernel convert format sche
 
 check: export PERSIST_CIRCLE ?= day
 check: ## the same and the fast tests of the ground floor (a minute)
-	scripts/in-memory $(PYTEST) -q -n 2 -m "not slow and not ($(HEAVY))" $(CHECKED)
+	scripts/in-memory $(PYTEST) -q -n 3 -m "not slow and not ($(HEAVY))" $(CHECKED)
 
 format: $(PROJECT) ## rewrite the code as `check` wants it
 	.venv/bin/ruff check --fix --exit-zero

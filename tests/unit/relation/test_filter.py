@@ -30,6 +30,7 @@ def events() -> pa.Table:
     return pa.table({"id": ids, "day": pc.divide(ids, 10_000).cast(pa.int32()), "kind": kinds, "noise": noise})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("older", [False, True])
 def test_a_filter_reads_the_row_groups_that_can_hold_its_rows(
     world: World, monkeypatch: pytest.MonkeyPatch, older: bool

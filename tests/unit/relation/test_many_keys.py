@@ -220,6 +220,7 @@ def test_a_sum_that_does_not_fit_is_an_error_of_its_key_alone(client: persist.Cl
         read.snapshot(keys=[1], diff=True).to_arrow()
 
 
+@pytest.mark.slow
 def test_keys_are_found_as_their_bytes_say() -> None:
     from persist_lib.kernel.keyset import Keys  # noqa: PLC0415
     from persist_lib.kernel.order import sort_updates  # noqa: PLC0415

@@ -44,6 +44,7 @@ def large(client: persist.Client, rows: int = 60_000, shard: str = "s") -> pa.Ta
     return table
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", [persist.Config(), TINY])
 def test_every_time_is_read_as_it_was_before_and_after_maintenance_in_every_way(
     world: World, config: persist.Config
@@ -202,6 +203,7 @@ def test_keys_are_filtered_exactly_also_nulls_prefixes_and_signs(world: World, c
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [1, 2, 3, 7, 1000])
 @pytest.mark.parametrize("filled_by", [filled, large])
 def test_splits_are_a_disjoint_union_of_the_snapshot(world: World, n: int, filled_by: Any) -> None:
