@@ -282,15 +282,15 @@ class CollectionReader(Reader[CollectionSnapshot]):
 
     def adopt_at(self, as_of: TimeLike) -> None:
         """Read in the columns that the collection had at a time, if its rows cannot be given in the newest columns."""
-        if self.had_other_columns(as_of):
-            self.adopt(self.timeline().at(self._times().as_of(as_of)))
+        if (span := self.of_other_columns(as_of)) is not None:
+            self.adopt(span)
 
-    def had_other_columns(self, as_of: TimeLike) -> bool:
-        """Whether the collection had columns at a time in which its rows cannot be given in this reader's."""
+    def of_other_columns(self, as_of: TimeLike) -> Span | None:
+        """The span of a time at which the collection's rows cannot be given in this reader's columns; else None."""
         time = self._times().as_of(as_of)
         self.check_since(time)
         span = self.timeline().at(time)
-        return not is_additive(self.schema, self.shards_of(span.rendition)[0].schema)
+        return None if is_additive(self.schema, self.shards_of(span.rendition)[0].schema) else span
 
     def _columns_then(self, had: Schema, time: int) -> Schema:
         """The columns of a snapshot, from a rendition that has the columns `had`. Raises SchemaChanged."""

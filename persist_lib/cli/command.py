@@ -92,7 +92,7 @@ def command(
 
     _, *parameters = inspect.signature(run, eval_str=True).parameters.values()
     shared = inspect.Parameter("shared", inspect.Parameter.KEYWORD_ONLY, annotation=Shared)
-    options, gathered = grouped([*parameters, shared], getattr(run, "without", ()))
+    options, gathered = grouped([*parameters, shared])
 
     def carry_out(ctx: typer.Context, **given: Any) -> None:
         arguments = gathered(given)
@@ -109,11 +109,11 @@ def command(
 
 
 def grouped(
-    parameters: Sequence[inspect.Parameter], without: Sequence[str] = ()
+    parameters: Sequence[inspect.Parameter],
 ) -> tuple[list[inspect.Parameter], Callable[[dict[str, Any]], dict[str, Any]]]:
     """Options for parameters, where one whose type is a NamedTuple stands for an option for each of its fields.
 
-    Also a function that makes the arguments of the options that were given. Options in `without` are left out.
+    Also a function that makes the arguments of the options that were given.
     """
     groups: dict[str, Any] = {one.name: one.annotation for one in parameters if hasattr(one.annotation, "_fields")}
     options: list[inspect.Parameter] = []
@@ -126,7 +126,7 @@ def grouped(
             ]
         else:
             options.append(one)
-    found = [one.replace(kind=one.KEYWORD_ONLY) for one in options if one.name not in without]
+    found = [one.replace(kind=one.KEYWORD_ONLY) for one in options]
 
     def gathered(given: dict[str, Any]) -> dict[str, Any]:
         of_groups = {

@@ -51,9 +51,10 @@ class Created(NamedTuple):
             if file is None:
                 raise InvalidUsage("to create a table, give a file: its columns are the schema") from None
             from persist_lib.cli.input_files import infer_schema
+            from persist_lib.table.opening import make_table
 
             schema = infer_schema(file, opt.parse_names(self.key) or [], self.times, unique=self.unique)
-            client.open_writer(name, schema).close()
+            make_table(client, name, schema)
 
 
 COUNTS = ("inserted", "updated", "unchanged", "deleted")

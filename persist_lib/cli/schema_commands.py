@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from persist_lib.cli import shared_options as opt
 from persist_lib.cli.session import Session
-from persist_lib.errors import InvalidUsage, NameTaken, NotFound, SchemaMismatch
+from persist_lib.errors import InvalidUsage, NotFound, SchemaMismatch
 from persist_lib.ids import parse_shard_id
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
@@ -66,13 +65,10 @@ def create(
         said = f"would create {shard} in {session.location}: {schema}"
         session.answer(_value(shard, schema, dry_run, created=False), said)
         return
+    from persist_lib.table.opening import make_table
+
     with session.open(read_only=False, create=True) as client:
-        known = client.machine(name).try_fetch()
-        if known is not None and known.state.is_finished():  # a dropped one, whose name is free
-            with client.controller() as controller, suppress(NameTaken):
-                controller.create(shard, schema, mode="compare_and_append")
-        else:
-            client.open_writer(name, schema).close()
+        make_table(client, name, schema)
         _check_same(shard, _schemas_of(client, shard), schema)  # another process may have been first
         url = client.url
     session.answer(_value(shard, schema, dry_run, created=True), f"created {shard} in {url}: {schema}")

@@ -73,19 +73,19 @@ class Insert(Statement):
         super().__init__(table, schema)
         data = parse_rows(schema, rows)
         ones = array_of(np.ones(data.num_rows, np.int64))
-        self.rows = self._rows = added_up(schema, data.append_column(DIFF_FIELD, ones))
-        self._keys = Keys.of(schema, self._rows)
+        self.rows = added_up(schema, data.append_column(DIFF_FIELD, ones))
+        self._keys = Keys.of(schema, self.rows)
         self.wanted = by_keys(schema, self._keys) if schema.constraints else None
 
     def changes(self, old: pa.Table) -> tuple[pa.Table, Counts]:
         """The rows. Raises ConstraintViolated if a constraint would not hold with them."""
-        if self.schema.constraints and (found := find_violation(self.schema, old, at_time(self._rows, 1))) is not None:
+        if self.schema.constraints and (found := find_violation(self.schema, old, at_time(self.rows, 1))) is not None:
             raise ConstraintViolated(
                 f"table {self.table!r}: its schema says {found.constraint}, and with these rows {found.breaks} keys "
                 f"would break that, first {found.rows[:3]}. Nothing was written. Use upsert to replace what is there",
                 table=self.table, constraint=found.constraint, count=found.breaks, rows=found.rows,
             )  # fmt: skip
-        return self._rows, Counts(inserted=len(self._keys))
+        return self.rows, Counts(inserted=len(self._keys))
 
 
 class Upsert(Statement):
@@ -202,20 +202,22 @@ class Apply(Statement):
         self, table: str, schema: Schema, upserts: object, deletes: object, appends: object = None, *,
         only_if: pc.Expression | None = None, order_by: str | None = None,
     ) -> None:  # fmt: skip
-        rows = schema.data.empty_table() if upserts is None else parse_rows(schema, upserts)
+        rows = empty_table(schema.data) if upserts is None else parse_rows(schema, upserts)
         gone = Keys.of(schema, rows.slice(0, 0) if deletes is None else parse_keys(schema, deletes))
         if order_by is not None:
             rows = _last_of_each(table, schema, rows, order_by)
         self._rows, self._only_if, self._gone = one_row_each(schema, rows), only_if, gone
         self._keys = Keys.of(schema, self._rows)
-        self._added = Insert(table, schema, empty_table(schema.data) if appends is None else appends)
+        self._added = None if appends is None else Insert(table, schema, appends)
         keyed = [self._keys.table.select(schema.key_names), gone.table]
-        if schema.constraints:
-            keyed.append(self._added.rows.select(schema.key_names))
+        added = None if self._added is None else self._added.rows.select(schema.key_names)
+        if added is not None and schema.constraints:
+            keyed.append(added)
         super().__init__(table, schema, keyed=pa.concat_tables(keyed))
         self._check_apart(self._keys, gone.table, "the rows to upsert and the keys to delete")
-        for other, what in ((self._keys, "the rows to upsert"), (gone, "the keys to delete")):
-            self._check_apart(other, self._added.rows.select(schema.key_names), f"{what} and the rows to append")
+        if added is not None:
+            for other, what in ((self._keys, "the rows to upsert"), (gone, "the keys to delete")):
+                self._check_apart(other, added, f"{what} and the rows to append")
         if only_if is not None:
             self._check_condition(len(gone) > 0)
 
@@ -230,7 +232,7 @@ class Apply(Statement):
         changes = replacing(schema, pa.concat_tables([mine, gone]), rows)
         up, down = count_upserted(self._keys, old, changes), count_deleted(self._gone, gone)
         counts = up._replace(unchanged=up.unchanged + down.unchanged, deleted=down.deleted)
-        if not self._added.rows.num_rows:
+        if self._added is None:
             return changes, counts
         there = old if self._added.wanted is None else self._added.wanted.kept(old)
         added, more = self._added.changes(there)

@@ -247,6 +247,15 @@ def stored_form(schema: object) -> object:
     return fields
 
 
+def with_times(schema: Schema, times: Unit | None) -> Schema:
+    """The schema with these times, if it does not say which it has. It keeps its models."""
+    if schema.times is not None or times is None:
+        return schema
+    timed = msgspec.structs.replace(schema, times=times)
+    timed.__dict__["models"] = schema.models
+    return timed
+
+
 def check_schema(schema: object) -> Schema:
     """The schema, which must be one."""
     if isinstance(schema, Schema):

@@ -109,10 +109,6 @@ class Carrier(ABC):
         """A writer of its own, with which callers bring the times."""
 
     @abstractmethod
-    def let_go(self, *, now: bool = False) -> None:
-        """Let go of history that no answer needs."""
-
-    @abstractmethod
     def _let_all_go(self) -> None:
         """Let go of what this client keeps of the table, and no answer needs, before history goes."""
 
@@ -407,10 +403,9 @@ class CollectionCarrier(_Listed, _Handles):
 
     def changes(self, from_: TimeLike | None, to: TimeLike | None, *, timeout: float | None) -> Changes:
         def between(reader: Any) -> Any:
-            if to is None or not reader.had_other_columns(to):
-                return reader.changes(from_, to, timeout=timeout)
-            reader = self._open("read")  # in the columns of then
-            reader.adopt_at(to)
+            if to is not None and (span := reader.of_other_columns(to)) is not None:
+                reader = self._open("read")
+                reader.adopt(span)  # in the columns of then
             return reader.changes(from_, to, timeout=timeout)
 
         return self._reading(between)
@@ -437,10 +432,7 @@ class TimelineCarrier(_Listed):
             table=self.name, carrier=self.kind,
         )  # fmt: skip
 
-    def let_go(self, *, now: bool = False) -> None:
-        """Its timeline lets go of what it has read by itself, at the next renewal of leases."""
-
-    def _let_all_go(self) -> None:
+    def _let_all_go(self) -> None:  # a timeline lets go of what it has read by itself, at the next renewal of leases
         self.read(None, newest=True, timeout=None, keys=[]).release()
         self.client.heartbeat()
 

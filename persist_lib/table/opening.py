@@ -6,16 +6,14 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from persist_lib.catalog.catalog import Catalog, has_shard
 from persist_lib.catalog.names import parse_collection_name
 from persist_lib.catalog.parallel import at_once
 from persist_lib.core.holds import layer_of
 from persist_lib.core.refusals import OfLayer
 from persist_lib.errors import NameTaken, NotFound, SchemaMismatch
-from persist_lib.ids import KEPT, NAME, check_not_kept, parse_shard_id
-from persist_lib.schema.schema import Schema, check_schema
+from persist_lib.ids import KEPT, check_not_kept, parse_shard_id
+from persist_lib.schema.schema import Schema, check_schema, with_times
 from persist_lib.table.carriers import Carrier, CollectionCarrier, ShardCarrier, TimelineCarrier
 
 if TYPE_CHECKING:
@@ -30,7 +28,7 @@ def open_carrier(client: Client, name: str, schema: Schema | None, tables: Calla
     collection. `tables` gives the client's own tables of timelines.
     """
     parse_collection_name(name)
-    wanted = () if schema is None else (check_schema(schema), _clocked(schema))
+    wanted = () if schema is None else (check_schema(schema), with_times(schema, "ms"))
     while True:
         if has_shard(client, name):
             return _of_shard(client, name, wanted)
@@ -40,12 +38,22 @@ def open_carrier(client: Client, name: str, schema: Schema | None, tables: Calla
             raise NotFound(
                 f"there is no table {name!r} in {client.url}: tables() lists them. Give a schema to make it", table=name
             )
-        check_not_kept(parse_shard_id(name), "")
-        if not _was_dropped(client, name):
-            client.open_writer(name, wanted[-1]).close()
-            continue
-        with suppress(NameTaken):  # another process was first
-            client.controller().create(name, wanted[-1], mode="compare_and_append")
+        make_table(client, name, wanted[-1])
+
+
+def make_table(client: Client, name: str, schema: Schema) -> None:
+    """Make a table on a shard or, where there was a shard of that name, on a collection. Another process may be first.
+
+    Raises NameTaken where the catalog has another collection of that name.
+    """
+    machine = client.machine(name)
+    check_not_kept(machine.shard, "")
+    known = machine.known or machine.try_fetch()
+    if known is None or not known.state.is_finished():
+        client.open_writer(name, schema).close()
+        return
+    with suppress(NameTaken):
+        client.controller().create(name, schema, mode="compare_and_append")
 
 
 def _of_catalog(client: Client, name: str, wanted: Sequence[Schema], tables: Callable[[], Tables]) -> Carrier | None:
@@ -63,16 +71,11 @@ def _of_catalog(client: Client, name: str, wanted: Sequence[Schema], tables: Cal
     return carrier
 
 
-def _was_dropped(client: Client, name: str) -> bool:
-    found = client.machine(name).try_fetch() if NAME.fullmatch(name) else None
-    return found is not None and found.state.is_finished()
-
-
 def _of_shard(client: Client, name: str, wanted: Sequence[Schema]) -> Carrier:
     """A shard as a table, in one of the schemas that are wanted, by default in its newest one."""
     check_not_kept(parse_shard_id(name), "")
     machine = client.machine(name)
-    state = machine.fetch().state
+    state = machine.state  # as `has_shard` has just read it
     if layer := layer_of(state):
         raise machine.refused(OfLayer(layer))
     schemas = state.schemas
@@ -88,15 +91,6 @@ def _mismatch(name: str, wanted: Schema, actual: Schema) -> SchemaMismatch:
         "give the new one another name",
         table=name, expected=wanted, actual=actual,
     )  # fmt: skip
-
-
-def _clocked(schema: Schema) -> Schema:
-    """The schema with times that are a clock, as those of a table are that does not bring its own."""
-    if schema.times is not None:
-        return schema
-    clocked = msgspec.structs.replace(schema, times="ms")
-    clocked.__dict__["models"] = schema.models
-    return clocked
 
 
 def tables_in(client: Client) -> list[str]:

@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 
@@ -26,7 +25,7 @@ from persist_lib.frontier import MAX_TIME, TOP
 from persist_lib.kernel.columns import integers
 from persist_lib.relation.statements import Apply, Change, Delete, Done, Insert, Statement, Update, Upsert
 from persist_lib.runtime.resource import Resource
-from persist_lib.schema.schema import DIFF, TIME, Schema, check_schema
+from persist_lib.schema.schema import DIFF, TIME, Schema, check_schema, with_times
 from persist_lib.table.carriers import Carrier, TableDescription
 
 if TYPE_CHECKING:
@@ -270,15 +269,14 @@ class Table(Resource):
         SchemaMismatch for any other schema, and InvalidUsage for a table of a timeline.
         """
         on, dry_run = self._on(), parse_flag(dry_run, "dry_run")
-        schema = like(check_schema(schema), on.schema)
+        schema = with_times(check_schema(schema), on.schema.times)
         added = on.evolve(schema, dry_run=dry_run)
         if not dry_run:
             on.close()  # what it has open is of the older columns
             on.schema = schema
         return added
 
-    def set_retention(
-        self, distance: Retention, *, dry_run: bool = False) -> Downgraded:  # fmt: skip
+    def set_retention(self, distance: Retention, *, dry_run: bool = False) -> Downgraded:
         """Keep `distance` of history behind the newest time from now on, and give up at once what is older.
 
             orders.set_retention("30 days")
@@ -386,15 +384,6 @@ def _done(answer: Any, *, by_key: bool = True) -> Done:
         time = answer.upper.time - 1
     counts = {field: getattr(answer, field, 0) for field in ("inserted", "updated", "unchanged", "deleted") if by_key}
     return Done(time, answer.count, answer.token, answer.cost, **counts)
-
-
-def like(schema: Schema, other: Schema) -> Schema:
-    """The schema with the times of another one, if it does not say which it has."""
-    if schema.times is not None or other.times is None:
-        return schema
-    clocked = msgspec.structs.replace(schema, times=other.times)
-    clocked.__dict__["models"] = schema.models
-    return clocked
 
 
 def _sums(index: np.ndarray, values: np.ndarray, size: int) -> list[int]:

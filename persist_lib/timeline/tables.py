@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeVar, get_args
 
-import msgspec
 import pyarrow.compute as pc
 
 from persist_lib.arguments import not_pickled, parse_flag, parse_seconds, parse_text, shown
@@ -27,7 +26,7 @@ from persist_lib.relation.row_selection import Asked
 from persist_lib.relation.statements import Change, Delete, Done, Insert, Statement, Update, Upsert
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.runtime.resource import Resource
-from persist_lib.schema.schema import Schema, check_schema
+from persist_lib.schema.schema import Schema, check_schema, with_times
 from persist_lib.timeline.lag import Lag, fetch_lag
 from persist_lib.timeline.table_listen import TableListen
 from persist_lib.timeline.table_snapshot import TableSnapshot
@@ -91,9 +90,7 @@ class Tables(Resource):
         parse_collection_name(name)
         if check_schema(schema).times not in {None, "ms"}:
             raise InvalidUsage(f"a table's times are in milliseconds: pass times='ms', and not {schema.times!r}")
-        models = schema.models
-        schema = msgspec.structs.replace(schema, times="ms")
-        schema.__dict__["models"] = models
+        schema = with_times(schema, "ms")
         if mode is not None and mode not in get_args(TableMode):
             raise InvalidUsage(f"mode must be one of {get_args(TableMode)}: got {shown(mode)}", mode=mode)
         self._writable("create")

@@ -84,6 +84,11 @@ def test_a_dropped_name_is_used_again_for_other_columns() -> None:
     assert done("create", "items", *others)["created"] is False
     assert done("describe", "items")["schema"]["key"] == {"sku": "string"}
     assert fails(2, "create", "items", *COLUMNS).startswith("SchemaMismatch")
+    Path("rows.csv").write_text("code,price\na,1\n")
+    invoke("create", "others", *COLUMNS)
+    invoke("drop", "others", "--yes")
+    assert done("append", "others", "rows.csv", "--create", "--key", "code")["updates"] == 1
+    assert done("describe", "others")["carrier"] == "collection"
 
 
 def test_columns_are_added_once_and_only_when_it_is_no_dry_run() -> None:

@@ -53,6 +53,15 @@ def when(done: Any) -> int:
     return int(done.time)
 
 
+def written(table: persist.Table, world: World) -> list[int]:
+    """The times of five appends, ten seconds apart."""
+    times = []
+    for number in range(5):
+        times.append(when(table.append(rows(number))))
+        world.clock.advance(10)
+    return times
+
+
 def time_of(frontier: persist.Antichain) -> int:
     assert frontier.time is not None
     return frontier.time
@@ -476,10 +485,7 @@ def test_a_table_tells_what_it_is_and_when_it_was_written(world: World, carrier:
 @over_all
 def test_how_much_history_is_kept_counts_at_once(world: World, carrier: Carrier) -> None:
     table = table_on(world, carrier)
-    times = []
-    for number in range(5):
-        times.append(when(table.append(rows(number))))
-        world.clock.advance(10)
+    times = written(table, world)
     if carrier.mode == "wal":
         table.maintain()
     dry = table.set_retention("15 s", dry_run=True)
@@ -505,10 +511,7 @@ def test_how_much_history_is_kept_counts_at_once(world: World, carrier: Carrier)
 @over_all
 def test_a_hold_keeps_history_whatever_the_retention(world: World, carrier: Carrier) -> None:
     table = table_on(world, carrier)
-    times = []
-    for number in range(5):
-        times.append(when(table.append(rows(number))))
-        world.clock.advance(10)
+    times = written(table, world)
     with pytest.raises(persist.GivesUpHistory) if carrier == SHARD else nullcontext():
         table.set_hold("audit", times[1], opaque=b"x")
     table.set_retention("1 day")  # of a shard alone, nothing keeps what a hold would leave
