@@ -125,6 +125,7 @@ class Client(Upkeep, Terms):
         shareable = not location.consensus_url.startswith("memory:")
         self.leases = Leases(config, runtime, (location.url, location.consensus_url) if shareable else None)
         self._machines: dict[ShardId, Machine] = {}
+        self._inner: _InnerClient | None = None
         self._surveyor = Surveyor(
             stack.blob, stack.reads, stack.consensus, self._machines.get, config, runtime, self.policy(),
             read_only=self.read_only,
@@ -241,7 +242,9 @@ class Client(Upkeep, Terms):
         machine, purpose = self.machine(name), parse_text(purpose, "purpose", PURPOSE_LETTERS)
         if schema is not None:
             check_schema(schema)
-        schemas = machine.fetch().state.schemas
+        state = machine.fetch().state
+        machine.check_same(state)
+        schemas = state.schemas
         if schema is not None:
             schema_id(machine, schema)
         completes = None if self.read_only else partial(complete, machine, partial(self.open_writer, name))
@@ -324,11 +327,12 @@ class Client(Upkeep, Terms):
         say so. Raises SchemaMismatch when the table has another schema, and NotFound when it is not there and no schema
         is given; then nothing is changed.
         """
-        from persist_lib.table.opening import open_carrier  # noqa: PLC0415 - tables stand on the client
+        from persist_lib.table.opening import open_carrier, open_promoted  # noqa: PLC0415 - tables stand on the client
         from persist_lib.table.table import Table  # noqa: PLC0415 - as they do
 
         self._check_open()
-        return Table(open_carrier(self, name, schema, self._timelines), self._check_open)
+        carrier = open_carrier(self, name, schema, self._timelines)
+        return Table(carrier, self._check_open, partial(open_promoted, self))
 
     def tables(self) -> list[str]:
         """The names of all tables, whatever carries them, sorted.
@@ -429,8 +433,19 @@ class Client(Upkeep, Terms):
 
     def _end(self) -> None:
         self._closed = True
-        for machine in list(self._machines.values()):
+        inner = {} if self._inner is None else self._inner.members
+        for machine in [*self._machines.values(), *inner.values()]:
             machine.close(self._was_closed())
+
+    def for_layers(self) -> Client:
+        """The same client, for collections: it names their members, which take nothing by their own names."""
+        if self._inner is None:
+            self._inner = _InnerClient(self)
+        return self._inner
+
+    def know_members(self, shards: Iterable[str], member: str) -> None:
+        """Know that these shards may be members, and whose."""
+        self.for_layers().know_members(shards, member)
 
     def _was_closed(self) -> str:
         return f"this client of {self.url} was closed; open a new one with persist.open"
@@ -458,6 +473,33 @@ class Client(Upkeep, Terms):
     def _writable(self, what: str) -> None:
         if self.read_only:
             raise InvalidUsage(f"{what} needs a client that may write; this one was opened with read_only=True")
+
+
+class _InnerClient(Client):
+    """A client whose machines of members name whose they are. All else is the client's of which it is."""
+
+    def __init__(self, outer: Client) -> None:
+        self._outer = outer
+        self.members: dict[ShardId, Machine] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._outer, name)
+
+    def machine(self, name: str) -> Machine:
+        return self.members.get(ShardId(name)) or self._outer.machine(name)
+
+    def for_layers(self) -> Client:
+        return self
+
+    def know_members(self, shards: Iterable[str], member: str) -> None:
+        for name in shards:
+            if (shard := ShardId(name)) not in self.members:
+                machine = Machine(shard, self.blob, self.consensus, self.config, self.runtime, self.reads, member)
+                self.members.setdefault(shard, machine)
+                self._check_open()  # a `close` that comes after this check finds the machine
+
+    def close(self) -> None:
+        self._outer.close()
 
 
 def check_free(client: Client, name: str) -> None:

@@ -130,8 +130,15 @@ class Catalog:
             return NOTHING
         known = self._known
         if known is None or known.upper != upper:
-            self._known = known = _contents(upper, self._read(reader, upper, known))
+            known = self._keep(_contents(upper, self._read(reader, upper, known)))
         return known
+
+    def _keep(self, contents: Contents) -> Contents:
+        for rendition in contents.renditions.values():
+            if rendition.places:
+                self.client.know_members(rendition.places, rendition.member)
+        self._known = contents
+        return contents
 
     @staticmethod
     def _read(reader: ReadHandle, upper: Antichain, known: Contents | None) -> Rows:
@@ -175,7 +182,7 @@ class Catalog:
                 races += 1
             else:
                 made = {key: None if record is None else _stored(key, record) for key, record in changes.items()}
-                self._known = _contents(at(time + 1), _changed(contents.rows, made))
+                self._keep(_contents(at(time + 1), _changed(contents.rows, made)))
                 return answer
             if deadline.has_passed():
                 raise out_of_time("the catalog", deadline, f"other commands were first {races} times")
@@ -224,9 +231,9 @@ def no_collection(name: str, names: list[str]) -> NotFound:
 
 
 def has_shard(client: Client, name: str) -> bool:
-    """Whether there is a shard of this name, which no collection should be given then."""
+    """Whether there is a shard of this name that stands by itself, which no collection should be given then."""
     found = client.machine(name).try_fetch() if SHARD_NAME.fullmatch(name) else None
-    return found is not None and not found.state.is_finished()
+    return found is not None and not found.state.is_finished() and not found.state.member
 
 
 def _key_of(record: Record) -> tuple[str, str]:

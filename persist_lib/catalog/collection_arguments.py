@@ -11,6 +11,7 @@ from persist_lib.catalog.copying import HOLDS
 from persist_lib.catalog.effects import HOLD
 from persist_lib.catalog.records import CommandRecord, Mode, RenditionRecord, schema_form
 from persist_lib.client import Client
+from persist_lib.core.state import NAMED
 from persist_lib.errors import InvalidUsage
 from persist_lib.frontier import MAX_TIME
 from persist_lib.ids import parse_hold_name
@@ -78,6 +79,10 @@ def parse_hold(hold: object) -> str:
     if name == HOLD:
         raise InvalidUsage(
             f"the hold {HOLD!r} keeps a collection's history by its retention: change it with alter(retention=)"
+        )
+    if name == NAMED:
+        raise InvalidUsage(
+            f"the hold {NAMED!r} is for readers by the name of a shard that was promoted: choose another"
         )
     if name.startswith(HOLDS):
         raise InvalidUsage(f"holds whose names start with {HOLDS!r} are those of copies: choose another name")

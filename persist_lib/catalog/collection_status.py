@@ -87,7 +87,7 @@ def _since(timeline: Timeline, renditions: Sequence[RenditionDescription], upper
         if upper <= at(span.start):
             break  # it is handed over to later, and nothing of it can be read yet
         least = sinces.get(span.rendition.number, 0)
-        if span.end is None or since < span.end:
+        if span.start < least and (span.end is None or since < span.end):  # else it has all from its handover on
             since = max(since, min(least, span.end) if span.end is not None else least)
     return since
 

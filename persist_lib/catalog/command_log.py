@@ -25,8 +25,8 @@ class Commanding:
     """A client's view of a catalog, and commands to it."""
 
     def __init__(self, client: Client, *, catalog: str = CATALOG) -> None:
-        self.client = check_type(client, Client, "client", "persist.open(url)")
-        self.catalog = Catalog(client, catalog)
+        self.client = check_type(client, Client, "client", "persist.open(url)").for_layers()
+        self.catalog = Catalog(self.client, catalog)
 
     def _command(
         self, what: What, collection: str | None, asked: dict[str, Any], intent: Intent, command: str | None,

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from persist_lib.arguments import check_type, parse_flag, parse_integer, parse_text
+from persist_lib.arguments import check_type, parse_flag, parse_integer, parse_seconds, parse_text
 from persist_lib.catalog.catalog import Changes, Contents, has_shard, setting
 from persist_lib.catalog.collection_arguments import (
+    MOST_SHARDS,
     Retention,
     parse_hold,
     parse_rendition,
@@ -25,6 +26,7 @@ from persist_lib.catalog.describe import Capability, Description, Tended
 from persist_lib.catalog.handover import Handovers
 from persist_lib.catalog.maintenance import tend
 from persist_lib.catalog.names import minted, parse_collection_name
+from persist_lib.catalog.promotion import Promoting
 from persist_lib.catalog.reader import CollectionReader
 from persist_lib.catalog.records import CollectionRecord, CommandRecord, Kind, Mode
 from persist_lib.catalog.wal import has_wal
@@ -42,7 +44,11 @@ if TYPE_CHECKING:
     from persist_lib.timeline import Tables
 
 
-class Controller(Making, Evolving, Handovers, Resource):
+COPY_S = 7 * 86_400.0
+"""How long a copy may take where no timeout is given."""
+
+
+class Controller(Making, Evolving, Handovers, Promoting, Resource):
     """Creates, changes, describes and drops the collections of a location. Safe to use from several threads.
 
     `catalog` names the shard that lists the collections; a location may have several catalogs, which know nothing of
@@ -212,6 +218,23 @@ class Controller(Making, Evolving, Handovers, Resource):
         from persist_lib.timeline.wal_truncation import timeline_steps  # noqa: PLC0415 - tables stand on the controller
 
         return tend(self.catalog, self._deadline(timeout), timeline_steps, only=only, **simulated)
+
+    def reshard(self, name: str, shards: int, *, timeout: float | None = None) -> int:
+        """Give a collection so many shards: make a rendition, copy the rows to it, hand over. Answers its number.
+
+        It is read and written meanwhile. `timeout` is in seconds; None: it takes as long as it takes. A call that was
+        cut short is repeated, and continues with the copy that it finds. Raises as the steps do.
+        """
+        shards = parse_integer(shards, "shards", 1, MOST_SHARDS)
+        timeout = COPY_S if timeout is None else parse_seconds(timeout)
+        found = self.describe(name)
+        active = found.active.number
+        copies = [one for one in found.renditions if (one.copies, len(one.shards)) == (active, shards)]
+        new = next((one for one in copies if one.start is None and one.state == "live"), None)
+        new = new or self.make_rendition(name, shards=shards, copy=True)
+        self.copy_rendition(name, new.number, timeout=timeout)
+        self.hand_over(name, new.number, advance=True, timeout=timeout)
+        return new.number
 
     def set_hold(self, name: str, hold: str, since: TimeLike, *, opaque: bytes = b"") -> None:
         """Keep a collection's history from `since` on, durably, whatever its retention, until `release_hold`.

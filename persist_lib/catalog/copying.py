@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from persist_lib.catalog.changes import integer_times
 from persist_lib.catalog.names import LAYER
+from persist_lib.catalog.parallel import states_of
 from persist_lib.catalog.partition_rows import routed
 from persist_lib.catalog.reader import CollectionReader
 from persist_lib.catalog.records import RenditionRecord
@@ -81,14 +82,15 @@ def copy_step(
 
     SUBTLE: the hold keeps the time from which a stretch is read until all new shards have the stretch, so that a copier
     that comes after one that died reads the very same. The first stretch is as of the time of the hold: so it is the
-    same for all copiers, too.
+    same for all copiers, too. A shard that has it says that time as well, also where the hold is gone.
     """
     client, shard, hold = reader.client, reader.collection.shard, hold_name(new)
     goal = min(handle.fetch_upper() for handle in reader.shards_of(old))
     if not goal.is_top() and reader.timeline().upper < goal:
         reader.promise(goal, deadline)  # what is copied is before any handover, for ever
     start = handed_over_at(reader.timeline(), new)
-    upper = meet(client, new.names)
+    uppers = [state.upper for state in states_of(client, new.names)]
+    upper = min(uppers)
     if start is not None:
         goal = goal.meet(at(start))
     if start is not None and at(start) <= upper:
@@ -98,6 +100,8 @@ def copy_step(
     if goal.is_top() or goal <= upper:
         return Copied(upper, goal, is_complete=False)
     first, last = upper.time or 0, (goal.time or 1) - 1
+    if first == 0 and max(uppers).time:
+        last = (max(uppers).time or 1) - 1
     try:
         if first == 0:
             client.set_hold(shard, hold, last, expected=None)

@@ -42,7 +42,10 @@ class Owners(NamedTuple):
         if shard.endswith(".unsealed"):
             return f"stream {shard.removesuffix('.unsealed')}: what is not sealed yet"
         if not MINTED.fullmatch(id_):
-            return ""
+            place = next((one for one in self.contents.renditions.values() if shard in one.places), None)
+            if place is None or not (owner := self._owner(place.collection)):
+                return ""
+            return f"{owner}, rendition {place.number}, shard {place.places.index(shard)}"
         owner = self._owner(id_)
         if not owner or self.is_gone(shard):
             return f"{owner or 'what was dropped'}{', dropped' if owner else ''}"

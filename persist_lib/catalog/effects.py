@@ -9,16 +9,17 @@ what one would have done. At most one command of a collection is pending.
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
-from persist_lib.catalog.catalog import Catalog, Changes, Contents, has_shard, setting
+from persist_lib.catalog.adoption import adopt
+from persist_lib.catalog.catalog import Catalog, Changes, Contents, has_shard, setting, without
 from persist_lib.catalog.metadata_shard import append_once, out_of_time
 from persist_lib.catalog.names import LAYER
 from persist_lib.catalog.parallel import at_once
 from persist_lib.catalog.records import CollectionRecord, CommandRecord, RenditionRecord, schema_of
-from persist_lib.catalog.renditions import Renditions, Timeline, row_of, schema_for
+from persist_lib.catalog.renditions import Renditions, Timeline, meet, row_of, schema_for
 from persist_lib.catalog.wal import DROPPED, append_of, has_wal, mark, wal_shard
 from persist_lib.catalog.wal import SCHEMA as WAL
 from persist_lib.client import Client
@@ -49,7 +50,7 @@ def settle(catalog: Catalog, command: CommandRecord, deadline: Deadline) -> Comm
     if current is None or not current.pending:
         return current or command
     collection = contents.collections[current.collection]
-    answer: dict[str, object] = {}
+    answer: dict[str, Any] = {}
     refused = ""
     match current.what:
         case "create" | "rename" if _is_a_shards(catalog.client, collection.name):
@@ -57,6 +58,14 @@ def settle(catalog: Catalog, command: CommandRecord, deadline: Deadline) -> Comm
         case "create":
             make_shards(catalog.client, contents.renditions[(collection.id, 1)])
             begin(catalog.client, collection, contents.renditions[(collection.id, 1)])
+        case "promote":
+            first = contents.renditions[(collection.id, 1)]
+            begin(catalog.client, collection, first)
+            adopted = adopt(catalog.client, collection, first, deadline)
+            if isinstance(adopted, str):
+                refused = adopted
+            else:
+                answer = adopted
         case "make rendition":
             make_shards(catalog.client, contents.renditions[(collection.id, current.asked["rendition"])])
         case "evolve":
@@ -67,7 +76,7 @@ def settle(catalog: Catalog, command: CommandRecord, deadline: Deadline) -> Comm
                 refused = found
             else:
                 answer = {"at": found}
-                close(catalog.client, contents, current, found)
+                close(catalog.client, contents, collection, current, found)
         case "drop":  # of a table with a WAL
             # SUBTLE: the mark decides. Until then transactions commit to the table, and it is read; then neither.
             mark(catalog.client, collection, DROPPED, deadline)
@@ -77,7 +86,7 @@ def settle(catalog: Catalog, command: CommandRecord, deadline: Deadline) -> Comm
 
 
 def _done(
-    contents: Contents, command: CommandRecord, answer: dict[str, object], refused: str
+    contents: Contents, command: CommandRecord, answer: dict[str, Any], refused: str
 ) -> tuple[Changes, CommandRecord]:
     known = contents.commands.get(command.id)
     if known is None or not known.pending:
@@ -85,14 +94,21 @@ def _done(
     finished = msgspec.structs.replace(known, pending=False, answer=answer, refused=refused)
     changes = setting(finished)
     collection = contents.collections.get(known.collection)
-    if collection is not None and refused and known.what == "create":
+    if collection is not None and refused and known.what == "promote":
+        # SUBTLE: the shard is nobody's member, so what is taken away must not find it among the renditions.
+        first = contents.renditions[(collection.id, 1)]
+        changes = {**setting(finished, msgspec.structs.replace(collection, state="dropping")), **without(first)}
+    elif collection is not None and refused and known.what == "create":
         changes = setting(finished, msgspec.structs.replace(collection, state="dropping"))
     elif collection is not None and refused and known.what == "rename":
         was = known.asked["was"]
         back = was if contents.named(was) is None else collection.id  # others have its name by now
         changes = setting(finished, msgspec.structs.replace(collection, name=back))
-    elif collection is not None and known.what == "create":
+    elif collection is not None and known.what in {"create", "promote"}:
         first = msgspec.structs.replace(contents.renditions[(collection.id, 1)], begun=True)
+        if known.what == "promote":
+            first = msgspec.structs.replace(first, schema=answer["schema"])
+            collection = msgspec.structs.replace(collection, retention=answer["retention"])
         changes |= setting(_live(collection), _live(first))
     elif collection is not None and known.what == "make rendition":
         changes |= setting(_live(contents.renditions[(collection.id, known.asked["rendition"])]))
@@ -125,7 +141,7 @@ def check_free(client: Client, name: str) -> None:
             deadline = client.runtime.deadline(client.config.timeout_s)
             with suppress(NotAllowed):
                 for command in catalog.latest().pending(found.id):
-                    if command.what in {"create", "rename"}:
+                    if command.what in {"create", "rename", "promote"}:
                         settle(catalog, command, deadline)
             found = catalog.fetch().named(name)
     finally:
@@ -272,14 +288,26 @@ def wal_upper(client: Client, collection: CollectionRecord) -> int:
     return client.machine(wal_shard(str(collection.timeline))).fetch().state.upper.time or 0
 
 
-def close(client: Client, contents: Contents, command: CommandRecord, start: int) -> None:
+def is_copied(client: Client, rendition: RenditionRecord, start: int) -> bool:
+    """Whether a rendition has all that was before it became the collection at `start`. Once it has, it has for ever."""
+    return rendition.copies is None or at(start) <= meet(client, rendition.names)
+
+
+def close(
+    client: Client, contents: Contents, collection: CollectionRecord, command: CommandRecord, start: int
+) -> None:  # fmt: skip
     """Say that nothing more comes to the old rendition before the handover, so that a copy of it can be finished.
 
     Only where writers exclude one another, and the handover is at once: nobody can be about to write before it then.
-    Of a handover in the future the writers say so, when they first write beyond it.
+    Of a handover in the future the writers say so, when they first write beyond it. SUBTLE: never of a rendition that
+    is still copied itself, as what it lacks would be left out for ever.
     """
     for old in contents.renditions_of(command.collection):
         if old.number == command.asked["follows"] and old.mode == "compare_and_append" and command.asked["at"] is None:
+            timeline = Renditions(client, collection.shard, old.columns.times, collection.name).fetch()
+            began = max((one.start for one in timeline.spans if one.command == command.asked["expects"]), default=0)
+            if not is_copied(client, old, began):
+                continue
             for name in old.names:
                 with suppress(ShardFinished), client.open_writer(name, old.columns, layer=LAYER) as write:
                     write.advance_upper(start)

@@ -17,7 +17,7 @@ from persist_lib.catalog.compare_task import Judging
 from persist_lib.catalog.comparing import Comparison, compare_renditions
 from persist_lib.catalog.copying import Copied, Progress, Reading, Transform, copy_step
 from persist_lib.catalog.describe import HandoverPlan
-from persist_lib.catalog.effects import handover_time, wal_upper
+from persist_lib.catalog.effects import handover_time, is_copied, wal_upper
 from persist_lib.catalog.metadata_shard import out_of_time
 from persist_lib.catalog.parallel import states_of
 from persist_lib.catalog.reader import CollectionReader
@@ -331,6 +331,15 @@ class Handovers(Filling):
             raise InvalidUsage(f"a handover must be before the end of all times: got {time}", at=time)
 
     def _check_copy(self, name: str, new: RenditionRecord, timeline: Timeline) -> None:
+        last = timeline.last
+        if not is_copied(self.client, last.rendition, last.start):
+            start = new.columns.show(last.start)
+            raise HandoverRefused(
+                f"collection {name!r}: rendition {last.rendition.number} was handed over to, and lacks what was "
+                f"written before {start} to the one that it copies. Nothing was changed; finish it first: "
+                "copy_rendition(…, to_end=True)",
+                collection=name, rendition=last.rendition.number,
+            )  # fmt: skip
         if new.copies is None:
             return
         why = ""

@@ -6,7 +6,7 @@ can be read any more, and a dropped collection when it has no reader and no hold
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Iterator
+from collections.abc import Generator, Iterator
 from contextlib import closing, suppress
 from functools import partial
 from typing import Protocol
@@ -22,7 +22,7 @@ from persist_lib.catalog.names import LAYER
 from persist_lib.catalog.records import CollectionRecord, RenditionRecord, TimelineRecord
 from persist_lib.catalog.renditions import Renditions, Timeline, meet, schema_for, upper_of
 from persist_lib.core.holds import newest_time
-from persist_lib.core.state import State
+from persist_lib.core.state import NAMED, State
 from persist_lib.errors import HoldConflict, NotFound, PersistError, ShardFinished, SinceViolation, StillRead
 from persist_lib.frontier import Antichain, at
 from persist_lib.runtime.ambient import Deadline
@@ -138,6 +138,7 @@ class _Tending:
         # SUBTLE: after a handover at a later time the promise is ahead of the data, of which history is kept.
         newest = (timeline.upper.meet(upper_of(self._client, timeline)).time or 1) - 1
         yield from self._keep(collection.shard, timeline)
+        yield from self._follow_named(renditions, timeline)
         if collection.retention is not None:
             reason = f"history of {collection.retention} times is kept"
             yield from self._move(collection.shard, max(0, newest - collection.retention), reason, timeline)
@@ -149,7 +150,7 @@ class _Tending:
             for name in record.names:
                 yield from self._keep(name, timeline)
                 yield from self._move(name, target, reason, timeline)
-        yield from self._release_copies(renditions, timeline)
+        yield from self._release_copies()
 
     def _keep(self, shard: str, timeline: Timeline) -> Iterator[tuple[Step, Do]]:
         """Set the hold of a shard that has none: its maker died, or a person took it away."""
@@ -164,21 +165,54 @@ class _Tending:
         show = timeline.last.rendition.columns.show
         yield self._step("move hold", f"{shard} to {show(state.since)}", "nothing keeps its history"), keep
 
-    def _release_copies(self, renditions: list[RenditionRecord], timeline: Timeline) -> Iterator[tuple[Step, Do]]:
-        """Release the holds of copies that are complete, or given up."""
-        at_work = set()
-        for record in renditions:
-            start = handed_over_at(timeline, record)
-            if record.state == "live" and (start is None or meet(self._client, record.names) < at(start)):
-                at_work.add(hold_name(record))
-        yield from self._release_others(at_work, "nothing is left to copy")
+    def _follow_named(self, renditions: list[RenditionRecord], timeline: Timeline) -> Iterator[tuple[Step, Do]]:
+        """Let history go that was kept for readers by a member's name: who is left of them has a lease on the member.
 
-    def _release_others(self, at_work: Collection[str], reason: str) -> Iterator[tuple[Step, Do]]:
-        """Release the holds of copies, but for those that are at work."""
+        SUBTLE: readers of the collection have leases there, too. They hold no less in the rendition shard.
+        """
+        shard = self._collection.shard
+        if (named := self._client.inspect(shard).state.holds.get(NAMED)) is None:
+            return
+        states = [self._client.inspect(place).state for record in renditions for place in record.places]
+        sinces = [reader.since for state in states for reader in state.readers.values()]
+        if not sinces:
+            yield (
+                self._step("release", f"hold {NAMED}", "nobody reads by a shard's name"),
+                partial(self._release, NAMED),
+            )
+        elif named.since < (to := min(sinces)):
+
+            def move() -> None:
+                with suppress(SinceViolation, ShardFinished, HoldConflict):
+                    self._client.downgrade_hold(shard, NAMED, to)
+
+            show = timeline.last.rendition.columns.show
+            yield self._step("move hold", f"{NAMED} to {show(to)}", "no reader by a shard's name needs more"), move
+
+    def _release_copies(self) -> Iterator[tuple[Step, Do]]:
+        """Release the holds of copies that are complete, or given up.
+
+        SUBTLE: first the holds, then the catalog. A rendition is there before its copy begins and has a hold; by what
+        was read before, one that began since would be taken for one that is gone.
+        """
+        holds = self._held()
+        renditions = self._catalog.fetch().renditions_of(self._collection.id) if holds else []
+        for record in renditions:
+            if record.state != "dropping" and hold_name(record) in holds:
+                start = handed_over_at(self._timeline([record]), record)
+                if start is None or meet(self._client, record.names) < at(start):
+                    holds.remove(hold_name(record))
+        yield from self._release_all(holds, "nothing is left to copy")
+
+    def _held(self, *others: str) -> list[str]:
+        """The holds of copies on the rendition shard, and these others."""
         state = self._state(self._collection.shard)
-        for hold in sorted(state.holds if state is not None else ()):
-            if hold.startswith(HOLDS) and hold not in at_work:
-                yield self._step("release", f"hold {hold}", reason), partial(self._release, hold)
+        holds = state.holds if state is not None else ()
+        return sorted(hold for hold in holds if hold.startswith(HOLDS) or hold in others)
+
+    def _release_all(self, holds: list[str], reason: str) -> Iterator[tuple[Step, Do]]:
+        for hold in holds:
+            yield self._step("release", f"hold {hold}", reason), partial(self._release, hold)
 
     def _release(self, hold: str) -> None:
         with suppress(HoldConflict, ShardFinished):
@@ -253,7 +287,7 @@ class _Tending:
             state = self._state(name)
             if state is not None and not state.upper.is_top():
                 yield self._step("close", name, f"{dropped}: no more writes"), partial(self._close, name)
-        yield from self._release_others((), dropped)
+        yield from self._release_all(self._held(NAMED), dropped)
         yield from self._end(shard, dropped)
         if not self._is_dry and not self._is_gone(shard):
             return
@@ -325,10 +359,11 @@ def _hold_of(record: RenditionRecord, timeline: Timeline, upper: Antichain) -> t
     """From which time on a rendition's shards keep their history, and why.
 
     SUBTLE: it may be behind what would be right by now, never ahead. A rendition that is to follow is kept from the
-    promise on, as a handover is never before that, and at its newest time, as it is compared there.
+    promise on, as a handover is never before that, and at its newest time, as it is compared there. One that was
+    handed over to is kept from just before that on: a copy of it may have begun with its contents then.
     """
     starts = [span.start for span in timeline.spans if span.rendition.number == record.number]
     if not starts:
         newest = (timeline.upper.meet(upper).time or 1) - 1
         return newest, "it can follow at the promise at the earliest, and is compared as of now"
-    return max(timeline.since, starts[0]), "the collection can only be read from there on"
+    return max(timeline.since, starts[0] - 1), "the collection can only be read from there on"

@@ -54,6 +54,11 @@ def data_shard(collection: str, rendition: int, index: int) -> str:
     return f"{collection}.r{rendition}.s{index}"
 
 
+def member_of(collection: str) -> str:
+    """What a shard is as the first rendition's place of a collection. The epoch is 0: nothing joins another one yet."""
+    return f"{collection}/0"
+
+
 def kept_shard(collection: str, rendition: int) -> str:
     """The shard with kept differences between a rendition and those that may follow it."""
     return f"{collection}.r{rendition}.kept"

@@ -115,7 +115,7 @@ class CollectionReader(Reader[CollectionSnapshot]):
         with Spending() as spent:
             time = self._reach(as_of, -1, deadline)
             rendition = self.timeline(is_known=True).at(max(time, self.since.time or 0)).rendition
-            found = self._guarded(lambda: self.shards_of(rendition))
+            found = self.shards_of(rendition)
         schema = self._columns_then(found[0].schema, time)
         names, had = parse_columns(schema, what, asked.columns), found[0].schema.names
         asked = asked._replace(columns=None if names is None else [name for name in names if name in had], diff=True)
@@ -186,7 +186,7 @@ class CollectionReader(Reader[CollectionSnapshot]):
     def shards_of(self, rendition: RenditionRecord) -> list[ReadHandle]:
         """Readers of a rendition's shards, opened when first needed, in this reader's schema if they have it."""
         if rendition.number not in self._shards:
-            self._shards[rendition.number] = self._open_all(rendition.names)
+            self._shards[rendition.number] = self._guarded(lambda: self._open_all(rendition.names))
         return self._shards[rendition.number]
 
     def _open_all(self, names: Sequence[str]) -> list[ReadHandle]:
@@ -213,7 +213,7 @@ class CollectionReader(Reader[CollectionSnapshot]):
             span = timeline.at(time if time >= 0 else timeline.since)
             if time < 0:
                 return span  # nothing is complete yet, so there is nothing to wait for
-            upper = self._guarded(lambda span=span: self.upper_of(span))  # type: ignore[misc]
+            upper = self.upper_of(span)
             if not upper.has_passed(time):
                 if not self._completes(span, upper, time, deadline):
                     self.pause(span, time, deadline)
@@ -332,7 +332,7 @@ class CollectionReader(Reader[CollectionSnapshot]):
 
     def pause(self, span: Span, time: int, deadline: Deadline) -> None:
         """Wait a little for a time of a span to become complete. Raises TimedOut when the deadline has passed."""
-        handles = self._guarded(lambda: self.shards_of(span.rendition))
+        handles = self.shards_of(span.rendition)
         if not self.read_only and all(handle.upper.is_top() for handle in handles):
             deadline.pause(LONGEST_WAIT_S)  # they are closed for writing, so only a handover brings more
         for handle in handles:

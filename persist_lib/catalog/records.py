@@ -10,17 +10,20 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from persist_lib.catalog.names import data_shard, kept_shard, rendition_shard
+from persist_lib.catalog.names import data_shard, kept_shard, member_of, rendition_shard
 from persist_lib.errors import Corrupt, NewerFormat
 from persist_lib.schema.schema import Schema, stored_form
 
-VERSION = 1
+VERSION, OF_PLACES = 1, 2
+"""The version of records, and that of those that a release before promotions must not take for what they are not."""
 
 Mode = Literal["append", "compare_and_append"]
 State = Literal["making", "live", "dropping"]
 Kind = Literal["collection", "table"]
 TableMode = Literal["yolo", "wal"]
-What = Literal["create", "alter", "rename", "drop", "evolve", "make rendition", "drop rendition", "hand over"]
+What = Literal[
+    "create", "alter", "rename", "drop", "evolve", "make rendition", "drop rendition", "hand over", "promote"
+]
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -32,7 +35,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class RenditionRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     """One rendition: fixed when it is made, but for its state, and whether it ever was the collection (`begun`).
 
-    `copies` is the number of the rendition that it copies, None for one that is written independently.
+    `copies` is the number of the rendition that it copies, None for one that is written independently. `places` are
+    shards that stood by themselves before: members, which keep their names.
     """
 
     collection: str
@@ -45,11 +49,17 @@ class RenditionRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     command: str = ""
     state: State = "making"
     begun: bool = False
+    places: tuple[str, ...] = ()
+
+    @property
+    def member(self) -> str:
+        """What a command to one of its places has to name."""
+        return member_of(self.collection)
 
     @property
     def names(self) -> list[str]:
         """The names of its shards."""
-        return [data_shard(self.collection, self.number, index) for index in range(self.shards)]
+        return list(self.places) or [data_shard(self.collection, self.number, index) for index in range(self.shards)]
 
     @property
     def kept(self) -> str:
@@ -127,11 +137,11 @@ def decode(kind: type[R], body: str, where: str, dec_hook: Callable[[type, Any],
     """The record in the body of a row. Raises NewerFormat for one of a newer release, Corrupt for anything else."""
     decoder = _DECODERS.get(kind) or _DECODERS.setdefault(kind, msgspec.json.Decoder(kind, dec_hook=dec_hook))
     try:
-        if (version := msgspec.json.decode(body, type=_Versioned).v) > VERSION:
+        if (version := msgspec.json.decode(body, type=_Versioned).v) > OF_PLACES:
             raise NewerFormat(
-                f"{where} is written in version {version}, and this release knows {VERSION}: use a newer release of "
+                f"{where} is written in version {version}, and this release knows {OF_PLACES}: use a newer release of "
                 "persist-lib. Nothing was changed",
-                version=version, known=VERSION,
+                version=version, known=OF_PLACES,
             )  # fmt: skip
         record: R = decoder.decode(body)
     except msgspec.MsgspecError as error:

@@ -153,7 +153,10 @@ class Renditions:
             table = changes.to_arrow()
         times = table.column(TIME).cast("int64").to_pylist()
         rows += [{**row, TIME: time} for row, time in zip(table.to_pylist(), times, strict=True)]
-        return Timeline(since, upper, _spans(rows, self._name))
+        spans = _spans(rows, self._name)
+        for span in spans:
+            self._client.know_members(span.rendition.places, span.rendition.member)
+        return Timeline(since, upper, spans)
 
 
 def _in_order(row: dict[str, object]) -> tuple[int, int]:

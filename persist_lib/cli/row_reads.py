@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
@@ -33,9 +34,11 @@ def table_of(client: Client, name: str) -> Table:
         return client.table(name)
     except (OfLayer, InvalidName):
         from persist_lib.table.carriers import ShardCarrier
+        from persist_lib.table.opening import open_promoted
         from persist_lib.table.table import Table
 
-        return Table(ShardCarrier(client, name, client.inspect(name).state.schemas[-1]), lambda: None)
+        carrier = ShardCarrier(client, name, client.inspect(name).state.schemas[-1])
+        return Table(carrier, lambda: None, partial(open_promoted, client))
 
 
 class Printing(NamedTuple):

@@ -252,7 +252,7 @@ class Upgrade(msgspec.Struct, frozen=True):
 class Adopt(msgspec.Struct, frozen=True):
     """Make the shard a member, if this is its transition `seqno`: what went with its name goes to the collection.
 
-    It keeps history by the collection's hold at its since; its retention and all other holds go. In one transaction
+    It keeps history by the collection's hold at its since; the retention's hold and all others go. In one transaction
     with `Inherit`, which was made of the state just before.
     """
 

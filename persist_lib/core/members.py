@@ -1,7 +1,9 @@
 """Members: shards that stood by themselves, and are the place of a collection's first rendition since.
 
-A member keeps its log, its data and its live ids. What went with its name (holds of users, retention, producers) is
-with the rendition shard of the collection, which promises what was written by name. One transaction of both decides.
+A member keeps its log, its data and its live ids. What went with its name (holds of users, producers) is with the
+rendition shard of the collection, which promises what was written by name. One transaction of both decides. Columns and
+the retention's distance stay as they were at that transition, so that the catalog can be told what they are, by
+whomever; the distance moves nothing any more.
 From then on the member refuses commands that do not name it: a write by its name could be below a handover, and a hold
 or a reader by its name would keep nothing that the collection knows of.
 """
@@ -18,7 +20,7 @@ from persist_lib.core.holds import is_of_layer, layer_of
 from persist_lib.core.outcomes import remember
 from persist_lib.core.state import COLLECTION, NAMED, RETENTION, Batch, Hold, Outcome, Produced, State
 from persist_lib.core.trace import push
-from persist_lib.frontier import MAX_TIME, MINIMUM, Antichain, at
+from persist_lib.frontier import MAX_TIME, MINIMUM, TOP, Antichain, at
 from persist_lib.ids import MEMBER, SeqNo
 
 
@@ -54,7 +56,6 @@ def adopt(state: State, seqno: SeqNo, command: c.Adopt) -> StateDiff | r.Refusal
             *((name, hold, None) for name, hold in sorted(state.holds.items())),
             (COLLECTION, None, Hold(state.since)),
         ),
-        retention=None if state.retention is None else (state.retention, None),
         member=("", command.member),
     )
 
@@ -66,10 +67,9 @@ def inheritance(state: State, token: bytes, lower: Antichain) -> c.Inherit:
     out.
     """
     times = (state.upper.time or 0, (state.since.time or 0) + 1, (lower.time or 0) + 1)
+    upper = TOP if state.upper.is_top() else at(min(MAX_TIME, max(times)))  # one that is closed refuses to be adopted
     holds = tuple((name, hold) for name, hold in sorted(state.holds.items()) if name != RETENTION)
-    return c.Inherit(
-        token, lower, at(min(MAX_TIME, max(times))), state.since, holds, tuple(sorted(state.producers.items()))
-    )
+    return c.Inherit(token, lower, upper, state.since, holds, tuple(sorted(state.producers.items())))
 
 
 def inherit(state: State, seqno: SeqNo, command: c.Inherit) -> StateDiff | r.Refusal:

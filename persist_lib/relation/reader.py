@@ -108,7 +108,9 @@ class ReadHandle(Reader[Snapshot]):
 
     def fetch_upper(self) -> Antichain:
         """Read the shard's current upper from the location."""
-        return self.machine.fetch().state.upper
+        state = self.machine.fetch().state
+        self.machine.check_same(state)
+        return state.upper
 
     def listen(self, as_of: TimeLike, *, until: object = TOP, timeout: float | None = None) -> Listen:
         """Return an iterator of what happens after `as_of`: updates at their exact times, and progress.
@@ -176,6 +178,7 @@ class ReadHandle(Reader[Snapshot]):
     def expired(self, state: State | None = None) -> LeaseExpired | None:
         """The error to raise if this handle is retired in `state` (None: the newest state); None while it is live."""
         state = state or self.machine.fetch().state
+        self.machine.check_same(state)
         return None if self.read_only or self.id in state.readers else self._lost()
 
     def close(self) -> None:
@@ -281,6 +284,7 @@ class ReadHandle(Reader[Snapshot]):
         while True:
             version = patience.look()
             state = version.state
+            self.machine.check_same(state)
             if isinstance(target, int):
                 self._check(state, target)
             elif state.is_finished() and target is None:
@@ -297,6 +301,7 @@ class ReadHandle(Reader[Snapshot]):
         """Raise unless this handle may still read as of that time."""
         if state.is_finished():
             raise ShardFinished(f"shard {self.shard} is finished for good: its contents are gone", shard=self.shard)
+        self.machine.check_same(state)
         if not self.read_only and self.id not in state.readers:
             raise self._lost()
         since = state.since if self.read_only else self._since

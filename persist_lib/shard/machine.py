@@ -5,9 +5,11 @@ from __future__ import annotations
 import threading
 from typing import NamedTuple
 
+import msgspec
+
 from persist_lib.config import Config
 from persist_lib.core import refusals as r
-from persist_lib.core.commands import stored_name
+from persist_lib.core.commands import Command, NamesMember, stored_name
 from persist_lib.core.diff import StateDiff, apply_diff
 from persist_lib.core.formats import PARTS_AT_A_TIME
 from persist_lib.core.state import Outcome, State, Version
@@ -76,7 +78,7 @@ class Prepared(NamedTuple):
 
 
 class Shard:
-    """One shard as one process sees it.
+    """One shard as one process sees it; with a `member`, as the member of a collection.
 
     `version` only advances. All methods are safe to call from several threads; the committing thread holds `turn`.
     """
@@ -89,8 +91,10 @@ class Shard:
         config: Config,
         runtime: Runtime,
         reads: Blob | None = None,
+        member: str = "",
     ) -> None:
         self.shard = shard
+        self.member = member
         self.blob = blob
         self.reads = reads or blob
         self.consensus = consensus
@@ -162,6 +166,20 @@ class Shard:
     def refused(self, refusal: r.Refusal) -> PersistError:
         return refused(self.shard, refusal, None if self._version is None else self._version.state.times)
 
+    def addressed(self, command: Command, state: State) -> Command:
+        """The command, naming the member that this machine is for, if the shard is one.
+
+        SUBTLE: only then, as a server of the release before knows no members.
+        """
+        if not (self.member and state.member and isinstance(command, NamesMember)):
+            return command
+        return msgspec.structs.replace(command, member=self.member)
+
+    def check_same(self, state: State) -> None:
+        """Raise MemberOf if the shard is a member by now, and this machine is for the shard by its name."""
+        if state.member and state.member != self.member:
+            raise self.refused(r.OfMember(state.member))
+
     def fetch(self) -> Version:
         """The newest version there is (linearizable). Raises NotFound when there is no such shard."""
         if (version := self.try_fetch()) is None:
@@ -197,7 +215,7 @@ class Shard:
         """The transition that `build` makes of the newest version this process knows, or its refusal."""
         version = self._version if self._version is not None else self.ground()
         seqno, now = SeqNo(version.seqno + 1), self.consensus.now()
-        command = build(version.state, now)
+        command = self.addressed(build(version.state, now), version.state)
         diff = change(version.state, seqno, command)
         if not isinstance(diff, StateDiff):
             return diff

@@ -125,8 +125,9 @@ def _of_holds(
         case r.OfMember(member):
             id_ = member.partition("/")[0]
             return MemberOf(
-                f"shard {shard} is a member of the collection with the id {id_}, which alone writes it, opens readers "
-                "and sets its terms. This changed nothing; open the collection by its name, with client.controller()",
+                f"shard {shard} was promoted: it is a member of the collection with the id {id_}, which alone reads "
+                f"and writes it and sets its terms. This changed nothing; open the table with client.table({shard!r}), "
+                "or by the name that it was given since",
                 shard=shard, layer=COLLECTION, collection=id_,
             )  # fmt: skip
         case r.WrongOpaque(name, expected, actual):

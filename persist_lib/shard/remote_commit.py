@@ -93,7 +93,7 @@ def _make(wanted: Sequence[Wanted]) -> list[c.Command]:
     made = []
     for machine, build in wanted:
         version, now = machine.ground(), machine.consensus.now()
-        made.append(undated(build(version.state, now), now))
+        made.append(undated(machine.addressed(build(version.state, now), version.state), now))
     return made
 
 

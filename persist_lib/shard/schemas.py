@@ -22,7 +22,8 @@ def create_if_missing(
 
     `check` raises NameTaken if its name is something else's. It is called before the shard is made, and as long as
     nothing has written to it, as something else may be given the name at the same moment. That is there, too, then: so
-    who made the shard takes it away, and others only refuse to write to it.
+    who made the shard takes it away, and others only refuse to write to it. Raises MemberOf for a shard that was
+    promoted.
     """
     answer: Committed | r.Refusal | None = None
     if machine.try_fetch() is None:
@@ -33,11 +34,13 @@ def create_if_missing(
             machine.fetch()  # another client created it at the same moment
         elif not isinstance(answer, Committed):
             raise machine.refused(answer)
+    machine.check_same(machine.state)
     if check is None or machine.state.upper != MINIMUM:
         return
     try:
         check()
     except NameTaken as taken:
+        machine.check_same(machine.fetch().state)  # it may be the name of what the shard was promoted to just now
         if isinstance(answer, Committed):
             _take_away(machine, taken)
         raise

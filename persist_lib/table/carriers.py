@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from persist_lib.catalog.collection_arguments import parse_hold, parse_retention
+from persist_lib.catalog.copying import HOLDS
 from persist_lib.catalog.effects import HOLD
 from persist_lib.core import commands as c
 from persist_lib.core.cost import Cost
 from persist_lib.core.leases import keepers
 from persist_lib.core.plan.upkeep import plan_retention
-from persist_lib.core.state import MARK, RETENTION, State
+from persist_lib.core.state import MARK, NAMED, RETENTION, State
 from persist_lib.core.transitions import apply
 from persist_lib.errors import InvalidUsage, LeaseExpired, NotComplete, SinceViolation
 from persist_lib.frontier import Antichain, at
@@ -97,6 +98,10 @@ class Carrier(ABC):
     @abstractmethod
     def hold_of(self, hold: object) -> tuple[str, str]:
         """The shard that keeps the table's history, and the checked name of a hold of its users."""
+
+    @abstractmethod
+    def promote(self, shards: int | None, *, dry_run: bool, timeout: float | None) -> str:
+        """Raise what carries it. Answers the id of the collection that carries it then; empty where it is this one."""
 
     @abstractmethod
     def rename(self, to: str) -> None: ...
@@ -241,7 +246,7 @@ class _Handles(Carrier):
 
     def _let_all_go(self) -> None:
         for carrier in _alive(OPEN):
-            if carrier.client is self.client and carrier.name == self.name:
+            if carrier.client.leases is self.client.leases and carrier.name == self.name:
                 carrier.let_go(now=True)
         self.client.heartbeat()  # retires those of tables that were dropped unclosed
 
@@ -261,7 +266,13 @@ class ShardCarrier(_Handles):
         return (self.client.open_reader if purpose == "read" else self.client.open_writer)(self.name, self.schema)
 
     def _since(self) -> Antichain:
-        return self.client.inspect(self.name).state.since
+        return self._state().since
+
+    def _state(self) -> State:
+        """The newest state. Raises MemberOf where the shard is a collection's by now."""
+        state = self.client.inspect(self.name).state
+        self.client.machine(self.name).check_same(state)
+        return state
 
     def restore(self, to: TimeLike, *, dry_run: bool, timeout: float | None) -> Done:
         done = self.client.restore(self.name, to, dry_run=dry_run, timeout=timeout)
@@ -269,30 +280,30 @@ class ShardCarrier(_Handles):
         return Done(time, done.rows, b"", done.cost)
 
     def describe(self) -> TableDescription:
-        state = self.client.inspect(self.name).state
+        state = self._state()
         return TableDescription(
             self.name, self.kind, state.schemas[-1], state.since, state.upper, state.retention, _holds_in(state),
             (self.name,),
         )  # fmt: skip
 
     def evolve(self, schema: Schema, *, dry_run: bool) -> tuple[str, ...]:
-        newest = self.client.inspect(self.name).state.schemas[-1]
+        newest = self._state().schemas[-1]
         newest.check_additive(schema)
         if schema != newest and not dry_run:
             self.client.evolve_schema(self.name, schema)
         return tuple(column.name for column in schema.value[len(newest.value) :])
 
     def set_retention(self, distance: Retention, *, dry_run: bool) -> Downgraded:
-        newest = self.client.inspect(self.name).state.schemas[-1]
+        newest = self._state().schemas[-1]
         parsed = parse_retention(distance, newest, self.client.consensus.now)
         self._let_all_go()
-        before = self.client.inspect(self.name).state
+        before = self._state()
         if dry_run:
             planned = msgspec.structs.replace(before, retention=parsed)
             return _downgraded(before, RETENTION, plan_retention(planned))
         self.client.set_retention(self.name, parsed)
         self.client.retain(self.name)
-        after = self.client.inspect(self.name).state
+        after = self._state()
         return Downgraded(before.since, after.since, tuple(keepers(after)))
 
     def kept_by(self) -> str:
@@ -301,10 +312,16 @@ class ShardCarrier(_Handles):
     def hold_of(self, hold: object) -> tuple[str, str]:
         return self.name, parse_hold_name(hold)
 
+    def promote(self, shards: int | None, *, dry_run: bool, timeout: float | None) -> str:  # noqa: ARG002 - Table asks the collection for them
+        found = self.client.controller().promote(self.name, dry_run=dry_run, timeout=timeout)
+        return "" if found is None else found.id
+
     def rename(self, to: str) -> None:
+        self._state()
         raise InvalidUsage(
             f"table {self.name!r} is carried by one shard, whose name cannot change: readers and writers in other "
-            f"processes know it by that. Nothing was changed; make {to!r}, and write what this one has to it",
+            f"processes know it by that. Nothing was changed. Once it is a collection it can: promote() makes it one, "
+            f"in place, and then rename({to!r})",
             table=self.name, carrier=self.kind,
         )  # fmt: skip
 
@@ -313,6 +330,7 @@ class ShardCarrier(_Handles):
         self._let_all_go()
         machine = self.client.machine(self.name)
         if not dry_run:
+            self._state()
             self.client.finish(self.name)
             return ()
         version = machine.fetch()
@@ -322,6 +340,7 @@ class ShardCarrier(_Handles):
         return ()
 
     def maintain(self, *, dry_run: bool) -> dict[str, Maintained]:
+        self._state()
         return {self.name: self.client.maintain(self.name, dry_run=dry_run)}
 
 
@@ -401,6 +420,12 @@ class CollectionCarrier(_Listed, _Handles):
     def _since(self) -> Antichain:
         return self.controller.describe(self.name).since
 
+    def promote(self, shards: int | None, *, dry_run: bool, timeout: float | None) -> str:
+        found = self.controller.describe(self.name)
+        if shards is not None and shards != len(found.active.shards) and not dry_run:
+            self.controller.reshard(self.name, shards, timeout=timeout)
+        return ""
+
     def changes(self, from_: TimeLike | None, to: TimeLike | None, *, timeout: float | None) -> Changes:
         def between(reader: Any) -> Any:
             if to is not None and (span := reader.of_other_columns(to)) is not None:
@@ -421,6 +446,13 @@ class TimelineCarrier(_Listed):
         self.name = name
         self._timeline = tables.timeline_of(name)[0]
         self.kind, self.schema = f"timeline {self._timeline!r}", tables.controller.describe(name).schema
+
+    def promote(self, shards: int | None, *, dry_run: bool, timeout: float | None) -> str:  # noqa: ARG002 - it cannot
+        raise InvalidUsage(
+            f"table {self.name!r} is on a {self.kind}, which is as much as can carry a table. Nothing was changed. To "
+            "give it other shards, make a rendition of it: persist collection rendition make",
+            table=self.name, carrier=self.kind,
+        )  # fmt: skip
 
     def close(self) -> None:
         """Nothing: what is open is the client's, for all of its tables."""
@@ -483,8 +515,8 @@ def _alive(found: Weak) -> list[Any]:
 
 def _holds_in(state: State) -> dict[str, Antichain]:
     """The holds of users, by name."""
-    own = {RETENTION, HOLD, MARK}
-    return {name: hold.since for name, hold in sorted(state.holds.items()) if name not in own}
+    own = {RETENTION, HOLD, MARK, NAMED}
+    return {n: hold.since for n, hold in sorted(state.holds.items()) if n not in own and not n.startswith(HOLDS)}
 
 
 def _downgraded(before: State, name: str, target: Antichain | None) -> Downgraded:

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 def open_carrier(client: Client, name: str, schema: Schema | None, tables: Callable[[], Tables]) -> Carrier:
     """Open what carries the table of this name; make it if it is not there and `schema` is given.
 
-    A new one is made on a shard or, where there was a shard of that name, which stays finished for good, on a
-    collection. `tables` gives the client's own tables of timelines.
+    A new one is made on a shard or, where there was a shard of that name, which stays finished for good, or is another
+    table's by now, on a collection. `tables` gives the client's own tables of timelines.
     """
     parse_collection_name(name)
     wanted = () if schema is None else (check_schema(schema), with_times(schema, "ms"))
@@ -41,15 +41,24 @@ def open_carrier(client: Client, name: str, schema: Schema | None, tables: Calla
         make_table(client, name, wanted[-1])
 
 
-def make_table(client: Client, name: str, schema: Schema) -> None:
-    """Make a table on a shard or, where there was a shard of that name, on a collection. Another process may be first.
+def open_promoted(client: Client, collection: str) -> Carrier:
+    """Open the collection with this id, which a shard is a member of. Raises NotFound where it was dropped."""
+    controller = client.controller()
+    found = controller.catalog.fetch().collections.get(collection)
+    if found is not None and found.state == "making" and not client.read_only:
+        controller.tend(found.name)  # its promotion is decided, and not yet said
+    return CollectionCarrier(controller, found.name if found is not None and found.state != "dropping" else collection)
 
-    Raises NameTaken where the catalog has another collection of that name.
+
+def make_table(client: Client, name: str, schema: Schema) -> None:
+    """Make a table on a shard or, where there is or was a shard of that name, on a collection.
+
+    Another process may be first. Raises NameTaken where the catalog has another collection of that name.
     """
     machine = client.machine(name)
     check_not_kept(machine.shard, "")
     known = machine.known or machine.try_fetch()
-    if known is None or not known.state.is_finished():
+    if known is None or not (known.state.is_finished() or known.state.member):
         client.open_writer(name, schema).close()
         return
     with suppress(NameTaken):

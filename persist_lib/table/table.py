@@ -13,20 +13,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
 from persist_lib.arguments import not_pickled, parse_flag, parse_integer
+from persist_lib.catalog.collection_arguments import MOST_SHARDS
 from persist_lib.catalog.names import parse_collection_name
-from persist_lib.errors import SinceViolation
+from persist_lib.errors import MemberOf, SinceViolation
 from persist_lib.frontier import MAX_TIME, TOP
 from persist_lib.kernel.columns import integers
 from persist_lib.relation.statements import Apply, Change, Delete, Done, Insert, Statement, Update, Upsert
 from persist_lib.runtime.resource import Resource
 from persist_lib.schema.schema import DIFF, TIME, Schema, check_schema, with_times
 from persist_lib.table.carriers import Carrier, TableDescription
+from persist_lib.table.continuing import Continuing
 
 if TYPE_CHECKING:
     import pyarrow.compute as pc
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
     from persist_lib.shard.admin import Downgraded
     from persist_lib.times import TimeLike
 
+T = TypeVar("T")
+
 
 class Table(Resource):
     """One table. Safe to use from several threads; in a forked or another process, open it there.
@@ -46,8 +50,10 @@ class Table(Resource):
     It needs not be closed: what it has open ends with its client.
     """
 
-    def __init__(self, carrier: Carrier, check_open: Callable[[], None]) -> None:
-        self._carrier, self._check_open = carrier, check_open
+    def __init__(self, carrier: Carrier, check_open: Callable[[], None], moved: Callable[[str], Carrier]) -> None:
+        self._carrier, self._check_open, self._moved = carrier, check_open, moved
+        self._former: list[Carrier] = []
+        """What carried it before, which answers that are still being read come from."""
 
     @property
     def name(self) -> str:
@@ -80,8 +86,10 @@ class Table(Resource):
         """
         if parse_flag(dry_run, "dry_run"):
             made = partial(Insert, self.name, rows=rows)
-            return _done(self._on().execute(made, token=token, timeout=timeout, dry_run=True), by_key=False)
-        return _done(self._on().append(rows, token=token, timeout=timeout), by_key=False)
+            return _done(
+                self._ask(lambda on: on.execute(made, token=token, timeout=timeout, dry_run=True)), by_key=False
+            )
+        return _done(self._ask(lambda on: on.append(rows, token=token, timeout=timeout)), by_key=False)
 
     def upsert(
         self, rows: object, *, token: bytes | None = None, dry_run: bool = False, timeout: float | None = None
@@ -189,10 +197,12 @@ class Table(Resource):
         change raises NotComplete: at once, or after `timeout` seconds if that is given; with `newest` the newest
         complete contents are read then. Raises SinceViolation for a time before which history was given up.
         """
-        return self._on().read(
-            as_of, newest=parse_flag(newest, "newest"), timeout=timeout, columns=columns, key=key, key_from=key_from,
-            key_to=key_to, keys=keys, filter=filter, diff=diff,
-        )  # fmt: skip
+        newest = parse_flag(newest, "newest")
+        wanted: dict[str, Any] = {
+            "columns": columns, "key": key, "key_from": key_from, "key_to": key_to, "keys": keys, "filter": filter,
+            "diff": diff,
+        }  # fmt: skip
+        return self._ask(lambda on: on.read(as_of, newest=newest, timeout=timeout, **wanted))
 
     def count(self, as_of: TimeLike | None = None, *, timeout: float | None = None) -> int:
         """How many rows there are as of a time; see `read`."""
@@ -207,7 +217,7 @@ class Table(Resource):
         Raises SinceViolation where history from then on was given up, NotComplete, and InvalidUsage where `to` is
         before `from_`.
         """
-        return self._on().changes(from_, to, timeout=timeout)
+        return self._ask(lambda on: on.changes(from_, to, timeout=timeout))
 
     def listen(
         self, as_of: TimeLike, *, until: object = TOP, replace: bool = False, timeout: float | None = None
@@ -219,7 +229,13 @@ class Table(Resource):
         at a handover of a collection to columns in which older rows cannot be given, all old rows go out and all new
         ones come in; without it, that raises SchemaChanged.
         """
-        return self._on().listen(as_of, until=until, replace=parse_flag(replace, "replace"), timeout=timeout)
+        replace = parse_flag(replace, "replace")
+
+        def listen(as_of: TimeLike) -> Listener:
+            return self._ask(lambda on: on.listen(as_of, until=until, replace=replace, timeout=timeout))
+
+        found = listen(as_of)
+        return Continuing(found, listen) if self.carrier == "shard" else found
 
     def history(
         self, from_: TimeLike | None = None, to: TimeLike | None = None, *, limit: int | None = None,
@@ -255,11 +271,12 @@ class Table(Resource):
         repeated. On a collection and a timeline, the rows then and now are held in memory. With `dry_run` nothing is
         written. Raises SinceViolation for a time before since, NotComplete for one that may still change, and TimedOut.
         """
-        return _done(self._on().restore(to, dry_run=parse_flag(dry_run, "dry_run"), timeout=timeout), by_key=False)
+        dry_run = parse_flag(dry_run, "dry_run")
+        return _done(self._ask(lambda on: on.restore(to, dry_run=dry_run, timeout=timeout)), by_key=False)
 
     def describe(self) -> TableDescription:
         """What it is by now, and how far it has come: its columns, since, upper, retention and holds."""
-        return self._on().describe()
+        return self._ask(lambda on: on.describe())
 
     def evolve(self, schema: Schema, *, dry_run: bool = False) -> tuple[str, ...]:
         """Add value columns at the end, all nullable: `schema` is the newest one with them. Answers their names.
@@ -270,10 +287,10 @@ class Table(Resource):
         """
         on, dry_run = self._on(), parse_flag(dry_run, "dry_run")
         schema = with_times(check_schema(schema), on.schema.times)
-        added = on.evolve(schema, dry_run=dry_run)
+        added = self._ask(lambda on: on.evolve(schema, dry_run=dry_run))
         if not dry_run:
-            on.close()  # what it has open is of the older columns
-            on.schema = schema
+            self._carrier.close()  # what it has open is of the older columns
+            self._carrier.schema = schema
         return added
 
     def set_retention(self, distance: Retention, *, dry_run: bool = False) -> Downgraded:
@@ -285,7 +302,8 @@ class Table(Resource):
         never be read again; `maintain` moves it on later. The answer says how since moves, and who keeps it there:
         holds and readers keep history whatever the policy. With `dry_run` nothing is changed.
         """
-        return self._on().set_retention(distance, dry_run=parse_flag(dry_run, "dry_run"))
+        dry_run = parse_flag(dry_run, "dry_run")
+        return self._ask(lambda on: on.set_retention(distance, dry_run=dry_run))
 
     def set_hold(self, hold: str, since: TimeLike, *, opaque: bytes = b"") -> None:
         """Keep history from `since` on, durably, whatever the retention, until `release_hold`.
@@ -293,39 +311,65 @@ class Table(Resource):
         A hold never gives history up: see `downgrade_hold`. Raises SinceViolation for history that is given up, or
         before the hold's own time, and GivesUpHistory for a time beyond the newest. `opaque` is its fencing value.
         """
-        shard, hold = self._on().hold_of(hold)
-        self._carrier.client.set_hold(shard, hold, since, opaque=opaque)
+        self._ask(lambda on: on.client.set_hold(*on.hold_of(hold), since, opaque=opaque))
 
     def downgrade_hold(self, hold: str, since: TimeLike, *, dry_run: bool = False) -> Downgraded:
         """Move a hold, or create it there, and give up the history before `since` that nothing else keeps.
 
         The answer says how since moves, and who keeps it there; with `dry_run` nothing is changed.
         """
-        shard, hold = self._on().hold_of(hold)
-        return self._carrier.client.downgrade_hold(shard, hold, since, dry_run=dry_run)
+        return self._ask(lambda on: on.client.downgrade_hold(*on.hold_of(hold), since, dry_run=dry_run))
 
     def release_hold(self, hold: str) -> None:
         """Drop a hold. Raises HoldConflict when there is none of that name."""
-        shard, hold = self._on().hold_of(hold)
-        self._carrier.client.release_hold(shard, hold)
+        self._ask(lambda on: on.client.release_hold(*on.hold_of(hold)))
 
     def hold_of(self, hold: str) -> tuple[str, str]:
         """The shard that keeps its history, where a hold of this name is or would be, and the checked name.
 
         For the calls of a client about holds, which also take fencing values.
         """
-        return self._on().hold_of(hold)
+        return self._ask(lambda on: on.hold_of(hold))
 
     def kept_by(self) -> str:
         """The shard that keeps its history: its holds and its readers are there."""
-        return self._on().kept_by()
+        return self._ask(lambda on: on.kept_by())
+
+    def promote(
+        self, *, shards: int | None = None, dry_run: bool = False, timeout: float | None = None
+    ) -> TableDescription:
+        """Make a table that one shard carries a collection, in place. That can have more shards, and another name.
+
+            db.upgrade("orders")
+            orders.promote()
+
+        One transaction decides; nothing is copied, and history, holds, producers and retention stay. Tables that are
+        open continue, in any process of this release; handles that were opened by the shard's name are refused with
+        MemberOf, which says what to do. There is no way back. With `shards`, the rows are then copied to a rendition of
+        so many shards, while they are read and written, and that is handed over to: this takes as long as it takes to
+        read them and write them once. A call that was cut short is repeated; on a collection only the copy is left to
+        do. With `dry_run` nothing is changed, but what would be raised is raised.
+
+        Needs format 5 of the shard (`db.upgrade`), and from then on programs of the release before cannot read the
+        location's catalog. Raises InvalidUsage where it cannot be: in an older format, on a timeline, through a shard
+        server, on a store without transactions; and NameTaken.
+        """
+        dry_run = parse_flag(dry_run, "dry_run")
+        shards = None if shards is None else parse_integer(shards, "shards", 1, MOST_SHARDS)
+        on = self._on()
+        promoted = self._ask(lambda on: on.promote(shards, dry_run=dry_run, timeout=timeout))
+        if promoted and not dry_run:
+            self._continue_on(on, promoted)
+            self._carrier.promote(shards, dry_run=False, timeout=timeout)
+        return self.describe()
 
     def rename(self, to: str) -> None:
         """Give it another name. Handles that are open elsewhere find it by its old one no more.
 
         Raises NameTaken, and InvalidUsage where one shard carries it, as other programs know that by its name.
         """
-        self._on().rename(parse_collection_name(to))
+        name = parse_collection_name(to)
+        self._ask(lambda on: on.rename(name))
 
     def drop(self, *, dry_run: bool = False) -> tuple[str, ...]:
         """Drop it, with all of its history. Its name is free at once: `db.table(name, schema)` makes another table.
@@ -334,34 +378,55 @@ class Table(Resource):
         or timeline, open readers can continue, and the answer says for whom the rest waits; `db.maintain()` takes it
         away later. With `dry_run` nothing is changed.
         """
-        return self._on().drop(dry_run=parse_flag(dry_run, "dry_run"))
+        dry_run = parse_flag(dry_run, "dry_run")
+        for former in self._former:
+            former.close()  # its own readers would be in the way
+        return self._ask(lambda on: on.drop(dry_run=dry_run))
 
     def maintain(self, *, dry_run: bool = False) -> dict[str, Maintained]:
         """Do all upkeep of what carries it, in this process. Answers what was done, by shard.
 
         Doing it again finds nothing to do. Errors are those of `client.maintain`. With `dry_run` nothing is changed.
         """
-        return self._on().maintain(dry_run=parse_flag(dry_run, "dry_run"))
+        dry_run = parse_flag(dry_run, "dry_run")
+        return self._ask(lambda on: on.maintain(dry_run=dry_run))
 
     def writer(self) -> Any:
         """A writer of its own, for appends whose times you bring: `compare_and_append`, and what goes with it.
 
         Raises InvalidUsage for a table of a timeline, whose times are minted.
         """
-        return self._on().writer()
+        return self._ask(lambda on: on.writer())
 
     def close(self) -> None:
         """Close what it has open. Idempotent; a later call opens it again, unless the client was closed."""
-        self._carrier.close()
+        for carrier in (*self._former, self._carrier):
+            carrier.close()
 
     def _on(self) -> Carrier:
         self._check_open()
         return self._carrier
 
+    def _ask(self, call: Callable[[Carrier], T]) -> T:
+        """What the carrier answers; if it was promoted by whomever, and so did nothing, what the one after it does."""
+        on = self._on()
+        try:
+            return call(on)
+        except MemberOf as error:
+            self._continue_on(on, str(error.fields["collection"]))
+        return call(self._carrier)
+
+    def _continue_on(self, on: Carrier, collection: str) -> None:
+        """Be carried by a collection from now on, unless another call has seen to it."""
+        moved = self._moved(collection)
+        if self._carrier is on:
+            self._former.append(on)  # first, as answers that it gave may still be read
+            self._carrier = moved
+
     def _execute(
         self, make: Callable[[Schema], Statement], token: bytes | None, timeout: float | None, *, dry_run: bool
     ) -> Done:
-        return _done(self._on().execute(make, token=token, timeout=timeout, dry_run=dry_run))
+        return _done(self._ask(lambda on: on.execute(make, token=token, timeout=timeout, dry_run=dry_run)))
 
     def _kept_changes(self, from_: TimeLike | None, to: TimeLike | None, timeout: float | None) -> Changes:
         """The changes after `from_`; by default after since, before which there are none that can be told."""

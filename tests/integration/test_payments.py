@@ -85,7 +85,9 @@ def test_a_webhook_that_does_not_answer_stops_the_ledger_and_the_next_start_send
     receiver.close()
     failed = run(tmp_path, receiver, "-o", "lmdb:./ledger", "--retries", "1")
     assert failed.returncode == 1
-    assert "could not be released" in failed.stderr
+    # Which call learns of it first, one that submits or the end of the ledger, depends on who is faster.
+    assert "could not be released" in failed.stderr or "the loop has stopped" in failed.stderr
+    assert "Connection refused" in failed.stderr
     assert "Traceback" not in failed.stderr
     other = Receiver(2)
     try:

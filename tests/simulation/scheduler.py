@@ -81,7 +81,13 @@ class Actor:
     def client(self, config: persist.Config) -> persist.Client:
         """A client all of whose operations the scheduler decides."""
         clock = self.world.clock
-        runtime = Runtime(monotonic=clock.monotonic, sleep=self.sleep, random=self.random, background=False)
+        runtime = Runtime(
+            monotonic=clock.monotonic,
+            sleep=self.sleep,
+            random=self.random,
+            background=False,
+            clock_ms=lambda: clock() // 1_000_000,
+        )
         location = open_location(self.world.url, clock=clock, runtime=runtime)
         blob, consensus = SimulatedBlob(location.blob, self), SimulatedConsensus(location.consensus, self)
         return persist.open(replace(location, blob=blob, consensus=consensus), config=config, runtime=runtime)

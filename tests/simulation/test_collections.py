@@ -15,11 +15,14 @@ import pytest
 
 import persist_lib as persist
 from persist_lib.catalog import CollectionWriter
+from persist_lib.core.formats import MEMBERS
 from persist_lib.errors import (
     Determinate,
     HandoverRefused,
     Indeterminate,
     LeaseExpired,
+    MemberOf,
+    NameTaken,
     NotFound,
     SinceViolation,
     UpperMismatch,
@@ -105,14 +108,19 @@ class Story:
             total = self.learn(as_of, contents_of(reader.snapshot(as_of, diff=True).to_arrow()))
             with reader.listen(as_of) as listen:
                 for _ in range(8):
-                    for event in listen.poll():
-                        if isinstance(event, persist.Updates):
-                            for data, _, diff in updates_of(event.table):
-                                total[data] += diff
-                        elif event.frontier.time is not None:
-                            total = self.learn(event.frontier.time - 1, Counter(summed(total.items())))
+                    total = self.take(listen, total)
                     client.heartbeat()
                     actor.sleep(actor.random.random())
+
+    def take(self, listen: Any, total: Counter[Row]) -> Counter[Row]:
+        """What it adds up to with all that has come by now."""
+        for event in listen.poll():
+            if isinstance(event, persist.Updates):
+                for data, _, diff in updates_of(event.table):
+                    total[data] += diff
+            elif event.frontier.time is not None:
+                total = self.learn(event.frontier.time - 1, Counter(summed(total.items())))
+        return total
 
     def learn(self, as_of: int, found: Counter[Row]) -> Counter[Row]:
         assert self.known.setdefault(as_of, found) == found, f"as of {as_of} it was something else"
@@ -180,6 +188,103 @@ class Story:
             assert len(controller.describe("c").pending) == 0
 
 
+class Promoted(Story):
+    """The collection is a shard at first. Writers and listeners have it open by its name, and some never look again."""
+
+    def run(self) -> str:
+        self.promotions = self.by_name = 0
+        self.config = self.config.model_copy(update={"format": MEMBERS})
+        with persist.open(
+            self.simulation.location, config=self.config, runtime=self.simulation.clock.runtime()
+        ) as client:
+            client.open_writer("c", SCHEMA).close()
+            client.set_hold("c", "audit", 0)
+            client.set_retention("c", 3)
+        for role, count in {**ROLES, "stranger": 1}.items():
+            for _ in range(count):
+                self.spawn(role)
+        self.simulation.run(STEPS, lambda actor: self.spawn(actor.name.partition(" ")[0]))
+        self.judge()
+        with persist.open(self.simulation.location, runtime=self.simulation.clock.runtime(1)) as client:
+            assert client.table("c").describe().holds == {"audit": persist.at(0)}
+            assert client.controller().describe("c").retention == 3
+            assert client.table("c").describe().since == persist.at(0), "what a hold keeps is gone"
+        return self.simulation.history.hexdigest()
+
+    def writer(self, actor: Actor) -> None:
+        with actor.client(self.config) as client:
+            while not self.is_over():
+                with suppress(*WORLD):
+                    table = client.table("c")
+                    for _ in range(20):
+                        self.append(table.append)
+                        client.heartbeat()
+                        actor.sleep(actor.random.random())
+
+    def stranger(self, actor: Actor) -> None:
+        """A program that has the shard open by its name for as long as it lives."""
+        with actor.client(self.config) as client:
+            while not self.is_over():
+                with suppress(*WORLD, MemberOf, NameTaken):
+                    write = client.open_writer("c", SCHEMA)
+                    while not self.is_over():
+                        try:
+                            self.append(write.append_now)
+                            self.by_name += 1
+                        except MemberOf:
+                            actor.sleep(3)
+                        client.heartbeat()
+                        actor.sleep(actor.random.random())
+                actor.sleep(3)
+
+    def append(self, append: Any) -> None:
+        self.number += 1
+        number = self.number
+        try:
+            append([{"id": number * 10 + i, "word": "x"} for i in range(3)])
+        except MemberOf:
+            self.refused.add(number)
+            raise
+        self.acknowledged.add(number)
+
+    def listen(self, actor: Actor, client: persist.Client) -> None:
+        table = client.table("c")
+        found = table.describe()
+        as_of = max(found.since.time or 0, (found.upper.time or 0) - 2)
+        if not found.upper.has_passed(as_of):
+            return
+        total = self.learn(as_of, contents_of(table.read(as_of, diff=True).to_arrow()))
+        with table.listen(as_of) as listen:
+            for _ in range(20):
+                total = self.take(listen, total)
+                client.heartbeat()
+                actor.sleep(actor.random.random())
+
+    def controller(self, actor: Actor) -> None:
+        with actor.client(self.config) as client:
+            while not self.is_over() and not self.promotions:
+                actor.sleep(5 * actor.random.random())
+                with suppress(*WORLD):
+                    client.table("c").promote()
+                    self.promotions += 1
+        super().controller(actor)
+
+    def tend(self, controller: Any) -> None:
+        if self.promotions or self.is_over():
+            super().tend(controller)
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_a_table_that_is_promoted_is_what_it_was_to_everybody(seed: int) -> None:
+    story = Promoted(seed)
+    story.run()
+    print(
+        f"{story.by_name} by name, {story.handovers} handovers, {len(story.acknowledged)} appends, "
+        f"{len(story.refused)} refused, {story.simulation.crashes} crashes"
+    )
+    assert story.promotions
+
+
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_whatever_is_read_of_a_collection_is_what_everybody_reads(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """In half of the stories writers promise ahead of what they write, as they do where times are a clock."""
@@ -189,3 +294,4 @@ def test_whatever_is_read_of_a_collection_is_what_everybody_reads(seed: int, mon
     story.run()
     print(f"{story.handovers} handovers, {len(story.acknowledged)} appends, {story.simulation.crashes} crashes")
     assert story.acknowledged
+    assert story.handovers or seed >= 4, "those of each day have some"

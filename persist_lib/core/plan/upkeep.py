@@ -54,7 +54,7 @@ def _by_id(overdue: Overdue) -> str:
 
 def plan_retention(state: State) -> Antichain | None:
     """Where the retention hold should stand; None when it stands there, or the shard has no policy."""
-    if state.retention is None or state.is_finished() or state.upper.time is None:
+    if state.retention is None or state.member or state.is_finished() or state.upper.time is None:
         return None
     hold = state.holds.get(RETENTION)
     target = at(max(0, state.upper.time - 1 - state.retention)).join(state.since)

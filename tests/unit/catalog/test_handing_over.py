@@ -9,6 +9,7 @@ import pytest
 
 import persist_lib as persist
 from persist_lib.catalog import Controller
+from persist_lib.catalog.maintenance import _Tending
 from persist_lib.frontier import at
 from tests.renditions import Told, check, create, write
 from tests.worlds import World
@@ -33,6 +34,72 @@ def test_one_call_copies_the_rest_and_readers_see_it(world: World) -> None:
     told.last.upper = at(4)
     assert controller.hand_over("c", 2, advance=True, wait=True, command="one") == 3, "the same call again"
     write(controller, told, range(4, 6))
+    check(controller, told, 0, 5)
+
+
+def test_a_copy_that_was_handed_over_to_and_lacks_rows_is_not_handed_over_from(world: World) -> None:
+    """Closing it for the next one would leave out for ever what was not copied to it yet."""
+    controller, told = with_a_copy(world)
+    controller.copy_rendition("c", 2)
+    write(controller, told, range(3, 5))
+    assert controller.hand_over("c", 2, command="one") == 5
+    told.hand_over(2, 5)
+    controller.make_rendition("c", copy=True)
+    with pytest.raises(persist.HandoverRefused, match="lacks what was written before 5"):
+        controller.hand_over("c", 3)
+    assert controller.describe("c").active.number == 2
+    controller.copy_rendition("c", 2, to_end=True)
+    told.copy(2, 1)
+    assert controller.hand_over("c", 3, advance=True) == 6
+    told.copy(3, 2)
+    told.hand_over(3, 6)
+    told.last.upper = at(7)
+    check(controller, told, 0, 6)
+
+
+def begun_and_left(controller: Controller, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first stretch of a new copy is in one of its shards, when its process dies."""
+    append, made = persist.WriteHandle.append, controller.make_rendition("c", copy=True, shards=2).number
+    calls = iter(range(9))
+
+    def once(write: Any, *args: Any, **more: Any) -> Any:
+        if next(calls):
+            raise RuntimeError("the process dies")
+        return append(write, *args, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(persist.WriteHandle, "append", once)
+        with pytest.raises(RuntimeError, match="dies"):
+            controller.copy_rendition("c", made)
+
+
+@pytest.mark.parametrize("loses", ["to a tender that looked before it began", "to somebody who may do so"])
+def test_a_copy_whose_hold_is_gone_continues_as_it_began(
+    world: World, loses: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Begun anew as of another time, it would have the rows of the first shard twice."""
+    told, controller = Told(), create(world.client(), "compare_and_append")
+    write(controller, told, range(3))
+    move = _Tending._move_holds
+    if loses.startswith("to a tender"):
+
+        def slowly(tending: Any, renditions: Any) -> Any:
+            begun_and_left(controller, monkeypatch)
+            return move(tending, renditions)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(_Tending, "_move_holds", slowly)
+            world.client().controller().tend("c")
+        shard = f"{controller.describe('c').id}.renditions"
+        assert "copy-r2" in controller.client.inspect(shard).state.holds, "it is at work"
+    else:
+        begun_and_left(controller, monkeypatch)
+        controller.client.release_hold(f"{controller.describe('c').id}.renditions", "copy-r2")
+    write(controller, told, range(3, 5))
+    controller.hand_over("c", 2, advance=True)
+    told.copy(2, 1)
+    told.hand_over(2, 5)
+    told.last.upper = at(6)
     check(controller, told, 0, 5)
 
 

@@ -15,6 +15,7 @@ from persist_lib.core import refusals as r
 from persist_lib.core.deciding import is_out_for_ever
 from persist_lib.core.formats import MEMBERS
 from persist_lib.core.members import inheritance
+from persist_lib.core.plan.upkeep import plan_retention
 from persist_lib.core.state import COLLECTION, NAMED, RETENTION, Hold, Produced, State
 from persist_lib.core.transitions import apply
 from persist_lib.core.validate import check_state
@@ -133,7 +134,8 @@ def test_whoever_appended_before_learns_that_it_did(member: State) -> None:
 
 def test_since_free_a_member_keeps_its_history_when_the_last_reader_goes(member: State) -> None:
     assert dict(member.holds) == {COLLECTION: Hold(at(4))}
-    assert member.retention is None
+    assert member.retention == 3, "the catalog is told it"
+    assert plan_retention(member) is None
     gone = after(c.Retire(READER), c.RegisterReader(LATE, 99, "", member=MEMBER), state=member, first=SEQNO + 1)
     moved = after(c.DowngradeSince(LATE, at(8), SeqNo(1), 99), state=gone, first=SEQNO + 3)
     assert moved.since == at(4)

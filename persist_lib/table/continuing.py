@@ -1,0 +1,50 @@
+"""Listening to a table while it is promoted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+from persist_lib.errors import MemberOf
+from persist_lib.relation.listen import Event, Listener
+
+T = TypeVar("T")
+
+
+class Continuing(Listener):
+    """A listener of a shard, and then of the collection that the shard was promoted to. Each update comes once.
+
+    `listen` listens to the table after a time, on what carries it by then. History from there on is kept: by the lease
+    of the first listener, and by the hold that the collection has for such readers.
+    """
+
+    def __init__(self, first: Listener, listen: Callable[[int], Listener]) -> None:
+        self._now, self._listen = first, listen
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._now, name)
+
+    def __next__(self) -> Event:
+        return self._try(next)
+
+    def poll(self) -> list[Event]:
+        return self._try(lambda listener: listener.poll())
+
+    def close(self) -> None:
+        self._now.close()
+
+    def fetch(self) -> Iterator[None]:
+        return self._now.fetch()
+
+    def pause(self) -> None:
+        self._now.pause()
+
+    def _try(self, call: Callable[[Listener], T]) -> T:
+        try:
+            return call(self._now)
+        except MemberOf:
+            # SUBTLE: what was delivered ends with a progress, as the next step begins with a look at the shard.
+            following = self._listen((self._now.frontier.time or 1) - 1)
+        former, self._now = self._now, following
+        former.close()
+        return call(self._now)

@@ -1,0 +1,338 @@
+"""Promoting a shard in place: what stays, who continues, what is refused, and what a process that dies leaves."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+import pytest
+
+import persist_lib as persist
+from persist_lib.core.formats import MEMBERS
+from persist_lib.errors import InvalidUsage, MemberOf, NameTaken, NotFound, OfLayer, SinceViolation
+from persist_lib.frontier import at
+from persist_lib.testing import contents_of, updates_of
+from tests.worlds import SCHEMA, WIDER, DiesAt, Killed, World, row
+
+LATER = persist.Config(format=MEMBERS)
+
+
+def lone(world: World, times: int = 3) -> persist.Client:
+    """A shard `t` with a row at each time, a hold, a producer and a retention."""
+    client = world.client(LATER)
+    write = client.open_writer("t", SCHEMA)
+    for time in range(times):
+        write.compare_and_append([row(time, time=time)], time, time + 1, producer=("loader", time))
+    client.set_hold("t", "audit", 0, opaque=b"mine")
+    client.set_retention("t", 1)
+    return client
+
+
+def ids(table: Any, as_of: int | None = None) -> list[int]:
+    return sorted(one["id"] for one in table.read(as_of).to_pylist())
+
+
+def renditions_of(client: persist.Client, name: str = "t") -> Any:
+    return client.inspect(f"{client.controller().describe(name).id}.renditions").state
+
+
+def test_all_that_it_was_is_the_collections_and_nothing_is_copied(world: World) -> None:
+    client = lone(world)
+    world.requests.clear()
+    found = client.table("t").promote()
+    assert world.count("set", "delete") == 0, "no object is written"
+    assert (found.carrier, found.shards, found.since, found.upper) == ("collection", ("t",), at(0), at(3))
+    assert found.holds == {"audit": at(0)}
+    assert found.retention == 1
+    state = renditions_of(client)
+    assert state.holds["audit"].opaque == b"mine"
+    assert state.producers["loader"].sequence == 2
+    table = client.table("t")
+    assert [ids(table, time) for time in range(3)] == [[0], [0, 1], [0, 1, 2]]
+    assert client.tables() == ["t"]
+    with table.writer() as write, pytest.raises(persist.AlreadyProduced):
+        write.compare_and_append([row(9, time=3)], 3, 4, producer=("loader", 2))
+    assert table.promote() == table.describe(), "the same again"
+
+
+def test_tables_that_are_open_continue_and_handles_by_the_shards_name_are_told(world: World) -> None:
+    client = lone(world)
+    other = world.client(LATER)
+    table, write, read = other.table("t"), other.open_writer("t", SCHEMA), other.open_reader("t")
+    assert ids(table) == [0, 1, 2]
+    listener, by_name = table.listen(0), read.listen(0)
+    heard = [event for event in listener.poll() if isinstance(event, persist.Updates)]
+    queued = write.append_async([row(3, time=3)], 3, 4)
+    queued.result()
+    client.table("t").promote()
+    for refused in (
+        lambda: write.append_now([row(8)]), lambda: read.snapshot(timeout=0), read.fetch_upper, by_name.poll,
+        lambda: read.changes(0, 2), lambda: other.open_writer("t", SCHEMA), lambda: other.open_reader("t"),
+        lambda: other.set_hold("t", "mine", 1), lambda: other.release_hold("t", "audit"),
+        lambda: other.set_retention("t", None), lambda: other.restore("t", 1), lambda: other.finish("t"),
+        lambda: other.forget_producer("t", "loader", expected=2),
+        lambda: write.append_async([row(8, time=4)], 4, 5).result(),
+        lambda: world.client(LATER, read_only=True).open_reader("t"),
+    ):  # fmt: skip
+        with pytest.raises(MemberOf, match=r"was promoted.*client.table\('t'\)"):
+            refused()
+    table.append([row(4)])
+    assert ids(table) == [0, 1, 2, 3, 4]
+    assert ids(world.client(LATER, read_only=True).table("t")) == [0, 1, 2, 3, 4]
+    heard += [event for event in listener.poll() if isinstance(event, persist.Updates)]
+    assert Counter(data[0] for one in heard for data, _, _ in updates_of(one.table)) == Counter([1, 2, 3, 4])
+    assert table.carrier == "collection"
+    assert table.changes(0).to_arrow().num_rows == 4
+    table.rename("u")
+    assert client.tables() == ["u"]
+
+
+def test_every_verb_of_an_open_table_continues() -> None:
+    """Each is the first to learn of it."""
+    verbs: dict[str, Any] = {
+        "append": lambda t: t.append([row(7)]), "upsert": lambda t: t.upsert([row(7)]),
+        "delete": lambda t: t.delete([0]), "update": lambda t: t.update({"word": "new"}, [0]),
+        "apply": lambda t: t.apply([row(7)], [0]), "dry": lambda t: t.append([row(7)], dry_run=True),
+        "restore": lambda t: t.restore(1), "read": lambda t: t.read().to_pylist(), "count": lambda t: t.count(),
+        "changes": lambda t: t.changes(0).to_arrow(), "listen": lambda t: t.listen(0).poll(),
+        "history": lambda t: t.history(), "describe": lambda t: t.describe(),
+        "evolve": lambda t: t.evolve(WIDER),
+        "set_retention": lambda t: t.set_retention(2), "set_hold": lambda t: t.set_hold("h", 1),
+        "downgrade_hold": lambda t: t.downgrade_hold("audit", 1), "release_hold": lambda t: t.release_hold("audit"),
+        "rename": lambda t: t.rename("u"), "drop": lambda t: t.drop(), "maintain": lambda t: t.maintain(),
+        "writer": lambda t: t.writer().close(), "promote": lambda t: t.promote(),
+    }  # fmt: skip
+    done = []
+    for name, verb in verbs.items():
+        fresh = World(seed=7)
+        client = lone(fresh)
+        table = fresh.client(LATER).table("t")
+        table.read().to_pylist()
+        client.table("t").promote()
+        verb(table)
+        assert table.carrier == "collection", name
+        assert client.tables() == ([] if name == "drop" else ["u"] if name == "rename" else ["t"])
+        done.append(name)
+        fresh.close()
+    assert len(done) == len(verbs)
+
+
+def test_whoever_dies_at_whichever_request_loses_nothing() -> None:
+    """Before the deciding one the shard is what it was, and another promotes it; after it, it is the collection."""
+    number = 0
+    left: Counter[str] = Counter()
+    while True:
+        number += 1
+        fresh = World(seed=number)
+        lone(fresh)
+        plan = DiesAt(number)
+        dying = fresh.client(LATER, plan=plan)
+        table = dying.table("t")
+        plan.is_armed = True
+        try:
+            table.promote()
+        except Killed:
+            plan.is_armed = False
+        else:
+            break
+        other = fresh.client(LATER)
+        with fresh.client(LATER).table("t") as found:
+            left[found.carrier] += 1
+            found.append([row(3)])
+            assert ids(found) == [0, 1, 2, 3], number
+            assert ids(found, 1) == [0, 1], number
+        other.maintain()
+        assert other.table("t").promote().carrier == "collection"
+        assert ids(other.table("t")) == [0, 1, 2, 3], number
+        assert [ids(other.table("t"), time) for time in (0, 1)] == [[0], [0, 1]]
+        assert other.table("t").describe().holds == {"audit": at(0)}
+        assert other.table("t").describe().retention == 1
+        assert not other.controller().describe("t").pending
+        assert len(other.controller().list()) == 1
+        fresh.close()
+    assert set(left) == {"shard", "collection"}
+    assert number > 10
+
+
+def test_what_cannot_be_promoted_is_refused_and_stays_as_it_is(world: World) -> None:
+    client = lone(world)
+    old = world.client()
+    old.open_writer("old", SCHEMA).append_now([row(1)])
+    closed = client.open_writer("closed", SCHEMA)
+    closed.append_now([row(1)])
+    closed.finish()
+    client.open_writer("gone", SCHEMA).append_now([row(1)])
+    client.finish("gone")
+    controller = client.controller()
+    controller.create("made", SCHEMA)
+    (data,) = controller.describe("made").active.shards
+    client.upgrade(data)
+    for name, kind, said in (
+        ("old", InvalidUsage, "format 3.*persist upgrade"), ("closed", InvalidUsage, "closed for writing"),
+        ("gone", NotFound, "dropped"), ("nothing", NotFound, "no shard"), (data, OfLayer, "belongs to"),
+        ("_catalog", (OfLayer, InvalidUsage), "catalog|format"),
+    ):  # fmt: skip
+        before = world.bytes(name)
+        for dry_run in (True, False):
+            with pytest.raises(kind, match=said):
+                controller.promote(name, dry_run=dry_run)
+        assert world.bytes(name) == before
+    with pytest.raises(InvalidUsage, match="may write"):
+        world.client(LATER, read_only=True).controller().promote("t")
+    with pytest.raises(InvalidUsage, match="only the usual catalog"):
+        client.controller(catalog="other").promote("t")
+    assert controller.promote("t", dry_run=True) is None
+    assert client.table("t").promote(dry_run=True).carrier == "shard"
+    assert client.controller().list() == ["made"]
+    with pytest.raises(NotFound):
+        controller.promote("made")
+    tables = controller.tables()
+    tables.create("booked", SCHEMA, timeline="bank")
+    with pytest.raises(InvalidUsage, match="on a timeline"):
+        client.table("booked").promote()
+
+
+def test_one_that_is_refused_for_ever_leaves_the_shard_alone(world: World) -> None:
+    """It ended between the intent and the deciding transaction. Who takes the rest away must not take the shard."""
+    client = lone(world)
+    plan = DiesAt(1)
+    dying = world.client(LATER, plan=plan)
+    for number in range(1, 40):
+        plan.number, plan.seen, plan.is_armed = number, 0, True
+        with pytest.raises(Killed):
+            dying.controller().promote("t")
+        plan.is_armed = False
+        if world.client(LATER).controller().catalog.fetch().collections:
+            break
+    with client.open_writer("t", SCHEMA) as write:
+        write.finish()
+    controller = client.controller()
+    with pytest.raises(InvalidUsage, match="closed"):
+        controller.promote("t")
+    for _ in range(2):
+        client.controller().tend()
+    assert client.controller().list() == []
+    assert client.inspect("t").state.member == ""
+    assert not client.inspect("t").state.is_finished()
+    with client.open_reader("t") as read:
+        assert len(read.snapshot().to_pylist()) == 3
+    assert not controller.catalog.fetch().collections, "nothing is left of it"
+
+
+def test_what_changed_between_the_intent_and_the_decision_is_as_it_was_then(world: World) -> None:
+    client = lone(world)
+    plan = DiesAt(1)
+    dying = world.client(LATER, plan=plan)
+    for number in range(1, 40):
+        plan.number, plan.seen, plan.is_armed = number, 0, True
+        with pytest.raises(Killed):
+            dying.controller().promote("t")
+        plan.is_armed = False
+        if world.client(LATER).controller().catalog.fetch().collections:
+            break
+    client.evolve_schema("t", WIDER)
+    client.set_retention("t", 7)
+    client.release_hold("t", "audit")
+    client.set_hold("t", "late", 1)
+    found = client.table("t").promote()
+    assert (found.retention, found.schema, found.holds) == (7, WIDER, {"late": at(1)})
+    assert client.controller().catalog.fetch().renditions_of(client.controller().describe("t").id)[0].columns == WIDER
+
+
+def test_an_append_whose_answer_was_lost_is_there_once(world: World) -> None:
+    client = lone(world)
+    table = client.table("t")
+    done = table.append([row(5)])
+    table.promote()
+    again = table.append([row(5)], token=done.token)
+    assert again.token == done.token
+    assert ids(table).count(5) == 1
+    late = world.client(LATER).table("t").append([row(5)], token=done.token)
+    assert late.token == done.token
+    assert ids(table).count(5) == 1
+
+
+def test_history_is_kept_for_readers_by_name_until_the_last_is_gone(world: World) -> None:
+    client = lone(world)
+    client.release_hold("t", "audit")
+    reader = world.client(LATER).open_reader("t")
+    client.table("t").promote()
+    table = client.table("t")
+    for _ in range(5):
+        table.append([row(9)])
+    client.heartbeat()
+    client.controller().tend("t")
+    assert table.describe().since == at(0), "a reader by name may have to go on from there"
+    assert table.describe().holds == {}
+    assert "named" in renditions_of(client).holds
+    reader.close()
+    table.close()
+    for _ in range(2):
+        client.controller().tend("t")
+    assert "named" not in renditions_of(client).holds
+    assert table.describe().since == at(6)
+    with pytest.raises(SinceViolation):
+        table.read(0)
+
+
+def test_its_name_can_be_given_away_and_dropping_it_takes_the_shard(world: World) -> None:
+    client = lone(world)
+    table = client.table("t")
+    table.promote()
+    table.rename("u")
+    assert client.tables() == ["u"]
+    plain = persist.Schema(SCHEMA.key, SCHEMA.value, times="ms")
+    second = client.table("t", plain)
+    second.append([row(70)])
+    assert client.tables() == ["t", "u"]
+    assert ids(second) == [70]
+    assert ids(table) == [0, 1, 2]
+    with pytest.raises(NameTaken):
+        second.rename("u")
+    table.release_hold("audit")
+    assert table.drop() == ()
+    table.close()
+    client.heartbeat()
+    client.controller().tend()
+    assert client.inspect("t").state.is_finished()
+    assert client.tables() == ["t"]
+    assert ids(client.table("t")) == [70]
+
+
+def test_more_shards_are_a_copy_that_continues_where_it_was_cut_short(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = lone(world, 20)
+    table = client.table("t")
+    controller = type(client.controller())
+
+    def dies(*_: Any, **__: Any) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(controller, "hand_over", dies)
+        with pytest.raises(Killed):
+            table.promote(shards=3)
+    assert client.controller().describe("t").active.number == 1
+    table.append([row(30)])
+    assert len(table.promote(shards=3).shards) == 3
+    assert [one.number for one in client.controller().describe("t").renditions] == [1, 2], "the copy is made once"
+    assert ids(table) == [*range(20), 30]
+    assert ids(table, 4) == [0, 1, 2, 3, 4]
+    assert len(table.promote(shards=3).shards) == 3
+
+
+def test_a_collection_beside_a_shard_of_its_name_is_said(world: World) -> None:
+    """As programs of earlier releases could make them."""
+    client = lone(world)
+    controller = client.controller()
+    controller.create("c", SCHEMA)
+    rows = controller.catalog.fetch().rows
+    assert all(json.loads(row.body).get("v", 1) == 1 for row in rows.values())
+    table = client.table("t")
+    table.promote()
+    versions = {json.loads(row.body).get("v", 1) for key, row in controller.catalog.fetch().rows.items()}
+    assert versions == {1, 2}, "a program that knows no places must not take them for other shards"
+    with client.controller().open_reader("t") as read:
+        assert contents_of(read.snapshot(2, diff=True).to_arrow()).total() == 3
