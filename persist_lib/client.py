@@ -125,7 +125,7 @@ class Client(Upkeep, Terms):
         shareable = not location.consensus_url.startswith("memory:")
         self.leases = Leases(config, runtime, (location.url, location.consensus_url) if shareable else None)
         self._machines: dict[ShardId, Machine] = {}
-        self._inner: _InnerClient | None = None
+        self._inner: LayerClient | None = None
         self._surveyor = Surveyor(
             stack.blob, stack.reads, stack.consensus, self._machines.get, config, runtime, self.policy(),
             read_only=self.read_only,
@@ -437,16 +437,6 @@ class Client(Upkeep, Terms):
         for machine in [*self._machines.values(), *inner.values()]:
             machine.close(self._was_closed())
 
-    def for_layers(self) -> Client:
-        """The same client, for collections: it names their members, which take nothing by their own names."""
-        if self._inner is None:
-            self._inner = _InnerClient(self)
-        return self._inner
-
-    def know_members(self, shards: Iterable[str], member: str) -> None:
-        """Know that these shards may be members, and whose."""
-        self.for_layers().know_members(shards, member)
-
     def _was_closed(self) -> str:
         return f"this client of {self.url} was closed; open a new one with persist.open"
 
@@ -475,8 +465,11 @@ class Client(Upkeep, Terms):
             raise InvalidUsage(f"{what} needs a client that may write; this one was opened with read_only=True")
 
 
-class _InnerClient(Client):
-    """A client whose machines of members name whose they are. All else is the client's of which it is."""
+class LayerClient(Client):
+    """A client as collections use it: it names whose members their shards are. All else is the client's that it is of.
+
+    A member takes nothing by its own name, also not of a handle that the same program opened by that before.
+    """
 
     def __init__(self, outer: Client) -> None:
         self._outer = outer
@@ -488,10 +481,8 @@ class _InnerClient(Client):
     def machine(self, name: str) -> Machine:
         return self.members.get(ShardId(name)) or self._outer.machine(name)
 
-    def for_layers(self) -> Client:
-        return self
-
     def know_members(self, shards: Iterable[str], member: str) -> None:
+        """Know that these shards may be members, and whose."""
         for name in shards:
             if (shard := ShardId(name)) not in self.members:
                 machine = Machine(shard, self.blob, self.consensus, self.config, self.runtime, self.reads, member)
@@ -500,6 +491,15 @@ class _InnerClient(Client):
 
     def close(self) -> None:
         self._outer.close()
+
+
+def for_layers(client: Client) -> LayerClient:
+    """The same client as collections use it."""
+    if isinstance(client, LayerClient):
+        return client
+    if client._inner is None:  # noqa: SLF001 - of this module
+        client._inner = LayerClient(client)  # noqa: SLF001
+    return client._inner  # noqa: SLF001
 
 
 def check_free(client: Client, name: str) -> None:

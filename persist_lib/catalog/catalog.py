@@ -28,7 +28,7 @@ from persist_lib.catalog.records import (
     decode,
     encode,
 )
-from persist_lib.client import Client
+from persist_lib.client import Client, for_layers
 from persist_lib.core.holds import layer_of
 from persist_lib.errors import (
     InvalidUsage,
@@ -136,7 +136,7 @@ class Catalog:
     def _keep(self, contents: Contents) -> Contents:
         for rendition in contents.renditions.values():
             if rendition.places:
-                self.client.know_members(rendition.places, rendition.member)
+                for_layers(self.client).know_members(rendition.places, rendition.member)
         self._known = contents
         return contents
 

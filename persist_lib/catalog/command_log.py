@@ -13,7 +13,7 @@ from persist_lib.catalog.describe import Description
 from persist_lib.catalog.effects import settle
 from persist_lib.catalog.names import parse_collection_name, parse_command_id
 from persist_lib.catalog.records import CollectionRecord, CommandRecord, RenditionRecord, What
-from persist_lib.client import Client
+from persist_lib.client import Client, for_layers
 from persist_lib.errors import InvalidUsage, NotFound
 from persist_lib.ids import CATALOG
 from persist_lib.runtime.ambient import Deadline
@@ -25,7 +25,7 @@ class Commanding:
     """A client's view of a catalog, and commands to it."""
 
     def __init__(self, client: Client, *, catalog: str = CATALOG) -> None:
-        self.client = check_type(client, Client, "client", "persist.open(url)").for_layers()
+        self.client = for_layers(check_type(client, Client, "client", "persist.open(url)"))
         self.catalog = Catalog(self.client, catalog)
 
     def _command(

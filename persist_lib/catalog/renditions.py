@@ -14,7 +14,7 @@ from typing import NamedTuple
 from persist_lib.catalog.metadata_shard import unheld
 from persist_lib.catalog.parallel import states_of
 from persist_lib.catalog.records import RenditionRecord, decode, encode
-from persist_lib.client import Client
+from persist_lib.client import Client, for_layers
 from persist_lib.errors import InvariantViolated, NotFound, ShardFinished, SinceViolation
 from persist_lib.frontier import MAX_TIME, MINIMUM, TOP, Antichain, at
 from persist_lib.relation.changes import changes_known
@@ -155,7 +155,7 @@ class Renditions:
         rows += [{**row, TIME: time} for row, time in zip(table.to_pylist(), times, strict=True)]
         spans = _spans(rows, self._name)
         for span in spans:
-            self._client.know_members(span.rendition.places, span.rendition.member)
+            for_layers(self._client).know_members(span.rendition.places, span.rendition.member)
         return Timeline(since, upper, spans)
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from persist_lib.arguments import not_pickled, parse_flag, parse_integer
+from persist_lib.arguments import not_pickled, parse_flag, parse_integer, parse_seconds
 from persist_lib.catalog.collection_arguments import MOST_SHARDS
 from persist_lib.catalog.names import parse_collection_name
 from persist_lib.errors import MemberOf, SinceViolation
@@ -356,6 +356,7 @@ class Table(Resource):
         """
         dry_run = parse_flag(dry_run, "dry_run")
         shards = None if shards is None else parse_integer(shards, "shards", 1, MOST_SHARDS)
+        timeout = None if timeout is None else parse_seconds(timeout)
         on = self._on()
         promoted = self._ask(lambda on: on.promote(shards, dry_run=dry_run, timeout=timeout))
         if promoted and not dry_run:

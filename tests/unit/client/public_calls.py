@@ -457,6 +457,10 @@ LEGAL: dict[str, tuple[Arguments, dict[str, Kind]]] = {
     "Table.rename": (lambda p: {"to": f"d{p.named}"}, {"to": name}),
     "Table.drop": (droppable, {"dry_run": flag}),
     "Table.maintain": (lambda _: {"dry_run": False}, {"dry_run": flag}),
+    "Table.promote": (
+        lambda _: {"shards": None, "dry_run": True, "timeout": 5.0},
+        {"shards": or_none(integer(1, 1024)), "dry_run": flag, "timeout": timeout},
+    ),
     "Table.close": (lambda _: {}, {}),
     "WriteHandle.close": (lambda _: {}, {}),
     "WriteHandle.fetch_upper": (lambda _: {}, {}),
@@ -607,7 +611,7 @@ RECEIVERS: dict[str, Callable[[Place], Any]] = {
     "Listen": lambda p: p.read.listen(4), "ReadHandle": lambda p: p.read, "Schema": lambda _: CLOCK,
     "Snapshot": lambda p: p.snapshot, "Spending": lambda _: persist.Spending(), "Split": lambda p: p.split,
     "Survey": lambda p: p.client.survey(), "Table": lambda p: p.front,
-    "Table.rename": on_a_collection, "Changes": lambda p: p.changes,
+    "Table.rename": on_a_collection, "Table.promote": on_a_collection, "Changes": lambda p: p.changes,
     "WriteHandle": lambda p: p.write,
 }  # fmt: skip
 ANSWERED = {
