@@ -1,4 +1,4 @@
-"""The processes around a collection that is handed over again and again: writers, listeners, a controller.
+"""The processes around a table that is promoted, and handed over again and again: writers, listeners, a controller.
 
 Each writes a line to its log before and after what matters, so that a test can judge what it was told.
 """
@@ -33,7 +33,7 @@ def write(url: str, log: Path, seed: int) -> None:
     with log.open("a", buffering=1) as out:
         while True:
             try:
-                with persist.open(url, config=CONFIG) as client, client.controller().open_writer("c") as writer:
+                with persist.open(url, config=CONFIG) as client, client.table("c").writer() as writer:
                     while True:
                         number += 1
                         at = writer.fetch_upper().time or 0
@@ -55,11 +55,12 @@ def listen(url: str, log: Path, _seed: int) -> None:
     with log.open("a", buffering=1) as out:
         while True:
             try:
-                with persist.open(url, config=CONFIG) as client, client.controller().open_reader("c") as reader:
-                    upper = reader.fetch_upper().time or 0
-                    as_of = random.randint(max(reader.since.time or 0, upper - 20), max(0, upper - 1))
-                    total = contents_of(reader.snapshot(as_of, diff=True).to_arrow())
-                    with reader.listen(as_of) as events:
+                with persist.open(url, config=CONFIG) as client, client.table("c") as table:
+                    found = table.describe()
+                    upper = found.upper.time or 0
+                    as_of = random.randint(max(found.since.time or 0, upper - 20), max(0, upper - 1))
+                    total = contents_of(table.read(as_of, diff=True).to_arrow())
+                    with table.listen(as_of) as events:
                         for event in events:
                             if isinstance(event, persist.Updates):
                                 for data, _, diff in updates_of(event.table):
@@ -71,10 +72,16 @@ def listen(url: str, log: Path, _seed: int) -> None:
 
 
 def control(url: str, log: Path, handovers: int) -> None:
-    """Copy and hand over so many times. One that is started again after a kill continues by its commands' ids."""
+    """Promote, then copy and hand over so many times. After a kill it continues by its commands' ids."""
     done = log.read_text().count("\n") if log.exists() else 0
     with log.open("a", buffering=1) as out, persist.open(url, config=CONFIG) as client:
         controller = client.controller()
+        while not done:
+            try:
+                client.table("c").promote()
+            except PersistError:
+                continue
+            break
         for step in range(done, handovers):
             shards = SHARDS[step % len(SHARDS)]
             while True:

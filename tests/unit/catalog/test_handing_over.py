@@ -57,6 +57,36 @@ def test_a_copy_that_was_handed_over_to_and_lacks_rows_is_not_handed_over_from(w
     check(controller, told, 0, 6)
 
 
+def test_a_copy_that_began_with_what_was_there_before_a_handover_is_finished(world: World) -> None:
+    """It has the contents as of just before, and reads on from there: the rendition that it copies must keep that."""
+    controller, told = with_a_copy(world)
+    controller.hand_over("c", 2)
+    controller.copy_rendition("c", 2, to_end=True)
+    told.copy(2, 1)
+    told.hand_over(2, 3)
+    controller.make_rendition("c", copy=True)
+    controller.copy_rendition("c", 3)
+    write(controller, told, range(3, 6))
+    controller.tend("c")
+    assert controller.hand_over("c", 3, advance=True) == 6
+    told.copy(3, 2)
+    told.hand_over(3, 6)
+    told.last.upper = at(7)
+    check(controller, told, 0, 6)
+
+
+def test_all_history_that_can_be_read_is_said_after_a_handover_too(world: World) -> None:
+    controller, told = with_a_copy(world)
+    controller.hand_over("c", 2, advance=True)
+    told.copy(2, 1)
+    told.hand_over(2, 3)
+    told.last.upper = at(4)
+    controller.tend("c")
+    check(controller, told, 0, 3)
+    assert controller.describe("c").since == at(0)
+    assert controller.client.table("c").history()["_time"].to_pylist() == [2, 1, 0]
+
+
 def begun_and_left(controller: Controller, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first stretch of a new copy is in one of its shards, when its process dies."""
     append, made = persist.WriteHandle.append, controller.make_rendition("c", copy=True, shards=2).number
