@@ -257,11 +257,10 @@ def test_history_is_kept_for_readers_by_name_until_the_last_is_gone(world: World
     client = lone(world)
     client.release_hold("t", "audit")
     reader = world.client(LATER).open_reader("t")
-    client.table("t").promote()
-    table = client.table("t")
-    for _ in range(5):
-        table.append([row(9)])
-    client.heartbeat()
+    with client.table("t") as table:
+        table.promote()
+        for _ in range(5):
+            table.append([row(9)])
     client.controller().tend("t")
     assert table.describe().since == at(0), "a reader by name may have to go on from there"
     assert table.describe().holds == {}
