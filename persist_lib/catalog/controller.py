@@ -21,7 +21,7 @@ from persist_lib.catalog.collection_arguments import (
     parse_retention,
 )
 from persist_lib.catalog.collection_status import capabilities, describe
-from persist_lib.catalog.creation import Evolving, Making
+from persist_lib.catalog.creation import Evolving
 from persist_lib.catalog.describe import Capability, Description, Tended
 from persist_lib.catalog.handover import Handovers
 from persist_lib.catalog.maintenance import tend
@@ -48,7 +48,7 @@ COPY_S = 7 * 86_400.0
 """How long a copy may take where no timeout is given."""
 
 
-class Controller(Making, Evolving, Handovers, Promoting, Resource):
+class Controller(Promoting, Evolving, Handovers, Resource):
     """Creates, changes, describes and drops the collections of a location. Safe to use from several threads.
 
     `catalog` names the shard that lists the collections; a location may have several catalogs, which know nothing of

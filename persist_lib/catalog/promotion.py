@@ -12,7 +12,7 @@ import msgspec
 from persist_lib.arguments import parse_flag
 from persist_lib.catalog.catalog import Changes, Contents, setting
 from persist_lib.catalog.collection_status import describe
-from persist_lib.catalog.command_log import Commanding
+from persist_lib.catalog.creation import Making
 from persist_lib.catalog.describe import Description
 from persist_lib.catalog.effects import settle
 from persist_lib.catalog.names import minted, parse_collection_name
@@ -24,7 +24,7 @@ from persist_lib.errors import InvalidUsage, NameTaken, NotFound
 from persist_lib.ids import CATALOG, SeqNo
 
 
-class Promoting(Commanding):
+class Promoting(Making):
     """The call that makes a collection of a shard."""
 
     def promote(
@@ -79,6 +79,7 @@ class Promoting(Commanding):
         record = self._command("promote", None, {"name": name}, intent, command, timeout)
         if record.refused:
             raise InvalidUsage(f"table {name!r} was not promoted: {record.refused}. It is as it was", table=name)
+        self._tended(timeout, record.collection)  # where nobody reads by the shard's name, nothing is kept for that
         return self._described(record)
 
     def _check_promotion(self, name: str) -> State:

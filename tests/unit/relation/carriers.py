@@ -150,16 +150,21 @@ class Relation:
 
 
 class Carrier(NamedTuple):
-    """`shards`: 0 for a lone shard. `mode`: that of the timeline, for a table."""
+    """`shards`: 0 for a lone shard. `mode`: that of the timeline, for a table. Or a collection that was a shard."""
 
     name: str
     shards: int = 0
     mode: Any = None
+    is_promoted: bool = False
 
     def make(self, client: persist.Client, schema: persist.Schema = SCHEMA) -> Relation:
         """Make it, with the name "c"."""
         if self.mode:
             client.controller().tables().create("c", schema, shards=self.shards, mode=self.mode)
+        elif self.is_promoted:
+            client.open_writer("c", schema).close()
+            client.upgrade("c")
+            client.controller().promote("c")
         elif self.shards:
             client.controller().create("c", schema, shards=self.shards, mode="compare_and_append")
         else:
@@ -172,10 +177,11 @@ class Carrier(NamedTuple):
 
 SHARD = Carrier("shard")
 ONE, THREE = Carrier("collection of 1", 1), Carrier("collection of 3", 3)
+PROMOTED = Carrier("promoted shard", 1, is_promoted=True)
 DIRECT, WAL = Carrier("direct table", 2, "yolo"), Carrier("WAL table", 2, "wal")
-CARRIERS = (SHARD, ONE, THREE, DIRECT, WAL)
-HANDLES = (SHARD, ONE, THREE)
-RENDITIONS = (ONE, THREE, DIRECT, WAL)
+CARRIERS = (SHARD, ONE, THREE, PROMOTED, DIRECT, WAL)
+HANDLES = (SHARD, ONE, THREE, PROMOTED)
+RENDITIONS = (ONE, THREE, PROMOTED, DIRECT, WAL)
 
 
 def over(*carriers: Carrier) -> pytest.MarkDecorator:
