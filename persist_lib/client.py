@@ -332,7 +332,7 @@ class Client(Upkeep, Terms):
 
         self._check_open()
         carrier = open_carrier(self, name, schema, self._timelines)
-        return Table(carrier, self._check_open, partial(open_promoted, self))
+        return Table(carrier, self._check_open, partial(open_promoted, self, self._timelines))
 
     def tables(self) -> list[str]:
         """The names of all tables, whatever carries them, sorted.

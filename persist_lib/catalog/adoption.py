@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from contextlib import suppress
 
+from persist_lib.catalog.metadata_shard import out_of_time
 from persist_lib.catalog.names import LAYER
 from persist_lib.catalog.records import CollectionRecord, RenditionRecord, schema_form
 from persist_lib.catalog.renditions import schema_for
+from persist_lib.catalog.wal import SCHEMA as WAL
+from persist_lib.catalog.wal import append_of, has_wal, wal_shard
 from persist_lib.client import Client
 from persist_lib.core import commands as c
-from persist_lib.core import refusals as r
 from persist_lib.core.formats import MEMBERS
 from persist_lib.core.members import inheritance
 from persist_lib.core.state import State
-from persist_lib.errors import ShardFinished, UpperMismatch
-from persist_lib.frontier import TOP
+from persist_lib.core.transitions import apply
+from persist_lib.errors import Refused, ShardFinished, UpperMismatch
+from persist_lib.frontier import TOP, at
 from persist_lib.ids import SeqNo
+from persist_lib.relation.append_many import append_together
 from persist_lib.runtime.ambient import Deadline
-from persist_lib.shard.commit import Undone, Wanted, try_commit_all
+from persist_lib.shard.commit import Machine, Wanted, try_commit_all
 
 
 def adopt(
@@ -32,26 +36,56 @@ def adopt(
     shard, kept = client.machine(rendition.places[0]), client.machine(collection.shard)
     kept.try_commit(lambda _state, _now: c.Upgrade(MEMBERS))
     while True:
-        state = shard.fetch().state
-        if state.member == rendition.member:
-            return {"schema": schema_form(state.schemas[-1]), "retention": state.retention}
-        token = client.runtime.token()
+        version, made = shard.fetch(), kept.fetch().state
+        if version.state.member == rendition.member:
+            return {"schema": schema_form(version.state.schemas[-1]), "retention": version.state.retention}
+        found = apply(version.state, SeqNo(version.seqno + 1), c.Adopt(rendition.member, SeqNo(version.seqno + 1)))
+        if not isinstance(found, State) or made.upper.is_top():
+            if _is_closed(client, collection, rendition):
+                return "it was refused before" if isinstance(found, State) else shard.refused(found).message
+        elif deadline.has_passed():
+            raise out_of_time(f"table {collection.name!r}", deadline, "others always changed it first")
+        else:
+            _commit(client, collection, (shard, kept), rendition, deadline)
 
-        def adopting(_state: State, _now: int) -> c.Adopt:
-            return c.Adopt(rendition.member, SeqNo(shard.version.seqno + 1))
 
-        def inheriting(state: State, _now: int, token: bytes = token) -> c.Inherit:
-            # SUBTLE: of the same version of the shard from which the other one was just made, in the same turn.
-            return inheritance(shard.state, token, state.upper)
+def _commit(
+    client: Client, collection: CollectionRecord, shards: tuple[Machine, Machine], rendition: RenditionRecord,
+    deadline: Deadline,
+) -> None:  # fmt: skip
+    """Try the transaction once. Whether it was committed, the state of the shard says."""
+    (shard, kept), token = shards, client.runtime.token()
 
-        done = try_commit_all((Wanted(shard, adopting), Wanted(kept, inheriting)), deadline, token)
-        if not isinstance(done, Undone):
-            continue
-        refusals = [done.refusals[at] for at in sorted(done.refusals)]
-        if any(isinstance(refusal, r.Overtaken) for refusal in refusals) and not deadline.has_passed():
-            continue
-        if _is_closed(client, collection, rendition):
-            return shard.refused(refusals[0]).message
+    def adopting(_state: State, _now: int) -> c.Adopt:
+        return c.Adopt(rendition.member, SeqNo(shard.version.seqno + 1))
+
+    def inheriting(state: State, _now: int) -> c.Inherit:
+        # SUBTLE: of the same version of the shard from which the other one was just made, in the same turn.
+        return inheritance(shard.state, token, state.upper)
+
+    wanted = (Wanted(shard, adopting), Wanted(kept, inheriting))
+    if not has_wal(collection):
+        try_commit_all(wanted, deadline, token)
+        return
+    with client.open_writer(wal_shard(str(collection.timeline)), WAL, layer=LAYER) as write:
+        lower = write.fetch_upper()
+        # SUBTLE: at or beyond both uppers. Else a read of the timeline would leave out what was written by name, or a
+        # transaction that read before would overwrite it.
+        time = max(lower.time or 0, shard.state.upper.time or 0)
+        marking = append_of(write, collection, lower, time)
+
+        def in_time(state: State, now: int) -> c.Adopt:
+            if at(time) < state.upper:
+                raise _Overtaken
+            return adopting(state, now)
+
+        beside = (Wanted(shard, in_time), wanted[1])
+        with suppress(Refused, _Overtaken):
+            append_together([marking], client.consensus, client.machine, deadline, token, beside)
+
+
+class _Overtaken(Exception):
+    """The shard was written beyond the time at which it was to join the timeline."""
 
 
 def _is_closed(client: Client, collection: CollectionRecord, rendition: RenditionRecord) -> bool:

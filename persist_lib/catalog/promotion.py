@@ -7,6 +7,8 @@ is killed in between leaves a pending command, which any other one finishes, or 
 
 from __future__ import annotations
 
+from abc import abstractmethod
+
 import msgspec
 
 from persist_lib.arguments import parse_flag
@@ -16,26 +18,45 @@ from persist_lib.catalog.creation import Making
 from persist_lib.catalog.describe import Description
 from persist_lib.catalog.effects import settle
 from persist_lib.catalog.names import minted, parse_collection_name
-from persist_lib.catalog.records import OF_PLACES, CollectionRecord, CommandRecord, RenditionRecord, schema_form
+from persist_lib.catalog.records import (
+    OF_PLACES,
+    CollectionRecord,
+    CommandRecord,
+    Kind,
+    RenditionRecord,
+    TimelineRecord,
+    schema_form,
+)
 from persist_lib.core import commands as c
 from persist_lib.core.state import State
 from persist_lib.core.transitions import apply
 from persist_lib.errors import InvalidUsage, NameTaken, NotFound
+from persist_lib.frontier import at
 from persist_lib.ids import CATALOG, SeqNo
+from persist_lib.runtime.ambient import Deadline
+
+AHEAD_MS = 1_000
+"""How far a shard that joins a timeline may be ahead of the store's clock, in milliseconds."""
 
 
 class Promoting(Making):
     """The call that makes a collection of a shard."""
 
     def promote(
-        self, name: str, *, dry_run: bool = False, command: str | None = None, timeout: float | None = None
-    ) -> Description | None:
+        self, name: str, *, timeline: str | None = None, dry_run: bool = False, command: str | None = None,
+        timeout: float | None = None,
+    ) -> Description | None:  # fmt: skip
         """Make a shard the first rendition of a collection of its name, in place: no data is copied, and none moves.
 
         Its history, holds, producers and retention are the collection's from then on, which is written in the mode
         "compare_and_append". A `client.table` that is open continues, in any process of this release; other handles of
         the shard are refused with MemberOf. There is no way back. The shard needs format 5 (`client.upgrade`), and from
         then on programs of the release before cannot read this catalog. A second call answers what the first one did.
+
+        With a `timeline` it joins that as a table: it is changed in transactions with others, at times that these mint.
+        The timeline has a WAL, and is made if it is not there. The shard's times are milliseconds, and not ahead of the
+        store's clock, as all tables of the timeline would be then.
+
         With `dry_run` nothing is changed and None is answered, or what would be raised is raised.
 
         Raises InvalidUsage where it cannot be, also for a format before 5, OfLayer for a shard that is a layer's,
@@ -52,8 +73,10 @@ class Promoting(Making):
                 settle(self.catalog, pending, deadline)
             contents = self.catalog.fetch()
             found = contents.named(name)
+        if timeline is not None:
+            self._check_timeline(contents, name, parse_collection_name(timeline))
         if found is not None and contents.renditions_of(found.id)[0].places:
-            return describe(self.client, contents, found)
+            return describe(self.client, contents, self._on(contents, found, timeline))
         state = self._check_promotion(name)
         if found is not None:
             raise NameTaken(
@@ -61,26 +84,74 @@ class Promoting(Making):
                 "Nothing was changed; rename the collection first",
                 collection=name, shard=name,
             )  # fmt: skip
+        if timeline is not None:
+            self._check_times(name, state)
         if dry_run:
             return None
+        line = None if timeline is None else self._wal_timeline(timeline, deadline).id
 
         def intent(contents: Contents, record: CommandRecord) -> tuple[Changes, CommandRecord]:
             if contents.named(name) is not None:
                 raise NameTaken(f"there is a collection {name!r} by now. Nothing was changed", collection=name)
             id_ = minted(self.client.runtime.entropy())
-            collection = CollectionRecord(id=id_, name=name, command=record.id)
+            kind: Kind = "collection" if line is None else "table"
+            collection = CollectionRecord(id=id_, name=name, kind=kind, timeline=line, command=record.id)
             first = RenditionRecord(
                 v=OF_PLACES, collection=id_, number=1, shards=1, schema=schema_form(state.schemas[-1]),
-                hash_columns=tuple(state.schemas[-1].key_names), mode="compare_and_append", command=record.id,
-                places=(name,),
+                hash_columns=tuple(state.schemas[-1].key_names), command=record.id, places=(name,),
+                mode="compare_and_append" if line is None else "append",
             )  # fmt: skip
             return setting(collection, first), msgspec.structs.replace(record, collection=id_, pending=True)
 
-        record = self._command("promote", None, {"name": name}, intent, command, timeout)
+        asked = {"name": name} if line is None else {"name": name, "timeline": line}
+        record = self._command("promote", None, asked, intent, command, timeout)
         if record.refused:
             raise InvalidUsage(f"table {name!r} was not promoted: {record.refused}. It is as it was", table=name)
         self._tended(timeout, record.collection)  # where nobody reads by the shard's name, nothing is kept for that
         return self._described(record)
+
+    @abstractmethod
+    def _wal_timeline(self, name: str, deadline: Deadline) -> TimelineRecord:
+        """The timeline of this name, which has a WAL; made if it is not there."""
+
+    @staticmethod
+    def _check_timeline(contents: Contents, name: str, timeline: str) -> None:
+        found = next((one for one in contents.timelines.values() if one.name == timeline), None)
+        if found is not None and found.mode != "wal":
+            raise InvalidUsage(
+                f"table {name!r} cannot join the timeline {timeline!r}, which has no WAL, so that no transaction "
+                "covers several of its tables. Nothing was changed; name another one, which is made if it is not there",
+                table=name, timeline=timeline,
+            )  # fmt: skip
+
+    @staticmethod
+    def _on(contents: Contents, found: CollectionRecord, timeline: str | None) -> CollectionRecord:
+        """What a shard was promoted to before, if that is what is asked for again."""
+        line = None if found.timeline is None else contents.timelines[found.timeline].name
+        if timeline not in {None, line}:
+            raise InvalidUsage(
+                f"{found.name!r} was promoted to a {found.kind} already, which joins no timeline {timeline!r}. Nothing "
+                "was changed; make a table there, and write what this one has to it",
+                table=found.name, timeline=timeline,
+            )  # fmt: skip
+        return found
+
+    def _check_times(self, name: str, state: State) -> None:
+        """Raise unless the times of a shard can be those of a timeline."""
+        schema, now = state.schemas[-1], self.client.consensus.now()
+        if schema.times != "ms":
+            raise InvalidUsage(
+                f"table {name!r} has {'plain integers' if schema.times is None else schema.times} as times, and those "
+                "of a timeline are milliseconds. Nothing was changed",
+                table=name,
+            )
+        if (state.upper.time or 0) > now + AHEAD_MS:
+            raise InvalidUsage(
+                f"table {name!r} has come to {schema.show(state.upper)}, which is ahead of the store's clock "
+                f"({schema.show(at(now))}): all tables of the timeline would be there, too. Nothing was changed; try "
+                "again when the clock has come there",
+                table=name,
+            )
 
     def _check_promotion(self, name: str) -> State:
         """The state of a shard that can become a member now. Raises what refuses it."""

@@ -38,7 +38,7 @@ def table_of(client: Client, name: str) -> Table:
         from persist_lib.table.table import Table
 
         carrier = ShardCarrier(client, name, client.inspect(name).state.schemas[-1])
-        return Table(carrier, lambda: None, partial(open_promoted, client))
+        return Table(carrier, lambda: None, partial(open_promoted, client, client.controller().tables))
 
 
 class Printing(NamedTuple):

@@ -100,7 +100,7 @@ class Carrier(ABC):
         """The shard that keeps the table's history, and the checked name of a hold of its users."""
 
     @abstractmethod
-    def promote(self, shards: int | None, *, dry_run: bool, timeout: float | None) -> str:
+    def promote(self, shards: int | None, timeline: str | None, *, dry_run: bool, timeout: float | None) -> str:
         """Raise what carries it. Answers the id of the collection that carries it then; empty where it is this one."""
 
     @abstractmethod
@@ -312,8 +312,8 @@ class ShardCarrier(_Handles):
     def hold_of(self, hold: object) -> tuple[str, str]:
         return self.name, parse_hold_name(hold)
 
-    def promote(self, shards: int | None, *, dry_run: bool, timeout: float | None) -> str:  # noqa: ARG002 - Table asks the collection for them
-        found = self.client.controller().promote(self.name, dry_run=dry_run, timeout=timeout)
+    def promote(self, shards: int | None, timeline: str | None, *, dry_run: bool, timeout: float | None) -> str:  # noqa: ARG002 - Table asks the collection for them
+        found = self.client.controller().promote(self.name, timeline=timeline, dry_run=dry_run, timeout=timeout)
         return "" if found is None else found.id
 
     def rename(self, to: str) -> None:
@@ -420,7 +420,13 @@ class CollectionCarrier(_Listed, _Handles):
     def _since(self) -> Antichain:
         return self.controller.describe(self.name).since
 
-    def promote(self, shards: int | None, *, dry_run: bool, timeout: float | None) -> str:
+    def promote(self, shards: int | None, timeline: str | None, *, dry_run: bool, timeout: float | None) -> str:
+        if timeline is not None:
+            raise InvalidUsage(
+                f"table {self.name!r} is a collection, and only a table that one shard carries joins a timeline in "
+                "place. Nothing was changed; make a table there, and write what this one has to it",
+                table=self.name, carrier=self.kind,
+            )  # fmt: skip
         found = self.controller.describe(self.name)
         if shards is not None and shards != len(found.active.shards) and not dry_run:
             self.controller.reshard(self.name, shards, timeout=timeout)
@@ -447,7 +453,9 @@ class TimelineCarrier(_Listed):
         self._timeline = tables.timeline_of(name)[0]
         self.kind, self.schema = f"timeline {self._timeline!r}", tables.controller.describe(name).schema
 
-    def promote(self, shards: int | None, *, dry_run: bool, timeout: float | None) -> str:  # noqa: ARG002 - it cannot
+    def promote(self, shards: int | None, timeline: str | None, *, dry_run: bool, timeout: float | None) -> str:  # noqa: ARG002 - it cannot
+        if shards is None and timeline in {None, self._timeline}:
+            return ""
         raise InvalidUsage(
             f"table {self.name!r} is on a {self.kind}, which is as much as can carry a table. Nothing was changed. To "
             "give it other shards, make a rendition of it: persist collection rendition make",

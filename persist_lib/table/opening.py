@@ -41,13 +41,15 @@ def open_carrier(client: Client, name: str, schema: Schema | None, tables: Calla
         make_table(client, name, wanted[-1])
 
 
-def open_promoted(client: Client, collection: str) -> Carrier:
+def open_promoted(client: Client, tables: Callable[[], Tables], collection: str) -> Carrier:
     """Open the collection with this id, which a shard is a member of. Raises NotFound where it was dropped."""
     controller = client.controller()
     found = controller.catalog.fetch().collections.get(collection)
     if found is not None and found.state == "making" and not client.read_only:
         controller.tend(found.name)  # its promotion is decided, and not yet said
-    return CollectionCarrier(controller, found.name if found is not None and found.state != "dropping" else collection)
+    name = found.name if found is not None and found.state != "dropping" else collection
+    is_table = found is not None and found.kind == "table"
+    return TimelineCarrier(tables(), name) if is_table else CollectionCarrier(controller, name)
 
 
 def make_table(client: Client, name: str, schema: Schema) -> None:

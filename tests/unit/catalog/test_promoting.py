@@ -190,7 +190,8 @@ def test_what_cannot_be_promoted_is_refused_and_stays_as_it_is(world: World) -> 
     tables = controller.tables()
     tables.create("booked", SCHEMA, timeline="bank")
     with pytest.raises(InvalidUsage, match="on a timeline"):
-        client.table("booked").promote()
+        client.table("booked").promote(shards=2)
+    assert client.table("booked").promote(timeline="bank").carrier == "timeline 'bank'", "it is there already"
 
 
 def test_one_that_is_refused_for_ever_leaves_the_shard_alone(world: World) -> None:
@@ -335,3 +336,137 @@ def test_a_collection_beside_a_shard_of_its_name_is_said(world: World) -> None:
     assert versions == {1, 2}, "a program that knows no places must not take them for other shards"
     with client.controller().open_reader("t") as read:
         assert contents_of(read.snapshot(2, diff=True).to_arrow()).total() == 3
+
+
+CLOCK = persist.Schema(SCHEMA.key, SCHEMA.value, times="ms")
+
+
+def lone_by_a_clock(world: World) -> persist.Client:
+    """A shard `t` whose times are a clock, and a table `other` on the timeline `bank`, which has come further."""
+    client = world.client(LATER)
+    table = client.table("t", CLOCK)
+    for id_ in (0, 1):
+        table.append([row_of(id_)])
+        world.clock.advance(1)
+    client.controller().tables().create("other", CLOCK, timeline="bank", mode="wal")
+    world.clock.advance(5)
+    client.table("other").append([row_of(0)])
+    return client
+
+
+def row_of(id_: int, word: str = "w") -> dict[str, Any]:
+    return {"id": id_, "word": word}
+
+
+def test_a_table_joins_a_timeline_in_place(world: World) -> None:
+    client = lone_by_a_clock(world)
+    other = world.client(LATER).table("t")
+    world.clock.advance(3)  # beyond the timeline
+    first = other.append([row_of(2)]).time
+    assert first is not None
+    other.set_hold("audit", 0)
+    client.set_retention("t", "1 hour")
+    listener = other.listen(first - 1)
+    world.requests.clear()
+    found = client.table("t").promote(timeline="bank")
+    assert world.count("set") == 0, "no object is written"
+    assert found.carrier == "timeline 'bank'"
+    assert (found.holds, found.retention) == ({"audit": at(0)}, 3_600_000)
+    assert ids(client.table("t")) == [0, 1, 2]
+    assert ids(world.client(LATER, read_only=True).table("t")) == [0, 1, 2]
+    with client.transaction("bank") as transaction:
+        transaction.insert("t", [row_of(3)])
+        transaction.insert("other", [row_of(3)])
+    other.append([row_of(4)])
+    assert other.carrier == "timeline 'bank'"
+    assert ids(other) == [0, 1, 2, 3, 4]
+    assert ids(client.table("other")) == [0, 3]
+    assert ids(other, first) == [0, 1, 2]
+    assert ids(other, first - 1) == [0, 1]
+    client.maintain()
+    assert ids(client.table("t")) == [0, 1, 2, 3, 4]
+    assert ids(client.table("t"), first) == [0, 1, 2]
+    heard = [event for event in listener.poll() if isinstance(event, persist.Updates)]
+    assert Counter(data[0] for one in heard for data, _, _ in updates_of(one.table)) == Counter([2, 3, 4])
+    assert client.table("t").promote(timeline="bank").carrier == "timeline 'bank'", "the same again"
+    with pytest.raises(InvalidUsage, match="joins no timeline"):
+        client.controller().promote("t", timeline="shop")
+
+
+def test_a_transaction_that_read_before_a_table_joined_does_not_overwrite_what_was_written_by_name(
+    world: World,
+) -> None:
+    client = lone_by_a_clock(world)
+    transaction = world.client(LATER).transaction("bank")
+    transaction.read("other").to_pylist()
+    client.table("t").append([row_of(7, "by name")])
+    client.table("t").promote(timeline="bank")
+    transaction.upsert("t", [row_of(7, "over")])
+    with pytest.raises(persist.WriteConflict):
+        transaction.commit()
+    assert (7, "by name") in [(one["id"], one["word"]) for one in client.table("t").read().to_pylist()]
+
+
+def test_what_cannot_join_a_timeline_stays_as_it_is(world: World) -> None:
+    client = lone(world)
+    clocked = lone_by_a_clock_named(client, "clocked")
+    client.controller().tables().create("quick", CLOCK, timeline="direct", mode="yolo")
+    for name, timeline, said in (
+        ("t", "bank", "plain integers"), ("clocked", "direct", "has no WAL"),
+        ("ahead", "bank", "ahead of the store's clock"),
+    ):  # fmt: skip
+        if name == "ahead":
+            write = client.open_writer("ahead", CLOCK)
+            now = world.clock() // 1_000_000
+            write.compare_and_append([{**row_of(1), "_time": now}], 0, now + 60_000)
+        before = world.bytes(name)
+        for dry_run in (True, False):
+            with pytest.raises(InvalidUsage, match=said):
+                client.table(name).promote(timeline=timeline, dry_run=dry_run)
+        assert world.bytes(name) == before
+    assert clocked.promote(timeline="fresh", dry_run=True).carrier == "shard"
+    assert {one.name for one in client.controller().catalog.fetch().timelines.values()} == {"direct"}
+    with pytest.raises(InvalidUsage, match="shards or a timeline"):
+        clocked.promote(shards=2, timeline="bank")
+    clocked.promote()
+    with pytest.raises(InvalidUsage, match="joins a timeline"):
+        clocked.promote(timeline="bank")
+
+
+def lone_by_a_clock_named(client: persist.Client, name: str) -> persist.Table:
+    table = client.table(name, CLOCK)
+    table.append([row_of(1)])
+    return table
+
+
+def test_whoever_dies_while_a_table_joins_a_timeline_loses_nothing() -> None:
+    number = 0
+    left: Counter[str] = Counter()
+    while True:
+        number += 1
+        fresh = World(seed=number)
+        lone_by_a_clock(fresh)
+        plan = DiesAt(number)
+        table = fresh.client(LATER, plan=plan).table("t")
+        plan.is_armed = True
+        try:
+            table.promote(timeline="bank")
+        except Killed:
+            plan.is_armed = False
+        else:
+            break
+        found = fresh.client(LATER).table("t")
+        left[found.carrier] += 1
+        found.append([row_of(3)])
+        assert ids(found) == [0, 1, 3], number
+        other = fresh.client(LATER)
+        other.maintain()
+        assert other.table("t").promote(timeline="bank").carrier == "timeline 'bank'"
+        with other.transaction("bank") as transaction:
+            transaction.insert("t", [row_of(5)])
+            transaction.insert("other", [row_of(5)])
+        assert ids(other.table("t")) == [0, 1, 3, 5], number
+        assert not other.controller().describe("t").pending
+        fresh.close()
+    assert set(left) == {"shard", "timeline 'bank'"}
+    assert number > 10

@@ -458,8 +458,8 @@ LEGAL: dict[str, tuple[Arguments, dict[str, Kind]]] = {
     "Table.drop": (droppable, {"dry_run": flag}),
     "Table.maintain": (lambda _: {"dry_run": False}, {"dry_run": flag}),
     "Table.promote": (
-        lambda _: {"shards": None, "dry_run": True, "timeout": 5.0},
-        {"shards": or_none(integer(1, 1024)), "dry_run": flag, "timeout": timeout},
+        lambda _: {"shards": None, "timeline": None, "dry_run": True, "timeout": 5.0},
+        {"shards": or_none(integer(1, 1024)), "timeline": or_none(nothing_else), "dry_run": flag, "timeout": timeout},
     ),
     "Table.close": (lambda _: {}, {}),
     "WriteHandle.close": (lambda _: {}, {}),
