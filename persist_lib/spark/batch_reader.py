@@ -4,10 +4,10 @@
     ….option("as_of", "1 hour ago")                                                    an earlier one
     ….option("changes", "true").option("from", 17).option("to", 40)                    the updates in (17, 40]
 
-It is the same whatever carries the table: a shard, a collection or a timeline. A DataFrame is of one time, decided when it is made: every action on it, and every task that is tried again, reads the
-same. Its rows are the table's as people know tables: the columns, each row as often as its multiplicity. With
-`diff=true` it has the contents as they are, each distinct row once with `_diff`. A row with a negative multiplicity is
-an error without `diff`, as no table can show it.
+It is the same whatever carries the table: a shard, a collection or a timeline. A DataFrame is of one time, decided when
+it is made: every action on it, and every task that is tried again, reads the same. Its rows are the table's as people
+know tables: the columns, each row as often as its multiplicity. With `diff=true` it has the contents as they are, each
+distinct row once with `_diff`. A row with a negative multiplicity is an error without `diff`, as no table can show it.
 """
 
 from __future__ import annotations
@@ -113,8 +113,8 @@ def look(given: Mapping[str, str], *, batch: bool | None = None) -> Table:
     columns = schema.changes if kind == "updates" else schema.data
     pushed = Pushed() if text is None else parse_where(text, schema, columns)
     return Table(
-        (client.url, client.consensus_url), options.table, shard, schema, kind, names, section, frame_of(schema, kind, names),
-        read_only, pushed, refusal, collection,
+        (client.url, client.consensus_url), options.table, shard, schema, kind, names, section,
+        frame_of(schema, kind, names), read_only, pushed, refusal, collection,
     )  # fmt: skip
 
 

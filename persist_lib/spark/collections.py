@@ -161,7 +161,7 @@ class TimelineReader(CollectionReader):
             self._tables.apply(self._timeline)
         return super().fetch_upper()
 
-    def _reach(self, time: int | None, least: int, deadline: Deadline) -> int:
+    def _reach(self, time: int | None, least: int, deadline: Deadline) -> int:  # noqa: ARG002 - never beyond the shards
         waits = deadline.timeout_s or None
         with self._tables.read(self.name, time, timeout=waits, keys=[]) as found:  # completes the time, or raises
             reached = found.as_of
@@ -169,8 +169,8 @@ class TimelineReader(CollectionReader):
             if deadline.has_passed():
                 raise NotComplete(
                     f"table {self.name!r}: its shards do not have yet what transactions wrote up to "
-                    f"{self.schema.show(reached)}, and Spark reads those. Nothing was read. Let a client that may write "
-                    "bring it there: leave out read_only, or run `persist maintain --all`",
+                    f"{self.schema.show(reached)}, and Spark reads those. Nothing was read. Let a client that may "
+                    "write bring it there: leave out read_only, or run `persist maintain --all`",
                     as_of=reached, timeout_s=deadline.timeout_s, table=self.name,
                 )  # fmt: skip
             pause(deadline)

@@ -50,7 +50,7 @@ def scan(spark: SparkSession, table: str, **options: object) -> DataFrame:
     given = as_texts({"table": check_type(table, str, "table", '"orders"'), **options})
     if any(name.lower() == "pushdown" for name in given):
         raise InvalidUsage(
-            "a scan has no option pushdown, as Spark pushes no filters into it. Say what to read with the option filter",
+            "a scan has no option pushdown, as Spark pushes no filters into it. Say by the option filter what to read",
             option="pushdown",
         )
     looked = look(given, batch=True)

@@ -98,8 +98,8 @@ class RowsWriter:
 def _check_size(table: str, size: int) -> None:
     if size > MOST_BYTES:
         raise InvalidUsage(
-            f"table {table} is on a timeline, whose statements hold all of their rows in memory, and these are more than "
-            f"{MOST_BYTES >> 20} MiB. Write them as several DataFrames, or to a table on a shard or a collection",
+            f"table {table} is on a timeline, whose statements hold all of their rows in memory, and these are more "
+            f"than {MOST_BYTES >> 20} MiB. Write them as several DataFrames, or to a table on a shard or a collection",
             table=table,
         )
 

@@ -191,7 +191,7 @@ def test_a_clock_that_an_older_shard_does_not_have_is_refused(folder: Path, inst
         "persist/times in the asset's metadata"
         in failure(folder, instance, snapshots([], **{"persist/times": "s"})).message
     )
-    plain = updates(MOVES, **{"persist/times": None, "persist/shard": "other"})
+    plain = updates(MOVES, **{"persist/times": None, "persist/table": "other"})
     assert "plain integers, not a clock" in failure(folder, instance, plain).message
 
 

@@ -106,7 +106,7 @@ def test_batches_write_what_the_table_then_has(driver: Driver, table: persist.Ta
     assert counted(table.read()) == counted(pa.Table.from_pylist([row(2, 5), row(8, 1, None)]))
     before = table.describe().upper
     driver.batch([[row(8, 1, None), row(2, 5)]], FRAME, overwrite=True)
-    assert loaded(table._carrier.client) == counted(table.read())
+    assert loaded(table._carrier.client, as_of="now") == counted(table.read("now"))
     assert table.carrier == "timeline 'default'" or table.describe().upper == before, "it is the same already"
     driver.batch([[]], FRAME, overwrite=True)
     assert table.count() == 0
