@@ -53,11 +53,12 @@ def place_of(asset: Sequence[str], partition: str | None, metadata: Mapping[str,
     if (given := metadata.get(TABLE)) is not None:
         base = _given(given, path)
     name = base if partition is None else f"{base}.{escaped(str(partition))}"
-    shard = shortened(f"_-2d{name[1:]}" if name.startswith("-") else name)
+    if given is None or partition is not None:  # a whole name that is given stays as it is
+        name = shortened(f"_-2d{name[1:]}" if name.startswith("-") else name)
     former = ".".join([*path, *([] if partition is None else [str(partition)])])
-    has_moved = given is None and former != shard and NAME.fullmatch(former) is not None
+    has_moved = given is None and former != name and NAME.fullmatch(former) is not None
     return Place(
-        path, None if partition is None else str(partition), parse_collection_name(shard), former if has_moved else None
+        path, None if partition is None else str(partition), parse_collection_name(name), former if has_moved else None
     )
 
 

@@ -52,7 +52,7 @@ def test_two_partitions_of_an_asset_never_share_a_shard_and_each_has_a_valid_nam
 @given(anything)
 def test_a_key_that_looks_like_the_name_of_another_one_has_a_name_of_its_own(key: str) -> None:
     looks_so = escaped(key)
-    assert (place_of(["asset"], looks_so, {}).shard == place_of(["asset"], key, {}).table) == (looks_so == key)
+    assert (place_of(["asset"], looks_so, {}).table == place_of(["asset"], key, {}).table) == (looks_so == key)
 
 
 @given(st.lists(anything.filter(bool), min_size=1, max_size=3), st.lists(anything.filter(bool), min_size=1, max_size=3))
@@ -79,7 +79,9 @@ def test_the_metadata_names_the_shard_of_an_asset_and_the_start_of_those_of_its_
     metadata = {"persist/table": "a.b.c"}
     assert place_of(["a", "b.c"], None, metadata).table == "a.b.c"
     assert place_of(["a", "b.c"], "x y", metadata).table == "a.b.c.x_-20y"
-    for wrong in ("", "a b", 7, "x" * 101):
+    for whole in ("eu/orders", "x" * 150):
+        assert place_of(["a"], None, {"persist/table": whole}).table == whole
+    for wrong in ("", "a b", 7, "a//b"):
         with pytest.raises(InvalidUsage, match=r"persist/table of asset a/b\.c"):
             place_of(["a", "b.c"], None, {"persist/table": wrong})
 

@@ -134,7 +134,7 @@ def test_an_input_can_ask_for_its_own_earlier_time(folder: Path, instance: dg.Da
 @pytest.mark.parametrize(
     ("tags", "words"),
     [
-        ({"persist/as_of": "7"}, "is complete only before time 1"),
+        ({"persist/as_of": "7"}, "upper has to pass 7, and upper is [1]"),
         ({"persist/as_of": "some day"}, "persist/as_of is a time, like 17"),
         ({"persist/as_of": "yesterday"}, "The times of this shard are plain integers"),
         ({"persist/as_of": "-1"}, "persist/as_of is a time, like 17"),
@@ -335,7 +335,7 @@ def test_a_shard_that_belongs_to_another_asset_is_neither_written_nor_read(
     run(folder, instance, orders, partition_key="eu")
     taken = changing([{"id": 2}], "eu", key_prefix="orders")
     error = failure(folder, instance, taken)
-    assert error.message.startswith("asset orders/eu has the shard name orders.eu, and that shard belongs to partition")
+    assert error.message.startswith("asset orders/eu has the table name orders.eu, and that table belongs to partition")
     assert "persist/table" in error.message
     reads = consumer_of([], name=["orders", "eu"])  # type: ignore[arg-type]
     assert (
