@@ -96,7 +96,7 @@ def test_writes_do_the_same_everywhere(
     found = answers(started(place, writes))
     said = [next((word for word in EXPECTED if word in answer), answer[:300]) for answer in found]
     assert said == [
-        "there is no shard", "", "the schema says unique", "", "different rows", "", "", "UNSUPPORTED", "",
+        "there is no table", "", "the schema says unique", "", "different rows", "", "", "UNSUPPORTED", "",
         "checkpoint was deleted", "", "",
     ]  # fmt: skip
     base = {(id_, f"w{id_ % 7}") for id_ in range(2990)} | {(id_, "new") for id_ in range(2991, 3010, 2)}
@@ -112,7 +112,7 @@ def test_writes_do_the_same_everywhere(
         client.scrub(shard)
 
 
-EXPECTED = ("UNSUPPORTED", "different rows", "checkpoint was deleted", "the schema says unique", "there is no shard")
+EXPECTED = ("UNSUPPORTED", "different rows", "checkpoint was deleted", "the schema says unique", "there is no table")
 
 
 def test_a_write_goes_on_when_an_executor_is_killed(client: persist.Client, tmp_path: Path) -> None:
