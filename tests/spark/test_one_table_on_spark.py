@@ -113,14 +113,13 @@ def seen(what: str, answer: Answer) -> Answer:
 @pytest.mark.parametrize("carrier", by_day(list(CARRIERS), 3))
 def test_the_program_on_spark_answers_as_python_does(spark: SparkSession, tmp_path: Path, carrier: str) -> None:
     register(spark)
-    said = []
-    for number, open_ in enumerate((lambda root: Python(root, root), lambda root: OnSpark(spark, root))):
-        root = tmp_path / str(number)
+    roots = [tmp_path / "python", tmp_path / "spark"]
+    for root in roots:
         with persist.open(f"file:{root}") as db:
             CARRIERS[carrier](db)
-        said.append(transcript(door := open_(root)))
+    door = OnSpark(spark, roots[1])
+    expected, found = transcript(Python(roots[0], roots[0])), transcript(door)
     assert door.steps > 12
-    expected, found = said
     differing = [
         f"{what}: {found[what]}, not {answer}"
         for what, answer in expected.items()
@@ -128,5 +127,7 @@ def test_the_program_on_spark_answers_as_python_does(spark: SparkSession, tmp_pa
     ]
     assert len(expected) >= 60
     if found["drop"] == "StillRead":  # a shard
-        differing = [line for line in differing if line.split(":")[0] not in {"dry drop", "drop", "dropped", "no tables"}]
+        differing = [
+            line for line in differing if line.split(":")[0] not in {"dry drop", "drop", "dropped", "no tables"}
+        ]
     assert not differing, "\n".join(differing)

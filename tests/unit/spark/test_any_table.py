@@ -51,7 +51,7 @@ def counted(found: Any) -> Rows:
     return Counter(tuple(row.values()) for row in (found.to_pylist() if found is not None else []))
 
 
-def loaded(client: persist.Client, **options: str) -> Rows:
+def loaded(client: persist.Client, **options: Any) -> Rows:
     return counted(load(client, table="t", **options))
 
 
@@ -63,7 +63,8 @@ def test_a_batch_reads_what_the_table_has(client: persist.Client, table: persist
     assert loaded(client) == loaded(client, as_of="now") == counted(table.read())
     assert loaded(client, as_of=str(first.time)) == counted(table.read(first.time))
     assert loaded(client, as_of=str(first.time - 1)) == Counter()
-    moved = load(client, table="t", **{"from": str(first.time), "to": "now"})
+    between: dict[str, Any] = {"from": str(first.time), "to": "now"}
+    moved = load(client, table="t", **between)
     assert moved is not None
     assert counted(moved.drop_columns(["_time"])) == counted(
         table.changes(first.time).to_arrow().drop_columns(["_time"])
@@ -115,7 +116,7 @@ def test_batches_write_what_the_table_then_has(driver: Driver, table: persist.Ta
 @pytest.mark.parametrize("carrier", TIMELINES)
 @pytest.mark.parametrize("options", [{"query": "q", "epoch": "1"}, {"at": "7"}, {"shards": "2"}], ids=str)
 def test_what_a_timeline_cannot_do_on_spark_is_one_refusal(
-    driver: Driver, client: persist.Client, carrier: str, options: dict[str, str]
+    driver: Driver, client: persist.Client, carrier: str, options: dict[str, Any]
 ) -> None:
     CARRIERS[carrier](client)
     changes = t.StructType([*FRAME, t.StructField("_diff", t.LongType(), False)])
