@@ -201,7 +201,7 @@ def test_batches_are_written_in_all_modes_by_many_tasks(source: SparkSession, cl
     with client.controller() as controller:
         assert len(controller.describe("sums").active.shards) == 3
         assert controller.describe("sums").upper == persist.at(3)
-    with pytest.raises(PySparkException, match=r"collection sums has no column 'm'"):
+    with pytest.raises(PySparkException, match=r"table sums has no column 'm'"):
         save(source.range(3).selectExpr("id", "id AS m"))
 
 

@@ -107,7 +107,7 @@ def test_reads_are_the_librarys_wherever_spark_runs(
         {"options": {**shard, "diff": "true"}},
         {
             "options": {**shard, "diff": "true", "as_of": "4", "pushdown": "true"},
-            "filter": "a > 10 AND a <= 30 AND b IN ('x', 'yy') AND v <> 2",
+            "where": "a > 10 AND a <= 30 AND b IN ('x', 'yy') AND v <> 2",
         },
         {"options": {**shard, "diff": "true", "as_of": "7", "columns": "v, a"}},
         {"options": {**shard, "from": "3", "to": "9"}},

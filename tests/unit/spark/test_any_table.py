@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,9 +14,10 @@ from pyspark.sql import types as t
 
 import persist_lib as persist
 from persist_lib.spark import timeline_rows
+from persist_lib.timeline.tables import Tables
 from tests.carriers import CARRIERS, SCHEMA
 from tests.unit.spark.test_writes import Driver, _fresh
-from tests.unit.spark.worlds import Stream, load
+from tests.unit.spark.worlds import Stream, load, read, source
 
 __all__ = ["_fresh"]
 FRAME = t.StructType([
@@ -160,3 +162,39 @@ def test_a_name_that_was_dropped_is_made_again(driver: Driver, client: persist.C
     assert client.table("t").carrier == "collection"
     assert loaded(client) == Counter([(2, 1, "w")])
     assert SCHEMA.names == client.table("t").schema.names
+
+
+@pytest.mark.parametrize("mode", TIMELINES)
+@pytest.mark.parametrize("step", ["read", "apply", "lag"])
+def test_what_is_committed_while_a_frame_is_planned_is_in_it_as_of_its_time_or_not(
+    client: persist.Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, step: str
+) -> None:
+    CARRIERS[mode](client)
+    client.controller().tables().create("other", SCHEMA)
+    original, rival = getattr(Tables, step), persist.open(tmp_path / "data")
+    numbers, is_within = itertools.count(), list[None]()
+
+    def with_rival(tables: Tables, *given: Any, **more: Any) -> Any:
+        if is_within or tables.client is rival:
+            return original(tables, *given, **more)
+        is_within.append(None)
+        rival.table("t").upsert([row(1, next(numbers)), row(10 + next(numbers))])
+        answer = original(tables, *given, **more)
+        rival.table("other").upsert([row(next(numbers))])
+        rival.table("t").upsert([row(1, next(numbers))])
+        is_within.pop()
+        return answer
+
+    with rival:
+        monkeypatch.setattr(Tables, step, with_rival)
+        for _ in range(3):
+            before = client.table("t").upsert([row(50, next(numbers))]).time
+            made = source(client, "t")
+            reader: Any = made.reader(made.schema())
+            as_of = made._table.section.as_of
+            assert before is not None
+            assert before <= as_of, "what was acknowledged is in it"
+            with_rival(client._timelines(), "t") if step == "read" else None
+            found = counted(read(reader, reader.partitions()))
+            with rival.table("t").read(as_of) as then:
+                assert found == counted(then)
