@@ -147,6 +147,8 @@ def _is_current(controller: Controller, writer: CollectionWriter) -> bool:
     return named is not None and named.id == writer.collection.id and writer.fetch_schema() == writer.schema
 
 
+PLAIN = "none"
+"""The option `times` of a table whose times are plain integers."""
 CREATION = ("key", "times", "unique", "non_negative", "shards")
 WRITE = (*CREATION, "upsert", "deletes", "at", "lower", "upper", "lease_s", "query", "epoch")
 """Options of batch writes."""
@@ -236,7 +238,7 @@ def _schema_of(client: Client, options: Options, frame: StructType) -> tuple[Sch
     """The schema in which this DataFrame is written, the newest, and what carries it. Creates what is not there."""
     key = options.names("key")
     flags = {name: options.flag(name, default=False) for name in ("unique", "non_negative")}
-    times = None if (text := options.text("times")) is None else parse_unit(text)
+    times = None if (text := options.text("times") or "ms") == PLAIN else parse_unit(text)  # as `db.table` makes them
     shards = options.integer("shards")
     try:
         record = find_record(client, options.table)
@@ -274,7 +276,8 @@ def _check_declared(
     options: Options, schema: Schema, key: tuple[str, ...] | None, times: object, flags: Mapping[str, bool]
 ) -> None:
     """Refuse options that would create another shard than the one that is there."""
-    said = {"key": key is None or set(key) == set(schema.key_names), "times": times is None or times == schema.times}
+    said = {"key": key is None or set(key) == set(schema.key_names)}
+    said["times"] = "times" not in options or times == schema.times
     said |= {name: name not in options or flag == getattr(schema, name) for name, flag in flags.items()}
     for name, agrees in said.items():
         if not agrees:

@@ -183,7 +183,7 @@ def test_a_handover_is_read_by_several_tasks(source: SparkSession, client: persi
 
 
 def test_batches_are_written_in_all_modes_by_many_tasks(source: SparkSession, client: persist.Client) -> None:
-    given = {"location": client.url, "table": "sums", "key": "id", "shards": "3"}
+    given = {"location": client.url, "table": "sums", "key": "id", "shards": "3", "times": "none"}
 
     def save(frame: DataFrame, mode: str = "append", **options: str) -> None:
         frame.repartition(4).write.format("persist").options(**given, **options).mode(mode).save()

@@ -42,7 +42,7 @@ def table(request: pytest.FixtureRequest, client: persist.Client) -> persist.Tab
 
 @pytest.fixture
 def driver(tmp_path: Path) -> Driver:
-    return Driver(tmp_path / "data", table="t", key="id")
+    return Driver(tmp_path / "data", table="t", times="ms")
 
 
 def row(id_: int, seq: int = 1, word: str | None = "w") -> dict[str, Any]:
@@ -161,7 +161,8 @@ def test_a_name_that_was_dropped_is_made_again(driver: Driver, client: persist.C
     driver.batch([[row(2)]], FRAME)
     assert client.table("t").carrier == "collection"
     assert loaded(client) == Counter([(2, 1, "w")])
-    assert SCHEMA.names == client.table("t").schema.names
+    made = client.table("t").schema
+    assert (made.names, made.times) == (SCHEMA.names, "ms")
 
 
 @pytest.mark.parametrize("mode", TIMELINES)

@@ -113,7 +113,7 @@ def test_what_collections_cannot_take_is_said(driver: Driver, controller: Contro
         BatchWriter({**driver.options, "shards": "many"}, FRAME, False)
     controller.tables().create("t", persist.Schema(key=SCHEMA.key, value=SCHEMA.value))
     with pytest.raises(persist.InvalidUsage, match="takes no option shards"):
-        BatchWriter({**driver.options, "table": "t"}, FRAME, False)
+        BatchWriter({**driver.options, "table": "t", "times": "ms"}, FRAME, False)
     with pytest.raises(persist.InvalidUsage, match="shards"):
         BatchWriter({**driver.options, "table": "new", "shards": "none"}, FRAME, False)
     assert sorted(controller.list()) == ["c", "t"]

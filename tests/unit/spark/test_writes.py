@@ -33,7 +33,7 @@ class Driver:
     """What Spark does around the writers of one query."""
 
     def __init__(self, folder: Path, **options: str) -> None:
-        self.options = {"location": str(folder), "table": "s", "key": "id", **options}
+        self.options = {"location": str(folder), "table": "s", "key": "id", "times": "none", **options}
         self.query: str | None = "11111111-2222"
 
     def batch(
