@@ -69,7 +69,7 @@ def session(folder: str) -> Iterator[Ready]:
         return persist_lib.spark.scan(spark, "scan", location=f"file:{folder}/data", **options)
 
     def source() -> DataFrame:
-        return spark.read.format("persist").options(location=f"file:{folder}/data", shard="scan").load()
+        return spark.read.format("persist").options(location=f"file:{folder}/data", table="scan").load()
 
     def parquet() -> DataFrame:
         return spark.read.parquet(f"{folder}/plain")
@@ -87,7 +87,7 @@ def session(folder: str) -> Iterator[Ready]:
             {
                 "ours": lambda: scanned(ours()), "parquet": lambda: scanned(parquet()),
                 "source": lambda: scanned(source()),
-                "ours, some": lambda: scanned(ours(columns="key, amount", where=SOME)),
+                "ours, some": lambda: scanned(ours(columns="key, amount", filter=SOME)),
                 "parquet, some": lambda: scanned(parquet().where(SOME).select("key", "amount")),
                 "ours summed": lambda: summed(ours()), "parquet summed": lambda: summed(parquet()),
                 "ours counted": lambda: ours().count(), "parquet counted": lambda: parquet().count(),

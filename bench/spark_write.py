@@ -33,7 +33,7 @@ def spark_write(quick: bool) -> list[Figure]:
             def ours() -> None:
                 turns[0] += 1
                 write = frame.write.format("persist").mode("append").option("location", f"{folder}/data")
-                write.option("shard", f"orders-{turns[0]}").option("key", "id").save()
+                write.option("table", f"orders-{turns[0]}").option("key", "id").save()
 
             def theirs() -> None:
                 turns[1] += 1

@@ -97,7 +97,7 @@ class Run:
 
     def source(self, one: Any, name: str) -> Any:
         """A reader or a writer of a shard."""
-        return one.format("persist").option("location", self.location).option("shard", name)
+        return one.format("persist").option("location", self.location).option("table", name)
 
     def initial(self) -> DataFrame:
         """The numbers of the first orders."""

@@ -62,8 +62,8 @@ class PersistIOManager(dg.ConfigurableIOManager):
             with Spending() as spent:
                 claim(client, place)
                 schema_of = partial(resolve, part, metadata=metadata, annotation=context.dagster_type.typing_type)
-                stored = store(client, place.shard, part, schema_of)
-            versions.append(stored.version(place.shard))
+                stored = store(client, place.table, part, schema_of)
+            versions.append(stored.version(place.table))
             figures = _figures(place, part.rows, stored) | program.spent(spent.cost)
             if stored.skipped:
                 context.log.info("%s: %d updates have times that the shard already had", place, stored.skipped)
@@ -128,7 +128,9 @@ def _parts(places: Sequence[Place], obj: Any) -> Mapping[Place, Any]:
 
 
 def _figures(place: Place, rows: int, stored: Stored) -> dict[str, Any]:
-    figures: dict[str, Any] = {"shard": place.shard, "rows": rows, "updates": stored.updates, "seqno": stored.seqno}
+    figures: dict[str, Any] = {"table": place.table, "rows": rows, "updates": stored.updates}
+    if stored.seqno is not None:
+        figures["seqno"] = stored.seqno
     if stored.as_of >= 0:
         show = stored.schema.show
         figures |= {"as_of": stored.as_of, "upper": show(stored.as_of + 1)}

@@ -1,10 +1,11 @@
-"""Contents of shards as the type that a consumer's annotation asks for."""
+"""Rows of tables, whatever carries them, as the type that a consumer's annotation asks for."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple, get_args, get_origin
@@ -16,12 +17,12 @@ from orchestration.io.names import Place
 from orchestration.io.owners import check_owner
 from orchestration.io.times import AS_OF
 from persist_lib.client import Client
-from persist_lib.core.state import Version
 from persist_lib.errors import InvalidUsage, NotFound, SchemaMismatch, SinceViolation
 from persist_lib.frontier import Antichain, at
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.models import Model, is_model, rebuild
 from persist_lib.schema.schema import Schema
+from persist_lib.table.opening import find_record
 from persist_lib.times import Times
 
 MISSING = "allow_missing_partitions"
@@ -37,15 +38,24 @@ Batches = Iterator[pa.Table]
 Build = Callable[[Schema, Batches], Any]
 
 
+class Found(NamedTuple):
+    """How far a table has come. `seqno` is that of a shard; None where the catalog has the table."""
+
+    since: Antichain
+    upper: Antichain
+    schema: Schema
+    seqno: int | None
+
+
 class Source(NamedTuple):
-    """A shard to read from, at which time, and the seqno and schema that it had when that was decided.
+    """A table to read from, at which time, and the seqno (of a shard) and schema that it had when that was decided.
 
     `is_earlier`: there are newer complete times.
     """
 
     place: Place
     as_of: int
-    seqno: int
+    seqno: int | None
     schema: Schema
     is_earlier: bool = False
 
@@ -53,14 +63,17 @@ class Source(NamedTuple):
 def find(
     client: Client, places: Sequence[Place], as_of_of: Callable[[Place], object], clock_ms: Callable[[], int]
 ) -> tuple[list[Source], list[Place]]:
-    """The shards to read, and the places in which nothing is stored. Reads no data.
+    """The tables to read, and the places in which nothing is stored. Reads no data.
 
     `as_of_of` answers the time as it was written (None: the newest), and `clock_ms` by what relative texts are meant.
-    Raises SinceViolation for a time whose history was given up, and InvalidUsage for one that has not come yet.
+    Raises SinceViolation for a time whose history was given up, and NotComplete for one that may still change.
     """
-    there = set(client.shards()) if len(places) > 1 else {place.shard for place in places}
+    there = {place.table for place in places}
+    if len(places) > 1:
+        with client.controller() as controller:
+            there = {*client.shards(), *controller.list()}
     with client.runtime.pool(client.config.read_threads, "persist-find") as pool:
-        looked = pool.map(partial(_look, client), [place for place in places if place.shard in there])
+        looked = pool.map(partial(_look, client), [place for place in places if place.table in there])
         versions = {place: version for place, version in looked if version is not None}
     found = [
         _source(client, place, versions[place], as_of_of(place), clock_ms) for place in places if place in versions
@@ -96,7 +109,7 @@ def absent(missing: Sequence[Place], client: Client) -> NotFound:
     """The error for partitions that were never stored."""
     first = missing[0]
     if len(missing) == 1:
-        what = f"{first} has nothing stored: there are no contents in shard {first.shard} of {client.url}"
+        what = f"{first} has nothing stored: there are no contents in table {first.table} of {client.url}"
     else:
         names = ", ".join(repr(place.partition) for place in missing[:NAMED])
         more = f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
@@ -107,43 +120,53 @@ def absent(missing: Sequence[Place], client: Client) -> NotFound:
     several = (
         f", or load what there is with AssetIn(metadata={{{MISSING!r}: True}})" if first.partition is not None else ""
     )
-    return NotFound(f"{what}. Materialize it first{several}", shards=[place.shard for place in missing])
+    return NotFound(f"{what}. Materialize it first{several}", tables=[place.table for place in missing])
 
 
-def _look(client: Client, place: Place) -> tuple[Place, Version | None]:
-    """The newest version of a shard; None where nothing is stored. Raises NameTaken if it is another asset's."""
+def _look(client: Client, place: Place) -> tuple[Place, Found | None]:
+    """How far a table has come; None where nothing is stored. Raises NameTaken if it is another asset's."""
     try:
-        version = client.inspect(place.shard)
+        record = find_record(client, place.table)
     except NotFound:
         return place, None
     check_owner(client, place)
-    return place, None if version.state.upper == at(0) else version
+    if record is None:
+        version = client.machine(place.table).version
+        found = Found(version.state.since, version.state.upper, version.state.schemas[-1], version.seqno)
+    else:
+        table = client.table(place.table).describe()
+        found = Found(table.since, table.upper, table.schema, None)
+    return place, None if found.upper == at(0) else found
 
 
-def _source(client: Client, place: Place, version: Version, written: object, clock_ms: Callable[[], int]) -> Source:
-    state = version.state
-    schema = state.schemas[-1]
+def _source(client: Client, place: Place, found: Found, written: object, clock_ms: Callable[[], int]) -> Source:
+    schema = found.schema
     asked = None if written is None else Times(schema.times, clock_ms).as_of(written, AS_OF)
-    if asked is None and state.upper.time is not None:
-        return Source(place, state.upper.time - 1, version.seqno, schema)
-    if asked is None:  # closed for writing: the library knows its last time
-        with client.open_reader(place.shard) as reader, reader.snapshot() as snapshot:
-            return Source(place, snapshot.as_of, version.seqno, schema)
-    since, upper, shown = _time(schema, state.since), _time(schema, state.upper), schema.show(asked)
-    if at(asked) < state.since:
+    if asked is None and found.upper.time is not None:
+        return Source(place, found.upper.time - 1, found.seqno, schema)
+    if asked is not None and at(asked) < found.since:
         raise SinceViolation(
-            f"{place} was asked for as of {shown}, and shard {place.shard} keeps its history only since {since}. "
-            f"That time cannot be read any more. Load a later one, or leave out {AS_OF}. For other shards, keep "
-            "history longer: client.set_retention(shard, distance), or a hold for a time that matters",
-            as_of=asked, since=state.since, shard=place.shard,
+            f"{place} was asked for as of {schema.show(asked)}, and table {place.table} keeps its history only since "
+            f"{_time(schema, found.since)}. That time cannot be read any more. Load a later one, or leave out {AS_OF}. "
+            "For other tables, keep history longer: client.table(name).set_retention(distance), or a hold for a time "
+            "that matters",
+            as_of=asked, since=found.since, table=place.table,
         )  # fmt: skip
-    if not state.upper.has_passed(asked):
-        raise InvalidUsage(
-            f"{place} was asked for as of {shown}, and shard {place.shard} is complete only before {upper}. "
-            f"Load an earlier time, or leave out {AS_OF}",
-            as_of=asked, upper=state.upper, shard=place.shard,
-        )  # fmt: skip
-    return Source(place, asked, version.seqno, schema, state.upper.has_passed(asked + 1))
+    if asked is None or not found.upper.has_passed(asked):  # the newest of a closed one; or a time to be completed
+        with _contents(client, Source(place, -1, found.seqno, schema), asked) as snapshot:
+            return Source(place, snapshot.as_of, found.seqno, schema)
+    return Source(place, asked, found.seqno, schema, found.upper.has_passed(asked + 1))
+
+
+@contextmanager
+def _contents(client: Client, source: Source, as_of: int | None) -> Iterator[Any]:
+    """A snapshot of a table. Of a shard by a reader that is closed at once, as many partitions have one each."""
+    if source.seqno is None:
+        with client.table(source.place.table).read(as_of) as snapshot:
+            yield snapshot
+        return
+    with client.open_reader(source.place.table) as reader, reader.snapshot(as_of, timeout=0) as snapshot:
+        yield snapshot
 
 
 def _time(schema: Schema, frontier: Antichain) -> str:
@@ -159,9 +182,9 @@ def _common(sources: Sequence[Source]) -> Schema:
                 source.schema.check_additive(widest.schema)
         except SchemaMismatch as error:
             raise SchemaMismatch(
-                f"{source.place} and {widest.place} cannot be read as one table: {source.place.shard} has the schema "
-                f"{source.schema}, and {widest.place.shard} has {widest.schema}. Read them one by one, or store one "
-                "again in another shard",
+                f"{source.place} and {widest.place} cannot be read as one table: {source.place.table} has the schema "
+                f"{source.schema}, and {widest.place.table} has {widest.schema}. Read them one by one, or store one "
+                "again in another table",
                 problem="partitions differ", actual=source.schema, expected=widest.schema,
             ) from error  # fmt: skip
     return widest.schema
@@ -186,12 +209,12 @@ def _one_after_the_other(client: Client, sources: Sequence[Source], schema: Sche
 
 def _small(client: Client, source: Source, schema: Schema) -> pa.Table | None:
     """All rows of a small shard; None for one that should be streamed."""
-    with client.open_reader(source.place.shard) as reader, reader.snapshot(source.as_of) as snapshot:
+    with _contents(client, source, source.as_of) as snapshot:
         return None if snapshot.size > SMALL_BYTES else _rows(snapshot.to_arrow(), schema)
 
 
 def _batches(client: Client, source: Source, schema: Schema) -> Batches:
-    with client.open_reader(source.place.shard) as reader, reader.snapshot(source.as_of) as snapshot:
+    with _contents(client, source, source.as_of) as snapshot:
         for contents in snapshot.batches():
             yield _rows(contents, schema)
 

@@ -1,4 +1,4 @@
-"""The shard of an asset or of one of its partitions: a readable name, the same for ever.
+"""The table of an asset or of one of its partitions: a readable name, the same for ever.
 
     customers                     customers
     raw/customers                 raw.customers
@@ -19,10 +19,12 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from persist_lib.catalog.names import parse_collection_name
 from persist_lib.errors import InvalidName, InvalidUsage
-from persist_lib.ids import NAME, parse_shard_id
+from persist_lib.ids import NAME
 
-SHARD = "persist/shard"
+TABLE, FORMER = "persist/table", "persist/shard"
+"""The metadata that names the table, and what it was called in earlier releases."""
 LONGEST = 100
 DIGEST_LETTERS = 24
 """Hex digits, that is 96 bits."""
@@ -30,11 +32,11 @@ _PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456
 
 
 class Place(NamedTuple):
-    """An asset, or one of its partitions, and its shard. `former` is the name that an earlier release gave it."""
+    """An asset, or one of its partitions, and its table. `former` is the name that an earlier release gave it."""
 
     asset: tuple[str, ...]
     partition: str | None
-    shard: str
+    table: str
     former: str | None = None
 
     def __str__(self) -> str:
@@ -43,17 +45,20 @@ class Place(NamedTuple):
 
 
 def place_of(asset: Sequence[str], partition: str | None, metadata: Mapping[str, object]) -> Place:
-    """Where an asset or partition is stored. The metadata `persist/shard` replaces the part that names the asset."""
+    """Where an asset or partition is stored. The metadata `persist/table` replaces the part that names the asset."""
     path = tuple(asset)
     base = ".".join(escaped(component, dots=True) for component in path)
-    if (given := metadata.get(SHARD)) is not None:
+    if FORMER in metadata:
+        raise InvalidUsage(f"asset {'/'.join(path)}: the metadata {FORMER} is {TABLE} now", asset=path)
+    if (given := metadata.get(TABLE)) is not None:
         base = _given(given, path)
     name = base if partition is None else f"{base}.{escaped(str(partition))}"
-    shard = shortened(f"_-2d{name[1:]}" if name.startswith("-") else name)
+    if given is None or partition is not None:  # a whole name that is given stays as it is
+        name = shortened(f"_-2d{name[1:]}" if name.startswith("-") else name)
     former = ".".join([*path, *([] if partition is None else [str(partition)])])
-    has_moved = given is None and former != shard and NAME.fullmatch(former) is not None
+    has_moved = given is None and former != name and NAME.fullmatch(former) is not None
     return Place(
-        path, None if partition is None else str(partition), parse_shard_id(shard), former if has_moved else None
+        path, None if partition is None else str(partition), parse_collection_name(name), former if has_moved else None
     )
 
 
@@ -80,6 +85,6 @@ def shortened(name: str) -> str:
 
 def _given(name: object, asset: tuple[str, ...]) -> str:
     try:
-        return parse_shard_id(name)
+        return parse_collection_name(name)
     except InvalidName as error:
-        raise InvalidUsage(f"{SHARD} of asset {'/'.join(asset)}: {error.message}", asset=asset) from error
+        raise InvalidUsage(f"{TABLE} of asset {'/'.join(asset)}: {error.message}", asset=asset) from error

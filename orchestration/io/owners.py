@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
-from orchestration.io.names import SHARD, Place, place_of
+from orchestration.io.names import TABLE, Place, place_of
 from persist_lib.client import Client
 from persist_lib.errors import Corrupt, InvalidUsage
 
@@ -30,17 +30,17 @@ def claim(client: Client, place: Place) -> None:
     """Make the shard this asset's, for ever. Raises NameTaken if it is another's; a repeated call changes nothing."""
     if check_owner(client, place) is not None:
         return
-    if place.former is not None and not _is_there(client, place.shard) and _is_unclaimed(client, place.former):
+    if place.former is not None and not _is_there(client, place.table) and _is_unclaimed(client, place.former):
         base = ".".join(place.asset)
-        kept = place_of(place.asset, place.partition, {SHARD: base}).shard == place.former
-        way = f"give the asset the metadata {{{SHARD!r}: {base!r}}}" if kept else "rename the partition"
+        kept = place_of(place.asset, place.partition, {TABLE: base}).table == place.former
+        way = f"give the asset the metadata {{{TABLE!r}: {base!r}}}" if kept else "rename the partition"
         raise NameTaken(
-            f"{place} was in shard {place.former} with earlier releases, and would now start again in {place.shard}. "
+            f"{place} was in shard {place.former} with earlier releases, and would now start again in {place.table}. "
             f"Nothing was written. To continue, {way}",
-            shard=place.former, owner=None,
+            table=place.former, owner=None,
         )  # fmt: skip
     try:
-        client.blob.set(_key(place.shard), msgspec.json.encode(Owner(place.asset, place.partition)))
+        client.blob.set(_key(place.table), msgspec.json.encode(Owner(place.asset, place.partition)))
     except Corrupt:  # another asset was first, at the same moment
         check_owner(client, place)
         raise
@@ -48,13 +48,13 @@ def claim(client: Client, place: Place) -> None:
 
 def check_owner(client: Client, place: Place) -> Owner | None:
     """Return the shard's owner, None if that was never recorded. Raises NameTaken if it is another asset."""
-    owner = owner_of(client, place.shard)
+    owner = owner_of(client, place.table)
     if owner is not None and (owner.asset, owner.partition) != (place.asset, place.partition):
-        theirs = Place(owner.asset, owner.partition, place.shard)
+        theirs = Place(owner.asset, owner.partition, place.table)
         raise NameTaken(
-            f"{place} has the shard name {place.shard}, and that shard belongs to {theirs}. Nothing was read or "
-            f"written. Give one of the two assets a name of its own with the metadata {{{SHARD!r}: …}}",
-            shard=place.shard, owner=str(theirs),
+            f"{place} has the table name {place.table}, and that table belongs to {theirs}. Nothing was read or "
+            f"written. Give one of the two assets a name of its own with the metadata {{{TABLE!r}: …}}",
+            table=place.table, owner=str(theirs),
         )  # fmt: skip
     return owner
 

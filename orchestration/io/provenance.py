@@ -21,12 +21,14 @@ LOOKED_AT = 1000
 
 def record_load(context: dg.InputContext, sources: Sequence[Source], missing: Sequence[Place], found: Any) -> None:
     """Observe the asset that was read, in the consumer's run: shards, times, seqnos and rows."""
-    metadata: dict[str, Any] = {READ: {source.place.shard: source.as_of for source in sources}}
+    metadata: dict[str, Any] = {READ: {source.place.table: source.as_of for source in sources}}
     if hasattr(found, "__len__"):
         metadata["rows"] = len(found)
     if len(sources) == 1:
         (source,) = sources
-        metadata |= {"shard": source.place.shard, "as_of": source.as_of, "seqno": source.seqno}
+        metadata |= {"table": source.place.table, "as_of": source.as_of}
+        if source.seqno is not None:
+            metadata["seqno"] = source.seqno
         if source.schema.times is not None:
             metadata[AS_OF_TIME] = source.schema.show(source.as_of)
     else:
@@ -73,7 +75,7 @@ def _own_up(context: dg.InputContext, sources: Sequence[Source]) -> None:
         stored = _materialization(context, source) if source.is_earlier else None
         ids += [] if stored is None else [stored.storage_id]
         version = None if stored is None else extract_data_version_from_entry(stored.event_log_entry)
-        versions.append(f"{source.place.shard}@{source.as_of}" if version is None else version.value)
+        versions.append(f"{source.place.table}@{source.as_of}" if version is None else version.value)
     text = versions[0] if sources[0].place.partition is None else hashlib.sha256("".join(versions).encode()).hexdigest()
     infos[context.asset_key] = replace(info, data_version=dg.DataVersion(text), storage_id=min(ids))
 

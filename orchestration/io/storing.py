@@ -1,13 +1,15 @@
-"""How a shard gets to new contents: by the difference, appended with one compare-and-append.
+"""How a table gets to new contents: by the difference, appended in one commit.
 
-When another run was first, the difference is made again, against what that run stored. So the shard always has the
-contents of one run, never a mixture. The old contents are read in bounded memory; the new ones are held in memory.
+When another run was first, the difference is made again, against what that run stored. So the table always has the
+contents of one run, never a mixture. A shard's old contents are read in bounded memory, those of a collection or a
+timeline are held in memory, as the new ones are. What is not there is made on a shard.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from contextlib import closing
+from functools import partial
 from itertools import chain
 from typing import NamedTuple
 
@@ -22,9 +24,12 @@ from persist_lib.frontier import at
 from persist_lib.kernel.consolidate import consolidate
 from persist_lib.kernel.fingerprint import fingerprint
 from persist_lib.kernel.merge import merge_runs
-from persist_lib.relation.next_time import next_time
+from persist_lib.relation.next_time import format_token, next_time
+from persist_lib.relation.statements import Restore
 from persist_lib.relation.writer import WriteHandle
 from persist_lib.schema.schema import DIFF, TIME, Schema
+from persist_lib.table.carriers import Carrier
+from persist_lib.table.opening import find_record, open_carrier
 
 ATTEMPTS = 32
 """How often a run makes its difference again because other runs were first."""
@@ -37,33 +42,42 @@ class Stored(NamedTuple):
     """What an append did. `as_of` is the time at which the shard has these contents, `updates` how many it wrote.
 
     `as_of` is -1 if there is no such time yet. `skipped` updates have times that the shard already had. `fingerprint`
-    is that of the contents, and `attempts` how often the difference was made. `schema` is the shard's.
+    is that of the contents, and `attempts` how often the difference was made. `schema` is the table's. `seqno` is that
+    of a shard; None where the catalog has the table.
     """
 
     as_of: int
-    seqno: int
+    seqno: int | None
     updates: int
     skipped: int
     fingerprint: int
     schema: Schema
     attempts: int = 1
 
-    def version(self, shard: str) -> str:
-        """The data version: the same for the same contents at the same time.
+    def version(self, table: str) -> str:
+        """The data version: the same for the same contents, at the same time if times are plain integers.
 
-        The fingerprint is there for a location that was made again, where times start again.
+        The fingerprint is there for a location that was made again, where times start again. By a clock, the newest
+        complete time moves on without a change.
         """
-        return f"{shard}@{self.as_of}-{self.fingerprint % _MODULUS:016x}"
+        at_ = f"{self.as_of}-" if self.schema.times is None else ""
+        return f"{table}@{at_}{self.fingerprint % _MODULUS:016x}"
 
 
-def store(client: Client, shard: str, given: Given, resolve: Resolve) -> Stored:
-    """Bring the shard to these contents, or append these updates. Creates the shard, and adds columns, as needed.
+def store(client: Client, table: str, given: Given, resolve: Resolve) -> Stored:
+    """Bring the table to these contents, or append these updates. Creates it, and adds columns, as needed.
 
-    `resolve` answers the schema for the shard's own one (None: there is no shard yet). Raises UpperMismatch when other
+    `resolve` answers the schema for the table's own one (None: there is no table yet). Raises UpperMismatch when other
     runs were first again and again.
     """
+    try:
+        shard = table if find_record(client, table) is None else None
+    except NotFound:
+        shard = table
     for attempt in range(1, ATTEMPTS + 1):
         try:
+            if shard is None:
+                return _store_listed(client, table, given, resolve)._replace(attempts=attempt)
             with _writer(client, shard, resolve) as write:
                 stored = _append_updates(client, write, given) if given.is_updates else _replace(client, write, given)
             return stored._replace(attempts=attempt)
@@ -75,6 +89,41 @@ def store(client: Client, shard: str, given: Given, resolve: Resolve) -> Stored:
 
 class _Changed(SchemaMismatch):
     """Another run changed the schema at the same moment."""
+
+
+def _store_listed(client: Client, name: str, given: Given, resolve: Resolve) -> Stored:
+    """The same of a table that the catalog has, by the statements and the writer of what carries it."""
+    with client.controller().tables() as tables:
+        carrier = open_carrier(client, name, None, lambda: tables)
+        schema = resolve(carrier.schema)
+        if schema != carrier.schema:
+            carrier.evolve(schema, dry_run=False)
+            carrier.close()  # what it has open is of the older columns
+        time = None if given.is_updates else 0
+        updates = consolidate(schema, converted(schema, given, time, client.consensus.now))
+        if given.is_updates:
+            count, done = _append_listed(carrier, updates), None
+        else:
+            rows = updates.drop_columns([TIME])
+            _check_contents(name, rows)
+            done = carrier.execute(partial(Restore, name, rows=rows), token=None, timeout=None)
+            count, after = done.count, fingerprint(schema, rows)
+        found = carrier.describe()
+        carrier.close()
+    if done is None:
+        after = sum(client.inspect(shard).state.fingerprint for shard in found.shards)
+    as_of = (found.upper.time or 0) - 1 if done is None or done.time is None else done.time
+    return Stored(as_of, None, count, updates.num_rows - count if given.is_updates else 0, after, schema)
+
+
+def _append_listed(carrier: Carrier, updates: pa.Table) -> int:
+    """Append updates with times of their own, but for those at times that the table already has. How many those are."""
+    with carrier.writer() as write:
+        upper = write.fetch_upper().time or 0
+        fresh = updates.filter(pc.greater_equal(updates[TIME], pa.scalar(upper, pa.uint64())))
+        if fresh.num_rows:
+            write.compare_and_append(fresh, upper, pc.max(fresh[TIME]).as_py() + 1)
+    return fresh.num_rows
 
 
 def _writer(client: Client, shard: str, resolve: Resolve) -> WriteHandle:
@@ -99,18 +148,24 @@ def _replace(client: Client, write: WriteHandle, given: Given) -> Stored:
     upper = _open_upper(write, version)
     time = next_time(write.schema, write.machine.shard, at(upper), client.runtime, client.consensus.now)
     new = consolidate(write.schema, converted(write.schema, given, time, client.consensus.now))
-    if new.num_rows and pc.min(new[DIFF]).as_py() < 0:
-        raise InvalidUsage(
-            f"shard {write.shard}: contents cannot have a row a negative number of times. Give updates a column {TIME}",
-            shard=write.shard,
-        )
+    _check_contents(write.shard, new)
     after = fingerprint(write.schema, new)
     with closing(_difference(client, write, new, upper, time)) as tables:
         first = next(tables, None)
         if first is None and upper > 0:
             return Stored(upper - 1, version.seqno, 0, 0, after, write.schema)
-        appended = write.compare_and_append(chain([] if first is None else [first], tables), upper, time + 1)
+        token = format_token(client.runtime, at(upper), at(time + 1))  # says that the time was chosen here
+        rows = chain([] if first is None else [first], tables)
+        appended = write.compare_and_append(rows, upper, time + 1, token=token)
     return Stored(time, appended.seqno, appended.count, 0, after, write.schema)
+
+
+def _check_contents(table: str, rows: pa.Table) -> None:
+    if rows.num_rows and pc.min(rows[DIFF]).as_py() < 0:
+        raise InvalidUsage(
+            f"table {table}: contents cannot have a row a negative number of times. Give updates a column {TIME}",
+            table=table,
+        )
 
 
 def _difference(client: Client, write: WriteHandle, new: pa.Table, upper: int, time: int) -> Generator[pa.Table]:

@@ -226,7 +226,7 @@ def _check_times(stored: Schema | None, declared: Schema | None, times: Unit | N
         raise SchemaMismatch(
             f"the asset says that its times are a clock in {' and in '.join(sorted(said))} ({TIMES} or {SCHEMA}), and "
             f"{what}. Nothing was written. What times are never changes: give the asset another shard with "
-            "persist/shard",
+            "persist/table",
             problem="not additive", actual=stored,
         )  # fmt: skip
 
@@ -239,7 +239,7 @@ def _check_constraints(stored: Schema | None, declared: Schema | None) -> None:
         raise SchemaMismatch(
             f"the asset says that its shard is {' and '.join(missing)} ({SCHEMA}), and the shard has the schema "
             f"{stored}, which is not. Nothing was written. Constraints never change: give the asset another shard with "
-            "persist/shard, or leave them out",
+            "persist/table, or leave them out",
             problem="not additive", actual=stored,
         )  # fmt: skip
 
@@ -276,7 +276,7 @@ def _extended(stored: Schema, columns: Sequence[Column], key: list[str] | None) 
     if different:
         raise SchemaMismatch(
             f"the shard has the schema {stored}, and {'; '.join(different)}. Nothing was written. A shard may only "
-            "gain nullable value columns: give the column another name, or the asset another shard with persist/shard",
+            "gain nullable value columns: give the column another name, or the asset another shard with persist/table",
             problem="not additive", actual=stored,
         )  # fmt: skip
     new = [Column(name, column.type) for name, column in found.items() if name not in known]

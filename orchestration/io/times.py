@@ -52,7 +52,7 @@ class Asked:
                 return time
         if self._earlier is None:
             return None
-        if (time := self._earlier.get(place.shard)) is None:
+        if (time := self._earlier.get(place.table)) is None:
             raise NotFound(
                 f"run {self._earlier_run} did not read {place}, so its as_of is not known. Say it by the run tag "
                 f"{AS_OF}, or leave out the tag {INPUTS_OF}"

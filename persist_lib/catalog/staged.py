@@ -47,6 +47,11 @@ class CollectionTicket(msgspec.Struct, frozen=True):
     tickets: tuple[Ticket, ...]
     """One a shard."""
 
+    @property
+    def lease_ms(self) -> int:
+        """For how long its ids live without a task that extends them."""
+        return self.tickets[0].lease_ms
+
     def write(self, updates: object) -> CollectionStaged:
         """Write updates as parts, each for the shard of its key, as a shard's ticket does."""
         return _write(self, [ticket.write for ticket in self.tickets], updates)

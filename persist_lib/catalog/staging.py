@@ -120,7 +120,7 @@ class CollectionStaging(Committing, StagedVerbs[pa.Table, Active, Written, Writt
                 with suppress(ShardFinished, NotFound):  # of a rendition that was dropped
                     machine = self.client.machine(name)
                     state = machine.state if name in rendition.names and not is_fresh else machine.fetch().state
-                    if (known := next((one for one in state.outcomes if one.token == token), None)) is not None:
+                    if (known := next((one for one in state.outcomes if one.token.endswith(token)), None)) is not None:
                         return known
                     given = [part.name for one in staged for part in one.staged if part.shard == name]
                     found += staged_before(state, given)

@@ -18,6 +18,7 @@ _TOKEN = struct.Struct(">4sQQ16s")
 _MARK = b"next"
 _SINCE = struct.Struct(">4sQ16s")
 _MARK_SINCE = b"past"
+_MARK_STAGED = b"here"
 
 
 FAR_MS = 86_400_000
@@ -93,7 +94,13 @@ def bounds_of(token: object) -> tuple[bytes, Antichain, Antichain]:
 
 def is_chosen(token: bytes) -> bool:
     """Whether the library chose the time of the append with this token."""
-    return since_of(token) is not None or (len(token) == _TOKEN.size and token.startswith(_MARK))
+    marks = {_TOKEN.size: _MARK, _SINCE.size: _MARK_SINCE, len(_MARK_STAGED) + 16: _MARK_STAGED}
+    return token[: len(_MARK)] == marks.get(len(token))
+
+
+def staged_token(digest: bytes, *, chosen: bool) -> bytes:
+    """The token of an append of staged answers, of which this is the digest; it says whether its time was chosen."""
+    return _MARK_STAGED + digest if chosen else digest
 
 
 def format_since(runtime: Runtime, since: SeqNo) -> bytes:

@@ -100,7 +100,7 @@ def can_append(state: State, ticket: Ticket) -> bool:
 
 
 def token_of(ids: Iterable[bytes]) -> bytes:
-    """The token of an append of these answers, and of no others: the shard remembers those of its last appends."""
+    """What the token of an append of these answers ends with, and of no others: shards remember those of the last."""
     return blake2b(b"".join(sorted(ids)), digest_size=16).digest()
 
 
@@ -115,7 +115,7 @@ def appended_before(machine: Machine, staged: Sequence[Staged], token: bytes) ->
         return max(found, key=lambda outcome: outcome.seqno)
     if found:
         raise machine.refused(r.Exists(f"{r.STAGED}{found[0].token.hex()}"))
-    return next((outcome for outcome in reversed(state.outcomes) if outcome.token == token), None)
+    return next((outcome for outcome in reversed(state.outcomes) if outcome.token.endswith(token)), None)
 
 
 class Ticket(msgspec.Struct, frozen=True):

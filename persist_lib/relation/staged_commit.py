@@ -30,7 +30,7 @@ from persist_lib.location.wrap.spending import Spending
 from persist_lib.relation.appends import Appended
 from persist_lib.relation.commit import Kind, Place, Share, commit_shares
 from persist_lib.relation.differences import Overwriting, Pair, Source, Upserting, assembled, batch_of, check_all
-from persist_lib.relation.next_time import next_time
+from persist_lib.relation.next_time import next_time, staged_token
 from persist_lib.relation.registration import (
     Lent,
     Registration,
@@ -111,6 +111,7 @@ class Commit:
         builder = self._builder()
         built = self._assembled(staged, builder)
         bounds = staged[0].bounds
+        self._token = staged_token(self._token, chosen=bounds is None and when is None)
         if bounds is None and when is None and self._machine.places_appends:
             return self._send(builder, built, whole, c.AppendNow)
         return self._send(builder, built, whole if bounds is not None else partial(self._next, when))

@@ -27,7 +27,7 @@ from persist_lib.relation.appends import Appended, Changed
 from persist_lib.relation.commit import commit_shares
 from persist_lib.relation.differences import Overwriting, Upserting
 from persist_lib.relation.lone import Batched, LoneWriter
-from persist_lib.relation.next_time import next_time
+from persist_lib.relation.next_time import next_time, staged_token
 from persist_lib.relation.ordered_writer import Brought, Done
 from persist_lib.relation.registration import Lent, Registration, check_produced, lease_ended, parse_bounds
 from persist_lib.relation.stage import (
@@ -176,8 +176,8 @@ class StagedVerbs(Verbs[Brought, Basis, Done, Counted], Generic[Brought, Basis, 
             if call.is_nothing():
                 return self._answer(turn.lower, 0, b"", call.spent, seqno=seqno)
             if (done := self._appended_before(staged, turn)) is not None:
-                token, time = token_of(one.id for one in staged), change.time_of(done.upper)
-                return self._answer(done.upper, 0, token, call.spent, time, seqno=done.seqno)
+                time = change.time_of(done.upper)
+                return self._answer(done.upper, 0, done.token, call.spent, time, seqno=done.seqno)
             try:
                 if (answer := self._try_staged(call, turn)) is not None:
                     return answer
@@ -193,6 +193,7 @@ class StagedVerbs(Verbs[Brought, Basis, Done, Counted], Generic[Brought, Basis, 
         """Append what is staged, if upper is still where it was found; None if another writer was first."""
         change, ids = call.change, [one.id for one in call.staged]
         token = token_of(ids) if ids else self._runtime.token()
+        token = staged_token(token, chosen=change.bounds is None and change.when is None)
         prepared, bounds = dict[str, Prepared](), self._staged_bounds(change, turn)
         try:
             if (parts := self._parts_for(call, turn, bounds)) is None:

@@ -1,9 +1,8 @@
-"""The data source `persist` of Spark: shards as tables, read and written, in batches and in streams.
+"""The data source `persist` of Spark: tables, read and written, in batches and in streams, whatever carries them.
 
     import persist_lib.spark
     persist_lib.spark.register(spark)
-    spark.read.format("persist").option("location", "s3://…").option("shard", "orders").load()
-    spark.read.format("persist").option("location", "s3://…").option("collection", "orders").load()
+    spark.read.format("persist").option("location", "s3://…").load("orders")
 
 Importing this needs pyspark alone. What reads and writes is imported where it is used.
 """
@@ -42,18 +41,18 @@ def register(spark: SparkSession) -> None:
     spark.createDataFrame([], StructType().add("none", LongType()))
 
 
-def create_view(spark: SparkSession, name: str, shard: str | None = None, **options: object) -> DataFrame:
-    """Make a temporary view of a shard, or of the `collection` of a name, as of one time, and return its DataFrame.
+def create_view(spark: SparkSession, name: str, table: str, **options: object) -> DataFrame:
+    """Make a temporary view of a table as of one time, and return its DataFrame.
 
     See `functions.create_view`.
     """
     from persist_lib.spark import functions  # noqa: PLC0415
 
-    return functions.create_view(spark, name, shard, **options)
+    return functions.create_view(spark, name, table, **options)
 
 
-def scan(spark: SparkSession, shard: str | None = None, **options: object) -> DataFrame:
+def scan(spark: SparkSession, table: str, **options: object) -> DataFrame:
     """The DataFrame that `format("persist")` with these options gives, read faster. See `functions.scan`."""
     from persist_lib.spark import functions  # noqa: PLC0415
 
-    return functions.scan(spark, shard, **options)
+    return functions.scan(spark, table, **options)

@@ -1,14 +1,13 @@
 """Batch reads: what a DataFrame is of, decided when it is made; its partitions; and its rows as Arrow batches.
 
-    spark.read.format("persist").option("shard", "orders").load()                      the newest complete time
+    spark.read.format("persist").load("orders")                                        the newest complete time
     ….option("as_of", "1 hour ago")                                                    an earlier one
     ….option("changes", "true").option("from", 17).option("to", 40)                    the updates in (17, 40]
-    spark.read.format("persist").option("collection", "orders").load()                 the same of a collection
 
-A DataFrame is of one time, decided when it is made: every action on it, and every task that is tried again, reads the
-same. Its rows are the shard's as people know tables: the columns, each row as often as its multiplicity. With
-`diff=true` it has the contents as they are, each distinct row once with `_diff`. A row with a negative multiplicity is
-an error without `diff`, as no table can show it.
+It is the same whatever carries the table: a shard, a collection or a timeline. A DataFrame is of one time, decided when
+it is made: every action on it, and every task that is tried again, reads the same. Its rows are the table's as people
+know tables: the columns, each row as often as its multiplicity. With `diff=true` it has the contents as they are, each
+distinct row once with `_diff`. A row with a negative multiplicity is an error without `diff`, as no table can show it.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from persist_lib.catalog.reader import CollectionReader
 from persist_lib.catalog.records import CollectionRecord
 from persist_lib.client import Client
 from persist_lib.convert.times import shown_times
-from persist_lib.errors import InvalidUsage, NotFound, PersistError
+from persist_lib.errors import InvalidUsage, NotComplete, PersistError
 from persist_lib.format.predicate import Where
 from persist_lib.frontier import MAX_TIME
 from persist_lib.kernel.columns import array_of, integers
@@ -34,12 +33,13 @@ from persist_lib.kernel.multiplicity import places
 from persist_lib.relation.reader import ReadHandle
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.schema.schema import DIFF, TIME, Schema
-from persist_lib.spark.collections import Piece, Shown, Steps, find, is_collection, unleased
+from persist_lib.spark.collections import Piece, Shown, Steps, unleased
 from persist_lib.spark.filters import Pushed, parse_where, pushed_down
 from persist_lib.spark.history_holds import Keeping, Lease, take
 from persist_lib.spark.options import READ, STREAM, Options, client_of
 from persist_lib.spark.slices import Section, Slice, handle_of, plan_slices
 from persist_lib.spark.types import arrow_schema, check_asked, chosen, spark_schema, to_spark
+from persist_lib.table.opening import find_record
 
 Kind = Literal["rows", "contents", "updates"]
 BATCH = "a batch read"
@@ -53,10 +53,11 @@ MOST_ROWS = 1 << 60
 class Table(NamedTuple):
     """What one `load` is of. Pickled with the source, so that everything planned later is of the same.
 
-    Of a collection `shard` is the rendition shard, which is what has to be held.
+    Of what is in the catalog `shard` is the rendition shard, which is what has to be held.
     """
 
     urls: tuple[str, str]
+    name: str
     shard: str
     schema: Schema
     kind: Kind
@@ -66,7 +67,7 @@ class Table(NamedTuple):
     frame: StructType
     read_only: bool
     pushed: Pushed
-    """What the option `where` leaves of it."""
+    """What the option `filter` leaves of it."""
     refusal: PersistError | None = None
     """Why a batch cannot read the updates that the options name. A stream that is restarted does not start there."""
     collection: CollectionRecord | None = None
@@ -77,7 +78,7 @@ class Table(NamedTuple):
 
     @property
     def what(self) -> str:
-        return f"shard {self.shard}" if self.collection is None else f"collection {self.collection.name}"
+        return f"table {self.name}"
 
     def shown(self, target: pa.Schema, where: Where | None) -> Shown:
         """What a read of a collection shows, given the columns that Spark asks for."""
@@ -85,7 +86,7 @@ class Table(NamedTuple):
 
 
 def look(given: Mapping[str, str], *, batch: bool | None = None) -> Table:
-    """Look at the shard: what the options ask for, and at which time. `batch` is None before that is known."""
+    """Look at the table: what the options ask for, and at which time. `batch` is None before that is known."""
     options = Options.of(
         given, tuple(dict.fromkeys((*READ, *STREAM))) if batch is None else READ if batch else STREAM, _what(batch)
     )
@@ -104,37 +105,27 @@ def look(given: Mapping[str, str], *, batch: bool | None = None) -> Table:
             if kind != "updates":
                 raise
             refusal = error
-        schema, collection, shard = handle.schema, None, options.shard
+        schema, collection, shard = handle.schema, None, options.table
         if isinstance(handle, CollectionReader):
             collection, shard = handle.collection, handle.collection.shard
-    names = chosen(schema, options.names("columns"), options.subject) or tuple(schema.names)
-    text = options.text("where")
+    names = chosen(schema, options.names("columns"), f"table {options.table}") or tuple(schema.names)
+    text = options.text("filter")
     columns = schema.changes if kind == "updates" else schema.data
     pushed = Pushed() if text is None else parse_where(text, schema, columns)
     return Table(
-        (client.url, client.consensus_url), shard, schema, kind, names, section, frame_of(schema, kind, names),
-        read_only, pushed, refusal, collection,
+        (client.url, client.consensus_url), options.table, shard, schema, kind, names, section,
+        frame_of(schema, kind, names), read_only, pushed, refusal, collection,
     )  # fmt: skip
 
 
 @contextmanager
 def _opened(client: Client, options: Options) -> Iterator[ReadHandle | CollectionReader]:
-    """A handle of the shard, or a reader of the collection. Neither has a lease."""
-    if options.collection is not None:
-        with unleased(client, find(client, options.collection)) as reader:
+    """What reads the table of this name, without a lease. A shard that a layer keeps for its own is read as any."""
+    if (record := find_record(client, options.table)) is not None:
+        with unleased(client, record) as reader:
             yield reader
         return
-    try:
-        schema = client.machine(options.shard).fetch().state.schemas[-1]
-    except NotFound as error:
-        if is_collection(client, options.shard):
-            raise NotFound(
-                f"there is no shard {options.shard!r}, but a collection of that name: name it with the option "
-                f'collection, as in .option("collection", "{options.shard}")',
-                shard=options.shard,
-            ) from error
-        raise
-    yield handle_of(client, options.shard, schema)
+    yield handle_of(client, options.table, client.machine(options.table).state.schemas[-1])
 
 
 def _what(batch: bool | None) -> str:
@@ -171,14 +162,14 @@ def frame_of(schema: Schema, kind: Kind, names: tuple[str, ...]) -> StructType:
 
 
 def section_of(options: Options, kind: Kind, handle: ReadHandle | CollectionReader) -> Section | None:
-    """What a batch reads, decided now: the contents as of a time, or the updates between two. Waits for no time."""
+    """What a batch reads, decided now: the contents as of a time, or the updates between two."""
     if kind == "updates":
         from_, to = options.time("from"), options.time("to")
-        if to is None and not _has_time(handle):
+        if to is None and newest(handle) < 0:
             return None
         if from_ == LATEST:
-            from_ = newest(handle) if _has_time(handle) else None
-        with handle.changes(from_, to, timeout=0) as changes:
+            from_ = None if (time := newest(handle)) < 0 else time
+        with handle.changes(from_, to, timeout=options.seconds("timeout") or 0) as changes:
             lower = 0 if changes.from_ is None else min(changes.from_ + 1, MAX_TIME)
             upper = None if changes.to == MAX_TIME else changes.to + 1
             return Section(None, lower, upper if changes.from_ is None or changes.to > changes.from_ else lower)
@@ -189,20 +180,21 @@ def section_of(options: Options, kind: Kind, handle: ReadHandle | CollectionRead
                 option=name,
             )
     as_of = options.time("as_of")
-    if as_of not in (None, LATEST):
-        with handle.snapshot(as_of, timeout=0) as snapshot:
-            return Section(snapshot.as_of)
-    return Section(newest(handle)) if _has_time(handle) else None
+    if as_of == LATEST:
+        as_of = None
+    try:
+        time = newest(handle, as_of, options.seconds("timeout") or 0)
+    except NotComplete:
+        if as_of is None or not options.flag("newest", default=False):
+            raise
+        time = newest(handle)
+    return Section(time) if time >= 0 else None
 
 
-def newest(handle: ReadHandle | CollectionReader) -> int:
-    """The newest complete time. -1: there is none yet."""
-    with handle.snapshot(timeout=0) as snapshot:
+def newest(handle: ReadHandle | CollectionReader, as_of: int | str | None = None, timeout: float = 0) -> int:
+    """The newest complete time, or that of `as_of`. -1: there is none yet."""
+    with handle.snapshot(as_of, timeout=timeout) as snapshot:
         return snapshot.as_of
-
-
-def _has_time(handle: ReadHandle | CollectionReader) -> bool:
-    return handle.fetch_upper().time != 0
 
 
 def batch_reader(given: Mapping[str, str], schema: StructType, table: Table | None) -> Reader:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
+from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -25,11 +26,13 @@ from persist_lib.catalog.renditions import Span, Timeline
 from persist_lib.catalog.schema_compat import check_additive
 from persist_lib.client import Client
 from persist_lib.core.plan.compaction import TaskInput
-from persist_lib.errors import LeaseExpired, NotFound, ShardFinished
+from persist_lib.errors import LeaseExpired, NotComplete, NotFound, ShardFinished
 from persist_lib.format.predicate import Where
+from persist_lib.frontier import Antichain
 from persist_lib.relation.reader import ReadHandle
 from persist_lib.relation.row_selection import KeyRange
 from persist_lib.relation.view import widened
+from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import DIFF, TIME, Schema
 from persist_lib.spark.slices import (
     LEAST_BYTES,
@@ -42,6 +45,8 @@ from persist_lib.spark.slices import (
     read_slice,
     whole_slice,
 )
+from persist_lib.timeline.tables import Tables
+from persist_lib.timeline.view import pause
 
 PURPOSE = "Spark"
 
@@ -143,17 +148,48 @@ class _Guard:
             ) from error
 
 
-def find(client: Client, name: str) -> CollectionRecord:
-    """The collection of that name. Raises NotFound."""
-    with Controller(client) as controller:
-        controller.describe(name) if controller.catalog.fetch().find(name).state == "making" else None
-        return controller.catalog.fetch().find(name)
+class TimelineReader(CollectionReader):
+    """Reads the shards of a table of a timeline, once they have all that was committed to it.
 
+    They may be complete before the time that is asked for: then nothing happened to the table in between, and what is
+    read is their newest contents.
+    """
 
-def is_collection(client: Client, name: str) -> bool:
-    """Whether there is a collection of that name."""
-    with Controller(client) as controller:
-        return controller.catalog.fetch().named(name) is not None
+    def fetch_upper(self) -> Antichain:
+        """How far the shards have come, after what transactions wrote was brought to them, where this client may."""
+        if not self.client.read_only:
+            self._tables.apply(self._timeline)
+        return super().fetch_upper()
+
+    def _reach(self, time: int | None, least: int, deadline: Deadline) -> int:  # noqa: ARG002 - never beyond the shards
+        waits = deadline.timeout_s or None
+        with self._tables.read(self.name, time, timeout=waits, keys=[]) as found:  # completes the time, or raises
+            reached = found.as_of
+        while self._lacks(reached):
+            if deadline.has_passed():
+                raise NotComplete(
+                    f"table {self.name!r}: its shards do not have yet what transactions wrote up to "
+                    f"{self.schema.show(reached)}, and Spark reads those. Nothing was read. Let a client that may "
+                    "write bring it there: leave out read_only, or run `persist maintain --all`",
+                    as_of=reached, timeout_s=deadline.timeout_s, table=self.name,
+                )  # fmt: skip
+            pause(deadline)
+        return super()._reach(min(reached, super().newest()), -1, deadline)
+
+    def _lacks(self, time: int) -> bool:
+        """Whether the WAL alone has something of this table, up to a time."""
+        if time < 0 or self.fetch_upper().has_passed(time):
+            return False
+        lag = self._tables.lag(self._timeline)
+        return any(one.id == self.collection.id and one.first <= time for one in lag.tables)
+
+    @property
+    def _tables(self) -> Tables:
+        return self.client._timelines()  # noqa: SLF001 - those that its tables use, too
+
+    @cached_property
+    def _timeline(self) -> str:
+        return self._tables.timeline_of(self.name)[0]
 
 
 def unleased(client: Client, collection: CollectionRecord, schema: Schema | None = None) -> CollectionReader:
@@ -162,7 +198,8 @@ def unleased(client: Client, collection: CollectionRecord, schema: Schema | None
         renditions = controller.catalog.fetch().renditions_of(collection.id)
     if not renditions:
         raise NotFound(f"collection {collection.name!r} was dropped", collection=collection.name)
-    return CollectionReader(client, collection, renditions[0].columns.times, schema, PURPOSE, is_leased=False)
+    kind = TimelineReader if collection.kind == "table" else CollectionReader
+    return kind(client, collection, renditions[0].columns.times, schema, PURPOSE, is_leased=False)
 
 
 class Steps:

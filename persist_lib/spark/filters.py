@@ -1,4 +1,4 @@
-"""Filters that Spark pushes down, and the option `where`: as a filter on rows, a range of keys, and a range of times.
+"""Filters that Spark pushes down, and the option `filter`: as a filter on rows, a range of keys, and a range of times.
 
 What is translated keeps every row that Spark's filter keeps; Spark applies all filters once more. So a filter that is
 not understood, or whose value the column's type does not hold exactly, is left out and only costs time. Floats are left
@@ -231,7 +231,7 @@ _OPERATORS: dict[str, type[Any]] = {
 
 
 def parse_where(text: str, schema: Schema, columns: pa.Schema) -> Pushed:
-    """What the option `where` leaves of a shard: comparisons joined by AND, applied exactly. `columns` may be in it.
+    """What the option `filter` leaves of a shard: comparisons joined by AND, applied exactly. `columns` may be in it.
 
         order_id BETWEEN 100 AND 200 AND state IN ('paid', 'shipped') AND placed >= '2026-01-01' AND note IS NOT NULL
 
@@ -251,10 +251,10 @@ def _inexact(one: Any, columns: pa.Schema) -> InvalidUsage:
     child: Any = one.child if isinstance(one, d.Not) else one
     name, value = child.attribute[0], getattr(child, "value", None)
     return InvalidUsage(
-        f"the option where cannot apply a comparison with {shown(list(value) if isinstance(value, tuple) else value)} "
+        f"the option filter cannot apply a comparison with {shown(list(value) if isinstance(value, tuple) else value)} "
         f"exactly to column {shown(name)}, which is {columns.field(name).type}. Correct it, or leave it out and filter "
         "the DataFrame by it",
-        option="where", column=name,
+        option="filter", column=name,
     )  # fmt: skip
 
 
@@ -355,7 +355,7 @@ class _Parser:
 
     def _wrong(self, why: str) -> InvalidUsage:
         return InvalidUsage(
-            f"the option where is comparisons joined by AND, as in order_id >= 5 AND state IN ('paid', 'shipped') AND "
+            f"the option filter is comparisons joined by AND, as in order_id >= 5 AND state IN ('paid', 'shipped') AND "
             f"{TIME} < 40: got {shown(self._text)}, and {why}",
-            option="where", value=self._text,
+            option="filter", value=self._text,
         )  # fmt: skip

@@ -1,11 +1,10 @@
-"""A table function and views for SQL, and scans: the contents of a shard, or of a collection, as of a time.
+"""A table function and views for SQL, and scans: the rows of a table as of a time, whatever carries it.
 
     SELECT * FROM persist_as_of('orders', '1 hour ago')                 one task: for looking
-    SELECT * FROM persist_as_of(collection => 'orders', as_of => '1 hour ago')
-    CREATE TEMPORARY VIEW yesterday USING persist OPTIONS (shard 'orders', as_of '1 day ago')      as many as it takes
+    CREATE TEMPORARY VIEW yesterday USING persist OPTIONS (table 'orders', as_of '1 day ago')      as many as it takes
 
-A function of Python's runs in one task, however large the shard is, and filters are not pushed down into it. So large
-shards are better read by a view, which is of one time too: that of its making.
+A function of Python's runs in one task, however large the table is, and filters are not pushed down into it. So large
+tables are better read by a view, which is of one time too: that of its making.
 """
 
 from __future__ import annotations
@@ -39,37 +38,34 @@ MOST_NUMBERS = 1 << 31
 """With so many, the guess is above all that Spark ever broadcasts (8 GiB). They take it some seconds of CPU time."""
 
 
-def scan(spark: SparkSession, shard: str | None = None, **options: object) -> DataFrame:
-    """A shard as `format("persist")` with these options reads it, faster. For batches, not for streams.
+def scan(spark: SparkSession, table: str, **options: object) -> DataFrame:
+    """A table as `format("persist")` with these options reads it, faster. For batches, not for streams.
 
-        orders = scan(spark, "orders", as_of="1 day ago", columns=["id", "amount"], where="amount > 100")
-        orders = scan(spark, collection="orders", as_of="1 day ago")
+        orders = scan(spark, "orders", as_of="1 day ago", columns=["id", "amount"], filter="amount > 100")
 
     It is of one time, which is decided now. It is planned now too, and by this process, which must reach the location,
     also where Spark is reached by Spark Connect. Raises what `format("persist")` would raise when it is loaded or
     planned, and InvalidUsage for the option `pushdown`.
     """
-    if shard is not None:
-        check_type(shard, str, "shard", '"orders"')
-    given = as_texts({"shard": shard, **options})
+    given = as_texts({"table": check_type(table, str, "table", '"orders"'), **options})
     if any(name.lower() == "pushdown" for name in given):
         raise InvalidUsage(
-            "a scan has no option pushdown, as Spark pushes no filters into it. Say what to read with the option where",
+            "a scan has no option pushdown, as Spark pushes no filters into it. Say by the option filter what to read",
             option="pushdown",
         )
-    table = look(given, batch=True)
-    reader = batch_reader(given, table.frame, table)
+    looked = look(given, batch=True)
+    reader = batch_reader(given, looked.frame, looked)
     parts = reader.planned(slots(spark))
     if not parts:
-        return spark.createDataFrame([], table.frame)
+        return spark.createDataFrame([], looked.frame)
     # Each is pickled by itself, so that a task unpickles its own alone.
-    pickled, step = [pickle.dumps(part) for part in parts], -(-numbers(parts, len(table.frame)) // len(parts))
+    pickled, step = [pickle.dumps(part) for part in parts], -(-numbers(parts, len(looked.frame)) // len(parts))
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return read_numbered(reader, pickled, step, batches)
 
     ids = spark.range(0, len(parts) * step, 1, len(parts)).where(f"id % {step} = 0")
-    return ids.mapInArrow(read, table.frame)
+    return ids.mapInArrow(read, looked.frame)
 
 
 def slots(spark: SparkSession) -> int:
@@ -98,7 +94,7 @@ def read_numbered(
 
 
 NAME = "persist_as_of"
-ARGUMENTS = ("shard", "as_of", "location", "collection")
+ARGUMENTS = ("table", "as_of", "location")
 
 
 @dataclass
@@ -109,28 +105,24 @@ class Analyzed(AnalyzeResult):
 
 
 class AsOf:
-    """`persist_as_of(shard, as_of, location)`: the rows as of a time. The last two may be left out.
-
-    `persist_as_of(collection => name)`, with the same others by name, has those of a collection.
-    """
+    """`persist_as_of(table, as_of, location)`: the rows as of a time. The last two may be left out."""
 
     def __init__(self, analyzed: Analyzed | None = None) -> None:
         self._table = None if analyzed is None else analyzed.table
 
     @staticmethod
     def analyze(
-        shard: AnalyzeArgument | None = None,
+        table: AnalyzeArgument | None = None,
         as_of: AnalyzeArgument | None = None,
         location: AnalyzeArgument | None = None,
-        collection: AnalyzeArgument | None = None,
     ) -> Analyzed:
         given = {
             name: _constant(name, argument)
-            for name, argument in zip(ARGUMENTS, (shard, as_of, location, collection), strict=True)
+            for name, argument in zip(ARGUMENTS, (table, as_of, location), strict=True)
             if argument is not None
         }
-        table = look({name: value for name, value in given.items() if value is not None}, batch=True)
-        return Analyzed(schema=table.frame, table=table)
+        found = look({name: value for name, value in given.items() if value is not None}, batch=True)
+        return Analyzed(schema=found.frame, table=found)
 
     def eval(self, *_arguments: Any, **_named: Any) -> Iterator[tuple[Any, ...]]:
         """The rows. Spark takes them one by one, as functions that choose their columns cannot yield Arrow."""
@@ -156,14 +148,13 @@ def register_functions(spark: SparkSession) -> None:
     spark.udtf.register(NAME, made)
 
 
-def create_view(spark: SparkSession, name: str, shard: str | None = None, **options: object) -> DataFrame:
-    """Make a temporary view of a shard, and return its DataFrame. `options` are those of the data source.
+def create_view(spark: SparkSession, name: str, table: str, **options: object) -> DataFrame:
+    """Make a temporary view of a table, and return its DataFrame. `options` are those of the data source.
 
         create_view(spark, "yesterday", "orders", as_of="1 day ago")
-        create_view(spark, "yesterday", collection="orders", as_of="1 day ago")
 
     The view is of one time, decided now. Call it again for a later one.
     """
-    frame = spark.read.format("persist").options(**as_texts({"shard": shard, **options})).load()
+    frame = spark.read.format("persist").options(**as_texts({"table": table, **options})).load()
     frame.createOrReplaceTempView(name)
     return frame

@@ -99,14 +99,14 @@ RUNNING = b"Spark stream"
 
 
 class Holding:
-    """The hold of one stream, as one process sees it. That of a collection is in its rendition shard."""
+    """The hold of one stream, as one process sees it. That of a table in the catalog is in its rendition shard."""
 
-    def __init__(self, client: Client, shard: str, name: str | None, collection: str | None = None) -> None:
+    def __init__(self, client: Client, shard: str, name: str | None, table: str, *, is_listed: bool) -> None:
         self._client = client
         self._machine: Machine = client.machine(shard)
-        parse = parse_hold_name if collection is None else parse_hold
+        parse = parse_hold if is_listed else parse_hold_name
         self._name = None if name is None else parse(name)
-        self._what = f"shard {shard}" if collection is None else f"collection {collection}"
+        self._what = f"table {table}"
         self._seen: str | None = None
         self._drawn: str | None = None
 

@@ -15,21 +15,25 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Self
 
-from persist_lib.arguments import did_you_mean, shown
+from persist_lib.arguments import did_you_mean, parse_seconds, shown
 from persist_lib.catalog.names import parse_collection_name
 from persist_lib.client import Client
 from persist_lib.client import open as open_client
 from persist_lib.config import Config
 from persist_lib.errors import InvalidUsage, redacted
-from persist_lib.ids import parse_shard_id
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.settings import config_of
 
-PLACE = ("location", "consensus", "shard", "collection")
-READ = ("as_of", "columns", "where", "diff", "changes", "from", "to", "partition_bytes", "pushdown", "read_only")
+PLACE = ("location", "consensus", "table")
+READ = (
+    "as_of", "columns", "filter", "diff", "newest", "timeout", "changes", "from", "to", "partition_bytes", "pushdown",
+    "read_only",
+)  # fmt: skip
 """Options of batch reads."""
+RENAMED = {"shard": "table", "collection": "table", "where": "filter"}
+"""Options of earlier releases, and what they are called by now."""
 STREAM = (
-    "columns", "where", "changes", "from", "hold", "max_bytes", "max_updates", "max_times", "partition_bytes",
+    "columns", "filter", "changes", "from", "hold", "max_bytes", "max_updates", "max_times", "partition_bytes",
     "read_only",
 )  # fmt: skip
 """Options of streaming reads."""
@@ -41,22 +45,13 @@ _SIZE = re.compile(r"(\d+)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
 _TRUTH = {"true": True, "false": False}
 
 
-def subject_of(shard: str, collection: str | None) -> str:
-    """How messages call a shard or a collection."""
-    return f"shard {shard}" if collection is None else f"collection {collection}"
-
-
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The options of one use of the source: which shard or collection, and the others as text, by lower-case name.
-
-    `shard` is empty where it is a collection.
-    """
+    """The options of one use of the source: which table, and the others as text, by lower-case name."""
 
     location: str
     consensus: str | None
-    shard: str
-    collection: str | None
+    table: str
     values: Mapping[str, str]
     what: str
 
@@ -64,13 +59,14 @@ class Options:
     def of(cls, given: Mapping[str, str], allowed: Collection[str], what: str) -> Self:
         """The options of a use that takes those in `allowed` and `PLACE`; `what` names it in messages.
 
-        `location` may come from the variable PERSIST_LOCATION, and `consensus` from PERSIST_CONSENSUS. The shard may
-        be the path of `load` and `save`. A shard and a collection may have the same name, so that the options say which
-        it is.
+        `location` may come from the variable PERSIST_LOCATION, and `consensus` from PERSIST_CONSENSUS. The table may
+        be the path of `load` and `save`.
         """
         values = {str(name).lower(): value for name, value in given.items()}
         known = (*PLACE, *(name for name in allowed if name not in PLACE))
         for name, value in values.items():
+            if (new := RENAMED.get(name)) is not None:
+                raise InvalidUsage(f"{what} has no option {name} any more: it is {new} now", option=name, allowed=known)
             if name not in known and name not in SPARKS_OWN:
                 raise InvalidUsage(
                     f"{what} has no option {shown(name)}. {did_you_mean(name, known)}It takes {', '.join(known)}",
@@ -81,30 +77,17 @@ class Options:
                     f"the option {name} of {what} is empty: got {shown(value)}. Set it, or leave it out", option=name
                 )
         path = values.pop("path", None)
-        named: list[tuple[str, str]] = [(name, values[name]) for name in ("shard", "collection") if name in values]
-        named += [("path", path)] if path is not None and path != values.get("shard") else []
-        if len(named) > 1:
-            both = " and ".join(f"{name} {shown(value)}" for name, value in named)
+        table = values.get("table", path)
+        if path not in {None, table}:
             raise InvalidUsage(
-                f"{what} is about one shard or one collection, and got {both}. Leave out one (the path is a shard's)",
-                option=named[0][0],
+                f"{what} is about one table, and got table {shown(table)} and path {shown(path)}. Leave out one",
+                option="table",
             )
         location, consensus = _place(values, what)
-        if not named:
-            raise InvalidUsage(
-                f'{what} needs the option shard, as in .option("shard", "orders"), or the option collection',
-                option="shard",
-            )
-        collection = values.get("collection")
-        shard = "" if collection is not None else parse_shard_id(named[0][1])
-        if collection is not None:
-            collection = parse_collection_name(collection)
+        if table is None:
+            raise InvalidUsage(f'{what} needs the option table, as in .option("table", "orders")', option="table")
         rest = {name: value for name, value in values.items() if name in known and name not in PLACE}
-        return cls(location, consensus, shard, collection, rest, what)
-
-    @property
-    def subject(self) -> str:
-        return subject_of(self.shard, self.collection)
+        return cls(location, consensus, parse_collection_name(table), rest, what)
 
     def __contains__(self, name: str) -> bool:
         return name in self.values
@@ -128,6 +111,15 @@ class Options:
         if not (text.isascii() and text.isdigit() and least <= int(text) <= MOST_SIZE):
             raise self.wrong(name, f"an integer, {least} or more")
         return int(text)
+
+    def seconds(self, name: str) -> float | None:
+        """An option that is a number of seconds; None for none."""
+        if name not in self.values:
+            return None
+        try:
+            return parse_seconds(float(self.values[name]))
+        except (ValueError, InvalidUsage):
+            raise self.wrong(name, "a number of seconds, 0 or more") from None
 
     def size(self, name: str, least: int = 1) -> int | None:
         """An option that is a number of bytes, such as 67108864, `64m` or `64 MiB`; None for none."""

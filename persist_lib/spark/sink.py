@@ -18,7 +18,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
-import msgspec
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
@@ -26,12 +25,11 @@ from pyspark.sql.types import StructType
 
 from persist_lib import errors
 from persist_lib.arguments import shown
-from persist_lib.catalog import CollectionWriter
-from persist_lib.catalog.staged import CollectionStage, CollectionStaged
+from persist_lib.catalog.staged import CollectionStage
 from persist_lib.errors import Damage, DiffOverflow, InvalidUsage, PersistError, Refused
-from persist_lib.relation.stage import LEASE_S, Stage, Staged, Ticket
-from persist_lib.relation.writer import WriteHandle
-from persist_lib.spark.write_plan import AnyStaged, AnyTicket, Plan, commit_write, plan_write, write_task
+from persist_lib.relation.stage import LEASE_S, Stage
+from persist_lib.spark.timeline_rows import RowsTicket
+from persist_lib.spark.write_plan import AnyStaged, AnyTicket, AnyWriter, Plan, commit_write, plan_write, write_task
 
 log = logging.getLogger("persist.spark")
 QUERY_ID = "sql.streaming.queryId"
@@ -44,7 +42,7 @@ NAME_BYTES = 120
 class Answer(WriterCommitMessage):
     """What a task answers: what it staged, or why it never can; and the id of the query that it is a task of."""
 
-    def __init__(self, staged: bytes | None, error: tuple[str, str] | None, query: str | None) -> None:
+    def __init__(self, staged: AnyStaged | None, error: tuple[str, str] | None, query: str | None) -> None:
         self.staged, self.error, self.query = staged, error, query
 
 
@@ -75,7 +73,7 @@ class BatchWriter(DataSourceArrowWriter):
     def commit(self, messages: Sequence[Any]) -> None:
         """Append what all tasks wrote, and retire the stage's id."""
         try:
-            staged = _staged(self._plan, messages)
+            staged = _staged(messages)
             producer = self._producer
             if producer is not None and (id_ := _query_id(messages)) is not None:
                 producer = (_with_id(producer[0], id_), producer[1])
@@ -124,7 +122,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def commit(self, messages: Sequence[Any], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Append what all tasks of the epoch wrote, unless that was done before."""
         try:
-            staged = _staged(self._plan, messages)
+            staged = _staged(messages)
             if not messages:
                 return  # an epoch without tasks
             id_ = _query_id(messages)
@@ -198,7 +196,7 @@ def _open_stage(plan: Plan) -> AnyTicket:
         return write.stage(lease_s=plan.lease_s or LEASE_S, lower=lower, new_upper=upper).ticket
 
 
-def _resumed(write: WriteHandle | CollectionWriter, ticket: AnyTicket) -> Stage | CollectionStage:
+def _resumed(write: AnyWriter, ticket: AnyTicket) -> Stage | CollectionStage | RowsTicket:
     return write.resume_stage(ticket)  # type: ignore[arg-type]
 
 
@@ -215,8 +213,7 @@ def _stage_of(plan: Plan, name: str) -> AnyTicket:
             # The epochs of the old one are over: a query has one at a time.
             _resumed(write, known.ticket).close()
     ticket = _open_stage(plan)
-    lease_ms = ticket.lease_ms if isinstance(ticket, Ticket) else ticket.tickets[0].lease_ms
-    _stages[place] = Staging(ticket, runtime.monotonic() + lease_ms / 2000)
+    _stages[place] = Staging(ticket, runtime.monotonic() + ticket.lease_ms / 2000)
     return ticket
 
 
@@ -224,20 +221,19 @@ def _answer(plan: Plan, ticket: AnyTicket, batches: Iterable[pa.RecordBatch]) ->
     context = TaskContext.get()
     query = None if context is None else context.getLocalProperty(QUERY_ID)
     try:
-        return Answer(msgspec.msgpack.encode(write_task(plan, ticket, batches)), None, query)
+        return Answer(write_task(plan, ticket, batches), None, query)
     except PERMANENT as error:
         # As a value: if it were raised, Spark would try the task three times more, and wrap the message in a traceback.
         return Answer(None, (type(error).__name__, error.message), query)
 
 
-def _staged(plan: Plan, messages: Sequence[Any]) -> list[AnyStaged]:
+def _staged(messages: Sequence[Any]) -> list[AnyStaged]:
     """What all tasks staged. Raises the first error of a task."""
-    form: type[AnyStaged] = Staged if plan.collection is None else CollectionStaged
     for message in messages:
         if message is not None and message.error is not None:
             kind, text = message.error
             raise getattr(errors, kind, PersistError)(f"{text}. Nothing of this DataFrame was written")
-    return [msgspec.msgpack.decode(message.staged, type=form) for message in messages if message is not None]
+    return [message.staged for message in messages if message is not None]
 
 
 def _query_id(messages: Sequence[Any]) -> str | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
+from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -28,6 +29,7 @@ from persist_lib.kernel.merge import merge_runs
 from persist_lib.location.api import Blob
 from persist_lib.relation.held import resuming
 from persist_lib.relation.reader import ReadHandle
+from persist_lib.relation.restore import complete
 from persist_lib.relation.row_selection import KeyRange
 from persist_lib.relation.snapshot import Split
 from persist_lib.schema.schema import DIFF, Schema
@@ -240,4 +242,8 @@ def _newer(client: Client, gone: Slice, missing: Missing) -> Slice:
 
 def handle_of(client: Client, shard: str, schema: Schema) -> ReadHandle:
     """A handle that reads and has no lease of its own: those who plan take one, which outlives their process."""
-    return ReadHandle(client.machine(shard), client.leases, schema, (client.url, client.consensus_url), read_only=True)
+    machine = client.machine(shard)
+    completes = None if client.read_only else partial(complete, machine, partial(client.open_writer, shard))
+    return ReadHandle(
+        machine, client.leases, schema, (client.url, client.consensus_url), read_only=True, completes=completes
+    )

@@ -2,7 +2,7 @@
 
 Spark asks for the schema before it says whether it reads a batch or a stream. So it depends on the options alone:
 
-    (none)                      the shard's rows: its columns, each row as often as its multiplicity
+    (none)                      the table's rows: its columns, each row as often as its multiplicity
     diff=true                   its contents: the columns and `_diff`, each distinct row once
     changes=true, from, to      its updates: the columns, `_time` and `_diff`
 """

@@ -1,7 +1,6 @@
 """Streaming reads: the contents first and then what changes, or the changes after a time, each exactly once.
 
-    spark.readStream.format("persist").option("shard", "orders").option("changes", "true").load()
-    spark.readStream.format("persist").option("collection", "orders").option("changes", "true").load()
+    spark.readStream.format("persist").option("changes", "true").load("orders")
 
 Without `changes` a stream has the rows that are added, as one of Delta's has, and stops with an error at an update that
 takes rows away. With it, the stream has all updates, with `_time` and `_diff`; the contents that it starts with are
@@ -58,9 +57,8 @@ class Following(ABC):
     handle: ReadHandle | CollectionReader
 
     def __init__(self, table: Table, limits: Limits, hold: str | None, slice_bytes: int | None) -> None:
-        collection = None if table.collection is None else table.collection.name
         self.table, self.slice_bytes = table, slice_bytes
-        self.holding = Holding(table.client, table.shard, hold, collection)
+        self.holding = Holding(table.client, table.shard, hold, table.name, is_listed=table.collection is not None)
         wanted = Limits(DEFAULT_BYTES) if limits.is_none() else limits
         self.limited, self.unlimited = Admission(wanted), Admission(Limits())
 
@@ -165,11 +163,20 @@ class FollowingCollection(Following):
         return [Source(handle, handle.machine.fetch().state) for handle in self.handle.shards_of(span.rendition)]
 
 
+class FollowingTimeline(FollowingCollection):
+    """A table of a timeline, as far as its shards have what was committed to it."""
+
+    def fetch(self) -> Antichain:
+        self.handle.fetch_upper()  # brings it to them
+        return super().fetch()
+
+
 def following(table: Table, limits: Limits, hold: str | None, slice_bytes: int | None) -> Following:
     """What a stream of this table follows."""
     if table.collection is None:
         return FollowingShard(table, limits, hold, slice_bytes)
-    return FollowingCollection(table, table.collection, limits, hold, slice_bytes)
+    kind = FollowingTimeline if table.collection.kind == "table" else FollowingCollection
+    return kind(table, table.collection, limits, hold, slice_bytes)
 
 
 WHAT = "a streaming read"

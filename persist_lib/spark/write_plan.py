@@ -5,9 +5,10 @@
     ….mode("overwrite")                                                      its rows become the contents
 
 A column `_diff` makes rows changes: a retraction is -1. A column `_time`, with the options `lower` and `upper`, says at
-which times. A shard that is not there is created of the DataFrame's columns, if the option `key` says which tell rows
-apart; a collection, too, of as many shards as `shards` says. Columns go by their names. A nullable value column that
-the DataFrame lacks is null. A collection is written in all its shards by one transaction.
+which times. A table that is not there is created of the DataFrame's columns, if the option `key` says which tell rows
+apart: on one shard, or with the option `shards` on a collection of so many. Columns go by their names. A nullable value
+column that the DataFrame lacks is null. A collection is written in all its shards by one transaction, a table of a
+timeline by one statement (`timeline_rows`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from pyspark.sql.types import BooleanType, NullType, StructType
 
 from persist_lib.arguments import did_you_mean, shown
 from persist_lib.catalog import CollectionWriter, Controller
+from persist_lib.catalog.records import CollectionRecord
 from persist_lib.catalog.schema_compat import is_additive
 from persist_lib.catalog.staged import CollectionStaged, CollectionTicket
 from persist_lib.catalog.writing import Written
@@ -33,30 +35,34 @@ from persist_lib.kernel.columns import array_of
 from persist_lib.relation.appends import Appended
 from persist_lib.relation.differences import DELETE
 from persist_lib.relation.stage import Staged, Ticket
+from persist_lib.relation.statements import Done
 from persist_lib.relation.writer import WriteHandle
 from persist_lib.schema.schema import DIFF, TIME, Schema
 from persist_lib.schema.types import parse_type
 from persist_lib.shard.commit import Machine
-from persist_lib.spark.options import Options, client_of, subject_of
+from persist_lib.spark.options import Options, client_of
+from persist_lib.spark.timeline_rows import RowsTicket, RowsWriter, StagedRows, check_minted
 from persist_lib.spark.types import column_type, persist_schema
+from persist_lib.table.opening import find_record, make_table
 from persist_lib.times import Times, parse_unit
 
 OWNER = "Spark"
 """Whose writers these are, in lists of them."""
 
 Mode = Literal["append", "upsert", "overwrite"]
-AnyTicket = Ticket | CollectionTicket
-AnyStaged = Staged | CollectionStaged
-"""Of a shard's stage, or of a collection's."""
+AnyWriter = WriteHandle | CollectionWriter | RowsWriter
+AnyTicket = Ticket | CollectionTicket | RowsTicket
+AnyStaged = Staged | CollectionStaged | StagedRows
+"""Of a shard's stage, of a collection's, or of a table of a timeline, which has none."""
 
 
 class Plan(NamedTuple):
     """What a write is, decided in the driver's Python worker and sent to all tasks."""
 
     urls: tuple[str, str]
-    shard: str
-    """Empty where it is a collection."""
-    collection: str | None
+    table: str
+    record: CollectionRecord | None
+    """What the catalog has of it; None for a shard."""
     schema: Schema
     mode: Mode
     deletes: str | None
@@ -70,32 +76,34 @@ class Plan(NamedTuple):
 
     @property
     def subject(self) -> str:
-        return subject_of(self.shard, self.collection)
+        return f"table {self.table}"
 
     @contextmanager
-    def writer(self) -> Iterator[WriteHandle | CollectionWriter]:
-        """A writer of the shard or the collection: it stages, and appends what was staged."""
-        if self.collection is not None:
-            yield self.collection_writer(self.collection)
-            return
-        with self.client.open_writer(self.shard, self.schema, owner=OWNER) as write:
-            yield write
+    def writer(self) -> Iterator[AnyWriter]:
+        """A writer of what carries the table: it stages, and appends what was staged."""
+        if self.record is None:
+            with self.client.open_writer(self.table, self.schema, owner=OWNER) as write:
+                yield write
+        elif self.record.kind == "table":
+            yield RowsWriter(self.client, self.table, self.schema)
+        else:
+            yield self.collection_writer(self.record.id)
 
     @property
     def remembering(self) -> Machine:
-        if self.collection is None:
-            return self.client.machine(self.shard)
-        return self.client.machine(self.collection_writer(self.collection).collection.shard)
+        return self.client.machine(
+            self.table if self.record is None else self.collection_writer(self.record.id).collection.shard
+        )
 
-    def collection_writer(self, name: str) -> CollectionWriter:
-        writer = collection_writer(self.client, name, is_known=True)
+    def collection_writer(self, id_: str) -> CollectionWriter:
+        writer = collection_writer(self.client, self.table, id_)
         if not self._fits(writer):
-            writer = collection_writer(self.client, name)
+            writer = collection_writer(self.client, self.table)
         if not self._fits(writer):
             raise SchemaMismatch(
                 f"{self.subject} has the schema {writer.schema} by now, and this DataFrame was planned for "
                 f"{self.schema}. Nothing was written. Run it again",
-                collection=name, expected=self.schema, actual=writer.schema,
+                table=self.table, expected=self.schema, actual=writer.schema,
             )  # fmt: skip
         return writer
 
@@ -115,15 +123,15 @@ class _Open(NamedTuple):
 _open: dict[tuple[int, str, str], _Open] = {}
 
 
-def collection_writer(client: Client, name: str, *, is_known: bool = False) -> CollectionWriter:
+def collection_writer(client: Client, name: str, id_: str | None = None) -> CollectionWriter:
     """A writer of a collection, in its newest columns. It stays open for the next call, as opening takes requests.
 
-    With `is_known` it is the one that this process has: the same call has looked at it before.
+    Where `id_` is given, and this process has one of that, it is that one: the same call has looked at it before.
     """
     place = (os.getpid(), client.url, client.consensus_url)
     found = _open.setdefault(place, _Open(client.controller(), {}))
     known = found.writers.get(name)
-    if known is not None and (is_known or _is_current(found.controller, known)):
+    if known is not None and (known.collection.id == id_ or _is_current(found.controller, known)):
         return known
     if known is not None:
         del found.writers[name]
@@ -139,6 +147,8 @@ def _is_current(controller: Controller, writer: CollectionWriter) -> bool:
     return named is not None and named.id == writer.collection.id and writer.fetch_schema() == writer.schema
 
 
+PLAIN = "none"
+"""The option `times` of a table whose times are plain integers."""
 CREATION = ("key", "times", "unique", "non_negative", "shards")
 WRITE = (*CREATION, "upsert", "deletes", "at", "lower", "upper", "lease_s", "query", "epoch")
 """Options of batch writes."""
@@ -158,16 +168,16 @@ def plan_write(given: Mapping[str, str], frame: StructType, *, overwrite: bool, 
     bounds = _bounds(options, frame, mode)
     client = client_of(options.location, options.consensus, writes=True)
     kept = StructType([field for field in frame if field.name != deletes])
-    schema = _schema_of(client, options, kept)
+    schema, record = _schema_of(client, options, kept)
+    if record is not None and record.kind == "table":
+        check_minted(options, frame.fieldNames(), is_stream=is_stream)
     lease = options.integer("lease_s")
     at = options.time("at")
     if at is not None:
         if mode != "append" or bounds is not None:
             raise InvalidUsage("the option at is the time of an append without times of its own", option="at")
         Times(schema.times, client.consensus.now).parse(at, "at")
-    return Plan(
-        (client.url, client.consensus_url), options.shard, options.collection, schema, mode, deletes, lease, bounds, at
-    )
+    return Plan((client.url, client.consensus_url), options.table, record, schema, mode, deletes, lease, bounds, at)
 
 
 def _mode(options: Options, *, overwrite: bool) -> Mode:
@@ -224,65 +234,61 @@ def _bounds(options: Options, frame: StructType, mode: Mode) -> tuple[int | str,
     return lower, upper
 
 
-def _schema_of(client: Client, options: Options, frame: StructType) -> Schema:
-    """The schema in which this DataFrame is written: the newest. Creates the shard or collection if it is not there."""
+def _schema_of(client: Client, options: Options, frame: StructType) -> tuple[Schema, CollectionRecord | None]:
+    """The schema in which this DataFrame is written, the newest, and what carries it. Creates what is not there."""
     key = options.names("key")
     flags = {name: options.flag(name, default=False) for name in ("unique", "non_negative")}
-    times = None if (text := options.text("times")) is None else parse_unit(text)
-    shards = options.integer("shards") or 1
-    schema = _newest(client, options)
-    if schema is None:
+    times = None if (text := options.text("times") or "ms") == PLAIN else parse_unit(text)  # as `db.table` makes them
+    shards = options.integer("shards")
+    try:
+        record = find_record(client, options.table)
+    except NotFound:
         if key is None:
             raise NotFound(
-                f"there is no {options.subject} in this location. To create it from this DataFrame, name the columns "
-                f'that tell its rows apart, as in .option("key", "{frame.fieldNames()[0]}")',
-                shard=options.shard or None, collection=options.collection,
-            )  # fmt: skip
+                f"there is no table {options.table!r} in this location. To create it from this DataFrame, name the "
+                f'columns that tell its rows apart, as in .option("key", "{frame.fieldNames()[0]}")',
+                table=options.table,
+            ) from None
         wanted = persist_schema(frame, key, times=times, **flags)
-        _create(client, options, wanted, shards)
-        return wanted
+        _create(client, options.table, wanted, shards)
+        return wanted, find_record(client, options.table)
+    schema = _newest(client, options.table, record)
     _check_declared(options, schema, key, times, flags)
-    _check_columns(options.subject, schema, frame)
-    return schema
+    _check_columns(options.table, schema, frame)
+    return schema, record
 
 
-def _newest(client: Client, options: Options) -> Schema | None:
-    if options.collection is None:
-        if "shards" in options:
-            raise InvalidUsage(
-                "the option shards says how many a new collection gets: name a collection", option="shards"
-            )
-        version = client.machine(options.shard).try_fetch()
-        return None if version is None else version.state.schemas[-1]
-    with suppress(NotFound):
-        return collection_writer(client, options.collection).schema
-    return None
+def _newest(client: Client, table: str, record: CollectionRecord | None) -> Schema:
+    if record is None:
+        return client.machine(table).state.schemas[-1]
+    return client.table(table).schema if record.kind == "table" else collection_writer(client, table).schema
 
 
-def _create(client: Client, options: Options, schema: Schema, shards: int) -> None:
-    if options.collection is None:
-        client.open_writer(options.shard, schema).close()
+def _create(client: Client, table: str, schema: Schema, shards: int | None) -> None:
+    if shards is None:
+        make_table(client, table, schema)
         return
     with client.controller() as controller:
-        controller.create(options.collection, schema, shards=shards, mode="compare_and_append")
+        controller.create(table, schema, shards=shards, mode="compare_and_append")
 
 
 def _check_declared(
     options: Options, schema: Schema, key: tuple[str, ...] | None, times: object, flags: Mapping[str, bool]
 ) -> None:
     """Refuse options that would create another shard than the one that is there."""
-    said = {"key": key is None or set(key) == set(schema.key_names), "times": times is None or times == schema.times}
+    said = {"key": key is None or set(key) == set(schema.key_names)}
+    said["times"] = "times" not in options or times == schema.times
     said |= {name: name not in options or flag == getattr(schema, name) for name, flag in flags.items()}
     for name, agrees in said.items():
         if not agrees:
             raise SchemaMismatch(
-                f"{options.subject} is there already, with the schema {schema}, and the option {name} says "
+                f"table {options.table} is there already, with the schema {schema}, and the option {name} says "
                 f"{shown(options.text(name))}. Nothing was written. Leave the option out, or write to another one",
                 option=name, actual=schema,
             )  # fmt: skip
 
 
-def _check_columns(subject: str, schema: Schema, frame: StructType) -> None:
+def _check_columns(table: str, schema: Schema, frame: StructType) -> None:
     """Refuse columns that the shard does not have, that it needs, or whose type never fits."""
     names = frame.fieldNames()
     for field in frame:
@@ -290,7 +296,7 @@ def _check_columns(subject: str, schema: Schema, frame: StructType) -> None:
             continue
         if field.name not in schema.names:
             raise SchemaMismatch(
-                f"{subject} has no column {shown(field.name)}. {did_you_mean(field.name, schema.names)}It has "
+                f"table {table} has no column {shown(field.name)}. {did_you_mean(field.name, schema.names)}It has "
                 f"{schema.names}. Nothing was written. Rename or drop the column, or add it with evolve",
                 column=field.name,
             )  # fmt: skip
@@ -300,14 +306,14 @@ def _check_columns(subject: str, schema: Schema, frame: StructType) -> None:
             cast_column(pa.chunked_array([], given), target)
         except InvalidUsage as error:
             raise SchemaMismatch(
-                f"column {shown(field.name)} of {subject} is {target.type}, and takes no "
+                f"column {shown(field.name)} of table {table} is {target.type}, and takes no "
                 f"{field.dataType.simpleString()} of Spark's. Nothing was written. Cast it first",
                 column=field.name,
             ) from error  # fmt: skip
     needed = [*schema.key_names, *(column.name for column in schema.value if not column.nullable)]
     if missing := [name for name in needed if name not in names]:
         raise SchemaMismatch(
-            f"the DataFrame lacks {missing} of {subject}, which {'is' if len(missing) == 1 else 'are'} never null. "
+            f"the DataFrame lacks {missing} of table {table}, which {'is' if len(missing) == 1 else 'are'} never null. "
             f"It has {names}. Nothing was written",
             column=missing[0],
         )  # fmt: skip
@@ -364,7 +370,7 @@ def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
 
 def commit_write(
     plan: Plan, staged: list[AnyStaged], producer: tuple[str, int] | None
-) -> Appended | Written | None:  # fmt: skip
+) -> Appended | Written | Done | None:  # fmt: skip
     """What the driver's Python worker does with the answers of all tasks. None: it was done before."""
     with plan.writer() as write:
         given: list[Any] = staged

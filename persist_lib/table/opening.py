@@ -17,6 +17,8 @@ from persist_lib.schema.schema import Schema, check_schema, with_times
 from persist_lib.table.carriers import Carrier, CollectionCarrier, ShardCarrier, TimelineCarrier
 
 if TYPE_CHECKING:
+    from persist_lib.catalog.controller import Controller
+    from persist_lib.catalog.records import CollectionRecord
     from persist_lib.client import Client
     from persist_lib.timeline.tables import Tables
 
@@ -32,12 +34,11 @@ def open_carrier(client: Client, name: str, schema: Schema | None, tables: Calla
     while True:
         if has_shard(client, name):
             return _of_shard(client, name, wanted)
-        if (found := _of_catalog(client, name, wanted, tables)) is not None:
-            return found
+        controller = client.controller()
+        if (record := _listed(controller, name)) is not None:
+            return _of_catalog(controller, record, wanted, tables)
         if not wanted:
-            raise NotFound(
-                f"there is no table {name!r} in {client.url}: tables() lists them. Give a schema to make it", table=name
-            )
+            raise _not_there(client, name)
         make_table(client, name, wanted[-1])
 
 
@@ -50,6 +51,16 @@ def open_promoted(client: Client, tables: Callable[[], Tables], collection: str)
     name = found.name if found is not None and found.state != "dropping" else collection
     is_table = found is not None and found.kind == "table"
     return TimelineCarrier(tables(), name) if is_table else CollectionCarrier(controller, name)
+
+
+def find_record(client: Client, name: str) -> CollectionRecord | None:
+    """What the catalog says of the table of this name; None for a shard, which comes first. Raises NotFound."""
+    if has_shard(client, parse_collection_name(name)):
+        return None
+    with client.controller() as controller:
+        if (record := _listed(controller, name)) is None:
+            raise _not_there(client, name)
+    return record
 
 
 def make_table(client: Client, name: str, schema: Schema) -> None:
@@ -67,15 +78,19 @@ def make_table(client: Client, name: str, schema: Schema) -> None:
         client.controller().create(name, schema, mode="compare_and_append")
 
 
-def _of_catalog(client: Client, name: str, wanted: Sequence[Schema], tables: Callable[[], Tables]) -> Carrier | None:
-    controller = client.controller()
+def _listed(controller: Controller, name: str) -> CollectionRecord | None:
     found = controller.catalog.fetch().named(name)
-    if found is not None and found.state == "making" and not client.read_only:
+    if found is not None and found.state == "making" and not controller.client.read_only:
         controller.tend(name)  # its maker may have died
         found = controller.catalog.fetch().named(name)
-    if found is None:
-        return None
-    carrier = TimelineCarrier(tables(), name) if found.kind == "table" else CollectionCarrier(controller, name)
+    return found
+
+
+def _of_catalog(
+    controller: Controller, record: CollectionRecord, wanted: Sequence[Schema], tables: Callable[[], Tables]
+) -> Carrier:
+    name = record.name
+    carrier = TimelineCarrier(tables(), name) if record.kind == "table" else CollectionCarrier(controller, name)
     if wanted and carrier.schema not in wanted:
         carrier.close()
         raise _mismatch(name, wanted[0], carrier.schema)
@@ -94,6 +109,12 @@ def _of_shard(client: Client, name: str, wanted: Sequence[Schema]) -> Carrier:
     if schema is None:
         raise _mismatch(name, wanted[0], schemas[-1])
     return ShardCarrier(client, name, schema)
+
+
+def _not_there(client: Client, name: str) -> NotFound:
+    return NotFound(
+        f"there is no table {name!r} in {client.url}: tables() lists them. Give a schema to make it", table=name
+    )
 
 
 def _mismatch(name: str, wanted: Schema, actual: Schema) -> SchemaMismatch:

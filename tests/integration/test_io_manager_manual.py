@@ -23,5 +23,5 @@ def test_its_names_are_those_that_assets_get() -> None:
     assert len(rows) == 4
     for asset, partition, shard in rows:
         path = [part.strip("` ") for part in asset.split(" / ")]
-        assert place_of(path, partition.replace("\\|", "|") or None, {}).shard == shard
-    assert place_of(["raw", "orders"], "2026-11-22", {}).shard == "raw.orders.2026-11-22"
+        assert place_of(path, partition.replace("\\|", "|") or None, {}).table == shard
+    assert place_of(["raw", "orders"], "2026-11-22", {}).table == "raw.orders.2026-11-22"

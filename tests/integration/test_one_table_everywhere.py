@@ -16,11 +16,11 @@ import pyarrow.compute as pc
 import pytest
 
 import persist_lib as persist
+from tests.carriers import CARRIERS, SCHEMA
 from tests.circles import by_day
 from tests.integration.test_cli import Shell
 from tests.integration.test_cli_collections import jsonl
 
-SCHEMA = persist.Schema({"id": "int64 not null"}, {"seq": "int64", "word": "string"}, unique=True, times="ms")
 WIDER = persist.Schema(SCHEMA.key, [*SCHEMA.value, *persist.Schema({"x": "int64"}).key], unique=True, times="ms")
 COUNTS = ("inserted", "updated", "unchanged", "deleted")
 Answer = object
@@ -318,27 +318,6 @@ def transcript(door: Any) -> dict[str, Answer]:
     return said
 
 
-def shard(db: persist.Client) -> None:
-    db.open_writer("t", SCHEMA).close()
-    db.set_retention("t", 1 << 40)  # as a collection, it keeps all of its history from the beginning on
-
-
-def collection(shards: int) -> Callable[[persist.Client], None]:
-    return lambda db: ignore(db.controller().create("t", SCHEMA, shards=shards, mode="compare_and_append"))
-
-
-def timeline(mode: Any) -> Callable[[persist.Client], None]:
-    return lambda db: ignore(db.controller().tables().create("t", SCHEMA, shards=2, mode=mode))
-
-
-def ignore(_: object) -> None:
-    """For what is answered and not needed."""
-
-
-CARRIERS = {
-    "shard": shard, "collection of 1": collection(1), "collection of 3": collection(3), "direct": timeline("yolo"),
-    "wal": timeline("wal"),
-}  # fmt: skip
 CANNOT: dict[str, dict[str, Answer]] = {
     "shard": {
         "rename": "InvalidUsage", "described with retention": None, "describe": None, "described with a hold": None

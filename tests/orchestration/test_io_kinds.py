@@ -300,7 +300,7 @@ def test_one_key_column_may_be_named_without_a_list(
 ) -> None:
     run(folder, instance, asset_of(lambda: ROWS, {"persist/key": "id"}))
     assert client.inspect("customers").state.schemas[-1].key_names == ["id"]
-    error = failure(folder, instance, asset_of(lambda: ROWS, {"persist/key": "di", "persist/shard": "other"}))
+    error = failure(folder, instance, asset_of(lambda: ROWS, {"persist/key": "di", "persist/table": "other"}))
     assert "persist/key names the columns ['di']" in error.message
 
 

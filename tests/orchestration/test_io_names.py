@@ -36,7 +36,7 @@ GOLDEN = [
 
 @pytest.mark.parametrize(("asset", "partition", "shard"), GOLDEN)
 def test_names_stay_as_they_are_for_ever(asset: list[str], partition: str | None, shard: str) -> None:
-    assert place_of(asset, partition, {}).shard == shard
+    assert place_of(asset, partition, {}).table == shard
 
 
 anything = st.text(st.characters(codec="utf-8"), max_size=120) | st.text("a_-.:3 ", max_size=12)
@@ -44,7 +44,7 @@ anything = st.text(st.characters(codec="utf-8"), max_size=120) | st.text("a_-.:3
 
 @given(anything, anything)
 def test_two_partitions_of_an_asset_never_share_a_shard_and_each_has_a_valid_name(one: str, other: str) -> None:
-    names = [place_of(["asset"], key, {}).shard for key in (one, other)]
+    names = [place_of(["asset"], key, {}).table for key in (one, other)]
     assert all(NAME.fullmatch(name) for name in names)
     assert (names[0] == names[1]) == (one == other)
 
@@ -52,12 +52,12 @@ def test_two_partitions_of_an_asset_never_share_a_shard_and_each_has_a_valid_nam
 @given(anything)
 def test_a_key_that_looks_like_the_name_of_another_one_has_a_name_of_its_own(key: str) -> None:
     looks_so = escaped(key)
-    assert (place_of(["asset"], looks_so, {}).shard == place_of(["asset"], key, {}).shard) == (looks_so == key)
+    assert (place_of(["asset"], looks_so, {}).table == place_of(["asset"], key, {}).table) == (looks_so == key)
 
 
 @given(st.lists(anything.filter(bool), min_size=1, max_size=3), st.lists(anything.filter(bool), min_size=1, max_size=3))
 def test_two_unpartitioned_assets_never_share_a_shard(one: list[str], other: list[str]) -> None:
-    names = [place_of(key, None, {}).shard for key in (one, other)]
+    names = [place_of(key, None, {}).table for key in (one, other)]
     assert all(NAME.fullmatch(name) for name in names)
     assert (names[0] == names[1]) == (one == other)
 
@@ -65,7 +65,7 @@ def test_two_unpartitioned_assets_never_share_a_shard(one: list[str], other: lis
 @given(st.text("abcXYZ019_.-", min_size=1, max_size=60).filter(lambda key: "_-" not in key))
 def test_the_partition_keys_that_were_valid_keep_their_names(key: str) -> None:
     place = place_of(["raw", "asset"], key, {})
-    assert place.shard == f"raw.asset.{key}"
+    assert place.table == f"raw.asset.{key}"
     assert place.former is None
 
 
@@ -76,12 +76,14 @@ def test_a_name_that_was_valid_and_is_another_now_is_known_as_the_former_one() -
 
 
 def test_the_metadata_names_the_shard_of_an_asset_and_the_start_of_those_of_its_partitions() -> None:
-    metadata = {"persist/shard": "a.b.c"}
-    assert place_of(["a", "b.c"], None, metadata).shard == "a.b.c"
-    assert place_of(["a", "b.c"], "x y", metadata).shard == "a.b.c.x_-20y"
-    for wrong in ("", "a b", 7, "x" * 101):
-        with pytest.raises(InvalidUsage, match=r"persist/shard of asset a/b\.c"):
-            place_of(["a", "b.c"], None, {"persist/shard": wrong})
+    metadata = {"persist/table": "a.b.c"}
+    assert place_of(["a", "b.c"], None, metadata).table == "a.b.c"
+    assert place_of(["a", "b.c"], "x y", metadata).table == "a.b.c.x_-20y"
+    for whole in ("eu/orders", "x" * 150):
+        assert place_of(["a"], None, {"persist/table": whole}).table == whole
+    for wrong in ("", "a b", 7, "a//b"):
+        with pytest.raises(InvalidUsage, match=r"persist/table of asset a/b\.c"):
+            place_of(["a", "b.c"], None, {"persist/table": wrong})
 
 
 def test_an_asset_key_that_starts_with_nothing_has_no_name() -> None:

@@ -100,7 +100,7 @@ def test_each_load_records_its_as_of_and_a_rerun_with_it_reads_the_same(
     yesterday = run(folder, instance, orders, total)
     (read,) = observations(instance, yesterday.run_id)
     assert read["as_of"] == 0
-    assert read["shard"] == "orders"
+    assert read["table"] == "orders"
     assert read["rows"] == 1
     assert 0 < read["seqno"] <= client.inspect("orders").seqno
     assert read["read"] == {"orders": 0}
@@ -134,7 +134,7 @@ def test_an_input_can_ask_for_its_own_earlier_time(folder: Path, instance: dg.Da
 @pytest.mark.parametrize(
     ("tags", "words"),
     [
-        ({"persist/as_of": "7"}, "is complete only before time 1"),
+        ({"persist/as_of": "7"}, "upper has to pass 7, and upper is [1]"),
         ({"persist/as_of": "some day"}, "persist/as_of is a time, like 17"),
         ({"persist/as_of": "yesterday"}, "The times of this shard are plain integers"),
         ({"persist/as_of": "-1"}, "persist/as_of is a time, like 17"),
@@ -271,7 +271,7 @@ def test_partitions_of_all_kinds_have_a_shard_each_and_are_loaded_by_partition_a
     for key in keys:
         result = run(folder, instance, orders, each, partition_key=key)
         (event,) = result.asset_materializations_for_node("orders")
-        assert event.metadata["shard"].value in client.shards()
+        assert event.metadata["table"].value in client.shards()
     assert len(client.shards()) == len(keys)
     result = run(folder, instance, orders, everything, selection=[everything])
     assert seen == [sorted(map(str, keys))]
@@ -319,8 +319,8 @@ def test_a_run_over_several_partitions_returns_a_dict_of_them(
     result = run(folder, instance, orders, tags=tags)
     assert contents(client, "orders.b") == [{"id": 2}]
     events = {event.partition: event for event in result.asset_materializations_for_node("orders")}
-    assert events["b"].metadata["shard"].value == "orders.b"
-    assert events["a"].metadata["shard"].value == "orders.a"
+    assert events["b"].metadata["table"].value == "orders.b"
+    assert events["a"].metadata["table"].value == "orders.a"
     assert version_like(events["a"]) == version_like(events["b"]), "Dagster gives an output one version"
 
 
@@ -335,8 +335,8 @@ def test_a_shard_that_belongs_to_another_asset_is_neither_written_nor_read(
     run(folder, instance, orders, partition_key="eu")
     taken = changing([{"id": 2}], "eu", key_prefix="orders")
     error = failure(folder, instance, taken)
-    assert error.message.startswith("asset orders/eu has the shard name orders.eu, and that shard belongs to partition")
-    assert "persist/shard" in error.message
+    assert error.message.startswith("asset orders/eu has the table name orders.eu, and that table belongs to partition")
+    assert "persist/table" in error.message
     reads = consumer_of([], name=["orders", "eu"])  # type: ignore[arg-type]
     assert (
         "belongs to partition 'eu' of asset orders"
@@ -363,8 +363,8 @@ def test_keys_whose_components_have_dots_do_not_collide_and_a_shard_of_an_earlie
         write.compare_and_append([{"id": "x/y.z"}], 0, 1)
     error = failure(folder, instance, asset("x", "y.z"))
     assert "was in shard x.y.z with earlier releases" in error.message
-    assert "{'persist/shard': 'x.y.z'}" in error.message
-    run(folder, instance, asset("x", "y.z", metadata={"persist/shard": "x.y.z"}))
+    assert "{'persist/table': 'x.y.z'}" in error.message
+    run(folder, instance, asset("x", "y.z", metadata={"persist/table": "x.y.z"}))
     assert client.inspect("x.y.z").state.upper == persist.at(1), "the same contents"
     assert "x.y_-2ez" not in client.shards()
 
@@ -575,7 +575,7 @@ def test_a_shard_that_the_metadata_names_is_loaded_in_the_run_and_in_later_runs(
 ) -> None:
     seen: list[Any] = []
 
-    @dg.asset(metadata={**KEY, "persist/shard": "other.name"})
+    @dg.asset(metadata={**KEY, "persist/table": "other.name"})
     def orders():
         return [{"id": 1}]
 

@@ -130,7 +130,7 @@ def test_ago_is_reckoned_from_when_the_run_was_created_for_all_its_inputs(
     ("tag", "kind", "words"),
     [
         ("2026-11-22T12:30", InvalidUsage, "has no zone"),
-        ("2026-11-23", InvalidUsage, "complete only before time 2026-11-22T14:00:00.001Z"),
+        ("2026-11-23", persist.NotComplete, "upper is [2026-11-22T14:00:00.001Z]"),
         ("1969-07-20", InvalidUsage, "clock starts at 1970"),
         ("some day", InvalidUsage, "persist/as_of is a time, like 17"),
         ("true", InvalidUsage, "persist/as_of is a time, like 17"),
@@ -191,7 +191,7 @@ def test_a_clock_that_an_older_shard_does_not_have_is_refused(folder: Path, inst
         "persist/times in the asset's metadata"
         in failure(folder, instance, snapshots([], **{"persist/times": "s"})).message
     )
-    plain = updates(MOVES, **{"persist/times": None, "persist/shard": "other"})
+    plain = updates(MOVES, **{"persist/times": None, "persist/table": "other"})
     assert "plain integers, not a clock" in failure(folder, instance, plain).message
 
 

@@ -43,7 +43,7 @@ def multiset(frame: DataFrame) -> Counter[Any]:
 
 
 def load(spark: SparkSession, client: persist.Client, **options: Any) -> DataFrame:
-    given = {"location": client.url, "collection": "orders", **options}
+    given = {"location": client.url, "table": "orders", **options}
     return spark.read.format("persist").options(**given).load()
 
 
@@ -53,37 +53,34 @@ def test_frames_scans_views_and_functions_have_what_the_account_says(
     last = world.upper - 1
     for as_of in range(world.upper):
         assert multiset(load(source, client, as_of=as_of)) == world.contents(as_of)
-        frame = scan(source, collection="orders", location=client.url, as_of=as_of)
+        frame = scan(source, "orders", location=client.url, as_of=as_of)
         assert multiset(frame) == world.contents(as_of)
     moved = multiset(load(source, client, changes="true").select("a", "b", "v", "_time", "_diff"))
     assert moved == Counter({(*data, at, n): 1 for (data, at), n in world.changes(None, last).items()})
-    some = load(source, client, columns="b,a", where="a > 20").filter(col("b") == "x")
+    some = load(source, client, columns="b,a", filter="a > 20").filter(col("b") == "x")
     assert multiset(some) == Counter({
         (b, a): sum(n for (c, d, _), n in world.contents(last).items() if (c, d) == (a, b))
         for a, b, _ in world.contents(last) if b == "x" and a > 20
     })  # fmt: skip
-    view = create_view(source, "orders_then", collection="orders", location=client.url, as_of=1)
+    view = create_view(source, "orders_then", "orders", location=client.url, as_of=1)
     world.append(random.Random(1), 10, negative=False)
     assert multiset(source.sql("SELECT * FROM orders_then")) == world.contents(1) == multiset(view)
     joined = source.sql("SELECT count(*) AS n FROM orders_then JOIN orders_then AS other USING (a, b, v)").collect()
     assert joined[0].n == sum(n * n for data, n in world.contents(1).items() if None not in data)
     source.sql(
-        f"CREATE OR REPLACE TEMPORARY VIEW orders_now USING persist OPTIONS "
-        f"(location '{client.url}', collection 'orders')"
+        f"CREATE OR REPLACE TEMPORARY VIEW orders_now USING persist OPTIONS (location '{client.url}', table 'orders')"
     )
     assert multiset(source.sql("SELECT * FROM orders_now")) == world.contents(world.upper - 1)
-    asked = f"persist_as_of(collection => 'orders', as_of => '1', location => '{client.url}')"
+    asked = f"persist_as_of(table => 'orders', as_of => '1', location => '{client.url}')"
     assert multiset(source.sql(f"SELECT * FROM {asked}")) == world.contents(1)
 
 
 def test_what_cannot_be_is_said(source: SparkSession, client: persist.Client, world: Told) -> None:
-    with pytest.raises(PySparkException, match="but a collection of that name"):
-        source.read.format("persist").options(location=client.url, shard="orders").load()
-    with pytest.raises(persist.InvalidUsage, match="option collection"):
-        scan(source, location=client.url)
-    with pytest.raises(persist.InvalidUsage, match="one shard or one collection"):
-        scan(source, "orders", collection="orders", location=client.url)
-    with pytest.raises(persist.InvalidUsage, match="shard must be"):
+    with pytest.raises(PySparkException, match="no option collection any more: it is table now"):
+        source.read.format("persist").options(location=client.url, collection="orders").load()
+    with pytest.raises(persist.InvalidUsage, match="about one table"):
+        scan(source, "orders", path="others", location=client.url)
+    with pytest.raises(persist.InvalidUsage, match="table must be"):
         scan(source, 7, location=client.url)  # type: ignore[arg-type]
     assert world.controller.describe("orders").upper == persist.at(world.upper)
 
@@ -101,7 +98,7 @@ def test_a_stream_goes_on_from_its_checkpoint_after_handovers(
     def run() -> None:
         options: dict[str, Any] = {
             "location": client.url,
-            "collection": "orders",
+            "table": "orders",
             "changes": "true",
             "hold": "sums",
             "max_updates": 40,
@@ -144,7 +141,7 @@ def test_a_stream_of_rows_follows_a_collection_that_grows(
 ) -> None:
     world = Told(client)
     world.append(random.Random(1), 30, negative=False)
-    frame = source.readStream.format("persist").options(location=client.url, collection="orders").load()
+    frame = source.readStream.format("persist").options(location=client.url, table="orders").load()
     query = frame.writeStream.format("memory").queryName("grown").option(
         "checkpointLocation", str(tmp_path / "grown")
     ).start()  # fmt: skip
@@ -179,20 +176,20 @@ def test_a_handover_is_read_by_several_tasks(source: SparkSession, client: persi
     with controller.open_writer("orders") as write:
         write.upsert([{"k": -1, "v": "new"}])
     options: dict[str, Any] = {"from": 0, "changes": "true", "partition_bytes": 65536}
-    frame = scan(source, collection="orders", location=client.url, **options)
+    frame = scan(source, "orders", location=client.url, **options)
     assert frame.rdd.getNumPartitions() > 3
     expected = Counter({(k, f"{k:032x}", 1, -1): 1 for k in range(0, count, 1000)}) + Counter({(-1, "new", 1, 1): 1})
     assert multiset(frame) == expected
 
 
 def test_batches_are_written_in_all_modes_by_many_tasks(source: SparkSession, client: persist.Client) -> None:
-    given = {"location": client.url, "collection": "sums", "key": "id", "shards": "3"}
+    given = {"location": client.url, "table": "sums", "key": "id", "shards": "3", "times": "none"}
 
     def save(frame: DataFrame, mode: str = "append", **options: str) -> None:
         frame.repartition(4).write.format("persist").options(**given, **options).mode(mode).save()
 
     def now() -> dict[int, int]:
-        frame = source.read.format("persist").options(location=client.url, collection="sums").load()
+        frame = source.read.format("persist").options(location=client.url, table="sums").load()
         return {row.id: row.n for row in frame.collect()}
 
     save(source.range(1_000).selectExpr("id", "id % 7 AS n"))
@@ -204,7 +201,7 @@ def test_batches_are_written_in_all_modes_by_many_tasks(source: SparkSession, cl
     with client.controller() as controller:
         assert len(controller.describe("sums").active.shards) == 3
         assert controller.describe("sums").upper == persist.at(3)
-    with pytest.raises(PySparkException, match=r"collection sums has no column 'm'"):
+    with pytest.raises(PySparkException, match=r"table sums has no column 'm'"):
         save(source.range(3).selectExpr("id", "id AS m"))
 
 
@@ -216,11 +213,11 @@ def test_a_stream_into_a_collection_is_exactly_once_across_its_handovers(
     def run() -> None:
         frame = (
             source.readStream.format("persist")
-            .options(location=client.url, collection="orders", changes="true", hold="copy", max_updates="40").load()
+            .options(location=client.url, table="orders", changes="true", hold="copy", max_updates="40").load()
         )  # fmt: skip
         ended(
             frame.select("a", "b", "v", "_diff").writeStream.format("persist")
-            .options(location=client.url, collection="copy", key="a,b", shards="2", query="copy")
+            .options(location=client.url, table="copy", key="a,b", shards="2", query="copy")
             .option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True)
         )  # fmt: skip
 

@@ -21,7 +21,7 @@ def test_a_log_is_read_as_of_an_event_and_its_new_events_are_a_stream(spark: Spa
     store = store_of("persist", tmp_path)
     write(store, EVENTS[:30])
     location, shard = store.specifier.options[0], "events"
-    log = {"location": location, "shard": shard}
+    log = {"location": location, "table": shard}
     with persist.open(location) as client:
         client.maintain(shard)
 

@@ -99,7 +99,7 @@ def test_reads_are_the_librarys_wherever_spark_runs(
     with client.open_writer("rows", SCHEMA) as writer:
         writer.compare_and_append([{"a": i, "b": "x", "v": i, "_diff": 1 + i % 2} for i in range(10)], 0, 1)
     where = {"location": client.url, "consensus": client.consensus_url}
-    shard = {**where, "shard": "orders", "partition_bytes": "65536"}
+    shard = {**where, "table": "orders", "partition_bytes": "65536"}
     place_of = ", ".join(f"{name} '{value}'" for name, value in where.items())
     scan: dict[str, Any] = {"scan": "orders", "options": {**where, "partition_bytes": 65536, "diff": True}}
     stream = {"options": {**shard, "changes": "true", "max_times": "3"}, "to": str(tmp_path / "out")}
@@ -112,15 +112,15 @@ def test_reads_are_the_librarys_wherever_spark_runs(
         {"options": {**shard, "diff": "true", "as_of": "7", "columns": "v, a"}},
         {"options": {**shard, "from": "3", "to": "9"}},
         {"options": {**shard, "from": "3"}, "where": "_time = 8 OR b IS NULL"},
-        {"options": {**where, "shard": "rows"}},
-        {"sql": f"CREATE TEMPORARY VIEW some USING persist OPTIONS (shard 'rows', as_of 0, {place_of})"},
+        {"options": {**where, "table": "rows"}},
+        {"sql": f"CREATE TEMPORARY VIEW some USING persist OPTIONS (table 'rows', as_of 0, {place_of})"},
         {"sql": "SELECT sum(a) FROM some WHERE a < 5"},
         {"options": {**shard, "as_off": "4"}},
-        {"options": {**where, "shard": "rows"}, "twice": ["a < 3", "a > 7"]},
-        {"options": {**shard, "diff": "true", "where": "a > 10 AND b = 'x'"}},
+        {"options": {**where, "table": "rows"}, "twice": ["a < 3", "a > 7"]},
+        {"options": {**shard, "diff": "true", "filter": "a > 10 AND b = 'x'"}},
         {**stream, "checkpoint": str(tmp_path / "checkpoint")},
         scan,
-        {**scan, "options": {**scan["options"], "as_of": 7, "columns": ["v", "a"], "where": "a > 10"}},
+        {**scan, "options": {**scan["options"], "as_of": 7, "columns": ["v", "a"], "filter": "a > 10"}},
     ]
     found = answers(place, questions)
     whole = world.contents(13)

@@ -32,7 +32,7 @@ def scanned(spark: SparkSession, client: persist.Client, shard: str = "orders", 
 
 
 def loaded(spark: SparkSession, client: persist.Client, shard: str = "orders", **options: object) -> DataFrame:
-    return spark.read.format("persist").options(location=client.url, **as_texts({"shard": shard, **options})).load()
+    return spark.read.format("persist").options(location=client.url, **as_texts({"table": shard, **options})).load()
 
 
 def multiset(frame: DataFrame) -> Counter[tuple[Any, ...]]:
@@ -50,7 +50,7 @@ def test_any_history_is_scanned_as_the_account_says(spark: SparkSession, client:
     cut: dict[str, Any] = {"partition_bytes": 65536} if seed % 2 else {}
     found = multiset(scanned(spark, client, diff=True, as_of=at, **cut))
     assert found == Counter({(*data, n): 1 for data, n in world.contents(at).items()})
-    some = multiset(scanned(spark, client, diff=True, columns=["v", "a"], where="a > 10 AND b = 'x'", **cut))
+    some = multiset(scanned(spark, client, diff=True, columns=["v", "a"], filter="a > 10 AND b = 'x'", **cut))
     whole = world.contents(world.upper - 1).items()
     assert some == Counter((v, a, n) for (a, b, v), n in whole if a > 10 and b == "x")
     updates = multiset(scanned(spark, client, **{**cut, "from": at}))
@@ -144,9 +144,9 @@ def test_what_cannot_be_scanned_is_refused_at_once(spark: SparkSession, client: 
     for options, said in (
         ({"pushdown": True}, "no option pushdown"), ({"PushDown": False}, "no option pushdown"),
         ({"as_off": 1}, "Did you mean as_of"), ({"columns": []}, "a list of names"), ({"columns": "b"}, "no column"),
-        ({"where": ""}, "is empty"), ({"max_bytes": 1}, "no option 'max_bytes'"),
+        ({"filter": ""}, "is empty"), ({"max_bytes": 1}, "no option 'max_bytes'"),
     ):  # fmt: skip
         with pytest.raises((InvalidUsage, SchemaMismatch), match=said):
             scanned(spark, client, "empty", **options)
-    with pytest.raises(InvalidUsage, match="shard"):
+    with pytest.raises(InvalidUsage, match="table"):
         persist_lib.spark.scan(spark, 7, location=client.url)  # type: ignore[arg-type]

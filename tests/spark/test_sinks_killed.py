@@ -31,7 +31,7 @@ def test_a_sink_has_each_update_once_however_often_its_stream_was_killed(kind: s
     rng = random.Random(seed)
     location = str(tmp_path / "data")
     asked: dict[str, Any] = {
-        "write": {"location": location, "shard": "sink", "key": "id", "query": f"killed {kind}"},
+        "write": {"location": location, "table": "sink", "key": "id", "query": f"killed {kind}"},
         "checkpoint": str(tmp_path / "checkpoint"), "drains": False,
     }  # fmt: skip
     files = tmp_path / "files" if kind == "files" else None
@@ -39,7 +39,7 @@ def test_a_sink_has_each_update_once_however_often_its_stream_was_killed(kind: s
         asked["files"] = str(files)
     else:
         asked["read"] = {
-            "location": location, "shard": "source", "changes": "true", "hold": "killed",
+            "location": location, "table": "source", "changes": "true", "hold": "killed",
             "max_updates": "2000",
         }  # fmt: skip
     log = tmp_path / "log"

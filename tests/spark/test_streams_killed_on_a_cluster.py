@@ -66,8 +66,8 @@ def test_a_stream_on_a_cluster_delivers_each_update_once(cluster: Cluster, tmp_p
     place = {"PERSIST_SPARK_MASTER": cluster.url, "SPARK_CONF_DIR": str(tmp_path / "conf")}
     where = {"location": urls[0], "consensus": urls[1]}
     asked: dict[str, Any] = {
-        "read": {**where, "shard": "source", "changes": "true", "hold": "killed", "max_updates": "3000"},
-        "write": {**where, "shard": "sink", "key": "id", "query": "killed"},
+        "read": {**where, "table": "source", "changes": "true", "hold": "killed", "max_updates": "3000"},
+        "write": {**where, "table": "sink", "key": "id", "query": "killed"},
         "checkpoint": str(tmp_path / "checkpoint"), "drains": False, "tasks": 4,
     }  # fmt: skip
     log, killed = tmp_path / "log", Counter[str]()

@@ -30,7 +30,7 @@ def test_spark_gets_the_sealed_updates_of_a_stream_as_its_source_does(
 
     def run() -> Counter[tuple[int, int]]:
         frame = spark.readStream.format("persist").options(
-            location=client.url, shard="readings", changes="true", hold="etl"
+            location=client.url, table="readings", changes="true", hold="etl"
         )  # fmt: skip
         ended(
             frame.load().writeStream.format("parquet").option("path", str(tmp_path / "out"))
@@ -83,7 +83,7 @@ def test_a_stream_that_runs_once_beside_an_appender_has_each_update_once(
                 return reader
 
         spark.dataSource.register(Raced)
-        frame = spark.readStream.format("raced").options(location=url, shard="orders", changes="true").load()
+        frame = spark.readStream.format("raced").options(location=url, table="orders", changes="true").load()
         ended(
             frame.writeStream.format("parquet").option("path", str(tmp_path / "out"))
             .option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(once=True)

@@ -21,7 +21,7 @@ def test_a_thread_that_registers_the_source_writes(spark: SparkSession, client: 
     def write(shard: str) -> None:
         try:
             persist_lib.spark.register(spark)
-            to = {"location": client.url, "shard": shard, "key": "id"}
+            to = {"location": client.url, "table": shard, "key": "id"}
             frame.write.format("persist").options(**to).mode("append").save()
         except Exception as error:  # noqa: BLE001 - it is judged below
             failed[shard] = error

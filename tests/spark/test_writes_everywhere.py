@@ -69,8 +69,8 @@ def test_writes_do_the_same_everywhere(
     client: persist.Client,
     tmp_path: Path,
 ) -> None:
-    to = {"location": client.url, "consensus": client.consensus_url, "shard": "w"}
-    to_all = {**{name: to[name] for name in ("location", "consensus")}, "collection": "all"}
+    to = {"location": client.url, "consensus": client.consensus_url, "table": "w"}
+    to_all = {**{name: to[name] for name in ("location", "consensus")}, "table": "all"}
     rows = "SELECT id, concat('w', id % 7) AS word FROM range(3000)"
     changed = "SELECT id, 'new' AS word, id % 2 = 0 AS gone FROM range(2990, 3010)"
     writes: list[dict[str, Any]] = [
@@ -79,16 +79,16 @@ def test_writes_do_the_same_everywhere(
         {"sql": rows, "options": to},
         {"sql": changed, "options": {**to, "upsert": "true", "deletes": "gone"}},
         {"sql": "SELECT id, word FROM VALUES (1L, 'a'), (1L, 'b') AS t(id, word)", "options": {**to, "upsert": "true"}},
-        {"sql": rows, "options": {**to, "shard": "o", "key": "id"}, "mode": "overwrite"},
-        {"sql": rows + " WHERE id < 5", "options": {**to, "shard": "o"}, "mode": "overwrite", "tasks": 1},
+        {"sql": rows, "options": {**to, "table": "o", "key": "id"}, "mode": "overwrite"},
+        {"sql": rows + " WHERE id < 5", "options": {**to, "table": "o"}, "mode": "overwrite", "tasks": 1},
         {"sql": rows, "options": to, "mode": "ignore"},
         {
             "stream": {**to, "changes": "true", "hold": "copy"}, "checkpoint": str(tmp_path / "checkpoint"),
-            "options": {**to, "shard": "copy", "key": "id", "query": "copy"},
+            "options": {**to, "table": "copy", "key": "id", "query": "copy"},
         },
         {
             "stream": {**to, "changes": "true", "hold": "copy"}, "checkpoint": str(tmp_path / "other"),
-            "options": {**to, "shard": "copy", "key": "id", "query": "copy"},
+            "options": {**to, "table": "copy", "key": "id", "query": "copy"},
         },
         {"sql": rows, "options": {**to_all, "key": "id", "shards": "3"}},
         {"sql": changed, "options": {**to_all, "upsert": "true", "deletes": "gone"}},
@@ -96,7 +96,7 @@ def test_writes_do_the_same_everywhere(
     found = answers(started(place, writes))
     said = [next((word for word in EXPECTED if word in answer), answer[:300]) for answer in found]
     assert said == [
-        "there is no shard", "", "the schema says unique", "", "different rows", "", "", "UNSUPPORTED", "",
+        "there is no table", "", "the schema says unique", "", "different rows", "", "", "UNSUPPORTED", "",
         "checkpoint was deleted", "", "",
     ]  # fmt: skip
     base = {(id_, f"w{id_ % 7}") for id_ in range(2990)} | {(id_, "new") for id_ in range(2991, 3010, 2)}
@@ -112,7 +112,7 @@ def test_writes_do_the_same_everywhere(
         client.scrub(shard)
 
 
-EXPECTED = ("UNSUPPORTED", "different rows", "checkpoint was deleted", "the schema says unique", "there is no shard")
+EXPECTED = ("UNSUPPORTED", "different rows", "checkpoint was deleted", "the schema says unique", "there is no table")
 
 
 def test_a_write_goes_on_when_an_executor_is_killed(client: persist.Client, tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_a_write_goes_on_when_an_executor_is_killed(client: persist.Client, tmp_
             "SELECT id, concat('w', coalesce(reflect('java.lang.Thread', 'sleep', 2L), '')) AS word "
             "FROM range(0, 6000, 1, 6)"
         )
-        to = {"location": client.url, "consensus": client.consensus_url, "shard": "w", "key": "id"}
+        to = {"location": client.url, "consensus": client.consensus_url, "table": "w", "key": "id"}
         process = started(
             {"PERSIST_SPARK_MASTER": cluster.url, "SPARK_CONF_DIR": str(conf)},
             [{"sql": slow, "options": to, "tasks": 6}],

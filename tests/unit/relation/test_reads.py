@@ -298,3 +298,21 @@ def test_no_reader_completes_times_that_callers_bring(world: World, carrier: Car
     with pytest.raises(persist.NotComplete) as told:
         relation.snapshot(LATE, timeout=1)
     assert told.value.upper == relation.write.fetch_upper() == persist.at(upper + 1)
+
+
+@over(SHARD, THREE)
+@pytest.mark.parametrize("when", [{}, {"at": "now"}], ids=["the library", "the caller"])
+def test_what_many_processes_wrote_has_a_chosen_time_unless_the_call_says_one(
+    world: World, carrier: Carrier, when: dict[str, str]
+) -> None:
+    relation = quiet(world, carrier)
+    with relation.write.stage() as stage:
+        answers = [stage.write([{**rows(5)[0], "_diff": 1}])]
+        assert relation.write.append_staged(answers, **when).count == 1
+    world.clock.advance(HOUR_S)
+    assert relation.write.append_staged(answers).count == 0, "it is there, however its time was chosen"
+    if when:
+        with pytest.raises(persist.NotComplete):
+            relation.snapshot(LATE, timeout=1)
+    else:
+        assert relation.snapshot(LATE).to_pylist() == relation.snapshot().to_pylist()

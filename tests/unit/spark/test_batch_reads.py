@@ -270,8 +270,8 @@ def test_an_empty_shard_is_an_empty_frame(client: persist.Client) -> None:
         ({"as_of": "-1"}, r"must be an integer in \[0, 2\*\*64\), got -1$"),
         ({"as_of": "yesterday"}, "plain integers, not a clock"),
         ({"partition_bytes": "many"}, "number of bytes"),
-        ({"path": "others"}, "one shard or one collection"),
-        ({"shard": "../x"}, "shard"),
+        ({"path": "others"}, "about one table"),
+        ({"table": "../x"}, "name must be"),
         ({"location": "memory:"}, "lives in one process"),
         ({"consensus": "postgresql://me:secret@h/db"}, "holds a password"),
     ],
@@ -285,8 +285,8 @@ def test_wrong_options_are_refused_in_words(client: persist.Client, options: dic
 
 def test_options_that_are_missing_say_so(client: persist.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InvalidUsage, match="needs the option location"):
-        PersistSource({"shard": "orders"}).schema()
-    with pytest.raises(InvalidUsage, match="needs the option shard"):
+        PersistSource({"table": "orders"}).schema()
+    with pytest.raises(InvalidUsage, match="needs the option table"):
         PersistSource({"location": client.url}).schema()
     World(client).append(random.Random(1), 3)
     monkeypatch.setenv("PERSIST_LOCATION", client.url)
@@ -304,7 +304,7 @@ def test_a_schema_that_is_passed_picks_columns(client: persist.Client) -> None:
     assert table.column_names == ["v"]
     with pytest.raises(SchemaMismatch, match="no column 'w'"):
         made.reader(t.StructType([t.StructField("w", t.LongType())]))
-    with pytest.raises(SchemaMismatch, match="column v of shard orders is bigint"):
+    with pytest.raises(SchemaMismatch, match="column v of table orders is bigint"):
         made.reader(t.StructType([t.StructField("v", t.StringType())]))
 
 
@@ -313,13 +313,13 @@ def test_times_of_a_clock_are_timestamps_and_texts(client: persist.Client) -> No
     moments = [dt.datetime(2026, 1, day, tzinfo=dt.UTC) for day in (1, 2, 3)]
     with client.open_writer("clock", schema) as writer:
         writer.compare_and_append([{"k": i, "_time": at} for i, at in enumerate(moments)], 0, "2026-01-04")
-    assert rows(load(client, shard="clock", as_of="2026-01-02"), "k") == [(0,), (1,)]
-    found = load(client, None, shard="clock", **{"from": "2026-01-01"})
+    assert rows(load(client, table="clock", as_of="2026-01-02"), "k") == [(0,), (1,)]
+    found = load(client, None, table="clock", **{"from": "2026-01-01"})
     assert rows(found, "k", "_time") == [(1, moments[1]), (2, moments[2])]
-    some = load(client, [d.GreaterThan(("_time",), moments[1])], shard="clock", changes="true")
+    some = load(client, [d.GreaterThan(("_time",), moments[1])], table="clock", changes="true")
     assert rows(some, "k") == [(2,)]
     with pytest.raises(TimedOut, match="2026-02-01"):
-        load(client, shard="clock", as_of="2026-02-01")
+        load(client, table="clock", as_of="2026-02-01")
 
 
 def test_filters_are_in_the_types_of_columns(client: persist.Client) -> None:
@@ -334,11 +334,11 @@ def test_filters_are_in_the_types_of_columns(client: persist.Client) -> None:
     with client.open_writer("types", schema) as writer:
         writer.compare_and_append([{"k": 1, **row}, {"k": 2, **dict.fromkeys(row)}], 0, 1)
     for name, value in (*row.items(), ("u", Decimal(2**64 - 1))):
-        found = rows(load(client, [d.EqualTo((name,), value)], shard="types"), "k")
+        found = rows(load(client, [d.EqualTo((name,), value)], table="types"), "k")
         assert found == ([(1,)] if name != "f" else [(1,), (2,)]), name
     later = at + dt.timedelta(microseconds=1)
     for one in (d.LessThan(("at",), later), d.LessThan(("p",), Decimal("1.505")), d.LessThan(("at",), plain)):
-        assert (1,) in rows(load(client, [one], shard="types"), "k"), f"{one} is not exact in the column's type"
+        assert (1,) in rows(load(client, [one], table="types"), "k"), f"{one} is not exact in the column's type"
 
 
 def test_the_option_where_is_exact(client: persist.Client) -> None:
@@ -355,9 +355,9 @@ def test_the_option_where_is_exact(client: persist.Client) -> None:
         ("b = ''", lambda a, b, v: b == ""),
     ]
     for text, says in cases:
-        found = contents(load(client, diff="true", where=text))
+        found = contents(load(client, diff="true", filter=text))
         assert found == {data: n for data, n in model.items() if says(*data)}, text
-    found = rows(load(client, changes="true", where="_time >= 3 AND _time < 5"), "a", "b", "v", "_time", "_diff")
+    found = rows(load(client, changes="true", filter="_time >= 3 AND _time < 5"), "a", "b", "v", "_time", "_diff")
     assert added((((a, b, v), at), n) for a, b, v, at, n in found) == world.changes(2, 4)
 
 
@@ -374,7 +374,7 @@ def test_the_option_where_is_exact(client: persist.Client) -> None:
 def test_a_wrong_where_is_refused_in_words(client: persist.Client, text: str, said: str) -> None:
     World(client).append(random.Random(1), 3)
     with pytest.raises(InvalidUsage, match=said):
-        load(client, where=text)
+        load(client, filter=text)
 
 
 @pytest.mark.parametrize("read_only", ["true", "false"])

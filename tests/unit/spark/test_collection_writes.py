@@ -26,8 +26,7 @@ WIDER = persist.Schema(key=SCHEMA.key, value={"word": "string", "more": "int64"}
 
 class CollectionDriver(Driver):
     def __init__(self, folder: Path, **options: str) -> None:
-        super().__init__(folder, collection="c", shards="3", **options)
-        del self.options["shard"]
+        super().__init__(folder, table="c", shards="3", **options)
 
 
 @pytest.fixture
@@ -93,7 +92,7 @@ def test_modes_changes_and_times(driver: Driver, controller: Controller) -> None
 
 @pytest.mark.parametrize(
     ("options", "frame", "overwrite", "message"),
-    [one for one in WRONG if "shard" not in one[0] and "location" not in one[0]],
+    [one for one in WRONG if "table" not in one[0] and "location" not in one[0]],
 )
 def test_what_is_wrong_is_refused_where_it_is_planned(
     driver: Driver, controller: Controller, options: dict[str, str], frame: t.StructType, overwrite: bool, message: str
@@ -105,20 +104,18 @@ def test_what_is_wrong_is_refused_where_it_is_planned(
 
 
 def test_what_collections_cannot_take_is_said(driver: Driver, controller: Controller, tmp_path: Path) -> None:
-    with pytest.raises(persist.NotFound, match=r"no collection c .*key"):
+    with pytest.raises(persist.NotFound, match=r"no table 'c' .*key"):
         BatchWriter({name: value for name, value in driver.options.items() if name != "key"}, FRAME, False)
-    with pytest.raises(persist.InvalidUsage, match="name a collection"):
-        BatchWriter({"location": str(tmp_path / "data"), "shard": "s", "key": "id", "shards": "3"}, FRAME, False)
     controller.create("c", SCHEMA, shards=3, mode="append")
     with pytest.raises(persist.InvalidUsage, match="identical data"):
         driver.batch([rows((1, "a"))])
     with pytest.raises(persist.InvalidUsage, match="shards"):
         BatchWriter({**driver.options, "shards": "many"}, FRAME, False)
     controller.tables().create("t", persist.Schema(key=SCHEMA.key, value=SCHEMA.value))
-    with pytest.raises(persist.InvalidUsage, match="is a table"):
-        BatchWriter({**driver.options, "collection": "t"}, FRAME, False)
+    with pytest.raises(persist.InvalidUsage, match="takes no option shards"):
+        BatchWriter({**driver.options, "table": "t", "times": "ms"}, FRAME, False)
     with pytest.raises(persist.InvalidUsage, match="shards"):
-        BatchWriter({**driver.options, "collection": "new", "shards": "none"}, FRAME, False)
+        BatchWriter({**driver.options, "table": "new", "shards": "none"}, FRAME, False)
     assert sorted(controller.list()) == ["c", "t"]
 
 

@@ -117,26 +117,26 @@ def test_any_history_reads_as_the_account_and_the_library_say(client: persist.Cl
     rng = random.Random(seed)
     world = told(client, rng)
     cut: dict[str, str] = rng.choice([{}, {"partition_bytes": "65536"}])
-    where = {"where": "a BETWEEN 3 AND 30 AND b <> 'yy'"}
+    where = {"filter": "a BETWEEN 3 AND 30 AND b <> 'yy'"}
     with world.controller.open_reader("orders") as reader:
         for as_of in range(world.upper):
             model = world.contents(as_of)
-            found = load(client, None, collection="orders", as_of=str(as_of), diff="true", **cut)
+            found = load(client, None, table="orders", as_of=str(as_of), diff="true", **cut)
             assert contents(found) == model == contents(reader.snapshot(as_of, diff=True).to_arrow())
-            some = load(client, None, collection="orders", as_of=str(as_of), diff="true", **cut, **where)
+            some = load(client, None, table="orders", as_of=str(as_of), diff="true", **cut, **where)
             kept = {d: n for d, n in model.items() if 3 <= d[0] <= 30 and d[1] not in (None, "yy")}
             assert contents(some) == kept
             before = rng.randrange(-1, as_of + 1)
             after: dict[str, str] = {} if before < 0 else {"from": str(before)}
             wanted = world.changes(None if before < 0 else before, as_of)
-            moved = load(client, None, collection="orders", changes="true", to=str(as_of), **after, **cut)
+            moved = load(client, None, table="orders", changes="true", to=str(as_of), **after, **cut)
             assert updates(moved) == wanted
             assert updates(reader.changes(None if before < 0 else before, as_of).to_arrow()) == wanted
-            moved = load(client, None, collection="orders", changes="true", to=str(as_of), **after, **cut, **where)
+            moved = load(client, None, table="orders", changes="true", to=str(as_of), **after, **cut, **where)
             assert updates(moved) == {
                 (d, t): n for (d, t), n in wanted.items() if 3 <= d[0] <= 30 and d[1] not in (None, "yy")
             }
-    assert contents(load(client, collection="orders", diff="true")) == world.contents(world.upper - 1)
+    assert contents(load(client, table="orders", diff="true")) == world.contents(world.upper - 1)
 
 
 def test_a_filter_on_a_column_that_old_renditions_lack_is_exact(client: persist.Client) -> None:
@@ -145,13 +145,12 @@ def test_a_filter_on_a_column_that_old_renditions_lack_is_exact(client: persist.
         write.upsert([{"a": 100, "b": "x", "v": 1, "more": "said"}])
     for as_of in range(world.upper):
         assert (
-            rows(load(client, None, collection="orders", as_of=str(as_of), diff="true", where="more = 'said'"), "a")
-            == []
+            rows(load(client, None, table="orders", as_of=str(as_of), diff="true", filter="more = 'said'"), "a") == []
         )
-        none = load(client, collection="orders", as_of=str(as_of), diff="true", where="more IS NULL", columns="a")
+        none = load(client, table="orders", as_of=str(as_of), diff="true", filter="more IS NULL", columns="a")
         total = sum(world.contents(as_of).values())
         assert sum(diff for (diff,) in rows(none, "_diff")) == total
-    found = load(client, collection="orders", changes="true", where="more = 'said'", columns="a")
+    found = load(client, table="orders", changes="true", filter="more = 'said'", columns="a")
     assert rows(found, "a", "_time", "_diff") == [(100, world.upper, 1)]
 
 
@@ -159,7 +158,7 @@ def test_a_frame_is_of_one_time_whatever_is_handed_over_and_goes_on_without_its_
     rng = random.Random(5)
     world = Told(client)
     world.append(rng, 50)
-    made = source(client, diff="true", collection="orders")
+    made = source(client, diff="true")
     schema = made.schema()
     made = pickle.loads(pickle.dumps(made))  # as Spark does after it has asked for the schema
     model = world.contents(0)
@@ -185,28 +184,29 @@ def test_an_old_time_whose_columns_cannot_be_given_has_the_columns_of_then(clien
     with controller.open_writer("orders", rendition=made) as write:
         write.compare_and_append([{"a": 1, "w": "z", "_time": 1}], 0, 2)
     controller.hand_over("orders", made)
-    assert rows(load(client, collection="orders", as_of="0"), "a", "b", "v") == [(1, "x", 1)]
-    assert rows(load(client, collection="orders"), "a", "w") == [(1, "z")]
+    assert rows(load(client, table="orders", as_of="0"), "a", "b", "v") == [(1, "x", 1)]
+    assert rows(load(client, table="orders"), "a", "w") == [(1, "z")]
     with pytest.raises(persist.SchemaChanged):
-        load(client, None, collection="orders", changes="true", **{"from": "0"})
+        load(client, None, table="orders", changes="true", **{"from": "0"})
 
 
 @pytest.mark.parametrize(
     ("options", "error", "says"),
     [
-        ({"collection": "order"}, persist.NotFound, "orders"),
-        ({"collection": ""}, persist.InvalidUsage, "option collection .* is empty"),
-        ({"collection": "a//b"}, persist.InvalidName, "a collection's name"),
-        ({"collection": "orders", "shard": "orders"}, persist.InvalidUsage, "one shard or one collection"),
-        ({"collection": "orders", "path": "orders"}, persist.InvalidUsage, "one shard or one collection"),
-        ({"shard": "orders"}, persist.NotFound, "but a collection of that name"),
-        ({"colection": "orders"}, persist.InvalidUsage, "collection"),
-        ({}, persist.InvalidUsage, "or the option collection"),
-        ({"collection": "orders", "as_of": "99"}, persist.TimedOut, "99"),
-        ({"collection": "orders", "as_of": "x"}, persist.InvalidUsage, "x"),
-        ({"collection": "orders", "changes": "true", "from": "3", "to": "1"}, persist.InvalidUsage, "go forward"),
-        ({"collection": "orders", "columns": "z"}, persist.InvalidUsage, "collection orders has no column"),
-        ({"collection": "orders", "where": "z = 1"}, persist.InvalidUsage, "z"),
+        ({"table": "order"}, persist.NotFound, "no table 'order'"),
+        ({"table": ""}, persist.InvalidUsage, "option table .* is empty"),
+        ({"table": "a//b"}, persist.InvalidName, "a collection's name"),
+        ({"table": "orders", "path": "others"}, persist.InvalidUsage, "about one table"),
+        ({"shard": "orders"}, persist.InvalidUsage, "no option shard any more: it is table now"),
+        ({"collection": "orders"}, persist.InvalidUsage, "no option collection any more: it is table now"),
+        ({"table": "orders", "where": "a = 1"}, persist.InvalidUsage, "no option where any more: it is filter now"),
+        ({"tabel": "orders"}, persist.InvalidUsage, "Did you mean table"),
+        ({}, persist.InvalidUsage, "needs the option table"),
+        ({"table": "orders", "as_of": "99"}, persist.TimedOut, "99"),
+        ({"table": "orders", "as_of": "x"}, persist.InvalidUsage, "x"),
+        ({"table": "orders", "changes": "true", "from": "3", "to": "1"}, persist.InvalidUsage, "go forward"),
+        ({"table": "orders", "columns": "z"}, persist.InvalidUsage, "table orders has no column"),
+        ({"table": "orders", "filter": "z = 1"}, persist.InvalidUsage, "z"),
     ],
 )
 def test_what_is_asked_wrongly_says_so(
@@ -217,7 +217,7 @@ def test_what_is_asked_wrongly_says_so(
         read_all(PersistSource({"location": client.url, **options}))
 
 
-def test_a_shard_and_a_collection_of_one_name_are_told_apart(client: persist.Client) -> None:
+def test_of_a_shard_and_a_collection_of_one_name_the_shard_is_the_table(client: persist.Client) -> None:
     world = Told(client)
     world.append(random.Random(2), 20)
     schema = persist.Schema(key={"k": "int64"})
@@ -225,12 +225,11 @@ def test_a_shard_and_a_collection_of_one_name_are_told_apart(client: persist.Cli
     with client.open_writer("orders", schema, layer="pending") as write:  # a layer's name is not looked for
         write.compare_and_append([{"k": 7}], 0, 1)
     assert rows(load(client), "k") == [(7,)]
-    assert contents(load(client, collection="orders", diff="true")) == world.contents(0)
 
 
 def test_an_empty_collection_has_columns_and_no_rows(client: persist.Client) -> None:
     client.controller().create("orders", SCHEMA, shards=2)
-    assert load(client, collection="orders") is None
+    assert load(client, table="orders") is None
     sink = Sink()
     query = stream(client, sink)
     query.start()
@@ -241,10 +240,10 @@ def test_an_empty_collection_has_columns_and_no_rows(client: persist.Client) -> 
 def test_a_reader_that_may_not_write_reads_what_is_promised(client: persist.Client) -> None:
     world = told(client, random.Random(7))
     before = list(client.consensus.list_keys())
-    found = load(client, collection="orders", diff="true", read_only="true")
+    found = load(client, table="orders", diff="true", read_only="true")
     assert contents(found) == world.contents(world.upper - 1)
     assert list(client.consensus.list_keys()) == before
-    moved = load(client, collection="orders", changes="true", read_only="true")
+    moved = load(client, table="orders", changes="true", read_only="true")
     assert updates(moved) == world.changes(None, world.upper - 1)
 
 
@@ -252,7 +251,7 @@ def test_a_reader_that_may_not_write_reads_what_is_promised(client: persist.Clie
 
 
 def stream(client: persist.Client, sink: Any, **options: str) -> Stream:
-    return Stream(client, sink, changes="true", collection="orders", **options)
+    return Stream(client, sink, changes="true", table="orders", **options)
 
 
 def started(query: Stream) -> Stream:
@@ -366,7 +365,7 @@ def test_a_hold_and_a_checkpoint_belong_to_one_collection(client: persist.Client
         assert query.step()
     other = stream(client, Sink(), hold="mine")
     other.start()
-    with pytest.raises(persist.HoldConflict, match=r"collection orders has a hold mine already.*persist hold release"):
+    with pytest.raises(persist.HoldConflict, match=r"table orders has a hold mine already.*persist hold release"):
         other.step()
     for name, says in [("collection", "retention"), ("copy-r2", "copies"), (" ", "empty")]:
         wrong = stream(client, Sink(), hold=name)
@@ -374,9 +373,9 @@ def test_a_hold_and_a_checkpoint_belong_to_one_collection(client: persist.Client
             drain(started(wrong))
     with client.open_writer("s", SCHEMA) as write:
         write.compare_and_append([], 0, 1)
-    moved = Stream(client, Sink(), changes="true", shard="s")
+    moved = Stream(client, Sink(), changes="true", table="s")
     moved.planned, moved.done = query.planned, query.done
-    with pytest.raises(persist.InvalidUsage, match="now reads shard s"):
+    with pytest.raises(persist.InvalidUsage, match="now reads table s"):
         moved.start()
 
 
@@ -393,7 +392,7 @@ def test_a_stream_whose_hold_was_released_says_what_is_gone(client: persist.Clie
     world.append(rng, 20, times=3)
     world.controller.tend("orders")
     world.controller.tend("orders")
-    with pytest.raises(persist.SinceViolation, match="collection orders: this stream has read up to"):
+    with pytest.raises(persist.SinceViolation, match="table orders: this stream has read up to"):
         drain(started(query))
 
 
@@ -425,7 +424,7 @@ def test_a_large_handover_is_cut_into_batches_and_tasks(client: persist.Client) 
     assert all(batch for number, batch in sink.batches.items() if number)
     expected = added([(((a, "x", a), 1), -1) for a in range(count)] + [(((a, "x", a + 1), 1), 1) for a in range(count)])
     assert sink.updates() == expected
-    options = {"from": "0", "changes": "true", "collection": "orders"}
+    options = {"from": "0", "changes": "true", "table": "orders"}
     made_ = source(client, **options, partition_bytes="65536")
     reader: Any = made_.reader(made_.schema())
     parts = [pickle.loads(pickle.dumps(part)) for part in reader.partitions()]

@@ -85,7 +85,7 @@ def told(setting: Setting, carrier: str) -> tuple[World | Told, dict[str, str]]:
     if carrier == "shard":
         setting.writes.open_writer("orders", SCHEMA).close()
         return World(setting.writes), {}
-    return Told(setting.writes, shards=2), {"collection": "orders"}
+    return Told(setting.writes, shards=2), {}
 
 
 def run(query: Stream, trigger: Trigger, rng: random.Random) -> None:
@@ -161,7 +161,7 @@ def test_a_handover_within_the_first_call_comes_once(setting: Setting, trigger: 
     rng, sink, rivalled = random.Random(2), Sink(), setting.rivalled
     world = Told(setting.writes, shards=1)
     world.append(rng, 5, times=2)
-    query = setting.stream(sink, collection="orders")
+    query = setting.stream(sink)
     query.start(trigger)
 
     def act() -> None:

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -18,7 +17,7 @@ from hypothesis import strategies as st
 from pyspark.sql import types as t
 
 import persist_lib as persist
-from persist_lib.relation.stage import LEASE_S, Staged
+from persist_lib.relation.stage import LEASE_S
 from persist_lib.spark import options as spark_options
 from persist_lib.spark import sink, write_plan
 from persist_lib.spark.sink import Answer, BatchWriter, StreamWriter
@@ -34,7 +33,7 @@ class Driver:
     """What Spark does around the writers of one query."""
 
     def __init__(self, folder: Path, **options: str) -> None:
-        self.options = {"location": str(folder), "shard": "s", "key": "id", **options}
+        self.options = {"location": str(folder), "table": "s", "key": "id", "times": "none", **options}
         self.query: str | None = "11111111-2222"
 
     def batch(
@@ -162,8 +161,8 @@ def test_columns_go_by_name_and_those_that_are_missing_are_null(driver: Driver, 
 
 
 WRONG: list[tuple[dict[str, str], t.StructType, bool, str]] = [
-    ({"shard": "other", "key": ""}, FRAME, False, "key"),
-    ({"key": "idd", "shard": "fresh"}, FRAME, False, "Did you mean"),
+    ({"table": "other", "key": ""}, FRAME, False, "key"),
+    ({"key": "idd", "table": "fresh"}, FRAME, False, "Did you mean"),
     ({"upsrt": "true"}, FRAME, False, "Did you mean"),
     ({"upsert": "yes"}, FRAME, False, "true or false"),
     ({"upsert": "true"}, FRAME, True, "append"),
@@ -204,7 +203,7 @@ def test_what_is_wrong_is_refused_where_it_is_planned(
 
 def test_a_shard_that_is_not_there_needs_a_key(tmp_path: Path) -> None:
     with pytest.raises(persist.NotFound, match="key"):
-        BatchWriter({"location": str(tmp_path), "shard": "s"}, FRAME, False)
+        BatchWriter({"location": str(tmp_path), "table": "s"}, FRAME, False)
 
 
 def test_a_row_that_no_task_can_write_fails_the_write_once_and_writes_nothing(
@@ -337,7 +336,7 @@ def test_a_stream_writes_under_a_live_id_and_changes_it_in_time(driver: Driver, 
 
 
 def _staged(answer: Answer) -> Any:
-    return msgspec.msgpack.decode(answer.staged or b"", type=Staged)
+    return answer.staged
 
 
 EXACT = persist.Schema(

@@ -78,8 +78,7 @@ def added(pairs: Iterable[tuple[Any, int]]) -> Counter[Any]:
 
 def source(client: persist.Client, name: str = "orders", **options: str) -> PersistSource:
     """The source with options, as Spark makes it."""
-    named = {} if "collection" in options else {"shard": name}
-    return PersistSource({"location": client.url, **named, **options})
+    return PersistSource({"location": client.url, "table": name, **options})
 
 
 def read(reader: DataSourceReader | DataSourceStreamReader, partitions: Iterable[Any]) -> pa.Table | None:

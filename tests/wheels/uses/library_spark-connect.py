@@ -10,7 +10,7 @@ import persist_lib.spark
 os.environ["PYSPARK_PYTHON"] = sys.executable
 spark = SparkSession.builder.remote("local[1]").getOrCreate()
 persist_lib.spark.register(spark)
-orders = {"location": f"file:{sys.argv[1]}/data", "shard": "orders"}
+orders = {"location": f"file:{sys.argv[1]}/data", "table": "orders"}
 rows = spark.range(10_000).selectExpr("id", "concat('w', id) AS word")
 rows.write.format("persist").options(**orders, key="id").mode("append").save()
 assert (

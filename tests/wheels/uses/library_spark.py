@@ -28,10 +28,10 @@ with persist.open(location, config=persist.Config(inline_bytes=0)) as client:
     assert frame.selectExpr("count(distinct id)").collect()[0][0] == 10_000
 
     persist_lib.spark.register(spark)
-    orders = {"location": location, "shard": "orders"}
+    orders = {"location": location, "table": "orders"}
     frame.where("id < 10").selectExpr("id", "upper(word) AS word").write.format("persist").options(
         **orders, upsert="true"
     ).mode("append").save()
-    words = spark.read.format("persist").options(**orders, where="id < 11").load().orderBy("id").collect()
+    words = spark.read.format("persist").options(**orders, filter="id < 11").load().orderBy("id").collect()
     assert [row.word for row in words][8:] == ["W8", "W9", "w10"]
     spark.stop()
