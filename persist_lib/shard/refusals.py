@@ -155,8 +155,8 @@ def _given_up(
         )
     return (
         f"hold {name!r} at {show(asked)} would give up history from {show(since)} on, as nothing else keeps it. A hold "
-        f"keeps: set it at {show(since)}, or give that history up by `persist hold downgrade` (client.downgrade_hold), "
-        "which has a dry run, or by a retention"
+        f"keeps: set it at {show(since)}, or give that history up by `persist hold set --give-up` "
+        "(client.downgrade_hold), which has a dry run, or by a retention"
     )
 
 

@@ -1,4 +1,4 @@
-"""`persist diff`: the difference of any two versions, whatever happened between them."""
+"""`persist shard log` with two versions: the difference of any two versions, whatever happened between them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`persist watch`: what it shows, what it costs, and how it ends."""
+"""`persist shard list --watch`: what it shows, what it costs, and how it ends."""
 
 from __future__ import annotations
 
