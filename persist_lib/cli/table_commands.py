@@ -44,10 +44,17 @@ class Listed(NamedTuple):
         """What it lacks of what was committed."""
         return [] if self.lag is None else [one for one in self.lag.tables if one.id == self.found.id]
 
-    @property
-    def mode(self) -> str:
-        """How it is written: by its timeline, or as a collection."""
-        return self.timeline_mode or self.found.mode
+    def cells(self) -> dict[str, str]:
+        """What `persist tables` shows of it beside what all tables have; empty where there is nothing to say."""
+        found = self.found
+        lacks = (f"{units.of(one.commits, 'commit')}, {units.size(one.size)}" for one in self.behind)
+        new = ((one.number, state_text(one)) for one in found.renditions)
+        todo = [f"rendition {number} {state}" for number, state in new if state.startswith("new")]
+        return {
+            "mode": self.timeline_mode or found.mode, "rendition": str(found.active.number),
+            "promised": found.schema.show(found.promised), "behind": ", ".join(lacks),
+            "to do": ", ".join([*todo, *found.pending]),
+        }  # fmt: skip
 
     def value(self, now: int) -> dict[str, Any]:
         """The same for machines."""
@@ -96,25 +103,21 @@ def tables(session: Session, names_only: opt.NamesOnly = False) -> None:
             return
         found = session.each(names, lambda name: client.table(name).describe())
         more, now = listed(client, found.done.values()), client.consensus.now()
-    todo = {name: ", ".join([*_following(one.found), *one.found.pending]) for name, one in more.items()}
-    columns = ["table", "carried by", "shards", "columns", "since", "upper"]
-    columns += [*["promised", "behind"] * bool(more), *["to do"] * any(todo.values())]
-    shown, values = plain_table(*columns, right=["shards", "columns"]), []
-    for name, one in found.done.items():
-        show, its, carrier, cells = Times(one.schema.times, lambda: 0).show, more.get(name), one.carrier, ["-", "-"]
-        if its is not None:
-            carrier += f" ({its.mode}, rendition {its.found.active.number})"
-            lacks = (f"{units.of(b.commits, 'commit')}, {units.size(b.size)}" for b in its.behind)
-            cells = [show(its.found.promised), ", ".join(lacks) or "-"]
-        counts, frontiers = map(str, (len(one.shards), len(one.schema.names))), (show(one.since), show(one.upper))
-        cells = [name, carrier, *counts, *frontiers, *cells, todo.get(name) or "-"]
-        shown.add_row(*cells[: len(columns)])
-        values.append((its.value(now) if its else {}) | _value(one))
-    session.answer(
-        {"location": client.url, "tables": values, "failed": messages(found.failed)},
-        shown,
-        units.of(len(names), "table"),
-    )
+    rows = {
+        name: {
+            "table": name, "carried by": one.carrier, "shards": str(len(one.shards)),
+            "columns": str(len(one.schema.names)), "since": one.schema.show(one.since),
+            "upper": one.schema.show(one.upper), **(more[name].cells() if name in more else {}),
+        }
+        for name, one in found.done.items()
+    }  # fmt: skip
+    heads = dict.fromkeys(head for row in rows.values() for head, cell in row.items() if cell)
+    shown = plain_table(*(heads or ("table",)), right=["shards", "columns", "rendition"])
+    for row in rows.values():
+        shown.add_row(*(row.get(head) or "-" for head in heads))
+    values = [(more[name].value(now) if name in more else {}) | _value(one) for name, one in found.done.items()]
+    value = {"location": client.url, "tables": values, "failed": messages(found.failed)}
+    session.answer(value, shown, units.of(len(names), "table"))
     session.exit(found)
 
 
@@ -215,12 +218,6 @@ def _behind_text(one: Behind, show: Any, now: int) -> str:
     waits = "" if one.is_ready else "; its newest rendition is still being copied"
     since = f"since {show(one.first)}, {units.duration(max(0, now - one.first))} ago"
     return f"{units.of(one.commits, 'commit')}, {units.size(one.size)}, in the WAL alone {since}{waits}"
-
-
-def _following(found: Description) -> list[str]:
-    """The renditions that may follow the active one."""
-    said = ((one.number, state_text(one)) for one in found.renditions)
-    return [f"rendition {number} {state}" for number, state in said if state.startswith("new")]
 
 
 class Carried(NamedTuple):

@@ -41,8 +41,10 @@ def bash(words: str, here: Path, **env: str) -> list[str]:
 @pytest.mark.parametrize(("words", "names"), [
     ("persist shard show o", ["orders", "orders-2"]), ("persist shard show ", ["orders", "orders-2", "payments"]),
     ("persist maintain orders ", ["orders-2", "payments"]), ("persist hold set p", ["payments"]),
-    ("persist --location file:./other shard show ", ["elsewhere"]), ("persist shard show --location file:./other ", ["elsewhere"]),
-    ("persist shard show zzz", []), ("persist create o", []), ("persist shar", ["shard"]), ("persist shard sc", ["scrub"]), ("persist maintain --only ga", ["garbage"]), ("persist hold rel", ["release"]),
+    ("persist --location file:./other shard show ", ["elsewhere"]),
+    ("persist shard show --location file:./other ", ["elsewhere"]), ("persist shard show zzz", []),
+    ("persist create o", []), ("persist shar", ["shard"]), ("persist shard sc", ["scrub"]),
+    ("persist maintain --only ga", ["garbage"]), ("persist hold rel", ["release"]),
     ("persist read orders --format j", ["json", "jsonl"]), ("persist read --as", ["--as-of"]),
 ])  # fmt: skip
 def test_bash_gets_commands_options_and_the_names_of_shards(here: Path, words: str, names: list[str]) -> None:

@@ -20,6 +20,7 @@ from typer.testing import Result
 import persist_lib as persist
 from persist_lib.cli import render
 from persist_lib.cli.table_layout import Fitted, Flow, wrapped
+from persist_lib.core.duties import DUTIES
 from persist_lib.core.state import Batch, Part, State, Version
 from persist_lib.frontier import at
 from persist_lib.ids import PartKey, SeqNo
@@ -54,12 +55,12 @@ def run(url: str, width: int | None, *words: str, stdin: str | None = None) -> R
 
 
 COMMANDS = [
-    ("shard", "list",), ("shard", "show", LONG), ("shard", "show", LONG, "--batches"), ("shard", "log", LONG), ("shard", "log", "o"), ("maintain", "--only", "compaction", "--dry-run", LONG), ("config",),
-    ("shard", "list", "--long",), ("shard", "log", LONG, "0"), ("shard", "log", LONG, "2", "8"), ("shard", "list", "--watch", "--count", "1"), ("read", LONG),
-    ("read", "o"), ("describe", LONG), ("set-retention", LONG), ("shard", "scrub", LONG),
+    ("shard", "list"), ("shard", "list", "--long"), ("shard", "show", LONG), ("shard", "show", LONG, "--batches"),
+    ("shard", "log", LONG), ("shard", "log", "o"), ("shard", "log", LONG, "0"), ("shard", "log", LONG, "2", "8"),
+    ("shard", "list", "--watch", "--count", "1"), ("shard", "scrub", LONG), ("config",), ("tables",), ("read", LONG),
+    ("read", "o"), ("describe", LONG), ("describe", LONG, "--who"), ("set-retention", LONG),
     ("maintain", "--all", "--dry-run"),
-    ("maintain", "--only", "compaction", LONG, "--dry-run"), ("maintain", "--only", "garbage", LONG, "--dry-run"), ("maintain", "--only", "orphans", LONG, "--dry-run"),
-    ("maintain", "--only", "leases", LONG, "--dry-run"), ("maintain", "--only", "retention", LONG, "--dry-run"), ("maintain", "--only", "rollups", LONG, "--dry-run"),
+    *(("maintain", LONG, "--only", duty.name, "--dry-run") for duty in DUTIES if duty.is_upkeep),
     ("drop", LONG, "--dry-run"), ("shard", "repair", LONG, "--dry-run"), ("shard", "upgrade", LONG, "--dry-run"),
     ("listen", "o", "--as-of", "0", "--no-wait"),
     ("outcome", "o", "00" * 16, "--lower", "5", "--upper", str(NS)), ("create", "o", "--key", "id:int64"),
@@ -68,7 +69,7 @@ COMMANDS = [
 MEASURED = re.compile(r"\d[\d.]* (ms|s|min)( |$)|\d+ requests?, .* (read|written)|known since|\d+\.\d+ s$")
 
 
-EMPTY = frozenset({"reads", "from"})
+EMPTY = frozenset({"reads", "from", "lease", "until"})
 """Words in the names of columns that are empty, which are left out where columns are below a line."""
 
 
