@@ -140,9 +140,12 @@ def maintain(
         carried = answer.each(wanted, lambda name: _shards_of(client, name)) if of_shards or not chosen else {}
         if "collections" in chosen:
             _tend(answer, wanted or [None], dry_run=dry_run)
-        elif not chosen and (wanted or client.machine(CATALOG).try_fetch() is not None):
-            listed = [name for name, shards in carried.items() if shards != [name]]
-            _tend(answer, listed if wanted else [None], dry_run=dry_run)
+        elif not chosen:
+            listed: list[str | None] = [name for name, shards in carried.items() if shards != [name]]
+            if not wanted and client.machine(CATALOG).try_fetch() is not None:
+                listed = [None]
+            if listed:
+                _tend(answer, listed, dry_run=dry_run)
         if "pending" in chosen:
             _absorb(answer, wanted, dry_run=dry_run)
         if of_shards or not chosen:

@@ -374,6 +374,39 @@ def test_producers_are_listed_and_forgotten(sh: Shell):
     assert "no producers" in sh("shard", "producers", "orders")
 
 
+def test_several_duties_are_each_done_and_one_that_fails_stops_none(sh: Shell):
+    found = sh.json("maintain", "tidy", "--only", "leases", "--only", "garbage")
+    assert (found["duty"], found["shards"][0].keys()) == ("maintain", {"shard", "leases", "garbage"})
+    next((sh.root / "blob" / "orders").rglob("*.parquet")).unlink()
+    words = ("maintain", "orders", "tidy", "--only", "garbage", "--only", "compaction")
+    done = sh.run(*words)
+    assert done.exit_code == 3
+    assert re.search("compaction FAILED: orders.", done.stdout)
+    assert re.search("garbage +done", done.stdout)
+    assert "tidy: done" in done.stdout
+    told = json.loads(sh.run(*words, "--json").stdout)
+    assert ([one["shard"] for one in told["shards"]], list(told["failed"])) == (["tidy"], ["orders"])
+
+
+@pytest.mark.parametrize(("words", "says"), [
+    (("--only", "garbag"), "Did you mean garbage? They are collections, pending, leases,"),
+    (("--only", "scrub"), "there is no duty 'scrub'"), (("orders", "--force"), "goes with --only rollups"),
+    (("orders", "--all"), "names or --all, not both"),
+])  # fmt: skip
+def test_wrong_words_of_maintain_are_refused_before_anything_is_done(sh: Shell, words: tuple[str, ...], says: str):
+    before = sh.files()
+    assert says in sh.fails(2, "maintain", *words)
+    assert sh.files() == before
+
+
+def test_what_a_dropped_shard_leaves_is_deleted_by_its_name(sh: Shell):
+    sh("maintain", "orders", "--only", "leases")
+    sh("drop", "orders", "--yes")
+    for _ in range(3):
+        sh("maintain", "orders")
+    assert not list((sh.root / "blob" / "orders").rglob("*.parquet"))
+
+
 def test_holds_keep_history_until_they_are_released(sh: Shell):
     sh("hold", "set", "orders", "audit", "--new", "--fence", "a")
     assert "HoldConflict" in sh.fails(1, "hold", "set", "orders", "audit", "--new")

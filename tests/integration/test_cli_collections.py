@@ -292,6 +292,28 @@ def test_a_renamed_collection_is_found_under_its_new_name(made: Shell):
     assert "`persist tables` lists all" in made.fails(1, "describe", "orders")
 
 
+def test_maintain_takes_a_collection_by_its_name_and_without_names_all_there_is(made: Shell):
+    made("create", "plain", *COLUMNS)
+    made("set-retention", "orders", 1)
+    with made.client() as client:
+        every = set(client.shards())
+        own = {name for name in every if client.controller().describe("orders").id in name}
+    found = made.json("maintain", "orders")
+    assert {one["shard"] for one in found["shards"]} == own
+    assert len(own) == 4, "three, and the one that keeps its renditions"
+    assert "steps" in found, "the collection itself is looked after, too"
+    assert {one["shard"] for one in made.json("maintain", "plain")["shards"]} == {"plain"}
+    found = made.json("maintain")
+    assert ({one["shard"] for one in found["shards"]}, "steps" in found) == (every, True)
+    assert made.json("maintain", "orders", "--only", "garbage").keys() == {
+        "duty",
+        "dry_run",
+        "shards",
+        "failed",
+        "cost",
+    }
+
+
 def test_who_takes_a_collection_for_a_shard_is_told(made: Shell):
     assert "is a collection in" in made.fails(1, "shard", "show", "orders")
     assert "persist describe orders" in made.fails(1, "shard", "show", "orders")

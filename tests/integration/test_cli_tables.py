@@ -54,6 +54,32 @@ def test_a_table_is_made_once_listed_and_shown(sh: Shell):
     assert "there is no table 'nowhere'" in sh.fails(1, "read", "nowhere")
 
 
+@pytest.mark.parametrize(("words", "says"), [
+    (("--timeline", "t", "--mode", "append"), "--mode is yolo or wal"),
+    (("--mode", "wal", "--hash", "id"), "leave out --hash"),
+    (("--timeline", "t", "--times", "us"), "leave out --times"),
+])  # fmt: skip
+def test_options_that_no_table_can_have_together_are_refused(sh: Shell, words: tuple[str, ...], says: str):
+    assert says in sh.fails(2, "create", "accounts", *COLUMNS, *words)
+    assert not sh.root.exists()
+
+
+def test_what_carries_a_new_table_is_chosen_by_the_options(sh: Shell):
+    for name, words, carrier in (
+        ("a", (), "shard"), ("b", ("--shards", 1), "collection"), ("c", ("--retention", 5), "collection"),
+        ("d", ("--hash", "id"), "collection"), ("e", ("--mode", "compare_and_append"), "collection"),
+        ("f", ("--timeline", "t"), "timeline 't'"), ("g", ("--mode", "wal"), "timeline 'default'"),
+    ):  # fmt: skip
+        sh("create", name, *COLUMNS, *words)
+        assert sh.json("describe", name)["carrier"] == carrier, name
+    assert sh.json("describe", "c")["retention"] == 5
+
+
+def test_the_outcome_of_an_append_to_a_shard_needs_its_times(sh: Shell):
+    sh("create", "orders", *COLUMNS)
+    assert "say --lower and --upper" in sh.fails(2, "outcome", "orders", "00" * 16)
+
+
 def test_show_and_list_tell_how_far_a_table_is_behind_until_it_is_tended(bank: Shell):
     text = bank("describe", "accounts")
     assert re.search(r"behind +1 commit, .* in the WAL alone since 20\d\d-", text)
