@@ -62,7 +62,7 @@ class _Answer:
         self.codes: list[int] = []
 
     def each(self, names: Sequence[str], do: Callable[[str], Any]) -> dict[str, Any]:
-        """The answers by name. What failed is told at once, stops nothing else, and counts for the exit code."""
+        """The answers by name. A failure is printed at once, stops nothing else, and counts for the exit code."""
         found = self.session.each(names, do)
         self.tried.failed |= found.failed
         return found.done

@@ -65,10 +65,7 @@ def evolve(session: Session, name: opt.AnyTable, add: opt.Added = None, dry_run:
     until they have the new one. A copy of a collection that is under way has to be handed over to and finished first,
     or dropped. Tables of a timeline keep their columns.
 
-    Types, as pyarrow names them: bool, int8 to int64, uint8 to uint64, float32, float64, string, binary, date32,
-    time64\\[us], timestamp\\[us] (no zone), timestamp\\[us, UTC] (instants), duration\\[us], decimal128(18, 2),
-    fixed_size_binary\\[16]; s, ms and ns are units too. As in Python, null is allowed (`?` says so aloud) unless a type
-    ends in `not null`.
+    Types are those of `persist create --help`.
 
     \b
     persist evolve orders --add note:string --dry-run

@@ -14,7 +14,7 @@ from typer.main import get_command
 from persist_lib.cli.app import app
 
 ROOT = Path(__file__).parents[3]
-NAMED = re.compile(r"(?<![\w./,-])(?<!and )persist(?: -{1,2}[\w-]+[ =][^\s-]\S*)* ([a-z][a-z-]*(?: [a-z][a-z-]*)*)")
+NAMED = re.compile(r"(?<![\w.,-])(?<!and )persist(?: -{1,2}[\w-]+[ =][^\s-]\S*)* ([a-z][a-z-]*(?: [a-z][a-z-]*)*)")
 """A command as it is named, maybe after options: `persist --location file:data read orders`."""
 GROUP: Any = get_command(app)
 CODE = ("persist_lib/**/*.py", "orchestration/**/*.py", "jobs/**/*.py", "examples/**/*.py", "bench/**/*.py")
@@ -38,9 +38,11 @@ def is_there(words: list[str]) -> bool:
 
 
 def strings(path: Path) -> Iterator[str]:
-    """The texts of a program: docstrings, messages, examples."""
+    """The texts of a program: docstrings, messages, examples. What is computed in one is X."""
     for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        if isinstance(node, ast.JoinedStr):
+            yield "".join(str(part.value) if isinstance(part, ast.Constant) else "X" for part in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.value
 
 
