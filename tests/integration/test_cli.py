@@ -369,6 +369,7 @@ def test_producers_are_listed_and_forgotten(sh: Shell):
     assert "is at 7, not at 6" in sh.fails(
         2, "shard", "producers", "orders", "--forget", "nightly load", "--expected", 6
     )
+    assert "go with --forget" in sh.fails(2, "shard", "producers", "orders", "--dry-run")
     assert "would forget" in sh("shard", "producers", "orders", "--forget", "nightly load", "--dry-run")
     assert sh.json("shard", "producers", "orders", "--forget", "nightly load", "--expected", 7)["sequence"] == 7
     assert "no producers" in sh("shard", "producers", "orders")

@@ -156,6 +156,13 @@ def test_wrong_arguments_are_wrong_usage(here: Path, words: tuple[str, ...]) -> 
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("words", [("--every", "1"), ("--count", "3")])
+def test_options_of_watching_go_with_it(here: Path, words: tuple[str, ...]) -> None:
+    done = run("shard", "list", *words, cwd=here)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "go with --watch" in done.stderr
+
+
 def test_the_name_that_was_meant_is_told(here: Path) -> None:
     done = run("shard", "list", "--watch", "order", cwd=here)
     assert done.returncode == 1
