@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
@@ -68,24 +69,24 @@ class Listed(NamedTuple):
         return value
 
 
-def listed(client: Client, described: Iterable[TableDescription]) -> dict[str, Listed]:
-    """What the catalog says of those tables that it lists, by name. Each timeline is looked at once."""
-    names = [one.name for one in described if one.carrier != OF_A_SHARD]
-    if not names:
-        return {}
+@contextmanager
+def looking_up(client: Client) -> Iterator[Callable[[TableDescription], Listed | None]]:
+    """What says of a table what the catalog does; None for a shard alone. Each timeline is looked at once."""
     lags: dict[str, Lag] = {}
     with client.controller() as controller, controller.tables() as tables:
 
-        def one(name: str) -> Listed:
-            found = controller.describe(name)
+        def one(described: TableDescription) -> Listed | None:
+            if described.carrier == OF_A_SHARD:
+                return None
+            found = controller.describe(described.name)
             if found.kind != "table":
                 return Listed(found)
-            timeline, mode = tables.timeline_of(name)
+            timeline, mode = tables.timeline_of(described.name)
             if mode == "wal" and timeline not in lags:
                 lags[timeline] = tables.lag(timeline)
             return Listed(found, timeline, mode, lags.get(timeline))
 
-        return {name: one(name) for name in names}
+        yield one
 
 
 def tables(session: Session, names_only: opt.NamesOnly = False) -> None:
@@ -101,21 +102,26 @@ def tables(session: Session, names_only: opt.NamesOnly = False) -> None:
         if names_only:
             session.answer({"tables": names}, *names)
             return
-        found = session.each(names, lambda name: client.table(name).describe())
-        more, now = listed(client, found.done.values()), client.consensus.now()
-    rows = {
-        name: {
-            "table": name, "carried by": one.carrier, "shards": str(len(one.shards)),
+        with looking_up(client) as look:
+
+            def one(name: str) -> tuple[TableDescription, Listed | None]:
+                described = client.table(name).describe()
+                return described, look(described)
+
+            found, now = session.each(names, one), client.consensus.now()
+    rows = [
+        {
+            "table": one.name, "carried by": one.carrier, "shards": str(len(one.shards)),
             "columns": str(len(one.schema.names)), "since": one.schema.show(one.since),
-            "upper": one.schema.show(one.upper), **(more[name].cells() if name in more else {}),
+            "upper": one.schema.show(one.upper), **(its.cells() if its else {}),
         }
-        for name, one in found.done.items()
-    }  # fmt: skip
-    heads = dict.fromkeys(head for row in rows.values() for head, cell in row.items() if cell)
+        for one, its in found.done.values()
+    ]  # fmt: skip
+    heads = dict.fromkeys(head for row in rows for head, cell in row.items() if cell)
     shown = plain_table(*(heads or ("table",)), right=["shards", "columns", "rendition"])
-    for row in rows.values():
+    for row in rows:
         shown.add_row(*(row.get(head) or "-" for head in heads))
-    values = [(more[name].value(now) if name in more else {}) | _value(one) for name, one in found.done.items()]
+    values = [(its.value(now) if its else {}) | _value(one) for one, its in found.done.values()]
     value = {"location": client.url, "tables": values, "failed": messages(found.failed)}
     session.answer(value, shown, units.of(len(names), "table"))
     session.exit(found)
@@ -143,9 +149,9 @@ def describe(
     persist describe orders --who
     persist describe orders --json | jq '.renditions[] | {number, state, upper}'
     """
-    with session.open() as client, table_of(client, name) as table:
+    with session.open() as client, table_of(client, name) as table, looking_up(client) as look:
         found, state = table.describe(), client.inspect(table.kept_by()).state
-        its, now = listed(client, [found]).get(name), client.consensus.now()
+        its, now = look(found), client.consensus.now()
         people = _people(client, table, state)
     if who:
         shown = plain_table("may", "id", "owner", "since", "lease until", "shard")

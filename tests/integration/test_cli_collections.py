@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -410,3 +411,16 @@ def test_shards_with_minted_names_say_whose_they_are(made: Shell):
     assert whose in made("shard", "list", "--long", shard)
     made("create", "plain", "--key", "id:int64 not null")
     assert made.json("shard", "show", "plain")["owner"] == ""
+
+
+def test_a_collection_that_is_damaged_is_named_and_the_other_tables_are_listed(made: Shell):
+    made("create", "others", *COLUMNS, "--shards", 1)
+    made("create", "plain", *COLUMNS)
+    with made.client() as client:
+        shard = client.controller().describe("orders").active.shards[0]
+    with sqlite3.connect(made.root / "consensus.sqlite") as store:
+        store.execute("UPDATE consensus SET data = ? WHERE key = ?", (b"damaged", shard))
+    done = made.run("tables", "--json")
+    assert done.exit_code == 3
+    told = json.loads(done.stdout)
+    assert ([one["table"] for one in told["tables"]], list(told["failed"])) == (["others", "plain"], ["orders"])
