@@ -186,31 +186,35 @@ def mark(
     session.answer({"store": name, "before": found.released, "released": through, "dry_run": dry_run}, said)
 
 
-def repair(
-    session: Session,
-    store: Where,
-    apply: Annotated[bool, typer.Option("--apply", help="Mend it. Without this, nothing is changed.")] = False,
-) -> None:
-    """Say what is wrong with a log and what a repair would drop; with --apply, mend it.
+def repair(session: Session, store: Where, yes: Yes = False, dry_run: DryRun = False) -> None:
+    """Mend a damaged log: what cannot be read goes, and all that lies behind it. This cannot be undone.
 
     The first events, up to the first that is not as it was written, stay. What lies behind them goes, and snapshots,
-    which only shorten a start. Copy the files first: what is dropped is gone. --apply ends a program that runs on it.
+    which only shorten a start. Copy the files first: what is dropped is gone. It ends a program that runs on the log.
 
     \b
-    persist events repair disk:./ledger
-    persist events repair disk:./ledger --apply
+    persist events repair disk:./ledger --dry-run     what is wrong, and what would go
+    persist events repair disk:./ledger               asks for the store's name
     """
+    from persist_lib.events import Repaired
     from persist_lib.events import repair as repair_log
 
+    def said(found: Repaired, are: str) -> str:
+        if not found.findings:
+            return f"{name}: nothing is wrong; {units.of(found.events, 'event')}"
+        snapshots = f", and {units.of(found.snapshots, 'snapshot')}" if found.snapshots else ""
+        gone = f"{units.of(found.dropped, 'event')} behind them {are} dropped{snapshots}"
+        return "\n".join([*found.findings, f"{name}: {units.of(found.events, 'event')} stay, {gone}"])
+
     with _opened(store) as log:
-        found, name = repair_log(log, apply=apply), _name(log)
-    said = f"{name}: nothing is wrong; {units.of(found.events, 'event')}"
-    if found.findings:
-        kept, gone = units.of(found.events, "event"), units.of(found.dropped, "event")
-        said = f"{kept} stay, {gone} behind them {'are dropped' if apply else 'would be dropped'}"
-        said += f", and {units.of(found.snapshots, 'snapshot')}" if found.snapshots else ""
-        said = "\n".join([*found.findings, f"{name}: {said}"])
-    session.answer({"store": name, **jsonable(found), "applied": apply}, said)
+        found, name = repair_log(log), _name(log)
+        applied = bool(found.findings) and not dry_run
+        if applied:
+            session.confirm(name, "repairing", "store", said(found, "would be"), yes=yes)
+            found = repair_log(log, apply=True)
+    session.answer(
+        {"store": name, **jsonable(found), "applied": applied}, said(found, "are" if applied else "would be")
+    )
 
 
 def _passed(before: int, through: int) -> str:
