@@ -178,11 +178,7 @@ def listen(
 
 
 def history(
-    session: Session,
-    name: opt.AnyTable,
-    printing: Printing,
-    from_: opt.From = None,
-    to: opt.Until = None,
+    session: Session, name: opt.AnyTable, printing: Printing, from_: opt.From = None, to: opt.Until = None
 ) -> None:
     """Print when a table was written, newest first, and by how much rows were added and retracted then.
 

@@ -50,9 +50,7 @@ AnyTable = Annotated[
 AnyTables = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="NAME...",
-        help="Names of tables, whatever carries them, or of shards.",
-        autocompletion=names_of_tables,
+        metavar="NAME...", help="Names of tables, whatever carries them, or of shards.", autocompletion=names_of_tables
     ),
 ]
 Hold = Annotated[str, typer.Argument(metavar="HOLD", help="The hold's name.")]
