@@ -73,6 +73,13 @@ def test_show_tells_renditions_and_what_is_promised(made: Shell):
     text = made("describe", "orders")
     assert re.search(r"promised +\[1\]: the earliest time of the next handover", text)
     assert re.search("rendition 2 new, copies 1", made("tables"))
+    for fact in (
+        "id +c[0-9a-f]{16}",
+        "mode +compare_and_append",
+        "retention +all history",
+        "used by +0 readers, 0 writers",
+    ):
+        assert re.search(fact, text), fact
     assert re.search(r" 1 +active +from 0 on +3 ", text)
     assert re.search(r" 2 +new, copies 1 +- +5 +\[0\] +\[0\] +the same", text)
     found = made.json("describe", "orders")

@@ -69,7 +69,7 @@ COMMANDS = [
 MEASURED = re.compile(r"\d[\d.]* (ms|s|min)( |$)|\d+ requests?, .* (read|written)|known since|\d+\.\d+ s$")
 
 
-EMPTY = frozenset({"reads", "from", "lease", "until"})
+EMPTY = frozenset({"reads", "from", "lease", "until", "owner"})
 """Words in the names of columns that are empty, which are left out where columns are below a line."""
 
 
