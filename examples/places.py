@@ -45,7 +45,7 @@ def folder(output: Path) -> Iterator[Place]:
         None,
         lambda: sum(path.stat().st_size for path in data.glob("consensus.sqlite*")),
         (
-            f"look around: .venv/bin/persist --location file:{data} show orders",
+            f"look around: .venv/bin/persist --location file:{data} shard show orders",
             f"the same in Dagster's UI: make dev PERSIST_LOCATION=file:{data.resolve()}",
         ),
     )

@@ -57,7 +57,7 @@ class OneConfig(dg.Config):
     """What a job about one rendition is told."""
 
     collection: str = Field(description="the collection's name")
-    rendition: int = Field(ge=1, description="the rendition's number, as `persist collection show` prints it")
+    rendition: int = Field(ge=1, description="the rendition's number, as `persist describe` prints it")
 
 
 class CompareConfig(OneConfig):

@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from persist_lib.cli import collection_commands as collections
 from persist_lib.cli import duty_commands as duties
 from persist_lib.cli import event_commands as events
 from persist_lib.cli import hold_commands as holds
@@ -22,16 +21,14 @@ from persist_lib.cli import stream_commands as streams
 from persist_lib.cli import table_commands as tables
 from persist_lib.cli.command import AsJson, Config, Consensus, Location, Prices, Shared, Verbose, command, prose
 from persist_lib.cli.config_command import config
-from persist_lib.cli.history import diff, log
+from persist_lib.cli.history import log
 from persist_lib.cli.ingest_command import ingest
 from persist_lib.cli.query import sql
 from persist_lib.cli.root import Group, Root
 from persist_lib.cli.root import commands as list_commands
-from persist_lib.cli.schema_commands import create, evolve
+from persist_lib.cli.schema_commands import evolve
 from persist_lib.cli.serve_command import serve
 from persist_lib.cli.source_declaration import declare, mend
-from persist_lib.cli.watch import watch
-from persist_lib.core.duties import DUTIES
 
 app = typer.Typer(
     name="persist", cls=Root, no_args_is_help=True, rich_markup_mode="rich", pretty_exceptions_enable=False,
@@ -71,14 +68,11 @@ def _root(
 app.callback(help=prose(_root.__doc__ or ""))(_root)
 
 
-LOOKING = "Looking (no data is ever changed)"
-DATA = "Data"
-UPKEEP = "Upkeep (any time, anywhere, several at once)"
-RECOVERY = "When something went wrong"
-HISTORY = "How much history is kept"
-COLLECTIONS = "Collections and tables"
-CHANGING = "Changing"
-RENDITIONS = "Renditions and handovers"
+READING = "Reading"
+WRITING = "Writing"
+TABLES = "What tables there are, and how they are kept"
+LOCATION = "The location"
+PARTS = "What tables are made of, and what feeds them"
 
 
 def commands(within: typer.Typer, panel: str | None, *runs: Callable[..., None], **named: Callable[..., None]) -> None:
@@ -87,63 +81,41 @@ def commands(within: typer.Typer, panel: str | None, *runs: Callable[..., None],
         command(within, name.rstrip("_").replace("_", "-"), run, panel)
 
 
-def group(within: typer.Typer, name: str, panel: str, does: str) -> typer.Typer:
+def group(within: typer.Typer, name: str, does: str, panel: str | None = None) -> typer.Typer:
     """A group of commands."""
     made = typer.Typer(cls=Group, no_args_is_help=True, help=does)
     within.add_typer(made, name=name, rich_help_panel=panel)
     return made
 
 
-def commands_of_duties(*, is_upkeep: bool) -> list[Callable[..., None]]:
-    """The commands of the duties of one sort."""
-    return [duties.command_of(duty) for duty in DUTIES if duty.is_upkeep == is_upkeep]
-
-
+commands(app, READING, reads.read, reads.changes, reads.listen, sql, reads.history)
 commands(
-    app, LOOKING, reads.tables, shards.shards, shards.show, log, watch, diff, shards.plan, config,
-    *commands_of_duties(is_upkeep=False), commands=list_commands,
+    app, WRITING, writes.append, writes.upsert, writes.update, writes.delete, writes.apply, writes.transact,
+    recovery.restore, recovery.outcome,
 )  # fmt: skip
 commands(
-    app, DATA, create, evolve, reads.read, reads.changes, reads.listen, sql, writes.append, writes.upsert,
-    writes.update, writes.delete, writes.apply, reads.history, reads.describe,
+    app, TABLES, tables.tables, tables.describe, tables.create, evolve, holds.rename, holds.drop, holds.set_retention,
 )  # fmt: skip
-commands(app, UPKEEP, duties.maintain, *commands_of_duties(is_upkeep=True), duties.upgrade, serve)
-commands(app, RECOVERY, recovery.restore, recovery.outcome, recovery.repair)
-hold = group(app, "hold", HISTORY, "Keep history by name, durably and without a lease.")
-commands(hold, None, holds.set_, holds.downgrade, holds.release, holds.list_)
-producers = group(app, "producers", LOOKING, "Who numbers its appends, so that none is committed twice.")
-commands(producers, None, list=recovery.list_producers, forget=recovery.forget_producer)
+hold = group(app, "hold", "Keep history by name, durably and without a lease.", TABLES)
+commands(hold, None, holds.set_, holds.release)
+commands(app, LOCATION, duties.maintain, ingest, serve, config, commands=list_commands)
 
-collection = group(app, "collection", COLLECTIONS, "Collections, their renditions, and handovers between them.")
-commands(collection, LOOKING, collections.list_, collections.show, holds.capabilities)
+shard = group(app, "shard", "Shards, of which tables are made: their state, their log, and whether it is sound.", PARTS)
 commands(
-    collection, CHANGING, collections.create, collections.tend,
+    shard, None, shards.list_, shards.show, log, recovery.producers, duties.scrub, duties.upgrade, recovery.repair
 )  # fmt: skip
-commands(collection, RENDITIONS, renditions.compare, renditions.hand_over)
-rendition = group(collection, "rendition", RENDITIONS, "Make, fill and drop the renditions of a collection.")
+collection = group(app, "collection", "Other shards, columns or contents for a collection, from a time on.", PARTS)
+commands(collection, None, renditions.compare, renditions.hand_over)
+rendition = group(collection, "rendition", "Make, fill and drop the renditions of a collection.")
 commands(rendition, None, renditions.make, renditions.copy, renditions.drop)
-source = group(app, "source", COLLECTIONS, "Outside data as collections: what is declared, and how it is.")
-commands(source, LOOKING, sources.list_, sources.show, sources.check)
-commands(source, CHANGING, mend, sources.pause, sources.resume, sources.reset, sources.drop, create=declare)
-commands(app, COLLECTIONS, ingest)
-area = group(app, "pending", COLLECTIONS, "What writers without coordination put, and how far it is absorbed.")
-commands(area, LOOKING, pending.list_, pending.show)
-commands(area, CHANGING, pending.absorb, pending.choose, pending.delete)
-
-table = group(app, "table", COLLECTIONS, "Tables: rows that people change, alone or in transactions.")
-commands(table, LOOKING, tables.list_, tables.show)
-commands(table, CHANGING, tables.create)
-commands(table, DATA, writes.transact)
-commands(table, RECOVERY, outcome=recovery.outcome_of_commit)
-
-stream = group(app, "streams", COLLECTIONS, "Streams: written first, sealed later, by one writer a location.")
-commands(stream, LOOKING, streams.list_, streams.show)
-commands(stream, CHANGING, streams.wipe)
-lock = group(stream, "lock", CHANGING, "The lock of the one writer.")
-command(lock, "show", streams.show_lock)
-command(lock, "break", streams.break_lock)
-event = group(app, "events", COLLECTIONS, "Event logs, which programs replay: looking, checking, copying.")
-commands(event, LOOKING, events.kinds, events.show, events.cat, events.head, events.tail, events.check)
-commands(event, CHANGING, events.copy)
-commands(event, RECOVERY, events.mark, events.repair)
-commands(app, HISTORY, holds.set_retention, holds.rename, holds.drop)
+source = group(app, "source", "Outside data as collections: what is declared, and how it is.", PARTS)
+commands(
+    source, None, sources.show, sources.check, mend, sources.pause, sources.resume, sources.reset, sources.drop,
+    create=declare,
+)  # fmt: skip
+area = group(app, "pending", "What writers without coordination put, and how far it is absorbed.", PARTS)
+commands(area, None, pending.show, pending.choose, pending.delete)
+stream = group(app, "streams", "Streams: written first, sealed later, by one writer a location.", PARTS)
+commands(stream, None, streams.show, streams.wipe, streams.unlock)
+event = group(app, "events", "Event logs, which programs replay: looking, checking, copying.", PARTS)
+commands(event, None, events.show, events.cat, events.check, events.copy, events.mark, events.repair)

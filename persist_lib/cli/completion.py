@@ -28,15 +28,11 @@ def collection_names(ctx: typer.Context, incomplete: str) -> list[str]:
     return _asked(_ask_catalog(lambda controller: controller.list()), ctx, CATALOG_SECONDS, incomplete)
 
 
-def table_names(ctx: typer.Context, incomplete: str) -> list[str]:
-    """The names of the location's tables that begin so. Empty after any failure."""
-    return _asked(_ask_catalog(lambda controller: controller.tables().list()), ctx, CATALOG_SECONDS, incomplete)
-
-
 def names_of_tables(ctx: typer.Context, incomplete: str) -> list[str]:
     """The names of all tables that begin so, whatever carries them. Empty after any failure."""
     listed = _ask_catalog(lambda controller: controller.list())
-    return sorted({*_asked(_ask, ctx, SECONDS, incomplete), *_asked(listed, ctx, CATALOG_SECONDS, incomplete)})
+    found = {*_asked(_ask, ctx, SECONDS, incomplete), *_asked(listed, ctx, CATALOG_SECONDS, incomplete)}
+    return sorted(found.difference(ctx.params.get("names") or ()))
 
 
 def _asked(ask: Callable[[Options, list[str]], None], ctx: typer.Context, seconds: float, begin: str) -> list[str]:

@@ -1,115 +1,252 @@
-"""The duties as commands, for one shard, several, or all. Each prints what was done, why, and what has to wait."""
+"""`persist maintain`: the upkeep of all tables, of some, or some of its duties; and what is done shard by shard.
+
+Each prints what was done, why, and what has to wait.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from persist_lib.cli import duty_outcomes
+from persist_lib.arguments import did_you_mean
+from persist_lib.cli import duty_outcomes, units
+from persist_lib.cli import shared_options as opt
+from persist_lib.cli.collection_commands import steps_table
 from persist_lib.cli.duty_outcomes import Outcome
 from persist_lib.cli.json_values import error_value, jsonable
+from persist_lib.cli.pending_commands import sentences
+from persist_lib.cli.root import UPKEEP
+from persist_lib.cli.row_reads import table_of
 from persist_lib.cli.session import Advance, Session
-from persist_lib.cli.shard_commands import Which, census
-from persist_lib.cli.shared_options import DryRun
-from persist_lib.cli.units import spent
-from persist_lib.core.duties import BY_NAME, Duty
-from persist_lib.errors import PersistError
+from persist_lib.core.duties import BY_NAME
+from persist_lib.errors import InvalidName, InvalidUsage, NotFound, PersistError
+from persist_lib.ids import CATALOG
+from persist_lib.runtime.each import Each
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
     from persist_lib.client import Client
+    from persist_lib.pending_area import Absorbed
 
-Doing = Callable[["Client", str, Advance], Outcome]
+Doing = Callable[[str, Advance], Outcome]
 
 
-def _run(session: Session, what: str, which: Which, dry_run: bool, do: Doing) -> None:
-    """Carry a duty out for each shard. A dry run has a client that cannot write."""
-    is_look = what in BY_NAME and not BY_NAME[what].is_upkeep
-    dry = " (dry run)" if dry_run and not is_look else ""
-    with session.open(read_only=dry_run or is_look, remembers=what == "scrub", maintains=True) as client:
+class Which(NamedTuple):
+    """The shards that a command works on."""
+
+    names: opt.Shards = None
+    is_all: opt.AllShards = False
+
+    def chosen(self, client: Client) -> list[str]:
+        """Those that are named, or all with --all. Raises InvalidUsage for both or neither."""
+        if not self.names and not self.is_all:
+            raise InvalidUsage("name one or more shards, or use --all")
+        return _named(self.names, is_all=self.is_all) or client.shards()
+
+
+def _named(names: Sequence[str] | None, *, is_all: bool) -> list[str]:
+    if names and is_all:
+        raise InvalidUsage("give names or --all, not both")
+    return list(dict.fromkeys(names or ()))
+
+
+class _Answer:
+    """What a command did, thing by thing: printed as it comes for people, at the end as one object for machines."""
+
+    def __init__(self, session: Session, client: Client, duty: str, dry_run: bool) -> None:
+        self.session, self.client = session, client
+        self.value: dict[str, Any] = {"duty": duty, "dry_run": dry_run}
+        self.tried: Each[Any] = Each()
+        self.codes: list[int] = []
+
+    def each(self, names: Sequence[str], do: Callable[[str], Any]) -> dict[str, Any]:
+        """The answers by name. A failure is printed at once, stops nothing else, and counts for the exit code."""
+        found = self.session.each(names, do)
+        self.tried.failed |= found.failed
+        return found.done
+
+    def shards(self, names: Sequence[str], what: str, dry: str, do: Doing) -> None:
+        """Do something for each shard."""
 
         def one(name: str) -> Outcome:
-            with session.progress(f"{what} {name}") as advance:
-                outcome = do(client, name, advance)
-            session.show(f"{name}{dry}: {outcome.summary}", *outcome.details)
+            with self.session.progress(f"{what} {name}") as advance:
+                outcome = do(name, advance)
+            self.session.show(f"{name}{dry}: {outcome.summary}", *outcome.details)
             return outcome
 
-        wanted = which.chosen(client)
-        found = session.each(wanted, one)
-        cost = client.metrics().cost
-    if not wanted:
-        session.show("there are no shards")
-    shards: list[dict[str, Any]] = [{"shard": name, **outcome.value} for name, outcome in found.done.items()]
-    failures = {name: error_value(error) for name, error in found.failed.items()}
-    session.answer({"duty": what, "dry_run": dry_run, "shards": shards, "failed": failures, "cost": jsonable(cost)})
-    session.note(spent(cost))
-    session.exit(found, *(outcome.exit_code for outcome in found.done.values()))
+        found = self.each(names, one)
+        self.value["shards"] = [{"shard": name, **outcome.value} for name, outcome in found.items()]
+        self.codes += [outcome.exit_code for outcome in found.values()]
+        if not names and not self.tried.failed:
+            self.session.show("there are no shards")
+
+    def end(self) -> None:
+        """Print what machines get and what it cost, and exit with the gravest code."""
+        cost = self.client.metrics().cost
+        self.value |= {"failed": {name: error_value(error) for name, error in self.tried.failed.items()}}
+        self.session.answer({**self.value, "cost": jsonable(cost)})
+        self.session.note(units.spent(cost))
+        self.session.exit(self.tried, *self.codes)
 
 
-def maintain(session: Session, which: Which, dry_run: DryRun = False) -> None:
-    """Do all duties of upkeep: leases, retention, compaction, rollups, garbage, orphans.
+def _duties(_context: typer.Context, incomplete: str) -> list[str]:
+    return [name for name in UPKEEP if name.startswith(incomplete)]
+
+
+def maintain(
+    session: Session,
+    names: opt.AnyTables = None,
+    is_all: Annotated[bool, typer.Option("--all", help="All tables, as without names.")] = False,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="DUTY", help=f"Only this one of {', '.join(UPKEEP)}. Repeat it for more.", autocompletion=_duties
+        ),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="With --only rollups: write a rollup even if none is due.")
+    ] = False,
+    dry_run: opt.DryRun = False,
+) -> None:
+    """Do the upkeep of all tables, or of those that are named.
 
     Doing it again finds nothing to do. It works in this process, in bounded memory; for large shards, use Spark (see
     the pipeline). Killed at any point, it leaves a correct shard. Where another process is at it, this one fails with
     Busy; a killed process is in the way for at most a minute.
 
+    Without --only it does `collections` for what the catalog lists, and then all duties of each shard. `pending` is
+    only done if it is named.
+
     \b
-    persist maintain --all --dry-run    what is due, and what has to wait for a reader or a hold
+    persist maintain --dry-run          what is due, and what has to wait for a reader or a hold
     persist maintain orders payments
-    persist maintain --all --json | jq '.shards[] | {shard, before: .before.batches, after: .after.batches}'
+    persist maintain --only garbage --only orphans
+    persist maintain orders --only compaction --dry-run     the plan, and its price
+    persist maintain --json | jq '.shards[] | {shard, before: .before.batches, after: .after.batches}'
     """
+    for name in only or ():
+        if name not in UPKEEP:
+            meant = did_you_mean(name, UPKEEP)
+            raise InvalidUsage(f"there is no duty {name!r}. {meant}They are {', '.join(UPKEEP)}", only=name)
+    chosen = [name for name in UPKEEP if name in (only or ())]
+    if force and "rollups" not in chosen:
+        raise InvalidUsage("--force writes a rollup that is not due: it goes with --only rollups")
+    of_shards = [name for name in chosen if BY_NAME[name].carrier == "shard"]
+    with session.open(read_only=dry_run, maintains=True) as client:
+        answer = _Answer(session, client, chosen[0] if len(chosen) == 1 else "maintain", dry_run)
+        wanted = _named(names, is_all=is_all)
+        carried = answer.each(wanted, lambda name: _shards_of(client, name)) if of_shards or not chosen else {}
+        if "collections" in chosen:
+            _tend(answer, wanted or [None], dry_run=dry_run)
+        elif not chosen:
+            listed: list[str | None] = [name for name, shards in carried.items() if shards != [name]]
+            if not wanted and client.machine(CATALOG).try_fetch() is not None:
+                listed = [None]
+            if listed:
+                _tend(answer, listed, dry_run=dry_run)
+        if "pending" in chosen:
+            _absorb(answer, wanted, dry_run=dry_run)
+        if of_shards or not chosen:
+            shards = list(dict.fromkeys(shard for each in carried.values() for shard in each))
+            answer.shards(
+                shards if wanted else client.shards(), answer.value["duty"], " (dry run)" if dry_run else "",
+                lambda name, advance: _done(session, client, name, of_shards, force, dry_run, advance),
+            )  # fmt: skip
+        answer.end()
 
-    def one(client: Client, name: str, _advance: Advance) -> Outcome:
-        try:
+
+maintain.__doc__ = "\n\n".join(
+    [
+        (maintain.__doc__ or "").rstrip(),
+        *(f"    `{duty.name}`: {duty.does}{duty.help.rstrip()}" for duty in UPKEEP.values()),
+    ]
+)
+
+
+def _shards_of(client: Client, name: str) -> list[str]:
+    """The shards that carry what has this name. A shard that is finished already is one still."""
+    try:
+        table = table_of(client, name)
+    except NotFound:
+        with suppress(InvalidName):
+            if client.machine(name).try_fetch() is not None:
+                return [name]
+        raise
+    if table.carrier == "shard":
+        return [name]
+    with client.controller() as controller:
+        renditions = controller.describe(name).renditions
+    return [table.kept_by(), *(shard for one in renditions for shard in one.shards)]
+
+
+def _done(
+    session: Session, client: Client, name: str, chosen: list[str], force: bool, dry_run: bool, advance: Advance
+) -> Outcome:
+    """Do all duties of upkeep for a shard, or those that are chosen."""
+    try:
+        if not chosen:
             done = client.maintain(name, dry_run=dry_run, alone=True)
-        except PersistError as error:
-            session.show(*duty_outcomes.done_in_part(name, error))
+            return duty_outcomes.maintained(done, client.inspect(name), client.config.rollup_every, dry_run)
+
+        def one(duty: str) -> Outcome:
+            return duty_outcomes.of_duty(client, duty, name, dry_run, advance, force=force)
+
+        if len(chosen) == 1:
+            return one(chosen[0])
+        tried = Each[Outcome]().add(chosen, one, PersistError)
+        tried.check(f"shard {name}: {{}} duties")
+        return duty_outcomes.together("what is due now" if dry_run else "done", tried.done)
+    except PersistError as error:
+        session.show(*duty_outcomes.done_in_part(name, error))
+        raise
+
+
+def _tend(answer: _Answer, names: Sequence[str | None], *, dry_run: bool) -> None:
+    """Look after collections and timelines; None stands for all of them."""
+    with answer.client.controller() as controller:
+        found = answer.each(
+            [name or "collections" for name in names],
+            lambda name: controller.tend(None if None in names else name, dry_run=dry_run),
+        )
+    for name, done in found.items():
+        count = len(done.steps) - len(done.waiting)
+        said = f"{units.of(count, 'step')} {'to take' if dry_run else 'taken'}, {len(done.waiting)} to wait"
+        answer.session.show(steps_table(done, ""), said if done.steps else f"{name}: nothing to do")
+    answer.value["steps"] = jsonable([step for done in found.values() for step in done.steps])
+
+
+def _absorb(answer: _Answer, names: list[str], *, dry_run: bool) -> None:
+    """Absorb what writers put into the pending areas of some collections, or of all."""
+    from persist_lib import pending_area
+
+    client = answer.client
+
+    def one(name: str) -> Absorbed | None:
+        try:
+            done = pending_area.absorb(client, name, dry_run=dry_run)
+        except NotFound:
+            if not names:  # it was deleted since
+                return None
             raise
-        return duty_outcomes.maintained(done, client.inspect(name), client.config.rollup_every, dry_run)
+        answer.session.show(*sentences(done, client.inspect(name).state.times, dry_run=dry_run))
+        return done
 
-    _run(session, "maintain", which, dry_run, one)
-
-
-def command_of(duty: Duty) -> Callable[..., None]:
-    """Return the command of a duty: a function in `OWN`, or a general one that takes shards and --dry-run."""
-    if duty.name in OWN:
-        return documented(OWN[duty.name], duty)
-
-    def run(session: Session, which: Which, dry_run: DryRun = False) -> None:
-        _run(session, duty.name, which, dry_run, lambda client, name, advance: duty_outcomes.of_duty(
-            client, duty.name, name, dry_run, advance))  # fmt: skip
-
-    def look(session: Session, which: Which) -> None:
-        run(session, which, dry_run=True)
-
-    return documented(run if duty.is_upkeep else look, duty)
-
-
-def documented(run: Callable[..., None], duty: Duty) -> Callable[..., None]:
-    """The function with the table's help."""
-    run.__name__ = duty.name
-    run.__doc__ = f"{duty.does}\n{duty.help}"
-    return run
-
-
-def rollups(
-    session: Session,
-    which: Which,
-    force: Annotated[bool, typer.Option("--force", help="Write a rollup even if none is due.")] = False,
-    dry_run: DryRun = False,
-) -> None:
-    """The duty `rollups`; its help is in the table of duties."""
-    _run(session, "rollups", which, dry_run, lambda client, name, _advance: duty_outcomes.rolled_up(
-        client.inspect(name), client.roll_up(name, force=force, dry_run=dry_run, alone=True),
-        client.config.rollup_every, force, dry_run))  # fmt: skip
+    found = [
+        done for done in answer.each(names or list(pending_area.pending_collections(client)), one).values() if done
+    ]
+    if not found and not answer.tried.failed:
+        answer.session.show("nothing is pending")
+    answer.value["collections"] = jsonable(found)
+    answer.codes += [3 for done in found if done.is_blocked]
 
 
 def upgrade(
     session: Session,
     which: Which,
     to: Annotated[int | None, typer.Option(metavar="N", help="To this format. Default: the newest.")] = None,
-    dry_run: DryRun = False,
+    dry_run: opt.DryRun = False,
 ) -> None:
     """Write shards in a newer format from now on. There is no way back.
 
@@ -117,12 +254,17 @@ def upgrade(
     before it does anything. A shard that is not upgraded stays as it is.
 
     \b
-    persist upgrade --all --dry-run     from which format to which
-    persist upgrade orders
+    persist shard upgrade --all --dry-run     from which format to which
+    persist shard upgrade orders
     """
-    _run(session, "upgrade", which, dry_run, lambda client, name, _advance: duty_outcomes.upgraded(
-        client.upgrade(name, dry_run=dry_run) if to is None else client.upgrade(name, to, dry_run=dry_run), dry_run,
-    ))  # fmt: skip
+    with session.open(read_only=dry_run, maintains=True) as client:
+        answer = _Answer(session, client, "upgrade", dry_run)
+        answer.shards(which.chosen(client), "upgrade", " (dry run)" if dry_run else "",
+            lambda name, _advance: duty_outcomes.upgraded(
+                client.upgrade(name, dry_run=dry_run) if to is None else client.upgrade(name, to, dry_run=dry_run),
+                dry_run,
+            ))  # fmt: skip
+        answer.end()
 
 
 def scrub(
@@ -137,9 +279,11 @@ def scrub(
     new: Annotated[bool, typer.Option("--new", help="Only what no scrub has found sound yet.")] = False,
 ) -> None:
     """The duty `scrub`; its help is in the table of duties."""
-    _run(session, "scrub", which, False, lambda client, name, advance: duty_outcomes.scrubbed(
-        client.scrub(name, after=after, new_only=new, progress=advance)))  # fmt: skip
+    with session.open(remembers=True, maintains=True) as client:
+        answer = _Answer(session, client, "scrub", dry_run=False)
+        answer.shards(which.chosen(client), "scrub", "", lambda name, advance: duty_outcomes.scrubbed(
+            client.scrub(name, after=after, new_only=new, progress=advance)))  # fmt: skip
+        answer.end()
 
 
-OWN: dict[str, Callable[..., None]] = {"rollups": rollups, "scrub": scrub, "census": census}
-"""The duties whose commands take more than shards and --dry-run."""
+scrub.__doc__ = f"{BY_NAME['scrub'].does}\n{BY_NAME['scrub'].help}"

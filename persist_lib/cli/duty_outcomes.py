@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
@@ -53,7 +53,7 @@ def compacted(done: Compacted, dry_run: bool, times: Unit | None = None) -> Outc
     value = {
         "batches_before": done.batches_before, "batches_after": done.batches_after, "bytes_in": done.bytes_in,
         "bytes_out": done.bytes_out, "plan": plan_value(plan), "applied": jsonable(done.applied),
-        "cost": jsonable(done.cost),
+        "cost": jsonable(done.cost), **clock(times),
     }  # fmt: skip
     if not plan.requests:
         return Outcome(f"nothing to compact: {of(done.batches_before, 'batch')}, none in debt", value)
@@ -185,7 +185,7 @@ def scrubbed(done: Scrubbed) -> Outcome:
     return Outcome(text, {**jsonable(done), "says": done.says}, [read], exit_code=3 if done.damaged else 0)
 
 
-def of_duty(client: Client, duty: str, shard: str, dry_run: bool, advance: Advance) -> Outcome:
+def of_duty(client: Client, duty: str, shard: str, dry_run: bool, advance: Advance, *, force: bool = False) -> Outcome:
     """Carry out a duty of the table, and describe what it did; by its figures, if it has no function here."""
     match duty:
         case "leases":
@@ -194,7 +194,13 @@ def of_duty(client: Client, duty: str, shard: str, dry_run: bool, advance: Advan
             return retained(client.retain(shard, dry_run=dry_run), client.inspect(shard), dry_run)
         case "compaction":
             done = client.compact(shard, dry_run=dry_run, alone=True, progress=advance)
-            return compacted(done, dry_run, client.machine(shard).state.times)
+            times = client.machine(shard).state.times
+            outcome = compacted(done, dry_run, times)
+            return replace(outcome, details=[render.plan_table(done.plan, times)]) if dry_run else outcome
+        case "rollups":
+            before, every = client.inspect(shard), client.config.rollup_every
+            rolled = client.roll_up(shard, force=force, dry_run=dry_run, alone=True)
+            return rolled_up(before, rolled, every, force, dry_run)
         case "garbage":
             before = client.inspect(shard)
             return collected(before, client.collect(shard, dry_run=dry_run, progress=advance), dry_run)
@@ -225,19 +231,21 @@ def maintained(done: Maintained, after: Version, rollup_every: int, dry_run: boo
         "orphans": lambda: audited(done.audited, dry_run),
     }
     parts = {name: words[name]() if name in words else plain(answer) for name, answer in done.done.items()}
+    summary = f"{number(done.before.batches)} → {of(done.after.batches, 'batch')}"
+    summary += f", {size(done.before.size)} → {size(done.after.size)}"
+    all_ = together("what is due now" if dry_run else summary, parts)
+    figures = {"before": jsonable(done.before), "after": jsonable(done.after), "cost": jsonable(done.cost)}
+    compared = [] if dry_run else [render.compare_table([done.before], [done.after])]
+    return replace(all_, value=all_.value | figures, details=[*all_.details, *compared])
+
+
+def together(summary: str, parts: Mapping[str, Outcome]) -> Outcome:
+    """What several duties did to a shard, by their names."""
     details: list[RenderableType] = []
     for name, part in parts.items():
         details += [f"  {name:<10} {part.summary}", *part.details]
-    if not dry_run:
-        details.append(render.compare_table([done.before], [done.after]))
     value = {name: part.value for name, part in parts.items()}
-    summary = f"{number(done.before.batches)} → {of(done.after.batches, 'batch')}"
-    summary += f", {size(done.before.size)} → {size(done.after.size)}"
-    return Outcome(
-        "what is due now" if dry_run else summary,
-        {**value, "before": jsonable(done.before), "after": jsonable(done.after), "cost": jsonable(done.cost)},
-        details, max(part.exit_code for part in parts.values()),
-    )  # fmt: skip
+    return Outcome(summary, value, details, max(part.exit_code for part in parts.values()))
 
 
 def done_in_part(name: str, error: PersistError) -> list[RenderableType]:

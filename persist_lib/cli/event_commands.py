@@ -23,33 +23,30 @@ if TYPE_CHECKING:  # so that `persist --help` does not load what it does not nee
 SHOWN = 100
 """Characters of an event on a line of a terminal."""
 Where = Annotated[str, typer.Argument(metavar="STORE", help="kind[:options], as in disk:./ledger; \\: is a colon.")]
-Count = Annotated[int, typer.Option("-n", "--count", metavar="N", min=0, help="How many.")]
+SomeStore = Annotated[
+    str | None, typer.Argument(metavar="[STORE]", help="kind[:options], as in disk:./ledger; \\: is a colon.")
+]
 
 
-def kinds(session: Session) -> None:
-    """List the kinds of stores that a log can be in, and the options of each.
-
-    \b
-    persist events kinds
-    """
-    from persist_lib.events import known_kinds
-
-    found = known_kinds()
-    table = plain_table("kind", "options")
-    for name, options in found.items():
-        table.add_row(name, options)
-    session.answer({"kinds": found}, table)
-
-
-def show(session: Session, store: Where) -> None:
+def show(session: Session, store: SomeStore = None) -> None:
     """Show a log: its last event, how far effects are released, its newest snapshot, and whether it was moved.
 
+    Without a store: the kinds of stores that a log can be in, and the options of each.
+
     \b
+    persist events show
     persist events show disk:./ledger
     persist events show disk:./ledger --json | jq .released
     """
-    from persist_lib.events import look
+    from persist_lib.events import known_kinds, look
 
+    if store is None:
+        kinds = known_kinds()
+        table = plain_table("kind", "options")
+        for kind, options in kinds.items():
+            table.add_row(kind, options)
+        session.answer({"kinds": kinds}, table)
+        return
     with _opened(store) as log:
         found, name = look(log), _name(log)
     behind = found.last - found.released
@@ -69,8 +66,12 @@ def show(session: Session, store: Where) -> None:
 def cat(
     session: Session,
     store: Where,
-    first: Annotated[int, typer.Option("--from", metavar="ID", min=1, help="The first event.")] = 1,
-    through: Annotated[int | None, typer.Option("--through", metavar="ID", min=1, help="The last event.")] = None,
+    first: Annotated[int | None, typer.Option("--from", metavar="ID", min=1, help="From this event on.")] = None,
+    through: Annotated[
+        int | None, typer.Option("--through", metavar="ID", min=1, help="Up to and with this one.")
+    ] = None,
+    head: Annotated[int | None, typer.Option("--first", metavar="N", min=0, help="The first N of these.")] = None,
+    tail: Annotated[int | None, typer.Option("--last", metavar="N", min=0, help="The last N of these.")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Write the bytes as they are, and nothing else.")] = False,
 ) -> None:
     """Print events: a line each with its id, its size and its text (of what is no text: base64). Checks each of them.
@@ -79,33 +80,21 @@ def cat(
 
     \b
     persist events cat disk:./ledger --from 17
+    persist events cat disk:./ledger --last 3
     persist events cat disk:./ledger --json | jq -r .text
     persist events cat disk:./ledger --from 17 --through 17 --raw > event
     """
     if raw and session.as_json:
         raise InvalidUsage("--raw writes the bytes as they are, and --json does not: give one of them")
+    if head is not None and tail is not None:
+        raise InvalidUsage("say --first or --last, not both")
     with _opened(store) as log, log.reader() as reader:
-        _print(session, reader.replay(first, through), raw=raw)
-
-
-def head(session: Session, store: Where, count: Count = 10) -> None:
-    """Print the first events of a log.
-
-    \b
-    persist events head disk:./ledger -n 3
-    """
-    with _opened(store) as log, log.reader() as reader:
-        _print(session, reader.replay(1, min(count, reader.last)))
-
-
-def tail(session: Session, store: Where, count: Count = 10) -> None:
-    """Print the last events of a log.
-
-    \b
-    persist events tail disk:./ledger -n 3
-    """
-    with _opened(store) as log, log.reader() as reader:
-        _print(session, reader.replay(max(1, reader.last - count + 1), reader.last))
+        start, end = first or 1, through
+        if head is not None or tail is not None:
+            end = reader.last if through is None else through
+            start = start if tail is None else max(start, end - tail + 1)
+            end = end if head is None else min(end, start + head - 1)
+        _print(session, reader.replay(start, end), raw=raw)
 
 
 def check(
@@ -197,31 +186,35 @@ def mark(
     session.answer({"store": name, "before": found.released, "released": through, "dry_run": dry_run}, said)
 
 
-def repair(
-    session: Session,
-    store: Where,
-    apply: Annotated[bool, typer.Option("--apply", help="Mend it. Without this, nothing is changed.")] = False,
-) -> None:
-    """Say what is wrong with a log and what a repair would drop; with --apply, mend it.
+def repair(session: Session, store: Where, yes: Yes = False, dry_run: DryRun = False) -> None:
+    """Mend a damaged log: what cannot be read goes, and all that lies behind it. This cannot be undone.
 
     The first events, up to the first that is not as it was written, stay. What lies behind them goes, and snapshots,
-    which only shorten a start. Copy the files first: what is dropped is gone. --apply ends a program that runs on it.
+    which only shorten a start. Copy the files first: what is dropped is gone. It ends a program that runs on the log.
 
     \b
-    persist events repair disk:./ledger
-    persist events repair disk:./ledger --apply
+    persist events repair disk:./ledger --dry-run     what is wrong, and what would go
+    persist events repair disk:./ledger               asks for the store's name
     """
+    from persist_lib.events import Repaired
     from persist_lib.events import repair as repair_log
 
+    def said(found: Repaired, are: str) -> str:
+        if not found.findings:
+            return f"{name}: nothing is wrong; {units.of(found.events, 'event')}"
+        snapshots = f", and {units.of(found.snapshots, 'snapshot')}" if found.snapshots else ""
+        gone = f"{units.of(found.dropped, 'event')} behind them {are} dropped{snapshots}"
+        return "\n".join([*found.findings, f"{name}: {units.of(found.events, 'event')} stay, {gone}"])
+
     with _opened(store) as log:
-        found, name = repair_log(log, apply=apply), _name(log)
-    said = f"{name}: nothing is wrong; {units.of(found.events, 'event')}"
-    if found.findings:
-        kept, gone = units.of(found.events, "event"), units.of(found.dropped, "event")
-        said = f"{kept} stay, {gone} behind them {'are dropped' if apply else 'would be dropped'}"
-        said += f", and {units.of(found.snapshots, 'snapshot')}" if found.snapshots else ""
-        said = "\n".join([*found.findings, f"{name}: {said}"])
-    session.answer({"store": name, **jsonable(found), "applied": apply}, said)
+        found, name = repair_log(log), _name(log)
+        applied = bool(found.findings) and not dry_run
+        if applied:
+            session.confirm(name, "repairing", "store", said(found, "would be"), yes=yes)
+            found = repair_log(log, apply=True)
+    session.answer(
+        {"store": name, **jsonable(found), "applied": applied}, said(found, "are" if applied else "would be")
+    )
 
 
 def _passed(before: int, through: int) -> str:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
     from persist_lib.location.api import Row
 
 VERSION = re.compile(r"v?([0-9]{1,18})")
+ROWS = 20
 KEYS_NAMED = 3
 """How many changed entries of a kind are named one by one."""
 
@@ -34,24 +35,39 @@ KEYS_NAMED = 3
 def log(
     session: Session,
     shard: Shard,
+    older: Annotated[
+        str | None, typer.Argument(metavar="[V1]", help="A version, as 7 or v7; 0 is before the first.")
+    ] = None,
+    newer: Annotated[str | None, typer.Argument(metavar="[V2]", help="A later version. Default: the newest.")] = None,
     start: Annotated[int | None, typer.Option("--from", min=1, metavar="N", help="Start at this version.")] = None,
     limit: Annotated[
-        int, typer.Option(min=1, metavar="COUNT", help="At most this many; without --from, the newest.")
-    ] = 20,
+        int | None,
+        typer.Option(min=1, metavar="COUNT", help="At most this many; without --from, the newest. Default: 20."),
+    ] = None,
 ) -> None:
-    """Show what happened to a shard: version, when, which command, and what it changed.
+    """Show what happened to a shard: version, when, which command, and what it changed; or, from V1 to V2, all at once.
 
     Times are those of the store's clock. It reads only the log, one row a transition, so it also works for a shard
-    that cannot be loaded. Rows that no reader needs any more are truncated by [bold]persist garbage[/]. A row that a
+    that cannot be loaded. Rows that no reader needs any more are truncated by [bold]persist maintain[/]. A row that a
     shard server committed for several clients shows each of their commands, who sent it, and what it got.
 
+    With versions, it compares the two states, however many transitions lie between them: frontiers, batches, leases,
+    holds, schemas. It reads metadata only. Versions whose part of the log was truncated cannot be compared any more.
+
     \b
-    persist log orders
-    persist log orders --from 100 --limit 50
-    persist log orders --json | jq -r '.rows[] | select(.command == "ApplyCompaction") | .seqno'
+    persist shard log orders
+    persist shard log orders --from 100 --limit 50
+    persist shard log orders --json | jq -r '.rows[] | select(.command == "ApplyCompaction") | .seqno'
+    persist shard log orders v7              from v7 to the newest
+    persist shard log orders 7 12 --json | jq '.batches[] | {removed, added: [.added[].id]}'
     """
+    if older is not None:
+        if start is not None or limit is not None:
+            raise InvalidUsage("--from and --limit are for the log: two versions are compared as they are")
+        _compare(session, shard, older, newer)
+        return
     with session.open() as client:
-        rows = fetch_rows(client, shard, start, limit)
+        rows = fetch_rows(client, shard, start, limit or ROWS)
     table = render.plain_table("version", "when", "command", "what changed")
     for row in rows:
         table.add_row(row["version"], row["when"], row["command"], "\n".join(row["changes"]))
@@ -187,22 +203,8 @@ def _entries(came: str, went: str, entries: list[tuple[str, Any]]) -> Iterator[s
             yield f"{verb} {', '.join(names[:KEYS_NAMED])}{rest}"
 
 
-def diff(
-    session: Session,
-    shard: Shard,
-    older: Annotated[str, typer.Argument(metavar="V1", help="A version, as 7 or v7; 0 is before the first.")],
-    newer: Annotated[str | None, typer.Argument(metavar="[V2]", help="A later version. Default: the newest.")] = None,
-) -> None:
-    """Show what changed in a shard's state between two versions: frontiers, batches, leases, holds, schemas.
-
-    It compares the two states, however many transitions lie between them; `persist log` tells each of these. It reads
-    metadata only. Versions whose part of the log was truncated by `persist garbage` cannot be compared any more.
-
-    \b
-    persist diff orders 7 12
-    persist diff orders v7              to the newest
-    persist diff orders 7 12 --json | jq '.batches[] | {removed, added: [.added[].id]}'
-    """
+def _compare(session: Session, shard: str, older: str, newer: str | None) -> None:
+    """Show what changed in a shard's state between two versions."""
     from persist_lib.core.compare import compare
     from persist_lib.shard.log import fetch_at
 

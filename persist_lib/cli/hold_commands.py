@@ -11,16 +11,13 @@ from persist_lib.cli import shared_options as opt
 from persist_lib.cli import units
 from persist_lib.cli.collection_commands import drop_named
 from persist_lib.cli.json_values import clock, jsonable
-from persist_lib.cli.render import plain_table
 from persist_lib.cli.row_reads import table_of
 from persist_lib.cli.session import Session
 from persist_lib.errors import InvalidUsage, NotFound, ShardFinished, StillRead
 from persist_lib.times import Times, show_frontier
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
-    from persist_lib.catalog import Description
     from persist_lib.core.state import State
-    from persist_lib.frontier import Antichain
 
 Expected = Annotated[str | None, typer.Option(metavar="TEXT", help="Only if this is its fencing value now.")]
 
@@ -32,9 +29,16 @@ def set_(
     since: Annotated[
         str | None, typer.Option(metavar="FRONTIER", help="Keep history from this time on, as 5. Default: all history.")
     ] = None,
-    fence: Annotated[str, typer.Option(metavar="TEXT", help="Its fencing value from now on.")] = "",
+    fence: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Its fencing value from now on; without it: an empty one.")
+    ] = None,
     expected: Expected = None,
     new: Annotated[bool, typer.Option("--new", help="Only if there is no such hold yet.")] = False,
+    give_up: Annotated[
+        bool, typer.Option("--give-up", help="Give up the history before --since, as far as nothing else keeps it.")
+    ] = False,
+    yes: opt.Yes = False,
+    dry_run: opt.DryRun = False,
 ) -> None:
     """Create or move a hold: history from its since on is kept, durably, whatever other readers do.
 
@@ -42,20 +46,32 @@ def set_(
     one has taken the hold over. A hold never gives history up: it is refused where the table's since would move with
     it, and beyond the newest time. Without --since, it keeps all.
 
+    With --give-up it does: since moves there, as far as no reader and no other hold keeps it, and nothing can be read
+    as of a time before that any more. This cannot be undone. The hold keeps its fencing value.
+
     \b
     persist hold set orders audit-2026
     persist hold set orders dashboard --since 120 --expected epoch-1 --fence epoch-2
+    persist hold set orders audit-2026 --since 100 --give-up --dry-run
+    persist hold set orders audit-2026 --since 100 --give-up      asks for the table's name
     """
     if new and expected is not None:
         raise InvalidUsage(
             "--new is for a hold that does not exist yet, --expected for one that does: use only one of them"
         )
+    if give_up:
+        if since is None or new or fence is not None:
+            raise InvalidUsage("--give-up needs --since, and goes without --new and --fence")
+        _give_up(session, table, name, since, _fence(expected), yes=yes, dry_run=dry_run)
+        return
+    if yes or dry_run:
+        raise InvalidUsage("--yes and --dry-run go with --give-up: a hold alone gives nothing up")
     words = None if since is None else opt.parse_frontier(since, "since")
     with session.open(read_only=False) as client:
         shard, name = table_of(client, table).hold_of(name)
         at = client.inspect(shard).state.since if words is None else words
         fencing: bytes | Literal["any"] | None = None if new else _fence(expected)
-        client.set_hold(shard, name, at, opaque=fence.encode(), expected=fencing)
+        client.set_hold(shard, name, at, opaque=(fence or "").encode(), expected=fencing)
         state = client.inspect(shard).state
     kept, show = state.holds[name].since, partial(show_frontier, unit=state.times)
     text = f"{table}: hold {name} keeps history from {show(kept)} on; since is {show(state.since)}"
@@ -63,24 +79,11 @@ def set_(
     session.answer({**value, **clock(state.times)}, text)
 
 
-def downgrade(
-    session: Session,
-    table: opt.AnyTable,
-    name: opt.Hold,
-    since: Annotated[str, typer.Option(metavar="FRONTIER", help="Give up the history before this time.")],
-    expected: Expected = None,
-    yes: opt.Yes = False,
-    dry_run: opt.DryRun = False,
+def _give_up(
+    session: Session, table: str, name: str, since: str, fencing: bytes | Literal["any"], *, yes: bool, dry_run: bool
 ) -> None:
-    """Give up the history before a time, as far as no reader and no other hold keeps it. This cannot be undone.
-
-    The hold is moved there, or made there. It keeps its fencing value.
-
-    \b
-    persist hold downgrade orders audit-2026 --since 100 --dry-run
-    persist hold downgrade orders audit-2026 --since 100        asks for the table's name
-    """
-    words, fencing = opt.parse_frontier(since, "since"), _fence(expected)
+    """Move a hold, and since with it, as far as nothing else keeps it."""
+    words = opt.parse_frontier(since, "since")
     with session.open(read_only=dry_run) as client:
         shard, name = table_of(client, table).hold_of(name)
         unit = client.inspect(shard).state.times
@@ -116,23 +119,6 @@ def release(session: Session, table: opt.AnyTable, name: opt.Hold, expected: Exp
     text = f"{table}: hold {name} is released; since is {since}, kept by {_keepers(state)}"
     value = {"table": table, "hold": name, "table_since": jsonable(state.since)}
     session.answer({**value, **clock(state.times)}, text)
-
-
-def list_(session: Session, name: opt.AnyTable) -> None:
-    """List a table's holds. Those named `retention` and `collection` are moved by its retention.
-
-    \b
-    persist hold list orders
-    """
-    with session.open() as client:
-        state = client.inspect(table_of(client, name).kept_by()).state
-    table = plain_table("hold", "since", "fencing value", "holds since back")
-    for one, hold in sorted(state.holds.items()):
-        held = "yes" if hold.since <= state.since else "no"
-        table.add_row(one, show_frontier(hold.since, state.times), hold.opaque.decode(errors="backslashreplace"), held)
-    value = {"table": name, "since": jsonable(state.since), "holds": jsonable(state.holds)}
-    value |= clock(state.times)
-    session.answer(value, table if state.holds else f"{name} has no holds")
 
 
 def set_retention(
@@ -184,7 +170,7 @@ def drop(
 
     What is carried by one shard is refused while a live reader or a hold needs it; its data becomes garbage, which
     `persist maintain` deletes. Of a collection or timeline, open readers continue until they are closed, and what has
-    to wait is done by a later `persist collection tend`. To end writing only, and keep the rows:
+    to wait is done by a later `persist maintain`. To end writing only, and keep the rows:
     `persist append NAME --lower T --upper '[]'`.
 
     \b
@@ -202,7 +188,7 @@ def drop(
         drop_named(session, name, "table", yes=yes, command=command, dry_run=dry_run)
 
 
-def rename(session: Session, name: opt.AnyTable, to: opt.NewCollection, command: opt.Command = None) -> None:
+def rename(session: Session, name: opt.AnyTable, to: opt.NewTable, command: opt.Command = None) -> None:
     """Give a table another name. Readers, writers and transactions that are open continue.
 
     What is carried by one shard cannot be renamed, as other programs know that by its name.
@@ -271,7 +257,7 @@ def _check_finishable(shard: str, state: State, blocking: list[str]) -> None:
         raise ShardFinished(f"shard {shard} is finished for good already", shard=shard)
     if blocking:
         raise StillRead(
-            f"shard {shard} is still read by {', '.join(blocking)}; close the readers (`persist leases` retires "
+            f"shard {shard} is still read by {', '.join(blocking)}; close the readers (`persist maintain` retires "
             "those that died), release the holds (`persist hold release`)",
             shard=shard, by=blocking,
         )  # fmt: skip
@@ -281,25 +267,3 @@ def _keepers(state: State) -> str:
     from persist_lib.core.leases import keepers
 
     return ", ".join(keepers(state)) or "no reader and no hold; it moves when a hold is set or a reader moves on"
-
-
-def capabilities(session: Session, name: opt.Collection) -> None:
-    """List who may read a collection, and from when on, who holds its history, and who writes it.
-
-    A hold is durable. A reader or writer has a lease, which ends soon after its process does.
-
-    \b
-    persist collection capabilities orders
-    """
-    with session.controller() as controller:
-        found = controller.describe(name)
-        held = controller.capabilities(name)
-    table = plain_table("may", "id", "owner", "since", "lease until", "shard")
-    for one in held:
-        until = "" if one.lease_until is None else units.moment(one.lease_until)
-        table.add_row(one.kind, one.id, one.owner, _shown(found, one.since), until, one.shard)
-    session.answer({"collection": name, "capabilities": jsonable(held), **clock(found.schema.times)}, table)
-
-
-def _shown(found: Description, frontier: Antichain | None) -> str:
-    return "" if frontier is None else found.schema.show(frontier)

@@ -10,8 +10,8 @@ from persist_lib.cli import units
 from persist_lib.cli.json_values import clock, jsonable
 from persist_lib.cli.render import plain_table
 from persist_lib.cli.session import Session
-from persist_lib.cli.shared_options import Collection, DryRun, Yes, parse_time
-from persist_lib.errors import InvalidUsage, NotFound
+from persist_lib.cli.shared_options import Collection, DryRun, SomeCollection, Yes, parse_time
+from persist_lib.errors import NotFound
 from persist_lib.times import show_frontier, show_time
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
@@ -23,50 +23,22 @@ if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
 
 NAMED = 10
 WriterName = Annotated[str, typer.Argument(metavar="WRITER", help="The writer's name.")]
-Names = Annotated[list[str] | None, typer.Argument(metavar="NAME...", help="Names of collections.")]
 
 
-def list_(session: Session) -> None:
-    """List the collections in whose pending area something lies, and how far they are absorbed.
-
-    Reads the listing only. `persist pending show` counts the batches of one.
-
-    \b
-    persist pending list
-    """
-    from persist_lib.pending_area import pending_collections
-
-    with session.open() as client:
-
-        def fetched(name: str) -> State | None:
-            try:
-                return client.inspect(name).state
-            except NotFound:
-                return None
-
-        names = list(pending_collections(client))
-        read = session.each(names, fetched)
-    table, found = plain_table("collection", "state", "upper"), []
-    for name in names:
-        state = read.done.get(name)
-        status = "unread" if name in read.failed else "no shard"
-        if state is not None:
-            status = "deleted" if state.is_finished() else "closed" if state.upper.is_top() else "open"
-        table.add_row(name, status, "" if state is None else show_frontier(state.upper, state.times))
-        found.append({"collection": name, "state": status, "upper": None if state is None else jsonable(state.upper)})
-    session.answer({"collections": found}, table if names else "nothing is pending")
-    session.exit(read)
-
-
-def show(session: Session, name: Collection) -> None:
+def show(session: Session, name: SomeCollection = None) -> None:
     """Show what lies in a collection's pending area: for each writer its batches, their times, and what is late.
 
-    Reads the listing only, a thousand batches a request. Whether writers agree is found out by
-    `persist pending absorb --dry-run`, which reads the batches.
+    Without a name: the collections in whose pending area something lies, and how far they are absorbed. Reads the
+    listing only, a thousand batches a request. Whether writers agree is found out by `persist maintain NAME --only
+    pending --dry-run`, which reads the batches.
 
     \b
+    persist pending show
     persist pending show readings
     """
+    if name is None:
+        _list(session)
+        return
     from persist_lib.pending_area import census
 
     with session.open() as client:
@@ -93,42 +65,29 @@ def show(session: Session, name: Collection) -> None:
     session.answer({**jsonable(found), **clock(times)}, table, said, *strange)
 
 
-def absorb(
-    session: Session,
-    names: Names = None,
-    is_all: Annotated[bool, typer.Option("--all", help="All collections where something is pending.")] = False,
-    dry_run: DryRun = False,
-) -> None:
-    """Absorb what writers put: it enters the collection's shard, and what is not needed any more becomes garbage.
+def _list(session: Session) -> None:
+    from persist_lib.pending_area import pending_collections
 
-    Any number of these may run at once. Where writers disagree about a time, nothing from then on is absorbed, and the
-    exit code is 3; `persist pending choose` continues. Garbage is deleted by `persist garbage`.
+    with session.open() as client:
 
-    \b
-    persist pending absorb readings --dry-run
-    persist pending absorb --all
-    """
-    from persist_lib import pending_area
-
-    if bool(names) == is_all:
-        raise InvalidUsage("say which collections, or --all")
-    with session.open(read_only=dry_run, maintains=not dry_run) as client:
-
-        def one(name: str) -> tuple[Absorbed, list[RenderableType]] | None:
+        def fetched(name: str) -> State | None:
             try:
-                done = pending_area.absorb(client, name, dry_run=dry_run)
-                return done, sentences(done, client.inspect(name).state.times, dry_run=dry_run)
+                return client.inspect(name).state
             except NotFound:
-                if is_all:  # it was deleted since
-                    return None
-                raise
+                return None
 
-        found = session.each(pending_area.pending_collections(client) if is_all else names or (), one)
-    absorbed = [one for one in found.done.values() if one is not None]
-    if absorbed or not found.failed:
-        value = {"collections": [jsonable(done) for done, _ in absorbed], "dry_run": dry_run}
-        session.answer(value, *([line for _, lines in absorbed for line in lines] or ["nothing is pending"]))
-    session.exit(found, 3 if any(done.is_blocked for done, _ in absorbed) else 0)
+        names = list(pending_collections(client))
+        read = session.each(names, fetched)
+    table, found = plain_table("collection", "state", "upper"), []
+    for name in names:
+        state = read.done.get(name)
+        status = "unread" if name in read.failed else "no shard"
+        if state is not None:
+            status = "deleted" if state.is_finished() else "closed" if state.upper.is_top() else "open"
+        table.add_row(name, status, "" if state is None else show_frontier(state.upper, state.times))
+        found.append({"collection": name, "state": status, "upper": None if state is None else jsonable(state.upper)})
+    session.answer({"collections": found}, table if names else "nothing is pending")
+    session.exit(read)
 
 
 def choose(

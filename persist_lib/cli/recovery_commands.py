@@ -14,6 +14,7 @@ from persist_lib.cli import row_formats, units
 from persist_lib.cli import shared_options as opt
 from persist_lib.cli.json_values import clock, jsonable
 from persist_lib.cli.render import plain_table
+from persist_lib.cli.row_reads import table_of
 from persist_lib.cli.session import Session
 from persist_lib.errors import InvalidUsage
 from persist_lib.ids import parse_producer_name
@@ -24,48 +25,46 @@ if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
     from persist_lib.relation.statements import Done
     from persist_lib.table.table import Table
 
-Producer = Annotated[str, typer.Argument(metavar="NAME", help="The producer's name.")]
-
 
 def outcome(
     session: Session,
-    shard: opt.Shard,
+    name: opt.AnyTable,
     token: opt.Token,
-    lower: Annotated[str, typer.Option(metavar="FRONTIER", help="Where it starts, as 5.")],
-    upper: Annotated[str, typer.Option(metavar="FRONTIER", help="Where it ends, as 10, or [].")],
+    lower: Annotated[str | None, typer.Option(metavar="FRONTIER", help="Of a shard: where it starts, as 5.")] = None,
+    upper: Annotated[
+        str | None, typer.Option(metavar="FRONTIER", help="Of a shard: where it ends, as 10, or [].")
+    ] = None,
 ) -> None:
-    """Say what became of an append: committed, never, open (it may still come), or unknown.
+    """Say what became of an append or a commit: committed, never, open (it may still come), or unknown.
 
-    Use it for an append whose writer could not find out the outcome. It works from any machine and at any later time.
-    The answers committed and never are certain. To settle an open append, repeat it with its token.
+    Use it where the outcome could not be found out. It works from any machine and at any later time. The answers
+    committed and never are certain. An append to a shard also needs its --lower and --upper; to settle an open one,
+    repeat it with its token. Of a transaction, name any of its tables: its outcome is made certain.
 
     \b
     persist outcome orders 5f2c…e1 --lower 5 --upper 10
-    """
-    raw, bounds = opt.parse_token(token), (opt.parse_frontier(lower, "lower"), opt.parse_frontier(upper, "upper"))
-    with session.open() as client:
-        verdict = client.judge_append(shard, raw, *bounds)
-    value = {"shard": shard, "token": raw.hex(), **jsonable(verdict)}
-    session.answer(value, f"{shard}: {verdict.answer}: {verdict.why}")
-
-
-def outcome_of_commit(
-    session: Session,
-    token: opt.Token,
-    timeline: opt.Timeline = "default",
-    table: Annotated[str | None, typer.Option(metavar="TABLE", help="Its table, on a timeline in YOLO mode.")] = None,
-) -> None:
-    """Say what became of a commit whose answer was lost: its time, or that it never was and never will be.
-
-    \b
-    persist table outcome 5f2c…e1
+    persist outcome accounts 5f2c…e1        of a table on a timeline
     """
     raw = opt.parse_token(token)
+    if lower is not None and upper is not None:
+        bounds = opt.parse_frontier(lower, "lower"), opt.parse_frontier(upper, "upper")
+        with session.open() as client:
+            verdict = client.judge_append(name, raw, *bounds)
+        value = {"shard": name, "token": raw.hex(), **jsonable(verdict)}
+        session.answer(value, f"{name}: {verdict.answer}: {verdict.why}")
+        return
+    with session.open() as client:
+        carrier = table_of(client, name).carrier
+    if not carrier.startswith("timeline"):
+        raise InvalidUsage(f"{name} is carried by a {carrier}: say --lower and --upper of the append to a shard")
     with session.tables(read_only=False) as tables:
-        time = tables.outcome(raw, timeline=timeline, table=table)
+        timeline, _ = tables.timeline_of(name)
+        time = tables.outcome(raw, timeline=timeline, table=name)
     committed = "" if time is None else f"committed at {Times('ms', lambda: 0).show(time)}"
-    value = {"timeline": timeline, "token": raw.hex(), "time": time, **clock("ms")}
-    session.answer(value, committed or "never: it is not there, and will not be")
+    session.answer(
+        {"timeline": timeline, "token": raw.hex(), "time": time, **clock("ms")},
+        committed or "never: it is not there, and will not be",
+    )
 
 
 def restore(
@@ -138,8 +137,8 @@ def repair(session: Session, shard: opt.Shard, yes: opt.Yes = False, dry_run: op
     stop all programs that use the shard: a program that has seen a dropped version is refused until it is restarted.
 
     \b
-    persist repair orders --dry-run     what would be dropped, and why
-    persist repair orders               asks for the name
+    persist shard repair orders --dry-run     what would be dropped, and why
+    persist shard repair orders               asks for the name
     """
     with session.open() as client:
         plan = client.repair(shard, dry_run=True)
@@ -177,15 +176,35 @@ def _said(shard: str, url: str, plan: Repaired) -> list[RenderableType]:
     return lines
 
 
-def list_producers(session: Session, shard: opt.Shard) -> None:
-    """List a shard's producers: streaming queries, ingestion runs and others that number their appends.
+def producers(
+    session: Session,
+    shard: opt.Shard,
+    forget: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Forget this one, which will never append again.")
+    ] = None,
+    expected: Annotated[
+        int | None, typer.Option(metavar="N", help="Only if this is the number of its last append.")
+    ] = None,
+    dry_run: opt.DryRun = False,
+) -> None:
+    """List a shard's producers: streaming queries, ingestion runs and others that number their appends; or forget one.
 
     No number of a producer is ever committed twice. `last` is the number of its last append, `upper` where that left
-    the shard.
+    the shard. A shard remembers 1,000 of them.
+
+    With --forget, all numbers of that one are new again: an append of it that is repeated after this is committed a
+    second time. It is refused if the producer has appended since this command looked.
 
     \b
-    persist producers list orders
+    persist shard producers orders
+    persist shard producers orders --forget nightly-2024 --dry-run
+    persist shard producers orders --forget nightly-2024 --expected 7
     """
+    if forget is not None:
+        _forget(session, shard, forget, expected, dry_run=dry_run)
+        return
+    if expected is not None or dry_run:
+        raise InvalidUsage("--expected and --dry-run go with --forget")
     with session.open() as client:
         found, times = client.producers(shard), client.inspect(shard).state.times
     table = plain_table("producer", "last", "version", "upper", "when", right=("last", "version"))
@@ -196,24 +215,7 @@ def list_producers(session: Session, shard: opt.Shard) -> None:
     session.answer(value, table if found else f"{shard} has no producers")
 
 
-def forget_producer(
-    session: Session,
-    shard: opt.Shard,
-    name: Producer,
-    expected: Annotated[
-        int | None, typer.Option(metavar="N", help="Only if this is the number of its last append.", show_default=False)
-    ] = None,
-    dry_run: opt.DryRun = False,
-) -> None:
-    """Forget a producer that will never append again. A shard remembers 1,000 of them.
-
-    All of its numbers are new again then: an append of it that is repeated after this is committed a second time. It is
-    refused if the producer has appended since this command looked.
-
-    \b
-    persist producers forget orders nightly-2024 --dry-run
-    persist producers forget orders nightly-2024 --expected 7
-    """
+def _forget(session: Session, shard: str, name: str, expected: int | None, *, dry_run: bool) -> None:
     parse_producer_name(name)
     with session.open(read_only=dry_run) as client:
         state = client.inspect(shard).state

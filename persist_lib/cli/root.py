@@ -10,21 +10,37 @@ from typer.core import TyperGroup
 
 from persist_lib.cli.render import plain_table
 from persist_lib.cli.session import Session
+from persist_lib.core.duties import DUTIES, LAYER_DUTIES
 
 EVERYDAY = ("tables", "create", "append", "upsert", "read", "changes", "listen", "sql", "restore", "maintain")
 """The commands that people use, in this order. `persist commands` lists all."""
+UPKEEP = {duty.name: duty for duty in (*LAYER_DUTIES, *DUTIES) if duty.is_upkeep}
+"""The duties that `persist maintain --only` takes, in the order in which they are done."""
 RENAMED = {
-    "snapshot": "read", "collection snapshot": "read", "table read": "read", "table insert": "append",
-    "finish": "drop", "collection alter": "set-retention", "collection hold": "hold",
-} | {
-    f"{noun} {verb}": verb
-    for noun, verbs in {
+    **{duty: f"maintain NAME --only {duty}" for duty in UPKEEP if duty not in {"collections", "pending"}},
+    **{f"{noun} {verb}": f"{verb} NAME" for noun, verbs in {
         "collection": ("append", "upsert", "delete", "changes", "listen", "drop", "rename", "evolve"),
         "table": ("upsert", "update", "delete", "changes", "listen", "drop"),
-    }.items()
-    for verb in verbs
+    }.items() for verb in verbs},
+    **{verb: f"shard {verb} SHARD" for verb in ("show", "log", "scrub", "upgrade", "repair")},
+    "snapshot": "read NAME", "collection snapshot": "read NAME", "table read": "read NAME",
+    "table insert": "append NAME", "finish": "drop NAME", "collection alter": "set-retention NAME",
+    "collection hold": "hold set NAME", "hold downgrade": "hold set NAME HOLD --since T --give-up",
+    "hold list": "describe NAME", "shards": "shard list", "census": "shard list --long",
+    "watch": "shard list --watch", "diff": "shard log SHARD V1 V2",
+    "plan": "maintain NAME --only compaction --dry-run", "producers": "shard producers SHARD",
+    "producers list": "shard producers SHARD", "producers forget": "shard producers SHARD --forget PRODUCER",
+    "collection list": "tables", "collection show": "describe NAME",
+    "collection capabilities": "describe NAME --who", "collection create": "create NAME --shards N",
+    "collection tend": "maintain NAME --only collections", "table list": "tables", "table show": "describe NAME",
+    "table create": "create NAME --timeline TIMELINE", "table transact": "transact FILE",
+    "table outcome": "outcome NAME TOKEN", "source list": "source show", "pending list": "pending show",
+    "pending absorb": "maintain NAME --only pending", "streams list": "streams show",
+    "streams lock show": "streams show", "streams lock break": "streams unlock", "events kinds": "events show",
+    "events head": "events cat STORE --first N", "events tail": "events cat STORE --last N",
 }  # fmt: skip
-"""The earlier spellings, and the command that each is now."""
+"""The earlier spellings, and what each is now."""
+LONGEST = max(len(words.split()) for words in RENAMED)
 
 
 class Group(TyperGroup):
@@ -35,10 +51,11 @@ class Group(TyperGroup):
         try:
             return super().resolve_command(ctx, args)
         except Exception as error:
-            words = " ".join([*ctx.command_path.split()[1:], *args[:1]])
-            if words in RENAMED and hasattr(error, "message"):
-                now = f"persist {RENAMED[words]} NAME"
-                error.message = f"There is no command 'persist {words}' any more: it is `{now}`."
+            given = [*ctx.command_path.split()[1:], *(word for word in args if not word.startswith("-"))]
+            said = (" ".join(given[:count]) for count in range(LONGEST, 0, -1))
+            words = next((words for words in said if words in RENAMED), None)
+            if words is not None and hasattr(error, "message"):
+                error.message = f"There is no command 'persist {words}' any more: it is `persist {RENAMED[words]}`."
             raise
 
 
@@ -69,7 +86,7 @@ def commands(session: Session) -> None:
     """
     from persist_lib.cli.app import app
 
-    found = list(_within(typer.main.get_command(app)))
+    found = list(within(typer.main.get_command(app)))
     shown = plain_table("command", "what it does")
     for words, short in found:
         shown.add_row(f"persist {words}", short)
@@ -77,9 +94,10 @@ def commands(session: Session) -> None:
     session.answer({"commands": value}, shown)
 
 
-def _within(group: Any, *path: str) -> Iterator[tuple[str, str]]:
+def within(group: Any, *path: str) -> Iterator[tuple[str, str]]:
+    """The words of each command of a group, and the first line of its help."""
     for name, found in group.commands.items():
         if hasattr(found, "commands"):
-            yield from _within(found, *path, name)
+            yield from within(found, *path, name)
         else:
             yield " ".join((*path, name)), (found.help or "").split("\n", 1)[0]

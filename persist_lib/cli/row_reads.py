@@ -10,8 +10,6 @@ import typer
 
 from persist_lib.cli import json_values, row_formats, units
 from persist_lib.cli import shared_options as opt
-from persist_lib.cli.render import labelled, plain_table
-from persist_lib.cli.schema_commands import schema_value
 from persist_lib.cli.session import Session
 from persist_lib.errors import InvalidName, InvalidUsage, OfLayer
 from persist_lib.times import Times
@@ -20,7 +18,6 @@ if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
     from persist_lib.client import Client
     from persist_lib.relation.conversions import Doors as Rows
     from persist_lib.schema.schema import Schema
-    from persist_lib.table.carriers import TableDescription
     from persist_lib.table.table import Table
 
 TABLE_ROWS = 50
@@ -184,11 +181,7 @@ def listen(
 
 
 def history(
-    session: Session,
-    name: opt.AnyTable,
-    printing: Printing,
-    from_: opt.From = None,
-    to: opt.Until = None,
+    session: Session, name: opt.AnyTable, printing: Printing, from_: opt.From = None, to: opt.Until = None
 ) -> None:
     """Print when a table was written, newest first, and by how much rows were added and retracted then.
 
@@ -205,56 +198,6 @@ def history(
     head = {"table": name, **json_values.clock(table.schema.times)}
     count = printing.rows(session, head, _InMemory(found))
     printing.note(session, f"{name}: written at {units.of(count, 'time')}")
-
-
-def tables(session: Session, names_only: opt.NamesOnly = False) -> None:
-    """List all tables of the location, whatever carries them, one line each.
-
-    \b
-    persist tables
-    persist tables --json | jq '.tables[] | {table, upper}'
-    """
-    with session.open() as client:
-        names = client.tables()
-        if names_only:
-            session.answer({"tables": names}, *names)
-            return
-        found = session.each(names, lambda name: client.table(name).describe())
-    shown = plain_table("table", "carried by", "columns", "since", "upper")
-    for one in found.done.values():
-        times = Times(one.schema.times, lambda: 0)
-        shown.add_row(
-            one.name, one.carrier, str(len(one.schema.names)), times.show(one.since), times.show(one.upper)
-        )  # fmt: skip
-    value = {"tables": [_described(one) for one in found.done.values()], "failed": json_values.messages(found.failed)}
-    session.answer(value, shown, units.of(len(names), "table"))
-    session.exit(found)
-
-
-def describe(session: Session, name: opt.AnyTable) -> None:
-    """Show what a table is, and how far it has come: what carries it, its columns, since, upper, retention and holds.
-
-    \b
-    persist describe orders
-    """
-    with session.open() as client, table_of(client, name) as table:
-        found = table.describe()
-    times = Times(found.schema.times, lambda: 0)
-    kept = "no policy" if found.retention is None else times.show_distance(found.retention)
-    lines = {
-        "carried by": f"{found.carrier} ({units.of(len(found.shards), 'shard')})", "columns": str(found.schema),
-        "since": times.show(found.since), "upper": times.show(found.upper), "retention": kept,
-        "holds": ", ".join(f"{hold} at {times.show(since)}" for hold, since in found.holds.items()) or "none",
-    }  # fmt: skip
-    session.answer(_described(found), labelled(*lines.items()))
-
-
-def _described(found: TableDescription) -> dict[str, Any]:
-    value = {
-        "table": found.name, "carrier": found.carrier, "schema": schema_value(found.schema), "since": found.since,
-        "upper": found.upper, "retention": found.retention, "holds": found.holds, "shards": found.shards,
-    }  # fmt: skip
-    return {name: json_values.jsonable(each) for name, each in value.items()} | json_values.clock(found.schema.times)
 
 
 class _InMemory:

@@ -249,8 +249,8 @@ def transact(session: Session, file: opt.Input, dry_run: opt.DryRun = False) -> 
     changed a key at the same time, it is refused (exit code 1) with nothing written: run it again.
 
     \b
-    persist table transact transfer.jsonl --dry-run
-    echo '{"table": "accounts", "op": "upsert", "row": {"id": 1, "cents": 5}}' | persist table transact -
+    persist transact transfer.jsonl --dry-run
+    echo '{"table": "accounts", "op": "upsert", "row": {"id": 1, "cents": 5}}' | persist transact -
     """
     from persist_lib.cli.statement_files import carry_out, parse_statements
 

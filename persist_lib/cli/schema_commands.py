@@ -1,4 +1,4 @@
-"""`persist create` and `persist evolve`: shards with declared columns."""
+"""Declared columns: the schema of a new table, the shard that is made of it, and `persist evolve`."""
 
 from __future__ import annotations
 
@@ -34,26 +34,8 @@ class Declared(NamedTuple):
         return build_schema(self.key or [], self.value or [], self.like, **terms)
 
 
-def create(
-    session: Session, shard: opt.NewShard, declared: Declared, times: opt.Clock = None, dry_run: opt.DryRun = False
-) -> None:
-    """Create a shard with declared columns, and its location if there is none.
-
-    Doing it again changes nothing. If the shard has other columns, it is refused. Whether its times are a clock, and
-    what constraints it has, cannot be changed later.
-
-    Types, as pyarrow names them: bool, int8 to int64, uint8 to uint64, float32, float64, string, binary, date32,
-    time64\\[us], timestamp\\[us] (no zone), timestamp\\[us, UTC] (instants), duration\\[us], decimal128(18, 2),
-    fixed_size_binary\\[16]; s, ms and ns are units too. As in Python, null is allowed (`?` says so aloud) unless a type
-    ends in `not null`.
-
-    \b
-    persist create orders --key order_id:int64 --value state:string --value 'price:decimal128(10, 2)'
-    persist create orders --key 'order_id:int64 not null' --value 'at:timestamp\\[us, UTC]' --dry-run
-    persist create orders --like monday.parquet --key order_id
-    persist create customers --key id:int64 --value name:string --times ms --unique
-    """
-    schema = declared.schema(times)
+def make_shard(session: Session, shard: str, schema: Schema, *, dry_run: bool) -> None:
+    """Create a shard, or find that it is there with this schema."""
     name = parse_shard_id(shard)
     before = _existing(session, shard)
     if before:
@@ -83,10 +65,7 @@ def evolve(session: Session, name: opt.AnyTable, add: opt.Added = None, dry_run:
     until they have the new one. A copy of a collection that is under way has to be handed over to and finished first,
     or dropped. Tables of a timeline keep their columns.
 
-    Types, as pyarrow names them: bool, int8 to int64, uint8 to uint64, float32, float64, string, binary, date32,
-    time64\\[us], timestamp\\[us] (no zone), timestamp\\[us, UTC] (instants), duration\\[us], decimal128(18, 2),
-    fixed_size_binary\\[16]; s, ms and ns are units too. As in Python, null is allowed (`?` says so aloud) unless a type
-    ends in `not null`.
+    Types are those of `persist create --help`.
 
     \b
     persist evolve orders --add note:string --dry-run

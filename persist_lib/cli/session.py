@@ -203,10 +203,10 @@ class Session:
         if shard in names:  # created since
             return error
         if shard in others:
-            said = f"{shard!r} is a collection in {self.location}, not a shard: `persist collection show {shard}`"
+            said = f"{shard!r} is a collection in {self.location}, not a shard: `persist describe {shard}`"
             return NotFound(said, shard=shard).with_traceback(error.__traceback__)
         meant = did_you_mean(shard, names)
-        lists = "`persist shards --names` lists all" if names else "There are no other shards either"
+        lists = "`persist shard list --names` lists all" if names else "There are no other shards either"
         makes = "`persist create` and `persist append --create` make one"
         said = f"there is no shard {shard!r} in {self.location}. {meant}{lists}; {makes}"
         return NotFound(said, shard=shard).with_traceback(error.__traceback__)
@@ -224,9 +224,8 @@ class Session:
             yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-LISTS = {"collection": "persist collection list", "table": "persist tables"}
 MAKES = {
-    "collection": "`persist collection create` makes one",
+    "collection": "`persist create --shards` makes one",
     "table": "`persist create`, and `persist append --create`, make one",
 }
 
@@ -235,7 +234,7 @@ def _nothing(error: NotFound, kind: str, name: str, names: list[str], location: 
     """The error that there is no collection or table of this name, with those that are near."""
     if name in names:  # created since, or it is not what is missing
         return error
-    lists = f"`{LISTS[kind]}` lists all" if names else f"There are no other {kind}s either"
+    lists = "`persist tables` lists all" if names else f"There are no other {kind}s either"
     said = f"there is no {kind} {name!r} in {location}. {did_you_mean(name, names)}{lists}; {MAKES[kind]}"
     return NotFound(said, **{kind: name}).with_traceback(error.__traceback__)
 

@@ -1,20 +1,21 @@
-"""Looking at shards: all of them, one, its census with what scrubs remember of damage, and what is to be compacted."""
+"""Looking at shards: all of them, one, its census, and what scrubs remember of damage."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import RenderableType
 from rich.text import Text
 
 from persist_lib.cli import render, units
-from persist_lib.cli.json_values import clock, jsonable, messages, plan_value, state_value
+from persist_lib.cli.json_values import jsonable, messages, state_value
 from persist_lib.cli.session import Session
-from persist_lib.cli.shared_options import AllShards, NamesOnly, Shard, Shards
+from persist_lib.cli.shared_options import NamesOnly, Shard, Shards
 from persist_lib.cli.table_layout import Fitted, Flow
+from persist_lib.cli.watch import Watching, run
 from persist_lib.errors import InvalidUsage, PersistError
 from persist_lib.frontier import Antichain
 from persist_lib.ids import ShardId
@@ -28,91 +29,59 @@ if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
     from persist_lib.maintain.scrub_memory import Remembered
 
 SAID_ELSEWHERE = ("by level", "leases", "overdue", "retired", "holds", "garbage", "can go now")
-"""Lines of the census that `persist show` has tables for."""
+"""Lines of the census that `persist shard show` has tables for."""
 
 
-def shards(session: Session, names_only: NamesOnly = False) -> None:
-    """List all shards, one line each: frontiers, size, batches, debt, garbage, readers and holds.
+def list_(
+    session: Session,
+    names: Shards = None,
+    names_only: NamesOnly = False,
+    long: Annotated[bool, typer.Option("--long", help="All that can be counted: a block a shard.")] = False,
+    watching: Watching = Watching(),  # noqa: B008 - it cannot be changed
+) -> None:
+    """List shards, one line each: frontiers, size, batches, debt, garbage, readers and holds; or watch them live.
 
-    Yellow means work for [bold]persist maintain[/]; red means more batches than there should be. A shard that cannot be
-    read is listed with the reason.
+    All shards, or those that are named. Yellow means work for [bold]persist maintain[/]; red means more batches than
+    there should be. A shard that cannot be read is listed with the reason.
+
+    With --watch: what is appended in a second, too. A look costs one request for all shards together, and one for each
+    that has moved. In a terminal the table is redrawn in place. Otherwise it prints a line for each shard that has
+    moved, or with --json an object a look. Ctrl-C ends it, with exit code 130.
 
     \b
-    persist shards
-    persist shards --location s3://bucket/prefix --consensus postgresql://…
-    persist shards --names | xargs -n 1 persist show
-    persist shards --json | jq '.shards[] | select(.debt > 1000000) | .shard'
+    persist shard list
+    persist shard list --names | xargs -n 1 persist shard show
+    persist shard list --json | jq '.shards[] | select(.debt > 1000000) | .shard'
+    persist shard list orders --long
+    persist shard list orders payments --watch --every 0.5
+    persist shard list --watch --count 60 --json | jq '.shards[] | {shard, appended_per_s}'
     """
+    if watching.checked() and (long or names_only):
+        raise InvalidUsage("--watch prints its own table: leave out --long and --names")
     with session.open() as client:
-        names = client.shards()
-        if names_only:
-            session.answer({"shards": names}, *names)
+        if watching.watch:
+            run(session, client, names or (), watching)
             return
-        found = session.each(names, client.census)
-        of = whose(client, names)
-    total = sum(census.dollars_month for census in found.done.values())
-    value = {
-        "location": client.url,
-        "shards": [{**jsonable(one), "owner": of.get(name, "")} for name, one in found.done.items()],
-    }
-    session.answer(
-        {**value, "failed": messages(found.failed)},
-        render.shards_table(found.done.values(), messages(found.failed).items(), of),
-        f"{units.of(len(names), 'shard')} in {client.url}, {units.dollars(total)} a month for storage",
-    )
-    session.exit(found)
-
-
-class Which(NamedTuple):
-    """The shards that a command works on."""
-
-    names: Shards = None
-    is_all: AllShards = False
-
-    def chosen(self, client: Client) -> list[str]:
-        """Those that are named, or all with --all. Raises InvalidUsage for both or neither."""
-        if bool(self.names) == self.is_all:
-            raise InvalidUsage(
-                "name shards or use --all, not both" if self.names else "name one or more shards, or use --all"
-            )
-        return client.shards() if self.is_all else list(dict.fromkeys(self.names or ()))
-
-
-def census(session: Session, which: Which) -> None:
-    """The duty `census`; its help is in the table of duties."""
-    with session.open() as client:
-        found = session.each((which if which.names else Which(None, True)).chosen(client), client.census)
-        known, of = remembered(client, list(found.done)), whose(client, list(found.done))
-    tables = [
-        render.census_table(one, damage_lines(name, known.get(name)), of.get(name, ""))
-        for name, one in found.done.items()
-    ]
+        wanted = list(dict.fromkeys(names or ())) or client.shards()
+        if names_only:
+            session.answer({"shards": wanted}, *wanted)
+            return
+        found = session.each(wanted, client.census)
+        of = whose(client, wanted)
+        known = remembered(client, list(found.done)) if long else {}
+    done, failed = found.done, messages(found.failed)
     values = [
-        {**jsonable(one), "owner": of.get(name, ""), **damage_value(known.get(name))}
-        for name, one in found.done.items()
+        {**jsonable(one), "owner": of.get(name, ""), **(damage_value(known.get(name)) if long else {})}
+        for name, one in done.items()
     ]
-    session.answer({"shards": values, "failed": messages(found.failed)}, *tables)
+    shown: list[RenderableType] = [render.shards_table(done.values(), failed.items(), of)]
+    if long:
+        lines = {name: damage_lines(name, known.get(name)) for name in done}
+        shown = [render.census_table(one, lines[name], of.get(name, "")) for name, one in done.items()]
+    total = sum(census.dollars_month for census in done.values())
+    said = f"{units.of(len(wanted), 'shard')} in {client.url}, {units.dollars(total)} a month for storage"
+    session.answer({"location": client.url, "shards": values, "failed": failed}, *shown, said)
     session.exit(found)
-
-
-def plan(session: Session, shard: Shard) -> None:
-    """Show what compaction would do now, why, and at what price; and what it leaves alone.
-
-    \b
-    persist plan orders
-    persist compaction orders         carry it out
-    """
-    from persist_lib.core.plan.compaction import plan_compaction
-
-    with session.open() as client:
-        version = client.inspect(shard)
-        found = plan_compaction(version.state, client.policy())
-    if found.requests:
-        summary = f"{shard} at v{version.seqno}: {units.of(found.debt, 'update')} to rewrite"
-    else:
-        summary = f"{shard} at v{version.seqno}: nothing to do"
-    value = {"shard": shard, "seqno": version.seqno, **clock(version.state.times), **plan_value(found)}
-    session.answer(value, render.plan_table(found, version.state.times), summary)
 
 
 def whose(client: Client, shards: Sequence[str]) -> dict[str, str]:
@@ -148,7 +117,7 @@ def damage_lines(shard: str, memory: Remembered | None) -> list[str]:
     marks = sorted(memory.damaged.values(), key=lambda mark: mark.id)
     told = [f"batch {mark.lo}..{mark.hi}: {mark.says} (known since {units.moment(mark.since)})" for mark in marks]
     if memory.unreadable:
-        again = f"`persist scrub {shard}` reads everything again"
+        again = f"`persist shard scrub {shard}` reads everything again"
         return [f"not known: what scrubs remember cannot be read ({memory.unreadable}); {again}", *told]
     return [units.of(len(marks), "batch") if marks else "none that a scrub found", *told]
 
@@ -173,9 +142,9 @@ def show(
     See which hold back [bold]objects[/], and below that what the garbage waits for.
 
     \b
-    persist show orders
-    persist show orders --batches
-    persist show orders --json | jq '.state.readers'
+    persist shard show orders
+    persist shard show orders --batches
+    persist shard show orders --json | jq '.state.readers'
     """
     from persist_lib.core.plan.garbage import plan_garbage
     from persist_lib.maintain import census_of
@@ -215,7 +184,7 @@ def _sections(
         yield "no readers, no writers, no holds\n"
     yield from garbage_lines(census.garbage, census.garbage_size, collection)
     if census.retired:
-        yield f"retired     {units.of(census.retired, 'id')}; `persist orphans` sweeps what they left"
+        yield f"retired     {units.of(census.retired, 'id')}; `persist maintain --only orphans` sweeps what they left"
 
 
 def _measure(name: str, text: str) -> Flow:
@@ -332,7 +301,7 @@ def garbage_lines(count: int, size: int, collection: GarbagePlan) -> Iterator[st
     yield f"garbage     {units.of(count, 'object')}, {units.size(size)}"
     if collection.keys:
         free = f"{units.of(len(collection.keys), 'object')}, {units.size(collection.size)}"
-        yield f"  can go    {free}: `persist garbage` deletes them"
+        yield f"  can go    {free}: `persist maintain --only garbage` deletes them"
     for held in collection.held:
         yield f"  waits     {units.of(held.keys, 'object')}, {units.size(held.size)}: {held.why}"
 

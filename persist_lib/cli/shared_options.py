@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, overload
 
 import typer
 
-from persist_lib.cli.completion import collection_names, names_of_tables, shard_names, table_names
+from persist_lib.cli.completion import collection_names, names_of_tables, shard_names
 from persist_lib.errors import InvalidUsage
 from persist_lib.frontier import TOP, Antichain, at
 from persist_lib.frontier import parse_time as check_time
@@ -23,7 +23,6 @@ Pairs = list[str] | None
 
 # What a command is about.
 Shard = Annotated[str, typer.Argument(metavar="SHARD", help="The shard's name.", autocompletion=shard_names)]
-NewShard = Annotated[str, typer.Argument(metavar="SHARD", help="The new shard's name.")]
 Shards = Annotated[
     list[str] | None, typer.Argument(metavar="SHARD...", help="Names of shards.", autocompletion=shard_names)
 ]
@@ -37,10 +36,9 @@ Collections = Annotated[
 SomeCollection = Annotated[
     str | None, typer.Argument(metavar="[NAME]", help="Default: all.", autocompletion=collection_names)
 ]
-NewCollection = Annotated[
+NewTable = Annotated[
     str, typer.Argument(metavar="NAME", help="The new name: letters, digits, _ - . and /, as in sales/orders.")
 ]
-Table = Annotated[str, typer.Argument(metavar="TABLE", help="The table's name.", autocompletion=table_names)]
 AnyTable = Annotated[
     str,
     typer.Argument(
@@ -49,11 +47,13 @@ AnyTable = Annotated[
         autocompletion=names_of_tables,
     ),
 ]
-NewTable = Annotated[
-    str, typer.Argument(metavar="TABLE", help="The new name: letters, digits, _ - . and /, as in bank/accounts.")
+AnyTables = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="NAME...", help="Names of tables, whatever carries them, or of shards.", autocompletion=names_of_tables
+    ),
 ]
-Timeline = Annotated[str, typer.Option("--timeline", metavar="NAME", help="The timeline.")]
-Hold = Annotated[str, typer.Argument(metavar="NAME", help="The hold's name.")]
+Hold = Annotated[str, typer.Argument(metavar="HOLD", help="The hold's name.")]
 Token = Annotated[str, typer.Argument(metavar="TOKEN", help="The append's token, in hex, from its error message.")]
 NamesOnly = Annotated[bool, typer.Option("--names", help="Print only the names, one a line, and open nothing else.")]
 

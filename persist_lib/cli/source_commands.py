@@ -12,39 +12,32 @@ from persist_lib.cli.json_values import jsonable
 from persist_lib.cli.render import labelled, plain_table
 from persist_lib.cli.schema_commands import schema_value
 from persist_lib.cli.session import Session
-from persist_lib.cli.shared_options import Collection, Yes
+from persist_lib.cli.shared_options import Collection, SomeCollection, Yes
+from persist_lib.errors import InvalidUsage
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
     from persist_lib.sources import SourceDescription
     from persist_lib.sources.records import Declaration
 
 
-def list_(session: Session) -> None:
-    """List the sources of the location, one line each.
-
-    \b
-    persist source list
-    """
-    with session.sources(read_only=True) as sources:
-        found = [sources.show(name) for name in sources.list()]
-    table = plain_table("source", "state", "up to", "instances", "errors", right=["errors"])
-    for one in found:
-        table.add_row(one.name, one.state, up_to(one), _instances(one) or "-", f"{one.errors:,}")
-    session.answer({"sources": [value_of(one) for one in found]}, table, units.of(len(found), "source"))
-
-
 def show(
     session: Session,
-    name: Collection,
+    name: SomeCollection = None,
     toml: Annotated[bool, typer.Option("--toml", help="Print the file that declares it, for `create -f`.")] = False,
 ) -> None:
-    """Show one source: what is declared, how far it has come, and how its instances are.
+    """Show one source: what is declared, how far it has come, and how its instances are; without a name, list all.
 
     \b
+    persist source show
     persist source show orders
     persist source show orders --json | jq .durable
     persist source show orders --toml > orders.toml
     """
+    if name is None:
+        if toml:
+            raise InvalidUsage("--toml prints the file of one source: name it")
+        _list(session)
+        return
     with session.sources(read_only=True) as sources:
         found = sources.show(name)
     if toml:
@@ -77,6 +70,16 @@ def show(
         row = {**one, "held back": units.size(int(str(one.get("held_back_bytes") or 0)))}
         instances.add_row(*(str(row[label]) for label in labels))
     session.answer(value_of(found), lines, partitions, instances)
+
+
+def _list(session: Session) -> None:
+    """List the sources of the location, one line each."""
+    with session.sources(read_only=True) as sources:
+        found = [sources.show(name) for name in sources.list()]
+    table = plain_table("source", "state", "up to", "instances", "errors", right=["errors"])
+    for one in found:
+        table.add_row(one.name, one.state, up_to(one), _instances(one) or "-", f"{one.errors:,}")
+    session.answer({"sources": [value_of(one) for one in found]}, table, units.of(len(found), "source"))
 
 
 class Allowed(NamedTuple):

@@ -77,7 +77,7 @@ class Meant(NamedTuple):
 
 
 def declare(
-    session: Session, name: opt.NewCollection, place: Place, meant: Meant, file: File = None,
+    session: Session, name: opt.NewTable, place: Place, meant: Meant, file: File = None,
     command: opt.Command = None, dry_run: opt.DryRun = False,
 ) -> None:  # fmt: skip
     """Declare a source: lines or rows of files, or messages of topics, become the collection NAME, at times of the

@@ -1,8 +1,8 @@
 """Standard output and standard error as they really are: pipes whose reader left, a full disk, closed from the start.
 
-A reader that leaves is no failure: `persist log orders | head -1` ends quietly. Output that cannot be written is one. A
-stream that was closed before the start (`>&-`) is taken for the null device, so that no file that is opened later gets
-its number, and with it what is printed.
+A reader that leaves is no failure: `persist shard log orders | head -1` ends quietly. Output that cannot be written is
+one. A stream that was closed before the start (`>&-`) is taken for the null device, so that no file that is opened
+later gets its number, and with it what is printed.
 """
 
 from __future__ import annotations

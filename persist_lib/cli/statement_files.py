@@ -1,4 +1,4 @@
-"""Files of statements: JSON lines with `table`, `op` and `row`, which `persist table transact` carries out at once."""
+"""Files of statements: JSON lines with `table`, `op` and `row`, which `persist transact` carries out at once."""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,42 +16,28 @@ from persist_lib.errors import Locked, NotFound
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
     from persist_lib.client import Client
-    from persist_lib.streams import Lock
+    from persist_lib.streams import Lock, Streams
 
-Stream = Annotated[str, typer.Argument(metavar="STREAM", help="The stream's name.")]
-
-
-def list_(session: Session) -> None:
-    """List the streams of the location: their shards, and how far each is sealed.
-
-    The sealed shard is a shard as any other: `persist read` and all other commands take it.
-
-    \b
-    persist streams list
-    persist streams list --json | jq '.streams[] | {name, upper}'
-    """
-    from persist_lib import streams
-
-    with session.open() as client, streams.open(client, mode="read") as runtime:
-        found = runtime.list()
-        shown = {one.name: client.inspect(one.sealed).state.schemas[-1].show for one in found}
-    table = plain_table("stream", "sealed shard", "unsealed shard", "since", "sealed up to")
-    for one in found:
-        show = shown[one.name]
-        table.add_row(one.name, one.sealed, one.unsealed, show(one.since), show(one.upper))
-    session.answer({"streams": jsonable(found)}, table, units.of(len(found), "stream"))
+Stream = Annotated[str | None, typer.Argument(metavar="[STREAM]", help="The stream's name. Default: all.")]
 
 
-def show(session: Session, name: Stream) -> None:
+def show(session: Session, name: Stream = None) -> None:
     """Show one stream: how far it is sealed, what its writer keeps of its history, and what is not sealed yet.
 
+    Without a name: all streams of the location, their shards, how far each is sealed, and who writes them, until when
+    without a renewal. The sealed shard is a shard as any other: `persist read` and all other commands take it.
+
     \b
-    persist streams show readings
+    persist streams show
+    persist streams show --json | jq '.streams[] | {name, upper}'
     persist streams show readings --json | jq .unsealed_updates
     """
     from persist_lib import streams
 
     with session.open() as client, streams.open(client, mode="read") as runtime:
+        if name is None:
+            _list(session, client, runtime)
+            return
         read = runtime.load(name)
         sealed, unsealed = (client.inspect(shard).state for shard in (read.record.sealed, read.record.unsealed))
         with read.contents() as found:
@@ -70,20 +57,23 @@ def show(session: Session, name: Stream) -> None:
     session.answer(value, lines)
 
 
-def show_lock(session: Session) -> None:
-    """Show who writes the streams of the location, and until when without a renewal.
-
-    \b
-    persist streams lock show
-    """
-    with session.open() as client:
+def _list(session: Session, client: Client, runtime: Streams) -> None:
+    """List all streams, and their writer."""
+    found = runtime.list()
+    table = plain_table("stream", "sealed shard", "unsealed shard", "since", "sealed up to")
+    for one in found:
+        show_time = client.inspect(one.sealed).state.schemas[-1].show
+        table.add_row(one.name, one.sealed, one.unsealed, show_time(one.since), show_time(one.upper))
+    value: dict[str, Any] = {}
+    said: list[str] = []
+    with suppress(NotFound):  # no stream was ever written
         lock = _lock(client)
-        held = lock.is_held(client.consensus.now())
-        said = _said(client, lock)
-    session.answer({**jsonable(lock), "held": held}, said)
+        value = {**jsonable(lock), "held": lock.is_held(client.consensus.now())}
+        said = [_said(client, lock)]
+    session.answer({"streams": jsonable(found), "lock": value or None}, table, units.of(len(found), "stream"), *said)
 
 
-def break_lock(
+def unlock(
     session: Session,
     epoch: Annotated[int | None, typer.Option(metavar="N", help="Only if this is still the lock's epoch.")] = None,
     dry_run: DryRun = False,
@@ -94,8 +84,8 @@ def break_lock(
     runtime with the same reentrance id takes over without this.
 
     \b
-    persist streams lock break --dry-run
-    persist streams lock break --epoch 7
+    persist streams unlock --dry-run
+    persist streams unlock --epoch 7
     """
     from persist_lib import streams
 

@@ -1,4 +1,4 @@
-"""`persist watch`: a live view of shards, at one request a look and one more for each shard that has moved."""
+"""A live view of shards, at one request a look and one more for each shard that has moved."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 from rich.console import Group, RenderableType
@@ -15,7 +15,6 @@ from rich.text import Text
 from persist_lib.cli import units
 from persist_lib.cli.json_values import clock, jsonable
 from persist_lib.cli.session import Session
-from persist_lib.cli.shared_options import Shards
 from persist_lib.cli.table_layout import Fitted
 from persist_lib.errors import Damage, InvalidUsage, NotFound, PersistError
 from persist_lib.ids import SeqNo, parse_shard_id
@@ -129,31 +128,32 @@ def lag(state: State) -> int | None:
     return None if since is None or upper is None else upper - since
 
 
-def watch(
-    session: Session,
-    names: Shards = None,
-    every: Annotated[float, typer.Option(min=0.05, max=86_400, metavar="SECONDS", help="Look this often.")] = 2.0,
-    count: Annotated[
-        int | None, typer.Option(min=1, metavar="COUNT", help="End after this many looks. Default: at Ctrl-C.")
-    ] = None,
-) -> None:
-    """Watch shards live: frontiers, what is appended in a second, batches, debt, readers and holds.
+class Watching(NamedTuple):
+    """How shards are watched."""
 
-    All shards, or those that are named. A look costs one request for all shards together, and one for each that has
-    moved. In a terminal the table is redrawn in place. Otherwise it prints a line for each shard that has moved, or
-    with --json an object a look. Ctrl-C ends it, with exit code 130.
+    watch: Annotated[bool, typer.Option("--watch", help="Look again and again.")] = False
+    every: Annotated[
+        float | None,
+        typer.Option(min=0.05, max=86_400, metavar="SECONDS", help="With --watch: look this often. Default: 2."),
+    ] = None
+    looks: Annotated[
+        int | None,
+        typer.Option("--count", min=1, metavar="COUNT", help="With --watch: end after so many looks, not at Ctrl-C."),
+    ] = None
 
-    \b
-    persist watch
-    persist watch orders payments --every 0.5
-    persist watch --count 60 --json | jq '.shards[] | {shard, appended_per_s}'
-    """
-    if not every > 0:  # NaN passes the check of the option
-        raise InvalidUsage(f"--every is a number of seconds: got {every}", every=every)
-    with session.open() as client:
-        watcher = Watcher(client, names or ())
-        with _screen(session) as draw:
-            _watch(session, watcher, every, count, draw)
+    def checked(self) -> bool:
+        """Whether shards are watched. Raises InvalidUsage for options that go with --watch alone."""
+        if not self.watch and (self.every or self.looks):
+            raise InvalidUsage("--every and --count go with --watch")
+        if self.every is not None and not self.every > 0:  # NaN passes the check of the option
+            raise InvalidUsage(f"--every is a number of seconds: got {self.every}", every=self.every)
+        return self.watch
+
+
+def run(session: Session, client: Client, names: Sequence[str], watching: Watching) -> None:
+    """Watch these shards, or all, until there were so many looks, or Ctrl-C."""
+    with _screen(session) as draw:
+        _watch(session, Watcher(client, names), watching.every or 2.0, watching.looks, draw)
 
 
 def _watch(session: Session, watcher: Watcher, every: float, count: int | None, draw: Draw | None) -> None:

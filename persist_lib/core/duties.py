@@ -18,13 +18,13 @@ this long. The thread and the process that keep leases up do so for a living one
 
 
 class Duty(NamedTuple):
-    """One kind of upkeep. `name` is its command, its key, its asset, its job and the start of its schedule's name."""
+    """One kind of upkeep. `name` is what `persist maintain --only` takes, and its key, asset, job and schedule."""
 
     name: str
     does: str
-    """What it does, in one sentence: the first line of its command's help, and the asset's description."""
+    """What it does, in one sentence, for the command's help and the asset's description."""
     help: str = ""
-    """More of the command's help, with examples."""
+    """More for the command's help."""
     after: tuple[str, ...] = ()
     """The duties that it builds on."""
     is_upkeep: bool = True
@@ -47,9 +47,6 @@ DUTIES: tuple[Duty, ...] = (
         """
     They find out at their next call. A writer then registers again by itself; a reader has to be opened again. This
     does not move since; it moves with the next reader or hold that moves.
-
-    \b
-    persist leases --all --dry-run      ids that are overdue, for how long, and what they hold back
     """,
         schedule="* * * * *",
     ),
@@ -57,10 +54,6 @@ DUTIES: tuple[Duty, ...] = (
         "retention", "Give up the history that the retention policy does not keep.",
         """
     As far as readers and holds allow.
-
-    \b
-    persist set-retention orders 1000   set the policy
-    persist retention orders            carry it out
     """,
         after=("leases",),
     ),
@@ -68,11 +61,7 @@ DUTIES: tuple[Duty, ...] = (
         "compaction", "Merge batches that are in debt, so that reading stays fast.",
         """
     Never changes a shard's contents. The price is that of the requests, at the location's prices (see --prices).
-    `persist plan` shows the same as --dry-run.
-
-    \b
-    persist compaction orders --dry-run
-    persist compaction --all
+    --dry-run says what is rewritten and why, and what is left alone.
     """,
         after=("retention",), schedule="53 4 * * *", kinds=("spark", "parquet"),
         job=("leases", "retention", "compaction", "rollups", "garbage", "census"),
@@ -81,10 +70,6 @@ DUTIES: tuple[Duty, ...] = (
         "rollups", "Copy a shard's state to Blob, if that is due, so that opening it stays fast.",
         """
     Garbage may wait for it, too.
-
-    \b
-    persist rollups --all
-    persist rollups orders --force
     """,
         after=("compaction",),
     ),
@@ -93,10 +78,6 @@ DUTIES: tuple[Duty, ...] = (
         """
     No age is consulted: an object goes when no live reader can still read a state that refers to it. What has to wait
     is listed with the reader, or the missing rollup, that it waits for.
-
-    \b
-    persist garbage orders --dry-run
-    persist garbage --all
     """,
         after=("rollups",), schedule="7 * * * *", job=("retention", "rollups", "garbage"),
     ),
@@ -104,9 +85,6 @@ DUTIES: tuple[Duty, ...] = (
         "orphans", "Delete objects that were uploaded but never linked, and never can be.",
         """
     Lists the shard's objects, then reads its state. An object of a live writer is pending: it may be linked yet.
-
-    \b
-    persist orphans --all --dry-run
     """,
         after=("garbage",), is_last=True, schedule="23 2 * * *",
     ),
@@ -117,22 +95,15 @@ DUTIES: tuple[Duty, ...] = (
     until they are sound or gone. With --new, batches that were found sound are not. Exit code 3 if anything is damaged.
 
     \b
-    persist scrub --all
-    persist scrub --all --new           only what no scrub has found sound yet
-    persist scrub orders --after 4711
+    persist shard scrub --all
+    persist shard scrub --all --new           only what no scrub has found sound yet
+    persist shard scrub orders --after 4711
     """,
         after=("compaction",), is_upkeep=False, schedule="41 3 * * 0", kinds=("spark", "parquet"),
     ),
     Duty(
         "census",
         "Count everything about shards: batches, debt, garbage, leases, rollups, dollars.",
-        """
-    Without names, of all shards.
-
-    \b
-    persist census orders
-    persist census --json | jq '.shards[] | {shard, debt, garbage_size}'
-    """,
         after=("orphans", "scrub"), is_upkeep=False, schedule="*/15 * * * *",
     ),
 )  # fmt: skip
@@ -142,10 +113,19 @@ LAYER_DUTIES: tuple[Duty, ...] = (
     Duty(
         "collections", "Settle commands, promise, move holds, take away renditions and collections that nobody needs, "
         "and apply and tidy the WALs of tables.",
+        """
+    It finishes commands that a killed process left, promises as far as the data is there, moves the holds by which
+    history is kept, and takes away renditions and dropped collections that cannot be read any more. What is in the WAL
+    of tables alone is applied to them, and (where all are looked after) taken out of the WAL.
+    """,
         schedule="*/5 * * * *", carrier="collection",
     ),
     Duty(
         "pending", "Absorb what writers without coordination put into the pending areas of collections.",
+        """
+    It enters the collection's shard, and what is not needed any more becomes garbage. Where writers disagree about a
+    time, nothing from then on is absorbed, and the exit code is 3; `persist pending choose` continues.
+    """,
         schedule="*/5 * * * *", carrier="pending area",
     ),
 )  # fmt: skip

@@ -116,7 +116,7 @@ def repair(store: Store, *, apply: bool = False) -> Repaired:
         if not isinstance(records, Mends):
             raise InvalidUsage(
                 f"a log of this kind is not mended in place ({name}). Restore what its error names: an object of S3 "
-                "from an older version or a copy, a location by `persist repair` or from a copy. Else "
+                "from an older version or a copy, a location by `persist shard repair` or from a copy. Else "
                 "`persist events cat --through` gives the events before the first that is damaged, for a new log"
             )
         found = _found(records, name)

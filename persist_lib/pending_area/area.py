@@ -96,7 +96,7 @@ def delete(client: Client, name: str) -> None:
     """Delete a collection: close its shard for good, and delete everything that is pending. Idempotent.
 
     Raises StillRead while a reader or a hold needs it. Batches that are put later are deleted by `absorb`, which
-    `persist pending absorb` and the asset in Dagster do from time to time.
+    `persist maintain --only pending` and the asset in Dagster do from time to time.
     """
     state = _checked(client).machine(name).fetch().state
     if not state.is_finished():

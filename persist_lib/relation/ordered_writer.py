@@ -125,7 +125,7 @@ class OrderedWriter(Leased, Generic[Brought, Done]):
         there was nothing left to do: which number was the last, and where it was committed. Unlike a token it does not
         depend on the times, so that a program that was killed can repeat a chunk at the upper of then. Names are 1 to
         200 bytes; a shard has at most 1,000 of them (`client.forget_producer`). A shard of format 2 or older refuses,
-        with InvalidUsage, until `persist upgrade`.
+        with InvalidUsage, until `persist shard upgrade`.
 
         Waits for the appends that `append_async` accepted before. Raises NotSent if one of them failed and the caller
         has not looked at that failure yet.

@@ -79,7 +79,7 @@ def refused(shard: ShardId, refusal: r.Refusal, unit: Unit | None = None) -> Per
         case r.NotEquivalent(reason):
             return CompactionRefused(
                 f"shard {shard}: the compaction was refused, as its output is not what its inputs hold: {reason}. "
-                "It was not applied. This is damage or a bug: run `persist scrub`",
+                "It was not applied. This is damage or a bug: run `persist shard scrub`",
                 shard=shard, reason=reason,
             )  # fmt: skip
         case r.InputsGone(inputs):
@@ -156,8 +156,8 @@ def _given_up(
         )
     return (
         f"hold {name!r} at {show(asked)} would give up history from {show(since)} on, as nothing else keeps it. A hold "
-        f"keeps: set it at {show(since)}, or give that history up by `persist hold downgrade` (client.downgrade_hold), "
-        "which has a dry run, or by a retention"
+        f"keeps: set it at {show(since)}, or give that history up by `persist hold set --give-up` "
+        "(client.downgrade_hold), which has a dry run, or by a retention"
     )
 
 
@@ -217,7 +217,7 @@ def _of_producers(refusal: r.TooManyProducers | r.WrongSequence) -> str:
         case r.TooManyProducers(name, most):
             return (
                 f"it remembers {most} producers, as many as it may, and {name!r} is none of them. Nothing was written. "
-                "Forget those that will never append again: `persist producers list` and `persist producers forget`"
+                "Forget those that will never append again: `persist shard producers`, with --forget"
             )
         case r.WrongSequence(name, _, None):
             return f"there is no producer {name!r} to forget. This change was not made"
@@ -271,7 +271,7 @@ def _sentence(refusal: _Rare) -> str:
         case r.NeedsFormat(what, needed, actual):
             return (
                 f"it is written in format {actual}, which cannot say {what}; format {needed} can. This change was not "
-                "made. Once all programs that use the shard know that format, run `persist upgrade`"
+                "made. Once all programs that use the shard know that format, run `persist shard upgrade`"
             )
         case r.Overtaken(expected, actual):
             return f"this was made for v{expected}, and it is at v{actual} by now. This change was not made; repeat it"

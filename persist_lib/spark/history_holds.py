@@ -1,7 +1,7 @@
 """Leases of batch reads, and the named hold of a stream, which keeps history however long the stream is stopped.
 
 The hold is made before the first batch is read, moved forward when Spark says that a batch is done, and released at
-the end of a closed shard. `persist hold list` shows it with what it is for; `persist hold release` lets go of it.
+the end of a closed shard. `persist describe` shows it with what it is for; `persist hold release` lets go of it.
 """
 
 from __future__ import annotations

@@ -219,7 +219,7 @@ class WriterLock:
         raise Locked(
             f"the streams of {self._client.url} have a writer already, {with_id}: {found.owner or found.instance}, in "
             f"epoch {found.epoch}, until {max(0, found.lease_until - now) / 1000:.0f} s from now unless it renews its "
-            "lease. Stop it; if it is gone, wait, or break its lock: `persist streams lock break`",
+            "lease. Stop it; if it is gone, wait, or break its lock: `persist streams unlock`",
             epoch=found.epoch, owner=found.owner, lease_until=found.lease_until,
         )  # fmt: skip
 

@@ -30,7 +30,7 @@ SCHEMA = persist.Schema(key={"order_id": "int64"}, value={"state": "string"})
 SMALL = persist.Config(inline_bytes=0)
 """Every append an object, so that there is garbage."""
 BATCHES = 12
-DUTIES = ["maintain", *(duty.name for duty in duties.DUTIES if duty.is_upkeep)]
+DUTIES = [(), *(("--only", duty.name) for duty in duties.DUTIES if duty.is_upkeep)]
 
 
 @pytest.fixture(scope="module")
@@ -111,12 +111,12 @@ def abandoned(sh: Shell) -> Iterator[Shell]:
 
 
 def test_the_shards_are_listed_with_what_needs_work(sh: Shell):
-    assert [line.split()[0] for line in sh("shards").splitlines() if line.startswith((" orders", " tidy"))] == [
+    assert [line.split()[0] for line in sh("shard", "list").splitlines() if line.startswith((" orders", " tidy"))] == [
         "orders",
         "tidy",
     ]
-    assert sh("shards", "--names").split() == ["orders", "tidy"]
-    found = sh.json("shards")
+    assert sh("shard", "list", "--names").split() == ["orders", "tidy"]
+    found = sh.json("shard", "list")
     assert [(shard["shard"], shard["upper"], shard["updates"]) for shard in found["shards"]] == [
         ("orders", [BATCHES], 2 * BATCHES - 1), ("tidy", [1], 1),
     ]  # fmt: skip
@@ -124,42 +124,46 @@ def test_the_shards_are_listed_with_what_needs_work(sh: Shell):
 
 
 def test_the_census_is_of_the_shards_named_or_of_all(sh: Shell):
-    assert [shard["shard"] for shard in sh.json("census", "tidy")["shards"]] == ["tidy"]
-    assert [shard["shard"] for shard in sh.json("census")["shards"]] == ["orders", "tidy"]
-    assert "fingerprint" in sh("census", "orders")
+    assert [shard["shard"] for shard in sh.json("shard", "list", "--long", "tidy")["shards"]] == ["tidy"]
+    assert [shard["shard"] for shard in sh.json("shard", "list", "--long")["shards"]] == ["orders", "tidy"]
+    assert "fingerprint" in sh("shard", "list", "--long", "orders")
 
 
 def test_show_says_who_holds_back_what(abandoned: Shell):
-    abandoned("compaction", "orders")
-    text = abandoned("show", "orders")
+    abandoned("maintain", "--only", "compaction", "orders")
+    text = abandoned("shard", "show", "orders")
     assert "reader report" in text
     assert "min left" in text
     assert f"since, {BATCHES} objects" in text
     assert f"waits     {BATCHES} objects" in text
-    assert len([line for line in abandoned("show", "tidy", "--batches").splitlines() if line.startswith(" 0..1")]) == 1
-    found = abandoned.json("show", "orders")
+    assert (
+        len([line for line in abandoned("shard", "show", "tidy", "--batches").splitlines() if line.startswith(" 0..1")])
+        == 1
+    )
+    found = abandoned.json("shard", "show", "orders")
     assert {who["kind"]: who["holds_since"] for who in found["holders"]} == {"reader": True, "hold": False}
     assert len(found["state"]["garbage"]) == BATCHES
-    assert "overdue by" in abandoned("show", "tidy")
+    assert "overdue by" in abandoned("shard", "show", "tidy")
 
 
 def test_the_log_tells_every_transition_newest_last(sh: Shell):
-    rows = sh.json("log", "orders", "--limit", 1000)["rows"]
+    rows = sh.json("shard", "log", "orders", "--limit", 1000)["rows"]
     assert [row["seqno"] for row in rows] == list(range(1, len(rows) + 1))
     assert [row["command"] for row in rows[:3]] == ["Create", "RegisterWriter", "CompareAndAppend"]
     assert rows[-1]["command"] == "Retire"
-    assert [row["seqno"] for row in sh.json("log", "orders", "--from", 3, "--limit", 2)["rows"]] == [3, 4]
-    assert "batch 0..1, times [0] to [1]: 1 update" in sh("log", "orders", "--from", 3)
-    assert len(sh.json("log", "orders", "--limit", 5)["rows"]) == 5
+    assert [row["seqno"] for row in sh.json("shard", "log", "orders", "--from", 3, "--limit", 2)["rows"]] == [3, 4]
+    assert "batch 0..1, times [0] to [1]: 1 update" in sh("shard", "log", "orders", "--from", 3)
+    assert len(sh.json("shard", "log", "orders", "--limit", 5)["rows"]) == 5
 
 
-def test_the_plan_is_what_a_dry_run_would_do(sh: Shell):
-    plan = sh.json("plan", "orders")
-    dry = sh.json("compaction", "orders", "--dry-run")["shards"][0]["plan"]
-    assert plan["requests"] == dry["requests"]
-    assert plan["debt"] > 0
-    assert "merge" in sh("plan", "orders")
-    assert "nothing to do" in sh("plan", "tidy")
+def test_a_dry_run_of_compaction_is_its_plan_with_what_it_leaves_alone(sh: Shell):
+    (planned,) = sh.json("maintain", "orders", "--only", "compaction", "--dry-run")["shards"]
+    assert planned["plan"]["debt"] > 0
+    assert "merge" in sh("maintain", "orders", "--only", "compaction", "--dry-run")
+    assert sh.json("maintain", "orders", "--only", "compaction")["shards"][0]["plan"] == planned["plan"]
+    tidy = sh("maintain", "tidy", "--only", "compaction", "--dry-run")
+    assert "nothing to compact" in tidy
+    assert "leave" in tidy
 
 
 def test_a_snapshot_is_the_contents_at_the_time_in_every_format(sh: Shell, tmp_path: Path):
@@ -304,7 +308,7 @@ def test_csv_tells_null_from_empty_text_and_comes_back(tmp_path: Path):
 def test_time_passes_without_a_file_and_a_shard_closes_at_the_end_of_all_times(sh: Shell):
     assert sh.json("append", "tidy", "--lower", "[1]", "--upper", 5)["upper"] == [5]
     assert sh.json("append", "tidy", "--lower", 5, "--upper", "[]")["upper"] == []
-    assert "complete" in sh("show", "tidy")
+    assert "complete" in sh("shard", "show", "tidy")
 
 
 def test_what_another_writer_covered_is_skipped_when_asked(sh: Shell, tmp_path: Path):
@@ -317,18 +321,18 @@ def test_what_another_writer_covered_is_skipped_when_asked(sh: Shell, tmp_path: 
 
 def test_upkeep_does_what_it_says_and_a_second_time_finds_nothing(abandoned: Shell):
     sh = abandoned
-    assert f"{BATCHES} → 1 batch" in sh("compaction", "orders")
-    assert "nothing to compact" in sh("compaction", "orders")
-    assert f"{BATCHES} objects" in sh("garbage", "orders")
-    assert "may still read" in sh("garbage", "orders")
-    assert "rolled up" in sh("rollups", "orders")
-    assert "no rollup is due" in sh("rollups", "tidy")
-    assert "rolled up" in sh("rollups", "tidy", "--force")
-    assert "retired 1 of 1" in sh("leases", "tidy")
-    assert "no lease is overdue" in sh("leases", "tidy")
-    assert "0 orphans" in sh("orphans", "--all")
-    assert "1 batch read: every digest and every sum is right" in sh("scrub", "--all")
-    assert "nothing new: no batch was read; 1 were found right" in sh("scrub", "--all", "--new")
+    assert f"{BATCHES} → 1 batch" in sh("maintain", "--only", "compaction", "orders")
+    assert "nothing to compact" in sh("maintain", "--only", "compaction", "orders")
+    assert f"{BATCHES} objects" in sh("maintain", "--only", "garbage", "orders")
+    assert "may still read" in sh("maintain", "--only", "garbage", "orders")
+    assert "rolled up" in sh("maintain", "--only", "rollups", "orders")
+    assert "no rollup is due" in sh("maintain", "--only", "rollups", "tidy")
+    assert "rolled up" in sh("maintain", "--only", "rollups", "tidy", "--force")
+    assert "retired 1 of 1" in sh("maintain", "--only", "leases", "tidy")
+    assert "no lease is overdue" in sh("maintain", "--only", "leases", "tidy")
+    assert "0 orphans" in sh("maintain", "--only", "orphans", "--all")
+    assert "1 batch read: every digest and every sum is right" in sh("shard", "scrub", "--all")
+    assert "nothing new: no batch was read; 1 were found right" in sh("shard", "scrub", "--all", "--new")
 
 
 def test_maintain_tidies_up_and_prints_before_beside_after(sh: Shell):
@@ -345,43 +349,94 @@ def test_maintain_tidies_up_and_prints_before_beside_after(sh: Shell):
 
 
 def test_garbage_goes_once_nobody_can_read_it(sh: Shell):
-    sh("compaction", "orders")
-    sh("rollups", "orders")
+    sh("maintain", "--only", "compaction", "orders")
+    sh("maintain", "--only", "rollups", "orders")
     objects = sum(name.endswith(".parquet") for name in sh.files())
-    assert f"deleted {BATCHES} objects" in sh("garbage", "orders")
+    assert f"deleted {BATCHES} objects" in sh("maintain", "--only", "garbage", "orders")
     assert sum(name.endswith(".parquet") for name in sh.files()) == objects - BATCHES
     assert len(sh.json("read", "orders", "--as-of", 9)["rows"]) == 1
 
 
 def test_producers_are_listed_and_forgotten(sh: Shell):
-    assert "no producers" in sh("producers", "list", "orders")
+    assert "no producers" in sh("shard", "producers", "orders")
     with sh.client() as client:
         schema = client.inspect("orders").state.schemas[-1]
         upper = client.inspect("orders").state.upper.time or 0
         client.open_writer("orders", schema).compare_and_append([], upper, upper + 1, producer=("nightly load", 7))
-    assert "nightly load" in sh("producers", "list", "orders")
-    assert sh.json("producers", "list", "orders")["producers"]["nightly load"]["sequence"] == 7
-    assert "its producers: nightly load" in sh.fails(2, "producers", "forget", "orders", "nightly")
-    assert "is at 7, not at 6" in sh.fails(2, "producers", "forget", "orders", "nightly load", "--expected", 6)
-    assert "would forget" in sh("producers", "forget", "orders", "nightly load", "--dry-run")
-    assert sh.json("producers", "forget", "orders", "nightly load", "--expected", 7)["sequence"] == 7
-    assert "no producers" in sh("producers", "list", "orders")
+    assert "nightly load" in sh("shard", "producers", "orders")
+    assert sh.json("shard", "producers", "orders")["producers"]["nightly load"]["sequence"] == 7
+    assert "its producers: nightly load" in sh.fails(2, "shard", "producers", "orders", "--forget", "nightly")
+    assert "is at 7, not at 6" in sh.fails(
+        2, "shard", "producers", "orders", "--forget", "nightly load", "--expected", 6
+    )
+    assert "go with --forget" in sh.fails(2, "shard", "producers", "orders", "--dry-run")
+    assert "would forget" in sh("shard", "producers", "orders", "--forget", "nightly load", "--dry-run")
+    assert sh.json("shard", "producers", "orders", "--forget", "nightly load", "--expected", 7)["sequence"] == 7
+    assert "no producers" in sh("shard", "producers", "orders")
+
+
+def test_several_duties_are_each_done_and_one_that_fails_stops_none(sh: Shell):
+    found = sh.json("maintain", "tidy", "--only", "leases", "--only", "garbage")
+    assert (found["duty"], found["shards"][0].keys()) == ("maintain", {"shard", "leases", "garbage"})
+    next((sh.root / "blob" / "orders").rglob("*.parquet")).unlink()
+    words = ("maintain", "orders", "tidy", "--only", "garbage", "--only", "compaction")
+    done = sh.run(*words)
+    assert done.exit_code == 3
+    assert re.search("compaction FAILED: orders.", done.stdout)
+    assert re.search("garbage +done", done.stdout)
+    assert "tidy: done" in done.stdout
+    told = json.loads(sh.run(*words, "--json").stdout)
+    assert ([one["shard"] for one in told["shards"]], list(told["failed"])) == (["tidy"], ["orders"])
+
+
+@pytest.mark.parametrize(("words", "says"), [
+    (("--only", "garbag"), "Did you mean garbage? They are collections, pending, leases,"),
+    (("--only", "scrub"), "there is no duty 'scrub'"), (("orders", "--force"), "goes with --only rollups"),
+    (("orders", "--all"), "names or --all, not both"),
+])  # fmt: skip
+def test_wrong_words_of_maintain_are_refused_before_anything_is_done(sh: Shell, words: tuple[str, ...], says: str):
+    before = sh.files()
+    assert says in sh.fails(2, "maintain", *words)
+    assert sh.files() == before
+
+
+def test_what_a_dropped_shard_leaves_is_deleted_by_its_name(sh: Shell):
+    sh("maintain", "orders", "--only", "leases")
+    sh("drop", "orders", "--yes")
+    for _ in range(3):
+        sh("maintain", "orders")
+    assert not list((sh.root / "blob" / "orders").rglob("*.parquet"))
 
 
 def test_holds_keep_history_until_they_are_released(sh: Shell):
     sh("hold", "set", "orders", "audit", "--new", "--fence", "a")
     assert "HoldConflict" in sh.fails(1, "hold", "set", "orders", "audit", "--new")
     assert "HoldConflict" in sh.fails(1, "hold", "release", "orders", "audit", "--expected", "b")
-    assert sh.json("hold", "list", "orders")["holds"] == {"audit": {"since": [0], "opaque": b"a".hex()}}
-    assert "audit" in sh("hold", "list", "orders")
+    assert sh.json("describe", "orders")["all_holds"] == {"audit": {"since": [0], "opaque": b"a".hex()}}
+    assert re.search(r"audit +\[0\] +a +yes", sh("describe", "orders"))
+    (held,) = [one for one in sh.json("describe", "orders", "--who")["capabilities"] if one["kind"] == "hold"]
+    assert (held["id"], held["since"], held["shard"]) == ("audit", [0], "orders")
     assert "GivesUpHistory" in sh.fails(1, "hold", "set", "orders", "audit", "--since", 7)
-    given = ("hold", "downgrade", "orders", "audit", "--expected", "a", "--since")
+    given = ("hold", "set", "orders", "audit", "--give-up", "--expected", "a", "--since")
     assert "GivesUpHistory" in sh.fails(1, *given, 10**6, "--dry-run")
     assert "since would move from [0] to [7], kept by hold audit" in sh(*given, 7, "--dry-run")
-    assert sh.json("hold", "list", "orders")["since"] == [0]
+    assert sh.json("describe", "orders")["since"] == [0]
     assert sh.json(*given, 7, "--yes")["after"] == [7]
     sh("hold", "release", "orders", "audit")
-    assert "no holds" in sh("hold", "list", "orders")
+    assert re.search("holds +none", sh("describe", "orders"))
+
+
+@pytest.mark.parametrize(("words", "says"), [
+    (("--give-up",), "needs --since"), (("--give-up", "--since", 3, "--fence", "b"), "without --new and --fence"),
+    (("--give-up", "--since", 3, "--new"), "without --new"), (("--since", 3, "--dry-run"), "go with --give-up"),
+    (("--since", 3, "--yes"), "go with --give-up"),
+])  # fmt: skip
+def test_options_of_giving_history_up_are_refused_without_it_and_change_nothing(
+    sh: Shell, words: tuple[object, ...], says: str
+):
+    before = sh.files()
+    assert says in sh.fails(2, "hold", "set", "orders", "audit", *words)
+    assert sh.files() == before
 
 
 def test_retention_is_set_shown_carried_out_and_taken_away(sh: Shell):
@@ -390,7 +445,7 @@ def test_retention_is_set_shown_carried_out_and_taken_away(sh: Shell):
     assert (dry["before"], dry["after"], dry["retention"]) == ([0], [BATCHES - 4], None)
     assert f"since is [{BATCHES - 4}], kept by hold retention" in sh("set-retention", "orders", "3")
     assert sh.json("set-retention", "orders")["retention"] == 3
-    assert f"since stays at [{BATCHES - 4}]" in sh("retention", "orders")
+    assert f"since stays at [{BATCHES - 4}]" in sh("maintain", "--only", "retention", "orders")
     assert "SinceViolation" in sh.fails(1, "read", "orders", "--as-of", 1)
     assert sh.json("set-retention", "orders", "none")["retention"] is None
 
@@ -399,7 +454,7 @@ def test_a_shard_is_finished_only_by_typing_its_name(sh: Shell):
     assert "that is not 'tidy'" in sh.run("drop", "tidy", typed="orders\n").stderr
     assert sh.run("drop", "tidy", typed="").exit_code == 2
     assert "add --yes" in sh.fails(2, "drop", "tidy", "--json")
-    assert sh.json("shards")["shards"][1]["finished"] is False
+    assert sh.json("shard", "list")["shards"][1]["finished"] is False
     assert "is dropped" in sh("drop", "tidy", typed="tidy\n")
     assert "there is no table 'tidy'" in sh.fails(1, "read", "tidy")
     assert "is dropped" in sh("drop", "orders", "--yes")
@@ -432,26 +487,28 @@ def in_debt(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.mark.parametrize("duty", [*DUTIES, "drop"])
-def test_a_dry_run_changes_no_byte_and_the_real_one_does(in_debt: Path, duty: str, tmp_path: Path):
+@pytest.mark.parametrize("words", [*(("maintain", *only) for only in DUTIES), ("drop",)], ids=" ".join)
+def test_a_dry_run_changes_no_byte_and_the_real_one_does(in_debt: Path, words: tuple[str, ...], tmp_path: Path):
     shutil.copytree(in_debt, tmp_path / "data")
     sh = Shell(tmp_path / "data")
     before = sh.files()
-    assert "orders" in sh(duty, "orders", "--dry-run")
-    assert json.loads(sh(duty, "orders", "--dry-run", "--json"))["dry_run"] is True
+    assert "orders" in sh(*words, "orders", "--dry-run")
+    assert json.loads(sh(*words, "orders", "--dry-run", "--json"))["dry_run"] is True
     assert sh.files() == before
-    sh.run(duty, "orders", *(["--force"] if duty == "rollups" else []))
-    assert duty == "drop" or sh.files() != before
+    sh.run(*words, "orders", *(["--force"] if "rollups" in words else []))
+    assert words == ("drop",) or sh.files() != before
 
 
 LOOKING = [
-    ("shards",), ("census",), ("show", "orders"), ("log", "orders"), ("plan", "orders"), ("hold", "list", "orders"),
-    ("diff", "orders", "3"), ("watch", "--count", "1"), ("evolve", "orders", "--add", "note:string", "--dry-run"),
+    ("shard", "list"), ("shard", "list", "--long"), ("shard", "show", "orders"), ("shard", "log", "orders"),
+    ("maintain", "orders", "--only", "compaction", "--dry-run"), ("maintain", "--dry-run"), ("describe", "orders"),
+    ("describe", "orders", "--who"), ("tables",), ("shard", "log", "orders", "3"), ("shard", "producers", "orders"),
+    ("shard", "list", "--watch", "--count", "1"), ("evolve", "orders", "--add", "note:string", "--dry-run"),
     ("read", "orders"), ("listen", "orders", "--as-of", "9", "--no-wait"), ("set-retention", "orders"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("words", LOOKING, ids=lambda words: words[0])
+@pytest.mark.parametrize("words", LOOKING, ids=" ".join)
 def test_looking_changes_no_byte_and_creates_no_location(sh: Shell, words: tuple[str, ...], tmp_path: Path):
     before = sh.files()
     assert sh(*words)
@@ -462,9 +519,9 @@ def test_looking_changes_no_byte_and_creates_no_location(sh: Shell, words: tuple
 
 
 WRONG: dict[str, tuple[int, tuple[object, ...]]] = {
-    "NotFound": (1, ("show", "nothing")),
-    "InvalidName": (2, ("show", "../etc")),
-    "InvalidUsage": (2, ("garbage",)),
+    "NotFound": (1, ("shard", "show", "nothing")),
+    "InvalidName": (2, ("shard", "show", "../etc")),
+    "InvalidUsage": (2, ("shard", "scrub")),
     "SchemaMismatch": (2, ("append", "tidy", "wrong.jsonl", "--lower", 1, "--upper", 2)),
     "UpperMismatch": (1, ("append", "tidy", "--lower", 5, "--upper", 6)),
     "NotComplete": (1, ("read", "tidy", "--as-of", 99)),
@@ -503,7 +560,7 @@ def test_whatever_the_library_raises_ends_without_a_traceback(
 
     monkeypatch.setattr("persist_lib.client.open", fail)
     code = 3 if issubclass(kind, persist.Damage) else 2 if issubclass(kind, persist.InvalidUsage) else 1
-    planted = sh.fails(code, "shards")
+    planted = sh.fails(code, "shard", "list")
     assert "planted" in planted or issubclass(kind, persist.NotFound)
 
 
@@ -512,42 +569,44 @@ def test_damage_is_found_named_and_has_its_own_exit_code(sh: Shell):
     data = bytearray(part.read_bytes())
     data[len(data) // 2] ^= 1
     part.write_bytes(data)
-    for words in (("scrub", "--all"), ("scrub", "--all", "--new")):
+    for words in (("shard", "scrub", "--all"), ("shard", "scrub", "--all", "--new")):
         scrubbed = sh.run(*words)
         assert scrubbed.exit_code == 3
         assert "orders: 1 batch DAMAGED: batch (" in scrubbed.stdout
-        assert ("known since " in scrubbed.stdout) is (len(words) == 3)
+        assert ("known since " in scrubbed.stdout) is ("--new" in words)
     assert "tidy: nothing new: no batch was read; 1 were found right by earlier scrubs" in scrubbed.stdout
-    assert json.loads(sh.run("scrub", "orders", "--json").stdout)["shards"][0]["known"]
+    assert json.loads(sh.run("shard", "scrub", "orders", "--json").stdout)["shards"][0]["known"]
     assert part.name in sh.fails(3, "read", "orders")
     part.unlink()
-    assert sh.fails(3, "compaction", "orders").startswith("orders: Missing")
+    assert sh.fails(3, "maintain", "--only", "compaction", "orders").startswith("orders: Missing")
 
 
 @pytest.mark.parametrize("prices", [None, "s3", "free", '{"gib_month": 1000}'])
 def test_show_shards_and_census_price_alike(sh: Shell, prices: str | None):
     words = () if prices is None else ("--prices", prices)
-    shards = {shard["shard"]: shard["dollars_month"] for shard in sh.json("shards", *words)["shards"]}
-    assert {shard["shard"]: shard["dollars_month"] for shard in sh.json("census", *words)["shards"]} == shards
-    assert {name: sh.json("show", name, *words)["census"]["dollars_month"] for name in shards} == shards
+    shards = {shard["shard"]: shard["dollars_month"] for shard in sh.json("shard", "list", *words)["shards"]}
+    assert {
+        shard["shard"]: shard["dollars_month"] for shard in sh.json("shard", "list", "--long", *words)["shards"]
+    } == shards
+    assert {name: sh.json("shard", "show", name, *words)["census"]["dollars_month"] for name in shards} == shards
     is_free = prices in {None, "free"}
     assert all((dollars == 0) is is_free for dollars in shards.values()), "a disk is free unless it is said not to be"
     done = {shard["shard"]: shard for shard in sh.json("maintain", "--all", "--dry-run", *words)["shards"]}
     assert {name: done[name]["before"]["dollars_month"] for name in shards} == shards
 
 
-@pytest.mark.parametrize("words", [("compaction",), ("rollups", "--force"), ("maintain",)], ids=lambda words: words[0])
-def test_a_busy_shard_is_named_and_the_others_are_done(sh: Shell, words: tuple[str, ...]):
+@pytest.mark.parametrize("only", [("--only", "compaction"), ("--only", "rollups", "--force"), ()], ids=" ".join)
+def test_a_busy_shard_is_named_and_the_others_are_done(sh: Shell, only: tuple[str, ...]):
     with sh.client() as client, client.worker("orders") as worker:
         assert worker.id
-        done = sh.run(*words, "--all")
+        done = sh.run("maintain", *only, "--all")
         assert done.exit_code == 1
         assert f"Busy: shard orders: the worker {worker.id} is at maintenance work here" in done.stderr.replace(
             "1 of 6 duties failed, the others were done: leases, retention, rollups, garbage, orphans. compaction: ", ""
         ).replace("Busy: shard orders: Busy: ", "Busy: ")
         assert "tidy: " in done.stdout
         assert len(client.inspect("tidy").state.writers) <= 1
-    assert sh.run(*words, "--all").exit_code == 0
+    assert sh.run("maintain", *only, "--all").exit_code == 0
 
 
 def test_the_leases_of_commands_that_exclude_each_other_are_short(sh: Shell, monkeypatch: pytest.MonkeyPatch):
@@ -560,42 +619,42 @@ def test_the_leases_of_commands_that_exclude_each_other_are_short(sh: Shell, mon
         return compact(client, name, **words)
 
     monkeypatch.setattr(persist.Client, "compact", noting)
-    sh("compaction", "orders")
+    sh("maintain", "--only", "compaction", "orders")
     assert leases == [60_000]
 
 
 def test_known_damage_is_shown_without_reading_anything_again(sh: Shell):
-    assert re.search(r"damaged +not known: no scrub has looked yet", sh("show", "orders"))
-    sh("scrub", "--all")
-    assert re.search(r"damaged +none that a scrub found", sh("show", "orders"))
-    assert [shard["damaged"] for shard in sh.json("census")["shards"]] == [0, 0]
+    assert re.search(r"damaged +not known: no scrub has looked yet", sh("shard", "show", "orders"))
+    sh("shard", "scrub", "--all")
+    assert re.search(r"damaged +none that a scrub found", sh("shard", "show", "orders"))
+    assert [shard["damaged"] for shard in sh.json("shard", "list", "--long")["shards"]] == [0, 0]
     part = next(path for path in (sh.root / "blob" / "orders").rglob("*.parquet"))
     part.write_bytes(part.read_bytes()[:-1])
-    assert re.search(r"damaged +none that a scrub found", sh("show", "orders")), "only a scrub looks"
-    assert sh.run("scrub", "--all").exit_code == 3
-    for words in (("show", "orders"), ("census",)):
-        shown = sh(*words)
+    assert re.search(r"damaged +none that a scrub found", sh("shard", "show", "orders")), "only a scrub looks"
+    assert sh.run("shard", "scrub", "--all").exit_code == 3
+    for words in (("show", "orders"), ("list", "--long")):
+        shown = sh("shard", *words)
         assert re.search(r"damaged +1 batch\b", shown)
         assert f"{part.name}: " in shown
         assert "(known since 2" in shown
-    shown = sh.json("show", "orders")
+    shown = sh.json("shard", "show", "orders")
     assert (shown["damaged"], len(shown["damaged_batches"])) == (1, 1)
-    assert [shard["damaged"] for shard in sh.json("census")["shards"]] == [1, 0]
+    assert [shard["damaged"] for shard in sh.json("shard", "list", "--long")["shards"]] == [1, 0]
     [marks] = (sh.root / "blob" / "-scrub" / "orders").iterdir()
     marks.write_bytes(b"")
-    assert "`persist scrub orders` reads everything again" in sh("show", "orders")
-    assert sh.json("show", "orders")["damaged"] is None
+    assert "`persist shard scrub orders` reads everything again" in sh("shard", "show", "orders")
+    assert sh.json("shard", "show", "orders")["damaged"] is None
 
 
 def test_a_scrub_changes_no_byte_but_its_own_memory_and_creates_no_location(sh: Shell, tmp_path: Path):
     before = sh.files()
-    sh("scrub", "--all")
+    sh("shard", "scrub", "--all")
     after = sh.files()
     assert {name for name in after if after[name] != before.get(name)} == {
         name for name in after if name.startswith("blob/-scrub/")
     }
     assert before.keys() <= after.keys()
-    assert "NotFound: there is no location" in Shell(tmp_path / "nowhere").fails(1, "scrub", "--all")
+    assert "NotFound: there is no location" in Shell(tmp_path / "nowhere").fails(1, "shard", "scrub", "--all")
     assert not (tmp_path / "nowhere").exists()
 
 
@@ -607,7 +666,7 @@ def test_a_newer_format_is_refused_and_left_alone(sh: Shell):
 
 
 def test_a_shard_that_fails_does_not_keep_the_others_waiting(sh: Shell):
-    done = sh.run("compaction", "nothing", "orders", "--json")
+    done = sh.run("maintain", "--only", "compaction", "nothing", "orders", "--json")
     assert done.exit_code == 1
     told = json.loads(done.stdout)
     assert [shard["shard"] for shard in told["shards"]] == ["orders"]
@@ -618,7 +677,7 @@ def test_a_file_that_cannot_be_read_is_a_wrong_call(sh: Shell, tmp_path: Path):
     for name, text in (("bad.parquet", "no"), ("bad.jsonl", "[1]\n"), ("bad.csv", "a,b\n1\n"), ("bad.txt", "x")):
         (tmp_path / name).write_text(text)
         assert "InvalidUsage" in sh.fails(2, "append", "tidy", tmp_path / name, "--lower", 1, "--upper", 2)
-    assert sh.json("census", "tidy")["shards"][0]["upper"] == [1]
+    assert sh.json("shard", "list", "--long", "tidy")["shards"][0]["upper"] == [1]
 
 
 def test_a_failed_snapshot_leaves_no_file_and_keeps_the_one_there_was(sh: Shell, tmp_path: Path):
@@ -634,8 +693,10 @@ def test_a_failed_snapshot_leaves_no_file_and_keeps_the_one_there_was(sh: Shell,
 def test_options_count_before_and_after_the_command_and_those_after_it_win(sh: Shell, tmp_path: Path):
     url = f"file:{sh.root}"
     sh.env["PERSIST_LOCATION"] = f"file:{tmp_path / 'elsewhere'}"
-    assert json.loads(sh("--location", url, "--json", "shards"))["location"] == url
-    assert json.loads(sh("--location", "file:/nowhere", "shards", "--location", url, "--json"))["location"] == url
+    assert json.loads(sh("--location", url, "--json", "shard", "list"))["location"] == url
+    assert (
+        json.loads(sh("--location", "file:/nowhere", "shard", "list", "--location", url, "--json"))["location"] == url
+    )
 
 
 def run_process(root: Path, *words: str, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -648,14 +709,16 @@ def run_process(root: Path, *words: str, **options: Any) -> subprocess.Completed
 def test_the_installed_command_works_as_a_process(sh: Shell):
     done = run_process(sh.root, "read", "orders", "--as-of", "9", "-f", "csv", capture_output=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, '"order_id","state"\n9,"placed"\n', "")
-    failed = run_process(sh.root, "show", "nothing", capture_output=True)
+    failed = run_process(sh.root, "shard", "show", "nothing", capture_output=True)
     assert (failed.returncode, failed.stdout) == (1, "")
     assert failed.stderr.startswith("NotFound: ")
     assert len(failed.stderr.splitlines()) == 1
 
 
 def test_a_reader_of_our_output_may_stop_early(sh: Shell):
-    done = run_process(sh.root, "log", "orders", "--limit", "1000", stdout=_closed_pipe(), stderr=subprocess.PIPE)
+    done = run_process(
+        sh.root, "shard", "log", "orders", "--limit", "1000", stdout=_closed_pipe(), stderr=subprocess.PIPE
+    )
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -680,6 +743,17 @@ def every_command(group: Any = BUILT, *path: str) -> Iterator[tuple[str, ...]]:
             yield (*path, name)
 
 
+def command_of(words: str) -> Any:
+    """The command that a line begins with; None if there is no such one."""
+    found: Any = BUILT
+    for word in words.split():
+        if not hasattr(found, "commands"):
+            break
+        if (found := found.commands.get(word)) is None:
+            return None
+    return None if hasattr(found, "commands") else found
+
+
 def test_the_help_fits_one_screen_and_shows_ten_commands() -> None:
     text = help_of()
     assert len(text.strip("\n").splitlines()) <= 40
@@ -692,33 +766,36 @@ def test_the_help_fits_one_screen_and_shows_ten_commands() -> None:
 def test_all_commands_are_listed(sh: Shell) -> None:
     listed = [each["command"] for each in sh.json("commands")["commands"]]
     assert listed == [f"persist {' '.join(words)}" for words in every_command()]
+    assert len(listed) <= 60
     assert all(each["help"] for each in sh.json("commands")["commands"])
 
 
 @pytest.mark.parametrize("words", sorted(root.RENAMED))
 def test_of_a_spelling_of_before_the_new_one_is_told(sh: Shell, words: str) -> None:
     said = " ".join(sh.fails(2, *words.split(), "orders").replace("│", " ").split())
-    assert f"There is no command 'persist {words}' any more: it is `persist {root.RENAMED[words]} NAME`." in said
+    assert f"There is no command 'persist {words}' any more: it is `persist {root.RENAMED[words]}`." in said
+    assert command_of(root.RENAMED[words]), "the new spelling is one"
+    assert command_of(words) is None
 
 
 def test_every_command_has_help_with_an_example():
-    found = list(every_command())
-    assert len(found) == 89
-    for words in found:
+    for words in every_command():
         text = help_of(*words)
         assert f"persist {' '.join(words)}" in text.split("Usage:")[1].split("\n", 1)[1], words
 
 
 def test_what_a_command_asked_of_the_location_is_said_in_a_line_and_priced_as_wished(sh: Shell):
-    done = sh.run("compaction", "orders", "--dry-run")
+    done = sh.run("maintain", "--only", "compaction", "orders", "--dry-run")
     assert done.stderr.rstrip().endswith("$0"), "files are free"
     assert re.search(r"\d+ requests?, .* read, .* written, \$0", done.stderr)
     sh.env["PERSIST_PRICES"] = "s3"
-    assert "for <$0.0001" in sh("compaction", "orders", "--dry-run")
-    assert "for $13.00" in sh("compaction", "orders", "--dry-run", "--prices", '{"get": 1, "put": 1}')
-    found = sh.json("compaction", "orders")
+    assert "for <$0.0001" in sh("maintain", "--only", "compaction", "orders", "--dry-run")
+    assert "for $13.00" in sh(
+        "maintain", "--only", "compaction", "orders", "--dry-run", "--prices", '{"get": 1, "put": 1}'
+    )
+    found = sh.json("maintain", "--only", "compaction", "orders")
     assert found["cost"]["gets"] == found["shards"][0]["cost"]["gets"] == BATCHES
     assert found["cost"]["dollars"] >= found["shards"][0]["plan"]["cost"]["dollars"] > 0
-    assert "prices are" in sh.fails(2, "plan", "orders", "--prices", "gold")
+    assert "prices are" in sh.fails(2, "maintain", "--only", "compaction", "--dry-run", "orders", "--prices", "gold")
     appended = sh.json("append", "tidy", "--lower", 1, "--upper", 2)
     assert appended["cost"]["commits"] > 0

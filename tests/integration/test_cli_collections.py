@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -36,7 +37,7 @@ def sh(tmp_path: Path) -> Shell:
 @pytest.fixture
 def made(sh: Shell, tmp_path: Path) -> Shell:
     """A collection of three shards with ten rows."""
-    sh("collection", "create", "orders", *COLUMNS, "--shards", 3, "--mode", "compare_and_append")
+    sh("create", "orders", *COLUMNS, "--shards", 3, "--mode", "compare_and_append")
     rows = [{"id": n, "name": "a", "cents": 10 * n} for n in range(10)]
     sh("append", "orders", jsonl(tmp_path / "rows.jsonl", *rows))
     return sh
@@ -49,32 +50,39 @@ def contents(sh: Shell, name: str = "orders", *words: object) -> dict[int, int]:
 
 
 def test_a_collection_is_made_once_and_listed(sh: Shell):
-    said = sh("collection", "create", "sales/orders", *COLUMNS, "--shards", 2, "--command", "c1")
+    said = sh("create", "sales/orders", *COLUMNS, "--shards", 2, "--command", "c1")
     assert said.startswith("created sales/orders: ")
-    assert sh("collection", "create", "sales/orders", *COLUMNS, "--shards", 2, "--command", "c1") == said
-    assert "there is a collection 'sales/orders' already" in sh.fails(
-        1, "collection", "create", "sales/orders", *COLUMNS
-    )
-    assert sh("collection", "list", "--names") == "sales/orders\n"
-    assert sh.json("collection", "list", "--names") == {"collections": ["sales/orders"]}
-    found = sh.json("collection", "list")["collections"][0]
+    assert sh("create", "sales/orders", *COLUMNS, "--shards", 2, "--command", "c1") == said
+    again = sh.fails(1, "create", "sales/orders", *COLUMNS, "--shards", 1)
+    assert "there is a collection 'sales/orders' already" in again
+    assert sh("tables", "--names") == "sales/orders\n"
+    assert sh.json("tables", "--names") == {"tables": ["sales/orders"]}
+    found = sh.json("tables")["tables"][0]
     assert (found["name"], found["mode"], len(found["shards"]), found["upper"]) == ("sales/orders", "append", 2, [0])
-    assert re.search(r"sales/orders +1 +2 +append +\[0\]", sh("collection", "list"))
+    assert re.search(r"sales/orders +collection +2 +3 +\[0\] +\[0\] +append +1 +\[1\] +\n", sh("tables"))
 
 
 def test_a_dry_run_of_create_makes_nothing(sh: Shell):
-    assert "would create orders" in sh("collection", "create", "orders", *COLUMNS, "--dry-run")
+    assert "would create orders" in sh("create", "orders", *COLUMNS, "--shards", 1, "--dry-run")
     assert not sh.root.exists()
-    assert "a collection's name must be" in sh.fails(2, "collection", "create", "/x", *COLUMNS, "--dry-run")
+    assert "a collection's name must be" in sh.fails(2, "create", "/x", *COLUMNS, "--shards", 1, "--dry-run")
 
 
 def test_show_tells_renditions_and_what_is_promised(made: Shell):
     made("collection", "rendition", "make", "orders", "--shards", 5, "--copy")
-    text = made("collection", "show", "orders")
-    assert "promised    [1]: the earliest time of the next handover" in text
+    text = made("describe", "orders")
+    assert re.search(r"promised +\[1\]: the earliest time of the next handover", text)
+    assert re.search("rendition 2 new, copies 1", made("tables"))
+    for fact in (
+        "id +c[0-9a-f]{16}",
+        "mode +compare_and_append",
+        "retention +all history",
+        "used by +0 readers, 0 writers",
+    ):
+        assert re.search(fact, text), fact
     assert re.search(r" 1 +active +from 0 on +3 ", text)
     assert re.search(r" 2 +new, copies 1 +- +5 +\[0\] +\[0\] +the same", text)
-    found = made.json("collection", "show", "orders")
+    found = made.json("describe", "orders")
     assert found["schema"] == {"key": {"id": "int64 not null"}, "value": {"name": "string", "cents": "int64"}}
     assert [(one["number"], one["active"], one["copies"]) for one in found["renditions"]] == [
         (1, True, None), (2, False, 1),
@@ -110,7 +118,7 @@ def test_upsert_and_delete_count_keys(made: Shell, tmp_path: Path):
 
 
 def test_a_collection_of_identical_appends_asks_for_times(sh: Shell, tmp_path: Path):
-    sh("collection", "create", "events", *COLUMNS, "--shards", 2)
+    sh("create", "events", *COLUMNS, "--shards", 2)
     rows = jsonl(tmp_path / "rows.jsonl", {"id": 1, "name": "a", "cents": 1})
     assert "add --lower and --upper" in sh.fails(2, "append", "events", rows)
     assert "go together" in sh.fails(2, "append", "events", rows, "--lower", 0)
@@ -135,7 +143,7 @@ def test_a_wrong_transformation_is_found_and_a_right_copy_handed_over(made: Shel
     assert found["samples"]["changed"][0] == {"id": 1, "cents": [10, 20]}
     said = made("collection", "rendition", "drop", "orders", 2, "--dry-run")
     assert said.count("would finish") == 5
-    assert len(made.json("collection", "show", "orders")["renditions"]) == 2
+    assert len(made.json("describe", "orders")["renditions"]) == 2
     made("collection", "rendition", "drop", "orders", 2)
 
     made("collection", "rendition", "make", "orders", "--shards", 4, "--copy")
@@ -145,7 +153,7 @@ def test_a_wrong_transformation_is_found_and_a_right_copy_handed_over(made: Shel
         "rendition 3 of orders would be the collection from 1 on, after 1\n"
         "it is copied up to [1]\nreaders would see it once upper, now [1], has passed 1\n"
     )
-    assert made.json("collection", "show", "orders")["renditions"][0]["active"]
+    assert made.json("describe", "orders")["renditions"][0]["active"]
     assert made.json("collection", "hand-over", "orders", 3, "--command", "h")["at"] == 1
     assert made.json("collection", "hand-over", "orders", 3, "--command", "h")["at"] == 1, "the same command"
     assert "the copy is complete" in made("collection", "rendition", "copy", "orders", 3, "--to-end")
@@ -214,7 +222,7 @@ def test_a_dry_run_of_giving_up_a_rendition_says_what_goes(made: Shell):
     assert [step["action"] for step in found["steps"]] == ["finish", "finish", "forget"]
     assert "rendition 2 of orders would be dropped" in made("collection", "rendition", "drop", "orders", 2, "--dry-run")
     assert "is the collection at times" in made.fails(1, "collection", "rendition", "drop", "orders", 1, "--dry-run")
-    assert len(made.json("collection", "show", "orders")["renditions"]) == 2
+    assert len(made.json("describe", "orders")["renditions"]) == 2
     assert "rendition 2 of orders is dropped" in made("collection", "rendition", "drop", "orders", 2)
 
 
@@ -222,7 +230,7 @@ def test_columns_are_added_to_all_shards(made: Shell, tmp_path: Path):
     add = ("--add", "note:string", "--add", "seen:timestamp[us, UTC]")
     said = made("evolve", "orders", *add, "--dry-run")
     assert said.startswith("orders: would add note: string, seen: timestamp[us, UTC]; the schema would be ")
-    assert len(made.json("collection", "show", "orders")["schema"]["value"]) == 2
+    assert len(made.json("describe", "orders")["schema"]["value"]) == 2
     done = made.json("evolve", "orders", *add)
     assert done["added"] == ["note: string", "seen: timestamp[us, UTC]"]
     assert "has these columns already" in made("evolve", "orders", *add)
@@ -244,36 +252,36 @@ def test_history_is_kept_by_retention_and_holds(made: Shell):
     dry = made("set-retention", "orders", 0, "--dry-run")
     assert dry == "orders has no retention policy; since would be [2], kept by hold audit\n"
     assert made("set-retention", "orders", 0).startswith("orders keeps history for 0 behind upper; since is [2], kept ")
-    assert re.search(r" audit +\[2\]", made("hold", "list", "orders"))
-    assert made.json("collection", "show", "orders")["since"] == [2]
+    assert re.search(r" audit +\[2\]", made("describe", "orders"))
+    assert made.json("describe", "orders")["since"] == [2]
     assert made("hold", "release", "orders", "audit").startswith("orders: hold audit is released; since is [2]")
-    assert "step" in made("collection", "tend", "--dry-run")
+    assert "step" in made("maintain", "--only", "collections", "--dry-run")
     made.run("append", "orders", "-", typed='{"id": 80, "name": "x", "cents": 1}')
-    made("collection", "tend")
-    assert made.json("collection", "show", "orders")["since"] == [6]
-    assert made("collection", "tend") == "collections: nothing to do\n"
+    made("maintain", "--only", "collections")
+    assert made.json("describe", "orders")["since"] == [6]
+    assert made("maintain", "--only", "collections") == "collections: nothing to do\n"
     assert "is before since [6]" in made.fails(1, "read", "orders", "--as-of", 2)
 
 
 def test_capabilities_name_owners(made: Shell):
     with made.client() as client, client.controller() as controller:
         reader = controller.open_reader("orders", owner="nightly report")
-        found = made.json("collection", "capabilities", "orders")["capabilities"]
+        found = made.json("describe", "--who", "orders")["capabilities"]
         assert {(one["kind"], one["owner"]) for one in found} == {("hold", ""), ("read", "nightly report")}
-        assert "nightly report" in made("collection", "capabilities", "orders")
+        assert "nightly report" in made("describe", "--who", "orders")
         reader.close()
 
 
 def test_a_name_is_typed_before_a_collection_is_dropped(made: Shell):
-    before = made.json("collection", "show", "orders")
+    before = made.json("describe", "orders")
     assert "orders would be dropped" in made("drop", "orders", "--dry-run")
     refused = made.run("drop", "orders", typed="order\n")
     assert (refused.exit_code, "Type the table's name" in refused.stderr) == (2, True)
     assert "add --yes" in made.fails(2, "drop", "orders", "--json")
-    assert made.json("collection", "show", "orders") == before
+    assert made.json("describe", "orders") == before
     assert "orders is dropped" in made.run("drop", "orders", typed="orders\n").stdout
-    assert made("collection", "list", "--names") == ""
-    made("collection", "create", "orders", *COLUMNS)
+    assert made("tables", "--names") == ""
+    made("create", "orders", *COLUMNS, "--shards", 1)
 
 
 def test_a_drop_waits_for_readers_and_says_for_whom(made: Shell):
@@ -281,35 +289,57 @@ def test_a_drop_waits_for_readers_and_says_for_whom(made: Shell):
         reader = controller.open_reader("orders", owner="report")
         assert "1 shard has to wait" in made("drop", "orders", "--yes")
         reader.close()
-    made("collection", "tend")
+    made("maintain", "--only", "collections")
     with made.client() as client:
         assert all(client.inspect(name).state.is_finished() for name in client.shards() if name != "_catalog")
 
 
 def test_a_renamed_collection_is_found_under_its_new_name(made: Shell):
     assert made("rename", "orders", "archive/orders") == "orders is now archive/orders\n"
-    assert "Did you mean archive/orders?" in made.fails(1, "collection", "show", "archive/order")
-    assert "`persist collection list` lists all" in made.fails(1, "collection", "show", "orders")
+    assert "Did you mean archive/orders?" in made.fails(1, "describe", "archive/order")
+    assert "`persist tables` lists all" in made.fails(1, "describe", "orders")
+
+
+def test_maintain_takes_a_collection_by_its_name_and_without_names_all_there_is(made: Shell):
+    made("create", "plain", *COLUMNS)
+    made("set-retention", "orders", 1)
+    with made.client() as client:
+        every = set(client.shards())
+        own = {name for name in every if client.controller().describe("orders").id in name}
+    found = made.json("maintain", "orders")
+    assert {one["shard"] for one in found["shards"]} == own
+    assert len(own) == 4, "three, and the one that keeps its renditions"
+    assert "steps" in found, "the collection itself is looked after, too"
+    assert {one["shard"] for one in made.json("maintain", "plain")["shards"]} == {"plain"}
+    found = made.json("maintain")
+    assert ({one["shard"] for one in found["shards"]}, "steps" in found) == (every, True)
+    assert made.json("maintain", "orders", "--only", "garbage").keys() == {
+        "duty",
+        "dry_run",
+        "shards",
+        "failed",
+        "cost",
+    }
 
 
 def test_who_takes_a_collection_for_a_shard_is_told(made: Shell):
-    assert "is a collection in" in made.fails(1, "show", "orders")
-    assert "persist collection show orders" in made.fails(1, "show", "orders")
+    assert "is a collection in" in made.fails(1, "shard", "show", "orders")
+    assert "persist describe orders" in made.fails(1, "shard", "show", "orders")
 
 
 @pytest.mark.parametrize(
     "words",
     [
-        ("show",), ("capabilities",), ("tend",), ("compare", 2), ("hand-over", 2),
-        ("rendition", "make"), ("rendition", "copy", 2),
-        ("rendition", "drop", 2),
+        ("describe", "order"), ("describe", "--who", "order"), ("maintain", "order", "--only", "collections"),
+        ("collection", "compare", "order", 2), ("collection", "hand-over", "order", 2),
+        ("collection", "rendition", "make", "order"), ("collection", "rendition", "copy", "order", 2),
+        ("collection", "rendition", "drop", "order", 2),
     ],
     ids=lambda words: " ".join(map(str, words)),
 )  # fmt: skip
 def test_every_command_says_that_there_is_no_such_collection(words: tuple[object, ...], made: Shell):
-    at = 2 if words[0] in ("hold", "rendition") else 1
-    said = made.fails(1, "collection", *words[:at], "order", *words[at:])
-    assert "there is no collection 'order'" in said
+    said = made.run(*words).stderr
+    assert re.search("there is no (collection|table) 'order'", said)
     assert "Did you mean orders?" in said
 
 
@@ -334,18 +364,18 @@ def test_what_cannot_be_done_is_said_in_a_sentence(words: tuple[object, ...], sa
 
 
 def test_times_may_be_moments(sh: Shell):
-    sh("collection", "create", "visits", "--key", "id:int64", "--times", "ms", "--mode", "compare_and_append",
+    sh("create", "visits", "--key", "id:int64", "--times", "ms", "--mode", "compare_and_append",
        "--retention", "7 days")  # fmt: skip
     sh.run("append", "visits", "-", typed='{"id": 1}')
-    assert "7 d" in sh("collection", "show", "visits")
+    assert "7 d" in sh("describe", "visits")
     found = sh.json("read", "visits")
     assert found["times"] == "ms"
     assert found["as_of"] > 1_700_000_000_000
 
 
 def test_names_are_completed(made: Shell):
-    made("collection", "create", "others", *COLUMNS)
-    words = f"persist --location file:{made.root} collection show or"
+    made("create", "others", *COLUMNS, "--shards", 1)
+    words = f"persist --location file:{made.root} describe or"
     place = str(len(words.split(" ")) - 1)
     env = {"_PERSIST_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": place}
     for _ in range(60):  # a shell does not wait for long, and this machine may be busy
@@ -359,8 +389,10 @@ def test_names_are_completed(made: Shell):
 def test_tending_a_location_without_collections_is_nothing_to_do(sh: Shell):
     with persist.open(f"file:{sh.root}") as client:
         client.open_writer("shard", persist.Schema({"id": "int64"}))
-    assert sh("collection", "list").endswith("0 collections\n")
-    assert sh("collection", "tend") == "collections: nothing to do\n"
+    assert sh("tables").endswith("1 table\n")
+    assert sh("maintain", "--only", "collections") == "collections: nothing to do\n"
+    with persist.open(f"file:{sh.root}", read_only=True) as client:
+        assert client.shards() == ["shard"], "no catalog was made"
 
 
 def test_sql_reads_collections_as_of_times(made: Shell, tmp_path: Path):
@@ -376,13 +408,26 @@ def test_sql_reads_collections_as_of_times(made: Shell, tmp_path: Path):
 
 
 def test_shards_with_minted_names_say_whose_they_are(made: Shell):
-    (shard, *_) = [name for name in made.json("shards", "--names")["shards"] if name.endswith(".r1.s1")]
+    (shard, *_) = [name for name in made.json("shard", "list", "--names")["shards"] if name.endswith(".r1.s1")]
     whose = "collection orders, rendition 1, shard 1"
-    assert re.search(rf"{shard} +{whose} ", made("shards"))
-    found = {one["shard"]: one["owner"] for one in made.json("shards")["shards"]}
+    assert re.search(rf"{shard} +{whose} ", made("shard", "list"))
+    found = {one["shard"]: one["owner"] for one in made.json("shard", "list")["shards"]}
     assert (found[shard], found["_catalog"]) == (whose, "the catalog")
-    assert whose in made("show", shard).splitlines()[0]
-    assert made.json("show", shard)["owner"] == whose
-    assert whose in made("census", shard)
+    assert whose in made("shard", "show", shard).splitlines()[0]
+    assert made.json("shard", "show", shard)["owner"] == whose
+    assert whose in made("shard", "list", "--long", shard)
     made("create", "plain", "--key", "id:int64 not null")
-    assert made.json("show", "plain")["owner"] == ""
+    assert made.json("shard", "show", "plain")["owner"] == ""
+
+
+def test_a_collection_that_is_damaged_is_named_and_the_other_tables_are_listed(made: Shell):
+    made("create", "others", *COLUMNS, "--shards", 1)
+    made("create", "plain", *COLUMNS)
+    with made.client() as client:
+        shard = client.controller().describe("orders").active.shards[0]
+    with sqlite3.connect(made.root / "consensus.sqlite") as store:
+        store.execute("UPDATE consensus SET data = ? WHERE key = ?", (b"damaged", shard))
+    done = made.run("tables", "--json")
+    assert done.exit_code == 3
+    told = json.loads(done.stdout)
+    assert ([one["table"] for one in told["tables"]], list(told["failed"])) == (["others", "plain"], ["orders"])

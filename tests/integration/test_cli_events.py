@@ -49,10 +49,14 @@ def test_events_are_printed_as_text_or_base64_or_as_they_are(sh: Shell, log: str
     assert (found[1]["text"], found[2]["base64"], found[4]["bytes"]) == ("größe", "/wA=", 5_000)
     raw = sh.run("events", "cat", log, "--from", "2", "--through", "3", "--raw").stdout_bytes
     assert raw == WORDS[1] + WORDS[2]
-    assert sh("events", "head", log, "-n", 2).splitlines() == lines[:2]
-    assert sh("events", "tail", log, "-n", 2).splitlines() == lines[-2:]
-    assert sh("events", "tail", log, "-n", 99).splitlines() == lines
-    assert sh("events", "head", log, "-n", 0) == ""
+    assert sh("events", "cat", log, "--first", 2).splitlines() == lines[:2]
+    assert sh("events", "cat", log, "--last", 2).splitlines() == lines[-2:]
+    assert sh("events", "cat", log, "--last", 99).splitlines() == lines
+    assert sh("events", "cat", log, "--first", 0) == sh("events", "cat", log, "--last", 0) == ""
+    assert sh("events", "cat", log, "--from", 2, "--through", 4, "--last", 2).splitlines() == lines[2:4]
+    assert sh("events", "cat", log, "--from", 4, "--first", 9).splitlines() == lines[3:]
+    assert "not both" in sh.fails(2, "events", "cat", log, "--first", 1, "--last", 1)
+    assert "no event 9" in sh.fails(1, "events", "cat", log, "--through", 9, "--last", 1)
     assert "no event 9" in sh.fails(1, "events", "cat", log, "--through", 9)
     assert "give one of them" in sh.fails(2, "events", "cat", log, "--raw", "--json")
 
@@ -116,9 +120,9 @@ def test_what_is_no_store_or_is_not_there_is_told_without_passwords(sh: Shell, t
     said = sh.fails(2, "events", "show", "found:x")
     assert "disk" in said
     assert "lmdb" in said
-    kinds = sh.json("events", "kinds")["kinds"]
+    kinds = sh.json("events", "show")["kinds"]
     assert {"disk", "sqlt", "lmdb"} <= kinds.keys()
-    assert re.search("disk +a directory", sh("events", "kinds"))
+    assert re.search("disk +a directory", sh("events", "show"))
     said = sh.fails(1, "events", "show", r"pg:postgresql\://me\:hunter2@127.0.0.1\:1/db")
     assert "hunter2" not in said
 
@@ -142,10 +146,12 @@ def test_a_shorter_log_is_neither_checked_nor_copied_and_repaired_when_asked(
     for arguments in (["check", place], ["copy", place, copied], ["show", place], ["check", place, copied]):
         assert "events 6 to 9 are gone" in " ".join(sh.fails(3, "events", *arguments).split())
     assert not (tmp_path / "copy").exists()
-    planned = json.loads(sh("events", "repair", place, "--json"))
+    planned = json.loads(sh("events", "repair", place, "--dry-run", "--json"))
     assert (planned["events"], planned["dropped"], planned["applied"]) == (5, 4, False)
+    assert "that is not" in sh.run("events", "repair", place, typed="no\n").stderr
+    assert "add --yes" in sh.fails(2, "events", "repair", place, "--json")
     assert "gone" in sh.fails(3, "events", "check", place), "nothing was changed"
-    assert "4 events behind them are dropped" in sh("events", "repair", place, "--apply")
+    assert "4 events behind them are dropped" in sh("events", "repair", place, typed=f"{place}\n")
     assert "5 events" in sh("events", "check", place)
     assert "nothing is wrong" in sh("events", "repair", place)
     assert payloads(place) == WORDS

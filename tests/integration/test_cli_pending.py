@@ -33,21 +33,21 @@ def sh(tmp_path: Path) -> Pending:
 
 
 def test_a_life_of_a_pending_area(sh: Pending):
-    assert sh("pending", "list").strip() == "nothing is pending"
+    assert sh("pending", "show").strip() == "nothing is pending"
     for lower in range(0, 9, 3):
         sh.put("edge-7", lower, lower + 3)
     sh.put("edge-8", 0, 4)
-    assert "readings" in sh("pending", "list")
-    assert [one["collection"] for one in sh.json("pending", "list")["collections"]] == ["readings"]
+    assert "readings" in sh("pending", "show")
+    assert [one["collection"] for one in sh.json("pending", "show")["collections"]] == ["readings"]
     shown = sh.json("pending", "show", "readings")
     assert [(one["writer"], one["batches"], one["late"]) for one in shown["writers"]] == [
         ("edge-7", 3, 0), ("edge-8", 1, 0),
     ]  # fmt: skip
     assert "reach without a gap to [9]" in sh("pending", "show", "readings")
     before = sh.files()
-    assert "would absorb" in sh("pending", "absorb", "readings", "--dry-run")
+    assert "would absorb" in sh("maintain", "--only", "pending", "readings", "--dry-run")
     assert sh.files() == before
-    assert "up to [9]" in sh("pending", "absorb", "--all")
+    assert "up to [9]" in sh("maintain", "--only", "pending", "--all")
     assert len(sh.json("read", "readings", "--diff")["rows"]) == 6
     sh("maintain", "readings")
     sh("maintain", "readings")
@@ -64,21 +64,23 @@ def test_a_damaged_collection_is_named_and_the_others_are_listed(sh: Pending):
         newest = location.consensus.head("broken")
         assert newest is not None
         location.consensus.compare_and_set("broken", Newest(newest.seqno), b"damaged")
-    done = sh.run("pending", "list")
+    done = sh.run("pending", "show")
     assert done.exit_code == 3, "it is damage"
     assert "readings" in done.stdout
     assert "broken: " in done.stderr
-    assert sh.run("pending", "absorb", "--all").exit_code == 3
+    assert sh.run("maintain", "--only", "pending", "--all").exit_code == 3
 
 
 def test_writers_that_disagree_are_told_and_an_operator_chooses(sh: Pending):
     sh.put("edge-7", 0, 3)
     sh.put("edge-8", 0, 3, word="x")
-    done = sh.run("pending", "absorb", "readings")
+    done = sh.run("maintain", "--only", "pending", "readings")
     assert done.exit_code == 3
     assert "edge-7" in done.stdout
     assert "disagree" in done.stdout
-    assert json.loads(sh.run("pending", "absorb", "--all", "--json").stdout)["collections"][0]["disagreements"]
+    assert json.loads(sh.run("maintain", "--only", "pending", "--all", "--json").stdout)["collections"][0][
+        "disagreements"
+    ]
     before = sh.files()
     assert "would absorb 1 batch" in sh("pending", "choose", "readings", "edge-8", "--dry-run")
     assert sh.files() == before
@@ -86,10 +88,10 @@ def test_writers_that_disagree_are_told_and_an_operator_chooses(sh: Pending):
     assert "has absorbed 1 batch" in sh("pending", "choose", "readings", "edge-8", "--through", "3")
     assert {row["word"] for row in sh.json("read", "readings", "--diff")["rows"]} == {"x"}
     sh.put("edge-9", 1, 3)
-    assert "came late" in sh("pending", "absorb", "readings")
+    assert "came late" in sh("maintain", "--only", "pending", "readings")
     assert "would discard 1 late batch" in sh("pending", "delete", "readings", "--writer", "edge-9", "--dry-run")
     assert "has discarded 1 late batch" in sh("pending", "delete", "readings", "--writer", "edge-9")
-    assert "came late" not in sh("pending", "absorb", "readings")
+    assert "came late" not in sh("maintain", "--only", "pending", "readings")
 
 
 def test_deleting_asks_and_leaves_nothing(sh: Pending):
@@ -97,14 +99,14 @@ def test_deleting_asks_and_leaves_nothing(sh: Pending):
     assert "would be deleted, with 1 pending batch" in sh("pending", "delete", "readings", "--dry-run")
     assert "nothing was changed" in sh.fails(2, "pending", "delete", "readings")
     assert "was deleted" in sh("pending", "delete", "readings", "--yes")
-    assert sh("pending", "list").strip() == "nothing is pending"
+    assert sh("pending", "show").strip() == "nothing is pending"
     sh.put("edge-7", 3, 6)
-    assert "deleted" in sh("pending", "list")
-    assert "1 pending batch were deleted" in sh("pending", "absorb", "--all")
+    assert "deleted" in sh("pending", "show")
+    assert "1 pending batch were deleted" in sh("maintain", "--only", "pending", "--all")
 
 
 def test_what_is_wrong_is_a_sentence(sh: Pending):
-    assert "--all" in sh.fails(2, "pending", "absorb")
-    assert "NotFound" in sh.fails(1, "pending", "absorb", "nothing")
+    assert "names or --all, not both" in sh.fails(2, "maintain", "readings", "--all", "--only", "pending")
+    assert "NotFound" in sh.fails(1, "maintain", "--only", "pending", "nothing")
     assert "NotFound" in sh.fails(1, "pending", "show", "nothing")
     assert "writer's name" in sh.fails(2, "pending", "choose", "readings", "a/b")

@@ -85,7 +85,7 @@ def test_a_life_of_a_source(sh: Fed):
     assert found["state"] == "running"
     assert [one["state"] for one in found["instances"]] == ["stopped"]
     assert "a.jsonl" in sh("source", "show", "orders")
-    assert "1 source" in sh("source", "list")
+    assert "1 source" in sh("source", "show")
     sh("source", "pause", "orders", "--why", "a rest")
     sh.write("a.jsonl", row(2, "c"))
     assert "paused" in sh("ingest", "orders", "--once")
@@ -100,7 +100,7 @@ def test_a_life_of_a_source(sh: Fed):
     sh("ingest", "orders", "--once")
     assert [one["id"] for one in sh.contents()] == [9]
     sh("source", "drop", "orders", "--yes")
-    assert sh.json("source", "list")["sources"] == []
+    assert sh.json("source", "show")["sources"] == []
     assert "no source 'orders'" in sh.fails(1, "source", "show", "orders")
 
 
@@ -120,7 +120,7 @@ def test_a_file_declares_a_source_and_show_prints_one_that_makes_it_again(sh: Fe
     assert sh("source", "create", "orders", "-f", file).startswith("created orders from ")
     assert "already" in sh.fails(1, "source", "create", "orders", "-f", file, "--dry-run")
     assert sh.json("source", "create", "more", "-f", file, "--dry-run")["dry_run"]
-    assert sh.json("source", "list")["sources"][0]["source"] == "orders", "a dry run makes nothing"
+    assert sh.json("source", "show")["sources"][0]["source"] == "orders", "a dry run makes nothing"
     again = sh.folder.parent / "again.toml"
     again.write_text(sh("source", "show", "orders", "--toml"))
     sh("source", "create", "again", "-f", again)

@@ -27,8 +27,8 @@ def sh(tmp_path: Path) -> Shell:
 @pytest.fixture
 def bank(sh: Shell, tmp_path: Path) -> Shell:
     """Two tables on a timeline with a WAL, of which one has rows."""
-    sh("table", "create", "accounts", *COLUMNS, "--mode", "wal", "--shards", 2)
-    sh("table", "create", "entries", "--key", "entry:string", "--value", "cents:decimal128(30, 2)")
+    sh("create", "accounts", *COLUMNS, "--mode", "wal", "--shards", 2)
+    sh("create", "--timeline", "default", "entries", "--key", "entry:string", "--value", "cents:decimal128(30, 2)")
     sh("append", "accounts", jsonl(tmp_path / "rows.jsonl", *(row(n, 100 * n, "x") for n in range(1, 5))))
     return sh
 
@@ -40,35 +40,61 @@ def read(sh: Shell, name: str = "accounts", *words: object) -> dict[object, obje
 
 
 def test_a_table_is_made_once_listed_and_shown(sh: Shell):
-    assert "would create bank/accounts" in sh("table", "create", "bank/accounts", *COLUMNS, "--dry-run")
+    assert "would create bank/accounts" in sh("create", "--timeline", "default", "bank/accounts", *COLUMNS, "--dry-run")
     assert not sh.root.exists()
-    said = sh("table", "create", "bank/accounts", *COLUMNS, "--mode", "wal", "--command", "c1")
+    said = sh("create", "--timeline", "default", "bank/accounts", *COLUMNS, "--mode", "wal", "--command", "c1")
     assert said.startswith("created bank/accounts on timeline default (wal): 1 shard, ")
-    assert sh("table", "create", "bank/accounts", *COLUMNS, "--command", "c1") == said
-    assert "already" in sh.fails(1, "table", "create", "bank/accounts", *COLUMNS)
-    assert "is in wal mode" in sh.fails(2, "table", "create", "x", *COLUMNS, "--mode", "yolo")
-    sh("collection", "create", "orders", "--key", "id:int64")
-    assert sh("table", "list", "--names") == "bank/accounts\n"
-    assert re.search(r" bank/accounts +default +wal +1 .* - *\n", sh("table", "list"))
-    assert "is a collection, and no table" in sh.fails(2, "table", "show", "orders")
+    assert sh("create", "--timeline", "default", "bank/accounts", *COLUMNS, "--command", "c1") == said
+    assert "already" in sh.fails(1, "create", "--timeline", "default", "bank/accounts", *COLUMNS)
+    assert "is in wal mode" in sh.fails(2, "create", "--timeline", "default", "x", *COLUMNS, "--mode", "yolo")
+    sh("create", "orders", "--key", "id:int64", "--shards", "1")
+    assert sh("tables", "--names") == "bank/accounts\norders\n"
+    assert re.search(r" bank/accounts +timeline 'default' +1 .* wal +1 ", sh("tables"))
+    assert re.search(r"timeline +default, in wal mode", sh("describe", "bank/accounts"))
     assert "there is no table 'nowhere'" in sh.fails(1, "read", "nowhere")
 
 
+@pytest.mark.parametrize(("words", "says"), [
+    (("--timeline", "t", "--mode", "append"), "--mode is yolo or wal"),
+    (("--mode", "wal", "--hash", "id"), "leave out --hash"),
+    (("--timeline", "t", "--times", "us"), "leave out --times"),
+])  # fmt: skip
+def test_options_that_no_table_can_have_together_are_refused(sh: Shell, words: tuple[str, ...], says: str):
+    assert says in sh.fails(2, "create", "accounts", *COLUMNS, *words)
+    assert not sh.root.exists()
+
+
+def test_what_carries_a_new_table_is_chosen_by_the_options(sh: Shell):
+    for name, words, carrier in (
+        ("a", (), "shard"), ("b", ("--shards", 1), "collection"), ("c", ("--retention", 5), "collection"),
+        ("d", ("--hash", "id"), "collection"), ("e", ("--mode", "compare_and_append"), "collection"),
+        ("f", ("--timeline", "t"), "timeline 't'"), ("g", ("--mode", "wal"), "timeline 'default'"),
+    ):  # fmt: skip
+        sh("create", name, *COLUMNS, *words)
+        assert sh.json("describe", name)["carrier"] == carrier, name
+    assert sh.json("describe", "c")["retention"] == 5
+
+
+def test_the_outcome_of_an_append_to_a_shard_needs_its_times(sh: Shell):
+    sh("create", "orders", *COLUMNS)
+    assert "say --lower and --upper" in sh.fails(2, "outcome", "orders", "00" * 16)
+
+
 def test_show_and_list_tell_how_far_a_table_is_behind_until_it_is_tended(bank: Shell):
-    text = bank("table", "show", "accounts")
+    text = bank("describe", "accounts")
     assert re.search(r"behind +1 commit, .* in the WAL alone since 20\d\d-", text)
-    found = bank.json("table", "show", "accounts")
+    found = bank.json("describe", "accounts")
     assert [(one["commits"], one["size"]) for one in found["behind"]] == [(1, found["wal"][0]["unapplied"])]
     assert found["wal"][0]["waits_ms"] >= 0
-    assert re.search(r" accounts +default +wal +2 .* 1 commit, [\d.]+ (B|KiB)", bank("table", "list"))
-    assert bank("collection", "tend", "--dry-run").count(" apply ") == 1
-    assert bank.json("table", "show", "accounts")["behind"] == found["behind"], "a dry run changes nothing"
-    said = bank("collection", "tend")
+    assert re.search(r" accounts +timeline 'default' +2 .* wal +1 .* 1 commit, [\d.]+ (B|KiB)", bank("tables"))
+    assert bank("maintain", "--only", "collections", "--dry-run").count(" apply ") == 1
+    assert bank.json("describe", "accounts")["behind"] == found["behind"], "a dry run changes nothing"
+    said = bank("maintain", "--only", "collections")
     assert " apply " in said
     assert "tidy" in said
-    assert re.search("behind +nothing: it has all that was committed", bank("table", "show", "accounts"))
-    assert bank.json("table", "list")["tables"][0]["behind"] == []
-    assert "nothing to do" in bank("collection", "tend")
+    assert re.search("behind +nothing: it has all that was committed", bank("describe", "accounts"))
+    assert bank.json("tables")["tables"][0]["behind"] == []
+    assert "nothing to do" in bank("maintain", "--only", "collections")
     assert read(bank) == {1: 100, 2: 200, 3: 300, 4: 400}
 
 
@@ -151,19 +177,20 @@ TRANSFER = [
 def test_a_file_of_statements_is_one_transaction_over_several_tables(bank: Shell, tmp_path: Path):
     path = tmp_path / "transfer.jsonl"
     path.write_text("\n".join(TRANSFER) + "\n\n")
-    found = bank.json("table", "transact", path, "--dry-run")
+    found = bank.json("transact", path, "--dry-run")
     counts = {"inserted": 0, "updated": 3, "unchanged": 0, "deleted": 1}
     assert (found["tables"]["accounts"], found["tables"]["entries"]["inserted"], found["time"]) == (counts, 1, None)
     assert (read(bank), read(bank, "entries")) == ({1: 100, 2: 200, 3: 300, 4: 400}, {})
-    found = bank.json("table", "transact", path)
+    found = bank.json("transact", path)
     assert found["tables"]["accounts"] == counts
     assert read(bank) == {1: 90, 2: 210, 3: 300}
     assert read(bank, "entries") == {"e1": "1234567890123456789012345678.25"}, "no digit is lost"
     assert read(bank, "entries", "--as-of", found["time"] - 1) == {}
     with bank.client() as client, client.controller().tables() as tables:
         assert tables.outcome(bytes.fromhex(found["token"])) == found["time"]
-    assert "committed at 20" in bank("table", "outcome", found["token"])
-    said = bank.run("table", "transact", "-", typed=statement("accounts", "upsert", id=1, cents=90, note="x"))
+    assert "committed at 20" in bank("outcome", "accounts", found["token"])
+    assert bank.json("outcome", "entries", found["token"])["time"] == found["time"], "any of its tables"
+    said = bank.run("transact", "-", typed=statement("accounts", "upsert", id=1, cents=90, note="x"))
     assert said.stdout == "accounts: 1 unchanged\nnothing was changed\n"
 
 
@@ -185,23 +212,23 @@ def test_a_transaction_with_a_wrong_statement_writes_nothing(
 ):
     path = tmp_path / "wrong.jsonl"
     path.write_text("\n".join(lines))
-    assert says in bank.fails(code, "table", "transact", path)
+    assert says in bank.fails(code, "transact", path)
     assert read(bank) == {1: 100, 2: 200, 3: 300, 4: 400}
 
 
 def test_on_a_timeline_in_yolo_mode_there_are_no_transactions(sh: Shell, tmp_path: Path):
-    sh("table", "create", "accounts", *COLUMNS)
+    sh("create", "--timeline", "default", "accounts", *COLUMNS)
     path = tmp_path / "t.jsonl"
     path.write_text(TRANSFER[0])
-    assert "is in YOLO mode" in sh.fails(2, "table", "transact", path)
+    assert "is in YOLO mode" in sh.fails(2, "transact", path)
     sh("append", "accounts", jsonl(tmp_path / "i.jsonl", row(1, 1)))
-    assert "behind" not in sh("table", "show", "accounts")
+    assert "behind" not in sh("describe", "accounts")
     assert read(sh) == {1: 1}
 
 
 def test_changes_and_listening_give_each_update_once_applied_or_not(bank: Shell, tmp_path: Path):
     first = bank.json("read", "accounts")["as_of"]
-    bank("collection", "tend")
+    bank("maintain", "--only", "collections")
     second = bank.json("upsert", "accounts", jsonl(tmp_path / "u.jsonl", row(1, 1, "x")))["time"]
     third = bank.json("upsert", "accounts", jsonl(tmp_path / "u.jsonl", row(1, 2, "x")))["time"]
     found = bank.json("changes", "accounts", "--from", first)["rows"]
@@ -221,7 +248,7 @@ def test_changes_and_listening_give_each_update_once_applied_or_not(bank: Shell,
 
 def test_sql_reads_what_is_not_applied_yet_and_all_tables_at_one_time(bank: Shell, tmp_path: Path):
     (tmp_path / "t.jsonl").write_text("\n".join(TRANSFER))
-    bank("table", "transact", tmp_path / "t.jsonl")
+    bank("transact", tmp_path / "t.jsonl")
     found = bank.json("sql", "select count(*) n, sum(cents) c, (select count(*) from entries) e from accounts")
     assert found["rows"] == [{"n": 3, "c": 600, "e": 1}]
     assert len({one["as_of"] for one in found["tables"]}) == 1
@@ -229,11 +256,11 @@ def test_sql_reads_what_is_not_applied_yet_and_all_tables_at_one_time(bank: Shel
 
 def test_a_table_is_dropped_by_name_and_a_dry_run_drops_nothing(bank: Shell):
     assert "accounts would be dropped" in bank("drop", "accounts", "--dry-run")
-    assert bank("table", "list", "--names") == "accounts\nentries\n"
+    assert bank("tables", "--names") == "accounts\nentries\n"
     done = bank.run("drop", "accounts", typed="account\n")
     assert (done.exit_code, "that is not 'accounts'" in done.stderr) == (2, True)
     assert "accounts is dropped" in bank("drop", "accounts", "--yes")
-    assert bank("table", "list", "--names") == "entries\n"
+    assert bank("tables", "--names") == "entries\n"
 
 
 def test_formats_are_those_of_snapshots(bank: Shell, tmp_path: Path):
@@ -242,7 +269,7 @@ def test_formats_are_those_of_snapshots(bank: Shell, tmp_path: Path):
     ]  # fmt: skip
     out = tmp_path / "accounts.parquet"
     bank("read", "accounts", "--format", "parquet", "-o", out)
-    bank("table", "create", "copy", *COLUMNS)
+    bank("create", "--timeline", "default", "copy", *COLUMNS)
     bank("append", "copy", out)
     assert read(bank, "copy") == read(bank)
     assert "Parquet can only be written to a file" in bank.fails(2, "read", "accounts", "-f", "parquet")

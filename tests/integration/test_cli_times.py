@@ -93,7 +93,7 @@ def test_ago_is_reckoned_from_now(sh: Shell):
     assert [row["id"] for row in sh.json("read", "orders", "--as-of", "1 hour ago")["rows"]] == [1]
     assert [row["id"] for row in sh.json("read", "orders", "--as-of", "5 min ago")["rows"]] == [1, 2]
     assert "NotComplete" in sh.fails(1, "read", "orders", "--as-of", "now")
-    sh("hold", "downgrade", "orders", "audit", "--since", "90 minutes ago", "--yes")
+    sh("hold", "set", "--give-up", "orders", "audit", "--since", "90 minutes ago", "--yes")
     sh("set-retention", "orders", "1 hour")
     sh("maintain", "orders")
     assert "SinceViolation" in sh.fails(1, "read", "orders", "--as-of", "2 hours ago")
@@ -101,32 +101,33 @@ def test_ago_is_reckoned_from_now(sh: Shell):
 
 
 TABLES = (
-    "shards", "show orders", "show orders --batches", "census orders", "hold list orders", "log orders",
-    "maintain orders", "retention orders", "plan orders", "diff orders 1",
-    "watch orders --count 1",
+    "shard list", "shard show orders", "shard show orders --batches", "shard list orders --long", "describe orders",
+    "shard log orders", "maintain orders", "maintain orders --only retention",
+    "maintain orders --only compaction --dry-run", "shard log orders 1", "shard list orders --watch --count 1",
+    "describe orders --who",
 )  # fmt: skip
 
 
 def test_every_table_shows_moments_and_json_has_integers_and_says_the_clock(made: Shell):
-    made("hold", "downgrade", "orders", "audit", "--since", "2026-11-22T12:30Z", "--yes")
+    made("hold", "set", "--give-up", "orders", "audit", "--since", "2026-11-22T12:30Z", "--yes")
     said = made("set-retention", "orders", "7 days")
     assert said.startswith("orders keeps history for 7 days behind upper; since is ")
     assert made("set-retention", "orders") == "orders keeps history for 7 days behind upper\n"
     shown = {command: made(*command.split()) for command in TABLES}
     for command, text in shown.items():
         assert not re.search(r"\b17953\d{8}\b|604,?800,?000", text), command
-        if command != "plan orders":
+        if command != "maintain orders --only compaction --dry-run":
             assert "2026-11-22T1" in text, command
-    assert "(can be read as of" in shown["show orders"]
-    assert "7 days behind upper" in shown["census orders"]
-    for command in ("log orders", "diff orders 1"):
+    assert "(can be read as of" in shown["shard show orders"]
+    assert "7 days behind upper" in shown["shard list orders --long"]
+    for command in ("shard log orders", "shard log orders 1"):
         assert "retention none → 7 days" in shown[command]
-    for command in ("hold list orders", "set-retention orders", "plan orders", "diff orders 1"):
+    for command in ("describe orders", "describe orders --who", "set-retention orders", "shard log orders 1"):
         assert made.json(*command.split())["times"] == "ms", command
     assert made.json("set-retention", "orders")["retention"] == 604_800_000
-    (census,) = made.json("census", "orders")["shards"]
+    (census,) = made.json("shard", "list", "--long", "orders")["shards"]
     assert (census["times"], census["upper"]) == ("ms", [T + 3 * 3_600_000])
-    assert made.json("show", "orders")["state"]["schemas"][0]["times"] == "ms"
+    assert made.json("shard", "show", "orders")["state"]["schemas"][0]["times"] == "ms"
 
 
 @pytest.mark.parametrize(
@@ -162,7 +163,7 @@ def test_what_cannot_be_is_said_and_changes_nothing(words, code: int, says: str,
     before = made.files() if code == 2 else None
     assert says in made.fails(code, *words)
     assert before is None or {name for name in before if "sqlite" not in name} <= made.files().keys()
-    assert made.json("shards")["shards"][0]["upper"] == [T + 3 * 3_600_000]
+    assert made.json("shard", "list")["shards"][0]["upper"] == [T + 3 * 3_600_000]
 
 
 def test_the_outcome_of_an_append_is_asked_by_its_moments(made: Shell, tmp_path: Path):

@@ -125,16 +125,16 @@ def test_a_live_fleet_moves_to_the_next_format_machine_by_machine(place: Place, 
         assert machines[number].stop() == "stopped"
         machines.append(place.start(new, prefix))
         machines[-1].gets_on()
-    assert place.persist(old, "show", SHARD)["code"] == 0, "what new programs write, old ones still read"
-    (dry,) = place.persist(new, "upgrade", "--all", "--dry-run")["shards"]
+    assert place.persist(old, "shard", "show", SHARD)["code"] == 0, "what new programs write, old ones still read"
+    (dry,) = place.persist(new, "shard", "upgrade", "--all", "--dry-run")["shards"]
     assert (dry["before"], dry["after"]) == (CREATED, NEWEST + 1)
     # One machine was forgotten, and appends with the old release.
     forgotten = place.start(old, "e")
     forgotten.gets_on()
     # 2. All machines know the next format: the shards are told to move up, while everybody continues.
-    (done,) = place.persist(new, "upgrade", SHARD)["shards"]
+    (done,) = place.persist(new, "shard", "upgrade", SHARD)["shards"]
     assert (done["before"], done["after"]) == (CREATED, NEWEST + 1)
-    assert place.persist(new, "upgrade", SHARD)["shards"][0]["before"] == NEWEST + 1, "twice is no error"
+    assert place.persist(new, "shard", "upgrade", SHARD)["shards"][0]["before"] == NEWEST + 1, "twice is no error"
     told = forgotten.until("newer")[1]
     assert "upgrade persist_lib on this machine" in told
     assert forgotten.process.wait(30) == 0
@@ -161,20 +161,21 @@ def test_an_old_program_refuses_the_next_format_before_it_does_anything(place: P
     machine = place.start(old, "a")
     machine.gets_on(20)
     assert machine.stop() == "stopped"
-    place.persist(new, "upgrade", SHARD)
-    place.persist(new, "rollups", SHARD, "--force")
+    place.persist(new, "shard", "upgrade", SHARD)
+    place.persist(new, "maintain", SHARD, "--only", "rollups", "--force")
     before = place.everything()
     for words in (
-        ["show", SHARD], ["log", SHARD, "--limit", "100"], ["read", SHARD], ["maintain", SHARD], ["garbage", SHARD],
-        ["orphans", SHARD], ["leases", SHARD], ["hold", "set", SHARD, "h"], ["drop", SHARD, "--yes"],
-        ["repair", SHARD, "--yes"], ["upgrade", SHARD],
+        ["shard", "show", SHARD], ["shard", "log", SHARD, "--limit", "100"], ["read", SHARD], ["maintain", SHARD],
+        *(["maintain", SHARD, "--only", duty] for duty in ("garbage", "orphans", "leases")),
+        ["hold", "set", SHARD, "h"], ["drop", SHARD, "--yes"], ["shard", "repair", SHARD, "--yes"],
+        ["shard", "upgrade", SHARD],
     ):  # fmt: skip
         answer = place.persist(old, *words)
         assert answer["code"] == 3, (words, answer)
         assert "NewerFormat" in json.dumps(answer), words
     assert place.start(old, "b").said[-1][0] == "newer"
     assert place.everything() == before
-    assert place.persist(new, "show", SHARD)["code"] == 0
+    assert place.persist(new, "shard", "show", SHARD)["code"] == 0
 
 
 def test_the_new_release_reads_and_continues_what_the_old_one_wrote(place: Place, old: Path, new: Path) -> None:

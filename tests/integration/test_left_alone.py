@@ -64,8 +64,8 @@ def program(place: Place) -> None:
     run([sys.executable, "jobs/compact.py", "--engine", "spark"], place)
     with persist.open(*place, read_only=True) as client:
         assert client.census(SHARD).debt == 0
-    run([forked(), "rollups", SHARD], place)
-    run([forked(), "garbage", SHARD], place)
+    run([forked(), "maintain", "--only", "rollups", SHARD], place)
+    run([forked(), "maintain", "--only", "garbage", SHARD], place)
 
 
 def dagster(place: Place) -> None:

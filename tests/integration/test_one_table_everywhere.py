@@ -210,7 +210,7 @@ class Command:
 
     def maintain(self) -> Answer:
         self.ask("maintain", "--all")
-        self.ask("collection", "tend")
+        self.ask("maintain", "--only", "collections")
         return "maintained"
 
     def sql(self) -> Answer:

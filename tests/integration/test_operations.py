@@ -133,7 +133,7 @@ def test_every_command_there_is_in_the_manual_runs(filled: str) -> None:
     assert len(commands) > 12
     for command in commands:
         words = shlex.split(command)[1:]
-        if {"orders", "--all", "shards"} & set(words) and "drop" not in words:
+        if {"orders", "--all", "list"} & set(words) and "drop" not in words:
             done = subprocess.run(
                 [forked(), *words], env=environment, cwd=ROOT, capture_output=True, text=True, check=False
             )
@@ -396,14 +396,14 @@ def test_what_was_lost_since_a_dump_is_restored_step_by_step(
         with psycopg.connect(postgres.url, autocommit=True) as sql:
             sql.execute("CREATE DATABASE restored")
         run(restoring, restored)
-        first = persist_command("scrub", "--all")
+        first = persist_command("shard", "scrub", "--all")
         assert (first.returncode, "is not there" in first.stdout) == (3, True), first.stdout + first.stderr
         brought = subprocess.run(
             [sys.executable, undelete, "bucket", "place", taken.isoformat()],
             env={**os.environ, "ENDPOINT_URL": server.url}, check=True, capture_output=True, text=True,
         ).stdout  # fmt: skip
         assert len(brought.splitlines()) >= 6
-        second = persist_command("scrub", "--all")
+        second = persist_command("shard", "scrub", "--all")
         assert second.returncode == 0, second.stderr
         with persist.open(blobs, restored, config=config, runtime=QUIET) as client:
             write, read = client.open_shard("orders", SCHEMA)
@@ -411,7 +411,7 @@ def test_what_was_lost_since_a_dump_is_restored_step_by_step(
             assert contents_of(read.snapshot(5, diff=True).to_arrow()) == {(n, "before"): 1 for n in range(6)}
             write.compare_and_append([{"id": 6, "word": "after"}], 6, 7)
         expire_everybody(blobs, restored)
-        assert persist_command("orphans", "--all").returncode == 0
+        assert persist_command("maintain", "--only", "orphans").returncode == 0
         with persist.open(blobs, restored, config=config, runtime=QUIET, read_only=True) as client:
             state = client.inspect("orders").state
             referred = {part.key for batch in state.trace for part in batch.parts} | set(state.garbage)
@@ -421,6 +421,6 @@ def test_what_was_lost_since_a_dump_is_restored_step_by_step(
 
 
 def expire_everybody(blobs: str, consensus: str) -> None:
-    """As `persist leases --all` does once the leases of before the restore are over."""
+    """As `persist maintain --only leases` does once the leases of before the restore are over."""
     with persist.open(blobs, consensus, runtime=QUIET) as client:
         client.machine("orders").commit(lambda _state, now: Expire(now + 10**9))

@@ -55,18 +55,20 @@ def test_an_empty_location_consensus_or_price_is_wrong_usage_and_nothing_is_touc
 
 
 def test_what_is_empty_is_named_where_it_was_given() -> None:
-    assert "--location is empty" in invoke("--location", "", "shards").stderr
-    assert "$PERSIST_CONSENSUS is empty" in invoke("shards", PERSIST_CONSENSUS="").stderr
-    assert '"error": "InvalidUsage"' in invoke("--location", "", "shards", "--json").stderr.replace('":"', '": "')
+    assert "--location is empty" in invoke("--location", "", "shard", "list").stderr
+    assert "$PERSIST_CONSENSUS is empty" in invoke("shard", "list", PERSIST_CONSENSUS="").stderr
+    assert '"error": "InvalidUsage"' in invoke("--location", "", "shard", "list", "--json").stderr.replace(
+        '":"', '": "'
+    )
 
 
 def test_an_option_decides_over_an_empty_environment() -> None:
-    done = invoke("--location", "file:./data", "shards", "--names", PERSIST_LOCATION="")
+    done = invoke("--location", "file:./data", "shard", "list", "--names", PERSIST_LOCATION="")
     assert (done.exit_code, done.stdout) == (0, "victim\n")
 
 
 def test_told_nothing_the_command_looks_here() -> None:
-    assert invoke("shards", "--names").stdout == "victim\n"
+    assert invoke("shard", "list", "--names").stdout == "victim\n"
 
 
 @pytest.mark.parametrize("empty", ["", "  "])
@@ -107,8 +109,8 @@ def test_a_consensus_beside_a_location_that_is_open_is_refused() -> None:
     ("read", "victim", "--wait", "nan"),
     ("listen", "victim", "--as-of", "0", "--until", "", "--no-wait"),
     ("listen", "victim", "--as-of", "0", "--timeout", "nan", "--no-wait"),
-    ("census", ""),
-    ("log", ""),
+    ("shard", "list", "--long", ""),
+    ("shard", "log", ""),
 ])  # fmt: skip
 def test_other_arguments_that_are_empty_or_half_written_are_wrong_usage(words: tuple[str, ...], here: Path) -> None:
     (here / "x.csv").write_text("id\n7\n")
@@ -122,9 +124,9 @@ def test_other_arguments_that_are_empty_or_half_written_are_wrong_usage(words: t
 
 
 @pytest.mark.parametrize("words", [
-    ("show", "victm"), ("log", "VICTIM"), ("read", "victms"), ("maintain", "victm"), ("drop", "victm", "--yes"),
-    ("set-retention", "victm", "5"), ("hold", "set", "victm", "audit"), ("plan", "victm"),
-    ("append", "victm", "--lower", "1", "--upper", "2"), ("garbage", "victm", "--dry-run"),
+    ("shard", "show", "victm"), ("shard", "log", "VICTIM"), ("read", "victms"), ("maintain", "victm"),
+    ("drop", "victm", "--yes"), ("set-retention", "victm", "5"), ("hold", "set", "victm", "audit"),
+    ("append", "victm", "--lower", "1", "--upper", "2"), ("maintain", "--only", "garbage", "victm", "--dry-run"),
 ])  # fmt: skip
 def test_of_a_mistyped_shard_the_names_that_are_near_are_told(words: tuple[str, ...]) -> None:
     done = invoke(*words)
@@ -135,11 +137,14 @@ def test_of_a_mistyped_shard_the_names_that_are_near_are_told(words: tuple[str, 
 
 
 def test_of_a_shard_that_is_like_no_other_no_name_is_suggested(here: Path) -> None:
-    done = invoke("show", "zzz")
+    done = invoke("shard", "show", "zzz")
     assert "Did you mean" not in done.stderr
-    assert "`persist shards --names` lists all" in done.stderr
+    assert "`persist shard list --names` lists all" in done.stderr
     persist.open(f"file:{here}/empty").close()
-    assert "There are no other shards either" in invoke("--location", f"file:{here}/empty", "show", "victim").stderr
+    assert (
+        "There are no other shards either"
+        in invoke("--location", f"file:{here}/empty", "shard", "show", "victim").stderr
+    )
 
 
 def test_a_hold_that_is_not_there_is_called_just_that() -> None:
@@ -150,11 +155,11 @@ def test_a_hold_that_is_not_there_is_called_just_that() -> None:
 
 
 def test_a_location_for_blobs_alone_says_what_it_lacks_and_what_does_without() -> None:
-    done = invoke("--location", "s3://bucket/prefix?region=x", "shards")
+    done = invoke("--location", "s3://bucket/prefix?region=x", "shard", "list")
     assert done.exit_code == 2
     assert "s3+cas://bucket/prefix?region=x, which needs no database" in done.stderr
     assert "--consensus" in done.stderr
-    assert "s3+cas" not in invoke("--location", "postgresql://h/db", "shards").stderr
+    assert "s3+cas" not in invoke("--location", "postgresql://h/db", "shard", "list").stderr
 
 
 def test_a_retention_that_no_shard_can_have_is_refused_in_words() -> None:

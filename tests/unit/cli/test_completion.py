@@ -39,10 +39,12 @@ def bash(words: str, here: Path, **env: str) -> list[str]:
 
 
 @pytest.mark.parametrize(("words", "names"), [
-    ("persist show o", ["orders", "orders-2"]), ("persist show ", ["orders", "orders-2", "payments"]),
+    ("persist shard show o", ["orders", "orders-2"]), ("persist shard show ", ["orders", "orders-2", "payments"]),
     ("persist maintain orders ", ["orders-2", "payments"]), ("persist hold set p", ["payments"]),
-    ("persist --location file:./other show ", ["elsewhere"]), ("persist show --location file:./other ", ["elsewhere"]),
-    ("persist show zzz", []), ("persist create o", []), ("persist shar", ["shards"]), ("persist hold rel", ["release"]),
+    ("persist --location file:./other shard show ", ["elsewhere"]),
+    ("persist shard show --location file:./other ", ["elsewhere"]), ("persist shard show zzz", []),
+    ("persist create o", []), ("persist shar", ["shard"]), ("persist shard sc", ["scrub"]),
+    ("persist maintain --only ga", ["garbage"]), ("persist hold rel", ["release"]),
     ("persist read orders --format j", ["json", "jsonl"]), ("persist read --as", ["--as-of"]),
 ])  # fmt: skip
 def test_bash_gets_commands_options_and_the_names_of_shards(here: Path, words: str, names: list[str]) -> None:
@@ -50,7 +52,7 @@ def test_bash_gets_commands_options_and_the_names_of_shards(here: Path, words: s
 
 
 def test_zsh_and_fish_get_them_too(here: Path) -> None:
-    line = {"_TYPER_COMPLETE_ARGS": "persist show pay"}
+    line = {"_TYPER_COMPLETE_ARGS": "persist shard show pay"}
     zsh = run(cwd=here, env={"_PERSIST_COMPLETE": "complete_zsh", **line})
     assert (zsh.stdout.strip(), zsh.stderr) == ("_arguments '*: :((\"payments\"))'", "")
     fish = run(cwd=here, env={"_PERSIST_COMPLETE": "complete_fish", "_TYPER_COMPLETE_FISH_ACTION": "get-args", **line})
@@ -65,19 +67,19 @@ def test_the_script_of_a_shell_can_be_had(here: Path, name: str) -> None:
 
 
 def test_the_location_is_that_of_the_environment_or_of_persist_toml(here: Path) -> None:
-    assert bash("persist show ", here, PERSIST_LOCATION="file:./other") == ["elsewhere"]
+    assert bash("persist shard show ", here, PERSIST_LOCATION="file:./other") == ["elsewhere"]
     folder = here / "configured"
     folder.mkdir()
     (folder / "persist.toml").write_text('location = "file:../other"\n')
-    assert bash("persist show ", folder) == ["elsewhere"]
+    assert bash("persist shard show ", folder) == ["elsewhere"]
     (folder / "persist.toml").write_text("location = \n")
-    assert bash("persist show ", folder) == []
+    assert bash("persist shard show ", folder) == []
 
 
 @pytest.mark.parametrize("url", ["file:./nowhere", "nonsense:x", "s3://b/p", "", "file:./persist.json"])
 def test_what_cannot_be_opened_gives_nothing_and_makes_nothing(here: Path, url: str) -> None:
     before = sorted(here.rglob("*"))
-    assert bash("persist show ", here, PERSIST_LOCATION=url) == []
+    assert bash("persist shard show ", here, PERSIST_LOCATION=url) == []
     assert sorted(here.rglob("*")) == before
 
 

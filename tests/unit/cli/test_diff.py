@@ -1,4 +1,4 @@
-"""`persist diff`: the difference of any two versions, whatever happened between them."""
+"""`persist shard log` with two versions: the difference of any two versions, whatever happened between them."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def newest(url: str) -> Version:
 
 
 def test_frontiers_batches_holds_and_schemas_are_told(url: str) -> None:
-    text = run(url, "diff", "orders", "v3").stdout
+    text = run(url, "shard", "log", "orders", "v3").stdout
     assert f"orders from v3 to v{newest(url).seqno}" in text
     lines = [line.split() for line in text.splitlines()]
     assert ["upper", "[1]", "[7]"] in lines
@@ -125,7 +125,7 @@ def test_frontiers_batches_holds_and_schemas_are_told(url: str) -> None:
     assert "schema (id: int64) -> (note: string)" in text
     assert "batches 0..1 → batch 0..6, times [0] to [6]: 6 updates" in text
     assert "+ batch 6..7, times [6] to [7]: 1 update" in text
-    found = json.loads(run(url, "diff", "orders", 3, "--json").stdout)
+    found = json.loads(run(url, "shard", "log", "orders", 3, "--json").stdout)
     assert (found["upper"], found["updates"], found["schemas"]) == (
         [[1], [7]],
         [1, 7],
@@ -138,10 +138,10 @@ def test_frontiers_batches_holds_and_schemas_are_told(url: str) -> None:
 
 def test_the_difference_of_neighbours_is_what_the_log_says(url: str) -> None:
     last = newest(url).seqno
-    rows = json.loads(run(url, "log", "orders", "--from", 1, "--limit", 1000, "--json").stdout)["rows"]
+    rows = json.loads(run(url, "shard", "log", "orders", "--from", 1, "--limit", 1000, "--json").stdout)["rows"]
     assert len(rows) == last
     for row in rows:
-        found = json.loads(run(url, "diff", "orders", row["seqno"] - 1, row["seqno"], "--json").stdout)
+        found = json.loads(run(url, "shard", "log", "orders", row["seqno"] - 1, row["seqno"], "--json").stdout)
         assert sorted(found["changes"]) == sorted(row["changes"])
 
 
@@ -151,7 +151,7 @@ def test_a_version_is_the_same_state_however_it_is_reached(url: str) -> None:
         client.roll_up("orders", force=True)
         after = versions(client)
     assert before.items() <= after.items()
-    assert "have the same state" in run(url, "diff", "orders", 5, 5).stdout
+    assert "have the same state" in run(url, "shard", "log", "orders", 5, 5).stdout
 
 
 @pytest.mark.parametrize(("words", "said"), [
@@ -160,7 +160,7 @@ def test_a_version_is_the_same_state_however_it_is_reached(url: str) -> None:
     (("v",), "V1 must be a version"),
 ])  # fmt: skip
 def test_what_is_no_version_is_wrong_usage(url: str, words: tuple[str, ...], said: str) -> None:
-    done = run(url, "diff", "orders", *words)
+    done = run(url, "shard", "log", "orders", *words)
     assert (done.exit_code, done.stdout) == (2, ""), done.output
     assert said in done.stderr
 
@@ -173,8 +173,8 @@ def test_a_version_that_was_truncated_is_named_with_those_that_are_there(url: st
             client.collect("orders")
         oldest = min(seqno for seqno in versions(client) if seqno)
     assert oldest > 1
-    done = run(url, "diff", "orders", 1)
+    done = run(url, "shard", "log", "orders", 1)
     assert done.exit_code == 1
     assert f"The versions from v{oldest} to v{newest(url).seqno} are there" in done.stderr
-    assert run(url, "diff", "orders", oldest).exit_code == 0
-    assert "Did you mean orders?" in run(url, "diff", "order", 1).stderr
+    assert run(url, "shard", "log", "orders", oldest).exit_code == 0
+    assert "Did you mean orders?" in run(url, "shard", "log", "order", 1).stderr

@@ -70,8 +70,8 @@ def test_the_settings_are_those_that_a_client_gets(home: Path, monkeypatch: pyte
         return census(client, name)
 
     monkeypatch.setattr(persist.Client, "census", noting)
-    assert invoke("shards").exit_code == 0
-    assert invoke("scrub", "--all").exit_code == 0
+    assert invoke("shard", "list").exit_code == 0
+    assert invoke("shard", "scrub", "--all").exit_code == 0
     [client] = seen
     assert client.config.rollup_every == 7
     assert client.config.cache is not None
@@ -153,7 +153,7 @@ WRONG = {
 @pytest.mark.parametrize("text", WRONG)
 def test_what_is_wrong_in_the_file_names_the_file_and_what_is_allowed(home: Path, text: str) -> None:
     path = write(home, text)
-    done = invoke("shards")
+    done = invoke("shard", "list")
     assert (done.exit_code, done.stdout) == (2, "")
     assert done.stderr.startswith(f"InvalidUsage: {path}: " if "cannot" not in WRONG[text][0] else "InvalidUsage: ")
     for said in WRONG[text]:
@@ -164,13 +164,13 @@ def test_what_is_wrong_in_the_file_names_the_file_and_what_is_allowed(home: Path
 def test_prices_that_are_none_name_where_they_were_given(home: Path) -> None:
     invoke("create", "o", "--key", "id:int64")
     path = write(home, "prices = { got = 1 }\n")
-    assert f"{path}: prices are" in invoke("shards").stderr
-    assert "$PERSIST_PRICES: prices are" in invoke("shards", PERSIST_PRICES="gold").stderr
+    assert f"{path}: prices are" in invoke("shard", "list").stderr
+    assert "$PERSIST_PRICES: prices are" in invoke("shard", "list", PERSIST_PRICES="gold").stderr
 
 
 def test_the_file_that_says_where_the_location_is_is_named_when_there_is_none(home: Path) -> None:
     path = write(home, 'location = "file:nowhere"\n')
-    assert f"(that is what {path} says)" in invoke("shards").stderr
+    assert f"(that is what {path} says)" in invoke("shard", "list").stderr
 
 
 @pytest.mark.parametrize("text", ["{", "[1]", "3", '"x"'])

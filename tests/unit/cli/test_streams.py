@@ -11,7 +11,7 @@ from tests.unit.cli.shells import PERSIST, run, shell
 
 SCHEMA = persist.Schema(key={"id": "int64"}, value={"text": "string"})
 ANSWERS = [
-    "--help", "--version", "shards", "show o", "log o --json", "read o", "read o -f csv",
+    "--help", "--version", "shard list", "shard show o", "shard log o --json", "read o", "read o -f csv",
     "listen o --as-of 0 --no-wait",
 ]  # fmt: skip
 
@@ -66,7 +66,9 @@ def test_no_file_gets_the_number_of_a_closed_stream(here: Path, tmp_path: Path) 
     assert b"created" not in b"".join(path.read_bytes() for path in (tmp_path / "d").rglob("*") if path.is_file())
 
 
-@pytest.mark.parametrize(("words", "status"), [("show nothing", 1), ("shwo", 2), ("garbage", 2), ("shards", 0)])
+@pytest.mark.parametrize(
+    ("words", "status"), [("shard show nothing", 1), ("shwo", 2), ("shard scrub", 2), ("shard list", 0)]
+)
 def test_the_exit_status_stays_when_there_is_nobody_to_read_messages(here: Path, words: str, status: int) -> None:
     assert shell(f"$P {words} > /dev/null 2>&-", here).returncode == status
     assert shell(f"$P {words} > /dev/null 2>/dev/full", here).returncode in {status, 1}
@@ -84,10 +86,10 @@ def test_an_append_whose_answer_nobody_reads_is_done(here: Path, tmp_path: Path)
 
 
 def test_no_color_is_respected_and_a_pipe_has_none(here: Path) -> None:
-    assert "\x1b" not in run("show", "nothing", cwd=here).stderr
+    assert "\x1b" not in run("shard", "show", "nothing", cwd=here).stderr
     forced = {"FORCE_COLOR": "1", "TERM": "xterm"}
     for env, has_color in ((forced, True), ({**forced, "NO_COLOR": "1"}, False)):
-        assert ("\x1b[3" in run("show", "nothing", cwd=here, env=env, program=PERSIST).stderr) is has_color
+        assert ("\x1b[3" in run("shard", "show", "nothing", cwd=here, env=env, program=PERSIST).stderr) is has_color
 
 
 def test_a_text_that_the_encoding_lacks_is_escaped(tmp_path: Path) -> None:

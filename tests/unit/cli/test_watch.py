@@ -1,4 +1,4 @@
-"""`persist watch`: what it shows, what it costs, and how it ends."""
+"""`persist shard list --watch`: what it shows, what it costs, and how it ends."""
 
 from __future__ import annotations
 
@@ -133,12 +133,14 @@ def test_damage_in_one_shard_does_not_hide_the_others(client: persist.Client, he
 
 
 def test_lines_are_printed_for_shards_that_moved_and_it_ends_after_so_many_looks(here: Path) -> None:
-    done = run("watch", "--count", 3, "--every", 0.05, cwd=here)
+    done = run("shard", "list", "--watch", "--count", 3, "--every", 0.05, cwd=here)
     assert done.returncode == 0
     assert [line.split()[0] for line in done.stdout.splitlines()] == ["orders", "payments", "refunds"]
     assert "since [0]  upper [1]  lag 1  updates 2" in done.stdout
     assert "held by 1 hold" in done.stdout.splitlines()[0]
-    lines = run("watch", "payments", "--count", 2, "--every", 0.05, "--json", cwd=here).stdout.splitlines()
+    lines = run(
+        "shard", "list", "--watch", "payments", "--count", 2, "--every", 0.05, "--json", cwd=here
+    ).stdout.splitlines()
     looks = [json.loads(line) for line in lines]
     assert [[shard["shard"] for shard in look["shards"]] for look in looks] == [["payments"], ["payments"]]
     assert [look["shards"][0]["moved"] for look in looks] == [True, False]
@@ -146,21 +148,31 @@ def test_lines_are_printed_for_shards_that_moved_and_it_ends_after_so_many_looks
 
 @pytest.mark.parametrize("words", [
     ("--every", "0"), ("--every", "nan"), ("--every", "-1"), ("--count", "0"), ("--every", ""), ("a/b",), ("",),
+    ("--long",), ("--names",),
 ])  # fmt: skip
 def test_wrong_arguments_are_wrong_usage(here: Path, words: tuple[str, ...]) -> None:
-    done = run("watch", *words, cwd=here)
+    done = run("shard", "list", "--watch", *words, cwd=here)
     assert (done.returncode, done.stdout) == (2, "")
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("words", [("--every", "1"), ("--count", "3")])
+def test_options_of_watching_go_with_it(here: Path, words: tuple[str, ...]) -> None:
+    done = run("shard", "list", *words, cwd=here)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "go with --watch" in done.stderr
+
+
 def test_the_name_that_was_meant_is_told(here: Path) -> None:
-    done = run("watch", "order", cwd=here)
+    done = run("shard", "list", "--watch", "order", cwd=here)
     assert done.returncode == 1
     assert "Did you mean orders?" in done.stderr
 
 
 def started(here: Path, *words: str, **options: Any) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([PERSIST, "watch", *words], cwd=here, env=environment(COLUMNS="100", LINES="30"), **options)
+    return subprocess.Popen(
+        [PERSIST, "shard", "list", "--watch", *words], cwd=here, env=environment(COLUMNS="100", LINES="30"), **options
+    )
 
 
 def test_ctrl_c_ends_it_as_it_ends_every_command(here: Path) -> None:
@@ -228,5 +240,5 @@ def _read_until(terminal: int, wanted: bytes) -> str:
 
 
 def test_a_reader_that_leaves_ends_it_quietly(here: Path) -> None:
-    done = shell("timeout 60 $P watch --every 0.05 --json | head -2 | wc -l", here)
+    done = shell("timeout 60 $P shard list --watch --every 0.05 --json | head -2 | wc -l", here)
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "2", "")

@@ -66,7 +66,7 @@ def test_what_cannot_be_mended_in_place_is_refused(tmp_path: Path) -> None:
         for one in (store, MemoryStore()):
             with pytest.raises(InvalidUsage, match="not mended in place") as told:
                 repair(one)
-            assert one is not store or "`persist repair`" in told.value.message, "what to do instead"
+            assert one is not store or "`persist shard repair`" in told.value.message, "what to do instead"
 
 
 def test_a_loop_that_had_released_more_says_so_after_a_repair(tmp_path: Path) -> None:

@@ -197,19 +197,19 @@ def test_the_command_says_what_it_would_drop_and_asks(tmp_path: Path) -> None:
     filled(world).close()
     poison(world, text_token)
     broken = rows_of(world)
-    dry = invoke("--location", url, "repair", SHARD, "--dry-run")
+    dry = invoke("--location", url, "shard", "repair", SHARD, "--dry-run")
     assert dry.exit_code == 0, dry.output
     assert "does not decode" in dry.output
     assert "Retire" in dry.output
-    told = invoke("--location", url, "--json", "repair", SHARD)
+    told = invoke("--location", url, "--json", "shard", "repair", SHARD)
     assert told.exit_code == 2, "a machine has to say --yes"
-    wrong = invoke("--location", url, "repair", SHARD, typed="something else\n")
+    wrong = invoke("--location", url, "shard", "repair", SHARD, typed="something else\n")
     assert wrong.exit_code == 2
     assert rows_of(world) == broken
-    done = invoke("--location", url, "--json", "repair", SHARD, "--yes")
+    done = invoke("--location", url, "--json", "shard", "repair", SHARD, "--yes")
     assert done.exit_code == 0, done.output
     assert [one["command"] for one in json.loads(done.stdout)["dropped"]] == ["Retire"]
     assert len(rows_of(world)) == len(broken) - 1
-    again = invoke("--location", url, "repair", SHARD, "--yes")
+    again = invoke("--location", url, "shard", "repair", SHARD, "--yes")
     assert "nothing to repair" in again.output
     world.close()

@@ -118,14 +118,14 @@ def test_the_command_upgrades_all_after_a_dry_run(tmp_path: Path) -> None:
     with persist.open(url, config=OLD) as client:
         for shard in "ab":
             client.open_writer(shard, SCHEMA)
-    dry = invoke("--location", url, "upgrade", "--all", "--dry-run")
+    dry = invoke("--location", url, "shard", "upgrade", "--all", "--dry-run")
     assert dry.exit_code == 0, dry.output
     assert dry.output.count(f"would move from format 1 to {NEWEST}") == 2
-    done = invoke("--location", url, "--json", "upgrade", "--all")
+    done = invoke("--location", url, "--json", "shard", "upgrade", "--all")
     found = json.loads(done.stdout)["shards"]
     assert [(one["shard"], one["before"], one["after"]) for one in found] == [("a", 1, NEWEST), ("b", 1, NEWEST)]
-    again = invoke("--location", url, "upgrade", "a")
+    again = invoke("--location", url, "shard", "upgrade", "a")
     assert f"stays in format {NEWEST}" in again.output
-    assert invoke("--location", url, "upgrade", "a", "--to", "1").exit_code == 2
-    log = invoke("--location", url, "log", "a")
+    assert invoke("--location", url, "shard", "upgrade", "a", "--to", "1").exit_code == 2
+    log = invoke("--location", url, "shard", "log", "a")
     assert f"format 1 → {NEWEST}" in log.output

@@ -128,7 +128,7 @@ def test_a_shard_of_an_older_format_refuses_such_parts_and_says_what_to_do(clien
     with persist.open("memory:", config=persist.Config(format=2)) as old:
         write, _ = old.open_shard("s", SCHEMA)
         batch = written(write, rows(0, 3))
-        with pytest.raises(persist.InvalidUsage, match=r"format 2.*persist upgrade") as caught:
+        with pytest.raises(persist.InvalidUsage, match=r"format 2.*persist shard upgrade") as caught:
             commit_at(write, batch, 0, 1, 0)
         assert isinstance(caught.value.refusal, r.NeedsFormat)
         assert caught.value.refusal.needed == 3

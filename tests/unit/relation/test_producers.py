@@ -77,7 +77,7 @@ def test_a_name_is_forgotten_only_at_the_number_that_was_seen(world):
 def test_a_shard_of_an_older_format_says_what_to_do():
     with persist.open("memory:", config=persist.Config(format=2)) as client:
         write = client.open_writer("s", SCHEMA)
-        with pytest.raises(persist.InvalidUsage, match="persist upgrade"):
+        with pytest.raises(persist.InvalidUsage, match="persist shard upgrade"):
             write.compare_and_append([row(1)], 0, 1, producer=("query", 4))
         client.upgrade("s")
         write.compare_and_append([row(1)], 0, 1, producer=("query", 4))

@@ -32,6 +32,6 @@ assert "persist-lib[s3]" in refusal(lambda: persist.open("s3://bucket/a"))
 assert "persist-lib[postgres]" in refusal(lambda: persist.open(f"file:{folder}/data", "postgresql://host/a"))
 for name in ("jobs", "orchestration", "tests", "bench", "pandas", "polars", "boto3", "psycopg", "pyspark", "dagster"):
     assert importlib.util.find_spec(name) is None, f"{name} came with persist-lib"
-command = [str(Path(sys.executable).with_name("persist")), "--location", f"file:{folder}/data", "shards"]
+command = [str(Path(sys.executable).with_name("persist")), "--location", f"file:{folder}/data", "shard", "list"]
 said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
 assert "orders" in said, said
