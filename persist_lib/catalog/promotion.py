@@ -172,7 +172,8 @@ class Promoting(Making):
                 f"`persist promote {name} --location URL` where the server runs",
                 table=name,
             )
-        self.client.consensus.compare_and_set_many({})  # raises InvalidUsage where there are no transactions
+        if not self.client.read_only:
+            self.client.consensus.compare_and_set_many({})  # raises InvalidUsage where there are no transactions
         if version.state.upper.is_top():
             raise InvalidUsage(
                 f"table {name!r} is closed for writing, for ever, so nothing could be added to a collection of it. "

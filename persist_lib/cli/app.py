@@ -94,7 +94,8 @@ commands(
     recovery.restore, recovery.outcome,
 )  # fmt: skip
 commands(
-    app, TABLES, tables.tables, tables.describe, tables.create, evolve, holds.rename, holds.drop, holds.set_retention,
+    app, TABLES, tables.tables, tables.describe, tables.create, evolve, holds.promote, holds.rename, holds.drop,
+    holds.set_retention,
 )  # fmt: skip
 hold = group(app, "hold", "Keep history by name, durably and without a lease.", TABLES)
 commands(hold, None, holds.set_, holds.release)

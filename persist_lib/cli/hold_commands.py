@@ -205,6 +205,40 @@ def rename(session: Session, name: opt.AnyTable, to: opt.NewTable, command: opt.
     session.answer({"table": to, "was": name}, f"{name} is now {to}")
 
 
+def promote(
+    session: Session,
+    name: opt.AnyTable,
+    shards: Annotated[
+        int | None, typer.Option(metavar="N", help="Then copy its rows to N shards, and hand over.")
+    ] = None,
+    timeline: Annotated[str | None, typer.Option(metavar="T", help="Join this timeline, which has a WAL.")] = None,
+    yes: opt.Yes = False,
+    dry_run: opt.DryRun = False,
+) -> None:
+    """Make a table that one shard carries a collection, in place: nothing is copied. There is no way back.
+
+    A collection can have another name, corrected contents, and more shards. Programs that opened the shard by its name
+    are refused from then on, unless they use tables. It needs format 5 (`persist shard upgrade`), and programs of the
+    release before cannot read the location's collections afterwards.
+
+    \b
+    persist promote orders --dry-run
+    persist promote orders               asks for the name
+    persist promote orders --shards 8    and spread its rows over 8 shards
+    persist promote orders --timeline shop
+    """
+    with session.open(read_only=dry_run) as client:
+        table = client.table(name)
+        was = table.carrier
+        if was == "shard" and not dry_run:
+            table.promote(timeline=timeline, dry_run=True)
+            session.confirm(name, "promoting", "table", yes=yes)
+        found = table.promote(shards=shards, timeline=timeline, dry_run=dry_run)
+    value = {"table": name, "was": was, "carrier": found.carrier, "shards": list(found.shards), "dry_run": dry_run}
+    said = f"{name} is on a {found.carrier} now, in {len(found.shards)} shard{'s' * (len(found.shards) != 1)}"
+    session.answer(value, f"{name} is on a {was}, and can be promoted" if dry_run else said)
+
+
 def _finish(session: Session, shard: str, *, yes: bool, dry_run: bool) -> None:
     """Finish a shard for good."""
     with session.open() as client:

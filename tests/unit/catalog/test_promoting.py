@@ -169,7 +169,7 @@ def test_what_cannot_be_promoted_is_refused_and_stays_as_it_is(world: World) -> 
     (data,) = controller.describe("made").active.shards
     client.upgrade(data)
     for name, kind, said in (
-        ("old", InvalidUsage, "format 3.*persist upgrade"), ("closed", InvalidUsage, "closed for writing"),
+        ("old", InvalidUsage, "format 3.*persist shard upgrade"), ("closed", InvalidUsage, "closed for writing"),
         ("gone", NotFound, "dropped"), ("nothing", NotFound, "no shard"), (data, OfLayer, "belongs to"),
         ("_catalog", (OfLayer, InvalidUsage), "catalog|format"),
     ):  # fmt: skip
@@ -183,6 +183,7 @@ def test_what_cannot_be_promoted_is_refused_and_stays_as_it_is(world: World) -> 
     with pytest.raises(InvalidUsage, match="only the usual catalog"):
         client.controller(catalog="other").promote("t")
     assert controller.promote("t", dry_run=True) is None
+    assert world.client(LATER, read_only=True).table("t").promote(dry_run=True).carrier == "shard"
     assert client.table("t").promote(dry_run=True).carrier == "shard"
     assert client.controller().list() == ["made"]
     with pytest.raises(NotFound):

@@ -459,7 +459,7 @@ LEGAL: dict[str, tuple[Arguments, dict[str, Kind]]] = {
     "Table.maintain": (lambda _: {"dry_run": False}, {"dry_run": flag}),
     "Table.promote": (
         lambda _: {"shards": None, "timeline": None, "dry_run": True, "timeout": 5.0},
-        {"shards": or_none(integer(1, 1024)), "timeline": or_none(nothing_else), "dry_run": flag, "timeout": timeout},
+        {"shards": or_none(integer(1, 1024)), "timeline": or_none(name), "dry_run": flag, "timeout": timeout},
     ),
     "Table.close": (lambda _: {}, {}),
     "WriteHandle.close": (lambda _: {}, {}),
