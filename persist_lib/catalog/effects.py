@@ -95,7 +95,7 @@ def _done(
     changes = setting(finished)
     collection = contents.collections.get(known.collection)
     if collection is not None and refused and known.what == "promote":
-        # SUBTLE: the shard is nobody's member, so what is taken away must not find it among the renditions.
+        # SUBTLE: the shard is no member, so what is taken away must not find it among the renditions.
         first = contents.renditions[(collection.id, 1)]
         changes = {**setting(finished, msgspec.structs.replace(collection, state="dropping")), **without(first)}
     elif collection is not None and refused and known.what == "create":

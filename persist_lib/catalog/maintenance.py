@@ -177,7 +177,7 @@ class _Tending:
         sinces = [reader.since for state in states for reader in state.readers.values()]
         if not sinces:
             yield (
-                self._step("release", f"hold {NAMED}", "nobody reads by a shard's name"),
+                self._step("release", f"hold {NAMED}", "no reader is left by a shard's name"),
                 partial(self._release, NAMED),
             )
         elif named.since < (to := min(sinces)):

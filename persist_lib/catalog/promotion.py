@@ -107,7 +107,9 @@ class Promoting(Making):
         record = self._command("promote", None, asked, intent, command, timeout)
         if record.refused:
             raise InvalidUsage(f"table {name!r} was not promoted: {record.refused}. It is as it was", table=name)
-        self._tended(timeout, record.collection)  # where nobody reads by the shard's name, nothing is kept for that
+        self._tended(
+            timeout, record.collection
+        )  # where no reader is there by the shard's name, nothing is kept for that
         return self._described(record)
 
     @abstractmethod

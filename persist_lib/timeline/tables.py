@@ -13,7 +13,7 @@ from persist_lib.catalog.collection_arguments import Retention
 from persist_lib.catalog.describe import Description, Tended
 from persist_lib.catalog.effects import settle
 from persist_lib.catalog.names import parse_collection_name
-from persist_lib.catalog.records import Mode, TableMode
+from persist_lib.catalog.records import Mode, TableMode, TimelineRecord
 from persist_lib.errors import InvalidUsage
 from persist_lib.frontier import TOP
 from persist_lib.location.wrap.spending import Spending
@@ -288,6 +288,10 @@ class Tables(Resource):
     def timelines(self) -> dict[str, TableMode]:
         """The timelines of this catalog by name, and the mode of each."""
         return {record.name: record.mode for record in self._timelines.records()}
+
+    def with_wal(self, timeline: str, deadline: Deadline) -> TimelineRecord:
+        """The timeline of this name, made if it is not there. Raises InvalidUsage for one without a WAL."""
+        return self._timelines.make(parse_collection_name(timeline), "wal", deadline)
 
     def timeline_of(self, name: str) -> tuple[str, TableMode]:
         """The timeline of a table, and its mode. Raises NotFound, and InvalidUsage for a collection."""

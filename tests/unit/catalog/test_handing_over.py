@@ -103,11 +103,11 @@ def begun_and_left(controller: Controller, monkeypatch: pytest.MonkeyPatch) -> N
             controller.copy_rendition("c", made)
 
 
-@pytest.mark.parametrize("loses", ["to a tender that looked before it began", "to somebody who may do so"])
+@pytest.mark.parametrize("loses", ["to a tender that looked before it began", "to a person who may do so"])
 def test_a_copy_whose_hold_is_gone_continues_as_it_began(
     world: World, loses: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Begun anew as of another time, it would have the rows of the first shard twice."""
+    """Begun again as of another time, it would have the rows of the first shard twice."""
     told, controller = Told(), create(world.client(), "compare_and_append")
     write(controller, told, range(3))
     move = _Tending._move_holds

@@ -264,7 +264,7 @@ def test_history_is_kept_for_readers_by_name_until_the_last_is_gone(world: World
         for _ in range(5):
             table.append([row(9)])
     client.controller().tend("t")
-    assert table.describe().since == at(0), "a reader by name may have to go on from there"
+    assert table.describe().since == at(0), "a reader by name may have to continue from there"
     assert table.describe().holds == {}
     assert "named" in renditions_of(client).holds
     reader.close()

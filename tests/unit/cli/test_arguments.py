@@ -16,7 +16,7 @@ SCHEMA = persist.Schema(key={"id": "int64"})
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory with a location where the command looks when it is told nothing."""
+    """A working directory with a location where the command looks when nothing is said."""
     monkeypatch.chdir(tmp_path)
     with persist.open("file:./data") as client:
         client.open_writer("victim", SCHEMA).compare_and_append([{"id": 1}], 0, 1)
