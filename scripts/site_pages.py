@@ -105,12 +105,13 @@ def design_page() -> str:
 
 def on_config(config: Any) -> Any:
     """Fill the two lists of the navigation."""
-    for entry in config.nav:
+    sections = [pages for entry in config.nav for pages in entry.values() if isinstance(pages, list)]
+    for entry in (entry for pages in sections for entry in pages):
         if "Design" in entry:
             notes = [{title: f"design/{name}"} for title, name in design_notes().items()]
             entry["Design"] = ["design/index.md", *notes]
-        if "Reference" in entry:
-            entry["Reference"][0]["Python"] = [{title: address} for address, title, _ in api_pages()]
+        if "Python" in entry:
+            entry["Python"] = [{title: address} for address, title, _ in api_pages()]
     return config
 
 

@@ -223,7 +223,7 @@ class Controller(Promoting, Evolving, Handovers, Resource):
     def reshard(self, name: str, shards: int, *, timeout: float | None = None) -> int:
         """Give a collection so many shards: make a rendition, copy the rows to it, hand over. Answers its number.
 
-        It is read and written all the time. `timeout` is in seconds; None: it takes as long as it takes. A call that was
+        It is read and written all the time. `timeout` is in seconds; None: as long as it takes. A call that was
         cut short is repeated, and continues with the copy that it finds. Raises as the steps do.
         """
         shards = parse_integer(shards, "shards", 1, MOST_SHARDS)
