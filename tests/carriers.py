@@ -1,4 +1,4 @@
-"""A table `t` on each of the five carriers, for what has to be the same on all of them."""
+"""A table `t` on each of the six carriers, for what has to be the same on all of them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,13 @@ def ignore(_: object) -> None:
     """For what is answered and not needed."""
 
 
+def promoted(db: persist.Client) -> None:
+    db.open_writer("t", SCHEMA).close()
+    db.upgrade("t")
+    db.controller().promote("t")
+
+
 CARRIERS = {
-    "shard": shard, "collection of 1": collection(1), "collection of 3": collection(3), "direct": timeline("yolo"),
+    "shard": shard, "promoted shard": promoted, "collection of 1": collection(1), "collection of 3": collection(3), "direct": timeline("yolo"),
     "wal": timeline("wal"),
 }  # fmt: skip

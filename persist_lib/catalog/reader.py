@@ -25,7 +25,7 @@ from persist_lib.catalog.renditions import Renditions, Span, Timeline, schema_fo
 from persist_lib.catalog.schema_compat import check_additive, is_additive
 from persist_lib.catalog.snapshot import CollectionSnapshot, view_of
 from persist_lib.catalog.writer import CollectionWriter
-from persist_lib.client import Client
+from persist_lib.client import Client, for_layers
 from persist_lib.errors import (
     LeaseExpired,
     NotAllowed,
@@ -67,7 +67,7 @@ class CollectionReader(Reader[CollectionSnapshot]):
         self, client: Client, collection: CollectionRecord, unit: Unit | None, schema: Schema | None, owner: str,
         *, is_leased: bool = True,
     ) -> None:  # fmt: skip
-        self.client, self.collection, self._owner = client, collection, owner
+        self.client, self.collection, self._owner = for_layers(client), collection, owner
         self.named, self.around, self.read_only = Named(collection.kind, collection.name), client, client.read_only
         self._is_leased = is_leased
         self._columns_from = 0

@@ -104,7 +104,7 @@ class Renditions:
     def __init__(
         self, client: Client, shard: str, unit: Unit | None, name: str, reader: ReadHandle | None = None
     ) -> None:
-        self._client, self.shard, self.schema, self._name = client, shard, schema_for(unit), name
+        self._client, self.shard, self.schema, self._name = for_layers(client), shard, schema_for(unit), name
         self._reader = reader
         self._known: Timeline | None = None
 
@@ -155,7 +155,7 @@ class Renditions:
         rows += [{**row, TIME: time} for row, time in zip(table.to_pylist(), times, strict=True)]
         spans = _spans(rows, self._name)
         for span in spans:
-            for_layers(self._client).know_members(span.rendition.places, span.rendition.member)
+            self._client.know_members(span.rendition.places, span.rendition.member)
         return Timeline(since, upper, spans)
 
 

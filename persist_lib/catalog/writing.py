@@ -11,7 +11,7 @@ from persist_lib.catalog.names import LAYER
 from persist_lib.catalog.parallel import at_once, states_of
 from persist_lib.catalog.records import CollectionRecord, RenditionRecord
 from persist_lib.catalog.renditions import Renditions, Span, Timeline, meet, upper_of
-from persist_lib.client import Client
+from persist_lib.client import Client, for_layers
 from persist_lib.core.cost import Cost
 from persist_lib.errors import InvalidUsage, SchemaMismatch, TimedOut, UpperMismatch
 from persist_lib.frontier import MINIMUM, Antichain, at
@@ -64,7 +64,7 @@ class Writing(Verbs[pa.Table, Active, Written, Written]):
         self, client: Client, collection: CollectionRecord, unit: Unit | None, only: RenditionRecord | None,
         batching: Batching | None = None, owner: str = "",
     ) -> None:  # fmt: skip
-        self.client, self.collection, self._only, self._owner = client, collection, only, owner
+        self.client, self.collection, self._only, self._owner = for_layers(client), collection, only, owner
         self._renditions = Renditions(client, collection.shard, unit, collection.name)
         what, runtime, config = f"collection {collection.name!r}", client.runtime, client.config
         super().__init__(what, collection.shard, runtime, config, client.consensus.now, batching)
@@ -75,7 +75,7 @@ class Writing(Verbs[pa.Table, Active, Written, Written]):
         """The handover to the rendition that was written last. All before it is complete."""
         rendition = only or self._active().span.rendition
         self.mode = rendition.mode
-        self.schema: Schema = client.machine(rendition.names[0]).fetch().state.schemas[-1]
+        self.schema: Schema = self.client.machine(rendition.names[0]).fetch().state.schemas[-1]
         self.has_transactions = _has_transactions(client)
 
     @property

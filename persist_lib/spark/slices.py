@@ -17,7 +17,7 @@ from typing import NamedTuple
 import msgspec
 import pyarrow as pa
 
-from persist_lib.client import Client
+from persist_lib.client import Client, for_layers
 from persist_lib.core.plan.compaction import TaskInput
 from persist_lib.core.plan.cutting import cut_evenly
 from persist_lib.core.state import State
@@ -231,6 +231,9 @@ def read_slice(client: Client, planned: Slice, pool: Executor, merge_bytes: int 
 
 
 def _newer(client: Client, gone: Slice, missing: Missing) -> Slice:
+    client = for_layers(client)
+    if member := client.machine(gone.shard).fetch().state.member:  # what was planned is read, whose ever it is by now
+        client.know_members([gone.shard], member)
     handle = handle_of(client, gone.shard, gone.schema)
     handle.fetch_upper()
     state = handle.acquire(gone.section.since).version.state
