@@ -34,6 +34,6 @@ def promoted(db: persist.Client) -> None:
 
 
 CARRIERS = {
-    "shard": shard, "promoted shard": promoted, "collection of 1": collection(1), "collection of 3": collection(3), "direct": timeline("yolo"),
-    "wal": timeline("wal"),
+    "shard": shard, "promoted shard": promoted, "collection of 1": collection(1), "collection of 3": collection(3),
+    "direct": timeline("yolo"), "wal": timeline("wal"),
 }  # fmt: skip

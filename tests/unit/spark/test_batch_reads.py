@@ -17,7 +17,8 @@ from pyspark.sql import datasource as d
 from pyspark.sql import types as t
 
 import persist_lib as persist
-from persist_lib.errors import InvalidUsage, SchemaMismatch, SinceViolation, TimedOut
+from persist_lib.errors import InvalidUsage, Missing, SchemaMismatch, SinceViolation, TimedOut
+from persist_lib.spark import slices
 from persist_lib.spark.source import PersistSource
 from tests.unit.spark.worlds import SCHEMA, TINY, World, added, load, read, rows, source
 
@@ -164,7 +165,7 @@ def test_a_frame_is_of_one_time_however_often_it_is_read(client: persist.Client)
 def test_tasks_go_on_exactly_when_their_parts_are_gone(
     client: persist.Client, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Planned without a lease; compacted and collected, and one promoted too, in the middle of reading."""
+    """Planned without a lease, compacted and collected before and in the middle of reading."""
     world, rng = World(client), random.Random(3)
     for _ in range(9):
         world.append(rng, 300)
@@ -177,9 +178,6 @@ def test_tasks_go_on_exactly_when_their_parts_are_gone(
         for batch in reader.read(part):
             found.append(batch)
             if len(found) == 1:
-                if kind == "diff":
-                    client.upgrade("orders")
-                    client.controller().promote("orders")
                 client.compact("orders")
                 for _ in range(3):
                     client.maintain("orders")
@@ -191,6 +189,22 @@ def test_tasks_go_on_exactly_when_their_parts_are_gone(
     else:
         updates = added((((a, b, v), at), n) for a, b, v, at, n in rows(table, "a", "b", "v", "_time", "_diff"))
         assert updates == world.changes(None, 8)
+
+
+def test_what_was_planned_by_a_shards_name_is_read_when_that_is_promoted_and_compacted(client: persist.Client) -> None:
+    world, rng = World(client), random.Random(5)
+    for _ in range(9):
+        world.append(rng, 300)
+    made = source(client, read_only="true", diff="true")
+    (part,) = made.reader(made.schema()).partitions()
+    client.upgrade("orders")
+    client.controller().promote("orders")
+    client.compact("orders")
+    for _ in range(3):
+        client.maintain("orders")
+    with persist.open(client.url, read_only=True) as task:
+        found = slices._newer(task, part.piece, Missing("a part is gone"))
+        assert found.inputs != part.piece.inputs
 
 
 def test_a_lease_keeps_history_and_parts_while_a_query_runs(client: persist.Client) -> None:
