@@ -19,6 +19,7 @@ from pyspark.sql import types as t
 import persist_lib as persist
 from persist_lib.errors import InvalidUsage, Missing, SchemaMismatch, SinceViolation, TimedOut
 from persist_lib.spark import slices
+from persist_lib.spark.batch_reader import Part
 from persist_lib.spark.source import PersistSource
 from tests.unit.spark.worlds import SCHEMA, TINY, World, added, load, read, rows, source
 
@@ -197,6 +198,8 @@ def test_what_was_planned_by_a_shards_name_is_read_when_that_is_promoted_and_com
         world.append(rng, 300)
     made = source(client, read_only="true", diff="true")
     (part,) = made.reader(made.schema()).partitions()
+    assert isinstance(part, Part)
+    assert isinstance(part.piece, slices.Slice)
     client.upgrade("orders")
     client.controller().promote("orders")
     client.compact("orders")
