@@ -13,6 +13,7 @@ from persist_lib.core.formats import MEMBERS
 from persist_lib.errors import InvalidUsage, MemberOf, NameTaken, NotFound, OfLayer, SinceViolation
 from persist_lib.frontier import at
 from persist_lib.testing import contents_of, updates_of
+from tests.served import ServedWorld
 from tests.worlds import SCHEMA, WIDER, DiesAt, Killed, World, row
 
 LATER = persist.Config(format=MEMBERS)
@@ -471,3 +472,22 @@ def test_whoever_dies_while_a_table_joins_a_timeline_loses_nothing() -> None:
         fresh.close()
     assert set(left) == {"shard", "timeline 'bank'"}
     assert number > 10
+
+
+def test_through_a_shard_server_it_is_refused_and_its_clients_continue_once_it_is_done() -> None:
+    served = ServedWorld()
+    client = served.client()
+    table = client.table("t", CLOCK)
+    table.append([row_of(1)])
+    client.upgrade("t")
+    before = served.bytes("t")
+    with pytest.raises(InvalidUsage, match=r"not through a shard server.*persist promote t"):
+        table.promote()
+    assert served.bytes("t") == before
+    direct = persist.open(served.inner, runtime=served.clock.runtime(99))
+    direct.table("t").promote()
+    table.append([row_of(2)])
+    assert ids(table) == [1, 2]
+    assert ids(served.client().table("t")) == [1, 2]
+    assert table.carrier == "collection"
+    served.close()
