@@ -136,7 +136,7 @@ powercut: $(PROJECT) ## disks as power cuts leave them, CUTS=5000 of them
 	PERSIST_POWER_CUTS=$(or $(CUTS),5000) $(PYTEST) -n 2 --timeout=0 tests/powercut
 
 sim: $(PROJECT) ## simulated faults and schedules, SEEDS=1000 of them
-	PERSIST_SIM_SEEDS=$(or $(SEEDS),1000) $(PYTEST) -n 2 --timeout=0 tests/simulation
+	PERSIST_SIM_SEEDS=$(or $(SEEDS),1000) PERSIST_COLLECTION_SEEDS=$(or $(SEEDS),500) $(PYTEST) -n 2 --timeout=0 tests/simulation
 
 faults: $(PROJECT) ## each request of everything to production servers broken once
 	PERSIST_FAULTS=all $(PYTEST) --timeout=0 tests/faults

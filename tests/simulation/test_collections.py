@@ -1,5 +1,7 @@
 """Two writers, two listeners, a controller that hands over and a tender at one collection, as one seed decides.
 
+PERSIST_COLLECTION_SEEDS of them. In half of the stories the collection is a shard at first, which is promoted.
+
 Requests are lost, late and doubled, heads are stale, processes pause beyond their leases and crash. Whatever a listener
 adds up to, and whatever anybody reads as of a time, is what everybody else reads there, for ever.
 """
