@@ -14,6 +14,7 @@ from persist_lib.cli.json_values import clock, jsonable
 from persist_lib.cli.row_reads import table_of
 from persist_lib.cli.session import Session
 from persist_lib.errors import InvalidUsage, NotFound, ShardFinished, StillRead
+from persist_lib.ids import NAME as SHARD_NAME
 from persist_lib.times import Times, show_frontier
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
@@ -181,6 +182,8 @@ def drop(
         try:
             is_shard = command is None and table_of(client, name).carrier == "shard"
         except NotFound:  # a shard that is finished already says so
+            if not SHARD_NAME.fullmatch(name) or client.machine(name).try_fetch() is None:
+                raise
             is_shard = not client.controller().catalog.fetch().named(name) and command is None
     if is_shard:
         _finish(session, name, yes=yes, dry_run=dry_run)

@@ -89,7 +89,7 @@ def commands(session: Session) -> None:
     found = list(within(typer.main.get_command(app)))
     shown = plain_table("command", "what it does")
     for words, short in found:
-        shown.add_row(f"persist {words}", short)
+        shown.add_row(f"persist {words}", short.replace("\\[", "["))
     value = [{"command": f"persist {words}", "help": short} for words, short in found]
     session.answer({"commands": value}, shown)
 

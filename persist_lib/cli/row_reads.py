@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 import typer
 
 from persist_lib.cli import json_values, row_formats, units
 from persist_lib.cli import shared_options as opt
 from persist_lib.cli.session import Session
-from persist_lib.errors import InvalidName, InvalidUsage, OfLayer
+from persist_lib.errors import InvalidName, InvalidUsage, NotComplete, OfLayer, PersistError
 from persist_lib.times import Times
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
@@ -20,6 +21,7 @@ if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
     from persist_lib.schema.schema import Schema
     from persist_lib.table.table import Table
 
+T = TypeVar("T")
 TABLE_ROWS = 50
 AT_ONCE_S = 0.001
 """The shortest timeout that is allowed, in seconds: it looks once."""
@@ -36,6 +38,22 @@ def table_of(client: Client, name: str) -> Table:
 
         carrier = ShardCarrier(client, name, client.inspect(name).state.schemas[-1])
         return Table(carrier, lambda: None, partial(open_promoted, client, client.controller().tables))
+
+
+def completing(session: Session, client: Client, table: Table, as_of: Any, call: Callable[[Any], T]) -> T:
+    """What a call reads as of a time. One that the clock has passed is completed first, where this may write.
+
+    So does `Table` in a program; this one's client is opened to read.
+    """
+    if as_of is None:
+        return call(None)
+    at = Times(table.schema.times, client.consensus.now).as_of(as_of)  # now is the same moment in all that follows
+    try:
+        return call(at)
+    except NotComplete:
+        with suppress(PersistError), session.open(read_only=False) as writing:
+            writing.table(table.name).read(at, keys=[]).release()
+        return call(at)
 
 
 class Printing(NamedTuple):
@@ -106,7 +124,9 @@ def read(session: Session, name: opt.AnyTable, select: Selected, printing: Print
         keys = {what: getattr(select, what) for what in ("key", "key_from", "key_to")}
         wanted: dict[str, Any] = {what: key_values(table.schema, given) for what, given in keys.items() if given}
         wanted |= {"columns": opt.parse_names(select.columns), "diff": select.diff, "newest": select.newest}
-        with table.read(at, timeout=select.wait or None, **wanted) as found:
+        with completing(
+            session, client, table, at, lambda at: table.read(at, timeout=select.wait or None, **wanted)
+        ) as found:
             number = getattr(found, "rendition", None)
             rendition = {} if number is None else {"rendition": number}
             head = {"table": name, **rendition, "as_of": found.as_of, **json_values.clock(table.schema.times)}
@@ -139,7 +159,9 @@ def changes(
     with session.open() as client, table_of(client, name) as table:
         if first is None:
             first = table.describe().since.time or None
-        with table.changes(first, last, timeout=wait or AT_ONCE_S) as found:
+        with completing(
+            session, client, table, last, lambda last: table.changes(first, last, timeout=wait or AT_ONCE_S)
+        ) as found:
             head = {"table": name, "from": found.from_, "to": found.to, **json_values.clock(table.schema.times)}
             count = printing.rows(session, head, found)
     show = table.schema.show_as_of
@@ -163,7 +185,8 @@ def listen(
 
     It prints updates as lines, and `progress \\[t]` when everything before t was printed. With --json each line is an
     object, {"updates": \\[...]} or {"progress": \\[t]}. It runs until the table is complete; you can interrupt it at
-    any time. It does not hold history: it fails with a message if since passes the time that it has come to.
+    any time. To continue after `progress \\[t]`, give the time before t to --as-of; in JSON that is its `as_of`. It
+    does not hold history: it fails with a message if since passes the time that it has come to.
 
     \b
     persist listen orders --as-of 9
@@ -194,7 +217,8 @@ def history(
     printing.form(session)
     first, last = opt.parse_time(from_, "from"), opt.parse_time(to, "to")
     with session.open() as client, table_of(client, name) as table:
-        found = table.history(first, last)
+        wait = None if last is None else AT_ONCE_S
+        found = completing(session, client, table, last, lambda last: table.history(first, last, timeout=wait))
     head = {"table": name, **json_values.clock(table.schema.times)}
     count = printing.rows(session, head, _InMemory(found))
     printing.note(session, f"{name}: written at {units.of(count, 'time')}")
@@ -233,7 +257,8 @@ def _tell(session: Session, schema: Schema, event: Any) -> None:
     from persist_lib.relation.listen import Progress
 
     if isinstance(event, Progress):
-        session.answer({"progress": json_values.jsonable(event.frontier)}, f"progress {schema.show(event.frontier)}")
+        value = {"progress": json_values.jsonable(event.frontier), "as_of": event.as_of}
+        session.answer(value, f"progress {schema.show(event.frontier)}")
         return
     times = Times(schema.times, lambda: 0)
     for batch in row_formats.rows_of(event.table):

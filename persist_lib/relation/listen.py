@@ -99,6 +99,11 @@ class Progress(NamedTuple):
 
     frontier: Antichain
 
+    @property
+    def as_of(self) -> int | None:
+        """The time after which another listener continues: just before `frontier`. None: nothing can follow."""
+        return None if self.frontier.time is None else self.frontier.time - 1
+
 
 Event = Updates | Progress
 

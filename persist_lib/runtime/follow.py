@@ -152,7 +152,7 @@ class Follow(Resource, Generic[E]):
             if is_last:
                 raise TimedOut(
                     f"{self._name}: nothing came after {self.show(self.frontier)} for {deadline.timeout_s:g} s. "
-                    "Nothing is lost: iterate on, or listen again from there",
+                    "Nothing is lost: iterate on, or listen again as of the time just before it",
                     timeout_s=deadline.timeout_s, frontier=self.frontier, **self._fields,
                 )  # fmt: skip
             self.pause()
@@ -160,6 +160,6 @@ class Follow(Resource, Generic[E]):
     def _cut_short(self) -> Determinate:
         return Determinate(
             f"{self._name}: listening was interrupted after a part of a step was delivered. Drop what came after the "
-            f"progress to {self.show(self.frontier)}, and listen again from there",
+            f"progress to {self.show(self.frontier)}, and listen again as of the time just before it",
             frontier=self.frontier, **self._fields,
         )  # fmt: skip

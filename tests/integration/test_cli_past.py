@@ -80,11 +80,14 @@ def test_a_quiet_table_is_read_as_of_a_minute_ago_by_who_may_complete_that_time(
         tables = client.controller().tables()
         tables.create("t", OLD)
         tables.insert("t", [{"id": 1, "cents": 5}])
-        told = sh.fails(1, "read", "t", "--as-of", "now")
+        told = sh.fails(1, "read", "t", "--as-of", "2100-01-01T00:00Z")
         assert "NotComplete" in told
         assert "--newest" in told
-        (row,) = sh.rows("read", "t", "--as-of", "now", "--newest")
+        (row,) = sh.rows("read", "t", "--as-of", "2100-01-01T00:00Z", "--newest")
         assert row == {"id": 1, "cents": 5}
+        assert sh.rows("read", "t", "--as-of", "now") == [row], "as a program does, the command completes that time"
+        assert len(sh.rows("changes", "t", "--from", "1 hour ago", "--to", "now")) == 1
+        assert len(sh.rows("history", "t", "--to", "now")) == 1
         done: Any = tables.read("t", "now")
         assert sh.rows("read", "t", "--as-of", str(done.as_of)) == [row]
         assert json.loads(sh("read", "t", "--json"))["as_of"] >= done.as_of

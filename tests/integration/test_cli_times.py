@@ -59,7 +59,7 @@ def test_what_listen_prints_as_json_goes_in_again(made: Shell, tmp_path: Path):
     events = [json.loads(line) for line in made("listen", "orders", "--as-of", 0, "--no-wait", "--json").splitlines()]
     rows = [row for event in events for row in event.get("updates", [])]
     assert rows[0]["_time"] == "2026-11-22T12:00:00Z"
-    assert events[-1] == {"progress": [T + 3 * 3_600_000]}, "metadata are integers"
+    assert events[-1] == {"progress": [T + 3 * 3_600_000], "as_of": T + 3 * 3_600_000 - 1}, "metadata are integers"
     again = tmp_path / "again.jsonl"
     again.write_text("".join(json.dumps(row) + "\n" for row in rows))
     made("append", "copy", again, "--lower", 0, "--upper", T + 3 * 3_600_000, *CREATE)

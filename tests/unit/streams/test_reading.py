@@ -306,7 +306,7 @@ def test_a_listener_ahead_that_is_interrupted_continues_or_says_that_it_cannot(
             with pytest.raises(KeyboardInterrupt):
                 next(events)
             for _ in range(2):
-                with pytest.raises(persist.Determinate, match="listen again from there"):
+                with pytest.raises(persist.Determinate, match="listen again as of"):
                     next(events)
             return
         assert [row["_time"] for row in next(events).table.to_pylist()] == [3]  # type: ignore[union-attr]
