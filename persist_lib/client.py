@@ -149,12 +149,17 @@ class Client(Upkeep, Terms):
         """The shard's machine: one per shard and client, shared by all handles."""
         self._check_open()
         shard = parse_shard_id(name)
-        if (found := self._machines.get(shard)) is None:
-            # SUBTLE: this takes no lock, as a fork could happen while another thread holds it. When two threads make a
-            # machine at once, both get the first one.
-            machine = Machine(shard, self.blob, self.consensus, self.config, self.runtime, self.reads)
-            found = self._machines.setdefault(shard, machine)
-            self._check_open()  # a `close` that comes after this check finds the machine
+        return self._machines.get(shard) or self._made(self._machines, shard)
+
+    def _made(self, machines: dict[ShardId, Machine], shard: ShardId, member: str = "") -> Machine:
+        """A machine that is there from now on.
+
+        SUBTLE: this takes no lock, as a fork could happen while another thread holds it. When two threads make a
+        machine at once, both get the first one.
+        """
+        machine = Machine(shard, self.blob, self.consensus, self.config, self.runtime, self.reads, member)
+        found = machines.setdefault(shard, machine)
+        self._check_open()  # a `close` that comes after this check finds the machine
         return found
 
     def metrics(self) -> Metrics:
@@ -484,10 +489,8 @@ class LayerClient(Client):
     def know_members(self, shards: Iterable[str], member: str) -> None:
         """Know that these shards may be members, and whose."""
         for name in shards:
-            if (shard := ShardId(name)) not in self.members:
-                machine = Machine(shard, self.blob, self.consensus, self.config, self.runtime, self.reads, member)
-                self.members.setdefault(shard, machine)
-                self._check_open()  # a `close` that comes after this check finds the machine
+            if ShardId(name) not in self.members:
+                self._made(self.members, ShardId(name), member)
 
     def close(self) -> None:
         self._outer.close()

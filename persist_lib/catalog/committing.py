@@ -16,7 +16,7 @@ import pyarrow as pa
 from persist_lib.catalog.parallel import at_once
 from persist_lib.catalog.partition_rows import routed
 from persist_lib.catalog.records import RenditionRecord
-from persist_lib.catalog.renditions import Span, Timeline, meet
+from persist_lib.catalog.renditions import Span, Timeline, is_copied, meet
 from persist_lib.catalog.writing import PAUSE_S, Active, Writing, Written
 from persist_lib.client import Client
 from persist_lib.core.state import Outcome
@@ -279,7 +279,7 @@ class Committing(Writing):
 
     def _copied(self, span: Span, deadline: Deadline) -> None:
         """Wait until a copy that was handed over to has all that the rendition before it had."""
-        while span.rendition.copies is not None and meet(self.client, span.rendition.names) < at(span.start):
+        while not is_copied(self.client, span.rendition, span.start):
             self._check_time(deadline, f"rendition {span.rendition.number} is still being copied")
             deadline.pause(PAUSE_S)
 

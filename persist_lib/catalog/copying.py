@@ -19,7 +19,7 @@ from persist_lib.catalog.parallel import states_of
 from persist_lib.catalog.partition_rows import routed
 from persist_lib.catalog.reader import CollectionReader
 from persist_lib.catalog.records import RenditionRecord
-from persist_lib.catalog.renditions import Timeline, meet
+from persist_lib.catalog.renditions import handed_over_at, meet
 from persist_lib.errors import HoldConflict, InvalidUsage, SinceViolation
 from persist_lib.frontier import Antichain, at
 from persist_lib.kernel.columns import at_time
@@ -100,8 +100,8 @@ def copy_step(
     if goal.is_top() or goal <= upper:
         return Copied(upper, goal, is_complete=False)
     first, last = upper.time or 0, (goal.time or 1) - 1
-    if first == 0 and max(uppers).time:
-        last = (max(uppers).time or 1) - 1
+    if first == 0 and (begun_to := max(uppers).time):
+        last = begun_to - 1
     try:
         if first == 0:
             client.set_hold(shard, hold, last, expected=None)
@@ -126,12 +126,6 @@ def _rows_in(reader: CollectionReader, old: RenditionRecord, first: int, last: i
     states = [handle.machine.state for handle in reader.shards_of(old)]
     batches = [batch for state in states for batch in state.trace]
     return sum(one.count for one in batches if at(first) < one.upper and one.lower <= at(last))
-
-
-def handed_over_at(timeline: Timeline, new: RenditionRecord) -> int | None:
-    """When a copy became the collection; None if it did not yet."""
-    starts = [span.start for span in timeline.spans if span.rendition.number == new.number]
-    return starts[0] if starts else None
 
 
 class _Share:

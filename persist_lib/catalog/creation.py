@@ -13,12 +13,10 @@ from persist_lib.catalog.catalog import Changes, Contents, setting
 from persist_lib.catalog.collection_arguments import MOST_SHARDS, parse_hash_columns, parse_rendition
 from persist_lib.catalog.collection_status import timeline_of
 from persist_lib.catalog.command_log import Commanding
-from persist_lib.catalog.copying import handed_over_at
 from persist_lib.catalog.describe import Description, Evolved, RenditionDescription, Tended
 from persist_lib.catalog.records import CollectionRecord, CommandRecord, RenditionRecord, schema_form
-from persist_lib.catalog.renditions import Timeline, meet
+from persist_lib.catalog.renditions import Timeline, handed_over_at, is_copied
 from persist_lib.errors import HandoverRefused, InvalidUsage, NotFound
-from persist_lib.frontier import at
 from persist_lib.schema.schema import Schema, check_schema
 
 
@@ -211,7 +209,7 @@ class Evolving(Commanding):
         start = handed_over_at(timeline, record)
         if record.begun and start is None:
             return  # it was the collection, at times that are given up
-        if start is None or meet(self.client, record.names) < at(start):
+        if not is_copied(self.client, record, start):
             raise InvalidUsage(
                 f"collection {collection.name!r}: rendition {record.number} is a copy in the present columns, and is "
                 "not complete. Nothing was changed; hand over to it and finish it (copy_rendition with to_end=True), "

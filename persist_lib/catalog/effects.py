@@ -19,7 +19,7 @@ from persist_lib.catalog.metadata_shard import append_once, out_of_time
 from persist_lib.catalog.names import LAYER
 from persist_lib.catalog.parallel import at_once
 from persist_lib.catalog.records import CollectionRecord, CommandRecord, RenditionRecord, schema_of
-from persist_lib.catalog.renditions import Renditions, Timeline, meet, row_of, schema_for
+from persist_lib.catalog.renditions import Renditions, Timeline, handed_over_at, is_copied, row_of, schema_for
 from persist_lib.catalog.wal import DROPPED, append_of, has_wal, mark, wal_shard
 from persist_lib.catalog.wal import SCHEMA as WAL
 from persist_lib.client import Client
@@ -288,11 +288,6 @@ def wal_upper(client: Client, collection: CollectionRecord) -> int:
     return client.machine(wal_shard(str(collection.timeline))).fetch().state.upper.time or 0
 
 
-def is_copied(client: Client, rendition: RenditionRecord, start: int) -> bool:
-    """Whether a rendition has all that was before it became the collection at `start`. Once it has, it has for ever."""
-    return rendition.copies is None or at(start) <= meet(client, rendition.names)
-
-
 def close(
     client: Client, contents: Contents, collection: CollectionRecord, command: CommandRecord, start: int
 ) -> None:  # fmt: skip
@@ -302,15 +297,17 @@ def close(
     Of a handover in the future the writers say so, when they first write beyond it. SUBTLE: never of a rendition that
     is still copied itself, as what it lacks would be left out for ever.
     """
-    for old in contents.renditions_of(command.collection):
-        if old.number == command.asked["follows"] and old.mode == "compare_and_append" and command.asked["at"] is None:
-            timeline = Renditions(client, collection.shard, old.columns.times, collection.name).fetch()
-            began = max((one.start for one in timeline.spans if one.command == command.asked["expects"]), default=0)
-            if not is_copied(client, old, began):
-                continue
-            for name in old.names:
-                with suppress(ShardFinished), client.open_writer(name, old.columns, layer=LAYER) as write:
-                    write.advance_upper(start)
+    old = contents.renditions.get((collection.id, command.asked["follows"]))
+    if old is None or old.mode != "compare_and_append" or command.asked["at"] is not None:
+        return
+    if old.copies is not None:
+        timeline = Renditions(client, collection.shard, old.columns.times, collection.name).fetch()
+        began = handed_over_at(timeline, old)
+        if began is not None and not is_copied(client, old, began):
+            return
+    for name in old.names:
+        with suppress(ShardFinished), client.open_writer(name, old.columns, layer=LAYER) as write:
+            write.advance_upper(start)
 
 
 def handover_time(timeline: Timeline, asked: int | None, wal: int = 0) -> int:

@@ -15,12 +15,20 @@ import msgspec
 
 from persist_lib.catalog.catalog import Catalog, Changes, Contents, setting, without
 from persist_lib.catalog.collection_status import expiry_steps, holders
-from persist_lib.catalog.copying import HOLDS, handed_over_at, hold_name
+from persist_lib.catalog.copying import HOLDS, hold_name
 from persist_lib.catalog.describe import Do, Step, Tended
 from persist_lib.catalog.effects import HOLD, is_held_back, settle
 from persist_lib.catalog.names import LAYER
 from persist_lib.catalog.records import CollectionRecord, RenditionRecord, TimelineRecord
-from persist_lib.catalog.renditions import Renditions, Timeline, meet, schema_for, upper_of
+from persist_lib.catalog.renditions import (
+    Renditions,
+    Timeline,
+    handed_over_at,
+    is_copied,
+    meet,
+    schema_for,
+    upper_of,
+)
 from persist_lib.core.holds import newest_time
 from persist_lib.core.state import NAMED, State
 from persist_lib.errors import HoldConflict, NotFound, PersistError, ShardFinished, SinceViolation, StillRead
@@ -181,13 +189,15 @@ class _Tending:
                 partial(self._release, NAMED),
             )
         elif named.since < (to := min(sinces)):
-
-            def move() -> None:
-                with suppress(SinceViolation, ShardFinished, HoldConflict):
-                    self._client.downgrade_hold(shard, NAMED, to)
-
             show = timeline.last.rendition.columns.show
-            yield self._step("move hold", f"{NAMED} to {show(to)}", "no reader by a shard's name needs more"), move
+            yield (
+                self._step("move hold", f"{NAMED} to {show(to)}", "no reader by a shard's name needs more"),
+                partial(self._downgrade, shard, NAMED, to),
+            )
+
+    def _downgrade(self, shard: str, hold: str, to: Antichain) -> None:
+        with suppress(SinceViolation, ShardFinished, HoldConflict):  # another process has moved it further
+            self._client.downgrade_hold(shard, hold, to)
 
     def _release_copies(self) -> Iterator[tuple[Step, Do]]:
         """Release the holds of copies that are complete, or given up.
@@ -200,7 +210,7 @@ class _Tending:
         for record in renditions:
             if record.state != "dropping" and hold_name(record) in holds:
                 start = handed_over_at(self._timeline([record]), record)
-                if start is None or meet(self._client, record.names) < at(start):
+                if not is_copied(self._client, record, start):
                     holds.remove(hold_name(record))
         yield from self._release_all(holds, "nothing is left to copy")
 
@@ -227,13 +237,11 @@ class _Tending:
         # SUBTLE: where a shard is behind (a rendition that follows later), the hold waits for it, and moves then.
         to = max(hold.since, at(target).meet(newest_time(state)))
         show = timeline.last.rendition.columns.show
-
-        def move() -> None:
-            with suppress(SinceViolation, ShardFinished, HoldConflict):  # another process has moved it further
-                self._client.downgrade_hold(shard, HOLD, to)
-
         if hold.since < to or is_held_back(state, to):
-            yield self._step("move hold", f"{shard} to {show(to)}", reason), move
+            yield (
+                self._step("move hold", f"{shard} to {show(to)}", reason),
+                partial(self._downgrade, shard, HOLD, to),
+            )
         # The rendition shard's since is the collection's: who reads that reads the others.
         if shard == self._collection.shard and (others := holders(state, to, but=HOLD)):
             why = f"history before {show(to)} is kept by {', '.join(others)}"

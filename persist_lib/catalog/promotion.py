@@ -17,7 +17,7 @@ from persist_lib.catalog.collection_status import describe
 from persist_lib.catalog.creation import Making
 from persist_lib.catalog.describe import Description
 from persist_lib.catalog.effects import settle
-from persist_lib.catalog.names import minted, parse_collection_name
+from persist_lib.catalog.names import member_of, minted, parse_collection_name
 from persist_lib.catalog.records import (
     OF_PLACES,
     CollectionRecord,
@@ -34,6 +34,7 @@ from persist_lib.errors import InvalidUsage, NameTaken, NotFound
 from persist_lib.frontier import at
 from persist_lib.ids import CATALOG, SeqNo
 from persist_lib.runtime.ambient import Deadline
+from persist_lib.schema.schema import Schema
 
 AHEAD_MS = 1_000
 """How far a shard that joins a timeline may be ahead of the store's clock, in milliseconds."""
@@ -93,23 +94,14 @@ class Promoting(Making):
         def intent(contents: Contents, record: CommandRecord) -> tuple[Changes, CommandRecord]:
             if contents.named(name) is not None:
                 raise NameTaken(f"there is a collection {name!r} by now. Nothing was changed", collection=name)
-            id_ = minted(self.client.runtime.entropy())
-            kind: Kind = "collection" if line is None else "table"
-            collection = CollectionRecord(id=id_, name=name, kind=kind, timeline=line, command=record.id)
-            first = RenditionRecord(
-                v=OF_PLACES, collection=id_, number=1, shards=1, schema=schema_form(state.schemas[-1]),
-                hash_columns=tuple(state.schemas[-1].key_names), command=record.id, places=(name,),
-                mode="compare_and_append" if line is None else "append",
-            )  # fmt: skip
-            return setting(collection, first), msgspec.structs.replace(record, collection=id_, pending=True)
+            collection, first = _promoted(minted(self.client.runtime.entropy()), name, state.schemas[-1], line, record)
+            return setting(collection, first), msgspec.structs.replace(record, collection=collection.id, pending=True)
 
         asked = {"name": name} if line is None else {"name": name, "timeline": line}
         record = self._command("promote", None, asked, intent, command, timeout)
         if record.refused:
             raise InvalidUsage(f"table {name!r} was not promoted: {record.refused}. It is as it was", table=name)
-        self._tended(
-            timeout, record.collection
-        )  # where no reader is there by the shard's name, nothing is kept for that
+        self._tended(timeout, record.collection)  # without a reader by the shard's name, nothing is kept for one
         return self._described(record)
 
     @abstractmethod
@@ -183,7 +175,19 @@ class Promoting(Making):
                 table=name,
             )
         seqno = SeqNo(version.seqno + 1)
-        refusal = apply(version.state, seqno, c.Adopt(f"{minted(0)}/0", seqno))
+        refusal = apply(version.state, seqno, c.Adopt(member_of(minted(0)), seqno))
         if not isinstance(refusal, State):
             raise machine.refused(refusal)
         return version.state
+
+
+def _promoted(
+    id_: str, name: str, schema: Schema, timeline: str | None, command: CommandRecord
+) -> tuple[CollectionRecord, RenditionRecord]:
+    """The records of a collection, or of a table on a timeline, whose first rendition is the shard of its name."""
+    kind: Kind = "collection" if timeline is None else "table"
+    return CollectionRecord(id=id_, name=name, kind=kind, timeline=timeline, command=command.id), RenditionRecord(
+        v=OF_PLACES, collection=id_, number=1, shards=1, schema=schema_form(schema),
+        hash_columns=tuple(schema.key_names), command=command.id, places=(name,),
+        mode="compare_and_append" if timeline is None else "append",
+    )  # fmt: skip

@@ -192,6 +192,21 @@ def meet(client: Client, names: Sequence[str]) -> Antichain:
     return min((state.upper for state in states_of(client, names)), default=TOP)
 
 
+def handed_over_at(timeline: Timeline, rendition: RenditionRecord) -> int | None:
+    """When a copy became the collection; None if it did not yet."""
+    starts = [span.start for span in timeline.spans if span.rendition.number == rendition.number]
+    return starts[0] if starts else None
+
+
+def is_copied(client: Client, rendition: RenditionRecord, start: int | None) -> bool:
+    """Whether a rendition lacks nothing of what it copies, up to where it became the collection.
+
+    `start` is that time; None: it did not yet, so that there may be more to copy. Once it lacks nothing, that is so for
+    ever.
+    """
+    return rendition.copies is None or (start is not None and at(start) <= meet(client, rendition.names))
+
+
 def upper_of(client: Client, timeline: Timeline) -> Antichain:
     """All updates of the collection before this are known: of each rendition, up to where the next one follows."""
     return upper_by(timeline, lambda rendition: meet(client, rendition.names))

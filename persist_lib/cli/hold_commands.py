@@ -238,7 +238,7 @@ def promote(
             session.confirm(name, "promoting", "table", yes=yes)
         found = table.promote(shards=shards, timeline=timeline, dry_run=dry_run)
     value = {"table": name, "was": was, "carrier": found.carrier, "shards": list(found.shards), "dry_run": dry_run}
-    said = f"{name} is on a {found.carrier} now, in {len(found.shards)} shard{'s' * (len(found.shards) != 1)}"
+    said = f"{name} is on a {found.carrier} now, in {units.of(len(found.shards), 'shard')}"
     session.answer(value, f"{name} is on a {was}, and can be promoted" if dry_run else said)
 
 

@@ -45,12 +45,12 @@ def open_carrier(client: Client, name: str, schema: Schema | None, tables: Calla
 def open_promoted(client: Client, tables: Callable[[], Tables], collection: str) -> Carrier:
     """Open the collection with this id, which a shard is a member of. Raises NotFound where it was dropped."""
     controller = client.controller()
-    found = controller.catalog.fetch().collections.get(collection)
-    if found is not None and found.state == "making" and not client.read_only:
-        controller.tend(found.name)  # its promotion is decided, and not yet said
-    name = found.name if found is not None and found.state != "dropping" else collection
-    is_table = found is not None and found.kind == "table"
-    return TimelineCarrier(tables(), name) if is_table else CollectionCarrier(controller, name)
+    record = controller.catalog.fetch().collections.get(collection)
+    if record is not None and record.state == "making":  # its promotion is decided, and not yet said
+        record = _listed(controller, record.name)
+    if record is None or record.state == "dropping":
+        raise _not_there(client, collection)
+    return _of_catalog(controller, record, (), tables)
 
 
 def find_record(client: Client, name: str) -> CollectionRecord | None:

@@ -196,9 +196,8 @@ def test_what_cannot_be_promoted_is_refused_and_stays_as_it_is(world: World) -> 
     assert client.table("booked").promote(timeline="bank").carrier == "timeline 'bank'", "it is there already"
 
 
-def test_one_that_is_refused_for_ever_leaves_the_shard_alone(world: World) -> None:
-    """It ended between the intent and the deciding transaction. Who takes the rest away must not take the shard."""
-    client = lone(world)
+def die_after_the_intent(world: World) -> None:
+    """A process that promotes `t` dies as soon as the catalog says so, and nothing else was done."""
     plan = DiesAt(1)
     dying = world.client(LATER, plan=plan)
     for number in range(1, 40):
@@ -208,6 +207,12 @@ def test_one_that_is_refused_for_ever_leaves_the_shard_alone(world: World) -> No
         plan.is_armed = False
         if world.client(LATER).controller().catalog.fetch().collections:
             break
+
+
+def test_one_that_is_refused_for_ever_leaves_the_shard_alone(world: World) -> None:
+    """It ended between the intent and the deciding transaction. Who takes the rest away must not take the shard."""
+    client = lone(world)
+    die_after_the_intent(world)
     with client.open_writer("t", SCHEMA) as write:
         write.finish()
     controller = client.controller()
@@ -225,15 +230,7 @@ def test_one_that_is_refused_for_ever_leaves_the_shard_alone(world: World) -> No
 
 def test_what_changed_between_the_intent_and_the_decision_is_as_it_was_then(world: World) -> None:
     client = lone(world)
-    plan = DiesAt(1)
-    dying = world.client(LATER, plan=plan)
-    for number in range(1, 40):
-        plan.number, plan.seen, plan.is_armed = number, 0, True
-        with pytest.raises(Killed):
-            dying.controller().promote("t")
-        plan.is_armed = False
-        if world.client(LATER).controller().catalog.fetch().collections:
-            break
+    die_after_the_intent(world)
     client.evolve_schema("t", WIDER)
     client.set_retention("t", 7)
     client.release_hold("t", "audit")
