@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from types import MappingProxyType, TracebackType
@@ -158,9 +159,16 @@ class Client(Upkeep, Terms):
         machine at once, both get the first one.
         """
         machine = Machine(shard, self.blob, self.consensus, self.config, self.runtime, self.reads, member)
+        machine.table_of = self._table_of
         found = machines.setdefault(shard, machine)
         self._check_open()  # a `close` that comes after this check finds the machine
         return found
+
+    def _table_of(self, collection: str) -> str:
+        """The name that a collection has now, by its id; empty where it has none, or that cannot be found out."""
+        with suppress(PersistError):
+            return str(import_module("persist_lib.catalog.catalog").name_of(for_layers(self), collection))
+        return ""
 
     def metrics(self) -> Metrics:
         """The operations that this client has asked of its location so far, by kind, and what they cost.

@@ -236,6 +236,16 @@ def has_shard(client: Client, name: str) -> bool:
     return found is not None and not found.state.is_finished() and not found.state.member
 
 
+def name_of(client: Client, collection: str) -> str:
+    """The name that a collection has in the usual catalog, by its id; empty where it is not there, or being dropped."""
+    catalog = Catalog(client)
+    try:
+        found = catalog.fetch().collections.get(collection)
+    finally:
+        catalog.close()
+    return "" if found is None or found.state == "dropping" else found.name
+
+
 def _key_of(record: Record) -> tuple[str, str]:
     match record:
         case RenditionRecord():

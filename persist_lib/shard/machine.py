@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import NamedTuple
 
 import msgspec
@@ -106,6 +107,8 @@ class Shard:
         self._noted = Outcome(b"", SeqNo(0), MINIMUM)
         self._closed: str | None = None
         self.pace = Pace()
+        self.table_of: Callable[[str], str] = lambda _collection: ""
+        """The name that a collection has now, by its id; empty where that is not known."""
         enrol(self, Stage.SHARDS)
 
     def after_fork_in_child(self) -> None:
@@ -164,7 +167,8 @@ class Shard:
         return Times(self.state.times, self.consensus.now)
 
     def refused(self, refusal: r.Refusal) -> PersistError:
-        return refused(self.shard, refusal, None if self._version is None else self._version.state.times)
+        table = self.table_of(refusal.member.partition("/")[0]) if isinstance(refusal, r.OfMember) else ""
+        return refused(self.shard, refusal, None if self._version is None else self._version.state.times, table)
 
     def addressed(self, command: Command, state: State) -> Command:
         """The command, naming the member that this machine is for, if the shard is one.

@@ -40,10 +40,11 @@ def named(shards: Sequence[ShardId]) -> str:
     return f"shard {shards[0]}" if len(shards) == 1 else f"shards {', '.join(shards)}"
 
 
-def refused(shard: ShardId, refusal: r.Refusal, unit: Unit | None = None) -> PersistError:
+def refused(shard: ShardId, refusal: r.Refusal, unit: Unit | None = None, table: str = "") -> PersistError:
     """The exception for a refusal. Its message says what was asked, what the state is, and what to do.
 
-    `unit` is the clock that the shard's times are; None: plain integers.
+    `unit` is the clock that the shard's times are; None: plain integers. `table` is the name of the table that a member
+    is of, where it is known.
     """
     show = partial(show_frontier, unit=unit)
     match refusal:
@@ -74,7 +75,16 @@ def refused(shard: ShardId, refusal: r.Refusal, unit: Unit | None = None) -> Per
                 f"the hold is there already and never moves back. Hold {show(since)} or later",
                 shard=shard, as_of=asked, since=since,
             )  # fmt: skip
-        case r.GivesUpHistory() | r.OfLayer() | r.OfMember() | r.WrongOpaque():
+        case r.OfMember(member):
+            id_ = member.partition("/")[0]
+            of = f"table {table!r}" if table else f"collection with the id {id_}"
+            renamed = "" if table else ", or by the name that it was given since"
+            return MemberOf(
+                f"shard {shard} was promoted: it is a member of the {of}, which alone reads and writes it and sets its "
+                f"terms. This changed nothing; open the table with client.table({table or shard!r}){renamed}",
+                shard=shard, layer=COLLECTION, collection=id_, table=table,
+            )  # fmt: skip
+        case r.GivesUpHistory() | r.OfLayer() | r.WrongOpaque():
             return _of_holds(shard, refusal, show)
         case r.NotEquivalent(reason):
             return CompactionRefused(
@@ -108,7 +118,7 @@ def _after_expiry(ids: Sequence[str]) -> str:
 
 
 def _of_holds(
-    shard: ShardId, refusal: r.GivesUpHistory | r.OfLayer | r.OfMember | r.WrongOpaque, show: Callable[[Antichain], str]
+    shard: ShardId, refusal: r.GivesUpHistory | r.OfLayer | r.WrongOpaque, show: Callable[[Antichain], str]
 ) -> PersistError:
     match refusal:
         case r.GivesUpHistory(name, asked, since, newest):
@@ -121,14 +131,6 @@ def _of_holds(
                 f"shard {shard} belongs to {_LAYERS.get(layer, layer)}, and only that appends to it: a foreign append "
                 "would stop it for good. Nothing was written; write through it, or choose another shard",
                 shard=shard, layer=layer,
-            )  # fmt: skip
-        case r.OfMember(member):
-            id_ = member.partition("/")[0]
-            return MemberOf(
-                f"shard {shard} was promoted: it is a member of the collection with the id {id_}, which alone reads "
-                f"and writes it and sets its terms. This changed nothing; open the table with client.table({shard!r}), "
-                "or by the name that it was given since",
-                shard=shard, layer=COLLECTION, collection=id_,
             )  # fmt: skip
         case r.WrongOpaque(name, expected, actual):
             return HoldConflict(

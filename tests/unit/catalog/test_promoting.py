@@ -89,6 +89,21 @@ def test_tables_that_are_open_continue_and_handles_by_the_shards_name_are_told(w
     assert client.tables() == ["u"]
 
 
+def test_who_is_refused_by_the_shards_name_learns_what_the_table_is_called_now(world: World) -> None:
+    client = lone(world)
+    other = world.client(LATER)
+    write = other.open_writer("t", SCHEMA)
+    table = client.table("t")
+    table.promote()
+    table.rename("u")
+    with pytest.raises(MemberOf, match=r"the table 'u', .*client.table\('u'\)$") as caught:
+        write.append_now([row(8)])
+    assert caught.value.fields["table"] == "u"
+    client.table("t", SCHEMA).append([row(70)])
+    with pytest.raises(MemberOf, match=r"client.table\('u'\)$"):
+        write.append_now([row(8)])
+
+
 def test_every_verb_of_an_open_table_continues() -> None:
     """Each is the first to learn of it."""
     verbs: dict[str, Any] = {
