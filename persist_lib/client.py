@@ -26,7 +26,7 @@ from persist_lib.core.cost import Cost, Prices
 from persist_lib.core.plan.compaction import Policy
 from persist_lib.core.state import Version
 from persist_lib.errors import InvalidUsage, NotAllowed, PersistError
-from persist_lib.ids import CATALOG, ShardId, check_not_kept, parse_shard_id, parse_token
+from persist_lib.ids import CATALOG, ShardId, check_not_kept, epoch_of, parse_shard_id, parse_token
 from persist_lib.location import Location
 from persist_lib.location.open import Place, scheme_of
 from persist_lib.location.stack import open_stack, wrap
@@ -446,9 +446,10 @@ class Client(Upkeep, Terms):
 
     def _end(self) -> None:
         self._closed = True
-        inner = {} if self._inner is None else self._inner.members
-        for machine in [*self._machines.values(), *inner.values()]:
-            machine.close(self._was_closed())
+        inner = {} if self._inner is None else self._inner.made
+        for machines in [self._machines, *inner.values()]:
+            for machine in machines.values():
+                machine.close(self._was_closed())
 
     def _was_closed(self) -> str:
         return f"this client of {self.url} was closed; open a new one with persist.open"
@@ -484,21 +485,34 @@ class LayerClient(Client):
     A member takes nothing by its own name, also not of a handle that the same program opened by that before.
     """
 
-    def __init__(self, outer: Client) -> None:
-        self._outer = outer
-        self.members: dict[ShardId, Machine] = {}
+    def __init__(self, outer: Client, of: LayerClient | None = None, epoch: int | None = None) -> None:
+        self._outer, self._epoch = outer, epoch
+        self.made: dict[str, dict[ShardId, Machine]] = {} if of is None else of.made
+        """By whose member they are for."""
+        self._members: dict[ShardId, list[str]] = {} if of is None else of._members
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._outer, name)
 
     def machine(self, name: str) -> Machine:
-        return self.members.get(ShardId(name)) or self._outer.machine(name)
+        shard, most = ShardId(name), self._epoch
+        members = [one for one in self._members.get(shard, ()) if most is None or epoch_of(one) <= most]
+        if not members:
+            return self._outer.machine(name)
+        newest = max(members, key=epoch_of)
+        made = self.made.setdefault(newest, {})
+        return made.get(shard) or self._made(made, shard, newest)
 
     def know_members(self, shards: Iterable[str], member: str) -> None:
         """Know that these shards may be members, and whose."""
         for name in shards:
-            if ShardId(name) not in self.members:
-                self._made(self.members, ShardId(name), member)
+            members = self._members.setdefault(ShardId(name), [])  # it only grows, as this takes no lock either
+            if member not in members:
+                members.append(member)
+
+    def in_epoch(self, epoch: int) -> LayerClient:
+        """The same, for a handle of a collection in an epoch: in a later one it is refused, and never names that."""
+        return LayerClient(self._outer, self, epoch)
 
     def close(self) -> None:
         self._outer.close()

@@ -41,6 +41,11 @@ KEPT = re.compile(
 ROLLUP = re.compile(r"rollup/v(\d{20})-[0-9a-f]{16}")
 
 
+def epoch_of(member: str) -> int:
+    """The epoch of a member: the greater one is the newer."""
+    return int(member.rpartition("/")[2])
+
+
 def parse_shard_id(name: object) -> ShardId:
     """Check that `name` can be a shard's name: 1 to 100 of letters, digits, `_ . -`, not starting with `.` or `-`."""
     if not isinstance(name, str) or not NAME.fullmatch(name):

@@ -1,8 +1,10 @@
-"""The transaction by which a shard becomes a member of a collection, and what follows from it for the catalog."""
+"""The transactions by which a shard becomes a member of a collection, and a collection joins a timeline."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 
 from persist_lib.catalog.metadata_shard import out_of_time
 from persist_lib.catalog.names import LAYER
@@ -64,22 +66,71 @@ def _commit(
         return inheritance(shard.state, token, state.upper)
 
     wanted = (Wanted(shard, adopting), Wanted(kept, inheriting))
-    if not has_wal(collection):
+    if has_wal(collection):
+        _commit_with_mark(client, collection, (shard,), wanted, 0, deadline, token)
+    else:
         try_commit_all(wanted, deadline, token)
-        return
+
+
+def join(
+    client: Client, collection: CollectionRecord, renditions: Sequence[RenditionRecord], active: int, least: int,
+    deadline: Deadline,
+) -> str:  # fmt: skip
+    """Make all shards of a collection members of its next epoch, and append the mark to the timeline's WAL.
+
+    `collection` is what it will be, `active` the number of the rendition that is written, and `least` the time from
+    which on it is. Answers why it can never be; empty once it is. That reason holds for ever, as what is closed stays so.
+    """
+    former = {name: one.member if one.places else "" for one in renditions for name in one.names}
+    written = [client.machine(name) for one in renditions if one.number == active for name in one.names]
+    while True:
+        found = {name: client.machine(name).fetch() for name in former}
+        if all(found[place.shard].state.member == collection.member for place in written):
+            return ""
+        if any(place.state.upper.is_top() for place in written):
+            return "it was closed for writing"
+        if deadline.has_passed():
+            raise out_of_time(f"table {collection.name!r}", deadline, "others always changed it first")
+        wanted = [
+            Wanted(client.machine(name), partial(_to_next_epoch, client.machine(name), collection.member, former[name]))
+            for name, version in found.items()
+            if not version.state.is_finished()  # nothing can read that rendition any more
+        ]
+        _commit_with_mark(client, collection, written, wanted, least, deadline, client.runtime.token())
+
+
+def claim_member(client: Client, name: str, member: str) -> None:
+    """Make a new shard of a collection a member from the beginning on. May be repeated."""
+    shard = client.machine(name)
+    shard.try_commit(lambda _state, _now: c.Upgrade(MEMBERS))
+    while not (found := shard.fetch().state).member and not found.is_finished():
+        shard.try_commit(partial(_to_next_epoch, shard, member, ""))
+
+
+def _to_next_epoch(shard: Machine, member: str, former: str, _state: State, _now: int) -> c.Adopt:
+    return c.Adopt(member, SeqNo(shard.version.seqno + 1), former)
+
+
+def _commit_with_mark(
+    client: Client, collection: CollectionRecord, places: Sequence[Machine], wanted: Sequence[Wanted], least: int,
+    deadline: Deadline, token: bytes,
+) -> None:  # fmt: skip
+    """Try the transaction once, with the mark in the WAL from which on a table is on a timeline: from `least` or later.
+
+    SUBTLE: at or beyond both uppers. Else a read of the timeline would leave out what was written before, or a
+    transaction that read before would overwrite it.
+    """
     with client.open_writer(wal_shard(str(collection.timeline)), WAL, layer=LAYER) as write:
         lower = write.fetch_upper()
-        # SUBTLE: at or beyond both uppers. Else a read of the timeline would leave out what was written by name, or a
-        # transaction that read before would overwrite it.
-        time = max(lower.time or 0, shard.state.upper.time or 0)
+        time = max(lower.time or 0, least, *(place.state.upper.time or 0 for place in places))
         marking = append_of(write, collection, lower, time)
 
-        def in_time(state: State, now: int) -> c.Adopt:
-            if at(time) < state.upper:
+        def in_time(one: Wanted, state: State, now: int) -> c.Command:
+            if one.machine in places and at(time) < state.upper:
                 raise _Overtaken
-            return adopting(state, now)
+            return one.build(state, now)
 
-        beside = (Wanted(shard, in_time), wanted[1])
+        beside = [Wanted(one.machine, partial(in_time, one)) for one in wanted]
         with suppress(Refused, _Overtaken):
             append_together([marking], client.consensus, client.machine, deadline, token, beside)
 

@@ -134,9 +134,11 @@ class Catalog:
         return known
 
     def _keep(self, contents: Contents) -> Contents:
+        know = for_layers(self.client).know_members
         for rendition in contents.renditions.values():
-            if rendition.places:
-                for_layers(self.client).know_members(rendition.places, rendition.member)
+            know(rendition.places, rendition.member)
+            if (owner := contents.collections.get(rendition.collection)) is not None and owner.epoch:
+                know(rendition.names, owner.member)
         self._known = contents
         return contents
 

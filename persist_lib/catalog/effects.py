@@ -13,12 +13,12 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from persist_lib.catalog.adoption import adopt
+from persist_lib.catalog.adoption import adopt, claim_member, join
 from persist_lib.catalog.catalog import Catalog, Changes, Contents, has_shard, setting, without
 from persist_lib.catalog.metadata_shard import append_once, out_of_time
 from persist_lib.catalog.names import LAYER
 from persist_lib.catalog.parallel import at_once
-from persist_lib.catalog.records import CollectionRecord, CommandRecord, RenditionRecord, schema_of
+from persist_lib.catalog.records import OF_PLACES, CollectionRecord, CommandRecord, RenditionRecord, schema_of
 from persist_lib.catalog.renditions import Renditions, Timeline, handed_over_at, is_copied, row_of, schema_for
 from persist_lib.catalog.wal import DROPPED, append_of, has_wal, mark, wal_shard
 from persist_lib.catalog.wal import SCHEMA as WAL
@@ -66,8 +66,14 @@ def settle(catalog: Catalog, command: CommandRecord, deadline: Deadline) -> Comm
                 refused = adopted
             else:
                 answer = adopted
+        case "join":
+            asked = current.asked
+            refused = join(
+                catalog.client, _joined(collection, current), contents.renditions_of(collection.id), asked["rendition"],
+                asked["start"], deadline,
+            )  # fmt: skip
         case "make rendition":
-            make_shards(catalog.client, contents.renditions[(collection.id, current.asked["rendition"])])
+            make_shards(catalog.client, contents.renditions[(collection.id, current.asked["rendition"])], collection)
         case "evolve":
             evolve(catalog.client, contents, current)
         case "hand over":
@@ -110,6 +116,10 @@ def _done(
             first = msgspec.structs.replace(first, schema=answer["schema"])
             collection = msgspec.structs.replace(collection, retention=answer["retention"])
         changes |= setting(_live(collection), _live(first))
+    elif collection is not None and known.what == "join" and not refused:
+        # SUBTLE: all of them, as one that is handed over to again is written by the WAL's appliers, too.
+        modes = (msgspec.structs.replace(one, mode="append") for one in contents.renditions_of(collection.id))
+        changes |= setting(_joined(collection, known), *modes)
     elif collection is not None and known.what == "make rendition":
         changes |= setting(_live(contents.renditions[(collection.id, known.asked["rendition"])]))
     elif collection is not None and known.what == "evolve":
@@ -122,6 +132,13 @@ def _done(
         new = contents.renditions[(collection.id, known.asked["rendition"])]
         changes |= setting(msgspec.structs.replace(new, begun=True))
     return changes, finished
+
+
+def _joined(collection: CollectionRecord, command: CommandRecord) -> CollectionRecord:
+    """What a collection is once it has joined the timeline."""
+    return msgspec.structs.replace(
+        collection, kind="table", timeline=command.asked["timeline"], epoch=collection.epoch + 1, v=OF_PLACES
+    )
 
 
 def _live(record: R) -> R:
@@ -161,13 +178,18 @@ def _is_a_shards(client: Client, name: str) -> bool:
     return False
 
 
-def make_shards(client: Client, rendition: RenditionRecord) -> None:
-    """Make the rendition's shards, each with the hold that keeps its history."""
+def make_shards(client: Client, rendition: RenditionRecord, collection: CollectionRecord | None = None) -> None:
+    """Make the rendition's shards, each with the hold that keeps its history.
+
+    They are members if the collection has joined a timeline: those who wrote it before would write to them, too.
+    """
 
     def make(name: str) -> None:
         with suppress(ShardFinished):  # made, and dropped since, by processes that were faster
             client.open_writer(name, rendition.columns, layer=LAYER).close()
         _hold(client, name)
+        if collection is not None and collection.epoch:
+            claim_member(client, name, collection.member)
 
     at_once(client.runtime, make, rendition.names)
 

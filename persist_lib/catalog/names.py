@@ -54,9 +54,13 @@ def data_shard(collection: str, rendition: int, index: int) -> str:
     return f"{collection}.r{rendition}.s{index}"
 
 
-def member_of(collection: str) -> str:
-    """What a shard is as the first rendition's place of a collection. The epoch is 0: nothing joins another one yet."""
-    return f"{collection}/0"
+def member_of(collection: str, epoch: int = 0) -> str:
+    """What a shard is as a place of a collection.
+
+    In the epoch 0 it is that of a shard that was promoted; in the next one that of all its shards, since it joined a
+    timeline.
+    """
+    return f"{collection}/{epoch}"
 
 
 def kept_shard(collection: str, rendition: int) -> str:

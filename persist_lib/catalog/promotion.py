@@ -1,23 +1,27 @@
-"""Promoting a shard: in place, it becomes the first rendition of a collection, while it is read and written.
+"""Promoting in place, while a table is read and written: a shard becomes the first rendition of a collection, and
+either of them joins a timeline.
 
 The catalog says what is intended, and a rendition shard is made. Then one transaction of both shards decides
 (`core.members`): until then the shard stands by itself, and after it only the catalog is left to say so. A process that
-is killed in between leaves a pending command, which any other one finishes, or refuses for ever.
+is killed in between leaves a pending command, which any other one finishes, or refuses for ever. For a collection that
+joins a timeline, one transaction of all of its shards and the WAL decides.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 
 import msgspec
 
-from persist_lib.arguments import parse_flag
-from persist_lib.catalog.catalog import Changes, Contents, setting
-from persist_lib.catalog.collection_status import describe
+from persist_lib.arguments import did_you_mean, parse_flag
+from persist_lib.catalog.catalog import Changes, Contents, has_shard, setting
+from persist_lib.catalog.collection_status import describe, timeline_of
 from persist_lib.catalog.creation import Making
 from persist_lib.catalog.describe import Description
 from persist_lib.catalog.effects import settle
 from persist_lib.catalog.names import member_of, minted, parse_collection_name
+from persist_lib.catalog.parallel import states_of
 from persist_lib.catalog.records import (
     OF_PLACES,
     CollectionRecord,
@@ -27,7 +31,9 @@ from persist_lib.catalog.records import (
     TimelineRecord,
     schema_form,
 )
+from persist_lib.catalog.renditions import Span, is_copied, meet
 from persist_lib.core import commands as c
+from persist_lib.core.formats import MEMBERS
 from persist_lib.core.state import State
 from persist_lib.core.transitions import apply
 from persist_lib.errors import InvalidUsage, NameTaken, NotFound
@@ -35,17 +41,18 @@ from persist_lib.frontier import at
 from persist_lib.ids import CATALOG, SeqNo
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import Schema
+from persist_lib.shard.commit import Machine
 
 AHEAD_MS = 1_000
 """How far a shard that joins a timeline may be ahead of the store's clock, in milliseconds."""
 
 
 class Promoting(Making):
-    """The call that makes a collection of a shard."""
+    """The call that raises what carries a table."""
 
     def promote(
-        self, name: str, *, timeline: str | None = None, dry_run: bool = False, command: str | None = None,
-        timeout: float | None = None,
+        self, name: str, *, timeline: str | None = None, make_timeline: bool = False, dry_run: bool = False,
+        command: str | None = None, timeout: float | None = None,
     ) -> Description | None:  # fmt: skip
         """Make a shard the first rendition of a collection of its name, in place: no data is copied, and none moves.
 
@@ -55,41 +62,44 @@ class Promoting(Making):
         then on programs of the release before cannot read this catalog. A second call answers what the first one did.
 
         With a `timeline` it joins that as a table: it is changed in transactions with others, at times that these mint.
-        The timeline has a WAL, and is made if it is not there. The shard's times are milliseconds, and not ahead of the
+        So does what is a collection already, all shards of which need format 5 then. The timeline has a WAL, and is
+        made where it is not there and `make_timeline` says so. The table's times are milliseconds, and not ahead of the
         store's clock, as all tables of the timeline would be then.
 
         With `dry_run` nothing is changed and None is answered, or what would be raised is raised.
 
         Raises InvalidUsage where it cannot be, also for a format before 5, OfLayer for a shard that is a layer's,
-        NameTaken for a name that the catalog has, and NotFound.
+        NameTaken for a name that the catalog has, and NotFound, also for a timeline that is not there.
         """
         name, dry_run = parse_collection_name(name), parse_flag(dry_run, "dry_run")
+        timeline = parse_timeline(timeline, make_timeline)
         if not dry_run:
             self._writable("promote")
-        deadline = self._deadline(timeout)
         contents = self.catalog.fetch()
         found = contents.named(name)
         if found is not None and not dry_run:
             for pending in contents.pending(found.id):
-                settle(self.catalog, pending, deadline)
+                settle(self.catalog, pending, self._deadline(timeout))
             contents = self.catalog.fetch()
             found = contents.named(name)
-        if timeline is not None:
-            self._check_timeline(contents, name, parse_collection_name(timeline))
-        if found is not None and contents.renditions_of(found.id)[0].places:
+        is_done = timeline is None and found is not None and bool(contents.renditions_of(found.id)[0].places)
+        if found is not None and (found.kind == "table" or is_done):
             return describe(self.client, contents, self._on(contents, found, timeline))
+        if timeline is not None:
+            self._check_timeline(contents, name, timeline, make=make_timeline)
+            if found is not None:
+                return self._join(contents, found, timeline, dry_run=dry_run, command=command, timeout=timeout)
         state = self._check_promotion(name)
         if found is not None:
-            raise NameTaken(
-                f"there is a collection {name!r} beside the shard of that name, so the shard cannot become one. "
-                "Nothing was changed; rename the collection first",
-                collection=name, shard=name,
-            )  # fmt: skip
+            raise self._beside(name)
         if timeline is not None:
-            self._check_times(name, state)
-        if dry_run:
-            return None
-        line = None if timeline is None else self._wal_timeline(timeline, deadline).id
+            self._check_times(name, [state])
+        return None if dry_run else self._promote(name, state, timeline, command, timeout)
+
+    def _promote(
+        self, name: str, state: State, timeline: str | None, command: str | None, timeout: float | None
+    ) -> Description:  # fmt: skip
+        line = None if timeline is None else self._wal_timeline(timeline, self._deadline(timeout)).id
 
         def intent(contents: Contents, record: CommandRecord) -> tuple[Changes, CommandRecord]:
             if contents.named(name) is not None:
@@ -99,9 +109,34 @@ class Promoting(Making):
 
         asked = {"name": name} if line is None else {"name": name, "timeline": line}
         record = self._command("promote", None, asked, intent, command, timeout)
-        if record.refused:
-            raise InvalidUsage(f"table {name!r} was not promoted: {record.refused}. It is as it was", table=name)
+        _check_done(record, name)
         self._tended(timeout, record.collection)  # without a reader by the shard's name, nothing is kept for one
+        return self._described(record)
+
+    def _join(
+        self, contents: Contents, found: CollectionRecord, timeline: str, *, dry_run: bool, command: str | None,
+        timeout: float | None,
+    ) -> Description | None:  # fmt: skip
+        """Let a collection join a timeline as a table, in place."""
+        if has_shard(self.client, found.name):
+            raise self._beside(found.name)
+        self._check_collection(contents, found)
+        if dry_run:
+            return None
+        line = self._wal_timeline(timeline, self._deadline(timeout))
+
+        def intent(contents: Contents, record: CommandRecord) -> tuple[Changes, CommandRecord]:
+            current = contents.collections[found.id]
+            if current.kind == "table":  # by another call
+                self._on(contents, current, timeline)
+                return {}, record
+            span = self._check_collection(contents, current)
+            asked = {**record.asked, "rendition": span.rendition.number, "start": span.start}
+            return {}, msgspec.structs.replace(record, asked=asked, pending=True, v=OF_PLACES)
+
+        asked = {"name": found.name, "timeline": line.id}
+        record = self._command("join", found.id, asked, intent, command, timeout)
+        _check_done(record, found.name)
         return self._described(record)
 
     @abstractmethod
@@ -109,12 +144,27 @@ class Promoting(Making):
         """The timeline of this name, which has a WAL; made if it is not there."""
 
     @staticmethod
-    def _check_timeline(contents: Contents, name: str, timeline: str) -> None:
-        found = next((one for one in contents.timelines.values() if one.name == timeline), None)
+    def _beside(name: str) -> NameTaken:
+        return NameTaken(
+            f"there is a collection {name!r} beside the shard of that name, so that it is not clear which of both is "
+            "meant. Nothing was changed; rename the collection first",
+            collection=name, shard=name,
+        )  # fmt: skip
+
+    @staticmethod
+    def _check_timeline(contents: Contents, name: str, timeline: str, *, make: bool) -> None:
+        lines = {one.name: one for one in contents.timelines.values()}
+        found = lines.get(timeline)
+        if found is None and not make:
+            raise NotFound(
+                f"there is no timeline {timeline!r} that table {name!r} could join. {did_you_mean(timeline, lines)}"
+                "Nothing was changed. To make it, with a WAL, pass make_timeline=True, or at a shell --make-timeline",
+                table=name, timeline=timeline,
+            )  # fmt: skip
         if found is not None and found.mode != "wal":
             raise InvalidUsage(
                 f"table {name!r} cannot join the timeline {timeline!r}, which has no WAL, so that no transaction "
-                "covers several of its tables. Nothing was changed; name another one, which is made if it is not there",
+                "covers several of its tables. Nothing was changed; name another one",
                 table=name, timeline=timeline,
             )  # fmt: skip
 
@@ -130,32 +180,61 @@ class Promoting(Making):
             )  # fmt: skip
         return found
 
-    def _check_times(self, name: str, state: State) -> None:
-        """Raise unless the times of a shard can be those of a timeline."""
-        schema, now = state.schemas[-1], self.client.consensus.now()
+    def _check_times(self, name: str, states: Sequence[State]) -> None:
+        """Raise unless the times of shards can be those of a timeline."""
+        schema, now = states[0].schemas[-1], self.client.consensus.now()
         if schema.times != "ms":
             raise InvalidUsage(
                 f"table {name!r} has {'plain integers' if schema.times is None else schema.times} as times, and those "
                 "of a timeline are milliseconds. Nothing was changed",
                 table=name,
             )
-        if (state.upper.time or 0) > now + AHEAD_MS:
+        upper = max(state.upper for state in states)
+        if (upper.time or 0) > now + AHEAD_MS:
             raise InvalidUsage(
-                f"table {name!r} has come to {schema.show(state.upper)}, which is ahead of the store's clock "
+                f"table {name!r} has come to {schema.show(upper)}, which is ahead of the store's clock "
                 f"({schema.show(at(now))}): all tables of the timeline would be there, too. Nothing was changed; try "
                 "again when the clock has come there",
                 table=name,
             )
 
-    def _check_promotion(self, name: str) -> State:
-        """The state of a shard that can become a member now. Raises what refuses it."""
-        machine = self.client.machine(name)
-        version = machine.fetch()
-        if version.state.is_finished():
-            raise NotFound(f"there is no table {name!r} in this location any more: it was dropped", table=name)
+    def _check_collection(self, contents: Contents, found: CollectionRecord) -> Span:
+        """What is written of a collection that can join a timeline now. Raises what refuses it."""
+        renditions = contents.renditions_of(found.id)
+        self._check_store(found.name, self.client.machine(found.shard))
+        timeline = timeline_of(self.client, found, renditions[0])
+        span, begun = timeline.last, {one.rendition.number for one in timeline.spans}
+        names = [name for one in renditions for name in one.names]
+        states = dict(zip(names, states_of(self.client, names), strict=True))
+        written = [states[name] for name in span.rendition.names]
+        waiting = [one.number for one in renditions if not one.begun and one.number not in begun]
+        modes = {one.mode for one in renditions if one.number == span.rendition.number}
+        old = [name for name, state in states.items() if state.format < MEMBERS and not state.is_finished()]
+        complete = (one.end is None or at(one.end) <= meet(self.client, one.rendition.names) for one in timeline.spans)
+        reason = ""
+        if waiting:
+            reason = f"its rendition {waiting[0]} was not handed over to yet: do that, or drop it, first"
+        elif not (all(complete) and is_copied(self.client, span.rendition, span.start)):
+            reason = "its last handover is not complete yet: repeat that with advance=True first"
+        elif len(written) > 1 and "append" in modes:
+            # SUBTLE: definite appends reach the shards one by one, and the rest of one could never come after this.
+            reason = 'it has several shards and the mode "append", so that a write may have come to some of them only'
+        elif old:
+            reason = f"its shards need format {MEMBERS}: run `persist shard upgrade {' '.join(old)}` first"
+        elif any(state.upper.is_top() for state in written):
+            reason = "it is closed for writing, for ever"
+        if reason:
+            raise InvalidUsage(
+                f"table {found.name!r} cannot join a timeline now: {reason}. Nothing was changed", table=found.name
+            )
+        self._check_times(found.name, written)
+        return span
+
+    def _check_store(self, name: str, machine: Machine) -> None:
+        """Raise unless this catalog and this store can promote tables."""
         if self.catalog.shard != CATALOG:
             raise InvalidUsage(
-                f"only the usual catalog takes a shard in place, as its name is looked up there, and this is "
+                f"only the usual catalog takes a table in place, as its name is looked up there, and this is "
                 f"{self.catalog.shard!r}. Nothing was changed",
                 table=name,
             )
@@ -168,6 +247,14 @@ class Promoting(Making):
             )
         if not self.client.read_only:
             self.client.consensus.compare_and_set_many({})  # raises InvalidUsage where there are no transactions
+
+    def _check_promotion(self, name: str) -> State:
+        """The state of a shard that can become a member now. Raises what refuses it."""
+        machine = self.client.machine(name)
+        version = machine.fetch()
+        if version.state.is_finished():
+            raise NotFound(f"there is no table {name!r} in this location any more: it was dropped", table=name)
+        self._check_store(name, machine)
         if version.state.upper.is_top():
             raise InvalidUsage(
                 f"table {name!r} is closed for writing, for ever, so nothing could be added to a collection of it. "
@@ -179,6 +266,18 @@ class Promoting(Making):
         if not isinstance(refusal, State):
             raise machine.refused(refusal)
         return version.state
+
+
+def parse_timeline(timeline: object, make: object) -> str | None:
+    """The name of the timeline that a table is to join; `make` says whether it is to be made."""
+    if timeline is None and parse_flag(make, "make_timeline"):
+        raise InvalidUsage("make_timeline goes with the name of the timeline that is to be made: timeline=")
+    return None if timeline is None else parse_collection_name(timeline)
+
+
+def _check_done(record: CommandRecord, name: str) -> None:
+    if record.refused:
+        raise InvalidUsage(f"table {name!r} was not promoted: {record.refused}. It is as it was", table=name)
 
 
 def _promoted(

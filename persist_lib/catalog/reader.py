@@ -67,7 +67,8 @@ class CollectionReader(Reader[CollectionSnapshot]):
         self, client: Client, collection: CollectionRecord, unit: Unit | None, schema: Schema | None, owner: str,
         *, is_leased: bool = True,
     ) -> None:  # fmt: skip
-        self.client, self.collection, self._owner = for_layers(client), collection, owner
+        self.client, self.collection = for_layers(client).in_epoch(collection.epoch), collection
+        self._owner = owner
         self.named, self.around, self.read_only = Named(collection.kind, collection.name), client, client.read_only
         self._is_leased = is_leased
         self._columns_from = 0

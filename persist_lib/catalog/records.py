@@ -22,7 +22,7 @@ State = Literal["making", "live", "dropping"]
 Kind = Literal["collection", "table"]
 TableMode = Literal["yolo", "wal"]
 What = Literal[
-    "create", "alter", "rename", "drop", "evolve", "make rendition", "drop rendition", "hand over", "promote"
+    "create", "alter", "rename", "drop", "evolve", "make rendition", "drop rendition", "hand over", "promote", "join"
 ]
 
 
@@ -78,7 +78,10 @@ class RenditionRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class CollectionRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """One collection. `made` counts the renditions that were ever made for it; `retention` is in times of its own."""
+    """One collection. `made` counts the renditions that were ever made for it; `retention` is in times of its own.
+
+    From `epoch` 1 on it was a collection and has joined a timeline: then all of its shards are members.
+    """
 
     id: str
     name: str
@@ -88,11 +91,17 @@ class CollectionRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     retention: int | None = None
     timeline: str | None = None
     command: str = ""
+    epoch: int = 0
 
     @property
     def shard(self) -> str:
         """Its rendition shard."""
         return rendition_shard(self.id)
+
+    @property
+    def member(self) -> str:
+        """What a command to one of its shards has to name, if it has joined a timeline."""
+        return member_of(self.id, self.epoch)
 
 
 class TimelineRecord(Record, frozen=True, kw_only=True, omit_defaults=True):

@@ -11,6 +11,7 @@ from persist_lib.catalog.names import LAYER
 from persist_lib.catalog.parallel import at_once, states_of
 from persist_lib.catalog.records import CollectionRecord, RenditionRecord
 from persist_lib.catalog.renditions import Renditions, Span, Timeline, meet, upper_of
+from persist_lib.catalog.wal import has_wal
 from persist_lib.client import Client, for_layers
 from persist_lib.core.cost import Cost
 from persist_lib.errors import InvalidUsage, SchemaMismatch, TimedOut, UpperMismatch
@@ -64,7 +65,8 @@ class Writing(Verbs[pa.Table, Active, Written, Written]):
         self, client: Client, collection: CollectionRecord, unit: Unit | None, only: RenditionRecord | None,
         batching: Batching | None = None, owner: str = "",
     ) -> None:  # fmt: skip
-        self.client, self.collection, self._only, self._owner = for_layers(client), collection, only, owner
+        self.client, self.collection = for_layers(client).in_epoch(collection.epoch), collection
+        self._only, self._owner = only, owner
         self._renditions = Renditions(client, collection.shard, unit, collection.name)
         what, runtime, config = f"collection {collection.name!r}", client.runtime, client.config
         super().__init__(what, collection.shard, runtime, config, client.consensus.now, batching)
@@ -74,7 +76,7 @@ class Writing(Verbs[pa.Table, Active, Written, Written]):
         self._entered = ""
         """The handover to the rendition that was written last. All before it is complete."""
         rendition = only or self._active().span.rendition
-        self.mode = rendition.mode
+        self.mode = "append" if has_wal(collection) else rendition.mode  # of what it was before it joined the timeline
         self.schema: Schema = self.client.machine(rendition.names[0]).fetch().state.schemas[-1]
         self.has_transactions = _has_transactions(client)
 

@@ -44,7 +44,7 @@ def _is_passed(state: State, command: c.Command) -> bool:
         case c.Upgrade(format_):
             return format_ <= state.format
         case c.Adopt():
-            return bool(state.member) or state.is_finished()
+            return state.member != (command.former or "") or state.is_finished()
         case c.Inherit():
             return command.lower < state.upper
         case _:

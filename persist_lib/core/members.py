@@ -6,6 +6,9 @@ the retention's distance stay as they were at that transition, so that the catal
 whomever; the distance moves nothing any more.
 From then on the member refuses commands that do not name it: a write by its name could be below a handover, and a hold
 or a reader by its name would keep nothing that the collection knows of.
+
+The places of a collection that joins a timeline become members of its next epoch, so that those who wrote it before are
+refused: what they write would not be in the WAL.
 """
 
 from __future__ import annotations
@@ -37,14 +40,18 @@ def refuses_stranger(state: State, command: c.Command) -> r.OfMember | None:
 
 def adopt(state: State, seqno: SeqNo, command: c.Adopt) -> StateDiff | r.Refusal:
     """What becoming a member changes."""
-    if state.member:
-        return r.AlreadyDone() if state.member == command.member else r.OfMember(state.member)
+    if state.member == command.member:
+        return r.AlreadyDone()
+    if state.member != (command.former or ""):
+        return r.OfMember(state.member)
     if state.format < MEMBERS:
         return r.NeedsFormat("whose member it is", MEMBERS, state.format)
     if not MEMBER.fullmatch(command.member):
         return r.Malformed(f"member {command.member!r}")
     if command.seqno != seqno:
         return r.Overtaken(command.seqno, seqno)
+    if command.former is not None:
+        return StateDiff(member=(state.member, command.member))
     if layer := layer_of(state) or next(
         (name for name in sorted(state.holds) if name != RETENTION and is_of_layer(name)), ""
     ):

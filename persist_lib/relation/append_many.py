@@ -130,7 +130,8 @@ def _check(append: object, machine_of: Callable[[str], Machine], clock_ms: Calla
     if not isinstance(append, Append):
         raise _no_append(append)
     write = append.write
-    if machine_of(write.shard) is not write.machine:
+    if (machine := machine_of(write.shard)) is not write.machine:
+        write.machine.check_same(machine.state)  # it may be of another epoch
         raise InvalidUsage(
             f"shard {write.shard}: this writer was opened by another client. All writers in one call must be handles "
             "of the client that makes the call. Nothing was written",

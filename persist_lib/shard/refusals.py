@@ -75,17 +75,8 @@ def refused(shard: ShardId, refusal: r.Refusal, unit: Unit | None = None, table:
                 f"the hold is there already and never moves back. Hold {show(since)} or later",
                 shard=shard, as_of=asked, since=since,
             )  # fmt: skip
-        case r.OfMember(member):
-            id_ = member.partition("/")[0]
-            of = f"table {table!r}" if table else f"collection with the id {id_}"
-            renamed = "" if table else ", or by the name that it was given since"
-            return MemberOf(
-                f"shard {shard} was promoted: it is a member of the {of}, which alone reads and writes it and sets its "
-                f"terms. This changed nothing; open the table with client.table({table or shard!r}){renamed}",
-                shard=shard, layer=COLLECTION, collection=id_, table=table,
-            )  # fmt: skip
-        case r.GivesUpHistory() | r.OfLayer() | r.WrongOpaque():
-            return _of_holds(shard, refusal, show)
+        case r.GivesUpHistory() | r.OfLayer() | r.OfMember() | r.WrongOpaque():
+            return _of_holds(shard, refusal, show, table)
         case r.NotEquivalent(reason):
             return CompactionRefused(
                 f"shard {shard}: the compaction was refused, as its output is not what its inputs hold: {reason}. "
@@ -118,8 +109,9 @@ def _after_expiry(ids: Sequence[str]) -> str:
 
 
 def _of_holds(
-    shard: ShardId, refusal: r.GivesUpHistory | r.OfLayer | r.WrongOpaque, show: Callable[[Antichain], str]
-) -> PersistError:
+    shard: ShardId, refusal: r.GivesUpHistory | r.OfLayer | r.OfMember | r.WrongOpaque,
+    show: Callable[[Antichain], str], table: str,
+) -> PersistError:  # fmt: skip
     match refusal:
         case r.GivesUpHistory(name, asked, since, newest):
             return GivesUpHistory(
@@ -131,6 +123,15 @@ def _of_holds(
                 f"shard {shard} belongs to {_LAYERS.get(layer, layer)}, and only that appends to it: a foreign append "
                 "would stop it for good. Nothing was written; write through it, or choose another shard",
                 shard=shard, layer=layer,
+            )  # fmt: skip
+        case r.OfMember(member):
+            id_ = member.partition("/")[0]
+            of = f"table {table!r}" if table else f"collection with the id {id_}"
+            renamed = "" if table else ", or by the name that it was given since"
+            return MemberOf(
+                f"shard {shard} was promoted: it is a member of the {of}, which alone reads and writes it and sets its "
+                f"terms. This changed nothing; open the table with client.table({table or shard!r}){renamed}",
+                shard=shard, layer=COLLECTION, collection=id_, table=table,
             )  # fmt: skip
         case r.WrongOpaque(name, expected, actual):
             return HoldConflict(

@@ -18,17 +18,19 @@ from persist_lib.core import commands as c
 from persist_lib.core.cost import Cost
 from persist_lib.core.leases import keepers
 from persist_lib.core.plan.upkeep import plan_retention
+from persist_lib.core.refusals import OfMember
 from persist_lib.core.state import MARK, NAMED, RETENTION, State
 from persist_lib.core.transitions import apply
 from persist_lib.errors import InvalidUsage, LeaseExpired, NotComplete, SinceViolation
 from persist_lib.frontier import Antichain, at
-from persist_lib.ids import SeqNo, parse_hold_name
+from persist_lib.ids import SeqNo, ShardId, parse_hold_name
 from persist_lib.maintain.duties import Maintained
 from persist_lib.relation.held import Held
 from persist_lib.relation.statements import Done, Insert, Restore, Statement
 from persist_lib.runtime.each import Each
 from persist_lib.schema.schema import Schema
 from persist_lib.shard.admin import Downgraded
+from persist_lib.shard.refusals import refused
 
 if TYPE_CHECKING:
     from persist_lib.catalog.collection_arguments import Retention
@@ -100,7 +102,7 @@ class Carrier(ABC):
         """The shard that keeps the table's history, and the checked name of a hold of its users."""
 
     @abstractmethod
-    def promote(self, shards: int | None, timeline: str | None, *, dry_run: bool, timeout: float | None) -> str:
+    def promote(self, shards: int | None, timeline: str | None, *, dry_run: bool, **how: Any) -> str:
         """Raise what carries it. Answers the id of the collection that carries it then; empty where it is this one."""
 
     @abstractmethod
@@ -312,8 +314,8 @@ class ShardCarrier(_Handles):
     def hold_of(self, hold: object) -> tuple[str, str]:
         return self.name, parse_hold_name(hold)
 
-    def promote(self, shards: int | None, timeline: str | None, *, dry_run: bool, timeout: float | None) -> str:  # noqa: ARG002 - Table asks the collection for them
-        found = self.client.controller().promote(self.name, timeline=timeline, dry_run=dry_run, timeout=timeout)
+    def promote(self, shards: int | None, timeline: str | None, *, dry_run: bool, **how: Any) -> str:  # noqa: ARG002 - Table asks the collection for them
+        found = self.client.controller().promote(self.name, timeline=timeline, dry_run=dry_run, **how)
         return "" if found is None else found.id
 
     def rename(self, to: str) -> None:
@@ -347,7 +349,10 @@ class ShardCarrier(_Handles):
 class _Listed(Carrier):
     """What is in the catalog: a collection, or a table of a timeline, which is one, too."""
 
-    controller: Controller
+    @property
+    @abstractmethod
+    def controller(self) -> Controller:
+        """What is asked about it by its name."""
 
     def restore(self, to: TimeLike, *, dry_run: bool, timeout: float | None) -> Done:
         with self.read(to, newest=False, timeout=timeout, diff=True) as then:
@@ -409,10 +414,18 @@ class CollectionCarrier(_Listed, _Handles):
     name: str
 
     def __init__(self, controller: Controller, name: str) -> None:
-        self.kind, self.controller, self.client = "collection", controller, controller.client
+        self.kind, self._controller, self.client = "collection", controller, controller.client
         self.name = name
         self._begin()
         self.schema = self._handle("read").schema
+
+    @property
+    def controller(self) -> Controller:
+        """The same. Raises MemberOf where it has joined a timeline since."""
+        found = self._controller.catalog.fetch().named(self.name)
+        if found is not None and found.kind == "table":
+            raise refused(ShardId(found.shard), OfMember(found.member), table=found.name)
+        return self._controller
 
     def _open(self, purpose: str) -> Any:
         return (self.controller.open_reader if purpose == "read" else self.controller.open_writer)(self.name)
@@ -420,16 +433,13 @@ class CollectionCarrier(_Listed, _Handles):
     def _since(self) -> Antichain:
         return self.controller.describe(self.name).since
 
-    def promote(self, shards: int | None, timeline: str | None, *, dry_run: bool, timeout: float | None) -> str:
+    def promote(self, shards: int | None, timeline: str | None, *, dry_run: bool, **how: Any) -> str:
         if timeline is not None:
-            raise InvalidUsage(
-                f"table {self.name!r} is a collection, and only a table that one shard carries joins a timeline in "
-                "place. Nothing was changed; make a table there, and write what this one has to it",
-                table=self.name, carrier=self.kind,
-            )  # fmt: skip
+            joined = self.controller.promote(self.name, timeline=timeline, dry_run=dry_run, **how)
+            return "" if joined is None else joined.id
         found = self.controller.describe(self.name)
         if shards is not None and shards != len(found.active.shards) and not dry_run:
-            self.controller.reshard(self.name, shards, timeout=timeout)
+            self.controller.reshard(self.name, shards, timeout=how["timeout"])
         return ""
 
     def changes(self, from_: TimeLike | None, to: TimeLike | None, *, timeout: float | None) -> Changes:
@@ -448,12 +458,16 @@ class TimelineCarrier(_Listed):
     name: str
 
     def __init__(self, tables: Tables, name: str) -> None:
-        self._tables, self.controller, self.client = tables, tables.controller, tables.client
+        self._tables, self.client = tables, tables.client
         self.name = name
         self._timeline = tables.timeline_of(name)[0]
         self.kind, self.schema = f"timeline {self._timeline!r}", tables.controller.describe(name).schema
 
-    def promote(self, shards: int | None, timeline: str | None, *, dry_run: bool, timeout: float | None) -> str:  # noqa: ARG002 - it cannot
+    @property
+    def controller(self) -> Controller:
+        return self._tables.controller
+
+    def promote(self, shards: int | None, timeline: str | None, *, dry_run: bool, **how: Any) -> str:  # noqa: ARG002 - it cannot
         if shards is None and timeline in {None, self._timeline}:
             return ""
         raise InvalidUsage(

@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class Continuing(Listener):
-    """A listener of a shard, and then of the collection that the shard was promoted to. Each update comes once.
+    """A listener of a table, and then of what it was promoted to. Each update comes once.
 
     `listen` listens to the table after a time, on what carries it by then. History from there on is kept: by the lease
     of the first listener, and by the hold that the collection has for such readers.

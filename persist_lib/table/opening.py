@@ -46,8 +46,9 @@ def open_promoted(client: Client, tables: Callable[[], Tables], collection: str)
     """Open the collection with this id, which a shard is a member of. Raises NotFound where it was dropped."""
     controller = client.controller()
     record = controller.catalog.fetch().collections.get(collection)
-    if record is not None and record.state == "making":  # its promotion is decided, and not yet said
-        record = _listed(controller, record.name)
+    if record is not None and not client.read_only and controller.catalog.latest().pending(collection):
+        controller.tend(record.name)  # its promotion is decided, and not yet said
+        record = controller.catalog.fetch().collections.get(collection)
     if record is None or record.state == "dropping":
         raise _not_there(client, collection)
     return _of_catalog(controller, record, (), tables)
@@ -79,9 +80,11 @@ def make_table(client: Client, name: str, schema: Schema) -> None:
 
 
 def _listed(controller: Controller, name: str) -> CollectionRecord | None:
-    found = controller.catalog.fetch().named(name)
-    if found is not None and found.state == "making" and not controller.client.read_only:
-        controller.tend(name)  # its maker may have died
+    contents = controller.catalog.fetch()
+    found = contents.named(name)
+    is_raised = found is not None and any(one.what == "join" for one in contents.pending(found.id))
+    if found is not None and (found.state == "making" or is_raised) and not controller.client.read_only:
+        controller.tend(name)  # who began that may have died
         found = controller.catalog.fetch().named(name)
     return found
 

@@ -21,6 +21,7 @@ import pyarrow as pa
 from persist_lib.arguments import not_pickled, parse_flag, parse_integer, parse_seconds
 from persist_lib.catalog.collection_arguments import MOST_SHARDS
 from persist_lib.catalog.names import parse_collection_name
+from persist_lib.catalog.promotion import parse_timeline
 from persist_lib.errors import InvalidUsage, MemberOf, SinceViolation
 from persist_lib.frontier import MAX_TIME, TOP
 from persist_lib.kernel.columns import integers
@@ -235,7 +236,7 @@ class Table(Resource):
             return self._ask(lambda on: on.listen(as_of, until=until, replace=replace, timeout=timeout))
 
         found = listen(as_of)
-        return Continuing(found, listen) if self.carrier == "shard" else found
+        return Continuing(found, listen)
 
     def history(
         self, from_: TimeLike | None = None, to: TimeLike | None = None, *, limit: int | None = None,
@@ -337,8 +338,8 @@ class Table(Resource):
         return self._ask(lambda on: on.kept_by())
 
     def promote(
-        self, *, shards: int | None = None, timeline: str | None = None, dry_run: bool = False,
-        timeout: float | None = None,
+        self, *, shards: int | None = None, timeline: str | None = None, make_timeline: bool = False,
+        dry_run: bool = False, timeout: float | None = None,
     ) -> TableDescription:  # fmt: skip
         """Make a table that one shard carries a collection, in place. That can have more shards, and another name.
 
@@ -350,22 +351,25 @@ class Table(Resource):
         MemberOf, which says what to do. There is no way back. With `shards`, the rows are then copied to a rendition of
         so many shards, while they are read and written, and that is handed over to: this takes as long as it takes to
         read them and write them once. A call that was cut short is repeated; on a collection only the copy is left to
-        do. With a `timeline`, which has a WAL and is made if it is not there, the table joins that instead: from then
-        on it is changed in transactions with others. With `dry_run` nothing is changed, but what would be raised is.
+        do. With a `timeline`, which has a WAL, the table joins that instead, whether one shard or a collection carries
+        it: from then on it is changed in transactions with others. One that is not there is made with `make_timeline`,
+        and is NotFound without. With `dry_run` nothing is changed, but what would be raised is.
 
-        Needs format 5 of the shard (`db.upgrade`), and from then on programs of the release before cannot read the
+        Needs format 5 of its shards (`db.upgrade`), and from then on programs of the release before cannot read the
         location's catalog. Raises InvalidUsage where it cannot be: in an older format, on a timeline, through a shard
         server, on a store without transactions; and NameTaken.
         """
         dry_run = parse_flag(dry_run, "dry_run")
         shards = None if shards is None else parse_integer(shards, "shards", 1, MOST_SHARDS)
         timeout = None if timeout is None else parse_seconds(timeout)
+        timeline = parse_timeline(timeline, make_timeline)
         on = self._on()
         if shards is not None and timeline is not None:
             raise InvalidUsage(
                 "promote takes shards or a timeline: a table that joins a timeline stays on its one shard"
             )
-        promoted = self._ask(lambda on: on.promote(shards, timeline, dry_run=dry_run, timeout=timeout))
+        how = {"make_timeline": make_timeline, "timeout": timeout}
+        promoted = self._ask(lambda on: on.promote(shards, timeline, dry_run=dry_run, **how))
         if promoted and not dry_run:
             self._continue_on(on, promoted)
             self._carrier.promote(shards, None, dry_run=False, timeout=timeout)

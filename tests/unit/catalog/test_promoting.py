@@ -425,6 +425,7 @@ def test_what_cannot_join_a_timeline_stays_as_it_is(world: World) -> None:
     client = lone(world)
     clocked = lone_by_a_clock_named(client, "clocked")
     client.controller().tables().create("quick", CLOCK, timeline="direct", mode="yolo")
+    client.controller().tables().create("booked", CLOCK, timeline="bank", mode="wal")
     for name, timeline, said in (
         ("t", "bank", "plain integers"), ("clocked", "direct", "has no WAL"),
         ("ahead", "bank", "ahead of the store's clock"),
@@ -438,13 +439,16 @@ def test_what_cannot_join_a_timeline_stays_as_it_is(world: World) -> None:
             with pytest.raises(InvalidUsage, match=said):
                 client.table(name).promote(timeline=timeline, dry_run=dry_run)
         assert world.bytes(name) == before
-    assert clocked.promote(timeline="fresh", dry_run=True).carrier == "shard"
-    assert {one.name for one in client.controller().catalog.fetch().timelines.values()} == {"direct"}
+    for make, dry_run in ((False, True), (False, False)):
+        with pytest.raises(NotFound, match=r"no timeline 'bnak'.*Did you mean bank\?.*make_timeline=True"):
+            clocked.promote(timeline="bnak", make_timeline=make, dry_run=dry_run)
+    assert clocked.promote(timeline="fresh", make_timeline=True, dry_run=True).carrier == "shard"
+    with pytest.raises(InvalidUsage, match="make_timeline goes with"):
+        clocked.promote(make_timeline=True)
+    assert {one.name for one in client.controller().catalog.fetch().timelines.values()} == {"direct", "bank"}
     with pytest.raises(InvalidUsage, match="shards or a timeline"):
         clocked.promote(shards=2, timeline="bank")
-    clocked.promote()
-    with pytest.raises(InvalidUsage, match="joins a timeline"):
-        clocked.promote(timeline="bank")
+    assert clocked.promote(timeline="fresh", make_timeline=True).carrier == "timeline 'fresh'"
 
 
 def lone_by_a_clock_named(client: persist.Client, name: str) -> persist.Table:
@@ -453,13 +457,101 @@ def lone_by_a_clock_named(client: persist.Client, name: str) -> persist.Table:
     return table
 
 
-def test_whoever_dies_while_a_table_joins_a_timeline_loses_nothing() -> None:
+def collected(world: World, shards: int = 2, mode: Any = "compare_and_append") -> persist.Client:
+    """A collection `t` with the rows 0 and 1, and a table `other` on the timeline `bank`, which has come further."""
+    client = world.client(LATER)
+    client.controller().create("t", CLOCK, shards=shards, mode=mode)
+    for id_ in (0, 1):
+        if mode == "append":
+            now = world.clock() // 1_000_000
+            with client.controller().open_writer("t") as write:
+                write.append([{**row_of(id_), "_time": now}], write.fetch_upper(), now + 1)
+        else:
+            client.table("t").append([row_of(id_)])
+        world.clock.advance(1)
+    client.controller().tables().create("other", CLOCK, timeline="bank", mode="wal")
+    world.clock.advance(5)
+    client.table("other").append([row_of(0)])
+    return client
+
+
+@pytest.mark.parametrize(("shards", "mode"), [(2, "compare_and_append"), (1, "append"), (1, "compare_and_append")])
+def test_a_collection_joins_a_timeline_in_place_and_those_who_wrote_it_before_are_refused(
+    world: World, shards: int, mode: str
+) -> None:
+    client = collected(world, shards, mode)
+    open_elsewhere = world.client(LATER).table("t")
+    assert ids(open_elsewhere) == [0, 1]
+    former = world.client(LATER).controller().open_writer("t")
+    reader = world.client(LATER).controller().open_reader("t")
+    here = client.controller().open_writer("t")
+    world.clock.advance(3)
+    first = reader.fetch_upper().time - 1
+    open_elsewhere.set_hold("audit", first)
+    listener = open_elsewhere.listen(first)
+    world.requests.clear()
+    assert client.table("t").promote(timeline="bank", dry_run=True).carrier == "collection"
+    found = client.table("t").promote(timeline="bank")
+    assert world.count("set") == 0, "no object is written"
+    assert found.carrier == "timeline 'bank'"
+    assert found.holds == {"audit": at(first)}
+    assert ids(client.table("t")) == [0, 1]
+    for write in (former, here):
+        upper = first + 1
+        with pytest.raises(MemberOf, match=r"client.table\('t'\)"):
+            if mode == "append":
+                write.append([{**row_of(8), "_time": upper + 90}], upper, upper + 99)
+            else:
+                write.append_now([row_of(8)])
+    with pytest.raises(MemberOf, match=r"client.table\('t'\)"):
+        reader.snapshot(timeout=0)
+    with client.transaction("bank") as transaction:
+        transaction.insert("t", [row_of(3)])
+        transaction.insert("other", [row_of(3)])
+    open_elsewhere.append([row_of(4)])
+    assert open_elsewhere.carrier == "timeline 'bank'"
+    assert ids(open_elsewhere) == ids(world.client(LATER, read_only=True).table("t")) == [0, 1, 3, 4]
+    assert ids(open_elsewhere, first) == [0, 1]
+    client.maintain()
+    assert ids(client.table("t")) == [0, 1, 3, 4]
+    heard = [event for event in listener.poll() if isinstance(event, persist.Updates)]
+    assert Counter(data[0] for one in heard for data, _, _ in updates_of(one.table)) == Counter([3, 4])
+    assert client.table("t").promote(timeline="bank").carrier == "timeline 'bank'", "the same again"
+    assert client.controller().promote("t", timeline="bank") is not None
+    tables = client.controller()
+    new = tables.make_rendition("t", shards=3, copy=True)
+    tables.copy_rendition("t", new.number)
+    tables.hand_over("t", new.number, advance=True)
+    with pytest.raises(MemberOf):
+        former.append_now([row_of(9)]) if mode != "append" else reader.snapshot(timeout=0)
+    open_elsewhere.append([row_of(5)])
+    client.maintain()
+    assert ids(client.table("t")) == ids(open_elsewhere) == [0, 1, 3, 4, 5]
+    assert client.table("t").describe().shards == tuple(new.shards)
+
+
+def test_a_promoted_shard_joins_a_timeline_later(world: World) -> None:
+    client = lone_by_a_clock(world)
+    other = world.client(LATER).table("t")
+    other.promote()
+    other.append([row_of(2)])
+    with world.client(LATER).controller().open_writer("t") as write:
+        assert client.table("t").promote(timeline="bank").carrier == "timeline 'bank'"
+        with pytest.raises(MemberOf):
+            write.append_now([row_of(9)])
+    other.append([row_of(3)])
+    assert ids(other) == ids(client.table("t")) == [0, 1, 2, 3]
+    assert other.carrier == "timeline 'bank'"
+
+
+@pytest.mark.parametrize("make", [lone_by_a_clock, collected])
+def test_whoever_dies_while_a_table_joins_a_timeline_loses_nothing(make: Any) -> None:
     number = 0
     left: Counter[str] = Counter()
     while True:
         number += 1
         fresh = World(seed=number)
-        lone_by_a_clock(fresh)
+        make(fresh)
         plan = DiesAt(number)
         table = fresh.client(LATER, plan=plan).table("t")
         plan.is_armed = True
@@ -482,7 +574,7 @@ def test_whoever_dies_while_a_table_joins_a_timeline_loses_nothing() -> None:
         assert ids(other.table("t")) == [0, 1, 3, 5], number
         assert not other.controller().describe("t").pending
         fresh.close()
-    assert set(left) == {"shard", "timeline 'bank'"}
+    assert set(left) == {"shard" if make is lone_by_a_clock else "collection", "timeline 'bank'"}
     assert number > 10
 
 
