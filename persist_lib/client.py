@@ -489,14 +489,14 @@ class LayerClient(Client):
         self._outer, self._epoch = outer, epoch
         self.made: dict[str, dict[ShardId, Machine]] = {} if of is None else of.made
         """By whose member they are for."""
-        self._members: dict[ShardId, list[str]] = {} if of is None else of._members
+        self.members: dict[ShardId, list[str]] = {} if of is None else of.members
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._outer, name)
 
     def machine(self, name: str) -> Machine:
         shard, most = ShardId(name), self._epoch
-        members = [one for one in self._members.get(shard, ()) if most is None or epoch_of(one) <= most]
+        members = [one for one in self.members.get(shard, ()) if most is None or epoch_of(one) <= most]
         if not members:
             return self._outer.machine(name)
         newest = max(members, key=epoch_of)
@@ -506,7 +506,7 @@ class LayerClient(Client):
     def know_members(self, shards: Iterable[str], member: str) -> None:
         """Know that these shards may be members, and whose."""
         for name in shards:
-            members = self._members.setdefault(ShardId(name), [])  # it only grows, as this takes no lock either
+            members = self.members.setdefault(ShardId(name), [])  # it only grows, as this takes no lock either
             if member not in members:
                 members.append(member)
 

@@ -79,7 +79,7 @@ def join(
     """Make all shards of a collection members of its next epoch, and append the mark to the timeline's WAL.
 
     `collection` is what it will be, `active` the number of the rendition that is written, and `least` the time from
-    which on it is. Answers why it can never be; empty once it is. That reason holds for ever, as what is closed stays so.
+    which on it is. Answers why it can never be; empty once it is. That holds for ever, as what is closed stays so.
     """
     former = {name: one.member if one.places else "" for one in renditions for name in one.names}
     written = [client.machine(name) for one in renditions if one.number == active for name in one.names]

@@ -37,7 +37,7 @@ from persist_lib.relation.writer import WriteHandle
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table
 from persist_lib.shard.commit import Machine
-from persist_lib.shard.outcomes import Verdict, find_since
+from persist_lib.shard.outcomes import Verdict, find_placed, find_since
 from persist_lib.shard.refusals import named
 
 Brought: TypeAlias = pa.Table | Mapping[str, Prepared]
@@ -79,20 +79,24 @@ class Committing(Writing):
         raise refusal  # the appends to the shards were judged already
 
     def _append_placed(
-        self, _table: pa.Table, deadline: Deadline, token: bytes | None, since: SeqNo | None,
-        _producer: tuple[str, int] | None,
+        self, table: pa.Table, deadline: Deadline, token: bytes | None, since: SeqNo | None,
+        producer: tuple[str, int] | None,
     ) -> Written:  # fmt: skip
         """What became of an append that a server placed in a shard by its own name: of one of this collection's.
 
-        Raises Indeterminate if that is not in the shard: it may be on its way, and no append here would exclude it.
+        It is made here, with another token, if it certainly never comes there, as the shard was promoted. Raises
+        Indeterminate if that is not certain: it may be on its way, and no append here would exclude it.
         """
         if token is None or since is None:
             raise AssertionError("no server places the appends of a collection")
         with Spending() as spent:
-            shard = (self._only or self._timeline().spans[0].rendition).names[0]
-            found = within(deadline, partial(find_since, self.client.machine(shard), token, since))
+            rendition = self._only or self._timeline().spans[0].rendition
+            shard, find = rendition.names[0], find_placed if rendition.places else find_since
+            found = within(deadline, partial(find, self.client.machine(shard), token, since))
             if isinstance(found, Outcome):
                 return Written(found.upper, 0, token, spent.cost, (found.upper.time or 1) - 1)
+        if found is None:
+            return self._append_next(table, None, producer, deadline)
         raise Indeterminate(
             f"collection {self.name!r}: the append with this token was made to the shard {shard} by its own name. It "
             f"is not there up to v{found}, and may still be on its way. This call wrote nothing. Read the collection "

@@ -40,7 +40,7 @@ def refuses_stranger(state: State, command: c.Command) -> r.OfMember | None:
 
 def adopt(state: State, seqno: SeqNo, command: c.Adopt) -> StateDiff | r.Refusal:
     """What becoming a member changes."""
-    if state.member == command.member:
+    if state.member and state.member == command.member:
         return r.AlreadyDone()
     if state.member != (command.former or ""):
         return r.OfMember(state.member)

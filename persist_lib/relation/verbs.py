@@ -113,11 +113,16 @@ class Verbs(OrderedWriter[Brought, Done], Generic[Brought, Basis, Done, Counted]
                 check_produced(self._producing(), producer)
             if since is not None or (token is None and self._is_placed()):
                 return self._append_placed(table, deadline, token, since, producer)
-            with Spending() as spent:
-                change = Change(lambda turn, _: Changes(turn.lower, table), spent, False, producer)
-                return self._plain(self._at_next_time(change, known, deadline))
+            return self._append_next(table, known, producer, deadline)
 
         return self._in_turn(timeout, append)
+
+    def _append_next(
+        self, table: pa.Table, known: Named | None, producer: tuple[str, int] | None, deadline: Deadline
+    ) -> Done:  # fmt: skip
+        with Spending() as spent:
+            change = Change(lambda turn, _: Changes(turn.lower, table), spent, False, producer)
+            return self._plain(self._at_next_time(change, known, deadline))
 
     def upsert(
         self, rows: object, *, timeout: float | None = None, token: bytes | None = None, dry_run: bool = False

@@ -125,6 +125,17 @@ def find_since(machine: Machine, token: bytes, since: SeqNo) -> Outcome | SeqNo:
     )  # fmt: skip
 
 
+def find_placed(machine: Machine, token: bytes, since: SeqNo) -> Outcome | SeqNo | None:
+    """The same for an append that a server placed in a shard by its name. None: it is not there, and never will be.
+
+    That is so once the shard is a member, which takes nothing by its name. SUBTLE: looked at first, so that all rows up
+    to there are searched.
+    """
+    is_member = bool(machine.fetch().state.member)
+    found = find_since(machine, token, since)
+    return found if isinstance(found, Outcome) or not is_member else None
+
+
 def _by_state(state: State, token: bytes, lower: Antichain, upper: Antichain) -> Verdict | None:
     if (outcome := find_outcome(state, token, lower, upper)) is not None:
         return Verdict("committed", outcome.seqno, f"it was committed as v{outcome.seqno}")

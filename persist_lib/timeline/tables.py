@@ -16,11 +16,12 @@ from persist_lib.catalog.names import parse_collection_name
 from persist_lib.catalog.records import Mode, TableMode, TimelineRecord
 from persist_lib.errors import InvalidUsage
 from persist_lib.frontier import TOP
+from persist_lib.ids import parse_token
 from persist_lib.location.wrap.spending import Spending
 from persist_lib.relation import held
 from persist_lib.relation.changes import Changes, MemoryUpdates
 from persist_lib.relation.listen import Updates
-from persist_lib.relation.next_time import Named, bounds_of
+from persist_lib.relation.next_time import Named, bounds_of, since_of
 from persist_lib.relation.reader import PURPOSE_LETTERS
 from persist_lib.relation.row_selection import Asked
 from persist_lib.relation.statements import Change, Delete, Done, Insert, Statement, Update, Upsert
@@ -309,11 +310,15 @@ class Tables(Resource):
     def outcome(self, token: bytes, *, timeline: str = DEFAULT, table: str | None = None) -> int | None:
         """What became of a commit whose outcome was unknown: its time, or None if it is not there and never will be.
 
-        `token` is that of the Indeterminate, or of the transaction. On a timeline in YOLO mode, say which `table`.
+        `token` is that of the Indeterminate, or of the transaction. On a timeline in YOLO mode, say which `table`, and
+        of an append that was made before the table joined the timeline.
         """
         self._writable("outcome")
+        line = self._timelines.line(timeline)
+        if table is not None and (since := since_of(parse_token(token))) is not None:
+            return line.placed(table, token, since)
         name = Named(*bounds_of(token))
-        is_there = self._timelines.line(timeline).outcome(name, table, self._deadline(None))
+        is_there = line.outcome(name, table, self._deadline(None))
         return (name.upper.time or 1) - 1 if is_there else None
 
     def close(self) -> None:

@@ -21,6 +21,7 @@ from persist_lib.catalog.records import CollectionRecord, TimelineRecord
 from persist_lib.catalog.renditions import Span
 from persist_lib.catalog.snapshot import view_of
 from persist_lib.client import Client
+from persist_lib.core.state import Outcome
 from persist_lib.errors import (
     Indeterminate,
     InvalidUsage,
@@ -31,12 +32,14 @@ from persist_lib.errors import (
     TimedOut,
 )
 from persist_lib.frontier import at
-from persist_lib.relation.next_time import Named, store_time
+from persist_lib.ids import SeqNo
+from persist_lib.relation.next_time import Named, bounds_of, store_time
 from persist_lib.relation.row_selection import RowSelection
 from persist_lib.relation.snapshot import PlaceContents
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import Schema
 from persist_lib.shard.in_doubt import until_decided
+from persist_lib.shard.outcomes import find_placed
 from persist_lib.timeline.table_snapshot import TableSnapshot
 from persist_lib.timeline.view import Heads, View, pause
 from persist_lib.times import show_time
@@ -135,6 +138,15 @@ class Line(ABC):
     @abstractmethod
     def outcome(self, name: Named, table: str | None, deadline: Deadline) -> bool:
         """Whether a commit with this token and these times is there; one that is open is decided, by moving upper."""
+
+    def placed(self, table: str, token: bytes, since: SeqNo) -> int | None:
+        """The time of an append that a server placed in a table before it joined; None if it never will be there."""
+        self.look()
+        rendition = self.view(table).timeline().spans[0].rendition
+        if not rendition.places:
+            bounds_of(token)  # raises: it was never a shard by itself, or that is given up
+        found = find_placed(self.client.machine(rendition.names[0]), token, since)
+        return (found.upper.time or 1) - 1 if isinstance(found, Outcome) else None
 
     def decided(self, shard: str, name: Named, advance: Callable[[int], object]) -> bool:
         """Whether an append to this shard is there, if need be by moving upper so that it cannot come any more."""

@@ -29,6 +29,7 @@ from persist_lib.relation.row_selection import RowSelection, added_up
 from persist_lib.relation.writer import WriteHandle
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import DIFF
+from persist_lib.shard.outcomes import Verdict, forgotten
 from persist_lib.timeline import wal_apply
 from persist_lib.timeline.table_snapshot import TableSnapshot, in_memory
 from persist_lib.timeline.timeline import AsOf, Line, Sender, Want
@@ -132,10 +133,30 @@ class WalLine(Line):
 
         return send
 
-    def outcome(self, name: Named, table: str | None, deadline: Deadline) -> bool:  # noqa: ARG002 - the WAL has all
-        """The commit is one append to the WAL."""
+    def outcome(self, name: Named, table: str | None, deadline: Deadline) -> bool:
+        """The commit is one append to the WAL; of a table that joined the timeline it may be one to it from before."""
+        before = None if table is None else self._before_joining(table, name)
+        if before is not None and before.seqno is not None:
+            return True
         write = self.writer()
-        return self.decided(self.shard, name, lambda upper: write.advance_upper(upper, timeout=deadline.left_s()))
+        if self.decided(self.shard, name, lambda upper: write.advance_upper(upper, timeout=deadline.left_s())):
+            return True
+        if before is not None and before.answer == "unknown":
+            raise forgotten(f"table {table!r}", name.token, before)
+        return False
+
+    def _before_joining(self, table: str, name: Named) -> Verdict | None:
+        """What became of an append by a table's shards; None for one that was on the timeline from the beginning on.
+
+        They take nothing from others any more, so what is open there is open for ever, or one to the WAL.
+        """
+        self.look()
+        view = self.view(table)
+        timeline = view.timeline()
+        rendition = timeline.at(max(name.lower.time or 0, timeline.since)).rendition
+        if not (rendition.places or view.record.epoch):
+            return None
+        return self.client.judge_append(rendition.names[0], *name)
 
     def complete(self, name: str, upper: int, deadline: Deadline) -> None:  # noqa: ARG002 - the WAL is that of all
         """Advance the WAL, and never a table: what is definite and comes later would count as covered, and be lost."""

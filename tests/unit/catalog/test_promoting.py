@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from functools import partial
 from typing import Any
 
 import pytest
 
 import persist_lib as persist
+from persist_lib.convert.by_key import without_times
 from persist_lib.core.formats import MEMBERS
 from persist_lib.errors import InvalidUsage, MemberOf, NameTaken, NotFound, OfLayer, SinceViolation
 from persist_lib.frontier import at
+from persist_lib.relation.next_time import format_since
 from persist_lib.testing import contents_of, updates_of
+from tests.circles import by_day
 from tests.served import ServedWorld
 from tests.worlds import SCHEMA, WIDER, DiesAt, Killed, World, row
 
@@ -268,6 +272,45 @@ def test_an_append_whose_answer_was_lost_is_there_once(world: World) -> None:
     assert ids(table).count(5) == 1
 
 
+@pytest.mark.parametrize("first", ["shard", "collection"])
+def test_an_append_whose_answer_was_lost_before_a_table_joined_is_there_once(world: World, first: str) -> None:
+    client = lone_by_a_clock(world) if first == "shard" else collected(world)
+    table, write = client.table("t"), client.table("t")
+    done = table.append([row_of(5)])
+    table.promote(timeline="bank")
+    for again in (table, write, world.client(LATER).table("t")):
+        assert again.append([row_of(5)], token=done.token).token == done.token
+    table.append([row_of(6)])
+    client.maintain()
+    assert table.upsert([row_of(5)], token=done.token).token == done.token
+    assert ids(table) == [0, 1, 5, 6]
+    later = table.append([row_of(7)])
+    assert table.append([row_of(7)], token=later.token).time == later.time
+    client.maintain()
+    assert table.append([row_of(7)], token=later.token).time == later.time
+    assert ids(table) == [0, 1, 5, 6, 7]
+
+
+@pytest.mark.parametrize("timeline", [None, "bank"])
+def test_an_append_that_a_server_placed_is_judged_in_the_shard_that_minted_its_token(
+    world: World, timeline: str | None
+) -> None:
+    client = lone_by_a_clock(world)
+    with client.open_writer("t", CLOCK) as write:
+        lost = format_since(client.runtime, write.machine.fetch().seqno)
+        (rows,) = without_times(CLOCK, [row_of(5)])
+        there = write._append_placed(rows.select([*CLOCK.names, "_diff"]), client.runtime.deadline(9), None, None, None)
+    table = client.table("t")
+    table.promote(timeline=timeline)
+    for again in (table, world.client(LATER).table("t")):
+        assert again.append([row_of(5)], token=there.token).token == there.token
+    assert ids(table) == [0, 1, 5]
+    done = table.append([row_of(6)], token=lost)
+    assert done.token != lost, "no shard by itself takes the first attempt any more, so another one was made"
+    assert table.append([row_of(6)], token=done.token).token == done.token
+    assert ids(table) == [0, 1, 5, 6]
+
+
 def test_history_is_kept_for_readers_by_name_until_the_last_is_gone(world: World) -> None:
     client = lone(world)
     client.release_hold("t", "audit")
@@ -497,12 +540,10 @@ def test_a_collection_joins_a_timeline_in_place_and_those_who_wrote_it_before_ar
     assert found.holds == {"audit": at(first)}
     assert ids(client.table("t")) == [0, 1]
     for write in (former, here):
-        upper = first + 1
+        late = [{**row_of(8), "_time": first + 91}]
+        append = partial(write.append, late, first + 1, first + 99)
         with pytest.raises(MemberOf, match=r"client.table\('t'\)"):
-            if mode == "append":
-                write.append([{**row_of(8), "_time": upper + 90}], upper, upper + 99)
-            else:
-                write.append_now([row_of(8)])
+            (append if mode == "append" else partial(write.append_now, [row_of(8)]))()
     with pytest.raises(MemberOf, match=r"client.table\('t'\)"):
         reader.snapshot(timeout=0)
     with client.transaction("bank") as transaction:
@@ -523,7 +564,7 @@ def test_a_collection_joins_a_timeline_in_place_and_those_who_wrote_it_before_ar
     tables.copy_rendition("t", new.number)
     tables.hand_over("t", new.number, advance=True)
     with pytest.raises(MemberOf):
-        former.append_now([row_of(9)]) if mode != "append" else reader.snapshot(timeout=0)
+        (former.append_now if mode != "append" else reader.snapshot)([row_of(9)])
     open_elsewhere.append([row_of(5)])
     client.maintain()
     assert ids(client.table("t")) == ids(open_elsewhere) == [0, 1, 3, 4, 5]
@@ -546,10 +587,8 @@ def test_a_promoted_shard_joins_a_timeline_later(world: World) -> None:
 
 @pytest.mark.parametrize("make", [lone_by_a_clock, collected])
 def test_whoever_dies_while_a_table_joins_a_timeline_loses_nothing(make: Any) -> None:
-    number = 0
     left: Counter[str] = Counter()
-    while True:
-        number += 1
+    for number in by_day(range(1, 1_000), 4):
         fresh = World(seed=number)
         make(fresh)
         plan = DiesAt(number)

@@ -173,6 +173,27 @@ def test_what_cannot_be_adopted_is_refused(lone: State, before: Any, refusal: An
     assert isinstance(apply(state, now, c.Adopt(MEMBER, now)), refusal)
 
 
+def test_a_place_that_goes_to_the_next_epoch_refuses_who_names_the_former_one_and_stays_what_it_is(
+    member: State,
+) -> None:
+    now = SeqNo(SEQNO + 1)
+    later = "c1/9"
+    moved: Any = apply(member, now, c.Adopt(later, now, MEMBER))
+    assert moved == msgspec.structs.replace(member, member=later), "nothing else changes"
+    named = {name: msgspec.structs.replace(command, member=MEMBER) for name, command in BY_NAME.items()}
+    for command in named.values():
+        assert apply(moved, SeqNo(now + 1), command) == r.OfMember(later)
+        assert is_out_for_ever(moved, command)
+    appended = msgspec.structs.replace(APPEND, member=later)
+    assert isinstance(apply(moved, SeqNo(now + 1), appended), State)
+    assert isinstance(apply(moved, SeqNo(now + 1), c.Adopt(later, SeqNo(now + 1), MEMBER)), r.AlreadyDone)
+    for former in (None, "", "c2/0"):
+        assert apply(member, now, c.Adopt(later, now, former)) == r.OfMember(MEMBER)
+    assert isinstance(apply(member, now, c.Adopt(later, SEQNO, MEMBER)), r.Overtaken)
+    assert not is_out_for_ever(member, c.Adopt(later, now, MEMBER))
+    assert is_out_for_ever(moved, c.Adopt(later, now, MEMBER))
+
+
 def test_no_format_a_shard_of_an_older_format_is_no_member_and_older_programs_refuse_one(
     member: State, monkeypatch: pytest.MonkeyPatch
 ) -> None:
