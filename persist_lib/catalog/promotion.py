@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from persist_lib.arguments import did_you_mean, parse_flag
+from persist_lib.arguments import did_you_mean, parse_flag, shown
 from persist_lib.catalog.catalog import Changes, Contents, has_shard, setting
 from persist_lib.catalog.collection_status import describe, timeline_of
 from persist_lib.catalog.creation import Making
@@ -39,9 +39,9 @@ from persist_lib.core.transitions import apply
 from persist_lib.errors import InvalidUsage, NameTaken, NotFound
 from persist_lib.frontier import at
 from persist_lib.ids import CATALOG, SeqNo
+from persist_lib.location.api import KnowsClients
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import Schema
-from persist_lib.shard.commit import Machine
 
 AHEAD_MS = 1_000
 """How far a shard that joins a timeline may be ahead of the store's clock, in milliseconds."""
@@ -51,8 +51,8 @@ class Promoting(Making):
     """The call that raises what carries a table."""
 
     def promote(
-        self, name: str, *, timeline: str | None = None, make_timeline: bool = False, dry_run: bool = False,
-        command: str | None = None, timeout: float | None = None,
+        self, name: str, *, timeline: str | None = None, make_timeline: bool = False, losing: Sequence[str] = (),
+        dry_run: bool = False, command: str | None = None, timeout: float | None = None,
     ) -> Description | None:  # fmt: skip
         """Make a shard the first rendition of a collection of its name, in place: no data is copied, and none moves.
 
@@ -66,6 +66,10 @@ class Promoting(Making):
         made where it is not there and `make_timeline` says so. The table's times are milliseconds, and not ahead of the
         store's clock, as all tables of the timeline would be then.
 
+        Through a shard server, clients whose rights do not reach the shards that the table has then would lose access:
+        it is refused and names them, unless they are all in `losing`. It needs the right `maintain` there, and those on
+        the catalog.
+
         With `dry_run` nothing is changed and None is answered, or what would be raised is raised.
 
         Raises InvalidUsage where it cannot be, also for a format before 5, OfLayer for a shard that is a layer's,
@@ -75,6 +79,7 @@ class Promoting(Making):
         timeline = parse_timeline(timeline, make_timeline)
         if not dry_run:
             self._writable("promote")
+        losing = parse_losing(losing)
         contents = self.catalog.fetch()
         found = contents.named(name)
         if found is not None and not dry_run:
@@ -87,8 +92,9 @@ class Promoting(Making):
             return describe(self.client, contents, self._on(contents, found, timeline))
         if timeline is not None:
             self._check_timeline(contents, name, timeline, make=make_timeline)
-            if found is not None:
-                return self._join(contents, found, timeline, dry_run=dry_run, command=command, timeout=timeout)
+        self._check_access(name, timeline, losing)
+        if timeline is not None and found is not None:
+            return self._join(contents, found, timeline, dry_run=dry_run, command=command, timeout=timeout)
         state = self._check_promotion(name)
         if found is not None:
             raise self._beside(name)
@@ -180,6 +186,19 @@ class Promoting(Making):
             )  # fmt: skip
         return found
 
+    def _check_access(self, name: str, timeline: str | None, losing: Sequence[str]) -> None:
+        """Raise if clients of the shard server, if there is one, would lose access that are not in `losing`."""
+        consensus = self.client.consensus
+        found = consensus.losing(name, timeline) if isinstance(consensus, KnowsClients) else []
+        if left := [one for one in found if one not in losing]:
+            raise InvalidUsage(
+                f"promoting table {name!r} would take access from clients of the shard server, whose rights are by "
+                f"names of shards: {', '.join(left)}. Nothing was changed. Give them rights by the table's name in its "
+                f'token file, as in tables = {{ "{name}" = ["read"] }}; or, if they are to lose it, pass '
+                f"losing={left}, or at a shell --losing {left[0]}",
+                table=name, clients=left,
+            )  # fmt: skip
+
     def _check_times(self, name: str, states: Sequence[State]) -> None:
         """Raise unless the times of shards can be those of a timeline."""
         schema, now = states[0].schemas[-1], self.client.consensus.now()
@@ -201,7 +220,7 @@ class Promoting(Making):
     def _check_collection(self, contents: Contents, found: CollectionRecord) -> Span:
         """What is written of a collection that can join a timeline now. Raises what refuses it."""
         renditions = contents.renditions_of(found.id)
-        self._check_store(found.name, self.client.machine(found.shard))
+        self._check_store(found.name)
         timeline = timeline_of(self.client, found, renditions[0])
         span, begun = timeline.last, {one.rendition.number for one in timeline.spans}
         names = [name for one in renditions for name in one.names]
@@ -230,19 +249,12 @@ class Promoting(Making):
         self._check_times(found.name, written)
         return span
 
-    def _check_store(self, name: str, machine: Machine) -> None:
+    def _check_store(self, name: str) -> None:
         """Raise unless this catalog and this store can promote tables."""
         if self.catalog.shard != CATALOG:
             raise InvalidUsage(
                 f"only the usual catalog takes a table in place, as its name is looked up there, and this is "
                 f"{self.catalog.shard!r}. Nothing was changed",
-                table=name,
-            )
-        if machine.taker is not None:
-            raise InvalidUsage(
-                f"table {name!r} is promoted at its location, not through a shard server, whose clients have rights on "
-                "it by its name. Nothing was changed. Give those who need it rights on collections, and run "
-                f"`persist promote {name} --location URL` where the server runs",
                 table=name,
             )
         if not self.client.read_only:
@@ -254,7 +266,7 @@ class Promoting(Making):
         version = machine.fetch()
         if version.state.is_finished():
             raise NotFound(f"there is no table {name!r} in this location any more: it was dropped", table=name)
-        self._check_store(name, machine)
+        self._check_store(name)
         if version.state.upper.is_top():
             raise InvalidUsage(
                 f"table {name!r} is closed for writing, for ever, so nothing could be added to a collection of it. "
@@ -273,6 +285,13 @@ def parse_timeline(timeline: object, make: object) -> str | None:
     if timeline is None and parse_flag(make, "make_timeline"):
         raise InvalidUsage("make_timeline goes with the name of the timeline that is to be made: timeline=")
     return None if timeline is None else parse_collection_name(timeline)
+
+
+def parse_losing(losing: object) -> Sequence[str]:
+    """The names of clients of a shard server that may lose access."""
+    if isinstance(losing, str) or not isinstance(losing, Sequence) or not all(isinstance(one, str) for one in losing):
+        raise InvalidUsage(f"losing must be names of clients of the shard server: got {shown(losing)}")
+    return losing
 
 
 def _check_done(record: CommandRecord, name: str) -> None:

@@ -215,6 +215,12 @@ def promote(
         int | None, typer.Option(metavar="N", help="Then copy its rows to N shards, and hand over.")
     ] = None,
     timeline: Annotated[str | None, typer.Option(metavar="T", help="Join this timeline, which has a WAL.")] = None,
+    make_timeline: Annotated[
+        bool, typer.Option("--make-timeline", help="Make the timeline if it is not there.")
+    ] = False,
+    losing: Annotated[
+        list[str] | None, typer.Option(metavar="CLIENT", help="This client of the shard server may lose access.")
+    ] = None,
     yes: opt.Yes = False,
     dry_run: opt.DryRun = False,
 ) -> None:
@@ -229,17 +235,22 @@ def promote(
     persist promote orders               asks for the name
     persist promote orders --shards 8    and spread its rows over 8 shards
     persist promote orders --timeline shop
+    persist promote orders --timeline shop --make-timeline --dry-run
     """
     with session.open(read_only=dry_run) as client:
         table = client.table(name)
-        was = table.carrier
-        if was == "shard" and not dry_run:
-            table.promote(timeline=timeline, dry_run=True)
+        was, lines = table.carrier, client.controller().catalog.fetch().timelines.values()
+        is_new = timeline is not None and timeline not in {one.name for one in lines}
+        how: dict[str, Any] = {"timeline": timeline, "make_timeline": make_timeline, "losing": losing or ()}
+        if (was == "shard" or timeline is not None) and not dry_run:
+            table.promote(**how, dry_run=True)
             session.confirm(name, "promoting", "table", yes=yes)
-        found = table.promote(shards=shards, timeline=timeline, dry_run=dry_run)
+        found = table.promote(shards=shards, **how, dry_run=dry_run)
     value = {"table": name, "was": was, "carrier": found.carrier, "shards": list(found.shards), "dry_run": dry_run}
+    value |= {"timeline_made": timeline} if is_new else {}
     said = f"{name} is on a {found.carrier} now, in {units.of(len(found.shards), 'shard')}"
-    session.answer(value, f"{name} is on a {was}, and can be promoted" if dry_run else said)
+    makes = f"; the timeline {timeline} {'would be' if dry_run else 'was'} made" if is_new else ""
+    session.answer(value, (f"{name} is on a {was}, and can be promoted" if dry_run else said) + makes)
 
 
 def _finish(session: Session, shard: str, *, yes: bool, dry_run: bool) -> None:

@@ -25,7 +25,7 @@ SERVICE = "persist.v1.Shards"
 """The name of the service. It changes only where an older client could not even be told that it is too old."""
 CALLS = (
     "now", "head", "scan", "compare_and_set", "compare_and_set_many", "truncate", "rewind", "list_keys", "heads",
-    "commit", "debts",
+    "commit", "debts", "losing",
 )  # fmt: skip
 MOST_BYTES = 64 << 20
 """The largest message. A row has about `core.groups.BYTES_MOST` at most, and pages of rows are far smaller."""

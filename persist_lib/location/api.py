@@ -246,6 +246,14 @@ class AnswersDebts(Protocol):
 
 
 @runtime_checkable
+class KnowsClients(Protocol):
+    """An optional protocol of a Consensus that gives clients rights, as a shard server does."""
+
+    def losing(self, table: str, timeline: str | None) -> list[str]:
+        """Return the clients who would lose rights if a table were promoted, and joined this timeline if it says so."""
+
+
+@runtime_checkable
 class StaysInPlace(Protocol):
     """An optional protocol of a Blob or Consensus on files, which could be replaced while it has them open."""
 

@@ -1,8 +1,9 @@
-"""Who may do what through a shard server: clients by their tokens, and their rights by names of shards.
+"""Who may do what through a shard server: clients by their tokens, and their rights by names of shards and tables.
 
     [clients.loader]
     sha256 = "1f2e…"                                 # the SHA-256 of its token, in hex; or token = "…"
     rights = { "orders.*" = ["read", "append"], "prices" = ["read"] }
+    tables = { "sales" = ["read", "append"] }        # all shards of the table, whatever carries it
     holds = ["spark-*"]                              # the holds that it owns, beside the one named `loader`
 
 A name that ends in `*` stands for all shards whose names begin so. A token is a secret that a machine made: 32 random
@@ -23,11 +24,14 @@ from typing import Any
 from persist_lib.arguments import shown
 from persist_lib.core.rights import RIGHTS, Needed, Right, missing
 from persist_lib.errors import InvalidUsage, NotAllowed, NotAuthenticated
+from persist_lib.ids import CATALOG
 from persist_lib.location.rpc.credentials import SCHEME, is_token
 from persist_lib.runtime.reread import Reread
+from persist_lib.server.table_names import Shards, TablesOf
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 PATTERN = re.compile(r"[A-Za-z0-9_.-]*\*?")
+TABLES = re.compile(r"[A-Za-z0-9_./-]*\*?")
 DIGEST = re.compile(r"[0-9a-fA-F]{64}")
 _WHAT_TO_DO = (
     "Nothing was done. Set PERSIST_TOKEN, or name a file with the token in the URL, as in "
@@ -39,21 +43,30 @@ _WHAT_TO_DO = (
 class Caller:
     """A client that the server knows: its name, which the log shows, and its rights by name or pattern of shards.
 
-    It owns the hold that has its own name, and those that match `holds`, which are names and patterns too.
+    It has those of `tables` on all shards of a table, which `tables_of` knows; on what several tables share, such as a
+    WAL, those that it has on each of them; and it reads the catalog, which says what these shards are. It owns the hold
+    that has its own name, and those that match `holds`, which are names and patterns too.
     """
 
     name: str
     rights: Mapping[str, frozenset[Right]]
     digest: bytes = field(default=b"", repr=False)
     holds: tuple[str, ...] = ()
+    tables: Mapping[str, frozenset[Right]] = field(default_factory=dict)
+    tables_of: TablesOf = lambda shard: (shard,)
 
     def owns(self, hold: str) -> bool:
         """Whether a hold of this name is this client's own."""
         return hold == self.name or any(_matches(pattern, hold) for pattern in self.holds)
 
     def rights_on(self, shard: str) -> frozenset[Right]:
-        """The rights on one shard, of all patterns that it matches."""
-        return frozenset().union(*(rights for pattern, rights in self.rights.items() if _matches(pattern, shard)))
+        """The rights on one shard, of all patterns that it matches, and by the tables that it is of."""
+        return self.rights_as(shard, self.tables_of(shard) if self.tables else ())
+
+    def rights_as(self, shard: str, tables: Sequence[str]) -> frozenset[Right]:
+        """Those on a shard that is of these tables."""
+        found = _granted(self.rights, shard) | (READS if self.tables and shard == CATALOG else frozenset())
+        return found | (frozenset.intersection(*(_granted(self.tables, one) for one in tables)) if tables else found)
 
     def check(self, shard: str, needed: Needed, what: str) -> None:
         """Raise NotAllowed unless this client has the rights on a shard that `what` needs."""
@@ -74,9 +87,13 @@ def anybody(peer: str) -> Caller:
 class Access:
     """The clients of a token file, which is read again when it changes."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, tables_of: TablesOf = lambda shard: (shard,)) -> None:
         """Raises InvalidUsage if the file cannot be read or is wrong. No message has a token."""
-        self.file = Reread([path], f"the token file {path}", lambda found: _parse(found[0], path))
+        self.file = Reread([path], f"the token file {path}", lambda found: _parse(found[0], path, tables_of))
+
+    def losing(self, now: Shards, then: Shards) -> list[str]:
+        """The clients who would lose a right, if they needed the shards `then` in the place of the shards `now`."""
+        return [one.name for one in self.file.get() if not _common(one, now) <= _common(one, then) & _catalog_of(one)]
 
     def caller(self, metadata: Sequence[tuple[str, str | bytes]] | None) -> Caller:
         """The client that made a call with this metadata. Raises NotAuthenticated."""
@@ -94,11 +111,29 @@ class Access:
         return found[0]
 
 
+READS: frozenset[Right] = frozenset({"read"})
+
+
+def _common(caller: Caller, shards: Shards) -> frozenset[Right]:
+    """The rights that a client has on all of these shards."""
+    found = [caller.rights_as(shard, tables if caller.tables else ()) for shard, tables in shards.items()]
+    return frozenset.intersection(*found) if found else frozenset(RIGHTS)
+
+
+def _catalog_of(caller: Caller) -> frozenset[Right]:
+    """All rights, if a client sees the catalog, without which no collection is found."""
+    return frozenset(RIGHTS) if caller.rights_on(CATALOG) else frozenset()
+
+
+def _granted(rights: Mapping[str, frozenset[Right]], name: str) -> frozenset[Right]:
+    return frozenset().union(*(found for pattern, found in rights.items() if _matches(pattern, name)))
+
+
 def _matches(pattern: str, shard: str) -> bool:
     return shard.startswith(pattern[:-1]) if pattern.endswith("*") else shard == pattern
 
 
-def _parse(data: bytes, path: Path) -> list[Caller]:
+def _parse(data: bytes, path: Path, tables_of: TablesOf) -> list[Caller]:
     try:
         found = tomllib.loads(data.decode())
     except (UnicodeDecodeError, tomllib.TOMLDecodeError):
@@ -109,7 +144,7 @@ def _parse(data: bytes, path: Path) -> list[Caller]:
         raise InvalidUsage(
             f"the token file {path} must have tables [clients.NAME], at least one, and nothing else", path=str(path)
         )
-    callers = [_caller(name, entry, path) for name, entry in clients.items()]
+    callers = [_caller(name, entry, path, tables_of) for name, entry in clients.items()]
     by_digest: dict[bytes, str] = {}
     for caller in callers:
         if (other := by_digest.setdefault(caller.digest, caller.name)) != caller.name:
@@ -117,7 +152,7 @@ def _parse(data: bytes, path: Path) -> list[Caller]:
     return callers
 
 
-def _caller(name: str, entry: object, path: Path) -> Caller:
+def _caller(name: str, entry: object, path: Path, tables_of: TablesOf) -> Caller:
     if not NAME.fullmatch(name):
         raise InvalidUsage(
             f"the token file {path}: a client's name must be 1 to 64 letters, digits, '_', '-' or '.': "
@@ -125,15 +160,17 @@ def _caller(name: str, entry: object, path: Path) -> Caller:
             path=str(path),
         )
     keys = set(entry) - {"holds"} if isinstance(entry, dict) else set()
-    if not isinstance(entry, dict) or keys not in ({"token", "rights"}, {"sha256", "rights"}):
-        raise _wrong(path, name, "must have rights, either sha256 or token, perhaps holds, and nothing else")
+    granted = keys & {"rights", "tables"}
+    if not isinstance(entry, dict) or not granted or keys - granted not in ({"token"}, {"sha256"}):
+        raise _wrong(path, name, "must have rights or tables, either sha256 or token, perhaps holds, and nothing else")
     token, digest = entry.get("token"), entry.get("sha256")
     if digest is None and not is_token(token):
         raise _wrong(path, name, "must have a token of 20 to 512 letters, digits and '-._~+/='")
     if digest is not None and not (isinstance(digest, str) and DIGEST.fullmatch(digest)):
         raise _wrong(path, name, "must have as sha256 the 64 hex digits of its token's SHA-256")
     known = bytes.fromhex(digest) if digest is not None else sha256(str(token).encode()).digest()
-    return Caller(name, _rights(entry["rights"], name, path), known, _holds(entry.get("holds", []), name, path))
+    rights, tables = (_rights(entry.get(what, {}), name, path, what) for what in ("rights", "tables"))
+    return Caller(name, rights, known, _holds(entry.get("holds", []), name, path), tables, tables_of)
 
 
 def _holds(given: Any, name: str, path: Path) -> tuple[str, ...]:
@@ -142,12 +179,13 @@ def _holds(given: Any, name: str, path: Path) -> tuple[str, ...]:
     return tuple(given)
 
 
-def _rights(given: Any, name: str, path: Path) -> dict[str, frozenset[Right]]:
+def _rights(given: Any, name: str, path: Path, what: str) -> dict[str, frozenset[Right]]:
+    kind, names = ("table", TABLES) if what == "tables" else ("shard", PATTERN)
     if not isinstance(given, dict):
-        raise _wrong(path, name, 'must have rights by shard, as in rights = { "orders.*" = ["read", "append"] }')
+        raise _wrong(path, name, f'must have {what} by {kind}, as in {what} = {{ "orders.*" = ["read", "append"] }}')
     for pattern, rights in given.items():
-        if not pattern or not PATTERN.fullmatch(pattern):
-            raise _wrong(path, name, f"must name a shard, or the start of names and '*': got {shown(pattern)}")
+        if not pattern or not names.fullmatch(pattern):
+            raise _wrong(path, name, f"must name a {kind}, or the start of names and '*': got {shown(pattern)}")
         if not isinstance(rights, list) or not all(right in RIGHTS for right in rights):
             raise _wrong(path, name, f"must have for {shown(pattern)} a list of {', '.join(RIGHTS)}")
     return {pattern: frozenset(rights) for pattern, rights in given.items()}

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 import grpc
 
-from persist_lib.errors import InvalidUsage, NewerFormat, NotAuthenticated
+from persist_lib.errors import InvalidUsage, NewerFormat, NotAuthenticated, PersistError
 from persist_lib.format.push_messages import News, decode_follow, encode_pushed
 from persist_lib.ids import SeqNo
 from persist_lib.location.api import Row
@@ -234,10 +234,15 @@ SLOWEST_S = 60.0
 
 
 class Following:
-    """Serves `follow`. `caller` tells who makes a call, by what is known now, and raises NotAuthenticated."""
+    """Serves `follow`. `caller` tells who makes a call, by what is known now, and raises NotAuthenticated.
 
-    def __init__(self, pushing: Pushing, caller: Callable[[Any], Caller]) -> None:
-        self._pushing, self._caller = pushing, caller
+    `known` sees to it that its rights are those of now.
+    """
+
+    def __init__(
+        self, pushing: Pushing, caller: Callable[[Any], Caller], known: Callable[[Caller], Awaitable[None]]
+    ) -> None:
+        self._pushing, self._caller, self._known = pushing, caller, known
 
     async def serve(self, _said: Any, context: Any) -> None:
         """One stream, from its begin to its end."""
@@ -280,6 +285,8 @@ class Following:
         subscriber.news.clear()
         # SUBTLE: by the rights of this moment, which may be others than when the shard was asked for.
         caller = self._caller(context)
+        with suppress(PersistError):  # where the store does not answer, by what it said last
+            await self._known(caller)
         news = []
         for one in subscriber.backlog.take():
             if caller.rights_on(one.shard):

@@ -22,8 +22,8 @@ import grpc.aio
 from persist_lib.arguments import shown
 from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
-from persist_lib.core.rights import needed_for
-from persist_lib.errors import Indeterminate, InvalidUsage, PersistError
+from persist_lib.core.rights import MAINTAIN, Needed, needed_for
+from persist_lib.errors import Indeterminate, InvalidUsage, NotAllowed, PersistError
 from persist_lib.format import wire
 from persist_lib.location.api import Consensus
 from persist_lib.location.commands import Answered, Proposed
@@ -34,6 +34,7 @@ from persist_lib.server.backpressure import Load
 from persist_lib.server.consensus_rpc import RAW, Raw
 from persist_lib.server.metrics import Measures, outcome_of
 from persist_lib.server.survey_cache import Looks
+from persist_lib.server.table_names import FRESH_S, TableNames
 from persist_lib.shard.funnels import Funnels, ask
 from persist_lib.shard.requests import Request
 
@@ -73,10 +74,13 @@ class Answers:
 log = logging.getLogger("persist.server")
 LONGEST_S = 600.0
 """The longest timeout of a call that is believed."""
+REFRESH_S = 5.0
+"""How long a call waits for the catalog."""
 RECEIVE_S = 20.0
 """How long a message may take to arrive."""
 URGENT_BYTES = 4096
 """A larger message is not only a heartbeat."""
+ASKED_OF_LOSING = tuple[str, str | None]
 ASKED_OF_DEBTS = tuple[str, dict[str, list[str]], int | None, float]
 Carry = Callable[[Any, float, Caller, int], Awaitable[Any]]
 
@@ -93,8 +97,9 @@ class Calls:
 
     def __init__(
         self, consensus: Consensus, funnels: Funnels, access: Access | None, runtime: Runtime, pool: Executor,
-        measures: Measures, debts: Debts,
+        measures: Measures, debts: Debts, names: TableNames,
     ) -> None:  # fmt: skip
+        self._names = names
         self._consensus, self._funnels, self._access = consensus, funnels, access
         self._runtime, self._pool, self._measures = runtime, pool, measures
         self.looks, self._lookers = debts
@@ -108,6 +113,7 @@ class Calls:
         calls: dict[str, tuple[Any, Carry]] = {
             "commit": (wire.Commit, self._commit),
             "debts": (ASKED_OF_DEBTS, self._debts),
+            "losing": (ASKED_OF_LOSING, self._losing),
             **{name: (raw.kind, partial(self._raw, name, raw)) for name, raw in RAW.items()},
         }
         # SUBTLE: as if clients sent a stream, though they send one message: gRPC then reads it when it is asked to.
@@ -119,6 +125,25 @@ class Calls:
     def caller(self, context: Any) -> Caller:
         """Who makes a call. Raises NotAuthenticated."""
         return anybody(context.peer()) if self._access is None else self._access.caller(context.invocation_metadata())
+
+    async def known(self, caller: Caller, seconds: float = FRESH_S) -> None:
+        """See to it that rights by tables are by a catalog that was read within the last `seconds`."""
+        if caller.tables and self._names.is_older(seconds):
+            refresh = partial(within, self._runtime.deadline(REFRESH_S), self._names.refresh)
+            await asyncio.get_running_loop().run_in_executor(self._pool, refresh)
+
+    async def _check(self, caller: Caller, needed: Sequence[tuple[str, Needed, str]]) -> None:
+        """Raise NotAllowed unless a client has the rights on all of these shards; for certain, where a table is new."""
+        await self.known(caller)
+        try:
+            for one in needed:
+                caller.check(*one)
+        except NotAllowed:
+            if not caller.tables:
+                raise
+            await self.known(caller, 0)
+            for one in needed:
+                caller.check(*one)
 
     def give_up(self) -> None:
         """Answer all commits that wait as unknown."""
@@ -156,8 +181,7 @@ class Calls:
         return "refused" if refusals else "ok"
 
     async def _raw(self, name: str, raw: Raw, given: Any, timeout_s: float, caller: Caller, size: int) -> Any:
-        for shard in raw.shards(given):
-            caller.check(shard, raw.needed, f"{name} the log of")
+        await self._check(caller, [(shard, raw.needed, f"{name} the log of") for shard in raw.shards(given)])
         deadline = self._runtime.deadline(timeout_s)
         call = partial(raw.call, self._consensus, given)
         with self._taken(caller, 1, size):
@@ -165,17 +189,27 @@ class Calls:
             return raw.shown(await loop.run_in_executor(self._pool, within, deadline, call), caller)
 
     async def _debts(self, given: Any, timeout_s: float, caller: Caller, size: int) -> Any:
+        await self.known(caller)
         call = partial(self.looks.debts, self.looks.ask(), caller, *given)
         deadline = self._runtime.deadline(timeout_s)
         with self._taken(caller, 1, size):
             return await asyncio.get_running_loop().run_in_executor(self._lookers, within, deadline, call)
 
+    async def _losing(self, given: Any, _timeout_s: float, caller: Caller, _size: int) -> list[str]:
+        """Which clients would lose rights if a table were promoted: for those who could promote it."""
+        if self._access is None:
+            return []
+        await self._check(caller, [(given[0], MAINTAIN, "promote")])
+        refresh = partial(within, self._runtime.deadline(REFRESH_S), self._names.refresh)
+        await asyncio.get_running_loop().run_in_executor(self._pool, refresh)
+        return sorted({name for pair in self._names.promoted(*given) for name in self._access.losing(*pair)})
+
     async def _commit(self, given: wire.Commit, timeout_s: float, caller: Caller, size: int) -> list[wire.Answer]:
         proposed = [
             Proposed(shard, wire.decode_command(name, fields), known) for shard, known, name, fields in given.commands
         ]
-        for one in proposed:  # all of them before the first is taken
-            caller.check(one.shard, needed_for(one.command, caller.owns), _said(one.command, caller))
+        needed = [(one.shard, needed_for(one.command, caller.owns), _said(one.command, caller)) for one in proposed]
+        await self._check(caller, needed)  # of all of them before the first is taken
         deadline = self._runtime.deadline(timeout_s)
         # Heartbeats are in none of the bounds: who has much to do with a server must not expire for that.
         is_urgent = size <= URGENT_BYTES and {name for _, _, name, _ in given.commands} <= {"Heartbeat"}

@@ -34,6 +34,7 @@ from persist_lib.server.probes import LOOK_S, Page, Pages, Readiness
 from persist_lib.server.row_push import Following, Pushing
 from persist_lib.server.rpc_calls import Calls, Debts
 from persist_lib.server.survey_cache import Looks
+from persist_lib.server.table_names import TableNames
 from persist_lib.shard.funnels import Funnels
 
 log = logging.getLogger("persist.server")
@@ -90,7 +91,8 @@ class ShardServer:
         wrong, or for a certificate without its key.
         """
         self._client, self._listen = client, listen
-        self._access = None if token_file is None else Access(token_file)
+        self._names = TableNames(client)
+        self._access = None if token_file is None else Access(token_file, self._names.of)
         if (tls_cert is None) != (tls_key is None) or (tls_client_ca is not None and tls_cert is None):
             raise InvalidUsage(
                 "TLS needs both a certificate and its private key; authorities of clients come with them"
@@ -109,7 +111,9 @@ class ShardServer:
         self._pool = ThreadPoolExecutor(READERS, thread_name_prefix="persist-server")
         self._surveys = ThreadPoolExecutor(SURVEYS, thread_name_prefix="persist-debts")
         debts = Debts(Looks(client, consensus, self._funnels), self._surveys)
-        self._calls = Calls(consensus, self._funnels, self._access, runtime, self._pool, self._measures, debts)
+        self._calls = Calls(
+            consensus, self._funnels, self._access, runtime, self._pool, self._measures, debts, self._names
+        )
         look = partial(client.consensus.head, "-ready")
         self._readiness = Readiness(lambda: within(runtime.deadline(LOOK_S), look), runtime.monotonic)
         self._pages = None if http is None else Pages(http, self._shown())
@@ -166,6 +170,7 @@ class ShardServer:
         self._loop.close()
         for pool in (self._pool, self._surveys):
             pool.shutdown(wait=ended, cancel_futures=True)
+        self._names.close()
         return ended
 
     def _drain(self, server: grpc.aio.Server, seconds: float) -> None:
@@ -190,7 +195,7 @@ class ShardServer:
     async def _start(self) -> int:
         options = [*OPTIONS, ("grpc.max_allowed_incoming_connections", most_connections())]
         server = grpc.aio.server(options=options, maximum_concurrent_rpcs=CALLS_MOST)
-        following = Following(self._pushing, self._calls.caller)
+        following = Following(self._pushing, self._calls.caller, self._calls.known)
         handlers = {**self._calls.handlers(), FOLLOW: grpc.stream_stream_rpc_method_handler(following.serve)}
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(wire.SERVICE, handlers),))
         health_pb2_grpc.add_HealthServicer_to_server(self._readiness, server)

@@ -21,7 +21,7 @@ import pyarrow as pa
 from persist_lib.arguments import not_pickled, parse_flag, parse_integer, parse_seconds
 from persist_lib.catalog.collection_arguments import MOST_SHARDS
 from persist_lib.catalog.names import parse_collection_name
-from persist_lib.catalog.promotion import parse_timeline
+from persist_lib.catalog.promotion import parse_losing, parse_timeline
 from persist_lib.errors import InvalidUsage, MemberOf, SinceViolation
 from persist_lib.frontier import MAX_TIME, TOP
 from persist_lib.kernel.columns import integers
@@ -339,7 +339,7 @@ class Table(Resource):
 
     def promote(
         self, *, shards: int | None = None, timeline: str | None = None, make_timeline: bool = False,
-        dry_run: bool = False, timeout: float | None = None,
+        losing: Sequence[str] = (), dry_run: bool = False, timeout: float | None = None,
     ) -> TableDescription:  # fmt: skip
         """Make a table that one shard carries a collection, in place. That can have more shards, and another name.
 
@@ -353,11 +353,13 @@ class Table(Resource):
         read them and write them once. A call that was cut short is repeated; on a collection only the copy is left to
         do. With a `timeline`, which has a WAL, the table joins that instead, whether one shard or a collection carries
         it: from then on it is changed in transactions with others. One that is not there is made with `make_timeline`,
-        and is NotFound without. With `dry_run` nothing is changed, but what would be raised is.
+        and is NotFound without. Through a shard server, it is refused where clients would lose access whose rights are
+        by the shard's name, unless all of them are in `losing`. With `dry_run` nothing is changed, but what would be
+        raised is.
 
         Needs format 5 of its shards (`db.upgrade`), and from then on programs of the release before cannot read the
-        location's catalog. Raises InvalidUsage where it cannot be: in an older format, on a timeline, through a shard
-        server, on a store without transactions; and NameTaken.
+        location's catalog. Raises InvalidUsage where it cannot be: in an older format, on a timeline, on a store
+        without transactions; and NameTaken.
         """
         dry_run = parse_flag(dry_run, "dry_run")
         shards = None if shards is None else parse_integer(shards, "shards", 1, MOST_SHARDS)
@@ -368,7 +370,7 @@ class Table(Resource):
             raise InvalidUsage(
                 "promote takes shards or a timeline: a table that joins a timeline stays on its one shard"
             )
-        how = {"make_timeline": make_timeline, "timeout": timeout}
+        how = {"make_timeline": make_timeline, "losing": parse_losing(losing), "timeout": timeout}
         promoted = self._ask(lambda on: on.promote(shards, timeline, dry_run=dry_run, **how))
         if promoted and not dry_run:
             self._continue_on(on, promoted)

@@ -225,6 +225,9 @@ class RpcConsensus:
         kind = Debts | None
         return self._call("debts", settings, names, most, seconds, kind=kind, alone=lambda _: None, takes_s=seconds)
 
+    def losing(self, table: str, timeline: str | None) -> list[str]:
+        return self._call("losing", table, timeline, kind=list[str], alone=lambda _: [])
+
     def now(self) -> int:
         if self._fallback is not None and self._fallback.is_in_use:
             return self._fallback.consensus().now()

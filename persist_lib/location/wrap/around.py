@@ -13,6 +13,7 @@ from persist_lib.location.api import (
     Change,
     Consensus,
     HearsOfRows,
+    KnowsClients,
     ListsPages,
     Newest,
     Page,
@@ -193,6 +194,12 @@ class AroundConsensus(Around[Consensus]):
         """Answer as `AnswersDebts.debts` does. Only where `answers_debts` says so."""
         inner = cast("AnswersDebts", self.inner)
         return self.around(Operation("debts", ""), lambda: inner.debts(settings, done, most, seconds))
+
+    def losing(self, table: str, timeline: str | None) -> list[str]:
+        """Answer as `KnowsClients.losing` does; where there are no clients of its own, none, without a request."""
+        if not isinstance(inner := self.inner, KnowsClients):
+            return []
+        return self.around(Operation("losing", ""), lambda: inner.losing(table, timeline))
 
     def check_in_place(self) -> None:
         """Check as `StaysInPlace.check_in_place` does; do nothing if the wrapped store has no files. No request."""

@@ -39,7 +39,7 @@ CLASS_OF = {
     "uploads": LISTS, "abort_uploads": DELETES,
     "compare_and_set": COMMITS, "compare_and_set_many": COMMITS, "truncate": COMMITS,
     "rewind": COMMITS,
-    "head": QUERIES, "scan": QUERIES, "list_keys": QUERIES, "heads": QUERIES, "debts": QUERIES,
+    "head": QUERIES, "scan": QUERIES, "list_keys": QUERIES, "heads": QUERIES, "debts": QUERIES, "losing": QUERIES,
 }  # fmt: skip
 """The request class of each operation, for stores that do not report their requests themselves."""
 BUCKETS = 32

@@ -29,7 +29,7 @@ TIMEOUT_S = 60.0
 ONCE = frozenset({"compare_and_set", "compare_and_set_many", "commit_commands", "rewind"})
 """Operations that have another effect when done twice."""
 
-READS = frozenset({"get", "get_range", "list", "uploads", "head", "scan", "list_keys", "heads", "debts"})
+READS = frozenset({"get", "get_range", "list", "uploads", "head", "scan", "list_keys", "heads", "debts", "losing"})
 """Operations that change nothing: when they fail, nothing can have happened."""
 
 

@@ -617,18 +617,15 @@ def test_whoever_dies_while_a_table_joins_a_timeline_loses_nothing(make: Any) ->
     assert number > 10
 
 
-def test_through_a_shard_server_it_is_refused_and_its_clients_continue_once_it_is_done() -> None:
+@pytest.mark.parametrize("way", ["server", "store"])
+def test_clients_of_a_shard_server_continue_whether_a_table_is_promoted_through_it_or_at_the_store(way: str) -> None:
     served = ServedWorld()
     client = served.client()
     table = client.table("t", CLOCK)
     table.append([row_of(1)])
     client.upgrade("t")
-    before = served.bytes("t")
-    with pytest.raises(InvalidUsage, match=r"not through a shard server.*persist promote t"):
-        table.promote()
-    assert served.bytes("t") == before
     direct = persist.open(served.inner, runtime=served.clock.runtime(99))
-    direct.table("t").promote()
+    (served.client() if way == "server" else direct).table("t").promote()
     table.append([row_of(2)])
     assert ids(table) == [1, 2]
     assert ids(served.client().table("t")) == [1, 2]

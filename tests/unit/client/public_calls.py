@@ -458,8 +458,15 @@ LEGAL: dict[str, tuple[Arguments, dict[str, Kind]]] = {
     "Table.drop": (droppable, {"dry_run": flag}),
     "Table.maintain": (lambda _: {"dry_run": False}, {"dry_run": flag}),
     "Table.promote": (
-        lambda _: {"shards": None, "timeline": None, "dry_run": True, "timeout": 5.0},
-        {"shards": or_none(integer(1, 1024)), "timeline": or_none(name), "dry_run": flag, "timeout": timeout},
+        lambda _: {
+            "shards": None, "timeline": None, "make_timeline": False, "losing": ("loader",), "dry_run": True,
+            "timeout": 5.0,
+        },
+        {
+            "shards": or_none(integer(1, 1024)), "timeline": or_none(name), "make_timeline": flag,
+            "losing": lambda value: isinstance(value, (list, tuple)) and all(isinstance(one, str) for one in value),
+            "dry_run": flag, "timeout": timeout,
+        },
     ),
     "Table.close": (lambda _: {}, {}),
     "WriteHandle.close": (lambda _: {}, {}),

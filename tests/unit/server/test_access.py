@@ -114,7 +114,7 @@ def test_a_client_without_a_known_token_is_refused_before_anything_happens(site:
 def test_every_call_asks_for_the_token(site: Site) -> None:
     servers = Servers([f"127.0.0.1:{site.server.port}"], Runtime(), Credentials(None, {}))
     for name in ("now", "head", "scan", "compare_and_set", "compare_and_set_many", "truncate", "rewind", "list_keys",
-                 "heads", "commit", "debts"):  # fmt: skip
+                 "heads", "commit", "debts", "losing"):  # fmt: skip
         with pytest.raises(NotAuthenticated):
             servers.call(name, None, object, route="", seconds=5, reads=True)
     servers.close()
@@ -415,3 +415,87 @@ def test_requests_of_one_client_count_together_over_all_its_connections(site: Si
         rpc = site.consensus(ADMIN)
         _commit(rpc, f"s{n}", c.Create(SCHEMA))
     assert seen == ["admin"] * 3
+
+
+MORE = """
+[clients.owner]
+token = "owner-0123456789abcdefghij"
+tables = { "orders" = ["read", "append", "maintain"] }
+rights = { "_catalog" = ["read", "append", "maintain"] }
+
+[clients.member]
+token = "member-0123456789abcdefghij"
+tables = { "orders" = ["read", "append"] }
+
+[clients.stranger]
+token = "stranger-0123456789abcdefghij"
+tables = { "sales*" = ["read", "append", "maintain"] }
+
+[clients.byname]
+token = "byname-0123456789abcdefghij"
+rights = { "orders" = ["read", "append"] }
+"""
+CLOCK = persist.Schema(SCHEMA.key, SCHEMA.value, times="ms")
+
+
+def test_rights_by_a_tables_name_are_on_all_of_its_shards_before_and_after_it_is_promoted(site: Site) -> None:
+    replaced(site.file, TOKENS + MORE)
+    store = site.store.table("orders", CLOCK)
+    store.append([row(1)])
+    site.store.upgrade("orders")
+    site.store.controller().create("apart", CLOCK)
+    owner = site.client("owner-0123456789abcdefghij").table("orders")
+    member = site.client("member-0123456789abcdefghij").table("orders")
+    stranger = site.client("stranger-0123456789abcdefghij")
+    member.append([row(2)])
+    for dry_run in (True, False):
+        with pytest.raises(InvalidUsage, match=r"names of shards: byname\. .*tables = .*losing=\['byname'\]"):
+            owner.promote(dry_run=dry_run)
+    assert site.store.inspect("orders").state.member == ""
+    with pytest.raises(NotAllowed):
+        member.promote()
+    assert not any(one.what == "promote" for one in site.store.controller().catalog.fetch().commands.values())
+    assert owner.promote(losing=["byname"]).carrier == "collection"
+    member.append([row(3)])
+    assert sorted(one["id"] for one in member.read().to_pylist()) == [1, 2, 3]
+    assert owner.promote(shards=2).carrier == "collection"
+    member.append([row(4)])
+    assert member.count() == store.count() == 4
+    places = [*site.store.table("orders").describe().shards, store.kept_by()]
+    for name in ("orders", *places):
+        with pytest.raises(NotAllowed):
+            stranger.inspect(name)
+    with pytest.raises(NotAllowed, match="lacks the right"):
+        stranger.table("orders").read()
+    with pytest.raises(NotAllowed):
+        site.client("byname-0123456789abcdefghij").table("orders").read()
+    store.rename("sales/2026")
+    time.sleep(1.1)
+    assert stranger.table("sales/2026").count() == 4
+    with pytest.raises(NotAllowed):
+        site.client("member-0123456789abcdefghij").inspect(places[0])
+    site.store.table("orders", CLOCK).append([row(7)])
+    again = site.client("member-0123456789abcdefghij").table("orders")
+    again.append([row(8)])
+    assert sorted(one["id"] for one in again.read().to_pylist()) == [7, 8]
+
+
+def test_what_tables_share_takes_rights_on_each_of_them(site: Site) -> None:
+    replaced(site.file, TOKENS + MORE)
+    site.store.table("orders", CLOCK).append([row(1)])
+    site.store.upgrade("orders")
+    tables = site.store.controller().tables()
+    tables.create("sales", CLOCK, timeline="shop", mode="wal")
+    tables.insert("sales", [row(1)])
+    stranger = site.client("stranger-0123456789abcdefghij").table("sales")
+    assert stranger.count() == 1
+    owner = site.client("owner-0123456789abcdefghij").table("orders")
+    with pytest.raises(InvalidUsage, match="names of shards: byname, member, owner, stranger"):
+        owner.promote(timeline="shop")
+    assert site.store.table("orders").promote(timeline="shop").carrier == "timeline 'shop'"
+    time.sleep(1.1)
+    with pytest.raises(NotAllowed):
+        stranger.append([row(2)])
+    replaced(site.file, (TOKENS + MORE).replace('"sales*" =', '"orders" = ["read", "append"], "sales*" ='))
+    stranger.append([row(2)])
+    assert stranger.count() == 2
