@@ -11,7 +11,7 @@ from persist_lib.catalog.names import parse_collection_name
 from persist_lib.catalog.parallel import at_once
 from persist_lib.core.holds import layer_of
 from persist_lib.core.refusals import OfLayer
-from persist_lib.errors import NameTaken, NotFound, SchemaMismatch
+from persist_lib.errors import NameTaken, NotAllowed, NotFound, SchemaMismatch
 from persist_lib.ids import KEPT, check_not_kept, parse_shard_id
 from persist_lib.schema.schema import Schema, check_schema, with_times
 from persist_lib.table.carriers import Carrier, CollectionCarrier, ShardCarrier, TimelineCarrier
@@ -32,7 +32,7 @@ def open_carrier(client: Client, name: str, schema: Schema | None, tables: Calla
     parse_collection_name(name)
     wanted = () if schema is None else (check_schema(schema), with_times(schema, "ms"))
     while True:
-        if has_shard(client, name):
+        if _stands_alone(client, name):
             return _of_shard(client, name, wanted)
         controller = client.controller()
         if (record := _listed(controller, name)) is not None:
@@ -56,7 +56,7 @@ def open_promoted(client: Client, tables: Callable[[], Tables], collection: str)
 
 def find_record(client: Client, name: str) -> CollectionRecord | None:
     """What the catalog says of the table of this name; None for a shard, which comes first. Raises NotFound."""
-    if has_shard(client, parse_collection_name(name)):
+    if _stands_alone(client, parse_collection_name(name)):
         return None
     with client.controller() as controller:
         if (record := _listed(controller, name)) is None:
@@ -77,6 +77,19 @@ def make_table(client: Client, name: str, schema: Schema) -> None:
         return
     with suppress(NameTaken):
         client.controller().create(name, schema, mode="compare_and_append")
+
+
+def _stands_alone(client: Client, name: str) -> bool:
+    """Whether a shard of this name is the table of this name."""
+    try:
+        return has_shard(client, name)
+    except (
+        NotAllowed
+    ):  # the shard may be that of a table which was renamed, and this client may use the one named so now
+        with client.controller() as controller:
+            if controller.catalog.fetch().named(name) is None:
+                raise
+    return False
 
 
 def _listed(controller: Controller, name: str) -> CollectionRecord | None:
