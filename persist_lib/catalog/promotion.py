@@ -289,7 +289,7 @@ def parse_timeline(timeline: object, make: object) -> str | None:
 
 def parse_losing(losing: object) -> Sequence[str]:
     """The names of clients of a shard server that may lose access."""
-    if isinstance(losing, str) or not isinstance(losing, Sequence) or not all(isinstance(one, str) for one in losing):
+    if not (isinstance(losing, (list, tuple)) and all(isinstance(one, str) for one in losing)):
         raise InvalidUsage(f"losing must be names of clients of the shard server: got {shown(losing)}")
     return losing
 
