@@ -255,7 +255,7 @@ class Adopt(msgspec.Struct, frozen=True):
     It keeps history by the collection's hold at its since; the retention's hold and all others go. In one transaction
     with `Inherit`, which was made of the state just before.
 
-    With `former`, what it was a member of before (empty: of nothing), it is a collection's already, whose writers are
+    With `former`, the member that it was (empty: none), it is a collection's already, whose writers are
     other ones from now on: nothing else changes.
     """
 
