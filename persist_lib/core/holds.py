@@ -1,6 +1,7 @@
 """Named holds: what setting, moving and releasing one changes, and to which layer a shard belongs by its holds.
 
-A hold keeps history, so `SetHold` never moves since. `DowngradeHold` is for the owner of a hold, who gives up what the
+A hold keeps history, so `SetHold` never moves since: where nothing would keep what is before the hold, the retention's
+hold does from then on, as a shard without a policy keeps all. `DowngradeHold` is for the owner of a hold, who gives up what the
 hold kept. Neither goes beyond the newest time, as the contents could then be read as of no time at all.
 
 A layer above shards (collections, streams) sets a hold of its own on each of its shards. Where it keeps no history, its
@@ -65,15 +66,18 @@ def set_hold(state: State, command: c.SetHold | c.DowngradeHold) -> StateDiff | 
     new, newest = Hold(command.since, command.opaque), newest_time(state)
     since = None if is_mark(command.name, new) else fold_since(state, holds={**state.holds, command.name: new})
     moves = old is None or old.since < new.since
-    is_beyond = new.since.is_top() or state.since.join(newest) < new.since
     keeps = isinstance(command, c.SetHold)
-    if moves and (is_beyond or (keeps and since is not None)):
+    owned = command.name == RETENTION or is_of_layer(command.name)  # by whom moves it at its own times
+    given_up = keeps and since is not None and owned
+    if moves and (given_up or new.since.is_top() or state.since.join(newest) < new.since):
         return r.GivesUpHistory(command.name, command.since, state.since, newest)
+    changed = [] if new == old else [(command.name, old, new)]
     if keeps:
+        if moves and since is not None and RETENTION not in state.holds:  # without a policy, all is kept
+            changed.append((RETENTION, None, Hold(state.since, layer_of(state).encode())))
         since = None  # also where it could move for other reasons: that is for those who move
-    if new == old and since is None:
+    if not changed and since is None:
         return r.AlreadyDone()
-    changed = () if new == old else ((command.name, old, new),)
     return StateDiff(since=since, holds=(*changed, *moved_mark(state, since)))
 
 
