@@ -1,8 +1,8 @@
 """Named holds: what setting, moving and releasing one changes, and to which layer a shard belongs by its holds.
 
 A hold keeps history, so `SetHold` never moves since: where nothing would keep what is before the hold, the retention's
-hold does from then on, as a shard without a policy keeps all. `DowngradeHold` is for the owner of a hold, who gives up what the
-hold kept. Neither goes beyond the newest time, as the contents could then be read as of no time at all.
+hold does from then on, as a shard without a policy keeps all. `DowngradeHold` is for the owner of a hold, who gives up
+what the hold kept. Neither goes beyond the newest time, as the contents could then be read as of no time at all.
 
 A layer above shards (collections, streams) sets a hold of its own on each of its shards. Where it keeps no history, its
 name is the fencing value of the retention's hold, or of a mark: a hold that keeps nothing, as it moves with since. Such
@@ -17,7 +17,7 @@ from persist_lib.core import refusals as r
 from persist_lib.core.diff import StateDiff
 from persist_lib.core.leases import fold_since, is_mark, moved_mark
 from persist_lib.core.state import LAYERS, MARK, NAMED, RETENTION, Hold, State
-from persist_lib.frontier import MAX_TIME, TOP, Antichain, at
+from persist_lib.frontier import MAX_TIME, TOP, Antichain, at, meet_all
 
 LAYER_HOLDS = {
     "collection": "collection", "source": "source", "stream": "stream", "events.writer": "events",
@@ -52,6 +52,22 @@ def newest_time(state: State) -> Antichain:
     """The latest since with which contents can still be read: upper - 1. It is the top where upper is."""
     upper = state.upper.time
     return TOP if upper is None else at(max(0, upper - 1))
+
+
+def let_go(state: State, since: Antichain, but: str | None = None) -> Antichain:
+    """How far a reader or hold that needs history from `since` on may let go without ending the history of others.
+
+    SUBTLE: since follows the least of all readers and holds. On a shard without another hold, a reader that moves would
+    end the history before it for all others, though it only wanted to read. So it moves no further than the least hold,
+    the one named `but` left out; without any, it keeps all that there is.
+    """
+    holds = [hold.since for name, hold in state.holds.items() if name != but]
+    return state.since if not holds else since.meet(meet_all(holds)).join(state.since)
+
+
+def let_go_unasked(state: State, since: Antichain) -> Antichain:
+    """The same for a reader that goes on by itself, which nobody asked to give history up. Layers keep their own."""
+    return since if layer_of(state) else let_go(state, since)
 
 
 def set_hold(state: State, command: c.SetHold | c.DowngradeHold) -> StateDiff | r.Refusal:

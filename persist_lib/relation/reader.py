@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from persist_lib.arguments import parse_seconds, parse_text
 from persist_lib.core import commands as c
+from persist_lib.core.holds import let_go_unasked
 from persist_lib.core.state import State, Version
 from persist_lib.errors import (
     LeaseExpired,
@@ -117,7 +118,7 @@ class ReadHandle(Reader[Snapshot]):
 
         The iterator waits for updates, and ends at the frontier `until` or when the shard is closed for writing. It
         raises TimedOut when nothing comes for `timeout` seconds (None: it waits for ever). The listener has a lease of
-        its own, and gives up history as it goes. Where the shard's times are a clock, `as_of` and `until` may be given
+        its own, and keeps back no history that others give up. Where the shard's times are a clock, `as_of` and `until` may be given
         as in `snapshot`, and `_time` is a timestamp in UTC.
         """
         times = self._times()
@@ -129,7 +130,8 @@ class ReadHandle(Reader[Snapshot]):
         if not self.read_only:
             handle = ReadHandle(self.machine, self._leases, self.schema, self.urls, purpose="listen")
             self._listeners[handle.id or ""] = handle
-            handle.downgrade_since(start)
+            handle.let_go(at(start))
+            handle.move_hold()
         return Listen(handle, start, end, timeout)
 
     def clone(self, *, purpose: str = "") -> ReadHandle:
@@ -253,18 +255,23 @@ class ReadHandle(Reader[Snapshot]):
         is_in_the_way = any(entry.seqno <= g.seqno < oldest for g in state.garbage.values()) or any(
             entry.seqno < rollup <= oldest for rollup in state.rollups
         )
-        if is_in_the_way or self._since < self._wanted:
+        wanted = let_go_unasked(state, self._wanted)
+        if is_in_the_way or entry.since < wanted:
             with suppress(Refused):  # expired: the next read raises LeaseExpired
-                self._downgrade(self._wanted)
+                self._downgrade(wanted, let_go_unasked)
 
-    def _downgrade(self, since: Antichain) -> None:
+    def _downgrade(self, since: Antichain, unkept: Callable[[State, Antichain], Antichain] | None = None) -> None:
         since = self._since.join(since)
         reader, lease_ms = self.id, self.machine.config.lease_ms
         if reader is None:
             raise self._lost()
         oldest = self._oldest_active()
         self._since = since  # first, so that no read before it begins while that history is being given up
-        self.machine.commit(lambda _state, now: c.DowngradeSince(reader, since, oldest, now + lease_ms))
+
+        def build(state: State, now: int) -> c.DowngradeSince:
+            return c.DowngradeSince(reader, unkept(state, since) if unkept else since, oldest, now + lease_ms)
+
+        self.machine.commit(build)
 
     def _oldest_active(self) -> SeqNo:
         with self._lock:

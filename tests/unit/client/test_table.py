@@ -563,6 +563,37 @@ def test_a_table_that_is_open_keeps_no_history_but_for_what_is_being_read(world:
         table.read(first)
 
 
+@over_all
+def test_a_table_without_a_retention_keeps_all_history_whoever_reads_it(world: World, carrier: Carrier) -> None:
+    """Reading, listening, pausing and coming back give nothing up: only a retention or the owner of a hold does."""
+    table, client = table_on(world, carrier), world.clients[-1]
+    other = world.client()
+    first = when(table.append(rows(0)))
+    clients = [client, other]
+    for number in range(1, 4):
+        for each in clients:
+            each.table("c").read().release()
+        with table.listen(first - 1) as events:
+            assert events.poll()
+            if carrier == SHARD:
+                with client.open_reader("c") as reader, reader.listen(first) as alone:
+                    alone.poll()
+                    other.heartbeat()
+            for each in clients:
+                world.clock.advance(each.config.lease_ms / 1000 * (number % 2 * 0.6 + 0.3))
+                table.read(keys=[]).release()
+                each.heartbeat()
+        newest = when(table.append(rows(number)))
+        client.maintain()
+    assert contents(other.table("c"), first) == [(0, "w")]
+    other.table("c").set_retention(0)
+    for _ in range(3):
+        for each in clients:
+            each.heartbeat()
+        other.maintain()
+    assert newest >= time_of(other.table("c").describe().since) > first, "readers let go of what a policy gives up"
+
+
 def test_a_listener_of_a_table_keeps_no_history_but_its_own(world: World) -> None:
     table, client = table_on(world, SHARD), world.clients[-1]
     table.append(rows(0))
