@@ -118,8 +118,8 @@ class ReadHandle(Reader[Snapshot]):
 
         The iterator waits for updates, and ends at the frontier `until` or when the shard is closed for writing. It
         raises TimedOut when nothing comes for `timeout` seconds (None: it waits for ever). The listener has a lease of
-        its own, and keeps back no history that others give up. Where the shard's times are a clock, `as_of` and `until` may be given
-        as in `snapshot`, and `_time` is a timestamp in UTC.
+        its own, and keeps back no history that others give up. Where the shard's times are a clock, `as_of` and `until`
+        may be given as in `snapshot`, and `_time` is a timestamp in UTC.
         """
         times = self._times()
         start, end = times.as_of(as_of), times.frontier(until, "until")

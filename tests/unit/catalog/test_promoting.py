@@ -282,6 +282,9 @@ def test_its_name_can_be_given_away_and_dropping_it_takes_the_shard(world: World
     table.rename("u")
     assert client.tables() == ["u"]
     plain = persist.Schema(SCHEMA.key, SCHEMA.value, times="ms")
+    with pytest.raises(NotFound, match="'u' now"):
+        client.table("t", plain)
+    client.controller().create("t", plain, mode="compare_and_append")
     second = client.table("t", plain)
     second.append([row(70)])
     assert client.tables() == ["t", "u"]

@@ -712,7 +712,19 @@ def test_a_name_changes_where_the_catalog_has_it(world: World, carrier: Carrier)
     table.append(rows(2))
     assert contents(table) == contents(world.client().table("d")) == [(1, "w"), (2, "w")]
     assert world.client().tables() == ["d", "taken"]
-    assert world.client().table("c", PLAIN).count() == 0, "its old name is free"
+    for schema in (PLAIN, None):
+        with pytest.raises(persist.NotFound, match="'d' now") as told:
+            world.client().table("c", schema)
+        assert told.value.renamed == "d"
+    assert world.client().tables() == ["d", "taken"], "a program with the former name makes no empty table"
+    world.client().controller().create("c", PLAIN, mode="compare_and_append")
+    assert world.client().table("c", PLAIN).count() == 0, "its former name is free, for who asks for a new table"
+    table.rename("e")
+    world.client().table("c").drop()
+    with pytest.raises(persist.NotFound, match="'e' now"):
+        world.client().table("d", PLAIN)
+    table.drop()
+    assert world.client().table("d", PLAIN).count() == 0
 
 
 @over_all
