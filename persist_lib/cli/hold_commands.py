@@ -169,9 +169,9 @@ def drop(
 ) -> None:
     """Drop a table, with all of its history. Its name is free at once. This cannot be undone.
 
-    What is carried by one shard is refused while a live reader or a hold needs it; its data becomes garbage, which
-    `persist maintain` deletes. Of a collection or timeline, open readers continue until they are closed, and what has
-    to wait is done by a later `persist maintain`. To end writing only, and keep the rows:
+    Refused while a hold keeps its history. What is carried by one shard is refused while a live reader needs it, too;
+    its data becomes garbage, which `persist maintain` deletes. Of a collection or timeline, open readers continue until
+    they are closed, and what has to wait is done by a later `persist maintain`. To end writing only, and keep the rows:
     `persist append NAME --lower T --upper '[]'`.
 
     \b

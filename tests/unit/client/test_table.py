@@ -694,6 +694,20 @@ def test_a_shard_that_others_read_is_not_dropped(world: World) -> None:
 
 
 @over_all
+def test_what_a_hold_keeps_is_not_dropped(world: World, carrier: Carrier) -> None:
+    table = table_on(world, carrier)
+    table.set_hold("audit", when(table.append(rows(1))))
+    for dry_run in (True, False):
+        with pytest.raises(persist.StillRead, match="audit") as told:
+            table.drop(dry_run=dry_run)
+        assert told.value.by == ("hold audit",)
+    assert contents(table) == [(1, "w")]
+    table.release_hold("audit")
+    table.drop()
+    assert world.client().tables() == []
+
+
+@over_all
 def test_a_name_changes_where_the_catalog_has_it(world: World, carrier: Carrier) -> None:
     table = table_on(world, carrier)
     table.append(rows(1))
