@@ -101,8 +101,8 @@ def test_every_verb_of_an_open_table_continues() -> None:
         "evolve": lambda t: t.evolve(WIDER),
         "set_retention": lambda t: t.set_retention(2), "set_hold": lambda t: t.set_hold("h", 1),
         "downgrade_hold": lambda t: t.downgrade_hold("audit", 1), "release_hold": lambda t: t.release_hold("audit"),
-        "rename": lambda t: t.rename("u"), "drop": lambda t: (t.release_hold("audit"), t.drop()), "maintain": lambda t: t.maintain(),
-        "writer": lambda t: t.writer().close(), "promote": lambda t: t.promote(),
+        "rename": lambda t: t.rename("u"), "drop": lambda t: (t.release_hold("audit"), t.drop()),
+        "maintain": lambda t: t.maintain(), "writer": lambda t: t.writer().close(), "promote": lambda t: t.promote(),
     }  # fmt: skip
     done = []
     for name, verb in verbs.items():
