@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
 import pyarrow as pa
 
@@ -99,8 +99,20 @@ class RowSelection(NamedTuple):
         return projected_rows(self.schema, self.columns, rows)
 
 
+class ReadArguments(TypedDict, total=False):
+    """Which rows and columns a read is of: the arguments of a snapshot (`ReadHandle.snapshot` says what they mean)."""
+
+    columns: Sequence[str] | None
+    key: Sequence[object] | None
+    key_from: Sequence[object] | None
+    key_to: Sequence[object] | None
+    keys: object
+    filter: pc.Expression | None
+    diff: bool
+
+
 class Asked(NamedTuple):
-    """The arguments of a read, as a caller passed them: which rows and columns it is of."""
+    """The same, as a caller passed them."""
 
     columns: object = None
     key: Sequence[object] | None = None

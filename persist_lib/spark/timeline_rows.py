@@ -16,7 +16,7 @@ from persist_lib.relation.row_selection import added_up
 from persist_lib.relation.statements import Apply, Done, Insert, Restore
 from persist_lib.schema.schema import DIFF, TIME, Schema
 from persist_lib.spark.options import Options
-from persist_lib.table.carriers import Make
+from persist_lib.table.carrier import Make
 
 MOST_BYTES = 64 << 20
 """Of all rows of one write: Spark's driver holds them, and they are one commit."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeVar, get_args
+from typing import TYPE_CHECKING, TypeVar, Unpack, get_args
 
 import pyarrow.compute as pc
 
@@ -22,7 +21,7 @@ from persist_lib.relation.changes import Changes, MemoryUpdates
 from persist_lib.relation.listen import Updates
 from persist_lib.relation.next_time import Named, bounds_of
 from persist_lib.relation.reader import PURPOSE_LETTERS
-from persist_lib.relation.row_selection import Asked
+from persist_lib.relation.row_selection import Asked, ReadArguments
 from persist_lib.relation.statements import Change, Delete, Done, Insert, Statement, Update, Upsert
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.runtime.resource import Resource
@@ -204,17 +203,14 @@ class Tables(Resource):
         name: str,
         as_of: TimeLike | None = None,
         *,
-        columns: Sequence[str] | None = None,
-        key: Sequence[object] | None = None,
-        key_from: Sequence[object] | None = None,
-        key_to: Sequence[object] | None = None,
-        keys: object = None,
-        filter: pc.Expression | None = None,  # noqa: A002 - what every reader of Arrow calls it
-        diff: bool = False,
         newest: bool = False,
         timeout: float | None = None,
+        **asked: Unpack[ReadArguments],
     ) -> TableSnapshot:
-        """The rows of a table as of a time: by default, all that was acknowledged before this call. See `snapshot`.
+        """The rows of a table as of a time: by default, all that was acknowledged before this call.
+
+        Which rows and columns is said as for `ReadHandle.snapshot`, by `columns`, `key`, `key_from`, `key_to`, `keys`,
+        `filter` and `diff`.
 
         A time is complete when no write can come there any more. A client that may write completes one that the store's
         clock has passed, by an empty append. For a later time, and in a client that may only read, this raises
@@ -226,10 +222,10 @@ class Tables(Resource):
         """
         newest = parse_flag(newest, "newest")
         deadline = self._deadline(timeout)
-        want = Asked(columns, key, key_from, key_to, keys, filter, diff).of
+        want = Asked(**asked).of
         time = None if as_of is None else self._times().as_of(as_of)
-        asked = AsOf(time, newest, timeout is not None)
-        return self._timelines.with_table(name, lambda line: line.snapshot(name, asked, want, deadline))
+        when = AsOf(time, newest, timeout is not None)
+        return self._timelines.with_table(name, lambda line: line.snapshot(name, when, want, deadline))
 
     def listen(self, name: str, as_of: TimeLike, *, until: object = TOP, timeout: float | None = None) -> TableListen:
         """An iterator of what happens to a table after `as_of`. The snapshot as of then and all updates add up.
