@@ -91,18 +91,11 @@ class Reader(Leased, Generic[S]):
         """Give up history before `since` now."""
 
     def snapshot(
-        self,
-        as_of: TimeLike | None = None,
-        *,
-        columns: Sequence[str] | None = None,
-        key: Sequence[object] | None = None,
-        key_from: Sequence[object] | None = None,
-        key_to: Sequence[object] | None = None,
-        keys: object = None,
-        filter: pc.Expression | None = None,  # noqa: A002 - what every reader of Arrow calls it
-        diff: bool = False,
-        timeout: float | None = None,
-    ) -> S:
+        self, as_of: TimeLike | None = None, *, columns: Sequence[str] | None = None,
+        key: Sequence[object] | None = None, key_from: Sequence[object] | None = None,
+        key_to: Sequence[object] | None = None, keys: object = None, filter: pc.Expression | None = None,
+        diff: bool = False, timeout: float | None = None,
+    ) -> S:  # fmt: skip
         """Return the contents as of a time (default: the newest complete time). Waits until upper has passed that time.
 
         Where no time is complete yet, the newest contents are empty, and the snapshot's `as_of` is -1. Where times are

@@ -144,7 +144,7 @@ class Verbs(OrderedWriter[Brought, Done], Generic[Brought, Basis, Done, Counted]
         self,
         keys: object = None,
         *,
-        filter: pc.Expression | None = None,  # noqa: A002 - what every reader of Arrow calls it
+        filter: pc.Expression | None = None,
         timeout: float | None = None,
         token: bytes | None = None,
         dry_run: bool = False,
@@ -163,7 +163,7 @@ class Verbs(OrderedWriter[Brought, Done], Generic[Brought, Basis, Done, Counted]
         change: New,
         keys: object = None,
         *,
-        filter: pc.Expression | None = None,  # noqa: A002 - what every reader of Arrow calls it
+        filter: pc.Expression | None = None,
         timeout: float | None = None,
         token: bytes | None = None,
         dry_run: bool = False,

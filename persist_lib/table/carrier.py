@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -11,7 +12,7 @@ import msgspec
 from persist_lib.frontier import Antichain
 from persist_lib.maintain.duties import Maintained
 from persist_lib.relation.row_selection import Asked
-from persist_lib.relation.statements import Done, Statement
+from persist_lib.relation.statements import Done, Insert, Statement
 from persist_lib.schema.schema import Schema
 from persist_lib.shard.admin import Downgraded
 
@@ -51,10 +52,13 @@ class Carrier(ABC):
     client: Client
     name: str
 
+    def append(self, rows: object, *, token: bytes | None, timeout: float | None, dry_run: bool) -> Done:
+        """Add rows. An append does not say what becomes of keys, so it counts none."""
+        done = self.execute(partial(Insert, self.name, rows=rows), token=token, timeout=timeout, dry_run=dry_run)
+        return msgspec.structs.replace(done, inserted=0)
+
     @abstractmethod
-    def append(self, rows: object, *, token: bytes | None, timeout: float | None) -> Any: ...
-    @abstractmethod
-    def execute(self, make: Make, *, token: bytes | None, timeout: float | None, dry_run: bool = False) -> Any: ...
+    def execute(self, make: Make, *, token: bytes | None, timeout: float | None, dry_run: bool = False) -> Done: ...
     @abstractmethod
     def read(self, as_of: TimeLike | None, asked: Asked, *, newest: bool, timeout: float | None) -> Any: ...
     @abstractmethod

@@ -21,7 +21,7 @@ from persist_lib.frontier import Antichain, at
 from persist_lib.ids import SeqNo, parse_hold_name
 from persist_lib.maintain.duties import Maintained
 from persist_lib.relation.row_selection import Asked
-from persist_lib.relation.statements import Done, Insert, Restore
+from persist_lib.relation.statements import Done, Restore
 from persist_lib.runtime.each import Each
 from persist_lib.schema.schema import Schema
 from persist_lib.shard.admin import Downgraded
@@ -270,10 +270,7 @@ class TimelineCarrier(_Listed):
         newest.release()  # what is in the WAL is the table's, too
         return msgspec.structs.replace(found, upper=found.upper.join(at(newest.as_of + 1)))
 
-    def append(self, rows: object, *, token: bytes | None, timeout: float | None) -> Any:
-        return self.execute(lambda schema: Insert(self.name, schema, rows), token=token, timeout=timeout)
-
-    def execute(self, make: Make, *, token: bytes | None, timeout: float | None, dry_run: bool = False) -> Any:
+    def execute(self, make: Make, *, token: bytes | None, timeout: float | None, dry_run: bool = False) -> Done:
         if token is not None:  # it may have been done by the call of which this is the token
             time = self._tables.outcome(token, timeline=self._timeline, table=self.name)
             if time is not None:

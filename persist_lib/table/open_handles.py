@@ -12,6 +12,7 @@ from persist_lib.errors import InvalidUsage, LeaseExpired, NotComplete, SinceVio
 from persist_lib.frontier import Antichain, at
 from persist_lib.relation.held import Held
 from persist_lib.relation.row_selection import Asked
+from persist_lib.relation.statements import Done
 from persist_lib.table.carrier import Carrier, Make
 
 if TYPE_CHECKING:
@@ -70,11 +71,15 @@ class OpenHandles(Carrier):
         elif self._handles.pop("read", None) is not None:
             reader.close()
 
-    def append(self, rows: object, *, token: bytes | None, timeout: float | None) -> Any:
-        return self._writing().append_now(rows, token=token, timeout=timeout)
+    def append(self, rows: object, *, token: bytes | None, timeout: float | None, dry_run: bool) -> Done:
+        if dry_run:
+            return super().append(rows, token=token, timeout=timeout, dry_run=True)
+        done = self._writing().append_now(rows, token=token, timeout=timeout)
+        return Done(done.upper.time - 1 if done.token else None, done.count, done.token, done.cost)
 
-    def execute(self, make: Make, *, token: bytes | None, timeout: float | None, dry_run: bool = False) -> Any:
-        return self._writing().execute(make, token=token, timeout=timeout, dry_run=dry_run)
+    def execute(self, make: Make, *, token: bytes | None, timeout: float | None, dry_run: bool = False) -> Done:
+        done = self._writing().execute(make, token=token, timeout=timeout, dry_run=dry_run)
+        return Done(**{field: getattr(done, field) for field in Done.__struct_fields__})
 
     def writer(self) -> Any:
         return self._open("write")

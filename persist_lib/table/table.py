@@ -21,7 +21,7 @@ from persist_lib.catalog.names import parse_collection_name
 from persist_lib.errors import InvalidUsage, MemberOf
 from persist_lib.frontier import MAX_TIME, TOP
 from persist_lib.relation.row_selection import Asked
-from persist_lib.relation.statements import Apply, Change, Delete, Done, Insert, Update, Upsert
+from persist_lib.relation.statements import Apply, Change, Delete, Done, Update, Upsert
 from persist_lib.runtime.resource import Resource
 from persist_lib.schema.schema import Schema, check_schema, with_times
 from persist_lib.table.carrier import Carrier, Make, TableDescription
@@ -83,9 +83,8 @@ class Table(Resource):
         the same rows: they are added once. SUBTLE: without it they may be added twice. With `dry_run` nothing is
         written.
         """
-        if parse_flag(dry_run, "dry_run"):
-            return self._execute(partial(Insert, self.name, rows=rows), token, timeout, dry_run=True, by_key=False)
-        return _done(self._ask(lambda on: on.append(rows, token=token, timeout=timeout)), by_key=False)
+        dry_run = parse_flag(dry_run, "dry_run")
+        return self._ask(lambda on: on.append(rows, token=token, timeout=timeout, dry_run=dry_run))
 
     def upsert(
         self, rows: object, *, token: bytes | None = None, dry_run: bool = False, timeout: float | None = None
@@ -98,14 +97,9 @@ class Table(Resource):
         return self._execute(partial(Upsert, self.name, rows=rows), token, timeout, dry_run=dry_run)
 
     def delete(
-        self,
-        keys: object = None,
-        *,
-        filter: pc.Expression | None = None,  # noqa: A002 - what every reader of Arrow calls it
-        token: bytes | None = None,
-        dry_run: bool = False,
-        timeout: float | None = None,
-    ) -> Done:
+        self, keys: object = None, *, filter: pc.Expression | None = None, token: bytes | None = None,
+        dry_run: bool = False, timeout: float | None = None,
+    ) -> Done:  # fmt: skip
         """Take away all rows of these keys, or all that a filter keeps, in one commit.
 
         `keys` are a table or frame of the key columns, or a list of dicts, of values (of a key of one column) or of
@@ -114,15 +108,9 @@ class Table(Resource):
         return self._execute(partial(Delete, self.name, keys=keys, filter=filter), token, timeout, dry_run=dry_run)
 
     def update(
-        self,
-        change: Change,
-        keys: object = None,
-        *,
-        filter: pc.Expression | None = None,  # noqa: A002 - what every reader of Arrow calls it
-        token: bytes | None = None,
-        dry_run: bool = False,
-        timeout: float | None = None,
-    ) -> Done:
+        self, change: Change, keys: object = None, *, filter: pc.Expression | None = None, token: bytes | None = None,
+        dry_run: bool = False, timeout: float | None = None,
+    ) -> Done:  # fmt: skip
         """Change value columns of the rows of these keys, of those that a filter keeps, or of all, in one commit.
 
             orders.update({"cents": pc.field("cents") * 2}, filter=pc.field("cents") < 10)
@@ -136,17 +124,10 @@ class Table(Resource):
         return self._execute(made, token, timeout, dry_run=dry_run)
 
     def apply(
-        self,
-        upserts: object = None,
-        deletes: object = None,
-        *,
-        appends: object = None,
-        only_if: pc.Expression | None = None,
-        order_by: str | None = None,
-        token: bytes | None = None,
-        dry_run: bool = False,
-        timeout: float | None = None,
-    ) -> Done:
+        self, upserts: object = None, deletes: object = None, *, appends: object = None,
+        only_if: pc.Expression | None = None, order_by: str | None = None, token: bytes | None = None,
+        dry_run: bool = False, timeout: float | None = None,
+    ) -> Done:  # fmt: skip
         """Upsert rows, delete keys and add rows in one commit, as changes come from elsewhere.
 
             orders.apply(rows, only_if=pc.field("seq") > persist.old("seq"), order_by="seq")
@@ -166,19 +147,11 @@ class Table(Resource):
         return self._execute(made, token, timeout, dry_run=dry_run)
 
     def read(
-        self,
-        as_of: TimeLike | None = None,
-        *,
-        columns: Sequence[str] | None = None,
-        key: Sequence[object] | None = None,
-        key_from: Sequence[object] | None = None,
-        key_to: Sequence[object] | None = None,
-        keys: object = None,
-        filter: pc.Expression | None = None,  # noqa: A002 - what every reader of Arrow calls it
-        diff: bool = False,
-        newest: bool = False,
-        timeout: float | None = None,
-    ) -> SnapshotOf[Any]:
+        self, as_of: TimeLike | None = None, *, columns: Sequence[str] | None = None,
+        key: Sequence[object] | None = None, key_from: Sequence[object] | None = None,
+        key_to: Sequence[object] | None = None, keys: object = None, filter: pc.Expression | None = None,
+        diff: bool = False, newest: bool = False, timeout: float | None = None,
+    ) -> SnapshotOf[Any]:  # fmt: skip
         """The rows as of a time, each as often as it is there: by default, all that was acknowledged before this call.
 
             orders.read(as_of="1 hour ago", columns=["id"], filter=pc.field("cents") > 100).to_polars()
@@ -249,7 +222,7 @@ class Table(Resource):
         written. Raises SinceViolation for a time before since, NotComplete for one that may still change, and TimedOut.
         """
         dry_run = parse_flag(dry_run, "dry_run")
-        return _done(self._ask(lambda on: on.restore(to, dry_run=dry_run, timeout=timeout)), by_key=False)
+        return self._ask(lambda on: on.restore(to, dry_run=dry_run, timeout=timeout))
 
     def describe(self) -> TableDescription:
         """What it is by now, and how far it has come: its columns, since, upper, retention and holds."""
@@ -402,19 +375,7 @@ class Table(Resource):
             self._former.append(on)  # first, as answers that it gave may still be read
             self._carrier = moved
 
-    def _execute(
-        self, make: Make, token: bytes | None, timeout: float | None, *, dry_run: bool, by_key: bool = True
-    ) -> Done:
-        done = self._ask(lambda on: on.execute(make, token=token, timeout=timeout, dry_run=dry_run))
-        return _done(done, by_key=by_key)
+    def _execute(self, make: Make, token: bytes | None, timeout: float | None, *, dry_run: bool) -> Done:
+        return self._ask(lambda on: on.execute(make, token=token, timeout=timeout, dry_run=dry_run))
 
     __reduce__ = not_pickled("A table", "Open it in the other process: persist.open(client.url).table(name)")
-
-
-def _done(answer: Any, *, by_key: bool = True) -> Done:
-    """The answer of any carrier's verb. An append does not look at keys, so it counts none."""
-    time = getattr(answer, "time", None)
-    if not by_key and answer.token and time is None:
-        time = answer.upper.time - 1
-    counts = {field: getattr(answer, field, 0) for field in ("inserted", "updated", "unchanged", "deleted") if by_key}
-    return Done(time, answer.count, answer.token, answer.cost, **counts)

@@ -69,17 +69,9 @@ class Tables(Resource):
         self._timelines = Timelines(controller.catalog, self._owner)
 
     def create(
-        self,
-        name: str,
-        schema: Schema,
-        *,
-        shards: int = 1,
-        timeline: str = DEFAULT,
-        mode: TableMode | None = None,
-        retention: Retention = None,
-        command: str | None = None,
-        timeout: float | None = None,
-    ) -> Description:
+        self, name: str, schema: Schema, *, shards: int = 1, timeline: str = DEFAULT, mode: TableMode | None = None,
+        retention: Retention = None, command: str | None = None, timeout: float | None = None,
+    ) -> Description:  # fmt: skip
         """Create a table of `shards` shards on a timeline, which is created with its first table, in this `mode`.
 
         `mode` is "yolo" (the default) or "wal"; for a timeline that is there, it is the timeline's if it is not given.
@@ -135,27 +127,16 @@ class Tables(Resource):
         return self.execute(name, lambda schema: Upsert(name, schema, rows), timeout, dry_run=dry_run)
 
     def delete(
-        self,
-        name: str,
-        keys: object = None,
-        *,
-        filter: pc.Expression | None = None,  # noqa: A002 - what every reader of Arrow calls it
-        dry_run: bool = False,
+        self, name: str, keys: object = None, *, filter: pc.Expression | None = None, dry_run: bool = False,
         timeout: float | None = None,
-    ) -> Done:
+    ) -> Done:  # fmt: skip
         """Take rows away: those of these keys, or those that a filter keeps. Raises as `insert` does."""
         return self.execute(name, lambda schema: Delete(name, schema, keys, filter), timeout, dry_run=dry_run)
 
     def update(
-        self,
-        name: str,
-        change: Change,
-        keys: object = None,
-        *,
-        filter: pc.Expression | None = None,  # noqa: A002 - what every reader of Arrow calls it
-        dry_run: bool = False,
-        timeout: float | None = None,
-    ) -> Done:
+        self, name: str, change: Change, keys: object = None, *, filter: pc.Expression | None = None,
+        dry_run: bool = False, timeout: float | None = None,
+    ) -> Done:  # fmt: skip
         """Change value columns of the rows of these keys, of those that a filter keeps, or of all.
 
             tables.update("accounts", {"cents": pc.field("cents") * 2}, filter=pc.field("cents") < 0)
@@ -199,14 +180,9 @@ class Tables(Resource):
         return time
 
     def read(
-        self,
-        name: str,
-        as_of: TimeLike | None = None,
-        *,
-        newest: bool = False,
-        timeout: float | None = None,
+        self, name: str, as_of: TimeLike | None = None, *, newest: bool = False, timeout: float | None = None,
         **asked: Unpack[ReadArguments],
-    ) -> TableSnapshot:
+    ) -> TableSnapshot:  # fmt: skip
         """The rows of a table as of a time: by default, all that was acknowledged before this call.
 
         Which rows and columns is said as for `ReadHandle.snapshot`, by `columns`, `key`, `key_from`, `key_to`, `keys`,

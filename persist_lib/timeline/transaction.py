@@ -95,31 +95,18 @@ class Transaction:
         """Make each row the one row of its key."""
         return self._do(table, lambda schema: Upsert(table, schema, rows))
 
-    def delete(self, table: str, keys: object = None, *, filter: pc.Expression | None = None) -> Counts:  # noqa: A002
+    def delete(self, table: str, keys: object = None, *, filter: pc.Expression | None = None) -> Counts:
         """Take rows away, by their keys or by a filter."""
         return self._do(table, lambda schema: Delete(table, schema, keys, filter))
 
-    def update(
-        self,
-        table: str,
-        change: Change,
-        keys: object = None,
-        *,
-        filter: pc.Expression | None = None,  # noqa: A002
-    ) -> Counts:
+    def update(self, table: str, change: Change, keys: object = None, *, filter: pc.Expression | None = None) -> Counts:
         """Change value columns of the rows of these keys, or that a filter keeps; of all rows without either."""
         return self._do(table, lambda schema: Update(table, schema, change, keys, filter))
 
     def apply(
-        self,
-        table: str,
-        upserts: object = None,
-        deletes: object = None,
-        *,
-        appends: object = None,
-        only_if: pc.Expression | None = None,
-        order_by: str | None = None,
-    ) -> Counts:
+        self, table: str, upserts: object = None, deletes: object = None, *, appends: object = None,
+        only_if: pc.Expression | None = None, order_by: str | None = None,
+    ) -> Counts:  # fmt: skip
         """Upsert rows, delete keys and add rows at once, as `Table.apply` does; against what this transaction sees."""
 
         def make(schema: Schema) -> Statement:
