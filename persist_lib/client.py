@@ -21,7 +21,7 @@ from persist_lib.config import CacheConfig, Config
 from persist_lib.core.cost import Cost, Prices
 from persist_lib.core.plan.compaction import Policy
 from persist_lib.errors import InvalidUsage, PersistError
-from persist_lib.ids import CATALOG, ShardId, parse_shard_id
+from persist_lib.ids import CATALOG, ShardId
 from persist_lib.location import Location
 from persist_lib.location.open import Place, scheme_of
 from persist_lib.location.stack import open_stack, wrap
@@ -30,6 +30,7 @@ from persist_lib.maintain import Survey, Surveyor
 from persist_lib.maintain.compaction import Engine
 from persist_lib.maintain.duties import Maintained
 from persist_lib.maintain.worker import Progress
+from persist_lib.relation.ordered_writer import mute
 from persist_lib.relation.reader import ReadHandle
 from persist_lib.relation.writer import WriteHandle
 from persist_lib.runtime.ambient import Runtime
@@ -37,6 +38,7 @@ from persist_lib.runtime.each import Each
 from persist_lib.schema.schema import Schema
 from persist_lib.shard.commit import Machine
 from persist_lib.shard.leases import Leases
+from persist_lib.shard.machines import Machines
 from persist_lib.shards import H, Shards
 
 if TYPE_CHECKING:
@@ -113,7 +115,7 @@ class Client(Shards):
         self._meter, self._cache = stack.meter, stack.cache
         shareable = not location.consensus_url.startswith("memory:")
         self.leases = Leases(config, runtime, (location.url, location.consensus_url) if shareable else None)
-        self._machines: dict[ShardId, Machine] = {}
+        self._machines = self.machine = Machines(weakref.WeakMethod(self._make_machine), self.url)
         self._inner: LayerClient | None = None
         self._surveyor = Surveyor(
             stack.blob, stack.reads, stack.consensus, self._machines.get, config, runtime, self.policy(),
@@ -122,7 +124,6 @@ class Client(Shards):
         self._handles: weakref.WeakValueDictionary[int, WriteHandle | ReadHandle] = weakref.WeakValueDictionary()
         self._opened = itertools.count()
         self._tables: Tables | None = None
-        self._closed = False
 
     @property
     def url(self) -> str:
@@ -134,22 +135,8 @@ class Client(Shards):
         """The URL of Consensus. Any process can open it."""
         return self.location.consensus_url
 
-    def machine(self, name: str) -> Machine:
-        """The shard's machine: one per shard and client, shared by all handles."""
-        self._check_open()
-        shard = parse_shard_id(name)
-        return self._machines.get(shard) or self._made(self._machines, shard)
-
-    def _made(self, machines: dict[ShardId, Machine], shard: ShardId, member: str = "") -> Machine:
-        """A machine that is there from now on.
-
-        SUBTLE: this takes no lock, as a fork could happen while another thread holds it. When two threads make a
-        machine at once, both get the first one.
-        """
-        machine = Machine(shard, self.blob, self.consensus, self.config, self.runtime, self.reads, member)
-        found = machines.setdefault(shard, machine)
-        self._check_open()  # a `close` that comes after this check finds the machine
-        return found
+    def _make_machine(self, shard: ShardId, member: str) -> Machine:
+        return Machine(shard, self.blob, self.consensus, self.config, self.runtime, self.reads, member)
 
     def metrics(self) -> Metrics:
         """The operations that this client has asked of its location so far, by kind, and what they cost.
@@ -288,7 +275,7 @@ class Client(Shards):
     def close(self) -> None:
         """Close all handles and release the location. Idempotent. Later calls raise an error that says it is closed."""
         handles = [partial(self._close_handle, number) for number in reversed(list(self._handles))]
-        _do_all([*handles, self.leases.close, self._end, self.location.close])
+        _do_all([*handles, self.leases.close, self._machines.close, self.location.close])
 
     def _close_handle(self, number: int) -> None:
         if (handle := self._handles.get(number)) is not None:
@@ -299,18 +286,8 @@ class Client(Shards):
                 raise
             self._handles.pop(number, None)  # last: after an interrupt the handle is still there for the next `close`
 
-    def _end(self) -> None:
-        self._closed = True
-        inner = {} if self._inner is None else self._inner.members
-        for machine in [*self._machines.values(), *inner.values()]:
-            machine.close(self._was_closed())
-
-    def _was_closed(self) -> str:
-        return f"this client of {self.url} was closed; open a new one with persist.open"
-
     def _check_open(self) -> None:
-        if self._closed:
-            raise InvalidUsage(self._was_closed(), url=self.url)
+        self._machines.check_open()
 
     def _keeping(self, handle: H) -> H:
         self._handles[next(self._opened)] = handle
@@ -328,7 +305,7 @@ class Client(Shards):
         if error is not None:
             for handle in list(self._handles.values()):
                 if isinstance(handle, WriteHandle):
-                    handle.mute()
+                    mute(handle)
         self.close()
 
     __reduce__ = not_pickled(
@@ -343,20 +320,14 @@ class LayerClient(Client):
     """
 
     def __init__(self, outer: Client) -> None:
-        self._outer = outer
-        self.members: dict[ShardId, Machine] = {}
+        self._outer, self.machine = outer, outer._machines.of_layer
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._outer, name)
 
-    def machine(self, name: str) -> Machine:
-        return self.members.get(ShardId(name)) or self._outer.machine(name)
-
     def know_members(self, shards: Iterable[str], member: str) -> None:
         """Know that these shards may be members, and whose."""
-        for name in shards:
-            if ShardId(name) not in self.members:
-                self._made(self.members, ShardId(name), member)
+        self._outer._machines.know_members(shards, member)
 
     def close(self) -> None:
         self._outer.close()
@@ -366,9 +337,9 @@ def for_layers(client: Client) -> LayerClient:
     """The same client as collections use it."""
     if isinstance(client, LayerClient):
         return client
-    if client._inner is None:  # noqa: SLF001 - of this module
-        client._inner = LayerClient(client)  # noqa: SLF001
-    return client._inner  # noqa: SLF001
+    if client._inner is None:
+        client._inner = LayerClient(client)
+    return client._inner
 
 
 def _do_all(steps: Sequence[Callable[[], None]]) -> None:

@@ -305,8 +305,10 @@ class Controller(Promoting, Evolving, Handovers, Resource):
         return Tables(self)
 
     def _wal_timeline(self, name: str, deadline: Deadline) -> TimelineRecord:
+        from persist_lib.timeline.tables import with_wal  # noqa: PLC0415 - as they do
+
         with self.tables() as tables:
-            return tables.with_wal(name, deadline)
+            return with_wal(tables, name, deadline)
 
     def _apply_wal(self, timeline: str, timeout: float) -> None:
         with self.tables() as tables:

@@ -86,9 +86,9 @@ def filtered(source: Doors, names: Sequence[str], expression: pc.Expression | No
     if where is not None and not {DIFF, TIME}.isdisjoint(where.names):
         where, late = None, where
     read = names if late is None else [*names, *(name for name in late.names if name not in names)]
-    tables = source.selected(read, where)
+    tables = source._selected(read, where)
     while True:
-        source.check_readable()
+        source._check_readable()
         if (table := next(tables, None)) is None:
             return
         yield table if late is None else late.kept(table).select(names)

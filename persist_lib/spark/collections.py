@@ -185,7 +185,7 @@ class TimelineReader(CollectionReader):
 
     @property
     def _tables(self) -> Tables:
-        return self.client._timelines()  # noqa: SLF001 - those that its tables use, too
+        return self.client._timelines()  # those that its tables use, too
 
     @cached_property
     def _timeline(self) -> str:

@@ -27,6 +27,7 @@ from persist_lib.schema.schema import Schema
 from persist_lib.shard.admin import Downgraded
 from persist_lib.table.carrier import Carrier, Make, TableDescription
 from persist_lib.table.open_handles import OpenHandles
+from persist_lib.timeline.tables import execute
 
 if TYPE_CHECKING:
     from persist_lib.catalog.collection_arguments import Retention
@@ -275,7 +276,7 @@ class TimelineCarrier(_Listed):
             time = self._tables.outcome(token, timeline=self._timeline, table=self.name)
             if time is not None:
                 return Done(time, 0, token, Cost())
-        return self._tables.execute(self.name, make, timeout, dry_run=dry_run)
+        return execute(self._tables, self.name, make, timeout, dry_run=dry_run)
 
     def read(self, as_of: TimeLike | None, asked: Asked, *, newest: bool, timeout: float | None) -> Any:
         return self._tables.read(self.name, as_of, newest=newest, timeout=timeout, **asked._asdict())

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from persist_lib.errors import InvalidUsage, LeaseExpired, NotComplete, SinceViolation
 from persist_lib.frontier import Antichain, at
-from persist_lib.relation.held import Held
+from persist_lib.relation.held import Held, kept_of
 from persist_lib.relation.row_selection import Asked
 from persist_lib.relation.statements import Done
+from persist_lib.relation.verbs import execute
 from persist_lib.table.carrier import Carrier, Make
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class OpenHandles(Carrier):
             return
         is_used = self.client.runtime.clock_ms() - self._used_ms < self.client.config.lease_ms
         if live or (is_used and not now):
-            reader.let_go(at(self._newest))
+            kept_of(reader).let_go(at(self._newest))
         elif self._handles.pop("read", None) is not None:
             reader.close()
 
@@ -78,7 +79,7 @@ class OpenHandles(Carrier):
         return Done(done.upper.time - 1 if done.token else None, done.count, done.token, done.cost)
 
     def execute(self, make: Make, *, token: bytes | None, timeout: float | None, dry_run: bool = False) -> Done:
-        done = self._writing().execute(make, token=token, timeout=timeout, dry_run=dry_run)
+        done = execute(self._writing(), make, token=token, timeout=timeout, dry_run=dry_run)
         return Done(**{field: getattr(done, field) for field in Done.__struct_fields__})
 
     def writer(self) -> Any:

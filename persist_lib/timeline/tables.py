@@ -18,6 +18,7 @@ from persist_lib.frontier import TOP
 from persist_lib.location.wrap.spending import Spending
 from persist_lib.relation import held
 from persist_lib.relation.changes import Changes, MemoryUpdates
+from persist_lib.relation.conversions import schema_of
 from persist_lib.relation.listen import Updates
 from persist_lib.relation.next_time import Named, bounds_of
 from persist_lib.relation.reader import PURPOSE_LETTERS
@@ -88,7 +89,7 @@ class Tables(Resource):
         self._settle_drop(name, self._deadline(timeout))
         made = self._timelines.make(parse_collection_name(timeline), mode, self._deadline(timeout))
         append_mode: Mode = "append" if made.mode == "wal" else "compare_and_append"
-        return self.controller._create(  # noqa: SLF001 - the one door for tables
+        return self.controller._create(  # the one door for tables
             name, schema, shards, append_mode, None, retention, made.id, command, timeout
         )
 
@@ -117,21 +118,21 @@ class Tables(Resource):
         nothing was written; TimedOut (the same); NotFound; and Indeterminate if it is not known whether it was written:
         ask `outcome` with the token of the error.
         """
-        return self.execute(name, lambda schema: Insert(name, schema, rows), timeout, dry_run=dry_run)
+        return self._execute(name, lambda schema: Insert(name, schema, rows), timeout, dry_run=dry_run)
 
     def upsert(self, name: str, rows: object, *, dry_run: bool = False, timeout: float | None = None) -> Done:
         """Make each of `rows` the one row of its key, against the rows just before it. Raises as `insert` does.
 
         What a caller read before is not looked at again: `update`, or a transaction, does not go over what others did.
         """
-        return self.execute(name, lambda schema: Upsert(name, schema, rows), timeout, dry_run=dry_run)
+        return self._execute(name, lambda schema: Upsert(name, schema, rows), timeout, dry_run=dry_run)
 
     def delete(
         self, name: str, keys: object = None, *, filter: pc.Expression | None = None, dry_run: bool = False,
         timeout: float | None = None,
     ) -> Done:  # fmt: skip
         """Take rows away: those of these keys, or those that a filter keeps. Raises as `insert` does."""
-        return self.execute(name, lambda schema: Delete(name, schema, keys, filter), timeout, dry_run=dry_run)
+        return self._execute(name, lambda schema: Delete(name, schema, keys, filter), timeout, dry_run=dry_run)
 
     def update(
         self, name: str, change: Change, keys: object = None, *, filter: pc.Expression | None = None,
@@ -145,7 +146,7 @@ class Tables(Resource):
         which returns a table of as many rows, in their order, with the same keys. It may be called several times.
         Raises as `insert` does.
         """
-        return self.execute(name, lambda schema: Update(name, schema, change, keys, filter), timeout, dry_run=dry_run)
+        return self._execute(name, lambda schema: Update(name, schema, change, keys, filter), timeout, dry_run=dry_run)
 
     def transaction(
         self, timeline: str = DEFAULT, *, dry_run: bool = False, timeout: float | None = None
@@ -234,7 +235,7 @@ class Tables(Resource):
         if first is not None and last is not None and last < first:
             raise InvalidUsage(f"changes go forward: to must be {first} or later, got {last}", from_=from_, to=to)
         with self.read(name, last, keys=[], timeout=timeout) as snapshot:  # waits, and advances a table that lags
-            end, schema = max(first or 0, snapshot.as_of), snapshot.shard_schema()
+            end, schema = max(first or 0, snapshot.as_of), schema_of(snapshot)
         with Spending() as spent, self.listen(name, first or 0, until=end + 1, timeout=timeout) as listener:
             found = [integer_times(event.table) for event in listener if isinstance(event, Updates)]
         return Changes(held.Named("table", name), schema, first, end, [MemoryUpdates(schema, found)], spent)
@@ -260,10 +261,6 @@ class Tables(Resource):
     def timelines(self) -> dict[str, TableMode]:
         """The timelines of this catalog by name, and the mode of each."""
         return {record.name: record.mode for record in self._timelines.records()}
-
-    def with_wal(self, timeline: str, deadline: Deadline) -> TimelineRecord:
-        """The timeline of this name, made if it is not there. Raises InvalidUsage for one without a WAL."""
-        return self._timelines.make(parse_collection_name(timeline), "wal", deadline)
 
     def timeline_of(self, name: str) -> tuple[str, TableMode]:
         """The timeline of a table, and its mode. Raises NotFound, and InvalidUsage for a collection."""
@@ -294,10 +291,9 @@ class Tables(Resource):
 
     __reduce__ = not_pickled("Tables", "Open them in the other process")
 
-    def execute(
+    def _execute(
         self, name: str, make: Callable[[Schema], Statement], timeout: float | None = None, *, dry_run: bool = False
     ) -> Done:
-        """Carry out the statement that `make` makes for the table's schema. It may be made several times."""
         dry_run = parse_flag(dry_run, "dry_run")
         if not dry_run:
             self._writable("a change")
@@ -331,3 +327,16 @@ class Tables(Resource):
 
     def _deadline(self, timeout: float | None) -> Deadline:
         return self.client.runtime.deadline(self.client.config.timeout_s if timeout is None else parse_seconds(timeout))
+
+
+def execute(
+    tables: Tables, name: str, make: Callable[[Schema], Statement], timeout: float | None = None, *,
+    dry_run: bool = False,
+) -> Done:  # fmt: skip
+    """Carry out the statement that `make` makes for a table's schema. It may be made several times."""
+    return tables._execute(name, make, timeout, dry_run=dry_run)
+
+
+def with_wal(tables: Tables, timeline: str, deadline: Deadline) -> TimelineRecord:
+    """The timeline of this name, made if it is not there. Raises InvalidUsage for one without a WAL."""
+    return tables._timelines.make(parse_collection_name(timeline), "wal", deadline)
