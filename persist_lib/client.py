@@ -203,8 +203,9 @@ class Client(Shards):
         from persist_lib.table.table import Table  # noqa: PLC0415 - as they do
 
         self._check_open()
-        carrier = open_carrier(self, name, schema, self._timelines)
-        return Table(carrier, self._check_open, partial(open_promoted, self, self._timelines))
+        timelines = partial(timelines_of, self)
+        carrier = open_carrier(self, name, schema, timelines)
+        return Table(carrier, self._check_open, partial(open_promoted, self, timelines))
 
     def tables(self) -> list[str]:
         """The names of all tables, whatever carries them, sorted.
@@ -259,13 +260,7 @@ class Client(Shards):
         no WAL.
         """
         self._check_open()
-        return self._timelines().transaction(timeline, timeout=timeout)
-
-    def _timelines(self) -> Tables:
-        """The tables of timelines, of which this client has each open once."""
-        if self._tables is None:
-            self._tables = self.controller().tables()
-        return self._tables
+        return timelines_of(self).transaction(timeline, timeout=timeout)
 
     def heartbeat(self) -> None:
         """Renew the leases that are due, before this call returns. A background thread does the same by itself."""
@@ -340,6 +335,13 @@ def for_layers(client: Client) -> LayerClient:
     if client._inner is None:
         client._inner = LayerClient(client)
     return client._inner
+
+
+def timelines_of(client: Client) -> Tables:
+    """The tables of timelines, of which a client has each open once."""
+    if client._tables is None:
+        client._tables = client.controller().tables()
+    return client._tables
 
 
 def _do_all(steps: Sequence[Callable[[], None]]) -> None:

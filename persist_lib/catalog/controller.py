@@ -325,6 +325,14 @@ class Controller(Promoting, Evolving, Handovers, Resource):
         self.catalog.close()
 
 
+def create_table(
+    controller: Controller, name: str, schema: Schema, shards: int, mode: Mode, retention: Retention, timeline: str,
+    command: str | None, timeout: float | None,
+) -> Description:  # fmt: skip
+    """Create a table on the timeline with this minted id."""
+    return controller._create(name, schema, shards, mode, None, retention, timeline, command, timeout)
+
+
 def _taken(name: str) -> NameTaken:
     return NameTaken(
         f"there is a collection {name!r} already. Nothing was changed; choose another name, or open it with "

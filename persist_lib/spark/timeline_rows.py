@@ -8,7 +8,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist_lib.client import Client
+from persist_lib.client import Client, timelines_of
 from persist_lib.convert.by_key import without_times
 from persist_lib.errors import InvalidUsage
 from persist_lib.relation.differences import DELETE
@@ -60,7 +60,7 @@ class RowsWriter:
     """Writes what tasks answered, by the statements of the timeline's tables."""
 
     def __init__(self, client: Client, table: str, schema: Schema) -> None:
-        self._tables, self._table, self._schema = client._timelines(), table, schema  # as its tables do
+        self._tables, self._table, self._schema = timelines_of(client), table, schema
 
     def stage(self, *, lease_s: float, lower: object, new_upper: object) -> RowsTicket:  # noqa: ARG002 - as of a shard
         return RowsTicket(self._table, self._schema)

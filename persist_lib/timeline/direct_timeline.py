@@ -20,7 +20,7 @@ from persist_lib.kernel.columns import at_time
 from persist_lib.relation.next_time import Named
 from persist_lib.relation.row_selection import RowSelection
 from persist_lib.runtime.ambient import Deadline
-from persist_lib.timeline.table_snapshot import TableSnapshot, in_memory, read_now
+from persist_lib.timeline.table_snapshot import TableSnapshot, in_memory
 from persist_lib.timeline.timeline import AsOf, Line, Sender, Want
 from persist_lib.timeline.view import View, needs_settling, pause
 
@@ -140,7 +140,7 @@ class YoloLine(Line):
             self.look()
         if at(time) < view.reader.since:
             with self.older(name) as old:
-                return read_now(self.base(old, old.timeline().at(time), time, want))
+                return self.base(old, old.timeline().at(time), time, want)._read_now()
         found = self.base(view, span, time, want)
         self._let_go(view, view.upper(span))
         return found

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from persist_lib.location.wrap.spending import Spending
-from persist_lib.relation.conversions import consolidated_table
 from persist_lib.relation.held import Named
 from persist_lib.relation.row_selection import RowSelection
 from persist_lib.relation.snapshot import MemoryContents, PlaceContents, SnapshotOf
@@ -27,11 +26,10 @@ class TableSnapshot(SnapshotOf[PlaceContents | MemoryContents]):
     ) -> None:
         super().__init__(Named("table", name), as_of, view, parts, runtime, Spending())
 
-
-def read_now(found: TableSnapshot) -> TableSnapshot:
-    """The same in memory, as the reader of its shards is closed after this."""
-    parts = [MemoryContents(found._view.schema, consolidated_table(found))]
-    return TableSnapshot(found.name, found.as_of, found._view, parts, found._runtime)
+    def _read_now(self) -> TableSnapshot:
+        """The same in memory, as the reader of its shards is closed after this."""
+        parts = [MemoryContents(self._view.schema, self._consolidated_table())]
+        return TableSnapshot(self.name, self.as_of, self._view, parts, self._runtime)
 
 
 def in_memory(name: str, as_of: int, wanted: RowSelection, rows: pa.Table, runtime: Runtime) -> TableSnapshot:

@@ -9,6 +9,7 @@ import pyarrow.compute as pc
 from persist_lib.arguments import not_pickled, parse_flag, parse_seconds, parse_text, shown
 from persist_lib.catalog.changes import integer_times
 from persist_lib.catalog.collection_arguments import Retention
+from persist_lib.catalog.controller import create_table
 from persist_lib.catalog.describe import Description, Tended
 from persist_lib.catalog.effects import settle
 from persist_lib.catalog.names import parse_collection_name
@@ -89,9 +90,7 @@ class Tables(Resource):
         self._settle_drop(name, self._deadline(timeout))
         made = self._timelines.make(parse_collection_name(timeline), mode, self._deadline(timeout))
         append_mode: Mode = "append" if made.mode == "wal" else "compare_and_append"
-        return self.controller._create(  # the one door for tables
-            name, schema, shards, append_mode, None, retention, made.id, command, timeout
-        )
+        return create_table(self.controller, name, schema, shards, append_mode, retention, made.id, command, timeout)
 
     def list(self) -> list[str]:
         """The names of all tables, sorted."""
