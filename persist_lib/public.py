@@ -72,7 +72,7 @@ from persist_lib.relation.writer import Appended, Batching, Changed, WriteHandle
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.schema.schema import Schema
 from persist_lib.shard.outcomes import Verdict
-from persist_lib.table.carriers import TableDescription
+from persist_lib.table.carrier import TableDescription
 from persist_lib.table.table import Table
 
 __all__ = [

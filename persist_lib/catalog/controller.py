@@ -320,8 +320,10 @@ class Controller(Promoting, Evolving, Handovers, Resource):
         return Tables(self)
 
     def _wal_timeline(self, name: str, deadline: Deadline) -> TimelineRecord:
+        from persist_lib.timeline.tables import with_wal  # noqa: PLC0415 - as they do
+
         with self.tables() as tables:
-            return tables.with_wal(name, deadline)
+            return with_wal(tables, name, deadline)
 
     def _apply_wal(self, timeline: str, timeout: float) -> None:
         with self.tables() as tables:
@@ -336,6 +338,14 @@ class Controller(Promoting, Evolving, Handovers, Resource):
     def close(self) -> None:
         """Close what this controller has open; the client stays open. Idempotent."""
         self.catalog.close()
+
+
+def create_table(
+    controller: Controller, name: str, schema: Schema, shards: int, mode: Mode, retention: Retention, timeline: str,
+    command: str | None, timeout: float | None,
+) -> Description:  # fmt: skip
+    """Create a table on the timeline with this minted id."""
+    return controller._create(name, schema, shards, mode, None, retention, timeline, command, timeout)
 
 
 def _taken(name: str) -> NameTaken:

@@ -35,6 +35,7 @@ from persist_lib.errors import (
     UpperMismatch,
 )
 from persist_lib.frontier import Antichain, at
+from persist_lib.ids import CATALOG
 from persist_lib.relation.append_many import Append
 from persist_lib.runtime.ambient import Deadline
 
@@ -131,9 +132,17 @@ def _live(record: R) -> R:
 def check_free(client: Client, name: str) -> None:
     """Raise NameTaken if the usual catalog has a collection of this name: then nothing is written to a shard of it.
 
+    If this client may read it. Where the shard is there already, a collection that is just being given the name is
+    refused it: one change of the catalog decides.
+
     SUBTLE: a shard is made, and then looks for a collection; a collection is listed, and then looks for a shard, before
     it is there. So one of both sees the other, whatever is first. A collection that is not there yet is refused.
     """
+    try:
+        if client.machine(CATALOG).try_fetch() is None:
+            return
+    except NotAllowed:  # a shard server gives this client no right to know what collections there are
+        return
     catalog = Catalog(client)
     try:
         found = catalog.fetch().named(name)

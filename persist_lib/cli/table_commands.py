@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
     from persist_lib.client import Client
     from persist_lib.core.state import State
     from persist_lib.schema.schema import Schema
-    from persist_lib.table.carriers import TableDescription
+    from persist_lib.table.carrier import TableDescription
     from persist_lib.table.table import Table
     from persist_lib.timeline import Behind, Lag
 

@@ -181,9 +181,8 @@ class Upkeep(ABC):
     prices: Prices
     leases: Leases
 
-    @abstractmethod
-    def machine(self, name: str) -> Machine:
-        """The machine of the shard with this name."""
+    machine: Callable[[str], Machine]
+    """The machine of the shard with a name."""
 
     @abstractmethod
     def _writable(self, what: str) -> None:

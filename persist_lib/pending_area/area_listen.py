@@ -23,6 +23,7 @@ from persist_lib.location.wrap.around import next_page
 from persist_lib.pending_area.late_batches import first_exact, shard_sums
 from persist_lib.pending_area.listing import Listing, fetch_listing, read_listing
 from persist_lib.pending_area.objects import NONE, Batch, TimeSums, added, decode, sums_of
+from persist_lib.relation.held import kept_of
 from persist_lib.relation.listen import BACK_OFF, Event, Patience, Progress, Updates
 from persist_lib.relation.reader import ReadHandle
 from persist_lib.runtime.ambient import Deadline
@@ -121,18 +122,18 @@ class PendingListen(Follow[Event]):
         if self._owns:
             self._handle.close()
 
-    def show(self, frontier: Antichain) -> str:
+    def _show(self, frontier: Antichain) -> str:
         return self._handle.schema.show(frontier)
 
-    def begin(self, deadline: Deadline) -> None:
+    def _begin(self, deadline: Deadline) -> None:
         """Begin to wait. Stores send notifications only of what is merged, not of what writers put."""
         machine, poll_s = self._handle.machine, self._handle.machine.config.poll_s
         self._patience = Patience(machine, deadline, poll_s, BACK_OFF * poll_s, tells_all=self._merged_only)
 
-    def pause(self) -> None:
+    def _pause(self) -> None:
         self._patience.pause(self._handle.machine.version.seqno)
 
-    def fetch(self) -> Iterator[None]:
+    def _fetch(self) -> Iterator[None]:
         """Make due what there is now beyond the frontier: for each batch its updates, then progress.
 
         Raises Diverged when what was given earlier is not what the shard has, and LeaseExpired and SinceViolation as
@@ -142,22 +143,22 @@ class PendingListen(Follow[Event]):
             return
         machine = self._handle.machine
         machine.fetch()
-        reading = self._handle.acquire(max(0, self.frontier.time - 1))
+        reading = kept_of(self._handle).acquire(max(0, self.frontier.time - 1))
         try:
             state = reading.version.state
             check_emitted(self._handle, self._emitted, state)
             yield from self._merged(state)
-            while not self._merged_only and not self.is_done() and (batch := self._next(state)) is not None:
+            while not self._merged_only and not self._is_done() and (batch := self._next(state)) is not None:
                 yield from self._pending(batch, state)
         except Missing as missing:
-            self._handle.check_missing(reading, missing)
+            kept_of(self._handle).check_missing(reading, missing)
         finally:
             reading.release()
 
     def _merged(self, state: State) -> Iterator[None]:
         machine, schema = self._handle.machine, self._handle.schema
         for batch in state.trace:
-            if self.is_done() or batch.upper <= self.frontier or self.frontier.time is None:
+            if self._is_done() or batch.upper <= self.frontier or self.frontier.time is None:
                 continue
             upper = batch.upper.meet(self.until)
             tables: Iterable[pa.Table] = read_updates(
@@ -180,14 +181,14 @@ class PendingListen(Follow[Event]):
     def _step(self, tables: Iterable[pa.Table], upper: Antichain, after: str) -> Iterator[None]:
         for table in tables:
             if table.num_rows:
-                self.due = Updates(shown_times(self._handle.schema, table)), True
+                self._due = Updates(shown_times(self._handle.schema, table)), True
                 yield
         progress = Progress(upper), False
-        self.due, self.frontier, self._after = progress, upper, after
+        self._due, self.frontier, self._after = progress, upper, after
         yield
         if self._owns and upper.time is not None:  # give up, at the next tick, what was delivered and checked
             least = upper.time if self._emitted.is_empty else min(upper.time, self._emitted.lower)
-            self._handle.let_go(at(max(0, least - 1)))
+            kept_of(self._handle).let_go(at(max(0, least - 1)))
 
     def _next(self, state: State) -> Batch | None:
         """A sound batch that continues from the frontier; of the writer that is followed, if it has one."""

@@ -12,6 +12,7 @@ from persist_lib.frontier import MAX_TIME, TOP, Antichain, at
 from persist_lib.kernel.consolidate import consolidate
 from persist_lib.kernel.multiplicity import built
 from persist_lib.pending_area.area_listen import Emitted, PendingListen, check_emitted
+from persist_lib.relation.held import kept_of
 from persist_lib.relation.listen import Patience, Updates
 from persist_lib.relation.reader import ReadHandle
 from persist_lib.runtime.forks import Stage, enrol
@@ -94,7 +95,7 @@ class PendingReader(Resource):
             )  # fmt: skip
             while True:
                 held += [event.table.drop_columns([TIME]) for event in news.poll() if isinstance(event, Updates)]
-                if news.is_done():
+                if news.until <= news.frontier:
                     return time, consolidate(schema, pa.concat_tables(held))
                 if deadline.has_passed():
                     raise NotComplete(
@@ -121,7 +122,7 @@ class PendingReader(Resource):
         merged_only = parse_flag(merged_only, "merged_only")
         handle = self.merged.clone(purpose="listen") if not self.merged.read_only else self.merged
         try:
-            handle.acquire(start).release()  # raises SinceViolation
+            kept_of(handle).acquire(start).release()  # raises SinceViolation
         except PersistError:
             if handle is not self.merged:
                 handle.close()
@@ -148,11 +149,11 @@ class PendingReader(Resource):
         """Compare what was given beyond the merged upper with what was absorbed since, as this process knows it."""
         with self._lock:
             if not self._emitted.is_empty:
-                reading = self.merged.acquire(max(0, self._emitted.lower - 1, self.since.time or 0))
+                reading = kept_of(self.merged).acquire(max(0, self._emitted.lower - 1, self.since.time or 0))
                 try:
                     check_emitted(self.merged, self._emitted, reading.version.state)
                 except Missing as missing:
-                    self.merged.check_missing(reading, missing)
+                    kept_of(self.merged).check_missing(reading, missing)
                 finally:
                     reading.release()
 

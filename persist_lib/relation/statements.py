@@ -104,7 +104,7 @@ class Upsert(Statement):
 class Delete(Statement):
     """Takes rows away, by their keys or by a filter."""
 
-    def __init__(self, table: str, schema: Schema, keys: object, filter: pc.Expression | None) -> None:  # noqa: A002
+    def __init__(self, table: str, schema: Schema, keys: object, filter: pc.Expression | None) -> None:
         super().__init__(table, schema, **_chosen(table, schema, keys, filter))
 
     def changes(self, old: pa.Table) -> tuple[pa.Table, Counts]:
@@ -127,14 +127,7 @@ class Restore(Statement):
 class Update(Statement):
     """Changes values of the rows that a filter or keys choose. Keys stay as they are."""
 
-    def __init__(
-        self,
-        table: str,
-        schema: Schema,
-        change: Change,
-        keys: object,
-        filter: pc.Expression | None,  # noqa: A002
-    ) -> None:
+    def __init__(self, table: str, schema: Schema, change: Change, keys: object, filter: pc.Expression | None) -> None:
         every = keys is None and filter is None
         super().__init__(
             table, schema, **({"wanted": RowSelection.of(schema)} if every else _chosen(table, schema, keys, filter))
@@ -327,7 +320,7 @@ def _last_of_each(table: str, schema: Schema, rows: pa.Table, order_by: str) -> 
     return take(rows, np.flatnonzero(is_last))
 
 
-def _chosen(table: str, schema: Schema, keys: object, filter: pc.Expression | None) -> dict[str, Any]:  # noqa: A002
+def _chosen(table: str, schema: Schema, keys: object, filter: pc.Expression | None) -> dict[str, Any]:
     if (keys is None) == (filter is None):
         raise InvalidUsage(
             f"table {table!r}: say which rows are meant, by either keys= or filter=; for all of them, "

@@ -144,7 +144,7 @@ class Verbs(OrderedWriter[Brought, Done], Generic[Brought, Basis, Done, Counted]
         self,
         keys: object = None,
         *,
-        filter: pc.Expression | None = None,  # noqa: A002 - what every reader of Arrow calls it
+        filter: pc.Expression | None = None,
         timeout: float | None = None,
         token: bytes | None = None,
         dry_run: bool = False,
@@ -163,7 +163,7 @@ class Verbs(OrderedWriter[Brought, Done], Generic[Brought, Basis, Done, Counted]
         change: New,
         keys: object = None,
         *,
-        filter: pc.Expression | None = None,  # noqa: A002 - what every reader of Arrow calls it
+        filter: pc.Expression | None = None,
         timeout: float | None = None,
         token: bytes | None = None,
         dry_run: bool = False,
@@ -209,15 +209,6 @@ class Verbs(OrderedWriter[Brought, Done], Generic[Brought, Basis, Done, Counted]
         is_dry, known = parse_flag(dry_run, "dry_run"), Named.of(token)
         statement = Apply(self._name(), self.schema, upserts, deletes, appends, only_if=only_if, order_by=order_by)
         return self._execute(statement, timeout, known, is_dry=is_dry)
-
-    def execute(
-        self, make: Callable[[Schema], Statement], *, timeout: float | None = None, token: bytes | None = None,
-        dry_run: bool = False,
-    ) -> Counted:  # fmt: skip
-        """Carry out the statement that `make` makes for the writer's schema, at the next time. Raises as `upsert`."""
-        self._check_verb("statements")
-        is_dry, known = parse_flag(dry_run, "dry_run"), Named.of(token)
-        return self._execute(make(self.schema), timeout, known, is_dry=is_dry)
 
     def _execute(self, statement: Statement, timeout: float | None, known: Named | None, *, is_dry: bool) -> Counted:
         return self._change(_Executed(statement, self._told()), timeout, known, is_dry=is_dry)
@@ -334,6 +325,16 @@ class Verbs(OrderedWriter[Brought, Done], Generic[Brought, Basis, Done, Counted]
     @abstractmethod
     def _outrun(self, deadline: Deadline, races: int) -> PersistError:
         """The error where other writers were first until the deadline."""
+
+
+def execute(
+    write: Verbs[Any, Any, Any, Counted], make: Callable[[Schema], Statement], *, timeout: float | None = None,
+    token: bytes | None = None, dry_run: bool = False,
+) -> Counted:  # fmt: skip
+    """Carry out the statement that `make` makes for a writer's schema, at the next time. Raises as `upsert` does."""
+    write._check_verb("statements")
+    is_dry, known = parse_flag(dry_run, "dry_run"), Named.of(token)
+    return write._execute(make(write.schema), timeout, known, is_dry=is_dry)
 
 
 class _Executed:

@@ -41,9 +41,8 @@ class Downgraded(msgspec.Struct, frozen=True):
 class Terms(ABC):
     """The calls of a client that change the terms of a shard. Each is one transition; none reads or writes data."""
 
-    @abstractmethod
-    def machine(self, name: str) -> Machine:
-        """The machine of the shard with this name."""
+    machine: Callable[[str], Machine]
+    """The machine of the shard with a name."""
 
     @abstractmethod
     def _writable(self, what: str) -> None:

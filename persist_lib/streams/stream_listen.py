@@ -11,6 +11,7 @@ import pyarrow as pa
 from persist_lib.client import Client
 from persist_lib.errors import PersistError
 from persist_lib.frontier import MAX_TIME, TOP, Antichain, at
+from persist_lib.relation.held import kept_of
 from persist_lib.relation.listen import BACK_OFF, Patience, Progress, Updates
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.runtime.follow import Follow
@@ -63,49 +64,49 @@ class StreamListen(Follow[StreamEvent]):
         super().close()
         self._reader.close()
 
-    def show(self, frontier: Antichain) -> str:
+    def _show(self, frontier: Antichain) -> str:
         return self._reader.schema.show(frontier)
 
-    def keeps(self, _failure: PersistError) -> bool:
+    def _keeps(self, _failure: PersistError) -> bool:
         """A step of which nothing was given begins again after any failure."""
         return False
 
-    def begin(self, deadline: Deadline) -> None:
+    def _begin(self, deadline: Deadline) -> None:
         self._deadline = deadline
         self._patience = Patience(self._unsealed.machine, deadline, self._poll_s, BACK_OFF * self._poll_s)
 
-    def look(self) -> bool:
+    def _look(self) -> bool:
         """Whether there is an event to deliver. Raises LeaseExpired."""
         if self._has_come():
-            self._steps = self.fetch()
+            self._steps = self._fetch()
         elif accepted := self._accepted():
             self._steps = self._preview(accepted)
-        elif error := self._unsealed.expired(self._unsealed.machine.state):
+        elif error := kept_of(self._unsealed).expired(self._unsealed.machine.state):
             raise error
         return self._has_due()
 
-    def pause(self) -> None:
+    def _pause(self) -> None:
         """Wait until there may be more. Stores send no notifications of what is in this process."""
         if self._committer is None:
             self._patience.pause(self._unsealed.machine.version.seqno)
         else:
             self._deadline.pause(self._poll_s)
 
-    def fetch(self) -> Iterator[None]:
+    def _fetch(self) -> Iterator[None]:
         """Make due, one after the other, what came since the last step, and the progress that covers it."""
         state = self._unsealed.machine.state
         upper, arrival = sealed_upper(state).meet(self.until), (state.upper.time or 0) - 1
         unsealed: Iterator[StreamEvent] = self._unsealed_to(arrival)
         for event in chain(unsealed, self._sealed_to(upper)):
-            self.due = event, True
+            self._due = event, True
             yield
         frontier = self.frontier.join(upper)
         progress = Progress(frontier), False
-        self.due, self.frontier, self._arrived = progress, frontier, arrival
+        self._due, self.frontier, self._arrived = progress, frontier, arrival
         yield
         for handle, reached in ((self._unsealed, arrival), (self._sealed, _last(frontier))):
             if not handle.read_only:
-                handle.let_go(at(reached))
+                kept_of(handle).let_go(at(reached))
 
     def _has_come(self) -> bool:
         """Whether the unsealed shard has come further than what was given.
@@ -131,7 +132,7 @@ class StreamListen(Follow[StreamEvent]):
     def _preview(self, calls: list[Call]) -> Iterator[None]:
         for call in calls:
             for table in call.written(self._reader.name):
-                self.due = Accepted(table), False
+                self._due = Accepted(table), False
                 yield
             self._shown |= {call}
 

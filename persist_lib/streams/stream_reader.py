@@ -15,6 +15,8 @@ from persist_lib.core.state import State
 from persist_lib.errors import InvalidUsage, SinceViolation
 from persist_lib.frontier import MAX_TIME, TOP, Antichain, at
 from persist_lib.kernel.columns import at_time
+from persist_lib.relation.conversions import consolidated_table
+from persist_lib.relation.held import kept_of
 from persist_lib.relation.listen import Event, Listen, Progress, Updates
 from persist_lib.relation.reader import ReadHandle
 from persist_lib.relation.row_selection import RowSelection
@@ -56,7 +58,7 @@ class Contents(Resource):
         """
         names = [*self.schema.names, DIFF]
         parts = {
-            "sealed": empty_table(self.schema.contents) if self.sealed is None else self.sealed.consolidated_table(),
+            "sealed": empty_table(self.schema.contents) if self.sealed is None else consolidated_table(self.sealed),
             "unsealed": self.unsealed,
             "accepted": self.accepted,
         }
@@ -224,7 +226,7 @@ class StreamReader:
         with self.unsealed.snapshot(arrival - 1, diff=True) as snapshot:
             found = [from_unsealed(self.schema, table) for table in snapshot.batches()]
         if not self.unsealed.read_only:
-            self.unsealed.let_go(at(arrival - 1))
+            kept_of(self.unsealed).let_go(at(arrival - 1))
         return found
 
 

@@ -11,7 +11,8 @@ from typing import Literal
 import msgspec
 
 from persist_lib.arguments import did_you_mean, not_pickled
-from persist_lib.client import Client, check_free
+from persist_lib.catalog.effects import check_free
+from persist_lib.client import Client
 from persist_lib.core import commands as c
 from persist_lib.core.formats import CREATED, PRODUCERS
 from persist_lib.core.holds import layer_of

@@ -19,6 +19,7 @@ from persist_lib.frontier import MAX_TIME, Antichain
 from persist_lib.kernel.consolidate import consolidate
 from persist_lib.relation.append_many import Append
 from persist_lib.relation.changes import changes_known
+from persist_lib.relation.conversions import selected
 from persist_lib.relation.reader import ReadHandle
 from persist_lib.relation.writer import WriteHandle
 from persist_lib.schema.schema import DIFF, Schema
@@ -124,7 +125,7 @@ class Stream:
         where = Where.of(self._reader.schema.data, None if upper.time is None else pc.field(AT) < u64(upper.time))
         names = [AT, *self.schema.names, DIFF]
         with changes_known(self._reader, None, self.arrival - 1, earliest=self.arrival - 1) as found:
-            for table in found.selected(names, where):
+            for table in selected(found, names, where):
                 yield consolidate(self.schema, from_unsealed(self.schema, table), "split")
 
     def moved(self, step: Step) -> Iterator[pa.Table]:

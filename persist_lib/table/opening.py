@@ -14,7 +14,8 @@ from persist_lib.core.refusals import OfLayer
 from persist_lib.errors import NameTaken, NotFound, SchemaMismatch
 from persist_lib.ids import KEPT, check_not_kept, parse_shard_id
 from persist_lib.schema.schema import Schema, check_schema, with_times
-from persist_lib.table.carriers import Carrier, CollectionCarrier, ShardCarrier, TimelineCarrier
+from persist_lib.table.carrier import Carrier
+from persist_lib.table.carriers import CollectionCarrier, ShardCarrier, TimelineCarrier
 
 if TYPE_CHECKING:
     from persist_lib.catalog.controller import Controller

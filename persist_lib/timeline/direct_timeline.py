@@ -140,7 +140,7 @@ class YoloLine(Line):
             self.look()
         if at(time) < view.reader.since:
             with self.older(name) as old:
-                return self.base(old, old.timeline().at(time), time, want).read_now()
+                return self.base(old, old.timeline().at(time), time, want)._read_now()
         found = self.base(view, span, time, want)
         self._let_go(view, view.upper(span))
         return found

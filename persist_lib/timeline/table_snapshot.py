@@ -26,9 +26,9 @@ class TableSnapshot(SnapshotOf[PlaceContents | MemoryContents]):
     ) -> None:
         super().__init__(Named("table", name), as_of, view, parts, runtime, Spending())
 
-    def read_now(self) -> TableSnapshot:
+    def _read_now(self) -> TableSnapshot:
         """The same in memory, as the reader of its shards is closed after this."""
-        parts = [MemoryContents(self._view.schema, self.consolidated_table())]
+        parts = [MemoryContents(self._view.schema, self._consolidated_table())]
         return TableSnapshot(self.name, self.as_of, self._view, parts, self._runtime)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, Unpack
 
 import pyarrow as pa
 
@@ -15,7 +15,7 @@ from persist_lib.kernel.by_key import Counts
 from persist_lib.kernel.keyset import Keys
 from persist_lib.kernel.order import take
 from persist_lib.location.wrap.spending import Spending
-from persist_lib.relation.row_selection import Asked, RowSelection, added_up
+from persist_lib.relation.row_selection import Asked, ReadArguments, RowSelection, added_up
 from persist_lib.relation.statements import Apply, Change, Delete, Done, Insert, Statement, Update, Upsert
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table
@@ -95,31 +95,18 @@ class Transaction:
         """Make each row the one row of its key."""
         return self._do(table, lambda schema: Upsert(table, schema, rows))
 
-    def delete(self, table: str, keys: object = None, *, filter: pc.Expression | None = None) -> Counts:  # noqa: A002
+    def delete(self, table: str, keys: object = None, *, filter: pc.Expression | None = None) -> Counts:
         """Take rows away, by their keys or by a filter."""
         return self._do(table, lambda schema: Delete(table, schema, keys, filter))
 
-    def update(
-        self,
-        table: str,
-        change: Change,
-        keys: object = None,
-        *,
-        filter: pc.Expression | None = None,  # noqa: A002
-    ) -> Counts:
+    def update(self, table: str, change: Change, keys: object = None, *, filter: pc.Expression | None = None) -> Counts:
         """Change value columns of the rows of these keys, or that a filter keeps; of all rows without either."""
         return self._do(table, lambda schema: Update(table, schema, change, keys, filter))
 
     def apply(
-        self,
-        table: str,
-        upserts: object = None,
-        deletes: object = None,
-        *,
-        appends: object = None,
-        only_if: pc.Expression | None = None,
-        order_by: str | None = None,
-    ) -> Counts:
+        self, table: str, upserts: object = None, deletes: object = None, *, appends: object = None,
+        only_if: pc.Expression | None = None, order_by: str | None = None,
+    ) -> Counts:  # fmt: skip
         """Upsert rows, delete keys and add rows at once, as `Table.apply` does; against what this transaction sees."""
 
         def make(schema: Schema) -> Statement:
@@ -127,21 +114,10 @@ class Transaction:
 
         return self._do(table, make)
 
-    def read(
-        self,
-        table: str,
-        *,
-        columns: Sequence[str] | None = None,
-        key: Sequence[object] | None = None,
-        key_from: Sequence[object] | None = None,
-        key_to: Sequence[object] | None = None,
-        keys: object = None,
-        filter: pc.Expression | None = None,  # noqa: A002 - what every reader of Arrow calls it
-        diff: bool = False,
-    ) -> TableSnapshot:
+    def read(self, table: str, **asked: Unpack[ReadArguments]) -> TableSnapshot:
         """The rows as of `as_of`, with what this transaction has changed. The arguments are those of a snapshot."""
         view = self._view(table)
-        wanted = Asked(columns, key, key_from, key_to, keys, filter, diff).of(view.schema)
+        wanted = Asked(**asked).of(view.schema)
         return in_memory(table, self.as_of, wanted, self._contents(view, wanted.whole()), self._line.client.runtime)
 
     def commit(self) -> Done:

@@ -12,6 +12,7 @@ from persist_lib.client import Client
 from persist_lib.frontier import TOP, Antichain, at
 from persist_lib.ids import SeqNo
 from persist_lib.relation.changes import changes_known
+from persist_lib.relation.held import kept_of
 from persist_lib.relation.reader import ReadHandle
 from persist_lib.relation.row_selection import RowSelection, added_up
 from persist_lib.relation.snapshot import PlaceContents
@@ -132,7 +133,7 @@ class View:
     def let_go(self, time: int) -> None:
         """Give up history before a time."""
         if time > 0:
-            self.reader.let_go(at(time))
+            kept_of(self.reader).let_go(at(time))
 
     def promise(self, upper: int, deadline: Deadline) -> Timeline:
         """See to it that no handover can be before `upper`, and return the timeline then."""

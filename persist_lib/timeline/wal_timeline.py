@@ -23,8 +23,11 @@ from persist_lib.errors import Indeterminate, LeaseExpired, SinceViolation, Uppe
 from persist_lib.format.predicate import Where
 from persist_lib.frontier import at
 from persist_lib.relation.changes import Changes, changes_known
+from persist_lib.relation.conversions import selected
+from persist_lib.relation.held import kept_of
 from persist_lib.relation.next_time import Named
 from persist_lib.relation.reader import ReadHandle
+from persist_lib.relation.reader_lease import too_early
 from persist_lib.relation.row_selection import RowSelection, added_up
 from persist_lib.relation.writer import WriteHandle
 from persist_lib.runtime.ambient import Deadline
@@ -57,7 +60,7 @@ class Entries:
         """The same with marks. What is read from the WAL is not kept."""
         if self._older is not None:
             where = Where.of(SCHEMA.data, pc.field("table") == self._table)
-            for table in self._older.selected(COLUMNS, where):
+            for table in selected(self._older, COLUMNS, where):
                 yield from entries_of(table)
         yield from self._newer
 
@@ -230,8 +233,8 @@ class WalLine(Line):
         done = self.oldest(self.floor)
         self.tail.forget(done)
         if not reader.read_only:
-            reader.let_go(at(done))
-        if (error := reader.expired(reader.machine.state)) is not None:
+            kept_of(reader).let_go(at(done))
+        if (error := kept_of(reader).expired(reader.machine.state)) is not None:
             raise error
         self.upper = upper
 
@@ -283,7 +286,7 @@ class WalLine(Line):
     def _catch_up(self, view: View, as_of: int, upper: int, deadline: Deadline) -> None:
         """Bring the table's own data up to what a read of it needs, or wait for those who do."""
         if as_of < upper:
-            raise view.reader.too_early(as_of, view.reader.since)
+            raise too_early(view.reader.named, view.reader.schema, as_of, view.reader.since)
         if deadline.has_passed():
             raise self.out_of_time(deadline, f"table {view.name!r} is still being copied to its new rendition")
         if not self.client.read_only:

@@ -24,6 +24,7 @@ import persist_lib as persist
 from persist_lib.cli import root
 from persist_lib.cli.app import app
 from persist_lib.core import duties
+from persist_lib.relation.held import kept_of
 from tests.commands import invoke
 
 SCHEMA = persist.Schema(key={"order_id": "int64"}, value={"state": "string"})
@@ -96,8 +97,9 @@ def leave_a_dead_reader(root: Path, shard: str) -> None:
     quiet = persist.Runtime(background=False)
     with persist.open(f"file:{root}", config=persist.Config(lease_ms=100), runtime=quiet) as client:
         reader = client.open_reader(shard)
-        reader._leases.drop(reader.machine, reader.id or "")
-        reader.id = None  # as if killed: nothing retires it
+        lease = kept_of(reader)
+        client.leases.drop(lease.machine, lease.id or "")
+        lease.id = None  # as if killed: nothing retires it
     time.sleep(0.15)
 
 

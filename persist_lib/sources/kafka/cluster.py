@@ -177,9 +177,9 @@ def events_of(found: Iterable[Any]) -> tuple[list[Any], list[Any]]:
 
 def is_end(error: KafkaError) -> bool:
     """Whether an event says that a partition has been read to its end."""
-    return bool(error.code() == KafkaError._PARTITION_EOF)  # noqa: SLF001 - its public name
+    return bool(error.code() == KafkaError._PARTITION_EOF)  # its public name
 
 
 def is_out_of_range(error: KafkaError) -> bool:
     """Whether an event says that an offset is not there."""
-    return error.code() in {KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE}  # noqa: SLF001 - the same
+    return error.code() in {KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE}

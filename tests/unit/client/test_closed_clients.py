@@ -11,6 +11,7 @@ import pytest
 import persist_lib as persist
 from persist_lib.client import Client
 from persist_lib.errors import InvalidUsage, LeaseExpired, PersistError
+from persist_lib.relation.held import kept_of
 from persist_lib.relation.reader import ReadHandle
 from persist_lib.relation.writer import WriteHandle
 from tests.worlds import SCHEMA, World, row
@@ -99,7 +100,7 @@ READER: dict[str, Callable[[ReadHandle], Any]] = {
     "listen": lambda read: read.listen(0),
     "wait_for_upper": lambda read: read.wait_for_upper(1),
     "downgrade_since": lambda read: read.downgrade_since(0),
-    "acquire": lambda read: read.acquire(0),
+    "acquire": lambda read: kept_of(read).acquire(0),
 }
 
 

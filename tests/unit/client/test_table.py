@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
@@ -15,13 +16,22 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pydantic
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import persist_lib as persist
 from persist_lib import streams
+from persist_lib.catalog.controller import Controller
+from persist_lib.catalog.listen import CollectionListen
+from persist_lib.catalog.snapshot import CollectionSnapshot
+from persist_lib.maintain import Worker
 from persist_lib.testing import Outcome
+from persist_lib.timeline.table_listen import TableListen
+from persist_lib.timeline.table_snapshot import TableSnapshot
+from persist_lib.timeline.tables import Tables
+from persist_lib.timeline.transaction import Transaction
 from tests.unit.relation.carriers import (
     KINDS,
     SCHEMA,
@@ -910,20 +920,37 @@ def test_what_a_client_opened_ends_with_it(world: World) -> None:
 # --- the surface -----------------------------------------------------------------------------------------------------
 
 
+ANSWERS = (Controller, Tables, TableSnapshot, CollectionSnapshot, CollectionListen, TableListen, Transaction, Worker)
+"""Classes that public calls answer, beside those that have a public name."""
+
+
+def members() -> Iterator[tuple[type, str]]:
+    """What can be asked of every class that is public, or that a public call answers."""
+    for of in (*(getattr(persist, name) for name in sorted(persist.__all__)), *ANSWERS):
+        if isinstance(of, type) and not issubclass(of, (BaseException, pydantic.BaseModel)):
+            for name in sorted(name for name in dir(of) if not name.startswith("_")):
+                owner = next(base for base in of.__mro__ if name in vars(base))
+                if owner.__module__.startswith("persist_lib"):
+                    yield of, name
+
+
 def surface() -> str:
-    """The public names, and what can be called of a table and of a client, with their signatures."""
+    """The public names, and what can be asked of each class, with signatures."""
     lines = [f"persist.{name}" for name in sorted(persist.__all__)]
-    for of in (persist.Table, persist.Client):
-        for name in sorted(name for name in dir(of) if not name.startswith("_")):
-            found = inspect.getattr_static(of, name)
-            called = f"{inspect.signature(getattr(of, name))}" if inspect.isroutine(found) else ""
-            lines.append(f"persist.{of.__name__}.{name}{called}")
+    for of, name in members():
+        is_called = callable(getattr(of, name))
+        lines.append(f"{of.__name__}.{name}{inspect.signature(getattr(of, name)) if is_called else ''}")
     return "".join(line + "\n" for line in lines)
 
 
 def test_the_surface_changes_only_on_purpose() -> None:
     """After a change that is meant: `python -m tests.unit.client.test_table`."""
     assert surface() == SURFACE.read_text()
+
+
+def test_all_that_can_be_called_is_documented() -> None:
+    called = [(of, name) for of, name in members() if not inspect.ismemberdescriptor(inspect.getattr_static(of, name))]
+    assert [f"{of.__name__}.{name}" for of, name in called if not inspect.getdoc(getattr(of, name))] == []
 
 
 def calls(run: Any) -> int:

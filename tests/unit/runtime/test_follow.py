@@ -28,28 +28,28 @@ class Numbers(Follow[str]):
         self.is_closed = False
         self.fails: Callable[[str], None] = lambda _event: None
 
-    def fetch(self) -> Iterator[None]:
+    def _fetch(self) -> Iterator[None]:
         while (step := self.frontier.time or 0) < self.there:
             for letter in "ab":
                 self.fails(f"{step}{letter}")
-                self.due = f"{step}{letter}", True
+                self._due = f"{step}{letter}", True
                 yield
             self.fails(f"progress {step}")
             upper = at(step + 1)
-            self.due, self.frontier = (f"to {step + 1}", False), upper
+            self._due, self.frontier = (f"to {step + 1}", False), upper
             yield
 
-    def show(self, frontier: Antichain) -> str:
+    def _show(self, frontier: Antichain) -> str:
         return str(frontier)
 
-    def begin(self, deadline: Deadline) -> None:
+    def _begin(self, deadline: Deadline) -> None:
         self.deadline = deadline
 
-    def pause(self) -> None:
+    def _pause(self) -> None:
         self.there += self.comes
         self.deadline.pause(1.0)
 
-    def keeps(self, failure: PersistError) -> bool:
+    def _keeps(self, failure: PersistError) -> bool:
         return not self.is_patient
 
     def close(self) -> None:
