@@ -22,7 +22,6 @@ from persist_lib.ids import SeqNo
 from persist_lib.runtime.ambient import Backoff, Runtime
 from persist_lib.runtime.forks import Stage, enrol
 
-OPTION = "persist_notify"
 RETRY_S = 1.0
 LONGEST_RETRY_S = 30.0
 REST_S = 0.005
