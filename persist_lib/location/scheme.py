@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl
 from persist_lib.core.cost import FREE, Prices
 from persist_lib.errors import InvalidUsage
 from persist_lib.location.api import Blob, Consensus, Puts
-from persist_lib.location.clock import Clock, machine_clock
+from persist_lib.location.contract import Clock, machine_clock
 from persist_lib.runtime.ambient import Runtime
 
 

@@ -2,7 +2,8 @@
 
 A caller is known before its message is read, so that a stranger cannot make the server take one. A call for the store
 runs in a thread of a pool; a commit waits in the loop until the funnels have answered it, so that thousands can wait.
-When a client goes, its commands are dropped unless they were sent already.
+When a client goes, its commands are dropped unless they were sent already. A row that a client wrote itself may hold
+any change, so writing one needs all rights.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -22,20 +24,76 @@ import grpc.aio
 from persist_lib.arguments import shown
 from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
-from persist_lib.core.rights import needed_for
+from persist_lib.core.rights import ALL, ANY, MAINTAIN, Needed, needed_for
 from persist_lib.errors import Indeterminate, InvalidUsage, PersistError
 from persist_lib.format import wire
-from persist_lib.location.api import Consensus
+from persist_lib.ids import SeqNo
+from persist_lib.location.api import Consensus, Newest, Row
 from persist_lib.location.commands import Answered, Proposed
 from persist_lib.location.wrap.deadline import within
 from persist_lib.runtime.ambient import Runtime
-from persist_lib.server.access import Access, Caller, anybody
-from persist_lib.server.backpressure import Load
-from persist_lib.server.consensus_rpc import RAW, Raw
+from persist_lib.server.access import Access, Caller, Load, anybody
 from persist_lib.server.metrics import Measures, outcome_of
 from persist_lib.server.survey_cache import Looks
 from persist_lib.shard.funnels import Funnels, ask
 from persist_lib.shard.requests import Request
+
+
+def _none(_: Any) -> Iterable[str]:
+    return ()
+
+
+def _whole(value: Any, _: Caller) -> Any:
+    return value
+
+
+def _first(given: tuple[str, Any]) -> Iterable[str]:
+    return (given[0],)
+
+
+@dataclass(frozen=True, slots=True)
+class Raw:
+    """One operation: its arguments' type, what it does, which rights it needs on which shards, and what it shows."""
+
+    kind: Any
+    call: Callable[[Consensus, Any], Any]
+    needed: Needed = ()
+    shards: Callable[[Any], Iterable[str]] = _none
+    shown: Callable[[Any, Caller], Any] = _whole
+
+
+def _scan(consensus: Consensus, given: tuple[str, SeqNo, int]) -> tuple[list[Row], bool]:
+    rows = consensus.scan(*given)
+    fit = wire.rows_that_fit(rows, lambda row: len(row.data))
+    return rows[:fit], fit == len(rows)
+
+
+def _visible(names: Iterable[str], caller: Caller) -> list[str]:
+    return [name for name in names if caller.rights_on(name)]
+
+
+RAW: Mapping[str, Raw] = {
+    "now": Raw(type(None), lambda _consensus, _given: None),
+    "head": Raw(str, lambda consensus, given: consensus.head(given), ANY, lambda given: (given,)),
+    "scan": Raw(tuple[str, SeqNo, int], _scan, ANY, _first),
+    "compare_and_set": Raw(
+        tuple[str, Newest | None, bytes], lambda consensus, given: consensus.compare_and_set(*given), ALL, _first
+    ),
+    "compare_and_set_many": Raw(
+        dict[str, tuple[Newest | None, bytes]],
+        lambda consensus, given: consensus.compare_and_set_many(given),
+        ALL,
+        lambda given: given.keys(),
+    ),
+    "truncate": Raw(tuple[str, SeqNo], lambda consensus, given: consensus.truncate(*given), MAINTAIN, _first),
+    "rewind": Raw(tuple[str, SeqNo, Newest], lambda consensus, given: consensus.rewind(*given), ALL, _first),
+    "list_keys": Raw(type(None), lambda consensus, _given: list(consensus.list_keys()), shown=_visible),
+    "heads": Raw(
+        list[str] | None,
+        lambda consensus, given: consensus.heads(given),
+        shown=lambda heads, caller: {name: heads[name] for name in _visible(heads, caller)},
+    ),
+}
 
 
 class Answers:

@@ -27,7 +27,6 @@ from typing import NamedTuple
 from persist_lib.errors import Corrupt, Determinate, Indeterminate, InvalidUsage, Missing, PersistError
 from persist_lib.events.api import EVENTS, Held, Key, Kind, Opening, Put
 from persist_lib.events.record import REPAIR, lost
-from persist_lib.events.stores.end_mark import EndMark
 from persist_lib.events.stores.segments import (
     HEADER_BYTES,
     LIMIT,
@@ -42,7 +41,7 @@ from persist_lib.events.stores.segments import (
     write_all,
     write_file,
 )
-from persist_lib.events.stores.shared import encode_meta, failing, fenced, make_place, open_meta, parse_path
+from persist_lib.events.stores.shared import EndMark, encode_meta, failing, fenced, make_place, open_meta, parse_path
 from persist_lib.location.directories import fsync_directory, make_directories, no_room
 from persist_lib.runtime.ambient import Runtime
 

@@ -16,8 +16,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 from persist_lib.errors import Corrupt, Determinate, InvalidUsage, Missing, PersistError
 from persist_lib.events.api import EVENTS, MOST_ID, Held, Key, Opening, Put, Records, Scans
-from persist_lib.events.stores.end_mark import EndMark
-from persist_lib.events.stores.shared import encode_meta, fenced, open_meta, parse_epoch
+from persist_lib.events.stores.shared import EndMark, encode_meta, fenced, open_meta, parse_epoch
 from persist_lib.location.directories import fsync_directory
 from persist_lib.runtime.forks import Stage, enrol
 

@@ -7,9 +7,8 @@ from pathlib import Path
 
 from persist_lib.errors import Corrupt
 from persist_lib.events.api import EVENTS, Held, Key, Kind, Opening, Put
-from persist_lib.events.stores.end_mark import EndMark
 from persist_lib.events.stores.ordered import Engine, OrderedRecords, Span, scan_pages
-from persist_lib.events.stores.shared import fenced, make_place, parse_path
+from persist_lib.events.stores.shared import EndMark, fenced, make_place, parse_path
 from persist_lib.location.sqlite import file as sqlite_file
 from persist_lib.location.sqlite.connections import Session
 from persist_lib.location.sqlite.database import Database

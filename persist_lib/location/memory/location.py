@@ -10,15 +10,17 @@ from weakref import WeakValueDictionary
 from persist_lib.errors import NotFound
 from persist_lib.ids import SeqNo
 from persist_lib.location.api import Blob, BlobEntry, Change, Consensus, Newest, Row
-from persist_lib.location.clock import Clock, machine_clock, now_ms
 from persist_lib.location.contract import (
+    Clock,
     check_key,
     check_limit,
     check_prefix,
     check_range,
     is_newest,
+    machine_clock,
     next_seqno,
     not_in_log,
+    now_ms,
     passes_newest,
     written_before,
 )

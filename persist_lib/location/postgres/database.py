@@ -11,7 +11,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from persist_lib.errors import Corrupt, Determinate, Indeterminate, InvalidUsage, PersistError
-from persist_lib.location.clock import RemoteClock
+from persist_lib.location.contract import RemoteClock
 from persist_lib.location.postgres.connection import connected
 from persist_lib.location.postgres.layout import ASK_CLOCK, NAME, creation_failed, filled
 from persist_lib.location.postgres.sessions import TEXT, Answer, Dropped, Record, Rejected, Session, Sessions, Value

@@ -18,13 +18,20 @@ import apsw
 from persist_lib.errors import Determinate, PersistError
 from persist_lib.ids import SeqNo
 from persist_lib.location.api import Change, Newest, Row
-from persist_lib.location.clock import Clock, machine_clock, now_ms
-from persist_lib.location.contract import check_limit, is_newest, not_in_log, passes_newest
+from persist_lib.location.contract import (
+    Clock,
+    check_limit,
+    is_newest,
+    machine_clock,
+    not_in_log,
+    now_ms,
+    passes_newest,
+)
 from persist_lib.location.in_place import check_same
 from persist_lib.location.sqlite import file as sqlite_file
 from persist_lib.location.sqlite.connections import Connections, Session
 from persist_lib.location.sqlite.database import BUSY_S, IN_DOUBT, Database, check_in_place
-from persist_lib.location.wrap.read_only import RefusesWrites
+from persist_lib.location.wrap.around import RefusesWrites
 from persist_lib.runtime.ambient import Runtime
 
 NEWEST = "SELECT seqno, data FROM consensus WHERE key = ? ORDER BY seqno DESC LIMIT 1"

@@ -14,7 +14,7 @@ import pytest
 from persist_lib.errors import Corrupt, Damage, Locked, Missing
 from persist_lib.events import check, copy, open_store
 from persist_lib.events.store import LogStore
-from persist_lib.events.stores.end_mark import EndMark
+from persist_lib.events.stores.shared import EndMark
 from tests.eventlogs import contents, write
 from tests.storedbytes import PAYLOADS, Wrong, ask, make
 from tests.unit.events.programs import Counter

@@ -19,9 +19,8 @@ from persist_lib.ids import SeqNo
 from persist_lib.location import Location, Scheme, open_location
 from persist_lib.location import open as opening
 from persist_lib.location.memory.location import MemoryBlob, MemoryConsensus
-from persist_lib.location.wrap.around import takes_commands
+from persist_lib.location.wrap.around import ReadOnlyConsensus, takes_commands
 from persist_lib.location.wrap.metering import Meter, MeteredConsensus
-from persist_lib.location.wrap.read_only import ReadOnlyConsensus
 from persist_lib.testing import ManualClock
 from tests.logs import after
 

@@ -16,7 +16,7 @@ from persist_lib.core.duties import DUTIES
 from persist_lib.core.plan.compaction import MergeTask, TaskResult
 from persist_lib.errors import CompactionRefused, Determinate, Indeterminate
 from persist_lib.maintain import duties, local_engine
-from persist_lib.maintain.rollups import write_rollup
+from persist_lib.maintain.worker import write_rollup
 from persist_lib.testing import Outcome, Rival, Script, check_swept, check_world, contents_of
 from tests.commands import invoke
 from tests.shards import EAGER, TINY, filled

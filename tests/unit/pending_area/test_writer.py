@@ -95,7 +95,7 @@ def test_a_sum_that_does_not_fit_is_refused(area: Area):
 
 
 def test_more_than_a_batch_may_have_is_refused(area: Area, monkeypatch):
-    monkeypatch.setattr("persist_lib.pending_area.area_writer.MOST_BYTES", 1000)
+    monkeypatch.setattr("persist_lib.pending_area.objects.MOST_BYTES", 1000)
     with pytest.raises(InvalidUsage, match="take more"):
         area.writer("a").put(pa.Table.from_pylist([row(i) for i in range(99)], SCHEMA.updates), 0, 1)
     assert area.pending() == []

@@ -14,8 +14,7 @@ import persist_lib as persist
 from persist_lib.errors import Determinate, InvalidUsage, NotAuthenticated, NotFound, redacted
 from persist_lib.location import Location
 from persist_lib.location.open import _Stores
-from persist_lib.location.rpc.consensus import RpcConsensus, canonical
-from persist_lib.location.rpc.fallback_store import LONGEST_PAUSE_S, FallbackStore
+from persist_lib.location.rpc.consensus import LONGEST_PAUSE_S, FallbackStore, RpcConsensus, canonical
 from persist_lib.location.rpc.servers import Servers
 from persist_lib.location.scheme import Opening
 from persist_lib.runtime.ambient import Runtime

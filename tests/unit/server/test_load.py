@@ -20,7 +20,7 @@ from persist_lib.location.rpc.consensus import RpcConsensus
 from persist_lib.location.rpc.credentials import Credentials
 from persist_lib.location.rpc.servers import Servers
 from persist_lib.runtime.ambient import Runtime
-from persist_lib.server.backpressure import BYTES_MOST, BYTES_OF_A_CLIENT, Load
+from persist_lib.server.access import BYTES_MOST, BYTES_OF_A_CLIENT, Load
 from persist_lib.server.shard_server import ShardServer
 from persist_lib.shard.funnels import Heart
 from tests.worlds import SCHEMA

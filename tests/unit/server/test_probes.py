@@ -20,7 +20,7 @@ import persist_lib as persist
 from persist_lib.errors import InvalidUsage, NotAllowed, NotAuthenticated, UpperMismatch
 from persist_lib.format import wire
 from persist_lib.server import probes
-from persist_lib.server.certificates import Certificates
+from persist_lib.server.access import Certificates
 from persist_lib.server.probes import CONNECTIONS_MOST
 from persist_lib.server.shard_server import ShardServer
 from persist_lib.testing.servers import PostgresServer

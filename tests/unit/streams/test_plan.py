@@ -7,8 +7,8 @@ import pytest
 
 import persist_lib as persist
 from persist_lib.frontier import at
-from persist_lib.streams.commit_plan import Op, Step, plan
 from persist_lib.streams.committer import check_since
+from persist_lib.streams.stream_state import Op, Step, plan
 from tests.streaming import SCHEMA
 
 
