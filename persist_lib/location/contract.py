@@ -10,11 +10,12 @@ Only `Consensus.now()` reads the clock of embedded stores, so one machine's leas
 
 from __future__ import annotations
 
+import json
 import re
 import time  # noqa: TID251 - an embedded store has no other clock than its machine's; callers may pass their own
 from collections.abc import Callable
 
-from persist_lib.errors import Corrupt, InvalidName, InvalidUsage
+from persist_lib.errors import Corrupt, InvalidName, InvalidUsage, NewerFormat, NotFound
 from persist_lib.ids import SeqNo
 from persist_lib.location.api import Newest, Row
 from persist_lib.runtime.ambient import Runtime
@@ -104,6 +105,40 @@ def check_limit(limit: int) -> None:
     """Raise InvalidUsage for a negative limit (SQL would read -1 as no limit at all)."""
     if limit < 0:
         raise InvalidUsage(f"a scan's limit must not be negative: got {limit}", limit=limit)
+
+
+MARKER = "persist.json"
+"""The name of the file, or object, that says that a location is there, and its format."""
+FORMAT = 1
+MARKER_BODY = b'{"format": %d}\n' % FORMAT
+
+
+def check_marker(data: bytes, where: str) -> None:
+    """Raise Corrupt for a marker that is damaged, and NewerFormat for one that a newer release wrote."""
+    try:
+        found = json.loads(data)["format"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise Corrupt(
+            f"{where} is not what Persist wrote; restore it ({{\"format\": {FORMAT}}})", key=where,
+            expected={"format": FORMAT}, actual=str(error),
+        ) from error  # fmt: skip
+    if not isinstance(found, int) or found > FORMAT:
+        raise NewerFormat(
+            f"{where} says format {found}, this release knows up to {FORMAT}; nothing was touched. Upgrade persist-lib",
+            found=found, known=FORMAT,
+        )  # fmt: skip
+
+
+def no_location(url: str, marker: str) -> NotFound:
+    """The error for a place without a marker."""
+    return NotFound(
+        f"there is no location at {url}: {marker} is missing. Check the URL, or open it with create=True", url=url
+    )
+
+
+def foreign_place(url: str, holds: str, choose: str) -> InvalidUsage:
+    """The error for a place without a marker that holds something else."""
+    return InvalidUsage(f"{url} holds other {holds}, but no {MARKER}: it is no location. Choose {choose}", url=url)
 
 
 Clock = Callable[[], int]
