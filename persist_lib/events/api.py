@@ -40,17 +40,14 @@ class Writer(Resource, Protocol):
     @property
     def last(self) -> int:
         """The id of the last durable event, 0 if there is none."""
-        ...
 
     @property
     def accepted(self) -> int:
         """The id of the last event that was accepted, durable or not yet."""
-        ...
 
     @property
     def epoch(self) -> int:
         """The number of this writer. Each has a higher one than all before it."""
-        ...
 
     def write(self, id: int, payload: Buffer, *, timeout: float | None = None) -> Future[None]:  # noqa: A002
         """Accept an event. The future is resolved when it and all before it are durable, in the order of ids.
@@ -66,29 +63,24 @@ class Writer(Resource, Protocol):
         NotSent if an earlier event failed (nothing of this one is in the log), Determinate if it certainly is not in
         the log, and Indeterminate if that is not known.
         """
-        ...
 
     def write_snapshot(self, event_id: int, state: Buffer) -> Future[None]:
         """Keep the state as it is after the event `event_id`, which was accepted. The future: as that of `write`.
 
         It becomes durable after the event. The two newest snapshots are kept. One that fails ends the writer.
         """
-        ...
 
     def write_mark(self, name: str, value: Buffer) -> Future[None]:
         """Replace the small value that is kept under a name (letters, digits, `-`, `_`). The future: as of `write`.
 
         Marks are durable in the order of the calls, and after what was written before them.
         """
-        ...
 
     def flush(self, timeout: float | None = None) -> None:
         """Wait until all that was accepted is durable. Raises what ended the writer, and TimedOut after `timeout` s."""
-        ...
 
     def close(self, timeout: float | None = None) -> None:
         """Finish what was accepted, and accept no more. Idempotent. Safety does not depend on it."""
-        ...
 
 
 class Reader(Resource, Protocol):
@@ -97,11 +89,9 @@ class Reader(Resource, Protocol):
     @property
     def last(self) -> int:
         """The id of the last event as of opening, or of the last `refresh`; 0 if there is none."""
-        ...
 
     def refresh(self) -> int:
         """Look for events that were written since. Returns `last`."""
-        ...
 
     def read(self, id: int) -> AbstractContextManager[memoryview]:  # noqa: A002
         """Give the payload of one event, as a view of the store's own memory where the store can (LMDB).
@@ -110,7 +100,6 @@ class Reader(Resource, Protocol):
         raises InvalidUsage at the end of the block. Raises NotFound if there is no such event, and Corrupt if what is
         there is not what was written.
         """
-        ...
 
     def replay(self, from_id: int = 1, through: int | None = None) -> Iterator[Event]:
         """Yield the events from `from_id` through `through` (None: `last`), in bounded memory. Checks the chain.
@@ -118,18 +107,15 @@ class Reader(Resource, Protocol):
         The payload of an event is released with the next step. Raises Missing if an event is not there, and Corrupt
         if one is not what was written there.
         """
-        ...
 
     def newest_snapshot(self, at_most: int | None = None) -> tuple[int, bytes] | None:
         """The newest state that was kept and the event that it follows, which is `at_most` (None: `last`) or before.
 
         None if there is none. One that is damaged, or of another history than the log's, is passed over.
         """
-        ...
 
     def read_mark(self, name: str) -> bytes | None:
         """The value that was last kept under this name; None if there is none."""
-        ...
 
 
 class Store(Resource, Protocol):
@@ -141,20 +127,16 @@ class Store(Resource, Protocol):
         The writer before is fenced from then on, also if it was paused and continues later. `owner` is a text for
         people. Raises NewerFormat, before anything is changed, for a log of a newer release.
         """
-        ...
 
     def reader(self) -> Reader:
         """Open the log for reading, which changes nothing. Raises NotFound if there is none, and NewerFormat."""
-        ...
 
     @property
     def records(self) -> RecordStore:
         """The driver, opened for reading. Raises as `reader`."""
-        ...
 
     def close(self) -> None:
         """Close the driver. Close writers and readers first. Idempotent."""
-        ...
 
 
 EVENTS = "events"
@@ -213,19 +195,15 @@ class Records(Protocol):
 
         From the return on, no write of a lower epoch changes what is there of the events.
         """
-        ...
 
     def get(self, key: Key) -> Held | None:
         """Return a record, or None when there is none. One request."""
-        ...
 
     def ids(self, space: str) -> list[int]:
         """The ids of a space other than that of the events of which fragment 0 is there, ascending. They are few."""
-        ...
 
     def close(self) -> None:
         """Release connections and files. Idempotent."""
-        ...
 
 
 class RecordStore(Records, Protocol):
@@ -233,11 +211,9 @@ class RecordStore(Records, Protocol):
 
     def last(self) -> int:
         """The greatest id such that fragment 0 of it and of each id before it is there; 0 if there is none."""
-        ...
 
     def discard(self, epoch: int, last: int) -> None:
         """Durably remove all events above `last`. It is called before the first `put` of an epoch. Raises Fenced."""
-        ...
 
     def put(self, epoch: int, puts: Sequence[Put]) -> None:
         """Keep records, durably on return. Raises Fenced, with nothing changed, if a higher epoch was claimed.
@@ -246,11 +222,9 @@ class RecordStore(Records, Protocol):
         together with them or later. Records of other spaces come last, replace what is there, and may be kept only
         together with the events or later. If it raises, any number of them may be kept, unless it raises Determinate.
         """
-        ...
 
     def remove(self, epoch: int, space: str, below: int) -> None:
         """Remove all records of a space other than that of the events with an id below `below`. Raises Fenced."""
-        ...
 
 
 @runtime_checkable
@@ -262,7 +236,6 @@ class Scans(Protocol):
 
         A record may be released, or reused, with the next step. Records that are not there are left out.
         """
-        ...
 
 
 @runtime_checkable
@@ -271,7 +244,6 @@ class Verifies(Protocol):
 
     def verify(self) -> None:
         """Raise Damage unless all is as it was written. It may read everything."""
-        ...
 
 
 @runtime_checkable
@@ -280,15 +252,12 @@ class Mends(RecordStore, Protocol):
 
     def find_last(self) -> int:
         """The same as `last`, whatever else says that there were more."""
-        ...
 
     def known_last(self) -> int:
         """The last event that was there once, as far as anything beside the events says; 0 if nothing does."""
-        ...
 
     def forget_end(self) -> None:
         """Let nothing say any more that there were events behind `find_last`. It is called before `claim`."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ their writers, and only what is sound.
 
 from __future__ import annotations
 
-import heapq
 from collections import OrderedDict
 from collections.abc import Container, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
@@ -213,18 +212,11 @@ class Sweep:
 
 def chain_of(contents: Sequence[Content], frontier: int) -> list[Content]:
     """The contents that a sweep would pick if all of them were sound, one after the other without a gap."""
-    chain: list[Content] = []
-    heap: list[tuple[int, bool, int, Content]] = []
-    place = 0
-    while True:
-        while place < len(contents) and contents[place].lower <= frontier:
-            content = contents[place]
-            heapq.heappush(heap, (-content.upper, content.lower != frontier, place, content))
-            place += 1
-        if not heap or (best := heap[0][3]).upper <= frontier:
-            return chain
-        chain.append(best)
-        frontier = best.upper
+    sweep, chain = Sweep(contents, frontier), list[Content]()
+    while found := sweep.candidates():
+        chain.append(found[0])
+        sweep.advance(found[0].upper)
+    return chain
 
 
 class Disagreement(msgspec.Struct, frozen=True):

@@ -164,9 +164,6 @@ def _corrupt(name: PendingName, why: str) -> Corrupt:
     )
 
 
-__all__ = ["Batch", "decode", "encode", "name_digest"]
-
-
 U64 = npt.NDArray[np.uint64]
 
 

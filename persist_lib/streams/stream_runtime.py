@@ -262,6 +262,3 @@ def _check_columns(schema: Schema) -> Schema:
     if AT in schema.names:
         raise InvalidUsage(f"a stream has no column {AT!r}: its unsealed updates have their time there", schema=schema)
     return schema
-
-
-__all__ = ["Described", "Shared", "Streams", "take_over"]
