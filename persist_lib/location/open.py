@@ -34,7 +34,7 @@ from persist_lib.location.contract import Clock, machine_clock
 from persist_lib.location.memory import location as memory_location
 from persist_lib.location.scheme import Opening, Scheme, lazy_scheme
 from persist_lib.location.wrap.around import ReadOnlyBlob, ReadOnlyConsensus, RefusesWrites
-from persist_lib.location.wrap.retrying import TIMEOUT_S
+from persist_lib.location.wrap.deadline import TIMEOUT_S
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.runtime.resource import Resource
 

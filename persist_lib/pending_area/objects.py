@@ -36,8 +36,7 @@ from persist_lib.kernel.consolidate import consolidate
 from persist_lib.kernel.fingerprint import diffs_of, hash_rows
 from persist_lib.kernel.keys import bounds
 from persist_lib.location.open import Place, open_puts
-from persist_lib.location.wrap.deadline import within
-from persist_lib.location.wrap.retrying import retry
+from persist_lib.location.wrap.deadline import retry, within
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.runtime.resource import Resource
 from persist_lib.schema.empty import empty_table

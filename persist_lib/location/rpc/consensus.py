@@ -39,8 +39,7 @@ from persist_lib.location.rpc.credentials import Credentials, Tls, check_secret
 from persist_lib.location.rpc.servers import Servers, Unreached
 from persist_lib.location.rpc.subscriptions import Subscriptions
 from persist_lib.location.scheme import Opening, Stores
-from persist_lib.location.wrap.deadline import within
-from persist_lib.location.wrap.retrying import retry
+from persist_lib.location.wrap.deadline import retry, within
 from persist_lib.runtime.ambient import Backoff, Runtime
 from persist_lib.runtime.forks import Stage, enrol
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from persist_lib.errors import Determinate, InvalidUsage
-from persist_lib.location.api import BlobEntry, Page, Upload
+from persist_lib.location.api import BlobEntry, Entry, Page, Upload
 from persist_lib.location.contract import (
     MARKER,
     MARKER_BODY,
@@ -17,7 +17,6 @@ from persist_lib.location.contract import (
     no_location,
     written_before,
 )
-from persist_lib.location.object_store import Entry
 from persist_lib.location.s3.client import canonical, parse_url
 from persist_lib.location.s3.objects import MIB, MOST_BYTES, PAGE, PIECE, S3Objects, create_marker
 from persist_lib.location.scheme import Opening

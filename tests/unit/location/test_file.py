@@ -17,7 +17,7 @@ import pytest
 
 from persist_lib.errors import Determinate, DiskFull, Indeterminate, InvalidUsage
 from persist_lib.location.file.blob import FileBlob
-from persist_lib.location.wrap.retrying import RetryingBlob
+from persist_lib.location.wrap.deadline import RetryingBlob
 
 
 @pytest.fixture

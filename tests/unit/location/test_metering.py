@@ -18,9 +18,8 @@ from persist_lib.errors import Determinate, InvalidUsage
 from persist_lib.location.memory.location import MemoryBlob, MemoryConsensus
 from persist_lib.location.open import open_location
 from persist_lib.location.wrap.around import Operation
-from persist_lib.location.wrap.deadline import patience_s, within
+from persist_lib.location.wrap.deadline import RetryingBlob, patience_s, within
 from persist_lib.location.wrap.metering import Meter, MeteredBlob, MeteredConsensus, requested
-from persist_lib.location.wrap.retrying import RetryingBlob
 from persist_lib.location.wrap.spending import PUTS, Spending
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.testing import FaultyBlob, ManualClock, Outcome, RecordingLocation, Script

@@ -24,7 +24,7 @@ from persist_lib.errors import Corrupt, InvalidUsage, NewerFormat, PersistError
 from persist_lib.ids import SeqNo
 from persist_lib.location.api import Consensus, Newest
 from persist_lib.location.sqlite.consensus import ReadOnlySqliteConsensus, SqliteConsensus
-from persist_lib.location.wrap.retrying import RetryingConsensus
+from persist_lib.location.wrap.deadline import RetryingConsensus
 from persist_lib.runtime.ambient import Runtime
 from tests.circles import by_day
 

@@ -15,7 +15,7 @@ from persist_lib.core.duties import NAMES
 from persist_lib.errors import InvalidUsage, NotAllowed
 from persist_lib.location.wrap.around import AroundConsensus, Operation
 from persist_lib.maintain import survey
-from persist_lib.server import survey_cache
+from persist_lib.server import rpc_calls
 from persist_lib.server.shard_server import ShardServer
 from tests.shards import TINY
 from tests.unit.maintain.surveys import make, move
@@ -179,7 +179,7 @@ def test_what_was_not_looked_at_yet_waits_and_is_kept_between_requests(
     client, seen = site.client(), []
     assert client.survey(most=5).waiting == len(NAMED) - 5
     assert client.survey(most=5).waiting == len(NAMED) - 10
-    monkeypatch.setattr(survey_cache, "LONGEST_S", 0.0)  # each request looks at nothing: what is there is what was kept
+    monkeypatch.setattr(rpc_calls, "LOOKS_S", 0.0)  # each request looks at nothing: what is there is what was kept
     assert client.survey(seconds=0).waiting == len(NAMED) - 10
     rounds = iter(range(100))
     monkeypatch.setattr(survey, "ROUND_S", 0.0)
@@ -187,7 +187,7 @@ def test_what_was_not_looked_at_yet_waits_and_is_kept_between_requests(
     def told(done: int, of: int) -> None:
         seen.append((done, of))
         if next(rounds) == 3:
-            monkeypatch.setattr(survey_cache, "LONGEST_S", 5.0)
+            monkeypatch.setattr(rpc_calls, "LOOKS_S", 5.0)
             monkeypatch.setattr(survey, "ROUND_S", 5.0)
 
     found = client.survey(progress=told)
@@ -195,7 +195,7 @@ def test_what_was_not_looked_at_yet_waits_and_is_kept_between_requests(
     assert seen[0] == (10, len(NAMED))
     assert seen[-1] == (len(NAMED), len(NAMED))
     same(found, site.direct())
-    monkeypatch.setattr(survey_cache, "LONGEST_S", 0.0)
+    monkeypatch.setattr(rpc_calls, "LOOKS_S", 0.0)
     with persist.open(site.url, config=CONFIG) as other:
         move(other, *NAMED[16:19])
     later = client.survey(seconds=0)
