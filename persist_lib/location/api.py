@@ -280,8 +280,8 @@ class Entry(NamedTuple):
 class ObjectStore(Protocol):
     """Objects by name, below one prefix: linearizable, durable and visible on return, listed in the order of names.
 
-    An implementation does not retry. It raises `Determinate` (it certainly did not happen), `Indeterminate` (it may have
-    happened), and `InvalidUsage` or `NotFound` where trying again cannot help. `doing` says in its messages what was
+    An implementation does not retry. It raises `Determinate` (it certainly did not happen), `Indeterminate` (it may
+    have happened), and `InvalidUsage` or `NotFound` where trying again cannot help. `doing` says in messages what was
     attempted, as in "read blob 'k'".
 
     Several threads may use one at a time, and a forked child may use it as well.

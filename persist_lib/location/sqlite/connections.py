@@ -36,6 +36,11 @@ class Session:
         self.connection = connection
         self.cursor = connection.cursor()
 
+    def close_only(self) -> None:
+        """Close the connection, and leave the log to the next one."""
+        self.connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+        self.connection.close()
+
 
 class _Loan:
     """One running use of SQLite, and its session, if it has one."""
@@ -179,8 +184,7 @@ class Connections:
         with self._mutex:
             idle, self._idle = self._idle, []
         for session in idle:
-            session.connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
-            session.connection.close()
+            session.close_only()
 
     def _open_in_pause(self) -> None:
         loan = _Loan()
@@ -205,9 +209,7 @@ class Connections:
         self._forking = True
         self._gate.wait_for(lambda: not self._loans, FORK_WAITS_S)
         for session in self._idle:
-            # Without this each fork would pay for a checkpoint. The log stays, for the next connection.
-            session.connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
-            session.connection.close()
+            session.close_only()  # else each fork would pay for a checkpoint
         self._idle.clear()
 
     def after_fork_in_parent(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from hashlib import sha256
@@ -27,11 +27,11 @@ from persist_lib.location.rpc.credentials import Credentials, check_secret
 from persist_lib.location.rpc.servers import Servers
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.server.access import Access
-from persist_lib.server.shard_server import ShardServer
 from persist_lib.shard.funnels import Heart
 from persist_lib.shard.remote_commit import until_answered
 from persist_lib.streams.lock import break_lock, fetch_lock
 from tests.unit.core.rights_of_commands import every_command_with_its_rights
+from tests.unit.server.sites import Site, site_of
 from tests.worlds import SCHEMA, row
 
 CONFIG = persist.Config(format=4, timeout_s=5)
@@ -62,26 +62,22 @@ def replaced(path: Path, text: str) -> None:
     fresh.replace(path)
 
 
-class Site:
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.file, self.url, self._monkeypatch = folder / "tokens.toml", f"file:{folder}/location", monkeypatch
+class Guarded(Site):
+    """With a server that knows clients by their tokens."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, config=CONFIG)
+        self.file = folder / "tokens.toml"
         self.file.write_text(TOKENS)
-        self.store = persist.open(self.url, config=CONFIG)
-        self.server = ShardServer(self.store, "127.0.0.1:0", token_file=self.file)
-        self.server.start()
-        self.made: list[Any] = []
+        self.serve(token_file=self.file)
+        self.patch = pytest.MonkeyPatch()
 
-    @property
-    def served(self) -> str:
-        return f"persist://127.0.0.1:{self.server.port}"
-
-    def client(self, token: str | None) -> persist.Client:
+    def by(self, token: str | None) -> persist.Client:
         if token is None:
-            self._monkeypatch.delenv("PERSIST_TOKEN", raising=False)
+            self.patch.delenv("PERSIST_TOKEN", raising=False)
         else:
-            self._monkeypatch.setenv("PERSIST_TOKEN", token)
-        self.made.append(persist.open(self.url, consensus=self.served, config=CONFIG))
-        return self.made[-1]
+            self.patch.setenv("PERSIST_TOKEN", token)
+        return self.client()
 
     def consensus(self, token: str) -> RpcConsensus:
         credentials = Credentials(None, {"PERSIST_TOKEN": token})
@@ -89,29 +85,23 @@ class Site:
         return self.made[-1]
 
     def close(self) -> None:
-        for one in self.made:
-            one.close()
-        self.server.stop(0.1)
-        self.store.close()
+        super().close()
+        self.patch.undo()
 
 
-@pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    made = Site(tmp_path, monkeypatch)
-    yield made
-    made.close()
+site = site_of(Guarded)
 
 
 @pytest.mark.parametrize(
     "token", [None, "unknown-0123456789abcdef", LOADER[:-1], LOADER + "x", sha256(LOADER.encode()).hexdigest()]
 )
-def test_a_client_without_a_known_token_is_refused_before_anything_happens(site: Site, token: str | None) -> None:
+def test_a_client_without_a_known_token_is_refused_before_anything_happens(site: Guarded, token: str | None) -> None:
     with pytest.raises(NotAuthenticated, match=r"Nothing was done\. Set PERSIST_TOKEN"):
-        site.client(token)
+        site.by(token)
     assert not list(site.store.consensus.list_keys())
 
 
-def test_every_call_asks_for_the_token(site: Site) -> None:
+def test_every_call_asks_for_the_token(site: Guarded) -> None:
     servers = Servers([f"127.0.0.1:{site.server.port}"], Runtime(), Credentials(None, {}))
     for name in ("now", "head", "scan", "compare_and_set", "compare_and_set_many", "truncate", "rewind", "list_keys",
                  "heads", "commit", "debts"):  # fmt: skip
@@ -120,19 +110,19 @@ def test_every_call_asks_for_the_token(site: Site) -> None:
     servers.close()
 
 
-def test_the_library_works_with_the_rights_that_it_needs_and_the_log_shows_who_did_it(site: Site) -> None:
-    with site.client(LOADER).open_writer("orders.eu", SCHEMA) as write:
+def test_the_library_works_with_the_rights_that_it_needs_and_the_log_shows_who_did_it(site: Guarded) -> None:
+    with site.by(LOADER).open_writer("orders.eu", SCHEMA) as write:
         for n in range(20):
             write.compare_and_append([row(n, time=n)], n, n + 1)
-    with site.client(VIEWER).open_reader("orders.eu") as read:
+    with site.by(VIEWER).open_reader("orders.eu") as read:
         assert read.snapshot(19).to_arrow().num_rows == 20
-    keeper = site.client(KEEPER)
+    keeper = site.by(KEEPER)
     keeper.maintain("orders.eu")
     keeper.set_retention("orders.eu", 5)
     assert keeper.shards() == ["orders.eu"]
 
 
-def test_the_log_shows_the_names_of_clients(site: Site) -> None:
+def test_the_log_shows_the_names_of_clients(site: Guarded) -> None:
     site.store.open_writer("orders.eu", SCHEMA).close()
     sent: list[tuple[str, c.Command]] = [
         (LOADER, c.RegisterWriter(format_writer_id(9), "ingest", 60_000)),
@@ -177,7 +167,7 @@ def _commit(rpc: RpcConsensus, shard: str, command: c.Command, token: bytes = b"
 
 @pytest.mark.parametrize(("token", "call"), FORBIDDEN)
 def test_what_a_client_has_no_right_to_is_refused_before_anything_happens(
-    site: Site, token: str, call: Callable[[RpcConsensus], object]
+    site: Guarded, token: str, call: Callable[[RpcConsensus], object]
 ) -> None:
     with site.store.open_writer("orders.eu", SCHEMA) as write:
         write.append_now([row(1)])
@@ -194,7 +184,7 @@ CASES = every_command_with_its_rights()
 ALONE = {"read": "r", "append": "a", "maintain": "m"}
 
 
-def test_each_command_is_served_with_exactly_the_rights_that_it_needs(site: Site) -> None:
+def test_each_command_is_served_with_exactly_the_rights_that_it_needs(site: Guarded) -> None:
     """Each of the three rights alone, and every command: refused before anything happens, or passed to the shard."""
     tokens = {name: f"{name}-only-0123456789abcdefghij" for name in ALONE}
     clients = [
@@ -213,13 +203,13 @@ def test_each_command_is_served_with_exactly_the_rights_that_it_needs(site: Site
                 _commit(rpc, "orders.eu", command, name.encode())
 
 
-def test_a_client_that_only_reads_owns_its_holds_and_no_others(site: Site) -> None:
+def test_a_client_that_only_reads_owns_its_holds_and_no_others(site: Guarded) -> None:
     replaced(site.file, TOKENS.replace('rights = { "orders.*" = ["read"] }', 'rights = { "*" = ["read"] }'))
     with site.store.open_writer("orders.eu", SCHEMA) as write:
         write.append_now([row(1)])
     site.store.set_hold("orders.eu", "audit", 0, opaque=b"x")
     with streams.open(site.store) as runtime:
-        viewer = site.client(VIEWER)
+        viewer = site.by(VIEWER)
         viewer.set_hold("orders.eu", "viewer", 0)
         viewer.release_hold("orders.eu", "viewer")
         for act in (
@@ -237,7 +227,7 @@ def test_a_client_that_only_reads_owns_its_holds_and_no_others(site: Site) -> No
     assert site.store.inspect("orders.eu").state.holds["audit"].opaque == b"x"
 
 
-def test_of_a_commit_of_several_shards_nothing_is_done_if_one_is_forbidden(site: Site) -> None:
+def test_of_a_commit_of_several_shards_nothing_is_done_if_one_is_forbidden(site: Guarded) -> None:
     rpc = site.consensus(LOADER)
     both = [Proposed("orders.a", c.Create(SCHEMA), SeqNo(0)), Proposed("prices", c.Create(SCHEMA), SeqNo(0))]
     for proposed in (both, both[::-1]):
@@ -248,7 +238,7 @@ def test_of_a_commit_of_several_shards_nothing_is_done_if_one_is_forbidden(site:
     assert not site.store.consensus.heads()
 
 
-def test_a_client_sees_the_names_of_its_own_shards_only(site: Site) -> None:
+def test_a_client_sees_the_names_of_its_own_shards_only(site: Guarded) -> None:
     for name in ("orders.a", "prices", "salaries"):
         site.store.open_writer(name, SCHEMA).close()
     rpc = site.consensus(LOADER)
@@ -257,7 +247,7 @@ def test_a_client_sees_the_names_of_its_own_shards_only(site: Site) -> None:
 
 
 def test_a_changed_token_file_counts_at_once_and_a_broken_one_changes_nothing(
-    site: Site, caplog: pytest.LogCaptureFixture
+    site: Guarded, caplog: pytest.LogCaptureFixture
 ) -> None:
     rpc = site.consensus(VIEWER)
     fresh = "fresh-0123456789abcdefghij"
@@ -318,10 +308,10 @@ def test_a_token_file_that_is_wrong_is_refused_without_its_tokens(tmp_path: Path
         Access(path)
 
 
-def test_the_token_is_taken_from_a_file_that_the_url_names_and_read_anew(site: Site, tmp_path: Path) -> None:
+def test_the_token_is_taken_from_a_file_that_the_url_names_and_read_anew(site: Guarded, tmp_path: Path) -> None:
     held = tmp_path / "my token"
     held.write_text("wrong-0123456789abcdefghij\n")
-    url = f"{site.served}?credentials={held}"
+    url = f"{site.served()}?credentials={held}"
     with pytest.raises(NotAuthenticated):
         persist.open(site.url, consensus=url)
     replaced(held, LOADER + "\n")
@@ -407,10 +397,10 @@ def test_a_refusal_at_the_door_says_nothing_about_what_was_sent_before(error: pe
         until_answered(RpcConsensus(Refusing(error)), proposed, b"t", deadline)
 
 
-def test_requests_of_one_client_count_together_over_all_its_connections(site: Site) -> None:
+def test_requests_of_one_client_count_together_over_all_its_connections(site: Guarded) -> None:
     seen: list[str] = []
     submit = site.server._funnels.submit
-    site.server._funnels.submit = lambda request: (seen.append(request.client), submit(request))[1]  # type: ignore[method-assign,func-returns-value]
+    site.server._funnels.submit = lambda request: (seen.append(request.client), submit(request))[1]  # type: ignore[func-returns-value]
     for n in range(3):
         rpc = site.consensus(ADMIN)
         _commit(rpc, f"s{n}", c.Create(SCHEMA))

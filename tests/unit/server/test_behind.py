@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
 from urllib.parse import quote
@@ -20,42 +19,29 @@ from persist_lib.location.scheme import Opening
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.server.shard_server import ShardServer
 from persist_lib.testing import check_world
+from tests.unit.server.sites import CONFIG, Site, site_of
 from tests.worlds import SCHEMA, row
 
-CONFIG = persist.Config(format=4, timeout_s=20)
 
+class Behind(Site):
+    """With a server, always at the same port."""
 
-class Site:
     def __init__(self, folder: Path) -> None:
-        self.url = f"file:{folder}/location"
-        self.store = persist.open(self.url, config=CONFIG)
-        self.server: ShardServer | None = None
-        self.port = 0
+        super().__init__(folder)
+        self.port = self.serve().port
 
-    def serve(self) -> None:
-        self.server = ShardServer(self.store, f"127.0.0.1:{self.port}")
-        self.port = self.server.start()
-
-    def stop(self) -> None:
-        if self.server is not None:
-            self.server.stop(0.1)
-            self.server = None
+    def again(self) -> None:
+        self.serve(f"127.0.0.1:{self.port}")
 
     @property
     def at(self) -> str:
         return f"persist://127.0.0.1:{self.port}?store={quote(self.url)}"
 
 
-@pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
-    made = Site(tmp_path)
-    made.serve()
-    yield made
-    made.stop()
-    made.store.close()
+site = site_of(Behind)
 
 
-def test_a_client_goes_on_without_servers_and_comes_back_to_them(site: Site) -> None:
+def test_a_client_goes_on_without_servers_and_comes_back_to_them(site: Behind) -> None:
     with persist.open(site.url, site.at, config=CONFIG) as client:
         behind = cast("RpcConsensus", client.location.consensus)._fallback
         assert behind is not None
@@ -65,7 +51,7 @@ def test_a_client_goes_on_without_servers_and_comes_back_to_them(site: Site) -> 
             if n == 2:
                 site.stop()
             if n == 4:
-                site.serve()
+                site.again()
                 while behind.is_in_use:
                     behind._next_look = 0.0
             write.compare_and_append([row(n, time=n)], n, n + 1)
@@ -79,14 +65,14 @@ def test_a_client_goes_on_without_servers_and_comes_back_to_them(site: Site) -> 
     check_world(site.store, "t")
 
 
-def test_a_client_opens_without_any_server(site: Site) -> None:
+def test_a_client_opens_without_any_server(site: Behind) -> None:
     site.stop()
     with persist.open(site.url, site.at, config=CONFIG) as client:
         client.open_writer("s", SCHEMA).append_now([row(1)])
     check_world(site.store, "s")
 
 
-def test_what_a_server_refuses_is_not_tried_on_the_store(site: Site, tmp_path: Path) -> None:
+def test_what_a_server_refuses_is_not_tried_on_the_store(site: Behind, tmp_path: Path) -> None:
     tokens = tmp_path / "tokens.toml"
     tokens.write_text('[clients.a]\ntoken = "a-token-0123456789abcdef"\nrights = { "*" = ["append"] }')
     server = ShardServer(site.store, "127.0.0.1:0", token_file=tokens)
@@ -121,19 +107,19 @@ def test_servers_are_looked_for_less_and_less_often() -> None:
     assert 3600 / LONGEST_PAUSE_S <= looked[0] <= 3600 / LONGEST_PAUSE_S + 6
 
 
-def test_a_store_that_is_not_there_is_told(site: Site, tmp_path: Path) -> None:
+def test_a_store_that_is_not_there_is_told(site: Behind, tmp_path: Path) -> None:
     site.stop()
     with pytest.raises(NotFound):
         persist.open(site.url, f"persist://127.0.0.1:{site.port}?store=file:{tmp_path}/nowhere", config=CONFIG)
 
 
 @pytest.mark.parametrize("store", ["", "persist://a:1", "persists://a:1?store=file:x", "levitate:x", "s3://bucket/x"])
-def test_what_cannot_be_behind_servers_is_refused(store: str, site: Site) -> None:
+def test_what_cannot_be_behind_servers_is_refused(store: str, site: Behind) -> None:
     with pytest.raises(InvalidUsage):
         persist.open(site.url, f"persist://127.0.0.1:{site.port}?store={quote(store, safe='')}")
 
 
-def test_the_url_means_the_same_in_any_process(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_url_means_the_same_in_any_process(site: Behind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with persist.open(site.url, f"persist://127.0.0.1:{site.port}?store=./location", config=CONFIG) as client:
         monkeypatch.chdir("/")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from persist_lib.server import rpc_calls
 from persist_lib.server.shard_server import ShardServer
 from tests.shards import TINY
 from tests.unit.maintain.surveys import make, move
-from tests.unit.server.test_serving import Site
+from tests.unit.server.sites import Site, site_of
 from tests.worlds import SCHEMA, row
 
 CONFIG = TINY.model_copy(update={"format": 4, "timeout_s": 20, "lease_ms": 60_000})
@@ -47,11 +46,11 @@ class Debts(Site):
     """A location with shards in different states, and a server for it whose requests are counted."""
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        self.store.close()
-        self.store = persist.open(self.url, config=CONFIG)
+        super().__init__(folder, config=CONFIG)
         self.counting = Counting(self.store.consensus)
         self.store.consensus = self.counting  # type: ignore[assignment]
+        self.fill()
+        self.serve()
 
     def fill(self) -> None:
         with persist.open(self.url, config=CONFIG) as client:
@@ -75,13 +74,7 @@ class Debts(Site):
         return super().client(*servers, config=options.pop("config", CONFIG), **options)
 
 
-@pytest.fixture
-def site(tmp_path: Path) -> Iterator[Debts]:
-    made = Debts(tmp_path)
-    made.fill()
-    made.serve()
-    yield made
-    made.close()
+site = site_of(Debts)
 
 
 def asked(client: persist.Client) -> dict[str, int]:

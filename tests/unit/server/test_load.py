@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,11 +20,9 @@ from persist_lib.location.rpc.credentials import Credentials
 from persist_lib.location.rpc.servers import Servers
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.server.access import BYTES_MOST, BYTES_OF_A_CLIENT, Load
-from persist_lib.server.shard_server import ShardServer
 from persist_lib.shard.funnels import Heart
+from tests.unit.server.sites import Site, site_of
 from tests.worlds import SCHEMA
-
-CONFIG = persist.Config(format=4, timeout_s=20)
 
 
 def test_one_client_gets_a_part_and_all_together_the_whole() -> None:
@@ -54,27 +51,22 @@ def test_a_message_of_the_largest_size_fits() -> None:
     Load().take("a", 1, wire.MOST_BYTES)
 
 
-class Site:
+class Bounded(Site):
     """A server whose turns wait for `gate`, with small bounds."""
 
     def __init__(self, folder: Path) -> None:
-        self.store = persist.open(f"file:{folder}/location", config=CONFIG)
+        super().__init__(folder)
         for n in range(12):
             self.store.open_writer(f"s{n}", SCHEMA).close()
-        self.gate = threading.Event()
-        self.folder, tokens = folder, folder / "tokens.toml"
+        self.gate, self.pool, tokens = threading.Event(), ThreadPoolExecutor(32), folder / "tokens.toml"
         rights = 'rights = { "*" = ["append", "read"] }\nholds = ["h"]'
         tokens.write_text("\n".join(f'[clients.{name}]\ntoken = "{name * 20}"\n{rights}' for name in "abc"))
-        self.server = ShardServer(self.store, "127.0.0.1:0", token_file=tokens)
-        consensus = self.server._funnels._make.args[1]
+        consensus = self.serve(token_file=tokens)._funnels._make.args[1]
         append = consensus.compare_and_set
         consensus.compare_and_set = lambda *args: (self.gate.wait(60), append(*args))[1]
-        self.server.start()
         self.server._calls.load = Load(8, 4)
-        self.pool = ThreadPoolExecutor(32)
-        self.made: list[Any] = []
 
-    def client(self, name: str) -> RpcConsensus:
+    def by(self, name: str) -> RpcConsensus:
         token = self.folder / name
         token.write_text(name * 20)
         made = RpcConsensus(Servers([f"127.0.0.1:{self.server.port}"], Runtime(), Credentials(str(token))))
@@ -90,20 +82,13 @@ class Site:
     def close(self) -> None:
         self.gate.set()
         self.pool.shutdown()
-        for one in self.made:
-            one.close()
-        self.server.stop(5)
-        self.store.close()
+        super().close()
 
 
-@pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
-    made = Site(tmp_path)
-    yield made
-    made.close()
+site = site_of(Bounded)
 
 
-def _wait(site: Site, count: int) -> None:
+def _wait(site: Bounded, count: int) -> None:
     for _ in range(3000):
         if site.server._calls.load.commands == count:
             return
@@ -111,8 +96,8 @@ def _wait(site: Site, count: int) -> None:
     raise AssertionError(site.server._calls.load.commands)
 
 
-def test_a_client_with_many_shards_does_not_fill_the_server(site: Site) -> None:
-    one, two, three = map(site.client, "abc")
+def test_a_client_with_many_shards_does_not_fill_the_server(site: Bounded) -> None:
+    one, two, three = map(site.by, "abc")
     first = [site.hold(one, f"s{n}") for n in range(4)]
     _wait(site, 4)
     with pytest.raises(Overloaded, match="of a are"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,20 +11,21 @@ import pytest
 import persist_lib as persist
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.testing import check_world
-from tests.unit.server.test_serving import Site
+from tests.unit.server.sites import Served, Site, site_of
 from tests.worlds import SCHEMA, WIDER, row
 
 QUIET = Runtime(background=False)
 
 
-@pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
+class Reading(Served):
     """A server that has the shard in memory, as it was."""
-    made = Site(tmp_path)
-    made.serve()
-    made.client(runtime=QUIET).open_writer("s", SCHEMA).compare_and_append([row(1)], 0, 1)
-    yield made
-    made.close()
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.client(runtime=QUIET).open_writer("s", SCHEMA).compare_and_append([row(1)], 0, 1)
+
+
+site = site_of(Reading)
 
 
 # *Reads that must be linearizable (the orphan audit, opening, `fetch`) scan the store; memory serves hints.*

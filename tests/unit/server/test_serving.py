@@ -8,10 +8,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
@@ -30,46 +28,10 @@ from persist_lib.server.shard_server import ShardServer
 from persist_lib.shard import dedup_index, group_commit
 from persist_lib.testing import check_swept, check_world, contents_of
 from tests.faults.raw_http2 import DATA, END_HEADERS, END_STREAM, HEADERS, Connection, frame, headers
+from tests.unit.server.sites import Served, Site, site_of
 from tests.worlds import SCHEMA, row
 
-CONFIG = persist.Config(format=4, timeout_s=20)
-
-
-class Site:
-    """A location on files, servers for it, and clients that use them."""
-
-    def __init__(self, folder: Path) -> None:
-        self.url = f"file:{folder}/location"
-        self.store = persist.open(self.url, config=CONFIG)
-        self.servers: list[ShardServer] = []
-        self.clients: list[persist.Client] = []
-
-    def serve(self) -> ShardServer:
-        server = ShardServer(self.store, "127.0.0.1:0")
-        server.start()
-        self.servers.append(server)
-        return server
-
-    def client(self, *servers: ShardServer, **options: Any) -> persist.Client:
-        urls = ",".join(f"127.0.0.1:{server.port}" for server in servers or self.servers)
-        made = persist.open(self.url, consensus=f"persist://{urls}", config=options.pop("config", CONFIG), **options)
-        self.clients.append(made)
-        return made
-
-    def close(self) -> None:
-        for client in self.clients:
-            client.close()
-        for server in self.servers:
-            server.stop(0.1)
-        self.store.close()
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
-    made = Site(tmp_path)
-    made.serve()
-    yield made
-    made.close()
+site = site_of(Served)
 
 
 def test_the_library_works_through_a_server(site: Site) -> None:
