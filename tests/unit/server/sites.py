@@ -37,7 +37,8 @@ class Site:
         return server
 
     def stop(self, seconds: float = 0.1) -> None:
-        self.servers.pop().stop(seconds)
+        self.servers[-1].stop(seconds)
+        del self.servers[-1]
 
     def served(self, *servers: ShardServer) -> str:
         return "persist://" + ",".join(f"127.0.0.1:{server.port}" for server in servers or self.servers)

@@ -1,8 +1,12 @@
-"""Tokens and rights: who is refused at the door, who may do what to which shard, and that no token is ever shown."""
+"""Tokens and rights: who is refused at the door, who may do what to which shard, and that no token is ever shown.
+
+And the bounds over all shards of a server: one client cannot fill it, and heartbeats are in none.
+"""
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +21,8 @@ import persist_lib as persist
 from persist_lib import streams
 from persist_lib.cli.history import fetch_rows
 from persist_lib.core import commands as c
-from persist_lib.errors import Determinate, Indeterminate, InvalidUsage, NotAllowed, NotAuthenticated
+from persist_lib.errors import Determinate, Indeterminate, InvalidUsage, NotAllowed, NotAuthenticated, Overloaded
+from persist_lib.format import wire
 from persist_lib.frontier import MINIMUM
 from persist_lib.ids import SeqNo, ShardId, format_reader_id, format_writer_id
 from persist_lib.location.api import Newest
@@ -26,7 +31,7 @@ from persist_lib.location.rpc.consensus import RpcConsensus, canonical
 from persist_lib.location.rpc.credentials import Credentials, check_secret
 from persist_lib.location.rpc.servers import Servers
 from persist_lib.runtime.ambient import Runtime
-from persist_lib.server.access import Access
+from persist_lib.server.access import BYTES_MOST, BYTES_OF_A_CLIENT, Access, Load
 from persist_lib.shard.funnels import Heart
 from persist_lib.shard.remote_commit import until_answered
 from persist_lib.streams.lock import break_lock, fetch_lock
@@ -405,3 +410,94 @@ def test_requests_of_one_client_count_together_over_all_its_connections(site: Gu
         rpc = site.consensus(ADMIN)
         _commit(rpc, f"s{n}", c.Create(SCHEMA))
     assert seen == ["admin"] * 3
+
+
+def test_one_client_gets_a_part_and_all_together_the_whole() -> None:
+    load = Load(10, 4, 1000, 500)
+    load.take("a", 4, 100)
+    with pytest.raises(Overloaded):
+        load.take("a", 1, 1)
+    load.take("b", 3, 500)
+    with pytest.raises(Overloaded):
+        load.take("b", 1, 1)
+    load.take("c", 3, 100)
+    with pytest.raises(Overloaded):
+        load.take("d", 1, 0)
+    assert (load.commands, load.bytes, load.clients) == (10, 700, 3)
+    load.give_back("a", 4, 100)
+    load.take("d", 1, 400)
+    with pytest.raises(Overloaded):
+        load.take("e", 1, 1)
+    for client, commands, size in (("b", 3, 500), ("c", 3, 100), ("d", 1, 400)):
+        load.give_back(client, commands, size)
+    assert (load.commands, load.bytes, load.clients) == (0, 0, 0)
+
+
+def test_a_message_of_the_largest_size_fits() -> None:
+    assert wire.MOST_BYTES <= BYTES_OF_A_CLIENT < BYTES_MOST
+    Load().take("a", 1, wire.MOST_BYTES)
+
+
+class Bounded(Site):
+    """A server whose turns wait for `gate`, with small bounds."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        for n in range(12):
+            self.store.open_writer(f"s{n}", SCHEMA).close()
+        self.gate, self.pool, tokens = threading.Event(), ThreadPoolExecutor(32), folder / "tokens.toml"
+        rights = 'rights = { "*" = ["append", "read"] }\nholds = ["h"]'
+        tokens.write_text("\n".join(f'[clients.{name}]\ntoken = "{name * 20}"\n{rights}' for name in "abc"))
+        consensus = self.serve(token_file=tokens)._funnels._make.args[1]
+        append = consensus.compare_and_set
+        consensus.compare_and_set = lambda *args: (self.gate.wait(60), append(*args))[1]
+        self.server._calls.load = Load(8, 4)
+
+    def by(self, name: str) -> RpcConsensus:
+        token = self.folder / name
+        token.write_text(name * 20)
+        made = RpcConsensus(Servers([f"127.0.0.1:{self.server.port}"], Runtime(), Credentials(str(token))))
+        self.made.append(made)
+        return made
+
+    def hold(self, rpc: RpcConsensus, shard: str) -> Any:
+        command = c.SetHold("h", persist.frontier.MINIMUM, None, b"x")
+        return self.pool.submit(
+            rpc.commit_commands, [Proposed(shard, command, SeqNo(0))], b"t", 30, is_repeated=False, heart=Heart
+        )
+
+    def close(self) -> None:
+        self.gate.set()
+        self.pool.shutdown()
+        super().close()
+
+
+bounded = site_of(Bounded)
+
+
+def _wait(bounded: Bounded, count: int) -> None:
+    for _ in range(3000):
+        if bounded.server._calls.load.commands == count:
+            return
+        threading.Event().wait(0.01)
+    raise AssertionError(bounded.server._calls.load.commands)
+
+
+def test_a_client_with_many_shards_does_not_fill_the_server(bounded: Bounded) -> None:
+    one, two, three = map(bounded.by, "abc")
+    first = [bounded.hold(one, f"s{n}") for n in range(4)]
+    _wait(bounded, 4)
+    with pytest.raises(Overloaded, match="of a are"):
+        bounded.hold(one, "s9").result(30)
+    second = [bounded.hold(two, f"s{n}") for n in range(4, 8)]
+    _wait(bounded, 8)
+    with pytest.raises(Overloaded, match="all clients"):
+        bounded.hold(three, "s9").result(30)
+    beat = [Proposed("s0", c.Heartbeat((), 1000), SeqNo(0))]
+    answered = bounded.pool.submit(three.commit_commands, beat, b"b", 30, is_repeated=False, heart=Heart)
+    _wait(bounded, 8)
+    bounded.gate.set()
+    assert all(request.result(30)[0].is_committed for request in [*first, *second])
+    answered.result(30)
+    _wait(bounded, 0)
+    assert bounded.hold(three, "s9").result(30)[0].is_committed
