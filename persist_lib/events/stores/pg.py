@@ -17,7 +17,7 @@ from persist_lib.errors import Corrupt, InvalidUsage, NotFound
 from persist_lib.events.api import EVENTS, Held, Key, Kind, Opening, Put
 from persist_lib.events.stores.ordered import Engine, OrderedRecords, Span, pages, scan_pages
 from persist_lib.events.stores.shared import FORMAT, as_bytes, fenced, sent_again
-from persist_lib.location.postgres.database import Database, Values
+from persist_lib.location.postgres.consensus import Database, Values
 from persist_lib.location.postgres.layout import Layout, check_layout, create_layout, reading
 from persist_lib.location.postgres.sessions import BYTEA, INT8, TEXT, Record, Value, decode_int
 

@@ -10,8 +10,7 @@ from persist_lib.events.api import EVENTS, Held, Key, Kind, Opening, Put
 from persist_lib.events.stores.ordered import Engine, OrderedRecords, Span, scan_pages
 from persist_lib.events.stores.shared import EndMark, fenced, make_place, parse_path
 from persist_lib.location.sqlite import file as sqlite_file
-from persist_lib.location.sqlite.connections import Session
-from persist_lib.location.sqlite.database import Database
+from persist_lib.location.sqlite.connections import Database, Session
 from persist_lib.runtime.ambient import Runtime
 
 DEFAULT = "events.sqlite"

@@ -29,8 +29,7 @@ from persist_lib.location.contract import (
 )
 from persist_lib.location.in_place import check_same
 from persist_lib.location.sqlite import file as sqlite_file
-from persist_lib.location.sqlite.connections import Connections, Session
-from persist_lib.location.sqlite.database import BUSY_S, IN_DOUBT, Database, check_in_place
+from persist_lib.location.sqlite.connections import BUSY_S, IN_DOUBT, Connections, Database, Session, check_in_place
 from persist_lib.location.wrap.around import RefusesWrites
 from persist_lib.runtime.ambient import Runtime
 

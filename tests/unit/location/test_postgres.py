@@ -29,8 +29,7 @@ from persist_lib.location import open_location, scheme
 from persist_lib.location.api import Row
 from persist_lib.location.postgres import connection, layout
 from persist_lib.location.postgres import sessions as postgres_sessions
-from persist_lib.location.postgres.consensus import PostgresConsensus, canonical
-from persist_lib.location.postgres.database import parse_url
+from persist_lib.location.postgres.consensus import PostgresConsensus, canonical, parse_url
 from persist_lib.location.postgres.sessions import MOST_PREPARED, PREPARED_AFTER
 from persist_lib.location.wrap.deadline import within
 from persist_lib.runtime.ambient import Runtime
