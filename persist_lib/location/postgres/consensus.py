@@ -2,7 +2,8 @@
 
 `postgresql://user@host/database?persist_schema=persist`: any URL of libpq, and the schema that holds the tables.
 With `&persist_notify=1` waiting readers are woken (see `postgres.notify`), not through a pooler in transaction mode.
-With `&persist_prepare=0` no statement is prepared (see `postgres.sessions.Session`). Event logs use the same `Database`.
+With `&persist_prepare=0` no statement is prepared (see `postgres.sessions.Session`).
+Event logs use the same `Database`.
 """
 
 from __future__ import annotations
