@@ -25,7 +25,7 @@ from persist_lib.location.contract import (
     passes_newest,
     written_before,
 )
-from persist_lib.location.scheme import Opening, Scheme, unchanged
+from persist_lib.location.scheme import Opening, Scheme
 
 S = TypeVar("S", "MemoryBlob", "MemoryConsensus")
 
@@ -197,4 +197,4 @@ def _open_consensus(url: str, opening: Opening) -> Consensus:
     return consensus
 
 
-SCHEME = Scheme(_open_blob, _open_consensus, unchanged, named=_named)
+SCHEME = Scheme(_open_blob, _open_consensus, named=_named)
