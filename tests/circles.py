@@ -123,7 +123,7 @@ SAMPLED: Mapping[str, Sample] = {
     "tests/unit/catalog/test_without_transactions.py::test_definite": Sample(0.0),
     "tests/unit/client/test_times_at_every_door.py": Sample(0.4),
     "tests/unit/events/test_damage.py::test_damage_is_found": Sample(0.4),
-    "tests/unit/events/test_stored_bytes.py::test_no_damage": Sample(0.4),
+    "tests/unit/events/test_damage.py::test_no_damage": Sample(0.4),
     "tests/unit/location/test_s3.py::test_whatever_breaks": Sample(0.4),
     "tests/unit/location/test_s3_cas.py::test_whatever_breaks": Sample(0.4),
     "tests/unit/maintain/test_compaction_at_size.py::test_one_key": Sample(0.0),
