@@ -20,12 +20,11 @@ from persist_lib.errors import HandoverRefused, InvalidUsage, NotFound, TimedOut
 from persist_lib.kernel.multiplicity import built
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import Schema, check_schema
-from persist_lib.sources.bindings import Marks
+from persist_lib.sources.bindings import Marks, Window
 from persist_lib.sources.collection import Following, followed
 from persist_lib.sources.decoding import Decoding
 from persist_lib.sources.envelopes import Meaning
 from persist_lib.sources.pipeline import RAW, Made, raw_of
-from persist_lib.sources.reclock import Window
 from persist_lib.sources.records import Recipe, SourceRecord, changed, in_unit, mend_command
 from persist_lib.sources.running import PASSING, Ingestion, Progress
 from persist_lib.sources.targets import Target
