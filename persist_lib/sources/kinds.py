@@ -5,7 +5,7 @@ And what is done to make a source, and to take it away: steps that any process m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -132,12 +132,8 @@ def check_terms(decoding: object, meaning: object) -> tuple[Decoding | None, Mea
     )
 
 
-Decide = Callable[[dict[str, SourceRecord]], SourceRecord | None]
-"""Makes of the sources by name the one to set, or None for no change. Raises what refuses it. Called again."""
-
-
-To = Callable[[dict[str, SourceRecord]], tuple[SourceRecord | None, SourceRecord | None]]
-"""Makes of the sources the row to take away and the one to set."""
+Decide = Callable[[dict[str, SourceRecord]], Mapping[str, SourceRecord | None]]
+"""Makes of the sources by name those to set, and None for one to take away. Raises what refuses it. Called again."""
 
 
 def fetch_owners(controller: Controller) -> Owners:
@@ -175,52 +171,40 @@ class Declared:
         return sources[name]
 
     def change(self, decide: Decide, deadline: Deadline) -> None:
-        """Set the row that `decide` says, in one append."""
+        """Set the rows that `decide` says, in one append."""
 
-        def to(sources: dict[str, SourceRecord]) -> tuple[SourceRecord | None, SourceRecord | None]:
-            record = decide(sources)
-            return None if record is None else sources.get(record.name), record
+        def rows(bodies: dict[str, str]) -> list[Row]:
+            sources = _decoded(bodies)
+            found: list[Row] = []
+            for name, record in decide(sources).items():
+                old = sources.get(name)
+                if old is not None and old != record:
+                    # SUBTLE: as it is stored. msgspec leaves a default out or not, by which of equal texts it is.
+                    found.append({"name": name, "body": bodies[name], DIFF: -1})
+                if record is not None and old != record:
+                    found.append({"name": name, "body": encode(record), DIFF: 1})
+            return found
 
-        self._append(to, deadline)
-
-    def forget(self, record: SourceRecord, deadline: Deadline) -> None:
-        """Take away the row of a source, unless it is another one of that name by now."""
-
-        def to(sources: dict[str, SourceRecord]) -> tuple[SourceRecord | None, SourceRecord | None]:
-            now = sources.get(record.name)
-            return now if now is not None and now.id == record.id else None, None
-
-        self._append(to, deadline)
+        self._bodies.change(rows, deadline)
 
     def update(
         self, record: SourceRecord, change: Callable[[SourceRecord], SourceRecord | None], deadline: Deadline,
         *, gone: str = "",
     ) -> None:  # fmt: skip
-        """Set what `change` makes of this source's row, or None for no change.
+        """Set what `change` makes of this source's row; None takes it away.
 
         Nothing where it is another source of that name by now, or none: NotFound, if it is to say that it is `gone`.
         """
 
-        def decide(sources: dict[str, SourceRecord]) -> SourceRecord | None:
+        def decide(sources: dict[str, SourceRecord]) -> Mapping[str, SourceRecord | None]:
             now = sources.get(record.name)
             if now is not None and now.id == record.id:
-                return change(now)
+                return {record.name: change(now)}
             if gone:
                 raise NotFound(gone, source=record.name)
-            return None
+            return {}
 
         self.change(decide, deadline)
-
-    def _append(self, to: To, deadline: Deadline) -> None:
-        def rows(bodies: dict[str, str]) -> list[Row]:
-            old, new = to(_decoded(bodies))
-            if old == new:
-                return []
-            # SUBTLE: what goes, as it is stored. msgspec leaves a default out or not, by which of equal texts it is.
-            gone = [] if old is None else [{"name": old.name, "body": bodies[old.name], DIFF: -1}]
-            return gone + ([] if new is None else [{"name": new.name, "body": encode(new), DIFF: 1}])
-
-        self._bodies.change(rows, deadline)
 
     def close(self) -> None:
         self._bodies.close()
@@ -289,9 +273,9 @@ def settle(
     hold(controller, changed(record, collections=ids), is_new=True)
     table = record.reader.make(client, record, deadline) if is_kept else None
 
-    def settled(now: SourceRecord) -> SourceRecord | None:
+    def settled(now: SourceRecord) -> SourceRecord:
         if now.state != "making":
-            return None
+            return now
         return changed(now, state="running", collections=ids, health=health, input=record.input, table=table)
 
     declared.update(record, settled, deadline)
@@ -335,7 +319,7 @@ def take_away(controller: Controller, declared: Declared, record: SourceRecord, 
             record, lambda now: changed(fresh(now), id=id_, epoch=now.epoch + 1, input=again), deadline
         )  # fmt: skip
     else:
-        declared.forget(record, deadline)
+        declared.update(record, lambda _: None, deadline)
     return left
 
 

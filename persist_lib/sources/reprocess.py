@@ -152,7 +152,7 @@ def declare(
     if is_given:
         _check(sources.controller, record, given)
 
-    def decide(now: SourceRecord) -> SourceRecord | None:
+    def decide(now: SourceRecord) -> SourceRecord:
         if now.mending is None:
             if not is_given:
                 recipe_of(now)  # raises
@@ -164,7 +164,7 @@ def declare(
                 "over to these or give them up first. Nothing was changed",
                 source=record.name,
             )
-        return None
+        return now
 
     sources.declared.update(record, decide, deadline, gone=f"the source {record.name!r} was dropped in between")
     record = sources.declared.find(record.name)
@@ -190,8 +190,8 @@ def _update(
     """Change a source as long as the recipe of `record` is tried. Nothing where it was finished, or given up."""
     number = recipe_of(record).number
 
-    def while_tried(now: SourceRecord) -> SourceRecord | None:
-        return change(now) if now.mending is not None and now.mending.number == number else None
+    def while_tried(now: SourceRecord) -> SourceRecord:
+        return change(now) if now.mending is not None and now.mending.number == number else now
 
     sources.declared.update(record, while_tried, deadline)
 

@@ -85,20 +85,20 @@ class Sources:
         command = id_ if command is None else parse_command_id(command)
         return SourceRecord(id=id_, name=name, command=command, input=input_, **declaration_of(given))
 
-    def _new(self, wanted: SourceRecord, sources: dict[str, SourceRecord]) -> SourceRecord | None:
-        """The record that is new, or None if it is there. Raises NameTaken."""
+    def _new(self, wanted: SourceRecord, sources: dict[str, SourceRecord]) -> dict[str, SourceRecord]:
+        """What is to be set: nothing if it is there already. Raises NameTaken."""
         name, known = wanted.name, sources.get(wanted.name)
         if known is None:
             contents = self.controller.catalog.fetch()
             for one in names_of(wanted).values():
                 if contents.named(one) is not None:
                     raise _taken(one)
-            return wanted
+            return {name: wanted}
         if known.command != wanted.command or fresh(known) != fresh(wanted):
             raise NameTaken(
                 f"there is a source {name!r} already. Nothing was changed; choose another name", source=name
             )
-        return None
+        return {}
 
     def list(self) -> list[str]:
         """The names of all sources, sorted."""
@@ -260,7 +260,7 @@ class Sources:
             table = record.reader.look(record)
             if table is not None:
                 self.declared.update(
-                    record, lambda now: None if now.table is not None else changed(now, table=table),
+                    record, lambda now: now if now.table is not None else changed(now, table=table),
                     self._deadline(None),
                 )  # fmt: skip
                 return self.declared.find(record.name)
