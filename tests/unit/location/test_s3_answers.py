@@ -24,7 +24,7 @@ from persist_lib.location.s3.objects import S3Objects
 from persist_lib.location.wrap.deadline import RetryingBlob, RetryingConsensus, within
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.sources.files.folders import File as Listed
-from persist_lib.sources.files.s3 import S3Prefix
+from persist_lib.sources.files.folders import S3Prefix
 from tests import servers
 
 servers.use_test_credentials()
