@@ -187,7 +187,7 @@ class Controller(Promoting, Evolving, Handovers, Resource):
 
         The answer says what was done, and which readers and holds the rest waits for; `tend` does it later. With
         `dry_run` nothing is changed, and the answer says what would be. Raises NotFound, and StillRead where a hold of
-        its users keeps its history: nobody could release that any more.
+        its users keeps its history, as no client could release that later.
         """
         dry_run = parse_flag(dry_run, "dry_run")
         if not dry_run:

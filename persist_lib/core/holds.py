@@ -66,7 +66,7 @@ def let_go(state: State, since: Antichain, but: str | None = None) -> Antichain:
 
 
 def let_go_unasked(state: State, since: Antichain) -> Antichain:
-    """The same for a reader that goes on by itself, which nobody asked to give history up. Layers keep their own."""
+    """The same for a reader that moves by itself, and was not asked to give history up. Layers keep their own."""
     return since if layer_of(state) else let_go(state, since)
 
 

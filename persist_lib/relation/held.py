@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def kept_of(reader: Reader[Any, K]) -> K:
-    """What a reader keeps, which is none of its callers' business."""
+    """What a reader keeps, which its callers do not see."""
     return reader._kept
 
 
