@@ -31,7 +31,9 @@ from persist_lib.catalog.reader import CollectionReader
 from persist_lib.catalog.records import CollectionRecord, CommandRecord, Kind, Mode, TimelineRecord
 from persist_lib.catalog.wal import has_wal
 from persist_lib.catalog.writer import CollectionWriter
-from persist_lib.errors import InvalidUsage, NameTaken
+from persist_lib.core.holds import is_of_layer
+from persist_lib.core.state import RETENTION
+from persist_lib.errors import InvalidUsage, NameTaken, StillRead
 from persist_lib.relation.reader import PURPOSE_LETTERS
 from persist_lib.relation.writer import Batching
 from persist_lib.runtime.ambient import Deadline
@@ -184,13 +186,16 @@ class Controller(Promoting, Evolving, Handovers, Resource):
         """Drop a collection. Its name is free at once; open readers go on until they are closed, writers are refused.
 
         The answer says what was done, and which readers and holds the rest waits for; `tend` does it later. With
-        `dry_run` nothing is changed, and the answer says what would be. Raises NotFound.
+        `dry_run` nothing is changed, and the answer says what would be. Raises NotFound, and StillRead where a hold of
+        its users keeps its history: nobody could release that any more.
         """
         dry_run = parse_flag(dry_run, "dry_run")
         if not dry_run:
             self._writable("drop")
         name = parse_collection_name(name)
         _, collection = self._subject(name, None if dry_run else command, is_drop=True)
+        if collection.state != "dropping":
+            self._check_not_held(name, collection.shard)
         if dry_run:
             return self._tended(timeout, collection.id, dry_run=True, as_if_dropped=True)
 
@@ -202,6 +207,16 @@ class Controller(Promoting, Evolving, Handovers, Resource):
 
         self._command("drop", collection.id, {"name": name}, intent, command, timeout)
         return self._tended(timeout, collection.id)
+
+    def _check_not_held(self, name: str, shard: str) -> None:
+        version = self.client.machine(shard).try_fetch()
+        holds = version.state.holds if version is not None else ()  # it may be half made
+        if held := [hold for hold in sorted(holds) if hold != RETENTION and not is_of_layer(hold)]:
+            raise StillRead(
+                f"{name!r} is kept by the hold {', '.join(held)}, so nothing was dropped. Release it first: "
+                f"`persist hold release {name} {held[0]}`, or Table.release_hold",
+                shard=shard, by=tuple(f"hold {hold}" for hold in held),
+            )  # fmt: skip
 
     def tend(self, name: str | None = None, *, dry_run: bool = False, timeout: float | None = None) -> Tended:
         """Look after one collection, or after all and what is left of dropped ones: the duty of this layer.

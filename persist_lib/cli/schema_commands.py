@@ -54,6 +54,8 @@ def make_shard(session: Session, shard: str, schema: Schema, *, dry_run: bool) -
         _check_same(shard, _schemas_of(client, shard), schema)  # another process may have been first
         url = client.url
     session.answer(_value(shard, schema, dry_run, created=True), f"created {shard} in {url}: {schema}")
+    if schema.times is None:
+        session.note("its times are integers; with --times ms they are a clock, as those of db.table: '1 hour ago'")
     session.note(f"in Python: {python_of(schema)}")
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from persist_lib.arguments import parse_seconds, parse_text
 from persist_lib.core.state import State
-from persist_lib.frontier import MAX_TIME, TOP, Antichain
+from persist_lib.frontier import MAX_TIME, TOP, Antichain, at
 from persist_lib.ids import ReaderId
 from persist_lib.location.wrap.spending import Spending
 from persist_lib.relation.base_reader import Reader
@@ -85,8 +85,8 @@ class ReadHandle(Reader[Snapshot, ReaderLease]):
 
         The iterator waits for updates, and ends at the frontier `until` or when the shard is closed for writing. It
         raises TimedOut when nothing comes for `timeout` seconds (None: it waits for ever). The listener has a lease of
-        its own, and gives up history as it goes. Where the shard's times are a clock, `as_of` and `until` may be given
-        as in `snapshot`, and `_time` is a timestamp in UTC.
+        its own, and keeps back no history that others give up. Where the shard's times are a clock, `as_of` and `until`
+        may be given as in `snapshot`, and `_time` is a timestamp in UTC.
         """
         times = self._times()
         start, end = times.as_of(as_of), times.frontier(until, "until")
@@ -97,7 +97,8 @@ class ReadHandle(Reader[Snapshot, ReaderLease]):
         if not self.read_only:
             handle = ReadHandle(self.machine, self._kept.leases, self.schema, self.urls, purpose="listen")
             self._listeners[handle.id or ""] = handle
-            handle.downgrade_since(start)
+            handle._kept.let_go(at(start))
+            handle._kept.move_hold()
         return Listen(handle, start, end, timeout)
 
     def clone(self, *, purpose: str = "") -> ReadHandle:

@@ -8,10 +8,12 @@ from __future__ import annotations
 import threading
 import weakref
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
 
 from persist_lib.core import commands as c
+from persist_lib.core.holds import let_go_unasked
 from persist_lib.core.state import State, Version
 from persist_lib.errors import LeaseExpired, Missing, Refused, ShardFinished, SinceViolation
 from persist_lib.frontier import Antichain, at
@@ -164,13 +166,20 @@ class ReaderLease(Kept):
             raise self._lost()
 
     def downgrade(self, since: Antichain) -> None:
+        self._downgrade(since, lambda _state, since: since)
+
+    def _downgrade(self, since: Antichain, allowed: Callable[[State, Antichain], Antichain]) -> None:
         since = self._since.join(since)
         reader, lease_ms = self.id, self.machine.config.lease_ms
         if reader is None:
             raise self._lost()
         oldest = self._oldest_active()
         self._since = since  # first, so that no read before it begins while that history is being given up
-        self.machine.commit(lambda _state, now: c.DowngradeSince(reader, since, oldest, now + lease_ms))
+
+        def build(state: State, now: int) -> c.DowngradeSince:
+            return c.DowngradeSince(reader, allowed(state, since), oldest, now + lease_ms)
+
+        self.machine.commit(build)
 
     def move_hold(self) -> None:
         """Let go of states that are no longer read from. Called in the background; a no-op where it frees nothing."""
@@ -184,9 +193,10 @@ class ReaderLease(Kept):
         is_in_the_way = any(entry.seqno <= g.seqno < oldest for g in state.garbage.values()) or any(
             entry.seqno < rollup <= oldest for rollup in state.rollups
         )
-        if is_in_the_way or self._since < self._wanted:
+        wanted = let_go_unasked(state, self._wanted)
+        if is_in_the_way or entry.since < wanted:
             with suppress(Refused):  # expired: the next read raises LeaseExpired
-                self.downgrade(self._wanted)
+                self._downgrade(wanted, let_go_unasked)
 
     def _register(self, purpose: str, original: ReaderId | None) -> None:
         fresh, lease_ms = format_reader_id(self.machine.runtime.entropy()), self.machine.config.lease_ms

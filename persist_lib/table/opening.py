@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from persist_lib.catalog.catalog import Catalog, has_shard
+from persist_lib.catalog.catalog import Catalog, Contents, has_shard
 from persist_lib.catalog.names import parse_collection_name
 from persist_lib.catalog.parallel import at_once
 from persist_lib.core.holds import layer_of
@@ -36,21 +36,23 @@ def open_carrier(client: Client, name: str, schema: Schema | None, tables: Calla
         if has_shard(client, name):
             return _of_shard(client, name, wanted)
         controller = client.controller()
-        if (record := _listed(controller, name)) is not None:
+        contents = controller.catalog.fetch()
+        if (record := _listed(controller, name, contents)) is not None:
             return _of_catalog(controller, record, wanted, tables)
-        if not wanted:
-            raise _not_there(client, name)
+        if not wanted or contents.renamed(name) is not None:
+            raise _not_there(client, name, contents)
         make_table(client, name, wanted[-1])
 
 
 def open_promoted(client: Client, tables: Callable[[], Tables], collection: str) -> Carrier:
     """Open the collection with this id, which a shard is a member of. Raises NotFound where it was dropped."""
     controller = client.controller()
-    record = controller.catalog.fetch().collections.get(collection)
+    contents = controller.catalog.fetch()
+    record = contents.collections.get(collection)
     if record is not None and record.state == "making":  # its promotion is decided, and not yet said
-        record = _listed(controller, record.name)
+        record = _listed(controller, record.name, contents)
     if record is None or record.state == "dropping":
-        raise _not_there(client, collection)
+        raise _not_there(client, collection, contents)
     return _of_catalog(controller, record, (), tables)
 
 
@@ -59,8 +61,9 @@ def find_record(client: Client, name: str) -> CollectionRecord | None:
     if has_shard(client, parse_collection_name(name)):
         return None
     with client.controller() as controller:
-        if (record := _listed(controller, name)) is None:
-            raise _not_there(client, name)
+        contents = controller.catalog.fetch()
+        if (record := _listed(controller, name, contents)) is None:
+            raise _not_there(client, name, contents)
     return record
 
 
@@ -79,8 +82,8 @@ def make_table(client: Client, name: str, schema: Schema) -> None:
         client.controller().create(name, schema, mode="compare_and_append")
 
 
-def _listed(controller: Controller, name: str) -> CollectionRecord | None:
-    found = controller.catalog.fetch().named(name)
+def _listed(controller: Controller, name: str, contents: Contents) -> CollectionRecord | None:
+    found = contents.named(name)
     if found is not None and found.state == "making" and not controller.client.read_only:
         controller.tend(name)  # its maker may have died
         found = controller.catalog.fetch().named(name)
@@ -112,10 +115,12 @@ def _of_shard(client: Client, name: str, wanted: Sequence[Schema]) -> Carrier:
     return ShardCarrier(client, name, schema)
 
 
-def _not_there(client: Client, name: str) -> NotFound:
-    return NotFound(
-        f"there is no table {name!r} in {client.url}: tables() lists them. Give a schema to make it", table=name
-    )
+def _not_there(client: Client, name: str, contents: Contents) -> NotFound:
+    now = contents.renamed(name)
+    advice = "tables() lists them. Give a schema to make it"
+    if now is not None:
+        advice = f"it was renamed, and is {now!r} now. `persist create {name}` makes a new one of the former name"
+    return NotFound(f"there is no table {name!r} in {client.url}: {advice}", table=name, renamed=now)
 
 
 def _mismatch(name: str, wanted: Schema, actual: Schema) -> SchemaMismatch:

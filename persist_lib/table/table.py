@@ -257,9 +257,9 @@ class Table(Resource):
     def set_hold(self, hold: str, since: TimeLike, *, opaque: bytes = b"") -> None:
         """Keep history from `since` on, durably, whatever the retention, until `release_hold`.
 
-        A hold never gives history up: see `downgrade_hold`. Raises SinceViolation for history that is given up, or
-        before the hold's own time, and GivesUpHistory for a time beyond the newest, and where nothing else keeps the
-        history before `since`, as without a retention. `opaque` is its fencing value.
+        A hold never gives history up: without a retention, what is before it is kept as well. See `downgrade_hold`.
+        Raises SinceViolation for history that is given up, or before the hold's own time, and GivesUpHistory for a time
+        beyond the newest. `opaque` is its fencing value.
         """
         self._ask(lambda on: on.client.set_hold(*on.hold_of(hold), since, opaque=opaque))
 

@@ -101,8 +101,8 @@ def test_every_verb_of_an_open_table_continues() -> None:
         "evolve": lambda t: t.evolve(WIDER),
         "set_retention": lambda t: t.set_retention(2), "set_hold": lambda t: t.set_hold("h", 1),
         "downgrade_hold": lambda t: t.downgrade_hold("audit", 1), "release_hold": lambda t: t.release_hold("audit"),
-        "rename": lambda t: t.rename("u"), "drop": lambda t: t.drop(), "maintain": lambda t: t.maintain(),
-        "writer": lambda t: t.writer().close(), "promote": lambda t: t.promote(),
+        "rename": lambda t: t.rename("u"), "drop": lambda t: (t.release_hold("audit"), t.drop()),
+        "maintain": lambda t: t.maintain(), "writer": lambda t: t.writer().close(), "promote": lambda t: t.promote(),
     }  # fmt: skip
     done = []
     for name, verb in verbs.items():
@@ -282,6 +282,9 @@ def test_its_name_can_be_given_away_and_dropping_it_takes_the_shard(world: World
     table.rename("u")
     assert client.tables() == ["u"]
     plain = persist.Schema(SCHEMA.key, SCHEMA.value, times="ms")
+    with pytest.raises(NotFound, match="'u' now"):
+        client.table("t", plain)
+    client.controller().create("t", plain, mode="compare_and_append")
     second = client.table("t", plain)
     second.append([row(70)])
     assert client.tables() == ["t", "u"]

@@ -10,7 +10,6 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -522,10 +521,8 @@ def test_how_much_history_is_kept_counts_at_once(world: World, carrier: Carrier)
 def test_a_hold_keeps_history_whatever_the_retention(world: World, carrier: Carrier) -> None:
     table = table_on(world, carrier)
     times = written(table, world)
-    with pytest.raises(persist.GivesUpHistory) if carrier == SHARD else nullcontext():
-        table.set_hold("audit", times[1], opaque=b"x")
-    table.set_retention("1 day")  # of a shard alone, nothing keeps what a hold would leave
     table.set_hold("audit", times[1], opaque=b"x")
+    assert contents(table, times[0]), "without a policy all is kept, also beside a hold"
     assert table.describe().holds == {"audit": persist.at(times[1])}
     moved = table.set_retention(0)
     assert time_of(moved.after) <= times[1]
@@ -574,6 +571,37 @@ def test_a_table_that_is_open_keeps_no_history_but_for_what_is_being_read(world:
     assert contents(table, newest - 10_000)[-1] == (3, "w"), "all that is kept can be read"
     with pytest.raises(persist.SinceViolation):
         table.read(first)
+
+
+@over_all
+def test_a_table_without_a_retention_keeps_all_history_whoever_reads_it(world: World, carrier: Carrier) -> None:
+    """Reading, listening, pausing and coming back give nothing up: only a retention or the owner of a hold does."""
+    table, client = table_on(world, carrier), world.clients[-1]
+    other = world.client()
+    first = when(table.append(rows(0)))
+    clients = [client, other]
+    for number in range(1, 4):
+        for each in clients:
+            each.table("c").read().release()
+        with table.listen(first - 1) as events:
+            assert events.poll()
+            if carrier == SHARD:
+                with client.open_reader("c") as reader, reader.listen(first) as alone:
+                    alone.poll()
+                    other.heartbeat()
+            for each in clients:
+                world.clock.advance(each.config.lease_ms / 1000 * (number % 2 * 0.6 + 0.3))
+                table.read(keys=[]).release()
+                each.heartbeat()
+        newest = when(table.append(rows(number)))
+        client.maintain()
+    assert contents(other.table("c"), first) == [(0, "w")]
+    other.table("c").set_retention(0)
+    for _ in range(3):
+        for each in clients:
+            each.heartbeat()
+        other.maintain()
+    assert newest >= time_of(other.table("c").describe().since) > first, "readers let go of what a policy gives up"
 
 
 def test_a_listener_of_a_table_keeps_no_history_but_its_own(world: World) -> None:
@@ -676,6 +704,20 @@ def test_a_shard_that_others_read_is_not_dropped(world: World) -> None:
 
 
 @over_all
+def test_what_a_hold_keeps_is_not_dropped(world: World, carrier: Carrier) -> None:
+    table = table_on(world, carrier)
+    table.set_hold("audit", when(table.append(rows(1))))
+    for dry_run in (True, False):
+        with pytest.raises(persist.StillRead, match="audit") as told:
+            table.drop(dry_run=dry_run)
+        assert told.value.by == ("hold audit",)
+    assert contents(table) == [(1, "w")]
+    table.release_hold("audit")
+    table.drop()
+    assert world.client().tables() == []
+
+
+@over_all
 def test_a_name_changes_where_the_catalog_has_it(world: World, carrier: Carrier) -> None:
     table = table_on(world, carrier)
     table.append(rows(1))
@@ -694,7 +736,19 @@ def test_a_name_changes_where_the_catalog_has_it(world: World, carrier: Carrier)
     table.append(rows(2))
     assert contents(table) == contents(world.client().table("d")) == [(1, "w"), (2, "w")]
     assert world.client().tables() == ["d", "taken"]
-    assert world.client().table("c", PLAIN).count() == 0, "its old name is free"
+    for schema in (PLAIN, None):
+        with pytest.raises(persist.NotFound, match="'d' now") as told:
+            world.client().table("c", schema)
+        assert told.value.renamed == "d"
+    assert world.client().tables() == ["d", "taken"], "a program with the former name makes no empty table"
+    world.client().controller().create("c", PLAIN, mode="compare_and_append")
+    assert world.client().table("c", PLAIN).count() == 0, "its former name is free, for who asks for a new table"
+    table.rename("e")
+    world.client().table("c").drop()
+    with pytest.raises(persist.NotFound, match="'e' now"):
+        world.client().table("d", PLAIN)
+    table.drop()
+    assert world.client().table("d", PLAIN).count() == 0
 
 
 @over_all
