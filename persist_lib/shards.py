@@ -16,7 +16,7 @@ from persist_lib.config import Config
 from persist_lib.core.state import Version
 from persist_lib.errors import InvalidUsage
 from persist_lib.ids import check_not_kept, parse_token
-from persist_lib.location.wrap.retrying import RetryingConsensus
+from persist_lib.location.wrap.deadline import RetryingConsensus
 from persist_lib.location.wrap.spending import charged
 from persist_lib.maintain import Worker
 from persist_lib.maintain.duties import Upkeep

@@ -42,7 +42,6 @@ class Renewed(Protocol):
 
     def after_fork_in_child(self) -> None:
         """Replace locks, threads and connections of the parent. Only the calling thread exists in the child."""
-        ...
 
 
 @runtime_checkable
@@ -51,11 +50,9 @@ class Paused(Renewed, Protocol):
 
     def before_fork(self) -> None:
         """End what is under way, and begin nothing more."""
-        ...
 
     def after_fork_in_parent(self) -> None:
         """Resume what `before_fork` stopped."""
-        ...
 
 
 _lock = threading.RLock()

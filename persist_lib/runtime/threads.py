@@ -43,7 +43,6 @@ class Lock(Protocol):
 
     def acquire(self, blocking: bool = ..., timeout: float = ...) -> bool:
         """Take the lock, waiting at most `timeout` seconds (-1: no limit). Returns whether it was taken."""
-        ...
 
     def release(self) -> None: ...
 

@@ -24,12 +24,11 @@ from persist_lib.runtime.resource import Resource
 from persist_lib.schema.schema import Schema, check_schema
 from persist_lib.shard.commit import Wanted
 from persist_lib.shard.schemas import schema_id
-from persist_lib.streams.commit_plan import AT, unsealed_schema
 from persist_lib.streams.committer import Committer, deadline_of
 from persist_lib.streams.lock import WriterLock, fence
 from persist_lib.streams.stream_list import LAYER, Catalog, Record, parse_stream_name, shard_name
 from persist_lib.streams.stream_reader import StreamReader
-from persist_lib.streams.stream_state import Stream
+from persist_lib.streams.stream_state import AT, Stream, unsealed_schema
 from persist_lib.streams.stream_writer import StreamWriter, multi_write
 
 Mode = Literal["full", "read"]
@@ -264,6 +263,3 @@ def _check_columns(schema: Schema) -> Schema:
     if AT in schema.names:
         raise InvalidUsage(f"a stream has no column {AT!r}: its unsealed updates have their time there", schema=schema)
     return schema
-
-
-__all__ = ["Described", "Shared", "Streams", "take_over"]

@@ -15,8 +15,8 @@ from persist_lib.frontier import Antichain, at
 from persist_lib.relation.appends import ROOM_BYTES, Appended, is_shared, take_over
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import Schema
-from persist_lib.streams.commit_plan import LAST_TIME, Op, check_negatable
 from persist_lib.streams.committer import Committer
+from persist_lib.streams.stream_state import LAST_TIME, Op, check_negatable
 from persist_lib.times import Times
 
 

@@ -1,4 +1,7 @@
-"""What all that is followed or open has in common: delivery, waiting, failures, interrupts, pauses and closing."""
+"""What all that is followed or open has in common: delivery, waiting, failures, interrupts, pauses and closing.
+
+And background work without threads: the same answers and errors as with them.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import pytest
 
 from persist_lib.errors import Determinate, Indeterminate, PersistError, TimedOut
 from persist_lib.frontier import TOP, Antichain, at
-from persist_lib.runtime.ambient import Backoff, Deadline
+from persist_lib.runtime.ambient import Backoff, Deadline, Runtime
 from persist_lib.runtime.follow import Follow
 from persist_lib.runtime.resource import Resource
 from persist_lib.testing import ManualClock
@@ -180,3 +183,17 @@ def test_what_is_complete_at_first_is_over_at_once() -> None:
     numbers = Numbers(END)
     numbers.frontier = TOP
     assert list(numbers) == []
+
+
+def fails(_: int) -> int:
+    raise ValueError("it failed")
+
+
+@pytest.mark.parametrize("background", [True, False])
+def test_what_a_task_answers_or_raises_reaches_its_caller(background: bool) -> None:
+    with Runtime(background=background).pool(2, "test") as pool:
+        assert list(pool.map(abs, [-1, -2])) == [1, 2]
+        with pytest.raises(ValueError, match="it failed"):
+            pool.submit(fails, 1).result()
+        with pytest.raises(ValueError, match="it failed"):
+            list(pool.map(fails, [1]))

@@ -24,7 +24,7 @@ def client() -> Iterator[persist.Client]:
 
 @pytest.mark.parametrize("since", [10, 2**60, []])
 def test_a_hold_beyond_the_newest_time_is_refused(client: persist.Client, since: object) -> None:
-    before = client.inspect("s").seqno
+    before: int = client.inspect("s").seqno
     for _ in range(2):
         with pytest.raises(persist.GivesUpHistory, match="Nothing was changed") as told:
             client.set_hold("s", "audit", since)

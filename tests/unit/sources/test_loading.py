@@ -29,9 +29,9 @@ from persist_lib.sources import (
     Postgres,
     Transactions,
 )
+from persist_lib.sources.bindings import Window
 from persist_lib.sources.files.reader import LineFiles
 from persist_lib.sources.loading import Answer, Loading, Loads, Piece, Work, begin, check_loadable, settle
-from persist_lib.sources.reclock import Window
 from persist_lib.sources.records import SourceRecord
 from tests.loading import Place
 
