@@ -76,11 +76,9 @@ def looking_up(client: Client) -> Iterator[Callable[[TableDescription], Listed |
     with client.controller() as controller, controller.tables() as tables:
 
         def one(described: TableDescription) -> Listed | None:
-            if described.carrier == OF_A_SHARD:
-                return None
-            found = controller.describe(described.name)
-            if found.kind != "table":
-                return Listed(found)
+            found = described.collection
+            if found is None or found.kind != "table":
+                return None if found is None else Listed(found)
             timeline, mode = tables.timeline_of(described.name)
             if mode == "wal" and timeline not in lags:
                 lags[timeline] = tables.lag(timeline)

@@ -136,9 +136,7 @@ class Verbs(OrderedWriter[Brought, Done], Generic[Brought, Basis, Done, Counted]
         with the `token` that the error carries, and the same rows: if the first call was committed, that one answers.
         With `dry_run` nothing is written: the counts say what would be done now.
         """
-        self._check_verb("upsert")
-        is_dry, known = parse_flag(dry_run, "dry_run"), Named.of(token)
-        return self._execute(Upsert(self._name(), self.schema, rows), timeout, known, is_dry=is_dry)
+        return self._execute("upsert", partial(Upsert, self._name(), rows=rows), timeout, token, dry_run=dry_run)
 
     def delete(
         self,
@@ -154,9 +152,8 @@ class Verbs(OrderedWriter[Brought, Done], Generic[Brought, Basis, Done, Counted]
         `keys` is what `read.snapshot(keys=...)` takes; keys that have no rows are left alone. What a filter keeps is
         held in memory. `timeout`, `token`, `dry_run` and errors are those of `upsert`.
         """
-        self._check_verb("delete")
-        is_dry, known = parse_flag(dry_run, "dry_run"), Named.of(token)
-        return self._execute(Delete(self._name(), self.schema, keys, filter), timeout, known, is_dry=is_dry)
+        made = partial(Delete, self._name(), keys=keys, filter=filter)
+        return self._execute("delete", made, timeout, token, dry_run=dry_run)
 
     def update(
         self,
@@ -177,9 +174,8 @@ class Verbs(OrderedWriter[Brought, Done], Generic[Brought, Basis, Done, Counted]
         computed again from what is there then, so that it may be called several times. The rows are held in memory.
         `timeout`, `token`, `dry_run` and errors are those of `upsert`.
         """
-        self._check_verb("update")
-        is_dry, known = parse_flag(dry_run, "dry_run"), Named.of(token)
-        return self._execute(Update(self._name(), self.schema, change, keys, filter), timeout, known, is_dry=is_dry)
+        made = partial(Update, self._name(), change=change, keys=keys, filter=filter)
+        return self._execute("update", made, timeout, token, dry_run=dry_run)
 
     def apply(
         self,
@@ -205,13 +201,18 @@ class Verbs(OrderedWriter[Brought, Done], Generic[Brought, Basis, Done, Counted]
         evaluated against the rows just before the append, again after each lost race. Keys of several rows are refused
         with it, and deletes beside it. `timeout`, `token`, `dry_run` and errors are those of `upsert`.
         """
-        self._check_verb("apply")
-        is_dry, known = parse_flag(dry_run, "dry_run"), Named.of(token)
-        statement = Apply(self._name(), self.schema, upserts, deletes, appends, only_if=only_if, order_by=order_by)
-        return self._execute(statement, timeout, known, is_dry=is_dry)
+        made = partial(
+            Apply, self._name(), upserts=upserts, deletes=deletes, appends=appends, only_if=only_if, order_by=order_by
+        )
+        return self._execute("apply", made, timeout, token, dry_run=dry_run)
 
-    def _execute(self, statement: Statement, timeout: float | None, known: Named | None, *, is_dry: bool) -> Counted:
-        return self._change(_Executed(statement, self._told()), timeout, known, is_dry=is_dry)
+    def _execute(
+        self, verb: str, make: Callable[[Schema], Statement], timeout: float | None, token: bytes | None, *,
+        dry_run: bool,
+    ) -> Counted:  # fmt: skip
+        self._check_verb(verb)
+        is_dry, known = parse_flag(dry_run, "dry_run"), Named.of(token)
+        return self._change(_Executed(make(self.schema), self._told()), timeout, known, is_dry=is_dry)
 
     def _change(self, find: Finding, timeout: float | None, known: Named | None, *, is_dry: bool) -> Counted:
         def change(deadline: Deadline) -> Counted:
@@ -332,9 +333,7 @@ def execute(
     token: bytes | None = None, dry_run: bool = False,
 ) -> Counted:  # fmt: skip
     """Carry out the statement that `make` makes for a writer's schema, at the next time. Raises as `upsert` does."""
-    write._check_verb("statements")
-    is_dry, known = parse_flag(dry_run, "dry_run"), Named.of(token)
-    return write._execute(make(write.schema), timeout, known, is_dry=is_dry)
+    return write._execute("statements", make, timeout, token, dry_run=dry_run)
 
 
 class _Executed:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from persist_lib.catalog.describe import Description
 from persist_lib.frontier import Antichain
 from persist_lib.maintain.duties import Maintained
 from persist_lib.relation.row_selection import Asked
@@ -31,7 +32,8 @@ class TableDescription(msgspec.Struct, frozen=True):
     """What a table is, and how far it has come. Times from `since` on and before `upper` can be read.
 
     `retention` is how many times of history are kept behind upper by a policy; None where there is none. `holds` are by
-    name, with the time from which on each keeps history. `shards` are those that have its rows now.
+    name, with the time from which on each keeps history. `shards` are those that have its rows now. `collection` is
+    what the catalog says of it, its renditions among others; None where one shard carries it.
     """
 
     name: str
@@ -42,6 +44,7 @@ class TableDescription(msgspec.Struct, frozen=True):
     retention: int | None
     holds: dict[str, Antichain]
     shards: tuple[str, ...]
+    collection: Description | None = None
 
 
 class Carrier(ABC):

@@ -144,7 +144,7 @@ class _Listed(Carrier):
         state = self.client.inspect(self.kept_by()).state
         return TableDescription(
             self.name, self.kind, found.schema, found.since, found.upper, found.retention, _holds_in(state),
-            found.active.shards,
+            found.active.shards, found,
         )  # fmt: skip
 
     def evolve(self, schema: Schema, *, dry_run: bool) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ import pyarrow.compute as pc
 from persist_lib.arguments import not_pickled, parse_flag, parse_seconds, parse_text, shown
 from persist_lib.catalog.changes import integer_times
 from persist_lib.catalog.collection_arguments import Retention
+from persist_lib.catalog.command_log import Acting
 from persist_lib.catalog.controller import create_table
 from persist_lib.catalog.describe import Description, Tended
 from persist_lib.catalog.effects import settle
@@ -48,7 +49,7 @@ DEFAULT = "default"
 T = TypeVar("T")
 
 
-class Tables(Resource):
+class Tables(Acting, Resource):
     """Tables: rows that people change, with times minted for them. Safe to use from several threads.
 
         tables = client.controller().tables()
@@ -319,13 +320,6 @@ class Tables(Resource):
     def _times(self) -> Times:
         """Relative times count from the store's clock, as it mints the times of tables."""
         return Times("ms", self.client.consensus.now)
-
-    def _writable(self, what: str) -> None:
-        if self.client.read_only:
-            raise InvalidUsage(f"{what} needs a client that may write; this one was opened with read_only=True")
-
-    def _deadline(self, timeout: float | None) -> Deadline:
-        return self.client.runtime.deadline(self.client.config.timeout_s if timeout is None else parse_seconds(timeout))
 
 
 def execute(

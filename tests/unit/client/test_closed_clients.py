@@ -29,7 +29,6 @@ def client(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Client]:
 CLIENT: dict[str, Callable[[Client], object]] = {
     "shards": lambda client: client.shards(),
     "survey": lambda client: client.survey(),
-    "machine": lambda client: client.machine("s"),
     "open_shard": lambda client: client.open_shard("s", SCHEMA),
     "open_writer": lambda client: client.open_writer("s", SCHEMA),
     "open_reader": lambda client: client.open_reader("s"),
