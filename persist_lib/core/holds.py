@@ -30,6 +30,11 @@ last two on what they still have to read; `NAMED` is for readers by the name of 
 _BEGIN = tuple(name[:-1] for name in LAYER_HOLDS if name.endswith("*"))
 
 
+def is_table(state: State) -> bool:
+    """Whether the shard is a table of users: one that anybody writes, or that a stream or a pending area feeds."""
+    return layer_of(state) in {"", "pending"} or "stream" in state.holds
+
+
 def is_of_layer(hold: str) -> bool:
     """Whether a hold of this name is a layer's."""
     return hold in LAYER_HOLDS or hold.startswith(_BEGIN)

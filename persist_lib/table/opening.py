@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from persist_lib.catalog.catalog import Catalog, Contents, has_shard
 from persist_lib.catalog.names import parse_collection_name
 from persist_lib.catalog.parallel import at_once
-from persist_lib.core.holds import layer_of
+from persist_lib.core.holds import is_table, layer_of
 from persist_lib.core.refusals import OfLayer
 from persist_lib.errors import NameTaken, NotFound, SchemaMismatch
 from persist_lib.ids import KEPT, check_not_kept, parse_shard_id
@@ -106,8 +106,8 @@ def _of_shard(client: Client, name: str, wanted: Sequence[Schema]) -> Carrier:
     check_not_kept(parse_shard_id(name), "")
     machine = client.machine(name)
     state = machine.state  # as `has_shard` has just read it
-    if layer := layer_of(state):
-        raise machine.refused(OfLayer(layer))
+    if not is_table(state):
+        raise machine.refused(OfLayer(layer_of(state)))
     schemas = state.schemas
     schema = next((each for each in wanted or schemas[-1:] if each in schemas), None)
     if schema is None:
@@ -135,7 +135,7 @@ def tables_in(client: Client) -> list[str]:
     """The names of all tables of a location, sorted. Costs a list, and a read of each shard not known yet."""
     names = [name for name in client.shards() if not KEPT.fullmatch(name)]
     states = at_once(client.runtime, lambda name: client.machine(name).fetch().state, names)
-    lone = {n for n, state in zip(names, states, strict=True) if not state.is_finished() and not layer_of(state)}
+    lone = {n for n, state in zip(names, states, strict=True) if not state.is_finished() and is_table(state)}
     catalog = Catalog(client)
     try:
         found = {record.name for record in catalog.fetch().collections.values() if record.state == "live"}

@@ -22,7 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import persist_lib as persist
-from persist_lib import streams
+from persist_lib import pending_area, streams
 from persist_lib.catalog.controller import Controller
 from persist_lib.catalog.listen import CollectionListen
 from persist_lib.catalog.snapshot import CollectionSnapshot
@@ -875,15 +875,37 @@ def test_what_is_open_of_a_table_is_open_once(world: World, carrier: Carrier) ->
     assert max(live) <= 3, live
 
 
-def test_a_shard_of_a_layer_is_no_table(world: World) -> None:
-    client = world.client()
-    runtime = streams.open(client)
-    runtime.create_or_load("mine", PLAIN)
-    assert "mine" in client.shards()
-    assert client.tables() == []
-    with pytest.raises(persist.OfLayer):
-        client.table("mine")
-    runtime.stop()
+@pytest.mark.parametrize("by", ["stream", "pending area"])
+def test_what_a_stream_or_a_pending_area_feeds_is_read_as_any_table(tmp_path: Path, by: str) -> None:
+    client = persist.open(f"file:{tmp_path}/data")
+    if by == "stream":
+        runtime = streams.open(client)
+        write, _ = runtime.create_or_load("mine", PLAIN)
+        write.write([{**row, "_time": 3} for row in rows(1)])
+        write.seal(5).result()
+        with pytest.raises(persist.OfLayer):
+            client.table("mine.unsealed")
+    else:
+        pending_area.create(client, "mine", PLAIN)
+        with pending_area.Writer(client.url, "mine", "edge", PLAIN) as put:
+            put.put([{**row, "_time": 3} for row in rows(1)], 0, 5)
+        pending_area.absorb(client, "mine")
+    assert client.tables() == ["mine"]
+    table = client.table("mine", PLAIN)
+    assert contents(table) == contents(table, 3) == [(1, "w")]
+    assert table.changes(None).to_arrow().num_rows == 1
+    assert len(table.listen(2).poll()) == 2
+    changes = [
+        lambda: table.append(rows(2)), lambda: table.upsert(rows(2)), lambda: table.delete([1]),
+        lambda: table.restore(1), lambda: table.apply(rows(2)),
+    ]  # fmt: skip
+    for change in changes:
+        with pytest.raises(persist.OfLayer, match=by):
+            change()
+    assert contents(table) == [(1, "w")]
+    if by == "stream":
+        runtime.stop()
+    client.close()
 
 
 def test_transactions_change_the_tables_of_a_timeline(world: World) -> None:
