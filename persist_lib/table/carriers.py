@@ -495,13 +495,13 @@ class TimelineCarrier(_Listed):
             time = self._tables.outcome(token, timeline=self._timeline, table=self.name)
             if time is not None:
                 return Done(time, 0, token, Cost())
-        return self._tables.execute(self.name, make, timeout, dry_run=dry_run)
+        return self._tables.execute(self.name, make, timeout, dry_run=dry_run, schema=self.schema)
 
     def read(self, as_of: TimeLike | None, *, newest: bool, timeout: float | None, **wanted: Any) -> Any:
-        return self._tables.read(self.name, as_of, newest=newest, timeout=timeout, **wanted)
+        return self._tables.read(self.name, as_of, newest=newest, timeout=timeout, schema=self.schema, **wanted)
 
     def changes(self, from_: TimeLike | None, to: TimeLike | None, *, timeout: float | None) -> Changes:
-        return self._tables.changes(self.name, from_, to, timeout=timeout)
+        return self._tables.changes(self.name, from_, to, timeout=timeout, schema=self.schema)
 
     def listen(self, as_of: TimeLike, *, until: object, replace: bool, timeout: float | None) -> Listener:
         if replace:
@@ -509,7 +509,7 @@ class TimelineCarrier(_Listed):
                 f"table {self.name!r} is on a {self.kind}, whose tables keep their columns: leave out replace",
                 table=self.name, carrier=self.kind,
             )  # fmt: skip
-        return self._tables.listen(self.name, as_of, until=until, timeout=timeout)
+        return self._tables.listen(self.name, as_of, until=until, timeout=timeout, schema=self.schema)
 
 
 def _remember(found: Weak, one: Any) -> None:
