@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow.compute as pc
@@ -11,7 +12,9 @@ import pytest
 import persist_lib as persist
 from persist_lib.catalog.wal import EVOLVED
 from persist_lib.core.formats import GROUPS, MEMBERS
+from persist_lib.errors import InvariantViolated
 from persist_lib.format import log
+from persist_lib.timeline.wal_apply import apply_table
 from tests.worlds import DiesAt, Killed, World
 
 OLD = persist.Schema({"id": "int64 not null"}, {"n": "int64"}, unique=True, times="ms")
@@ -114,6 +117,65 @@ def test_an_applier_that_knows_the_older_columns_loses_none(world: World) -> Non
     other.tidy()
     assert tables_of(client).lag().rows == 0
     assert rows(world.client().table("t").read()) == {1: (1, None), 2: (2, "b")}
+
+
+@pytest.mark.parametrize("then", ["read", "apply", "upsert", "transaction"])
+def test_who_looked_just_before_the_mark_and_reads_the_wal_just_after_it(
+    world: World, monkeypatch: pytest.MonkeyPatch, then: str
+) -> None:
+    """What was asked about the shards is of before, and the WAL is of after: the mark says to read the shards again."""
+    client, other = made(world, "wal"), tables_of(world.client())
+    other.read("t").to_pylist()
+    other.apply()
+    heads, done = other._timelines.line("default").heads, list[Any]()
+    look = heads.look
+
+    def look_early() -> None:
+        look()
+        if not done:
+            done.append(client.table("t").evolve(NEW))
+            client.table("t", NEW).upsert([{"id": 2, "n": 2, "x": "b"}])
+
+    monkeypatch.setattr(heads, "look", look_early)
+    expected: dict[int, Any] = {1: (1, None), 2: (2, "b")}
+    if then == "read":
+        assert rows(other.read("t")) == expected
+    elif then == "apply":
+        other.apply()
+    elif then == "upsert":
+        other.upsert("t", [{"id": 1, "n": 1, "x": "a"}])
+        expected[1] = (1, "a")
+    else:
+        with other.transaction() as t:
+            assert rows(t.read("t")) == expected
+            t.update("t", {"n": 7}, keys=[2])
+        expected[2] = (7, "b")
+    assert done == [("x",)]
+    other.apply()
+    other.tidy()
+    assert rows(other.read("t")) == rows(tables_of(world.client()).read("t")) == expected
+
+
+def test_who_applies_by_a_view_of_before_writes_in_the_newest_columns(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a listener may, which stays in the columns in which it began. If its writers stayed, too, it would refuse."""
+    client, other = made(world, "wal"), tables_of(world.client())
+    line: Any = other._timelines.line("default")
+    line.look()
+    view, deadline = line.view("t"), line.client.runtime.deadline(5)
+    apply_table(line, view, deadline)
+    client.table("t").evolve(NEW)
+    for word in ("b", "c"):
+        client.table("t", NEW).upsert([{"id": 2, "n": 2, "x": word}])
+        line.look()
+        if word == "c":
+            with monkeypatch.context() as patch, pytest.raises(InvariantViolated, match=r"columns \['x'\]"):
+                patch.setattr(type(view), "writer", lambda *_: SimpleNamespace(schema=OLD))
+                apply_table(line, view, deadline)
+        apply_table(line, view, deadline)
+        other.tidy()
+        assert rows(tables_of(world.client()).read("t")) == {1: (1, None), 2: (2, word)}
 
 
 def test_a_transaction_that_began_in_the_older_columns_is_committed_or_gets_a_conflict(world: World) -> None:
