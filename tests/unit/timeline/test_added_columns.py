@@ -131,6 +131,8 @@ def test_who_looked_just_before_the_mark_and_reads_the_wal_just_after_it(
     look = heads.look
 
     def look_early() -> None:
+        if not done:
+            client.table("u").upsert([{"id": 1, "n": 1}])  # so that the WAL is read again
         look()
         if not done:
             done.append(client.table("t").evolve(NEW))
