@@ -72,7 +72,8 @@ def settle(catalog: Catalog, command: CommandRecord, deadline: Deadline) -> Comm
             else:
                 answer = adopted
         case "make rendition":
-            make_shards(catalog.client, contents.renditions[(collection.id, current.asked["rendition"])])
+            made = contents.renditions[(collection.id, current.asked["rendition"])]
+            make_shards(catalog.client, made, _older_columns(catalog.client, contents, made))
         case "evolve":
             evolve(catalog.client, contents, current, deadline)
         case "hand over":
@@ -166,15 +167,44 @@ def _is_a_shards(client: Client, name: str) -> bool:
     return False
 
 
-def make_shards(client: Client, rendition: RenditionRecord) -> None:
-    """Make the rendition's shards, each with the hold that keeps its history."""
+def make_shards(client: Client, rendition: RenditionRecord, older: Sequence[Schema] = ()) -> None:
+    """Make the rendition's shards, each with the hold that keeps its history, and with the columns of before.
+
+    `older` are those that became its own, oldest first: programs that have them continue after a handover to it.
+    """
+    first, *added = (*older, rendition.columns)
 
     def make(name: str) -> None:
         with suppress(ShardFinished):  # made, and dropped since, by processes that were faster
-            client.open_writer(name, rendition.columns, layer=LAYER).close()
+            known = client.machine(name).try_fetch() if added else None
+            is_made = known is not None and rendition.columns in known.state.schemas
+            client.open_writer(name, rendition.columns if is_made else first, layer=LAYER).close()
+            for schema in added:
+                if not is_made:
+                    _add_columns(client, name, schema)
         _hold(client, name)
 
     at_once(client.runtime, make, rendition.names)
+
+
+def _older_columns(client: Client, contents: Contents, rendition: RenditionRecord) -> list[Schema]:
+    """What the columns of a rendition were before some were added, as those know who read the renditions before it."""
+    for record in reversed(contents.renditions_of(rendition.collection)):
+        if record.state == "live" and record.columns == rendition.columns:
+            schemas = client.inspect(record.names[0]).state.schemas
+            if rendition.columns in schemas:
+                return list(schemas[: schemas.index(rendition.columns)])
+    return []
+
+
+def _add_columns(client: Client, name: str, schema: Schema) -> None:
+    """Add columns to a shard, unless it has them. Other processes may be first, and go on from there."""
+    if schema not in client.inspect(name).state.schemas:
+        try:
+            client.evolve_schema(name, schema)
+        except SchemaMismatch:
+            if schema not in client.inspect(name).state.schemas:
+                raise
 
 
 def _evolving(contents: Contents, command: CommandRecord) -> list[RenditionRecord]:
@@ -205,14 +235,8 @@ def evolve(client: Client, contents: Contents, command: CommandRecord, deadline:
         return
 
     def add(name: str) -> None:
-        if schema not in client.inspect(name).state.schemas:
-            try:
-                client.evolve_schema(name, schema)
-            except ShardFinished:
-                pass  # dropped since, by processes that were faster
-            except SchemaMismatch:
-                if schema not in client.inspect(name).state.schemas:  # else others were first, and went on from there
-                    raise
+        with suppress(ShardFinished):  # dropped since, by processes that were faster
+            _add_columns(client, name, schema)
 
     for record in _evolving(contents, command):
         at_once(client.runtime, add, record.names[1:])

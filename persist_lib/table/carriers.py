@@ -415,7 +415,13 @@ class CollectionCarrier(_Listed, _Handles):
         self.schema = self._handle("read").schema
 
     def _open(self, purpose: str) -> Any:
-        return (self.controller.open_reader if purpose == "read" else self.controller.open_writer)(self.name)
+        open_: Callable[..., Any] = self.controller.open_reader if purpose == "read" else self.controller.open_writer
+        found = open_(self.name)
+        schema = getattr(self, "schema", found.schema)  # where columns were added since, this stays in the older ones
+        if schema == found.schema or not schema.comes_before(found.schema):
+            return found
+        found.close()
+        return open_(self.name, schema)
 
     def _since(self) -> Antichain:
         return self.controller.describe(self.name).since

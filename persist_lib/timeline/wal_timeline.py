@@ -247,7 +247,9 @@ class WalLine(Line):
         for name in marked & self._views.keys():
             self._views[name].reader.timeline()  # read again: a handover that the look may not have seen
         for name in evolved & self._views.keys():
-            self._views[name].fetch()  # SUBTLE: its shards have the columns that came with the mark, and the look was before
+            self._views[
+                name
+            ].fetch()  # SUBTLE: its shards have the columns that came with the mark, and the look was before
 
     def _freshen(self, view: View) -> None:
         if view.id in self.gone:

@@ -605,14 +605,10 @@ def test_a_table_that_is_idle_gives_its_lease_back(world: World) -> None:
 
 
 @over_all
-def test_columns_are_added_where_the_carrier_can(world: World, carrier: Carrier) -> None:
+def test_columns_are_added_whatever_the_carrier(world: World, carrier: Carrier) -> None:
     table = table_on(world, carrier)
     first = table.append(rows(1)).time
     other = world.client().table("c")
-    if carrier.mode:
-        with pytest.raises(persist.InvalidUsage, match="columns cannot be added to"):
-            table.evolve(WIDER)
-        return
     untimed = persist.Schema(WIDER.key, WIDER.value)
     assert table.evolve(untimed, dry_run=True) == ("more",)
     assert table.schema == other.describe().schema == SCHEMA
@@ -627,6 +623,57 @@ def test_columns_are_added_where_the_carrier_can(world: World, carrier: Carrier)
         table.evolve(persist.Schema({"id": "int64 not null"}, {"else": "string"}))
     assert table.restore(first).count == 1
     assert table.read().to_pylist() == [{"id": 1, "word": "w", "more": None}]
+
+
+@over_all
+def test_a_program_with_the_older_columns_continues(world: World, carrier: Carrier) -> None:
+    """It reads its own, and what it writes is null in the others. What it cannot retract it leaves alone."""
+    new = table_on(world, carrier)
+    before = new.append(rows(1)).time
+    widest = persist.Schema(WIDER.key, [*WIDER.value, *persist.Schema({"x": "bool"}).key], times=WIDER.times)
+    new.evolve(WIDER)
+    new.upsert([{"id": 2, "word": "w", "more": 5}])
+    new.evolve(widest)
+    for step in range(2):
+        untimed = persist.Schema(SCHEMA.key, SCHEMA.value)
+        old, middle = world.client().table("c", SCHEMA), world.client().table("c", WIDER)
+        assert old.schema == SCHEMA
+        assert world.client().table("c", untimed).schema == SCHEMA
+        assert contents(old) == [(1, "w"), (2, "w"), *[(n, "o") for n in (3, 4)][: 2 * step]]
+        old.append([{"id": 3, "word": "o"}] if step == 0 else [])
+        old.upsert([{"id": 4, "word": "o"}])
+        assert old.upsert([{"id": 1, "word": "w"}]).unchanged == 1
+        for change in (
+            lambda old=old: old.upsert([{"id": 2, "word": "new"}]), lambda old=old: old.delete([2]),
+            lambda old=old: old.update({"word": "new"}), lambda old=old: old.apply([{"id": 2, "word": "new"}]),
+        ):  # fmt: skip
+            with pytest.raises(persist.SchemaMismatch, match="something in"):
+                change()
+        assert middle.update({"more": 6}, keys=[2]).updated == 1 - step
+        assert {row["id"]: (row["more"], row["x"]) for row in new.read().to_pylist()} == {
+            1: (None, None), 2: (6, None), 3: (None, None), 4: (None, None)
+        }  # fmt: skip
+        assert set(old.changes(before).to_arrow().column_names) == {"id", "word", "_time", "_diff"}
+        with old.listen(before) as listening:
+            heard = [event.table for event in listening.poll() if isinstance(event, persist.Updates)]
+        assert {tuple(table.column_names) for table in heard} == {("id", "word", "_time", "_diff")}
+        other_kind = persist.Schema({"id": "int64 not null"}, {"word": "int64"})
+        for other in (other_kind, persist.Schema(SCHEMA.key, [], times=SCHEMA.times)):
+            with pytest.raises(persist.SchemaMismatch):
+                world.client().table("c", other)
+        if carrier.name == "shard":
+            break
+        copied_and_handed_over(world)
+
+
+def copied_and_handed_over(world: World) -> None:
+    """The table has other shards."""
+    controller = world.client().controller()
+    made = controller.make_rendition("c", shards=2, copy=True)
+    controller.copy_rendition("c", made.number)
+    controller.hand_over("c", made.number)
+    controller.tables().apply() if controller.describe("c").mode == "append" else None
+    controller.copy_rendition("c", made.number, to_end=True)
 
 
 @over_all
