@@ -71,7 +71,7 @@ class Insert(Statement):
 
     def __init__(self, table: str, schema: Schema, rows: object) -> None:
         super().__init__(table, schema)
-        data = parse_rows(schema, rows)
+        data = parse_rows(schema, rows, whole=False)
         ones = array_of(np.ones(data.num_rows, np.int64))
         self.rows = added_up(schema, data.append_column(DIFF_FIELD, ones))
         self._keys = Keys.of(schema, self.rows)

@@ -106,7 +106,7 @@ class Verbs(OrderedWriter[Brought, Done], Generic[Brought, Basis, Done, Counted]
         since, producer = None if token is None else since_of(parse_token(token)), self._parse_producer(producer)
         known = Named.of(token) if since is None else None
         empty = empty_table(self.schema.contents)
-        tables = [table.select(empty.schema.names) for table in without_times(self.schema, updates)]
+        tables = [table.select(empty.schema.names) for table in without_times(self.schema, updates, whole=False)]
         table = pa.concat_tables([empty, *tables])
 
         def append(deadline: Deadline) -> Done:

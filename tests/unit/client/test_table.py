@@ -666,6 +666,30 @@ def test_a_program_with_the_older_columns_continues(world: World, carrier: Carri
         copied_and_handed_over(world)
 
 
+@over_all
+def test_rows_to_append_may_lack_columns_that_may_be_null_and_no_others(world: World, carrier: Carrier) -> None:
+    """As those of a loader do that does not know a new column. A column that is misspelt is no such thing."""
+    schema = persist.Schema({"id": "int64 not null"}, {"word": "string not null", "more": "int64"}, times="ms")
+    table = table_on(world, carrier, schema)
+    table.append([{"id": 1, "word": "w"}, {"id": 2, "word": "v", "more": 5}])
+    table.append(pa.table({"word": ["u"], "id": [3]}))
+    table.append(iter([{"id": 4, "word": "t"}]))
+    table.apply(appends=[{"id": 5, "word": "s"}])
+    assert table.append([{"id": 6, "word": "s"}], dry_run=True).count == 1
+    found = {row["id"]: row["more"] for row in table.read().to_pylist()}
+    assert found == {1: None, 2: 5, 3: None, 4: None, 5: None}
+    for wrong, said in (
+        ([{"id": 7, "word": "w", "moer": 5}], "Did you mean more"), ([{"id": 7, "more": 5}], "'word' is missing"),
+        ([{"word": "w"}], "'id' is missing"), (pa.table({"id": [7], "more": [5]}), "'word' is missing"),
+        (pa.table({"id": [7], "word": ["w"], "moer": [5]}), "Did you mean more"),
+    ):  # fmt: skip
+        with pytest.raises(persist.SchemaMismatch, match=said):
+            table.append(wrong)
+    with pytest.raises(persist.SchemaMismatch, match="'more' is missing"):
+        table.upsert([{"id": 1, "word": "w"}])
+    assert table.count() == 5
+
+
 def copied_and_handed_over(world: World) -> None:
     """The table has other shards."""
     controller = world.client().controller()
