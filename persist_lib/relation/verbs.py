@@ -33,7 +33,6 @@ from persist_lib.relation.registration import check_produced
 from persist_lib.relation.row_selection import RowSelection
 from persist_lib.relation.statements import Apply, Delete, Statement, Update, Upsert
 from persist_lib.relation.statements import Change as New
-from persist_lib.relation.view import in_older_columns
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import Schema
@@ -354,7 +353,7 @@ class _Executed:
             looking = self._looking.setdefault(machine.shard, Looking(machine, keys, wanted.where))
             version, rows = looking.contents(version, deadline)  # noqa: PLW2901 - a newer one, where objects are gone
             uppers.add(version.state.upper)
-            found.append(in_older_columns(rows, schema, self._told[0], **self._told[1]))
+            found.append(self._statement.in_its_columns(rows, self._told[0], **self._told[1]))
         old = found[1] if len(found) == 2 else consolidate(schema, pa.concat_tables(found))
         changes, counts = self._statement.changes(old)
         # SUBTLE: an append at an upper that not all looks were at would be of older contents; this one loses its race.

@@ -17,7 +17,7 @@ from persist_lib.kernel.order import take
 from persist_lib.location.wrap.spending import Spending
 from persist_lib.relation.row_selection import Asked, RowSelection, added_up
 from persist_lib.relation.statements import Apply, Change, Delete, Done, Insert, Statement, Update, Upsert
-from persist_lib.relation.view import in_older_columns, widened
+from persist_lib.relation.view import widened
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import Schema
@@ -58,7 +58,7 @@ def run(line: Line, view: View, statement: Statement, deadline: Deadline, *, dry
                 seen = as_of
                 pins.close()
                 pins.push(newer.pop_all())
-            had = in_older_columns(old, schema, f"table {view.name!r}", table=view.name)
+            had = statement.in_its_columns(old, f"table {view.name!r}", table=view.name)
             changes, counts = statement.changes(had)
             if dry_run or not changes.num_rows:
                 return Done(None, changes.num_rows, b"", spent.cost, *counts)

@@ -649,6 +649,7 @@ def test_a_program_with_the_older_columns_continues(world: World, carrier: Carri
         ):  # fmt: skip
             with pytest.raises(persist.SchemaMismatch, match="something in"):
                 change()
+        assert old.append([{"id": 2, "word": "w"}], dry_run=True).count == 1, "what it adds retracts nothing"
         assert middle.update({"more": 6}, keys=[2]).updated == 1 - step
         assert {row["id"]: (row["more"], row["x"]) for row in new.read().to_pylist()} == {
             1: (None, None), 2: (6, None), 3: (None, None), 4: (None, None)
@@ -688,6 +689,19 @@ def test_rows_to_append_may_lack_columns_that_may_be_null_and_no_others(world: W
     with pytest.raises(persist.SchemaMismatch, match="'more' is missing"):
         table.upsert([{"id": 1, "word": "w"}])
     assert table.count() == 5
+
+
+@over_all
+def test_a_program_with_the_older_columns_may_not_append_a_key_twice(world: World, carrier: Carrier) -> None:
+    """That is what is wrong with it, and not that the row has something in a column that it does not know."""
+    table = table_on(world, carrier, UNIQUE)
+    old = world.client().table("c")
+    table.evolve(persist.Schema(WIDER.key, WIDER.value, unique=True))
+    table.upsert([{"id": 2, "word": "w", "more": 5}])
+    for dry_run in (True, False):
+        with pytest.raises(persist.ConstraintViolated):
+            old.append(rows(2), dry_run=dry_run)
+    assert table.read().to_pylist() == [{"id": 2, "word": "w", "more": 5}]
 
 
 def copied_and_handed_over(world: World) -> None:

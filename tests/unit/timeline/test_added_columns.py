@@ -279,6 +279,30 @@ def test_programs_of_the_release_before_refuse_the_table(
     assert rows(world.client().table("alone").read()) == {1: (1,)}
 
 
+def test_a_program_of_the_release_before_does_not_finish_an_evolution(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would add the columns without the mark: whatever is pending is finished by anyone who looks."""
+    client = made(world, "wal")
+    names = client.controller().describe("t").active.shards
+    plan = DiesAt(1)
+    dying = world.client(plan=plan)
+    for number in range(1, 60):
+        plan.number, plan.seen, plan.is_armed = number, 0, True
+        with pytest.raises(Killed):
+            dying.table("t").evolve(NEW)
+        plan.is_armed = False
+        if client.controller().describe("t").pending:
+            break
+    with monkeypatch.context() as patch:
+        patch.setattr(log, "NEWEST", GROUPS)
+        with pytest.raises(persist.NewerFormat):
+            world.client().controller().evolve("t", NEW)
+    assert {client.inspect(name).state.schemas for name in names} == {(OLD,)}
+    assert world.client().table("t").evolve(NEW) == ()
+    assert client.table("t").describe().schema == NEW
+
+
 def test_there_is_one_mark_and_it_goes_with_the_rest_of_the_wal(world: World) -> None:
     client = made(world, "wal")
     client.table("t").evolve(NEW)
