@@ -512,7 +512,7 @@ class TimelineCarrier(_Listed):
     def listen(self, as_of: TimeLike, *, until: object, replace: bool, timeout: float | None) -> Listener:
         if replace:
             raise InvalidUsage(
-                f"table {self.name!r} is on a {self.kind}, whose tables keep their columns: leave out replace",
+                f"table {self.name!r} is on a {self.kind}, whose listeners keep their columns: leave out replace",
                 table=self.name, carrier=self.kind,
             )  # fmt: skip
         return self._tables.listen(self.name, as_of, until=until, timeout=timeout, schema=self.schema)
