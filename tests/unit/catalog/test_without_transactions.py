@@ -73,7 +73,7 @@ def test_a_table_with_a_wal_works_and_what_changes_several_shards_is_refused_bef
     tables.controller.drop_rendition("a", 2)
     wider = persist.Schema(schema.key, {"cents": "int64", "x": "int64"}, unique=True, times="ms")
     for dry_run in (True, False):
-        with pytest.raises(persist.InvalidUsage, match=r"table 'a' .* an evolution .*transactions.*Nothing was changed"):
+        with pytest.raises(persist.InvalidUsage, match=r"table 'a' .* an evolution .*transactions"):
             tables.controller.evolve("a", wider, dry_run=dry_run)
     assert tables.controller.describe("a").schema == tables.controller.describe("b").schema
     tables.drop("a")
