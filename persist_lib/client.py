@@ -330,7 +330,8 @@ class Client(Upkeep, Terms):
 
         With a `schema`, one that is not there is made, on a shard; its times are milliseconds where the schema does not
         say so. With columns that it had before some were added, it is read and written in these. Raises SchemaMismatch
-        when the table has another schema, and NotFound when it is not there and no schema is given; then nothing is changed.
+        when the table has another schema, and NotFound when it is not there and no schema is given; then nothing is
+        changed.
         """
         from persist_lib.table.opening import open_carrier, open_promoted  # noqa: PLC0415 - tables stand on the client
         from persist_lib.table.table import Table  # noqa: PLC0415 - as they do
