@@ -107,7 +107,7 @@ class Evolving(Story):
             while not self.is_over():
                 for step in (tables.apply, tables.tidy, tables.controller.tend):
                     with suppress(*EVERY):
-                        step()  # type: ignore[operator]
+                        step()
                     client.heartbeat()
                 actor.sleep(actor.random.random())
 

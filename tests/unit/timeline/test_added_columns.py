@@ -206,7 +206,7 @@ def test_a_transaction_that_began_in_the_older_columns_is_committed_or_gets_a_co
 def test_an_evolution_between_the_look_and_the_commit_of_a_statement(world: World) -> None:
     """The statement was made in the older columns: it is done against what is there in the newer ones."""
     client, other = made(world, "wal"), tables_of(world.client())
-    done = []
+    done: list[Any] = []
 
     def change(table: Any) -> Any:
         if not done:
