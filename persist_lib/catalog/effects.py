@@ -168,7 +168,7 @@ def _is_a_shards(client: Client, name: str) -> bool:
 
 
 def make_shards(client: Client, rendition: RenditionRecord, older: Sequence[Schema] = ()) -> None:
-    """Make the rendition's shards, each with the hold that keeps its history, and with the columns of before.
+    """Make the rendition's shards, each with the hold that keeps its history, and with the earlier columns.
 
     `older` are those that became its own, oldest first: programs that have them continue after a handover to it.
     """
@@ -198,7 +198,7 @@ def _older_columns(client: Client, contents: Contents, rendition: RenditionRecor
 
 
 def _add_columns(client: Client, name: str, schema: Schema) -> None:
-    """Add columns to a shard, unless it has them. Other processes may be first, and go on from there."""
+    """Add columns to a shard, unless it has them. Other processes may be first, and continue from there."""
     if schema not in client.inspect(name).state.schemas:
         try:
             client.evolve_schema(name, schema)
@@ -252,7 +252,7 @@ def _evolve_with_wal(
 ) -> None:
     """Add columns to all shards, and put the mark, in one transaction: each process has them from one time on.
 
-    SUBTLE: whoever has read the mark and then reads a shard finds the columns there, so that no applier, and no reader
+    SUBTLE: a process that has read the mark and then reads a shard finds the columns there, so that no applier, and no reader
     of what the WAL has, goes beyond the mark in the older ones.
     """
 

@@ -311,7 +311,7 @@ def program(door: Any) -> Iterator[tuple[str, Callable[[], Answer]]]:
     yield "update of it", change("update", {"id": 31, "x": 6})
     yield "rows with more columns", door.read
     yield "a filter of it", door.new_column
-    yield "as of before it", lambda: door.read(times[1])
+    yield "as of an earlier time", lambda: door.read(times[1])
     yield "tables", door.tables
     yield "rename", lambda: door.rename("u")
     yield "rows of the renamed", door.read

@@ -81,7 +81,7 @@ def test_older_rows_are_null_in_it_and_open_handles_stay_in_their_columns(world:
             assert event.table.column_names == ["id", "n", "_time", "_diff"]
             for row in event.table.to_pylist():
                 heard[row["id"], row["n"]] += row["_diff"]
-    assert +heard == {(3, 3): 1, (4, 5): 1}, "a change of the new column alone is none in the old ones"
+    assert +heard == {(3, 3): 1, (4, 5): 1}, "a change of the new column alone is not seen in the old ones"
 
 
 @BOTH
@@ -108,7 +108,7 @@ def test_who_had_the_table_open_applies_and_reads_the_new_columns(world: World, 
 
 
 def test_an_applier_that_knows_the_older_columns_loses_none(world: World) -> None:
-    """It sees the mark and what comes after it at one look, and its writers are of before."""
+    """It sees the mark and what comes after it at one look, and its writers are older."""
     client, other = made(world, "wal"), tables_of(world.client())
     other.apply()
     client.table("t").evolve(NEW)
@@ -123,7 +123,7 @@ def test_an_applier_that_knows_the_older_columns_loses_none(world: World) -> Non
 def test_who_looked_just_before_the_mark_and_reads_the_wal_just_after_it(
     world: World, monkeypatch: pytest.MonkeyPatch, then: str
 ) -> None:
-    """What was asked about the shards is of before, and the WAL is of after: the mark says to read the shards again."""
+    """What was asked about the shards is older than the mark, the WAL is not: the mark says to read the shards again."""
     client, other = made(world, "wal"), tables_of(world.client())
     other.read("t").to_pylist()
     other.apply()
