@@ -252,8 +252,8 @@ def _evolve_with_wal(
 ) -> None:
     """Add columns to all shards, and put the mark, in one transaction: each process has them from one time on.
 
-    SUBTLE: a process that has read the mark and then reads a shard finds the columns there, so that no applier, and no reader
-    of what the WAL has, goes beyond the mark in the older ones.
+    SUBTLE: a process that has read the mark and then reads a shard finds the columns there, so that no applier, and no
+    reader of what the WAL has, goes beyond the mark in the older ones.
     """
 
     def add(state: State, _now: int) -> c.EvolveSchema:

@@ -123,7 +123,7 @@ def test_an_applier_that_knows_the_older_columns_loses_none(world: World) -> Non
 def test_who_looked_just_before_the_mark_and_reads_the_wal_just_after_it(
     world: World, monkeypatch: pytest.MonkeyPatch, then: str
 ) -> None:
-    """What was asked about the shards is older than the mark, the WAL is not: the mark says to read the shards again."""
+    """What was asked about the shards is older than the mark, the WAL is not: so the shards are read again."""
     client, other = made(world, "wal"), tables_of(world.client())
     other.read("t").to_pylist()
     other.apply()
