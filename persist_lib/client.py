@@ -196,9 +196,10 @@ class Client(Shards):
         """Open a table, whatever carries it: a shard, a collection, or a timeline.
 
         What a stream or a pending area feeds is read as any other, and refuses other writers. With a `schema`, one that
-        is not there is made, on a shard; its times are milliseconds where the schema does not say so. Raises
-        SchemaMismatch when the table has another schema, and NotFound when it is not there and no schema is given, and
-        for the former name of a table that was renamed; then nothing is changed.
+        is not there is made, on a shard; its times are milliseconds where the schema does not say so. With columns that
+        it had before some were added, it is read and written in these. Raises SchemaMismatch when the table has another
+        schema, and NotFound when it is not there and no schema is given, and for the former name of a table that was
+        renamed; then nothing is changed.
         """
         from persist_lib.table.opening import open_carrier, open_promoted  # noqa: PLC0415 - tables stand on the client
         from persist_lib.table.table import Table  # noqa: PLC0415 - as they do

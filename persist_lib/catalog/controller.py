@@ -292,13 +292,15 @@ class Controller(Promoting, Evolving, Handovers, Resource):
         return CollectionReader(self.client, collection, unit, schema, parse_text(owner, "owner", PURPOSE_LETTERS))
 
     def open_writer(
-        self, name: str, *, rendition: int | None = None, batching: Batching | None = None, owner: str = ""
-    ) -> CollectionWriter:
+        self, name: str, schema: Schema | None = None, *, rendition: int | None = None,
+        batching: Batching | None = None, owner: str = "",
+    ) -> CollectionWriter:  # fmt: skip
         """Return a handle to write a collection: whichever rendition is the collection at the times that are written.
 
         With `rendition`, the handle writes that one, which is not the collection yet. With `batching`, appends that
         `append_async` accepts are held back as by a shard's writer. `owner` is a short text that lists of capabilities
-        show. Raises NotFound.
+        show. With a `schema`, one that the collection has or had before columns were added, it writes in these columns.
+        Raises NotFound, and SchemaMismatch for any other schema.
         """
         self._writable("open_writer")
         if batching is not None:
@@ -309,9 +311,10 @@ class Controller(Promoting, Evolving, Handovers, Resource):
             raise InvalidUsage(
                 f"{name!r} is a table, whose times are minted: write it with controller.tables()", collection=name
             )
-        schema = contents.renditions_of(collection.id)[0].columns
+        unit = contents.renditions_of(collection.id)[0].columns.times
+        schema = None if schema is None else check_schema(schema)
         owner = parse_text(owner, "owner", PURPOSE_LETTERS)
-        return CollectionWriter(self.client, collection, schema.times, only, batching, owner)
+        return CollectionWriter(self.client, collection, unit, only, batching, owner, schema)
 
     def tables(self) -> Tables:
         """The tables of this catalog: to create them, to change their rows, alone or in transactions, to read them."""

@@ -38,18 +38,21 @@ def parse_keys(schema: Schema, keys: object) -> pa.Table:
     return pa.table([canonical_column(found.column(name), name, 0)], schema=found.schema)
 
 
-def parse_rows(schema: Schema, rows: object) -> pa.Table:
-    """Rows of the schema's columns, in their order, each there once. Raises InvalidUsage."""
-    tables = list(without_times(schema, rows))
+def parse_rows(schema: Schema, rows: object, *, whole: bool = True) -> pa.Table:
+    """Rows of the schema's columns, in their order, each there once. `whole` is as in `iter_updates`.
+
+    Raises InvalidUsage.
+    """
+    tables = list(without_times(schema, rows, whole=whole))
     for table in tables:
         _check_ones(table, "rows")
     return _joined(schema.data, tables)
 
 
-def without_times(schema: Schema, updates: object) -> Iterator[pa.Table]:
+def without_times(schema: Schema, updates: object, *, whole: bool = True) -> Iterator[pa.Table]:
     """Updates whose time the caller does not choose, with time 0. Raises InvalidUsage for any other time."""
     try:
-        for table in iter_updates(schema, updates, time=0):
+        for table in iter_updates(schema, updates, time=0, whole=whole):
             if _first_other(table, TIME, 0) is not None:
                 raise _has_times()
             yield table

@@ -283,7 +283,7 @@ class Writer(Resource):
     def _table(self, updates: object, lower: Antichain, upper: Antichain, times: Times) -> pa.Table:
         only = lower.time if lower.time is not None and upper.time == lower.time + 1 else None
         held, size = [empty_table(self.schema.updates)], 0
-        for table in iter_updates(self.schema, updates, time=only, times=times):
+        for table in iter_updates(self.schema, updates, time=only, times=times, whole=False):
             check_times(table, lower, upper, times)
             held.append(table)
             size += table.nbytes

@@ -302,7 +302,7 @@ class OrderedWriter(Leased, Generic[Brought, Done]):
 
     def _checked(self, updates: object, lower: Antichain, upper: Antichain, times: Times) -> Iterator[pa.Table]:
         only = lower.time if lower.time is not None and upper.time == lower.time + 1 else None
-        for table in iter_updates(self.schema, updates, time=only, times=times):
+        for table in iter_updates(self.schema, updates, time=only, times=times, whole=False):
             check_times(table, lower, upper, times)
             yield table
 

@@ -63,6 +63,8 @@ class RowSelection(NamedTuple):
     columns: tuple[str, ...] | None = None
     diff: bool = False
     """Whether the reader wants each distinct row once, with `_diff`, and not each row as often as it is there."""
+    shown: Schema | None = None
+    """The reader's columns, where rows have some that were added since."""
 
     @classmethod
     def of(
@@ -82,6 +84,13 @@ class RowSelection(NamedTuple):
     def whole(self) -> RowSelection:
         """The same rows with all their columns."""
         return self._replace(columns=None)
+
+    def within(self, newer: Schema) -> RowSelection:
+        """The same of rows that have more columns, which are left out."""
+        if newer == self.schema:
+            return self
+        columns = tuple(self.schema.names) if self.columns is None else self.columns
+        return self._replace(schema=newer, columns=columns, shown=self.schema)
 
     def kept(self, rows: pa.Table) -> pa.Table:
         """Those of some rows, which are in canonical order, with all their columns."""

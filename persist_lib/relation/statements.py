@@ -22,6 +22,7 @@ from persist_lib.kernel.constraints import find_violation
 from persist_lib.kernel.keyset import Keys, distinct
 from persist_lib.kernel.order import adjacent_ties, sort_order, take
 from persist_lib.relation.row_selection import RowSelection, added_up, by_keys
+from persist_lib.relation.view import in_older_columns
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import DIFF, DIFF_FIELD, Schema
 
@@ -61,6 +62,13 @@ class Statement(ABC):
     def changes(self, old: pa.Table) -> tuple[pa.Table, Counts]:
         """What to add to the contents, given the wanted rows of them: both in canonical order."""
 
+    def in_its_columns(self, rows: pa.Table, what: str, **fields: object) -> pa.Table:
+        """Rows of the table in its columns, which may be older. Raises SchemaMismatch where it could not retract them.
+
+        `what` and the fields are for the error.
+        """
+        return in_older_columns(rows, self.schema, what, **fields)
+
     def keys_of(self, old: pa.Table) -> Keys:
         """The keys that it is about: those by which rows are chosen, or those of the rows that a filter has chosen."""
         return Keys.of(self.schema, old) if self.wanted is None or self.wanted.keys is None else self.wanted.keys
@@ -71,11 +79,15 @@ class Insert(Statement):
 
     def __init__(self, table: str, schema: Schema, rows: object) -> None:
         super().__init__(table, schema)
-        data = parse_rows(schema, rows)
+        data = parse_rows(schema, rows, whole=False)
         ones = array_of(np.ones(data.num_rows, np.int64))
         self.rows = added_up(schema, data.append_column(DIFF_FIELD, ones))
         self._keys = Keys.of(schema, self.rows)
         self.wanted = by_keys(schema, self._keys) if schema.constraints else None
+
+    def in_its_columns(self, rows: pa.Table, what: str, **fields: object) -> pa.Table:  # noqa: ARG002
+        """The rows, whatever they have in newer columns, as it retracts none."""
+        return added_up(self.schema, rows.select(self.schema.contents.names))
 
     def changes(self, old: pa.Table) -> tuple[pa.Table, Counts]:
         """The rows. Raises ConstraintViolated if a constraint would not hold with them."""

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from persist_lib.arguments import parse_flag
 from persist_lib.convert.by_key import without_times
 from persist_lib.core.state import Version
-from persist_lib.errors import LeaseExpired, PersistError, SchemaMismatch
+from persist_lib.errors import LeaseExpired, PersistError
 from persist_lib.frontier import Antichain
 from persist_lib.ids import SeqNo, parse_token
 from persist_lib.kernel.by_key import Counts
@@ -105,7 +105,7 @@ class Verbs(OrderedWriter[Brought, Done], Generic[Brought, Basis, Done, Counted]
         since, producer = None if token is None else since_of(parse_token(token)), self._parse_producer(producer)
         known = Named.of(token) if since is None else None
         empty = empty_table(self.schema.contents)
-        tables = [table.select(empty.schema.names) for table in without_times(self.schema, updates)]
+        tables = [table.select(empty.schema.names) for table in without_times(self.schema, updates, whole=False)]
         table = pa.concat_tables([empty, *tables])
 
         def append(deadline: Deadline) -> Done:
@@ -353,20 +353,8 @@ class _Executed:
             looking = self._looking.setdefault(machine.shard, Looking(machine, keys, wanted.where))
             version, rows = looking.contents(version, deadline)  # noqa: PLW2901 - a newer one, where objects are gone
             uppers.add(version.state.upper)
-            found.append(self._narrow(rows, version.state.schemas[-1]))
+            found.append(self._statement.in_its_columns(rows, self._told[0], **self._told[1]))
         old = found[1] if len(found) == 2 else consolidate(schema, pa.concat_tables(found))
         changes, counts = self._statement.changes(old)
         # SUBTLE: an append at an upper that not all looks were at would be of older contents; this one loses its race.
         return Changes(max(uppers) if len(uppers) == 1 else turn.lower, changes, counts)
-
-    def _narrow(self, rows: pa.Table, newest: Schema) -> pa.Table:
-        """Rows in the writer's columns. Raises SchemaMismatch where that would lose something of them."""
-        schema, (what, fields) = self._schema, self._told
-        added = [name for name in rows.schema.names if name not in schema.contents.names]
-        if any(rows.column(name).null_count < len(rows) for name in added):
-            raise SchemaMismatch(
-                f"{what} has the columns {added} since this writer was opened, and rows of these keys have something "
-                "in them, which it cannot retract. Nothing was written; open a new writer",
-                actual=newest, expected=schema, **fields,
-            )  # fmt: skip
-        return rows.select(schema.contents.names) if added else rows

@@ -88,7 +88,7 @@ class RowsWriter:
         return self._execute(lambda schema: Restore(self._table, schema, rows))
 
     def _execute(self, make: Make) -> Done:
-        return execute(self._tables, self._table, make)
+        return execute(self._tables, self._table, make, schema=self._schema)
 
     def _read(self, staged: Sequence[StagedRows]) -> pa.Table:
         _check_size(self._table, sum(len(one.rows) for one in staged))

@@ -121,7 +121,7 @@ def _taken(committer: Committer, part: object) -> tuple[Part, pa.Table | None]:
     if not isinstance(part, Write):
         return part, None
     writer = part.writer
-    tables = iter_updates(writer.schema, part.updates, times=writer.times())
+    tables = iter_updates(writer.schema, part.updates, times=writer.times(), whole=False)
     table = take_over(writer.schema, tables, copies=is_shared(part.updates))
     if table is not None:
         check_negatable(table)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -199,7 +200,13 @@ class CollectionCarrier(_Listed, OpenHandles):
         self.schema = self._handle("read").schema
 
     def _open(self, purpose: str) -> Any:
-        return (self.controller.open_reader if purpose == "read" else self.controller.open_writer)(self.name)
+        open_: Callable[..., Any] = self.controller.open_reader if purpose == "read" else self.controller.open_writer
+        found = open_(self.name)
+        schema = getattr(self, "schema", found.schema)  # where columns were added since, this stays in the older ones
+        if schema == found.schema or not schema.comes_before(found.schema):
+            return found
+        found.close()
+        return open_(self.name, schema)
 
     def _since(self) -> Antichain:
         return self.controller.describe(self.name).since
@@ -276,21 +283,23 @@ class TimelineCarrier(_Listed):
             time = self._tables.outcome(token, timeline=self._timeline, table=self.name)
             if time is not None:
                 return Done(time, 0, token, Cost())
-        return execute(self._tables, self.name, make, timeout, dry_run=dry_run)
+        return execute(self._tables, self.name, make, timeout, dry_run=dry_run, schema=self.schema)
 
     def read(self, as_of: TimeLike | None, asked: Asked, *, newest: bool, timeout: float | None) -> Any:
-        return self._tables.read(self.name, as_of, newest=newest, timeout=timeout, **asked._asdict())
+        return self._tables.read(
+            self.name, as_of, newest=newest, timeout=timeout, schema=self.schema, **asked._asdict()
+        )
 
     def changes(self, from_: TimeLike | None, to: TimeLike | None, *, timeout: float | None) -> Changes:
-        return self._tables.changes(self.name, from_, to, timeout=timeout)
+        return self._tables.changes(self.name, from_, to, timeout=timeout, schema=self.schema)
 
     def listen(self, as_of: TimeLike, *, until: object, replace: bool, timeout: float | None) -> Listener:
         if replace:
             raise InvalidUsage(
-                f"table {self.name!r} is on a {self.kind}, whose tables keep their columns: leave out replace",
+                f"table {self.name!r} is on a {self.kind}, whose listeners keep their columns: leave out replace",
                 table=self.name, carrier=self.kind,
             )  # fmt: skip
-        return self._tables.listen(self.name, as_of, until=until, timeout=timeout)
+        return self._tables.listen(self.name, as_of, until=until, timeout=timeout, schema=self.schema)
 
 
 def _holds_in(state: State) -> dict[str, Antichain]:

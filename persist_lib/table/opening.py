@@ -97,7 +97,8 @@ def _of_catalog(
     carrier = TimelineCarrier(tables(), name) if record.kind == "table" else CollectionCarrier(controller, name)
     if wanted and carrier.schema not in wanted:
         carrier.close()
-        raise _mismatch(name, wanted[0], carrier.schema)
+        schemas = controller.client.inspect(controller.describe(name).active.shards[0]).state.schemas
+        carrier.schema = _one_of(name, wanted, schemas)
     return carrier
 
 
@@ -108,11 +109,15 @@ def _of_shard(client: Client, name: str, wanted: Sequence[Schema]) -> Carrier:
     state = machine.state  # as `has_shard` has just read it
     if not is_table(state):
         raise machine.refused(OfLayer(layer_of(state)))
-    schemas = state.schemas
-    schema = next((each for each in wanted or schemas[-1:] if each in schemas), None)
-    if schema is None:
-        raise _mismatch(name, wanted[0], schemas[-1])
-    return ShardCarrier(client, name, schema)
+    return ShardCarrier(client, name, _one_of(name, wanted or state.schemas[-1:], state.schemas))
+
+
+def _one_of(name: str, wanted: Sequence[Schema], schemas: Sequence[Schema]) -> Schema:
+    """The wanted schema that a table has, or had before columns were added. Raises SchemaMismatch."""
+    for schema in wanted:
+        if schema in schemas:
+            return schema
+    raise _mismatch(name, wanted[0], schemas[-1])
 
 
 def _not_there(client: Client, name: str, contents: Contents) -> NotFound:

@@ -78,6 +78,8 @@ class Table(Resource):
     ) -> Done:
         """Add rows: Arrow tables, frames, dicts, or instances of the schema's models. One commit, all or nothing.
 
+        Rows may lack value columns that may be null, as those of a program do that does not know a new column.
+
         Raises ConstraintViolated where the schema has a constraint that would not hold, and TimedOut after `timeout`
         seconds; then nothing was written. After Indeterminate, call again with the `token` that the error carries, and
         the same rows: they are added once. SUBTLE: without it they may be added twice. With `dry_run` nothing is
@@ -232,8 +234,13 @@ class Table(Resource):
         """Add value columns at the end, all nullable: `schema` is the newest one with them. Answers their names.
 
         Older rows have null there, as of any time. This handle has them from now on; those that are open elsewhere stay
-        in their columns. Where `schema` is what the table has, nothing is changed; with `dry_run` neither. Raises
-        SchemaMismatch for any other schema, and InvalidUsage for a table of a timeline.
+        in their columns, in which the table can also be opened from now on. They change rows in which the new columns
+        are null, and no others. Where `schema` is what the table has, nothing is changed; with `dry_run` neither. On a
+        timeline, programs of the release before cannot use the table any more; with a WAL, none of those that share it.
+        A call that was cut short is repeated, or finished by any process.
+
+        Raises SchemaMismatch for any other schema, and InvalidUsage while a copy of the table is under way, and for a
+        table with a WAL on a store without transactions.
         """
         dry_run, schema = parse_flag(dry_run, "dry_run"), with_times(check_schema(schema), self.schema.times)
         added = self._ask(lambda on: on.evolve(schema, dry_run=dry_run))

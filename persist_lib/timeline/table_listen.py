@@ -17,6 +17,7 @@ from persist_lib.relation.listen import Listener
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.runtime.follow import Follow
 from persist_lib.schema.empty import empty_table
+from persist_lib.schema.schema import Schema
 from persist_lib.timeline.timeline import Line
 from persist_lib.timeline.view import pause
 from persist_lib.timeline.wal_timeline import WalLine
@@ -29,11 +30,13 @@ class TableListen(Listener):
     the timeline's. In YOLO mode it goes as far as the table was written, advanced or read.
     """
 
-    def __init__(self, line: Line, name: str, as_of: int, until: Antichain, timeout_s: float | None) -> None:
+    def __init__(
+        self, line: Line, name: str, as_of: int, until: Antichain, timeout_s: float | None, schema: Schema | None
+    ) -> None:  # fmt: skip
         self._line, self._pins = line, line.pinned(as_of)
         self._pins.__enter__()  # SUBTLE: first, as a view lets go of what is not pinned
         line.look()
-        self._view = line.view(name)
+        self._view = line.view(name, schema)
         super().__init__(self._view.reader, as_of, until, timeout_s)
         kept_of(self._reader).check_since(as_of)
 

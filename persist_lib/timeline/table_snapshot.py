@@ -34,5 +34,5 @@ class TableSnapshot(SnapshotOf[PlaceContents | MemoryContents]):
 
 def in_memory(name: str, as_of: int, wanted: RowSelection, rows: pa.Table, runtime: Runtime) -> TableSnapshot:
     """The wanted rows, which were read already, with all their columns."""
-    view = View(wanted.schema, wanted.columns, 0, diff=wanted.diff)
+    view = View(wanted.shown or wanted.schema, wanted.columns, 0, diff=wanted.diff)
     return TableSnapshot(name, as_of, view, [MemoryContents(wanted.schema, wanted.narrowed(rows))], runtime)

@@ -20,11 +20,10 @@ from persist_lib.frontier import TOP
 from persist_lib.location.wrap.spending import Spending
 from persist_lib.relation import held
 from persist_lib.relation.changes import Changes, MemoryUpdates
-from persist_lib.relation.conversions import schema_of
 from persist_lib.relation.listen import Updates
 from persist_lib.relation.next_time import Named, bounds_of
 from persist_lib.relation.reader import PURPOSE_LETTERS
-from persist_lib.relation.row_selection import Asked, ReadArguments
+from persist_lib.relation.row_selection import Asked, ReadArguments, RowSelection
 from persist_lib.relation.statements import Change, Delete, Done, Insert, Statement, Update, Upsert
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.runtime.resource import Resource
@@ -182,7 +181,7 @@ class Tables(Acting, Resource):
 
     def read(
         self, name: str, as_of: TimeLike | None = None, *, newest: bool = False, timeout: float | None = None,
-        **asked: Unpack[ReadArguments],
+        schema: Schema | None = None, **asked: Unpack[ReadArguments],
     ) -> TableSnapshot:  # fmt: skip
         """The rows of a table as of a time: by default, all that was acknowledged before this call.
 
@@ -195,20 +194,29 @@ class Tables(Acting, Resource):
         then. The answer's `as_of` says of which time they are; -1: of none, as nothing was written yet. A client that
         may only read gets those for the default, too, where the table is behind its timeline.
 
+        With a `schema`, one that the table has or had before columns were added, it is read in these columns.
+
         Raises SinceViolation for a time before which history was given up, and NotFound.
         """
         newest = parse_flag(newest, "newest")
         deadline = self._deadline(timeout)
-        want = Asked(**asked).of
+        rows = Asked(**asked)
+
+        def want(had: Schema) -> RowSelection:
+            return rows.of(had) if schema is None or not schema.comes_before(had) else rows.of(schema).within(had)
+
         time = None if as_of is None else self._times().as_of(as_of)
         when = AsOf(time, newest, timeout is not None)
         return self._timelines.with_table(name, lambda line: line.snapshot(name, when, want, deadline))
 
-    def listen(self, name: str, as_of: TimeLike, *, until: object = TOP, timeout: float | None = None) -> TableListen:
+    def listen(
+        self, name: str, as_of: TimeLike, *, until: object = TOP, timeout: float | None = None,
+        schema: Schema | None = None,
+    ) -> TableListen:  # fmt: skip
         """An iterator of what happens to a table after `as_of`. The snapshot as of then and all updates add up.
 
         It ends at the frontier `until`. It raises TimedOut when nothing comes for `timeout` seconds (None: it waits for
-        ever).
+        ever). `schema` is as in `read`; a listener keeps the columns that it began in.
         """
         times = self._times()
         time, end = times.as_of(as_of), times.frontier(until, "until")
@@ -216,18 +224,20 @@ class Tables(Acting, Resource):
 
         def act(line: Line) -> TableListen:
             own = line_of(self.controller.catalog, line.record, self._owner or "listen")
-            return TableListen(own, name, time, end, timeout)
+            return TableListen(own, name, time, end, timeout, schema)
 
         return self._timelines.with_table(name, act)
 
     def changes(
-        self, name: str, from_: TimeLike | None, to: TimeLike | None = None, *, timeout: float | None = None
-    ) -> Changes:
+        self, name: str, from_: TimeLike | None, to: TimeLike | None = None, *, timeout: float | None = None,
+        schema: Schema | None = None,
+    ) -> Changes:  # fmt: skip
         """All that happened to a table after the time `from_`, up to and with `to`: by default, the newest time.
 
         The updates, with `_time` and `_diff`, are in memory. None for `from_` means from the beginning on. The rows as
         of `from_` and these add up to the rows as of `to`. Raises as `read` does, SinceViolation when `from_` is before
-        since (None: when any history was given up), and InvalidUsage where `to` is before `from_`.
+        since (None: when any history was given up), and InvalidUsage where `to` is before `from_`. `schema` is as in
+        `read`.
         """
         times = self._times()
         first = None if from_ is None else times.as_of(from_, "from_")
@@ -235,10 +245,12 @@ class Tables(Acting, Resource):
         if first is not None and last is not None and last < first:
             raise InvalidUsage(f"changes go forward: to must be {first} or later, got {last}", from_=from_, to=to)
         with self.read(name, last, keys=[], timeout=timeout) as snapshot:  # waits, and advances a table that lags
-            end, schema = max(first or 0, snapshot.as_of), schema_of(snapshot)
-        with Spending() as spent, self.listen(name, first or 0, until=end + 1, timeout=timeout) as listener:
+            end = max(first or 0, snapshot.as_of)
+        listening = self.listen(name, first or 0, until=end + 1, timeout=timeout, schema=schema)
+        with Spending() as spent, listening as listener:
             found = [integer_times(event.table) for event in listener if isinstance(event, Updates)]
-        return Changes(held.Named("table", name), schema, first, end, [MemoryUpdates(schema, found)], spent)
+            had = listener.schema
+        return Changes(held.Named("table", name), had, first, end, [MemoryUpdates(had, found)], spent)
 
     def apply(self, timeline: str = DEFAULT, *, timeout: float | None = None) -> Applied:
         """Copy what transactions wrote from the WAL to their tables. Any number of processes may do so, at any time.
@@ -292,18 +304,23 @@ class Tables(Acting, Resource):
     __reduce__ = not_pickled("Tables", "Open them in the other process")
 
     def _execute(
-        self, name: str, make: Callable[[Schema], Statement], timeout: float | None = None, *, dry_run: bool = False
-    ) -> Done:
+        self, name: str, make: Callable[[Schema], Statement], timeout: float | None = None, *, dry_run: bool = False,
+        schema: Schema | None = None,
+    ) -> Done:  # fmt: skip
         dry_run = parse_flag(dry_run, "dry_run")
         if not dry_run:
             self._writable("a change")
         deadline = self._deadline(timeout)
 
         def act(line: Line) -> Done:
+            made: list[Statement] = []  # once: what it is made of may be an iterator
+
             def call() -> Done:
                 line.look()
                 view = line.view(name)
-                return run(line, view, make(view.schema), deadline, dry_run=dry_run)
+                if not made:
+                    made.append(make(schema or view.schema))
+                return run(line, view, made[0], deadline, dry_run=dry_run)
 
             return line.again(call, deadline)
 
@@ -324,10 +341,13 @@ class Tables(Acting, Resource):
 
 def execute(
     tables: Tables, name: str, make: Callable[[Schema], Statement], timeout: float | None = None, *,
-    dry_run: bool = False,
+    dry_run: bool = False, schema: Schema | None = None,
 ) -> Done:  # fmt: skip
-    """Carry out the statement that `make` makes for a table's schema. It may be made several times."""
-    return tables._execute(name, make, timeout, dry_run=dry_run)
+    """Carry out the statement that `make` makes for a table's schema, or for an older one that it had.
+
+    In an older one, rows that have something in newer columns are not changed: SchemaMismatch.
+    """
+    return tables._execute(name, make, timeout, dry_run=dry_run, schema=schema)
 
 
 def with_wal(tables: Tables, timeline: str, deadline: Deadline) -> TimelineRecord:

@@ -18,7 +18,7 @@ from persist_lib.catalog.effects import HOLD
 from persist_lib.catalog.names import LAYER
 from persist_lib.catalog.records import TimelineRecord
 from persist_lib.catalog.renditions import Span
-from persist_lib.catalog.wal import DROPPED, SCHEMA, wal_shard
+from persist_lib.catalog.wal import DROPPED, EVOLVED, SCHEMA, wal_shard
 from persist_lib.errors import Indeterminate, LeaseExpired, SinceViolation, UpperMismatch
 from persist_lib.format.predicate import Where
 from persist_lib.frontier import at
@@ -64,9 +64,9 @@ class Entries:
                 yield from entries_of(table)
         yield from self._newer
 
-    def has_mark(self) -> bool:
+    def has_break(self) -> bool:
         """Whether the table became another one, or was dropped."""
-        return any(entry.is_mark for entry in self.all())
+        return any(entry.is_break for entry in self.all())
 
 
 class WalLine(Line):
@@ -108,7 +108,7 @@ class WalLine(Line):
 
     def changed(self, view: View, from_: int, to: int, wanted: RowSelection) -> pa.Table | None:
         """What the WAL has of it; None where the table became another one, or the tail begins later."""
-        if from_ < self.since or (entries := self.entries(view.id, from_, to)).has_mark():
+        if from_ < self.since or (entries := self.entries(view.id, from_, to)).has_break():
             return None
         return added_up(wanted.schema, *_rows(entries, wanted))
 
@@ -239,15 +239,20 @@ class WalLine(Line):
         self.upper = upper
 
     def _add(self, changes: Changes) -> None:
-        marked = set()
+        marked, evolved = set(), set()
         for table in changes.batches():
             entries = entries_of(table)
             self.tail.add(entries)
             self.gone |= {entry.table for entry in entries if entry.chunk == DROPPED}
             marked |= {entry.table for entry in entries if entry.is_mark}
+            evolved |= {entry.table for entry in entries if entry.chunk == EVOLVED}
         changes.release()
         for name in marked & self._views.keys():
             self._views[name].reader.timeline()  # read again: a handover that the look may not have seen
+        for name in evolved & self._views.keys():
+            self._views[
+                name
+            ].fetch()  # SUBTLE: its shards have the columns that came with the mark, and the look was before
 
     def _freshen(self, view: View) -> None:
         if view.id in self.gone:
