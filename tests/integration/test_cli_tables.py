@@ -118,8 +118,8 @@ def test_rows_are_inserted_upserted_updated_and_deleted_from_files_and_from_stan
 @pytest.mark.parametrize("verb", ["upsert", "apply"])
 def test_a_line_keeps_what_it_lacks_whatever_the_other_lines_have(bank: Shell, tmp_path: Path, verb: str):
     bank("upsert", "accounts", jsonl(tmp_path / "u.jsonl", row(1, 1, "a"), row(2, 2, "b"), row(3, 3, "c")))
-    lines = {"id": 1, "cents": 5, "note": None}, {"note": "x", "id": 2}, {"id": 3, "cents": 9}, {"id": 77, "cents": 7}
-    found = bank.json(verb, "accounts", jsonl(tmp_path / "p.jsonl", *lines))
+    parts: list[dict[str, object]] = [row(1, 5), {"note": "x", "id": 2}, {"id": 3, "cents": 9}, {"id": 77, "cents": 7}]
+    found = bank.json(verb, "accounts", jsonl(tmp_path / "p.jsonl", *parts))
     assert (found["inserted"], found["updated"]) == (1, 3)
     (tmp_path / "p.csv").write_text("id,note\n3,y\n")
     assert bank.json(verb, "accounts", tmp_path / "p.csv")["updated"] == 1
