@@ -59,7 +59,10 @@ def parse_partial(schema: Schema, rows: object) -> pa.Table:
     """
     if schema.codec != "columns":
         return parse_rows(schema, rows)
-    held = [as_mappings(schema, piece) if isinstance(piece, list) else piece for piece in pieces(rows)]
+    held, first = list[Any](), 0
+    for piece in pieces(rows):
+        held.append(as_mappings(schema, piece, first) if isinstance(piece, list) else piece)
+        first += len(piece)
     values = {column.name for column in schema.value}
     absent = {name for piece in held for name in _absent(values, piece)}
     if not absent:

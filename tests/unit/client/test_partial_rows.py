@@ -84,6 +84,7 @@ def test_rows_that_lack_what_has_no_answer_are_refused_whole(world: World, carri
         ([{"id": 1, "seq": 2}, {"id": 1, "word": "v"}], {}, persist.InvalidUsage, "different rows for"),
         ([{"id": 1, "seq": None}, {"id": 1}], {}, persist.InvalidUsage, "different rows for"),
         ([{"seq": 2}, row(1)], {}, persist.SchemaMismatch, "'id' is missing in row 0"),
+        ([*map(row, range(70_000)), (1, 2, 3, 4)], {}, persist.InvalidUsage, "row 70000 is a tuple"),
         ([{"id": 1, "sequence": 2}], {}, persist.SchemaMismatch, "not in the schema"),
         (pa.table({"id": [1], "sequence": [2]}), {}, persist.SchemaMismatch, "not in the schema"),
         ([{"id": 1, "seq": 2}, {"id": 1, "n": 2}], {"order_by": "seq"}, persist.InvalidUsage, "lack the column 'seq'"),
