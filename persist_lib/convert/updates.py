@@ -139,7 +139,7 @@ def _from_rows(
             values = read_values(values, reader, first_row)
         array = build_column(values, field, first_row, taking)
         if not nullable and array.null_count:
-            raise _null(array, field, first_row)
+            raise null_refused(array, field, first_row)
         arrays.append(array)
     if 0 in values:
         raise _zero(array, first_row)
@@ -206,7 +206,7 @@ def _checked(column: pa.ChunkedArray, field: pa.Field, first_row: int) -> pa.Chu
         ) from error  # fmt: skip
     cast = cast_column(column, field, first_row)
     if not field.nullable and cast.null_count:
-        raise _null(cast, field, first_row)
+        raise null_refused(cast, field, first_row)
     return cast
 
 
@@ -229,7 +229,8 @@ def _check_names(schema: Schema, names: list[str], defaults: dict[str, int | Non
             raise _missing(schema, name, names, None)
 
 
-def _null(column: pa.Array | pa.ChunkedArray, field: pa.Field, first_row: int) -> InvalidUsage:
+def null_refused(column: pa.Array | pa.ChunkedArray, field: pa.Field, first_row: int) -> InvalidUsage:
+    """The error for a null in a column that takes none."""
     row = first_row + pc.index(pc.is_null(column), True).as_py()
     advice = _NULL_ADVICE.get(field.name, "Leave these rows out, or give them a value")
     return InvalidUsage(

@@ -125,11 +125,13 @@ class Verbs(OrderedWriter[Brought, Done], Generic[Brought, Basis, Done, Counted]
         """Make each of `rows` the one row of its key, at the next time. Rows of other keys stay as they are.
 
         `rows` is what `append_now` takes, without `_time` and `_diff`; all of it is held in memory. What is there for
-        these keys is looked up, in the row groups that can hold them, and retracted in the same append. Rows that
-        are there already are not written again. Of several writers that upsert one key, the last one's row stays: a row
-        that was made of one read before may go over another writer's. Two different rows for one key are refused:
-        InvalidUsage names the keys. Raises SchemaMismatch where rows of these keys have something in columns that were
-        added since the writer was opened, as it cannot say what to retract.
+        these keys is looked up, in the row groups that can hold them, and retracted in the same append. Value columns
+        that a row lacks keep what the row of its key has, and are null in a new key (SchemaMismatch, if they take no
+        null; InvalidUsage, if the key has several rows). Rows that are there already are not written again. Of several
+        writers that upsert one key, the last one's row stays: a row that was made of one read before may go over
+        another writer's. Two different rows for one key are refused: InvalidUsage names the keys. Raises SchemaMismatch
+        where rows of these keys have something in columns that were added since the writer was opened, as it cannot say
+        what to retract.
 
         `timeout` is in seconds, for everything. Raises TimedOut when other writers were first all that time, and
         UpperMismatch when it is closed for writing; then nothing was written. After Indeterminate, call again
@@ -198,8 +200,9 @@ class Verbs(OrderedWriter[Brought, Done], Generic[Brought, Basis, Done, Counted]
         greatest value counts (null is the least), and where several have it, that is refused. `only_if` is an
         expression of the new row (`pc.field`) and of the one that is there (`persist.old`): where it is false or null,
         the old row stays, and its key counts as unchanged. A key without a row is inserted without asking. It is
-        evaluated against the rows just before the append, again after each lost race. Keys of several rows are refused
-        with it, and deletes beside it. `timeout`, `token`, `dry_run` and errors are those of `upsert`.
+        evaluated against the rows just before the append, again after each lost race, with what a new row lacks taken
+        from the old one. Keys of several rows are refused with it, and deletes beside it. `timeout`, `token`, `dry_run`
+        and errors are those of `upsert`.
         """
         made = partial(
             Apply, self._name(), upserts=upserts, deletes=deletes, appends=appends, only_if=only_if, order_by=order_by

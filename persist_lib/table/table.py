@@ -93,7 +93,10 @@ class Table(Resource):
     ) -> Done:
         """Make each of `rows` the one row of its key, in one commit. Rows of other keys stay as they are.
 
-        Rows that are there already are not written again. Two different rows for one key are refused with InvalidUsage.
+        A row may lack value columns, a dict by itself, a frame or table for all of its rows: they keep what the row of
+        its key has just before the commit, and are null in a new key; None is a null. Rows that are there already are
+        not written again. InvalidUsage: there are two different rows for one key, or a row lacks columns and its key
+        has several rows. SchemaMismatch: a row of a new key lacks a column that takes no null.
         With `dry_run` nothing is written: the counts say what would be done now. Raises as `append` does.
         """
         return self._execute(partial(Upsert, self.name, rows=rows), token, timeout, dry_run=dry_run)
@@ -136,12 +139,13 @@ class Table(Resource):
 
         `upserts` are what `upsert` takes, `deletes` what `delete` does, `appends` what `append` does; a key that is in
         two of them is refused with InvalidUsage. `order_by` is a value column: of several rows of a key in this call
-        the one with the greatest value counts (null is the least), and where several have it, that is refused.
-        `only_if` is an expression of the new row (`pc.field`) and of the one that is there (`persist.old`): where it is
-        false or null, the old row stays, and its key counts as unchanged. So late changes do not overwrite newer ones.
-        A key without a row is inserted without asking: a late upsert after a delete brings the row back. Keys of
-        several rows are refused with it, and deletes beside it. With `dry_run` nothing is written. Raises as `append`
-        does.
+        the one with the greatest value counts (null is the least), and where several have it, that is refused; so is a
+        row without that column, and a last row that lacks a column which another row of its key has. `only_if` is an
+        expression of the new row (`pc.field`), completed by the old one, and of the old one (`persist.old`): where it
+        is false or null, the old row stays, and its key counts as unchanged. So late changes do not overwrite newer
+        ones. A key without a row is inserted without asking: a late upsert after a delete brings the row back. So
+        deletes beside it are refused: where they come out of order, keep deleted keys as rows (docs/recipes.md). Keys
+        of several rows are refused with it. With `dry_run` nothing is written. Raises as `upsert` does.
         """
         made = partial(
             Apply, self.name, upserts=upserts, deletes=deletes, appends=appends, only_if=only_if, order_by=order_by

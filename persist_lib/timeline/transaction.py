@@ -95,7 +95,7 @@ class Transaction:
         return self._do(table, lambda schema: Insert(table, schema, rows))
 
     def upsert(self, table: str, rows: object) -> Counts:
-        """Make each row the one row of its key."""
+        """Make each row the one row of its key. Value columns that it lacks keep what the row of its key has."""
         return self._do(table, lambda schema: Upsert(table, schema, rows))
 
     def delete(self, table: str, keys: object = None, *, filter: pc.Expression | None = None) -> Counts:

@@ -278,6 +278,13 @@ def program(door: Any) -> Iterator[tuple[str, Callable[[], Answer]]]:
     yield "apply late", change("apply", [row(4, 0, "late"), row(1, 9, "new")], newer="seq")
     yield "apply several", change("apply", [row(5, 1), row(5, 3, "last"), row(5, 2)], newer="seq")
     yield "apply twice", change("apply", [row(4, 5)], [4])
+    yield "upsert in part", change("upsert", [{"id": 1, "word": "part"}, {"id": 4, "seq": None}, {"id": 8}])
+    yield "apply in part", change("apply", [{"id": 1, "word": None}, {"seq": 2, "id": 4}], [8])
+    yield "apply in part late", change("apply", [{"id": 4, "seq": 1}, {"id": 1, "seq": 99}, {"id": 5}], newer="seq")
+    yield "apply in part newer", change("apply", [{"id": 4, "seq": 1}, {"word": "n", "id": 1, "seq": 99}], newer="seq")
+    yield "several in part", change("apply", [{"id": 4, "word": "x", "seq": 7}, {"id": 4, "seq": 8}], newer="seq")
+    yield "deletes under a condition", change("apply", [row(4, 9)], [1], newer="seq")
+    yield "rows in part", door.read
     yield "dry apply", change("apply", [row(6, 1)], [1], dry_run=True)
     yield "rows after", door.read
     yield "history", door.history

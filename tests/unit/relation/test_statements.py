@@ -97,7 +97,6 @@ BAD_ROWS: dict[str, tuple[Any, str]] = {
     "lazy": (pl.LazyFrame({"id": [1]}), "lazy"),
 }  # fmt: skip
 ONLY_UPSERTS: dict[str, tuple[Any, str]] = {
-    "a value less": ([{"id": 1}], "missing"),
     "a diff": ([{**one(1), "_diff": -1}], "no _diff other than 1"),
     "twice": ([one(n, word) for n in range(40) for word in "ab"], r"different rows for .*35 others.*keep one"),
 }
