@@ -44,7 +44,7 @@ def show(place: Place, say: Callable[[str], None]) -> None:
             _refuse_the_wrong_one(tables, say)
             at = _hand_over_the_right_one(tables, say)
             bank.finish()
-        time = tables.read(NAME).shard_schema().show(at)
+        time = controller.describe(NAME).schema.show(at)
         say(f"handed over at {time} while {len(bank.threads) - 1} writers and a listener went on")
         _audit(tables)
         lag = tables.lag("bank")

@@ -67,7 +67,7 @@ def has_executors(context: Any) -> bool:
     """Whether a classic session has executors: in local mode the driver is one."""
     if context.master.startswith("local"):
         return True
-    return int(context._jsc.sc().getExecutorMemoryStatus().size()) > 1  # noqa: SLF001 - there is no public name
+    return int(context._jsc.sc().getExecutorMemoryStatus().size()) > 1  # there is no public name
 
 
 class Told:

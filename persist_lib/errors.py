@@ -259,7 +259,7 @@ class StillRead(Refused):
 
 
 class NotFound(PersistError):
-    """There is no such location or shard."""
+    """There is no such location, shard or table. Of a table that was renamed, the field `renamed` is its name now."""
 
 
 class DiffOverflow(PersistError):

@@ -1,4 +1,4 @@
-"""The public names of the library: all that `import persist_lib` offers. Other names may change in any release."""
+"""The public names of the library, by group: all that `import persist_lib` offers. Other names may change any time."""
 
 from __future__ import annotations
 
@@ -72,35 +72,66 @@ from persist_lib.relation.writer import Appended, Batching, Changed, WriteHandle
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.schema.schema import Schema
 from persist_lib.shard.outcomes import Verdict
-from persist_lib.table.carriers import TableDescription
+from persist_lib.table.carrier import TableDescription
 from persist_lib.table.table import Table
 
-__all__ = [
+__all__ = [  # noqa: RUF022 - by what they are for
+    # opening a location
+    "open",
+    "Client",
+    "Config",
+    "CacheConfig",
+    "Runtime",
+    # tables
+    "Table",
+    "TableDescription",
+    "Done",
+    "old",
+    # schemas and updates
+    "Schema",
+    "Update",
+    "decode_rows",
+    # times
+    "Antichain",
     "TOP",
+    "at",
+    # upkeep and cost
+    "Survey",
+    "Look",
+    "Policy",
+    "Cost",
+    "Prices",
+    "Metrics",
+    "Spending",
+    # shards, for those who need frontiers: `persist_lib.shards`
+    "WriteHandle",
+    "Appended",
+    "Changed",
+    "Restored",
+    "Append",
+    "Batching",
+    "Verdict",
+    "ReadHandle",
+    "Snapshot",
+    "Changes",
+    "Split",
+    "Listen",
+    "Updates",
+    "Progress",
+    # errors
     "AlreadyProduced",
     "AlreadyWritten",
-    "Antichain",
-    "Append",
-    "Appended",
-    "Batching",
     "BufferFull",
     "Busy",
-    "CacheConfig",
-    "Changed",
-    "Changes",
-    "Client",
     "ClockAhead",
     "CompactionRefused",
-    "Config",
     "ConstraintViolated",
     "Corrupt",
-    "Cost",
     "Damage",
     "Determinate",
     "DiffOverflow",
     "DiskFull",
     "Diverged",
-    "Done",
     "Fenced",
     "GivesUpHistory",
     "Gone",
@@ -112,11 +143,8 @@ __all__ = [
     "InvalidUsage",
     "InvariantViolated",
     "LeaseExpired",
-    "Listen",
     "Locked",
-    "Look",
     "MemberOf",
-    "Metrics",
     "Missing",
     "NameTaken",
     "NewerFormat",
@@ -129,34 +157,13 @@ __all__ = [
     "OfLayer",
     "Overloaded",
     "PersistError",
-    "Policy",
-    "Prices",
-    "Progress",
-    "ReadHandle",
     "Refused",
-    "Restored",
-    "Runtime",
-    "Schema",
     "SchemaChanged",
     "SchemaMismatch",
     "ShardFinished",
     "SinceViolation",
-    "Snapshot",
-    "Spending",
-    "Split",
     "StillRead",
-    "Survey",
-    "Table",
-    "TableDescription",
     "TimedOut",
-    "Update",
-    "Updates",
     "UpperMismatch",
-    "Verdict",
     "WriteConflict",
-    "WriteHandle",
-    "at",
-    "decode_rows",
-    "old",
-    "open",
 ]

@@ -13,7 +13,7 @@ import numpy as np
 
 import persist_lib as persist
 from persist_lib.sources import Files, Meaning, Sources
-from persist_lib.sources.reclock import Window
+from persist_lib.sources.bindings import Window
 
 SCHEMA = persist.Schema(key={"id": "int64 not null"}, value={"word": "string"})
 

@@ -20,7 +20,7 @@ import msgspec
 
 from jobs.ingesting.settings import Format
 from persist_lib.errors import InvalidUsage, NotFound
-from persist_lib.location.wrap.retrying import retry
+from persist_lib.location.wrap.deadline import retry
 from persist_lib.runtime.ambient import Runtime
 
 SUFFIXES: dict[Format, tuple[str, ...]] = {

@@ -28,7 +28,7 @@ from persist_lib.relation.next_time import format_token, next_time
 from persist_lib.relation.statements import Restore
 from persist_lib.relation.writer import WriteHandle
 from persist_lib.schema.schema import DIFF, TIME, Schema
-from persist_lib.table.carriers import Carrier
+from persist_lib.table.carrier import Carrier
 from persist_lib.table.opening import find_record, open_carrier
 
 ATTEMPTS = 32

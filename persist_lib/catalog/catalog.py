@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
@@ -86,6 +86,13 @@ class Contents(NamedTuple):
     def named(self, name: str) -> CollectionRecord | None:
         """The collection that has this name."""
         return next((c for c in self.collections.values() if c.name == name and c.state != "dropping"), None)
+
+    def renamed(self, name: str) -> str | None:
+        """What the collection is called now that had this name last, as far as commands are remembered."""
+        renames = (c for c in self.commands.values() if c.what == "rename" and not c.refused)
+        last = max((c for c in renames if c.asked["was"] == name), key=attrgetter("number"), default=None)
+        found = None if last is None else self.collections.get(last.collection)
+        return None if found is None or found.state == "dropping" else found.name
 
     def find(self, name: str) -> CollectionRecord:
         """The same. Raises NotFound."""

@@ -12,6 +12,7 @@ from persist_lib.catalog.difference_cache import difference, kept_difference
 from persist_lib.catalog.schema_compat import check_additive
 from persist_lib.format.predicate import Where
 from persist_lib.relation.changes import UpdatesPart
+from persist_lib.relation.held import kept_of
 from persist_lib.relation.view import conformed
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import TIME
@@ -32,7 +33,7 @@ class CollectionUpdates(UpdatesPart):
         return updates_between(self._reader, self._from, self._to, self._deadline)
 
     def check_open(self) -> None:
-        self._reader.check_since(self._from or 0)
+        kept_of(self._reader).check_since(self._from or 0)
 
 
 def updates_between(reader: CollectionReader, from_: int | None, to: int, deadline: Deadline) -> Iterator[pa.Table]:

@@ -17,7 +17,7 @@ from persist_lib.core.leases import is_mark
 from persist_lib.core.plan.upkeep import plan_expiry
 from persist_lib.core.state import State
 from persist_lib.frontier import Antichain, at
-from persist_lib.maintain.liveness import expire
+from persist_lib.maintain.garbage import expire
 from persist_lib.times import Times
 
 

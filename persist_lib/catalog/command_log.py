@@ -21,7 +21,20 @@ from persist_lib.runtime.ambient import Deadline
 Intent = Callable[[Contents, CommandRecord], tuple[Changes, CommandRecord]]
 
 
-class Commanding:
+class Acting:
+    """What acts through a client."""
+
+    client: Client
+
+    def _writable(self, what: str) -> None:
+        if self.client.read_only:
+            raise InvalidUsage(f"{what} needs a client that may write; this one was opened with read_only=True")
+
+    def _deadline(self, timeout: float | None) -> Deadline:
+        return self.client.runtime.deadline(self.client.config.timeout_s if timeout is None else parse_seconds(timeout))
+
+
+class Commanding(Acting):
     """A client's view of a catalog, and commands to it."""
 
     def __init__(self, client: Client, *, catalog: str = CATALOG) -> None:
@@ -56,13 +69,6 @@ class Commanding:
                 record = settle(self.catalog, record, deadline)
             if record.id == id_:
                 return record
-
-    def _writable(self, what: str) -> None:
-        if self.client.read_only:
-            raise InvalidUsage(f"{what} needs a client that may write; this one was opened with read_only=True")
-
-    def _deadline(self, timeout: float | None) -> Deadline:
-        return self.client.runtime.deadline(self.client.config.timeout_s if timeout is None else parse_seconds(timeout))
 
     def _find(self, name: str) -> tuple[Contents, CollectionRecord]:
         name = parse_collection_name(name)

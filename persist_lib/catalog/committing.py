@@ -32,6 +32,7 @@ from persist_lib.relation.append_many import Append
 from persist_lib.relation.next_time import Named
 from persist_lib.relation.registration import undoubted
 from persist_lib.relation.staged_commit import Prepared
+from persist_lib.relation.staging import append_prepared
 from persist_lib.relation.verbs import NOTHING, UNKNOWN, Change, Changes, Turn
 from persist_lib.relation.writer import WriteHandle
 from persist_lib.runtime.ambient import Deadline
@@ -339,7 +340,7 @@ def send_all(
         return
     for one in appends:
         if isinstance(one.updates, Prepared):
-            one.write.append_prepared(one.updates, deadline, token)
+            append_prepared(one.write, one.updates, deadline, token)
             continue
         one.write.compare_and_append(
             one.updates, one.expected_upper, one.new_upper, timeout=timeout, token=token, producer=one.producer

@@ -31,7 +31,9 @@ from persist_lib.catalog.reader import CollectionReader
 from persist_lib.catalog.records import CollectionRecord, CommandRecord, Kind, Mode, TimelineRecord
 from persist_lib.catalog.wal import has_wal
 from persist_lib.catalog.writer import CollectionWriter
-from persist_lib.errors import InvalidUsage, NameTaken
+from persist_lib.core.holds import is_of_layer
+from persist_lib.core.state import RETENTION
+from persist_lib.errors import InvalidUsage, NameTaken, StillRead
 from persist_lib.relation.reader import PURPOSE_LETTERS
 from persist_lib.relation.writer import Batching
 from persist_lib.runtime.ambient import Deadline
@@ -184,13 +186,16 @@ class Controller(Promoting, Evolving, Handovers, Resource):
         """Drop a collection. Its name is free at once; open readers go on until they are closed, writers are refused.
 
         The answer says what was done, and which readers and holds the rest waits for; `tend` does it later. With
-        `dry_run` nothing is changed, and the answer says what would be. Raises NotFound.
+        `dry_run` nothing is changed, and the answer says what would be. Raises NotFound, and StillRead where a hold of
+        its users keeps its history, as no client could release that later.
         """
         dry_run = parse_flag(dry_run, "dry_run")
         if not dry_run:
             self._writable("drop")
         name = parse_collection_name(name)
         _, collection = self._subject(name, None if dry_run else command, is_drop=True)
+        if collection.state != "dropping":
+            self._check_not_held(name, collection.shard)
         if dry_run:
             return self._tended(timeout, collection.id, dry_run=True, as_if_dropped=True)
 
@@ -202,6 +207,16 @@ class Controller(Promoting, Evolving, Handovers, Resource):
 
         self._command("drop", collection.id, {"name": name}, intent, command, timeout)
         return self._tended(timeout, collection.id)
+
+    def _check_not_held(self, name: str, shard: str) -> None:
+        version = self.client.machine(shard).try_fetch()
+        holds = version.state.holds if version is not None else ()  # it may be half made
+        if held := [hold for hold in sorted(holds) if hold != RETENTION and not is_of_layer(hold)]:
+            raise StillRead(
+                f"{name!r} is kept by the hold {', '.join(held)}, so nothing was dropped. Release it first: "
+                f"`persist hold release {name} {held[0]}`, or Table.release_hold",
+                shard=shard, by=tuple(f"hold {hold}" for hold in held),
+            )  # fmt: skip
 
     def tend(self, name: str | None = None, *, dry_run: bool = False, timeout: float | None = None) -> Tended:
         """Look after one collection, or after all and what is left of dropped ones: the duty of this layer.
@@ -277,13 +292,15 @@ class Controller(Promoting, Evolving, Handovers, Resource):
         return CollectionReader(self.client, collection, unit, schema, parse_text(owner, "owner", PURPOSE_LETTERS))
 
     def open_writer(
-        self, name: str, *, rendition: int | None = None, batching: Batching | None = None, owner: str = ""
-    ) -> CollectionWriter:
+        self, name: str, schema: Schema | None = None, *, rendition: int | None = None,
+        batching: Batching | None = None, owner: str = "",
+    ) -> CollectionWriter:  # fmt: skip
         """Return a handle to write a collection: whichever rendition is the collection at the times that are written.
 
         With `rendition`, the handle writes that one, which is not the collection yet. With `batching`, appends that
         `append_async` accepts are held back as by a shard's writer. `owner` is a short text that lists of capabilities
-        show. Raises NotFound.
+        show. With a `schema`, one that the collection has or had before columns were added, it writes in these columns.
+        Raises NotFound, and SchemaMismatch for any other schema.
         """
         self._writable("open_writer")
         if batching is not None:
@@ -294,9 +311,10 @@ class Controller(Promoting, Evolving, Handovers, Resource):
             raise InvalidUsage(
                 f"{name!r} is a table, whose times are minted: write it with controller.tables()", collection=name
             )
-        schema = contents.renditions_of(collection.id)[0].columns
+        unit = contents.renditions_of(collection.id)[0].columns.times
+        schema = None if schema is None else check_schema(schema)
         owner = parse_text(owner, "owner", PURPOSE_LETTERS)
-        return CollectionWriter(self.client, collection, schema.times, only, batching, owner)
+        return CollectionWriter(self.client, collection, unit, only, batching, owner, schema)
 
     def tables(self) -> Tables:
         """The tables of this catalog: to create them, to change their rows, alone or in transactions, to read them."""
@@ -305,8 +323,10 @@ class Controller(Promoting, Evolving, Handovers, Resource):
         return Tables(self)
 
     def _wal_timeline(self, name: str, deadline: Deadline) -> TimelineRecord:
+        from persist_lib.timeline.tables import with_wal  # noqa: PLC0415 - as they do
+
         with self.tables() as tables:
-            return tables.with_wal(name, deadline)
+            return with_wal(tables, name, deadline)
 
     def _apply_wal(self, timeline: str, timeout: float) -> None:
         with self.tables() as tables:
@@ -321,6 +341,14 @@ class Controller(Promoting, Evolving, Handovers, Resource):
     def close(self) -> None:
         """Close what this controller has open; the client stays open. Idempotent."""
         self.catalog.close()
+
+
+def create_table(
+    controller: Controller, name: str, schema: Schema, shards: int, mode: Mode, retention: Retention, timeline: str,
+    command: str | None, timeout: float | None,
+) -> Description:  # fmt: skip
+    """Create a table on the timeline with this minted id."""
+    return controller._create(name, schema, shards, mode, None, retention, timeline, command, timeout)
 
 
 def _taken(name: str) -> NameTaken:

@@ -14,8 +14,10 @@ from persist_lib.catalog.collection_arguments import MOST_SHARDS, parse_hash_col
 from persist_lib.catalog.collection_status import timeline_of
 from persist_lib.catalog.command_log import Commanding
 from persist_lib.catalog.describe import Description, Evolved, RenditionDescription, Tended
+from persist_lib.catalog.effects import refuse_older_programs
 from persist_lib.catalog.records import CollectionRecord, CommandRecord, RenditionRecord, schema_form
 from persist_lib.catalog.renditions import Timeline, handed_over_at, is_copied
+from persist_lib.catalog.wal import check_together
 from persist_lib.errors import HandoverRefused, InvalidUsage, NotFound
 from persist_lib.schema.schema import Schema, check_schema
 
@@ -161,21 +163,27 @@ class Evolving(Commanding):
         ones. Renditions that have the same columns get them, too. Where `schema` is what the collection has, nothing is
         changed. With `dry_run` nothing is changed either, and the answer says what would be.
 
+        A table of a timeline is changed in the newest columns from then on, by all processes: with a WAL, from the time
+        of a mark in that. Programs of the release before refuse it then, and its timeline's other tables with a WAL.
+
         Raises SchemaMismatch for any other schema, InvalidUsage while a copy of the collection is under way, which
-        would be made in the old columns, and for tables; and NotFound.
+        would be made in the old columns, and on a store without transactions for a table with a WAL; and NotFound.
         """
         dry_run, schema = parse_flag(dry_run, "dry_run"), check_schema(schema)
         if not dry_run:
             self._writable("evolve")
         contents, collection = self._subject(name, None if dry_run else command)
 
-        def asked_of(contents: Contents) -> dict[str, object]:
+        def asked_of(contents: Contents) -> dict[str, Any]:
             current = contents.collections[collection.id]
             evolved = self._evolved(contents, current, schema)
             return {"added": list(evolved.added), "renditions": list(evolved.renditions)}
 
         def intent(contents: Contents, record: CommandRecord) -> tuple[Changes, CommandRecord]:
             found = asked_of(contents)
+            if collection.timeline is not None:
+                renditions = [contents.renditions[(collection.id, number)] for number in found["renditions"]]
+                refuse_older_programs(self.client, collection, renditions)
             return {}, msgspec.structs.replace(record, asked={**record.asked, **found}, pending=bool(found["added"]))
 
         asked = {"name": name, "schema": schema_form(schema)}
@@ -189,11 +197,7 @@ class Evolving(Commanding):
         active = timeline.last.rendition.number
         older = self.client.inspect(timeline.last.rendition.names[0]).state.schemas[-1]
         older.check_additive(schema)
-        if collection.kind == "table":
-            raise InvalidUsage(
-                f"{collection.name!r} is a table, whose columns cannot be added to. Nothing was changed",
-                collection=collection.name,
-            )
+        check_together(self.client, collection, "an evolution of its columns")
         for record in renditions:
             self._check_not_copied(collection, record, timeline)
         same = [record.number for record in renditions if record.state == "live" and record.columns == older]

@@ -24,7 +24,7 @@ from persist_lib.catalog.reader import CollectionReader
 from persist_lib.catalog.rebuilding import Rebuild, begin
 from persist_lib.catalog.records import CollectionRecord, CommandRecord, RenditionRecord
 from persist_lib.catalog.renditions import Renditions, Timeline, is_copied, meet, upper_of
-from persist_lib.catalog.wal import check_handover, has_wal
+from persist_lib.catalog.wal import check_together, has_wal
 from persist_lib.catalog.writer import CollectionWriter
 from persist_lib.catalog.writing import slack_of
 from persist_lib.errors import HandoverRefused, InvalidUsage, TimedOut
@@ -264,7 +264,7 @@ class Handovers(Filling):
         self, contents: Contents, collection: CollectionRecord, rendition: int, start: int | None, *, force: bool
     ) -> tuple[RenditionRecord, Timeline, int]:
         """The rendition, what it would follow, and when. Raises HandoverRefused."""
-        check_handover(self.client, collection)
+        check_together(self.client, collection, "a handover of it")
         new, name = self._of(contents, collection, rendition), collection.name
         show = new.columns.show
         timeline = timeline_of(self.client, collection, new)

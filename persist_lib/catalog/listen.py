@@ -25,28 +25,30 @@ if TYPE_CHECKING:
 class CollectionListen(Listener):
     """An iterator of `Updates` and `Progress` after `as_of`. To end its lease early, close it or use a `with` block."""
 
+    _reader: CollectionReader
+
     def __init__(
         self, reader: CollectionReader, as_of: int, until: Antichain, timeout_s: float | None, *, replace: bool
     ) -> None:
         super().__init__(reader, as_of, until, timeout_s)
-        self._reader, self._replace = reader, replace
+        self._replace = replace
 
-    def keeps(self, _failure: PersistError) -> bool:
+    def _keeps(self, _failure: PersistError) -> bool:
         """A round of which nothing was given begins again after any failure."""
         return False
 
-    def pause(self) -> None:
+    def _pause(self) -> None:
         span = self._reader.timeline().at(self.frontier.time or 0)
         with suppress(TimedOut):  # then it looks once more
             self._reader.pause(span, self.frontier.time or 0, self._deadline)
 
-    def fetch(self) -> Iterator[None]:
+    def _fetch(self) -> Iterator[None]:
         """Round by round; one that ends at a handover is followed by another."""
         while (upper := self._reached()) is not None:
             first = self.frontier.time or 0
             timeline = self._reader.timeline(is_known=True)
             before, span = timeline.at(first - 1), timeline.at(first)
-            yield from self.step(self._updates(before, span, first, upper), upper)
+            yield from self._step(self._updates(before, span, first, upper), upper)
             if before.command != span.command:
                 self._reader.leave(before.rendition)
             if span.end is None or upper < at(span.end):
@@ -54,7 +56,7 @@ class CollectionListen(Listener):
 
     def _reached(self) -> Antichain | None:
         """Up to where a round can go now: promised, complete, and under one rendition. None: nowhere yet."""
-        while not self.is_done():
+        while not self._is_done():
             timeline = self._reader.timeline()
             span = timeline.at(self.frontier.time or 0)
             upper = self._reader.upper_of(span).meet(self.until)

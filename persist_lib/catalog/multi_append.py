@@ -18,6 +18,7 @@ from persist_lib.location.wrap.spending import Spending
 from persist_lib.relation.append_many import Append
 from persist_lib.relation.stage import LEASE_S
 from persist_lib.relation.staged_commit import Prepared, discard
+from persist_lib.relation.staging import prepare
 from persist_lib.runtime.ambient import Deadline
 
 
@@ -54,7 +55,7 @@ def append_staged(stagings: Sequence[Staging], start: int, end: int, deadline: D
             for writer, rendition, staged in stagings:
                 for name, parts in by_shard(staged, rendition.names).items():
                     write = writer.shard(name)
-                    prepared[name] = write.prepare(parts, None, bounds, None, deadline, spent, everything=False)
+                    prepared[name] = prepare(write, parts, None, bounds, None, deadline, spent, everything=False)
                     appends.append(Append(write, prepared[name], start, end))
     except Exception:
         discard(prepared)

@@ -38,9 +38,10 @@ from persist_lib.frontier import MAX_TIME, TOP, Antichain, at
 from persist_lib.kernel.columns import at_time
 from persist_lib.location.wrap.spending import Spending
 from persist_lib.relation.base_reader import Reader
-from persist_lib.relation.held import Named
+from persist_lib.relation.held import Named, kept_of
 from persist_lib.relation.next_time import format_token
 from persist_lib.relation.reader import ReadHandle
+from persist_lib.relation.reader_lease import Kept, too_early
 from persist_lib.relation.restore import time_passed
 from persist_lib.relation.row_selection import Asked, parse_columns
 from persist_lib.relation.snapshot import PlaceContents
@@ -57,7 +58,38 @@ PROMISE_S = 5.0
 T = TypeVar("T")
 
 
-class CollectionReader(Reader[CollectionSnapshot]):
+class CollectionLease(Kept):
+    """What a reader of a collection holds: the rendition shard first, and the shards of what it has read."""
+
+    def __init__(self, named: Named, holder: ReadHandle) -> None:
+        self._named, self._holder = named, holder
+        self.shards: dict[int, list[ReadHandle]] = {}
+        self.is_closed = False
+
+    def handles(self) -> list[ReadHandle]:
+        """All that it has open, the one of the rendition shard first."""
+        return [self._holder, *(handle for handles in list(self.shards.values()) for handle in handles)]
+
+    @property
+    def since(self) -> Antichain:
+        return self._holder.since
+
+    def check_since(self, time: int) -> None:
+        if self.is_closed:
+            raise LeaseExpired(f"this reader of collection {self._named.name!r} was closed; open a new one")
+        if at(time) < self.since:
+            raise too_early(self._named, self._holder.schema, time, self.since)
+
+    def let_go(self, since: Antichain) -> None:
+        for handle in self.handles():
+            kept_of(handle).let_go(since)
+
+    def downgrade(self, since: Antichain) -> None:
+        for handle in self.handles():
+            handle.downgrade_since(since)
+
+
+class CollectionReader(Reader[CollectionSnapshot, CollectionLease]):
     """Reads one collection.
 
     Without `is_leased` it holds nothing, for those who hold what they read in another way.
@@ -75,9 +107,8 @@ class CollectionReader(Reader[CollectionSnapshot]):
         """From when on the collection has the columns of this reader, if it was opened without any."""
         self._holder = self._open(collection.shard, schema_for(unit))
         self._renditions = Renditions(client, collection.shard, unit, collection.name, self._holder)
-        self._shards: dict[int, list[ReadHandle]] = {}
+        self._kept = CollectionLease(self.named, self._holder)
         self._promiser: WriteHandle | None = None
-        self._closed = False
         try:
             known = self._renditions.fetch()
             newest = self.shards_of(known.last.rendition)[0].schema
@@ -96,10 +127,6 @@ class CollectionReader(Reader[CollectionSnapshot]):
     def name(self) -> str:
         """The collection's name when it was opened."""
         return self.collection.name
-
-    @property
-    def since(self) -> Antichain:
-        return self._holder.since
 
     def fetch_upper(self) -> Antichain:
         """How far the collection has come: read from the location."""
@@ -130,7 +157,7 @@ class CollectionReader(Reader[CollectionSnapshot]):
 
     def _reach(self, time: int | None, least: int, deadline: Deadline) -> int:
         time = max(least, self.newest()) if time is None else time
-        self.check_since(time if time >= 0 else self.since.time or 0)
+        self._kept.check_since(time if time >= 0 else self.since.time or 0)
         self.known(time, deadline)
         return time
 
@@ -151,12 +178,12 @@ class CollectionReader(Reader[CollectionSnapshot]):
         start, end = times.as_of(as_of), times.frontier(until, "until")
         timeout = None if timeout is None else parse_seconds(timeout)
         replace = parse_flag(replace, "replace")
-        self.check_since(start)
+        self._kept.check_since(start)
         self.timeline()  # raises LeaseExpired
         reader = CollectionReader(self.client, self.collection, self.schema.times, None, self._owner or "listen")
         reader.schema = self.schema  # SUBTLE: the newest rendition may have other columns, and the one at `start` not
         try:
-            reader.check_since(start)  # this handle's lease may have ended before the other one began
+            kept_of(reader).check_since(start)  # this handle's lease may have ended before the other one began
             if not self.read_only:
                 reader.downgrade_since(start)
         except BaseException:
@@ -164,20 +191,9 @@ class CollectionReader(Reader[CollectionSnapshot]):
             raise
         return CollectionListen(reader, start, end, timeout, replace=replace)
 
-    def _downgrade(self, since: Antichain) -> None:
-        for handle in self._handles():
-            handle.downgrade_since(since)
-
-    def let_go(self, since: Antichain) -> None:
-        for handle in self._handles():
-            handle.let_go(since)
-
-    def _handles(self) -> list[ReadHandle]:
-        return [self._holder, *(handle for handles in list(self._shards.values()) for handle in handles)]
-
     def leave(self, rendition: RenditionRecord) -> None:
         """Close the readers of a rendition's shards."""
-        for handle in self._shards.pop(rendition.number, []):
+        for handle in self._kept.shards.pop(rendition.number, []):
             handle.close()
 
     def timeline(self, *, is_known: bool = False) -> Timeline:
@@ -186,9 +202,9 @@ class CollectionReader(Reader[CollectionSnapshot]):
 
     def shards_of(self, rendition: RenditionRecord) -> list[ReadHandle]:
         """Readers of a rendition's shards, opened when first needed, in this reader's schema if they have it."""
-        if rendition.number not in self._shards:
-            self._shards[rendition.number] = self._guarded(lambda: self._open_all(rendition.names))
-        return self._shards[rendition.number]
+        if rendition.number not in self._kept.shards:
+            self._kept.shards[rendition.number] = self._guarded(lambda: self._open_all(rendition.names))
+        return self._kept.shards[rendition.number]
 
     def _open_all(self, names: Sequence[str]) -> list[ReadHandle]:
         found: dict[str, ReadHandle] = {}
@@ -289,7 +305,7 @@ class CollectionReader(Reader[CollectionSnapshot]):
     def of_other_columns(self, as_of: TimeLike) -> Span | None:
         """The span of a time at which the collection's rows cannot be given in this reader's columns; else None."""
         time = self._times().as_of(as_of)
-        self.check_since(time)
+        self._kept.check_since(time)
         span = self.timeline().at(time)
         return None if is_additive(self.schema, self.shards_of(span.rendition)[0].schema) else span
 
@@ -300,17 +316,10 @@ class CollectionReader(Reader[CollectionSnapshot]):
         check_additive(self.name, self.schema, had, time)
         return self.schema
 
-    def check_since(self, time: int) -> None:
-        """Raise unless this handle may still read as of that time."""
-        if self._closed:
-            raise LeaseExpired(f"this reader of collection {self.name!r} was closed; open a new one")
-        if at(time) < self.since:
-            raise self.too_early(time, self.since)
-
     def close(self) -> None:
         """Give up what this reader holds. Idempotent."""
-        self._closed = True
-        holder, *handles = self._handles()
+        self._kept.is_closed = True
+        holder, *handles = self._kept.handles()
         at_once(self.client.runtime, ReadHandle.close, handles)
         if self._promiser is not None:
             self._promiser.close()
@@ -368,6 +377,6 @@ class CollectionReader(Reader[CollectionSnapshot]):
         try:
             return call()
         except (NotFound, ShardFinished) as error:
-            if not self.read_only and (lost := self._holder.expired()) is not None:
+            if not self.read_only and (lost := kept_of(self._holder).expired()) is not None:
                 raise lost from error
             raise

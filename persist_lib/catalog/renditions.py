@@ -18,6 +18,7 @@ from persist_lib.client import Client, for_layers
 from persist_lib.errors import InvariantViolated, NotFound, ShardFinished, SinceViolation
 from persist_lib.frontier import MAX_TIME, MINIMUM, TOP, Antichain, at
 from persist_lib.relation.changes import changes_known
+from persist_lib.relation.held import kept_of
 from persist_lib.relation.reader import ReadHandle
 from persist_lib.relation.row_selection import RowSelection
 from persist_lib.relation.snapshot import snapshot_known
@@ -121,7 +122,7 @@ class Renditions:
                 upper, since = reader.upper if is_known else reader.fetch_upper(), reader.since.time
                 if since is None:
                     raise self.dropped()
-                if (error := reader.expired(reader.machine.state)) is not None:
+                if (error := kept_of(reader).expired(reader.machine.state)) is not None:
                     raise error
                 known = self._known
                 # SUBTLE: a reader may have let go of more than is promised. Nothing can be read then, nor has changed.

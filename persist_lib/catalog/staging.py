@@ -38,7 +38,7 @@ from persist_lib.frontier import Antichain, at
 from persist_lib.ids import SeqNo
 from persist_lib.relation.stage import LEASE_S, Staged, can_append, parse_staged, token_of
 from persist_lib.relation.staged_commit import Prepared, discard
-from persist_lib.relation.staging import StagedCall, StagedVerbs
+from persist_lib.relation.staging import StagedCall, StagedVerbs, staged_rows
 from persist_lib.relation.verbs import UNKNOWN, Turn
 from persist_lib.relation.writer import WriteHandle
 from persist_lib.schema.empty import empty_table
@@ -172,7 +172,7 @@ class CollectionStaging(Committing, StagedVerbs[pa.Table, Active, Written, Writt
             parts = [part for one in old for part in one.staged if part.shard == shard]
             try:
                 with self.client.open_writer(shard, self.schema, layer=LAYER) as write:
-                    found.append(stage.write(write.staged_rows(parts)))
+                    found.append(stage.write(staged_rows(write, parts)))
             except (ShardFinished, Missing) as error:
                 raise LeaseExpired(
                     f"collection {self.name!r}: these parts were written for rendition {old[0].rendition}, which was "

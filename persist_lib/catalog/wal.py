@@ -2,8 +2,8 @@
 
 Its rows are (at, table, chunk) -> rows: the commit's time, the table's minted id, and a part of what the transaction
 changes in that table, as an Arrow stream in the table's columns with `_diff`. A chunk below 0 is a mark: from that time
-on the table is another rendition, or is gone. A row is retracted once it is applied, so who reads changes of this shard
-looks at what was added alone.
+on the table is another rendition, is gone, or has more columns. A row is retracted once it is applied, so who reads
+changes of this shard looks at what was added alone.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ SCHEMA = Schema(
 )  # fmt: skip
 HANDED_OVER = -1
 DROPPED = -2
+EVOLVED = -3
+"""From this time on rows may have more columns. All that is before it is null in them, so nothing that was read of the
+table is another one now."""
 
 
 def minted_timeline(entropy: int, mode: str) -> str:
@@ -61,24 +64,29 @@ def mark(client: Client, collection: CollectionRecord, what: int, deadline: Dead
                 return time
 
 
-def check_handover(client: Client, collection: CollectionRecord) -> None:
-    """Raise InvalidUsage for a table with a WAL where Consensus has no transactions, before anything is decided."""
+def check_together(client: Client, collection: CollectionRecord, what: str) -> None:
+    """Raise InvalidUsage for a table with a WAL where Consensus has no transactions, before anything is decided.
+
+    `what` is what changes the table and its WAL at once.
+    """
     if not has_wal(collection) or client.read_only:
         return
     try:
         client.consensus.compare_and_set_many({})
     except InvalidUsage as error:
         raise InvalidUsage(
-            f"table {collection.name!r} is on a timeline with a WAL, and a handover of it changes two shards at once, "
-            f"which takes a Consensus with transactions: {error.message}. Nothing was changed. To correct the table "
-            "here, change its rows by statements or transactions",
+            f"table {collection.name!r} is on a timeline with a WAL, and {what} changes several shards at once, which "
+            f"takes a Consensus with transactions: {error.message}. Nothing was changed. Its rows can be changed here, "
+            "by statements and transactions",
             collection=collection.name,
         ) from error
 
 
-def append_of(write: WriteHandle, collection: CollectionRecord, lower: Antichain, time: int) -> Append:
+def append_of(
+    write: WriteHandle, collection: CollectionRecord, lower: Antichain, time: int, what: int = HANDED_OVER
+) -> Append:  # fmt: skip
     """The part of a handover that is in the WAL: its upper moves past the handover's time in the same transaction.
 
-    So a reader at that time or later reads the WAL after the handover, and sees it.
+    So a reader at that time or later reads the WAL after the handover, and sees it. So with columns that are added.
     """
-    return Append(write, [mark_of(collection.id, HANDED_OVER, time)], lower, time + 1)
+    return Append(write, [mark_of(collection.id, what, time)], lower, time + 1)

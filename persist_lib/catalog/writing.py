@@ -22,6 +22,7 @@ from persist_lib.relation.verbs import Verbs
 from persist_lib.relation.writer import WriteHandle
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import Schema
+from persist_lib.shard.schemas import schema_id
 from persist_lib.times import PER_SECOND, Unit
 
 PAUSE_S = 0.05
@@ -63,7 +64,7 @@ class Writing(Verbs[pa.Table, Active, Written, Written]):
 
     def __init__(
         self, client: Client, collection: CollectionRecord, unit: Unit | None, only: RenditionRecord | None,
-        batching: Batching | None = None, owner: str = "",
+        batching: Batching | None = None, owner: str = "", schema: Schema | None = None,
     ) -> None:  # fmt: skip
         self.client, self.collection = for_layers(client).in_epoch(collection.epoch), collection
         self._only, self._owner = only, owner
@@ -77,7 +78,10 @@ class Writing(Verbs[pa.Table, Active, Written, Written]):
         """The handover to the rendition that was written last. All before it is complete."""
         rendition = only or self._active().span.rendition
         self.mode = "append" if has_wal(collection) else rendition.mode  # of what it was before it joined the timeline
-        self.schema: Schema = self.client.machine(rendition.names[0]).fetch().state.schemas[-1]
+        machine = self.client.machine(rendition.names[0])
+        newest = machine.fetch().state.schemas[-1]
+        self.schema: Schema = newest if schema is None else schema
+        schema_id(machine, self.schema)
         self.has_transactions = _has_transactions(client)
 
     @property

@@ -44,8 +44,8 @@ def set_(
     """Create or move a hold: history from its since on is kept, durably, whatever other readers do.
 
     A hold has no lease: it stays until it is moved or released. With the fencing value, an owner notices that another
-    one has taken the hold over. A hold never gives history up: it is refused where the table's since would move with
-    it, and beyond the newest time. Without --since, it keeps all.
+    one has taken the hold over. A hold never gives history up: without a retention, what is before it stays as well. A
+    time beyond the newest is refused. Without --since, it keeps all.
 
     With --give-up it does: since moves there, as far as no reader and no other hold keeps it, and nothing can be read
     as of a time before that any more. This cannot be undone. The hold keeps its fencing value.
@@ -169,9 +169,9 @@ def drop(
 ) -> None:
     """Drop a table, with all of its history. Its name is free at once. This cannot be undone.
 
-    What is carried by one shard is refused while a live reader or a hold needs it; its data becomes garbage, which
-    `persist maintain` deletes. Of a collection or timeline, open readers continue until they are closed, and what has
-    to wait is done by a later `persist maintain`. To end writing only, and keep the rows:
+    Refused while a hold keeps its history. What is carried by one shard is refused while a live reader needs it, too;
+    its data becomes garbage, which `persist maintain` deletes. Of a collection or timeline, open readers continue until
+    they are closed, and what has to wait is done by a later `persist maintain`. To end writing only, and keep the rows:
     `persist append NAME --lower T --upper '[]'`.
 
     \b

@@ -12,6 +12,7 @@ import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -19,7 +20,7 @@ import typer
 
 from persist_lib.cli import units
 from persist_lib.cli.json_values import clock
-from persist_lib.cli.row_reads import Printing, table_of
+from persist_lib.cli.row_reads import Printing, completing, table_of
 from persist_lib.cli.session import Session
 from persist_lib.cli.shared_options import Diff, parse_time
 from persist_lib.errors import Determinate, InvalidUsage
@@ -59,7 +60,7 @@ def sql(
     failures: list[BaseException] = []
     with session.open() as client, ExitStack() as open_, _told(failures):
         connection = open_.enter_context(_connect())
-        tables = _tables(connection, client, parsed, times, open_, failures, diff=diff)
+        tables = _tables(session, connection, client, parsed, times, open_, failures, diff=diff)
         head = {"tables": [{"shard": shard, "as_of": as_of, **clock(read.times)} for shard, as_of, read in tables]}
         answer = _Answer(_execute(connection, parsed.sql), is_text=form in ("csv", "parquet"))
         count = printing.rows(session, head, answer)  # type: ignore[arg-type]
@@ -83,6 +84,7 @@ def _connect() -> duckdb.DuckDBPyConnection:
 
 
 def _tables(
+    session: Session,
     connection: duckdb.DuckDBPyConnection,
     client: Client,
     query: Query,
@@ -120,7 +122,8 @@ def _tables(
         schema, newest = of.schema, as_of is None
         # All tables of a timeline are read at one time. One that is behind it is read at its own newest, and says so.
         time = timelines.get(of.carrier) if as_of is None else Times(schema.times, clock_ms).as_of(as_of, "as of")
-        snapshot = open_.enter_context(of.read(time, diff=diff, newest=newest))
+        read = partial(of.read, diff=diff, newest=newest)
+        snapshot = open_.enter_context(completing(session, client, of, time, read))
         if newest and of.carrier not in {"shard", "collection"}:
             timelines.setdefault(of.carrier, snapshot.as_of)
         connection.register(table, dataset_of(snapshot, failures.append))

@@ -84,7 +84,7 @@ def write_json(stream: BinaryIO, _schema: Any, tables: Counted, head: Mapping[st
     """Write one object: the fields of `head`, then all rows."""
     stream.write(encode(head).removesuffix("}").encode() + b',"rows":[')
     comma = b""
-    for batch in tables.batches():
+    for batch in filter(len, tables.batches()):  # of a table with an empty chunk, one is empty
         stream.write(comma + encode(batch.to_pylist())[1:-1].encode())
         comma = b","
     stream.write(b"]}\n")

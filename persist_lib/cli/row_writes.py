@@ -147,7 +147,8 @@ def upsert(
     """Make each row of a file the one row of its key, at the next time. Rows of other keys stay as they are.
 
     The file has the columns of the table, without `_time` and `_diff`. What is there for these keys is looked up, and
-    retracted in the same commit; rows that are there already are not written again. Two different rows for one key are
+    retracted in the same commit; rows that are there already are not written again. A value column that the file, or a
+    line of JSON, lacks keeps what the row of the key has; a new key gets null there. Two different rows for one key are
     refused. It may be run at once with other writers, and may be run again: then all rows are unchanged.
 
     \b
@@ -155,7 +156,7 @@ def upsert(
     persist upsert customers today.csv
     """
     with _input(file) as path, _table(session, name, created, path, dry_run=dry_run) as table:
-        done = table.upsert(_rows(path, table.schema), dry_run=dry_run)
+        done = table.upsert(_partial(path, file, table.schema), dry_run=dry_run)
     _answer(session, name, table.schema, done, by_key=True, dry_run=dry_run)
 
 
@@ -216,7 +217,9 @@ def apply(
 ) -> None:
     """Upsert the rows of a file and delete the keys of another one, in one commit, as changes come from elsewhere.
 
-    A key that is in both is refused. With --newer, rows that are late are left out, and count as unchanged.
+    Rows may lack columns, as those of `persist upsert`. A key that is in both is refused. With --newer, rows that are
+    late are left out, and count as unchanged. --newer does not go with --deletes, as a late row would bring its key
+    back: keep deleted keys as rows, with true in a column `deleted`, and leave these out when reading.
 
     \b
     persist apply orders changed.jsonl --deletes gone.jsonl --dry-run
@@ -235,7 +238,7 @@ def apply(
 
         only_if = None if newer is None else pc.field(newer) > old(newer)
         done = table.apply(
-            _rows(path, table.schema), None if deletes is None else _keys(gone, table.schema), only_if=only_if,
+            _partial(path, file, table.schema), None if deletes is None else _keys(gone, table.schema), only_if=only_if,
             order_by=newer, dry_run=dry_run,
         )  # fmt: skip
     _answer(session, name, table.schema, done, by_key=True, dry_run=dry_run)
@@ -327,6 +330,13 @@ def _input(file: str) -> Iterator[Path | None]:
         with path.open("wb") as lines:
             shutil.copyfileobj(sys.stdin.buffer, lines)
         yield path if path.stat().st_size else None
+
+
+def _partial(path: Path | None, file: str, schema: Schema) -> Iterator[Any]:
+    """Rows of which each may lack columns."""
+    from persist_lib.cli.statement_files import rows_by_line
+
+    return iter(()) if path is None else rows_by_line(path, _named(file), schema)
 
 
 def _keys(file: Path | None, schema: Schema) -> Iterator[Any]:

@@ -54,6 +54,8 @@ def make_shard(session: Session, shard: str, schema: Schema, *, dry_run: bool) -
         _check_same(shard, _schemas_of(client, shard), schema)  # another process may have been first
         url = client.url
     session.answer(_value(shard, schema, dry_run, created=True), f"created {shard} in {url}: {schema}")
+    if schema.times is None:
+        session.note("its times are integers; with --times ms they are a clock, as those of db.table: '1 hour ago'")
     session.note(f"in Python: {python_of(schema)}")
 
 
@@ -61,9 +63,9 @@ def evolve(session: Session, name: opt.AnyTable, add: opt.Added = None, dry_run:
     """Add value columns to a table. Older rows have null in them.
 
     Columns are added at the end, and may be null. No column can be dropped, renamed or given another type. Doing it
-    again changes nothing. Programs with the older schema still append and read; their upserts and deletes are refused
-    until they have the new one. A copy of a collection that is under way has to be handed over to and finished first,
-    or dropped. Tables of a timeline keep their columns.
+    again changes nothing. Programs with the older schema still append and read; their changes of rows that have
+    something in the new columns are refused. A copy of a collection that is under way has to be handed over to and
+    finished first, or dropped. A table of a timeline can no longer be used by programs of the release before.
 
     Types are those of `persist create --help`.
 
@@ -175,8 +177,7 @@ def _existing(session: Session, name: str) -> Sequence[Schema]:
 
 
 def _schemas_of(client: Client, name: str) -> Sequence[Schema]:
-    table = client.table(name)
-    return client.inspect(name).state.schemas if table.carrier == "shard" else [table.describe().schema]
+    return client.inspect(client.table(name).describe().shards[0]).state.schemas
 
 
 def _check_same(name: str, schemas: Sequence[Schema], schema: Schema) -> bool:

@@ -244,7 +244,7 @@ def open_remembering(url: str, consensus: str | None) -> Location:
 
     So a user who may only read the location can scrub it; then nothing is remembered.
     """
-    from persist_lib.location.clock import machine_clock
+    from persist_lib.location.contract import machine_clock
     from persist_lib.location.open import open_location, scheme_of
     from persist_lib.location.scheme import Opening
     from persist_lib.runtime.ambient import Runtime

@@ -58,20 +58,40 @@ EXAMPLE = '{"table": "accounts", "op": "upsert", "row": {"id": 1, "cents": 5}}'
 def check_columns(path: Path, named: str) -> None:
     """Raise InvalidUsage unless all lines of a file have the same columns: what a line lacks would become null."""
     first = None
+    for number, _, columns in _objects(path, named):
+        first = first or columns
+        if columns != first:
+            raise InvalidUsage(
+                f"{named}, line {number} has the columns {sorted(columns)}, and the first line has "
+                f"{sorted(first)}: the lines of one update have the same columns. Nothing was done",
+                path=named, line=number,
+            )  # fmt: skip
+
+
+def rows_by_line(path: Path, named: str, schema: Schema) -> Iterator[pa.Table]:
+    """The rows of a file. Lines of JSON with other columns are other tables, so that none has null for what it lacks.
+
+    What is not of one set of columns is held in memory. Raises InvalidUsage.
+    """
+    groups: dict[frozenset[str], bytearray] = {}
+    if path.suffix.lower() == ".jsonl":
+        for _, text, columns in _objects(path, named):
+            groups.setdefault(columns, bytearray()).extend(text.rstrip(b"\n") + b"\n")
+    if len(groups) < 2:
+        yield from read_file(path, schema)
+    for lines in groups.values() if len(groups) > 1 else ():
+        yield from _parsed(lines, schema, named)
+
+
+def _objects(path: Path, named: str) -> Iterator[tuple[int, bytes, frozenset[str]]]:
+    """Each line that is not blank, with its number and its columns."""
     with path.open("rb") as file:
         for number, text in enumerate(file, 1):
             if text.strip():
                 try:
-                    columns = _COLUMNS.decode(text)
+                    yield number, text, frozenset(_COLUMNS.decode(text))
                 except (msgspec.MsgspecError, UnicodeDecodeError) as error:
                     raise InvalidUsage(f"{named}, line {number} is no JSON object: {error}", path=named) from error
-                first = first or columns
-                if columns.keys() != first.keys():
-                    raise InvalidUsage(
-                        f"{named}, line {number} has the columns {sorted(columns)}, and the first line has "
-                        f"{sorted(first)}: the lines of one update have the same columns. Nothing was done",
-                        path=named, line=number,
-                    )  # fmt: skip
 
 
 _COLUMNS = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -110,10 +130,14 @@ def carry_out(transaction: Transaction, tables: Tables, statement: Statement) ->
 
 def _rows(statement: Statement, schema: Schema) -> pa.Table:
     """The rows with the types of the table, read as those of any file of JSON lines."""
+    return pa.concat_tables(_parsed(b"".join(row + b"\n" for row in statement.rows), schema, "the row"))
+
+
+def _parsed(lines: bytes | bytearray, schema: Schema, named: str) -> list[pa.Table]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rows.jsonl"
-        path.write_bytes(b"".join(row + b"\n" for row in statement.rows))
+        path.write_bytes(lines)
         try:
-            return pa.concat_tables(list(read_file(path, schema)))
+            return list(read_file(path, schema))
         except InvalidUsage as error:
-            raise InvalidUsage(error.message.replace(str(path), "the row"), **{**error.fields, "path": ""}) from error
+            raise InvalidUsage(error.message.replace(str(path), named), **{**error.fields, "path": ""}) from error

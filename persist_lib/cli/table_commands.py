@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
     from persist_lib.client import Client
     from persist_lib.core.state import State
     from persist_lib.schema.schema import Schema
-    from persist_lib.table.carriers import TableDescription
+    from persist_lib.table.carrier import TableDescription
     from persist_lib.table.table import Table
     from persist_lib.timeline import Behind, Lag
 
@@ -76,11 +76,9 @@ def looking_up(client: Client) -> Iterator[Callable[[TableDescription], Listed |
     with client.controller() as controller, controller.tables() as tables:
 
         def one(described: TableDescription) -> Listed | None:
-            if described.carrier == OF_A_SHARD:
-                return None
-            found = controller.describe(described.name)
-            if found.kind != "table":
-                return Listed(found)
+            found = described.collection
+            if found is None or found.kind != "table":
+                return None if found is None else Listed(found)
             timeline, mode = tables.timeline_of(described.name)
             if mode == "wal" and timeline not in lags:
                 lags[timeline] = tables.lag(timeline)

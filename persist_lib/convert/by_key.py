@@ -10,18 +10,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
 from persist_lib.arguments import is_of, native, shown
-from persist_lib.convert.codecs import canonical_column, canonical_json, exact_json
-from persist_lib.convert.updates import iter_updates
+from persist_lib.convert.codecs import as_mappings, canonical_column, canonical_json, exact_json
+from persist_lib.convert.rows import pieces
+from persist_lib.convert.updates import iter_updates, null_refused
 from persist_lib.errors import InvalidUsage
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.models import is_instance, values_of
 from persist_lib.schema.schema import DIFF, RESERVED, TIME, Schema
 
 ROWS = 65_536
+GIVEN = "\0"
+"""What the name of a column begins with that says which rows have another column. No column of a schema has it."""
 
 
 def parse_keys(schema: Schema, keys: object) -> pa.Table:
@@ -38,18 +42,82 @@ def parse_keys(schema: Schema, keys: object) -> pa.Table:
     return pa.table([canonical_column(found.column(name), name, 0)], schema=found.schema)
 
 
-def parse_rows(schema: Schema, rows: object) -> pa.Table:
-    """Rows of the schema's columns, in their order, each there once. Raises InvalidUsage."""
-    tables = list(without_times(schema, rows))
+def parse_rows(schema: Schema, rows: object, *, whole: bool = True) -> pa.Table:
+    """Rows of the schema's columns, in their order, each there once. `whole` is as in `iter_updates`.
+
+    Raises InvalidUsage.
+    """
+    tables = list(without_times(schema, rows, whole=whole))
     for table in tables:
         _check_ones(table, "rows")
     return _joined(schema.data, tables)
 
 
-def without_times(schema: Schema, updates: object) -> Iterator[pa.Table]:
+def parse_partial(schema: Schema, rows: object) -> pa.Table:
+    """Rows of the key and of all or some of the value columns. Raises InvalidUsage.
+
+    What a row lacks is null in it. For each column that some row lacks, a column of GIVEN and its name follows, which
+    says of each row whether it has it: so a null that is given stays apart. A frame or table lacks what is not among
+    its columns, a dict what is not among its names. JSON and bytes are whole, as they have one value column.
+    """
+    if schema.codec != "columns":
+        return parse_rows(schema, rows)
+    held, first = list[Any](), 0
+    for piece in pieces(rows):
+        held.append(as_mappings(schema, piece, first) if isinstance(piece, list) else piece)
+        first += len(piece)
+    values = {column.name for column in schema.value}
+    absent = {name for piece in held for name in _absent(values, piece)}
+    if not absent:
+        return parse_rows(schema, held)
+    loose = tuple(
+        msgspec.structs.replace(column, nullable=column.nullable or column.name in absent) for column in schema.value
+    )
+    found = parse_rows(msgspec.structs.replace(schema, value=loose), [_with_nulls(piece, absent) for piece in held])
+    for field in schema.data:
+        if field.name in absent:
+            given = np.concatenate([_given(piece, field.name) for piece in held])
+            if not field.nullable and (nulls := found.column(field.name).is_null().to_numpy() & given).any():
+                raise null_refused(pa.array(np.zeros(len(nulls), np.int8), mask=nulls), field, 0)
+            # Not by `pa.array`, which would import pandas.
+            marks = pa.Array.from_buffers(pa.uint8(), len(given), [None, pa.py_buffer(given.view(np.uint8))])
+            found = found.append_column(GIVEN + field.name, marks)
+    return found
+
+
+def _absent(names: set[str], piece: Any) -> set[str]:
+    """Which of these names one row of a piece lacks, at least."""
+    if isinstance(piece, list):
+        return names.difference(*([] if not piece else [set.intersection(*map(set, piece))]))
+    return names.difference(_columns(piece))
+
+
+def _columns(piece: Any) -> list[str]:
+    return list(piece.schema.names if isinstance(piece, (pa.Table, pa.RecordBatch)) else piece.columns)
+
+
+def _given(piece: Any, name: str) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    if isinstance(piece, list):
+        return np.fromiter((name in row for row in piece), np.bool_, len(piece))
+    return np.full(len(piece), name in _columns(piece), np.bool_)
+
+
+def _with_nulls(piece: Any, names: set[str]) -> Any:
+    if isinstance(piece, list):
+        nulls = dict.fromkeys(names)
+        return [{**nulls, **row} for row in piece]
+    lacks = sorted(names.difference(_columns(piece)))
+    if not isinstance(piece, (pa.Table, pa.RecordBatch)):
+        return piece.assign(**dict.fromkeys(lacks))
+    for name in lacks:
+        piece = piece.append_column(name, pa.nulls(piece.num_rows))
+    return piece
+
+
+def without_times(schema: Schema, updates: object, *, whole: bool = True) -> Iterator[pa.Table]:
     """Updates whose time the caller does not choose, with time 0. Raises InvalidUsage for any other time."""
     try:
-        for table in iter_updates(schema, updates, time=0):
+        for table in iter_updates(schema, updates, time=0, whole=whole):
             if _first_other(table, TIME, 0) is not None:
                 raise _has_times()
             yield table

@@ -28,13 +28,15 @@ __all__ = ["Update", "check_times", "decode_rows", "iter_updates"]
 
 
 def iter_updates(
-    schema: Schema, data: object, *, time: object = None, diff: int | None = None, times: Times | None = None
-) -> Iterator[pa.Table]:
+    schema: Schema, data: object, *, time: object = None, diff: int | None = None, times: Times | None = None,
+    whole: bool = True,
+) -> Iterator[pa.Table]:  # fmt: skip
     """Tables with exactly `schema.updates`, in the order of `data`; none for no updates. Errors come as it is consumed.
 
     `data` is an Arrow table, batch or stream (also polars frames and struct series, and whatever else speaks Arrow's C
     stream), a pandas frame, a list of rows, or any iterable of these; a row is a dict, a pydantic instance, or
-    `((key, value), time, diff)`. Columns come in any order, all of them, and no others.
+    `((key, value), time, diff)`. Columns come in any order, and no others. All of them, if `whole`; else value columns
+    that may be null may be left out, and are null then, as in rows of programs that do not know a new column.
 
     Where `_diff` is missing it is `diff`, or else +1; where `_time` is missing it is `time`, or else it is refused.
     In a pandas frame a missing value is null: None, NA, NaT, and NaN too, except that a float column that is not null
@@ -43,7 +45,7 @@ def iter_updates(
     Where the schema's times are a clock, `_time` may hold what `convert.times` reads. `times` has the call's now.
     """
     times = times or Times(schema.times, _no_clock)
-    return _iter(schema, data, _defaults(time, diff, times), times)
+    return _iter(schema, data, _defaults(time, diff, times) | ({} if whole else _absent(schema)), times)
 
 
 def _no_clock() -> int:
@@ -85,7 +87,13 @@ def _defaults(time: object, diff: object, times: Times) -> dict[str, int | None]
         raise InvalidUsage(
             f"diff must be an integer of 64 bits and not zero, got {shown(diff)}", problem="diff", value=diff
         )
-    return {TIME: None if time is None else times.parse(time, "time"), DIFF: diff}
+    return {DIFF: diff} if time is None else {TIME: times.parse(time, "time"), DIFF: diff}
+
+
+@lru_cache(maxsize=256)
+def _absent(schema: Schema) -> dict[str, int | None]:
+    """The columns that a row need not have."""
+    return {column.name: None for column in schema.value if column.nullable}
 
 
 def _iter(schema: Schema, data: object, defaults: dict[str, int | None], times: Times) -> Iterator[pa.Table]:
@@ -126,12 +134,12 @@ def _from_rows(
     _check_row_names(schema, plan.names, mappings, first_row)
     arrays = []
     for name, field, taking, nullable in plan.columns:
-        values = _values(schema, mappings, name, defaults.get(name), first_row)
+        values = _values(schema, mappings, name, defaults, first_row)
         if reader is not None and name == TIME:
             values = read_values(values, reader, first_row)
         array = build_column(values, field, first_row, taking)
         if not nullable and array.null_count:
-            raise _null(array, field, first_row)
+            raise null_refused(array, field, first_row)
         arrays.append(array)
     if 0 in values:
         raise _zero(array, first_row)
@@ -140,13 +148,15 @@ def _from_rows(
 
 
 def _values(
-    schema: Schema, rows: Sequence[Mapping[str, Any]], name: str, default: int | None, first_row: int
+    schema: Schema, rows: Sequence[Mapping[str, Any]], name: str, defaults: dict[str, int | None], first_row: int
 ) -> list[Any]:
-    if default is not None:
+    if (default := defaults.get(name)) is not None:
         return [row.get(name, default) for row in rows]
     try:
         return [row[name] for row in rows]
     except KeyError as error:
+        if name in defaults:
+            return [row.get(name) for row in rows]
         index = next(index for index, row in enumerate(rows) if name not in row)
         raise _missing(schema, name, list(rows[index]), first_row + index) from error
 
@@ -196,12 +206,13 @@ def _checked(column: pa.ChunkedArray, field: pa.Field, first_row: int) -> pa.Chu
         ) from error  # fmt: skip
     cast = cast_column(column, field, first_row)
     if not field.nullable and cast.null_count:
-        raise _null(cast, field, first_row)
+        raise null_refused(cast, field, first_row)
     return cast
 
 
 def _repeat(value: int | None, field: pa.Field, count: int) -> pa.ChunkedArray:
-    return pa.chunked_array([pa.repeat(pa.scalar(value, field.type), count)], field.type)
+    column = pa.nulls(count, field.type) if value is None else pa.repeat(pa.scalar(value, field.type), count)
+    return pa.chunked_array([column], field.type)
 
 
 def _check_names(schema: Schema, names: list[str], defaults: dict[str, int | None]) -> None:
@@ -214,11 +225,12 @@ def _check_names(schema: Schema, names: list[str], defaults: dict[str, int | Non
     if extra := [name for name in names if name not in schema.updates.names]:
         raise _extra(schema, extra, None)
     for name in schema.updates.names:
-        if name not in names and defaults.get(name) is None:
+        if name not in names and name not in defaults:
             raise _missing(schema, name, names, None)
 
 
-def _null(column: pa.Array | pa.ChunkedArray, field: pa.Field, first_row: int) -> InvalidUsage:
+def null_refused(column: pa.Array | pa.ChunkedArray, field: pa.Field, first_row: int) -> InvalidUsage:
+    """The error for a null in a column that takes none."""
     row = first_row + pc.index(pc.is_null(column), True).as_py()
     advice = _NULL_ADVICE.get(field.name, "Leave these rows out, or give them a value")
     return InvalidUsage(

@@ -150,7 +150,7 @@ class DowngradeSince(msgspec.Struct, frozen=True):
 class SetHold(NamesMember, frozen=True):
     """Create or move a named hold, if its fencing value is `expected` (None: it must not exist yet).
 
-    It keeps history: refused where the shard's since would move with it.
+    It keeps history: where the shard's since would move with it, the retention's hold keeps that from then on.
     """
 
     name: str

@@ -1,7 +1,8 @@
 """Named holds: what setting, moving and releasing one changes, and to which layer a shard belongs by its holds.
 
-A hold keeps history, so `SetHold` never moves since. `DowngradeHold` is for the owner of a hold, who gives up what the
-hold kept. Neither goes beyond the newest time, as the contents could then be read as of no time at all.
+A hold keeps history, so `SetHold` never moves since: where nothing would keep what is before the hold, the retention's
+hold does from then on, as a shard without a policy keeps all. `DowngradeHold` is for the owner of a hold, who gives up
+what the hold kept. Neither goes beyond the newest time, as the contents could then be read as of no time at all.
 
 A layer above shards (collections, streams) sets a hold of its own on each of its shards. Where it keeps no history, its
 name is the fencing value of the retention's hold, or of a mark: a hold that keeps nothing, as it moves with since. Such
@@ -16,7 +17,7 @@ from persist_lib.core import refusals as r
 from persist_lib.core.diff import StateDiff
 from persist_lib.core.leases import fold_since, is_mark, moved_mark
 from persist_lib.core.state import LAYERS, MARK, NAMED, RETENTION, Hold, State
-from persist_lib.frontier import MAX_TIME, TOP, Antichain, at
+from persist_lib.frontier import MAX_TIME, TOP, Antichain, at, meet_all
 
 LAYER_HOLDS = {
     "collection": "collection", "source": "source", "stream": "stream", "events.writer": "events",
@@ -27,6 +28,11 @@ LAYER_HOLDS = {
 The first one that a shard has says whose it is. `writer` is the lock of the streams' writer; copies and sources set the
 last two on what they still have to read; `NAMED` is for readers by the name of a member."""
 _BEGIN = tuple(name[:-1] for name in LAYER_HOLDS if name.endswith("*"))
+
+
+def is_table(state: State) -> bool:
+    """Whether the shard is a table of users: one that anybody writes, or that a stream or a pending area feeds."""
+    return layer_of(state) in {"", "pending"} or "stream" in state.holds
 
 
 def is_of_layer(hold: str) -> bool:
@@ -53,6 +59,22 @@ def newest_time(state: State) -> Antichain:
     return TOP if upper is None else at(max(0, upper - 1))
 
 
+def let_go(state: State, since: Antichain, but: str | None = None) -> Antichain:
+    """How far a reader or hold that needs history from `since` on may let go without ending the history of others.
+
+    SUBTLE: since follows the least of all readers and holds. On a shard without another hold, a reader that moves would
+    end the history before it for all others, though it only wanted to read. So it moves no further than the least hold,
+    the one named `but` left out; without any, it keeps all that there is.
+    """
+    holds = [hold.since for name, hold in state.holds.items() if name != but]
+    return state.since if not holds else since.meet(meet_all(holds)).join(state.since)
+
+
+def let_go_unasked(state: State, since: Antichain) -> Antichain:
+    """The same for a reader that moves by itself, and was not asked to give history up. Layers keep their own."""
+    return since if layer_of(state) else let_go(state, since)
+
+
 def set_hold(state: State, command: c.SetHold | c.DowngradeHold) -> StateDiff | r.Refusal:
     """What creating or moving a hold changes."""
     old = state.holds.get(command.name)
@@ -65,15 +87,18 @@ def set_hold(state: State, command: c.SetHold | c.DowngradeHold) -> StateDiff | 
     new, newest = Hold(command.since, command.opaque), newest_time(state)
     since = None if is_mark(command.name, new) else fold_since(state, holds={**state.holds, command.name: new})
     moves = old is None or old.since < new.since
-    is_beyond = new.since.is_top() or state.since.join(newest) < new.since
     keeps = isinstance(command, c.SetHold)
-    if moves and (is_beyond or (keeps and since is not None)):
+    owned = command.name == RETENTION or is_of_layer(command.name)  # by whom moves it at its own times
+    given_up = keeps and since is not None and owned
+    if moves and (given_up or new.since.is_top() or state.since.join(newest) < new.since):
         return r.GivesUpHistory(command.name, command.since, state.since, newest)
+    changed = [] if new == old else [(command.name, old, new)]
     if keeps:
+        if moves and since is not None and RETENTION not in state.holds:  # without a policy, all is kept
+            changed.append((RETENTION, None, Hold(state.since, layer_of(state).encode())))
         since = None  # also where it could move for other reasons: that is for those who move
-    if new == old and since is None:
+    if not changed and since is None:
         return r.AlreadyDone()
-    changed = () if new == old else ((command.name, old, new),)
     return StateDiff(since=since, holds=(*changed, *moved_mark(state, since)))
 
 

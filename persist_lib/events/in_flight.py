@@ -17,7 +17,7 @@ import msgspec
 
 from persist_lib.arguments import shown
 from persist_lib.errors import BufferFull, Indeterminate, InvalidUsage, NotReleased, NotSent, PersistError, TimedOut
-from persist_lib.events.program import Effect
+from persist_lib.events.api import Effect
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.runtime.threads import SLICE_S, Bell, Future, is_ending
 

@@ -21,11 +21,10 @@ from typing import Generic, NamedTuple, Self
 
 from persist_lib.arguments import LONGEST_S, parse_flag, parse_integer, parse_number, parse_seconds, shown
 from persist_lib.errors import InvalidUsage, PersistError, TimedOut
-from persist_lib.events.api import Store, Writer
+from persist_lib.events.api import Input, Program, State, Store, Writer, compute, encode_snapshot
 from persist_lib.events.in_flight import Done, EventFuture, Flight, Submitted, fail_all, payload_of, release_failed
-from persist_lib.events.marks import write_released
+from persist_lib.events.log import write_released
 from persist_lib.events.migrate import Progress, quiet
-from persist_lib.events.program import Input, Program, State, compute, encode_snapshot
 from persist_lib.events.recovery import begin, take
 from persist_lib.events.store import name_of, open_store
 from persist_lib.runtime.ambient import Runtime

@@ -18,7 +18,7 @@ import msgspec
 
 from persist_lib.errors import Determinate, Diverged, Indeterminate, InvalidUsage, NotFound, NotSent, Refused
 from persist_lib.events.api import Buffer, Reader, Store, Writer
-from persist_lib.events.marks import (
+from persist_lib.events.log import (
     Elsewhere,
     check_here,
     check_released,

@@ -13,11 +13,10 @@ from typing import Generic, NamedTuple
 
 from persist_lib.arguments import parse_integer
 from persist_lib.errors import Determinate, InvalidUsage, NotFound, NotReleased
-from persist_lib.events.api import Event, Reader, Store, Writer
+from persist_lib.events.api import Effect, Event, Input, Program, Reader, State, Store, Writer, compute, decode_snapshot
 from persist_lib.events.in_flight import caused, release_failed, said
-from persist_lib.events.marks import check_here, check_released, write_released
+from persist_lib.events.log import check_here, check_released, write_released
 from persist_lib.events.migrate import Moved, Progress, move, quiet
-from persist_lib.events.program import Effect, Input, Program, State, compute, decode_snapshot
 from persist_lib.events.store import name_of
 
 log = logging.getLogger("persist.events")

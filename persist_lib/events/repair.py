@@ -12,8 +12,15 @@ import msgspec
 from persist_lib.arguments import parse_integer
 from persist_lib.errors import Damage, InvalidUsage
 from persist_lib.events.api import EVENTS, MOST_ID, Mends, Store, Verifies
-from persist_lib.events.log import SNAPSHOTS, Log
-from persist_lib.events.marks import Elsewhere, check_released, read_elsewhere, read_released, write_released
+from persist_lib.events.log import (
+    SNAPSHOTS,
+    Elsewhere,
+    Log,
+    check_released,
+    read_elsewhere,
+    read_released,
+    write_released,
+)
 from persist_lib.events.migrate import Progress, quiet
 from persist_lib.events.record import NOTHING, check_follows
 from persist_lib.events.store import LogStore, log_of, name_of

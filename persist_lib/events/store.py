@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
-from importlib import import_module
 from importlib.metadata import entry_points
 from typing import NamedTuple
 
@@ -16,6 +15,7 @@ from persist_lib.events.log import SNAPSHOTS, Log, Whole, check_limit
 from persist_lib.events.record import check_follows
 from persist_lib.events.stores.shared import take_option
 from persist_lib.events.writer import LogWriter, open_writer
+from persist_lib.location.scheme import with_extra
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.runtime.resource import Resource
 
@@ -120,7 +120,9 @@ def known_kinds() -> dict[str, str]:
 def load_kind(name: str) -> Kind:
     """The kind of this name. Raises InvalidUsage: for an unknown one, or one whose extra is not installed."""
     if (built_in := BUILT_IN.get(name)) is not None:
-        return _load(name, built_in)
+        module = f"{STORES}.{built_in.module}"
+        kind: Kind = with_extra(module, f"the event store {name}", built_in.extra or "").KIND
+        return kind
     added = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
     if name not in added:
         kinds = ", ".join(_listed(kind) for kind in sorted({*BUILT_IN, *added}))
@@ -129,30 +131,15 @@ def load_kind(name: str) -> Kind:
             f"{kinds}. Others are added by packages with an entry point in the group {ENTRY_POINTS!r}",
             kind=name,
         )
-    kind = added[name].load()
-    if not isinstance(kind, Kind):
-        raise InvalidUsage(f"the entry point of {name} is no persist_lib.events.Kind: got {shown(kind)}", kind=name)
-    return kind
+    found = added[name].load()
+    if not isinstance(found, Kind):
+        raise InvalidUsage(f"the entry point of {name} is no persist_lib.events.Kind: got {shown(found)}", kind=name)
+    return found
 
 
 def _listed(name: str) -> str:
     extra = BUILT_IN[name].extra if name in BUILT_IN else None
     return name if extra is None else f"{name} (pip install 'persist-lib[{extra}]')"
-
-
-def _load(name: str, built_in: _BuiltIn) -> Kind:
-    try:
-        module = import_module(f"{STORES}.{built_in.module}")
-    except ModuleNotFoundError as error:
-        if built_in.extra is None or error.name is None or error.name.startswith("persist_lib"):
-            raise
-        raise InvalidUsage(
-            f"event stores of the kind {name} need the package {error.name}, which is not installed: pip install "
-            f"'persist-lib[{built_in.extra}]'",
-            extra=built_in.extra,
-        ) from error
-    kind: Kind = module.KIND
-    return kind
 
 
 class LogStore(Resource):

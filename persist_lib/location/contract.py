@@ -1,18 +1,24 @@
-"""What all stores share: the keys, ranges and limits that they refuse, and the errors that they have in common.
+"""What all stores share: the keys, ranges and limits that they refuse, the errors that they have in common, and clocks.
 
 All stores accept the same keys, so that a location can be moved to another kind of store.
 
 A key is 1 to 1024 bytes of UTF-8: segments separated by `/`, each of 1 to 255 bytes, none starting with `.`, without
 control characters. So no key escapes its root (`..`, absolute), none is reserved, and every store can list it.
+
+Only `Consensus.now()` reads the clock of embedded stores, so one machine's leases are judged by one clock.
 """
 
 from __future__ import annotations
 
+import json
 import re
+import time  # noqa: TID251 - an embedded store has no other clock than its machine's; callers may pass their own
+from collections.abc import Callable
 
-from persist_lib.errors import Corrupt, InvalidName, InvalidUsage
+from persist_lib.errors import Corrupt, InvalidName, InvalidUsage, NewerFormat, NotFound
 from persist_lib.ids import SeqNo
 from persist_lib.location.api import Newest, Row
+from persist_lib.runtime.ambient import Runtime
 
 LONGEST_KEY = 1024
 LONGEST_SEGMENT = 255
@@ -99,3 +105,75 @@ def check_limit(limit: int) -> None:
     """Raise InvalidUsage for a negative limit (SQL would read -1 as no limit at all)."""
     if limit < 0:
         raise InvalidUsage(f"a scan's limit must not be negative: got {limit}", limit=limit)
+
+
+MARKER = "persist.json"
+"""The name of the file, or object, that says that a location is there, and its format."""
+FORMAT = 1
+MARKER_BODY = b'{"format": %d}\n' % FORMAT
+
+
+def check_marker(data: bytes, where: str) -> None:
+    """Raise Corrupt for a marker that is damaged, and NewerFormat for one that a newer release wrote."""
+    try:
+        found = json.loads(data)["format"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise Corrupt(
+            f"{where} is not what Persist wrote; restore it ({{\"format\": {FORMAT}}})", key=where,
+            expected={"format": FORMAT}, actual=str(error),
+        ) from error  # fmt: skip
+    if not isinstance(found, int) or found > FORMAT:
+        raise NewerFormat(
+            f"{where} says format {found}, this release knows up to {FORMAT}; nothing was touched. Upgrade persist-lib",
+            found=found, known=FORMAT,
+        )  # fmt: skip
+
+
+def no_location(url: str, marker: str) -> NotFound:
+    """The error for a place without a marker."""
+    return NotFound(
+        f"there is no location at {url}: {marker} is missing. Check the URL, or open it with create=True", url=url
+    )
+
+
+def foreign_place(url: str, holds: str, choose: str) -> InvalidUsage:
+    """The error for a place without a marker that holds something else."""
+    return InvalidUsage(f"{url} holds other {holds}, but no {MARKER}: it is no location. Choose {choose}", url=url)
+
+
+Clock = Callable[[], int]
+"""Nanoseconds since the epoch."""
+
+machine_clock: Clock = time.time_ns
+
+
+def now_ms(clock: Clock) -> int:
+    """Milliseconds since the epoch, as `Consensus.now()` answers."""
+    return clock() // 1_000_000
+
+
+class RemoteClock:
+    """Another machine's clock: its last known time, plus the time that has passed here since. It is asked only once.
+
+    A step or a pause of the local clock shifts it until the next answer. A lease then ends early or late, nothing else.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._seen: tuple[int, float] | None = None
+
+    @property
+    def last(self) -> int:
+        """The time in the last answer, in ms since the epoch; 0 if none had one."""
+        return self._seen[0] if self._seen else 0
+
+    def observe(self, now: int) -> None:
+        """Note that the store's clock was at `now` (ms since the epoch) in an answer that just arrived."""
+        self._seen = now, self._runtime.monotonic()
+
+    def now(self, ask: Callable[[], int]) -> int:
+        """Return the remote time in ms since the epoch. Calls `ask` for it if no answer was observed yet."""
+        if self._seen is None:
+            self.observe(ask())
+        now, since = self._seen or (0, 0.0)
+        return now + int((self._runtime.monotonic() - since) * 1000)

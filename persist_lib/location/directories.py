@@ -57,6 +57,24 @@ def make_directories(path: Path) -> None:
         fsync_directory(directory.parent)
 
 
+def write_file(path: Path, content: bytes, entropy: Callable[[], int], *, once: bool = False) -> None:
+    """Replace a file, durably and as a whole. `once`: it stays as it is if it is there."""
+    temporary = path.with_name(f".{path.name}.{entropy():016x}")
+    try:
+        with temporary.open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        if once:
+            with contextlib.suppress(FileExistsError):
+                os.link(temporary, path)
+        else:
+            temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    fsync_directory(path.parent)
+
+
 def ensure_directory(path: Path) -> None:
     """Make `path` and its missing parents, not durably, while other processes may remove empty directories.
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 from importlib import import_module
 from pathlib import Path
 
-from persist_lib.errors import Corrupt, Determinate, InvalidUsage, Missing, NewerFormat, NotFound
+from persist_lib.errors import Determinate, InvalidUsage, Missing, NotFound
 from persist_lib.location.api import Blob, Consensus
-from persist_lib.location.directories import fsync_directory, make_directories
+from persist_lib.location.contract import MARKER, MARKER_BODY, check_marker, foreign_place, no_location
+from persist_lib.location.directories import fsync_directory, make_directories, write_file
 from persist_lib.location.file.blob import FileBlob
 from persist_lib.location.scheme import Opening, Scheme
 
-FORMAT = 1
-MARKER = "persist.json"
 BLOBS = "blob"
 CONSENSUS = "consensus.sqlite"
 
@@ -56,59 +54,26 @@ def _enter(url: str, opening: Opening) -> Path:
     marker = path / MARKER
     try:
         if marker.exists():
-            _check_format(marker)
+            check_marker(marker.read_bytes(), str(marker))
             if not opening.read_only:
                 fsync_directory(path)  # the process that made the marker may never have come to this
         elif opening.create:
             _create(url, path, opening)
         else:
-            raise NotFound(
-                f"there is no location at {url}: {marker} is missing. Check the path, or open it with create=True",
-                url=url,
-            )
+            raise no_location(url, str(marker))
     except OSError as error:
         raise Determinate(f"could not open the location {url}: {error}", url=url) from error
     return path
-
-
-def _check_format(marker: Path) -> None:
-    try:
-        found = json.loads(marker.read_bytes())["format"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise Corrupt(
-            f"{marker} is not what Persist wrote; restore it ({{\"format\": {FORMAT}}})", key=str(marker),
-            expected={"format": FORMAT}, actual=str(error),
-        ) from error  # fmt: skip
-    if not isinstance(found, int) or found > FORMAT:
-        raise NewerFormat(
-            f"{marker} says format {found}, this release knows up to {FORMAT}; nothing was touched. Upgrade "
-            "persist-lib",
-            found=found, known=FORMAT,
-        )  # fmt: skip
 
 
 def _create(url: str, path: Path, opening: Opening) -> None:
     foreign = [n for n in _names(path) if not n.startswith((BLOBS, CONSENSUS, "." + MARKER, "." + CONSENSUS))]
     # Another process may have made the marker since we looked.
     if foreign and MARKER not in foreign:
-        raise InvalidUsage(
-            f"{url} holds other files ({', '.join(sorted(foreign)[:3])}), but no {MARKER}: it is no location. Choose "
-            "an empty or a new directory",
-            url=url,
-        )
+        raise foreign_place(url, f"files ({', '.join(sorted(foreign)[:3])})", "an empty or a new directory")
     make_directories(path)
-    temporary = path / f".{MARKER}.{opening.runtime.entropy():016x}"
-    with temporary.open("xb") as file:
-        file.write(json.dumps({"format": FORMAT}).encode() + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
-    try:
-        os.link(temporary, path / MARKER)
-    except FileExistsError:
-        _check_format(path / MARKER)
-    finally:
-        temporary.unlink()
-    fsync_directory(path)
+    write_file(path / MARKER, MARKER_BODY, opening.runtime.entropy, once=True)
+    check_marker((path / MARKER).read_bytes(), str(path / MARKER))
 
 
 def _names(path: Path) -> list[str]:

@@ -30,11 +30,11 @@ from persist_lib.core.cost import S3_LIST
 from persist_lib.errors import HIDDEN, InvalidUsage, redacted
 from persist_lib.location import embedded
 from persist_lib.location.api import Blob, Consensus, Puts
-from persist_lib.location.clock import Clock, machine_clock
+from persist_lib.location.contract import Clock, machine_clock
 from persist_lib.location.memory import location as memory_location
 from persist_lib.location.scheme import Opening, Scheme, lazy_scheme
-from persist_lib.location.wrap.read_only import ReadOnlyBlob, ReadOnlyConsensus, RefusesWrites
-from persist_lib.location.wrap.retrying import TIMEOUT_S
+from persist_lib.location.wrap.around import ReadOnlyBlob, ReadOnlyConsensus, RefusesWrites
+from persist_lib.location.wrap.deadline import TIMEOUT_S
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.runtime.resource import Resource
 

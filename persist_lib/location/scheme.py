@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl
 from persist_lib.core.cost import FREE, Prices
 from persist_lib.errors import InvalidUsage
 from persist_lib.location.api import Blob, Consensus, Puts
-from persist_lib.location.clock import Clock, machine_clock
+from persist_lib.location.contract import Clock, machine_clock
 from persist_lib.runtime.ambient import Runtime
 
 
@@ -42,16 +42,6 @@ class Opening:
     """For how long a server is asked again that is there, and does not answer."""
 
 
-def unchanged(url: str) -> str:
-    """Return `url`, for a scheme whose URLs mean the same everywhere."""
-    return url
-
-
-def named_already(url: str, _opening: Opening) -> str:
-    """Return `url`, for a scheme whose URLs all name a place."""
-    return url
-
-
 def is_on(url: str, option: str, *, default: bool) -> bool:
     """Whether a URL switches `option` on by `option=1`. Raises InvalidUsage for a value other than 0 and 1."""
     given = dict(parse_qsl(url.partition("?")[2], keep_blank_values=True)).get(option, "1" if default else "0")
@@ -75,10 +65,10 @@ class Scheme:
 
     blob: Callable[[str, Opening], Blob] | None = None
     consensus: Callable[[str, Opening], Consensus] | None = None
-    canonical: Callable[[str], str] = unchanged
+    canonical: Callable[[str], str] = lambda url: url
     prices: Prices = FREE
     tells_requests: bool = False
-    named: Callable[[str, Opening], str] = named_already
+    named: Callable[[str, Opening], str] = lambda url, _opening: url
     puts: Callable[[str, Opening], Puts] | None = None
 
 
@@ -109,7 +99,7 @@ def lazy_scheme(
     return Scheme(
         call("open_blob") if has_blob else None, call("open_consensus") if has_consensus else None, call("canonical"),
         prices, tells_requests, puts=call("open_puts") if has_puts else None,
-        named=call("named") if is_named else named_already,
+        **({"named": call("named")} if is_named else {}),
     )  # fmt: skip
 
 

@@ -14,8 +14,8 @@ from persist_lib.location.api import Blob
 from persist_lib.location.open import Location, Place, open_location, scheme_of, url_of
 from persist_lib.location.wrap.around import Operation
 from persist_lib.location.wrap.chunk_cache import Cache, CachingBlob
+from persist_lib.location.wrap.deadline import RetryingBlob, RetryingConsensus
 from persist_lib.location.wrap.metering import Meter, MeteredBlob, MeteredConsensus
-from persist_lib.location.wrap.retrying import RetryingBlob, RetryingConsensus
 from persist_lib.runtime.ambient import Runtime
 
 

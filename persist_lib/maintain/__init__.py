@@ -12,14 +12,12 @@ and return what they would do.
 from persist_lib.maintain.census import Census, census_of, take_census
 from persist_lib.maintain.compaction import Compacted, Engine, compact, local_engine
 from persist_lib.maintain.duties import Maintained, maintain
-from persist_lib.maintain.garbage import Audited, Collected, audit_orphans, collect
-from persist_lib.maintain.liveness import Expired, Retained, expire, retain
+from persist_lib.maintain.garbage import Audited, Collected, Expired, Retained, audit_orphans, collect, expire, retain
 from persist_lib.maintain.repair import Repaired, Upgraded, repair, upgrade
-from persist_lib.maintain.rollups import RolledUp, roll_up
 from persist_lib.maintain.scrub import Adder, Scrubbed, scrub
 from persist_lib.maintain.scrub_memory import known_damage
 from persist_lib.maintain.survey import Survey, Surveyor
-from persist_lib.maintain.worker import Worker
+from persist_lib.maintain.worker import RolledUp, Worker, roll_up
 
 __all__ = [
     "Adder", "Audited", "Census", "Collected", "Compacted", "Engine", "Expired", "Maintained", "Repaired",

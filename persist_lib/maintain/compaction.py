@@ -64,7 +64,6 @@ class Cuts(Protocol):
 
     def pieces(self, size: int, task_bytes: int) -> int:
         """How many tasks to make of a request that reads `size` bytes, where a task may read `task_bytes`."""
-        ...
 
 
 MOST_ROUNDS = 16

@@ -20,12 +20,20 @@ from persist_lib.frontier import MAX_TIME
 from persist_lib.location.wrap.spending import charged
 from persist_lib.maintain.census import Census, take_census
 from persist_lib.maintain.compaction import Compacted, Engine, compact
-from persist_lib.maintain.garbage import Audited, Collected, audit_orphans, collect, together
-from persist_lib.maintain.liveness import Expired, Retained, expire, retain
+from persist_lib.maintain.garbage import (
+    Audited,
+    Collected,
+    Expired,
+    Retained,
+    audit_orphans,
+    collect,
+    expire,
+    retain,
+    together,
+)
 from persist_lib.maintain.repair import Repaired, Upgraded, repair, upgrade
-from persist_lib.maintain.rollups import RolledUp, roll_up
 from persist_lib.maintain.scrub import Adder, Scrubbed, scrub
-from persist_lib.maintain.worker import Progress, Worker
+from persist_lib.maintain.worker import Progress, RolledUp, Worker, roll_up
 from persist_lib.runtime.each import Each
 from persist_lib.shard.commit import Machine
 from persist_lib.shard.leases import Leases
@@ -181,9 +189,8 @@ class Upkeep(ABC):
     prices: Prices
     leases: Leases
 
-    @abstractmethod
-    def machine(self, name: str) -> Machine:
-        """The machine of the shard with this name."""
+    machine: Callable[[str], Machine]
+    """The machine of the shard with a name."""
 
     @abstractmethod
     def _writable(self, what: str) -> None:

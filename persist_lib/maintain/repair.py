@@ -8,8 +8,7 @@ no other process may use the shard during a repair: a process that has seen a dr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import TypeVar
+from collections.abc import Iterable
 
 import msgspec
 
@@ -22,11 +21,9 @@ from persist_lib.format.log import GENESIS, decode_row, decode_state, row_digest
 from persist_lib.format.paths import blob_key, prefix
 from persist_lib.ids import PartKey, SeqNo, ShardId, parse_rollup_key
 from persist_lib.location.api import Blob, Consensus, Row
-from persist_lib.location.wrap.around import AroundConsensus, Operation
+from persist_lib.location.wrap.around import AroundConsensus
 from persist_lib.shard.commit import Machine
 from persist_lib.shard.log import SCAN_ROWS, after, apply_row, fetch_newest, row_name
-
-T = TypeVar("T")
 
 
 class Dropped(msgspec.Struct, frozen=True):
@@ -175,9 +172,6 @@ class _Until(AroundConsensus):
     def __init__(self, inner: Consensus, last: SeqNo) -> None:
         super().__init__(inner)
         self._last = last
-
-    def around(self, operation: Operation, call: Callable[[], T]) -> T:  # noqa: ARG002 - every one the same
-        return call()
 
     def head(self, key: str) -> Row | None:
         rows = self.inner.scan(key, self._last, 1)

@@ -26,10 +26,9 @@ if TYPE_CHECKING:
         due_collections,
         pending_collections,
     )
-    from persist_lib.pending_area.area_listen import PendingListen
-    from persist_lib.pending_area.area_reader import PendingReader
-    from persist_lib.pending_area.area_writer import Put, Writer
+    from persist_lib.pending_area.area_reader import PendingListen, PendingReader
     from persist_lib.pending_area.listing import Absorbed, Disagreement
+    from persist_lib.pending_area.objects import Put, Writer
 
 _NAMES = {
     "area": (
@@ -37,9 +36,8 @@ _NAMES = {
         "due_collections", "pending_collections",
     ),
     "listing": ("Absorbed", "Disagreement"),
-    "area_listen": ("PendingListen",),
-    "area_reader": ("PendingReader",),
-    "area_writer": ("Put", "Writer"),
+    "area_reader": ("PendingListen", "PendingReader"),
+    "objects": ("Put", "Writer"),
 }  # fmt: skip
 _WHERE = {name: module for module, names in _NAMES.items() for name in names}
 

@@ -31,13 +31,16 @@ from persist_lib.location.wrap.deadline import check_not_stopped
 from persist_lib.location.wrap.deadline import within as within_deadline
 from persist_lib.location.wrap.spending import charged
 from persist_lib.maintain import Worker, collect, roll_up
-from persist_lib.pending_area.fetcher import AHEAD, THREADS, Fetcher, Id
 from persist_lib.pending_area.late_batches import delete_all, discard_late, known_of
 from persist_lib.pending_area.listing import (
+    AHEAD,
     SHOWN,
+    THREADS,
     Absorbed,
     Content,
     Disagreement,
+    Fetcher,
+    Id,
     Listing,
     Sweep,
     chain_of,

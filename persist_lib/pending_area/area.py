@@ -25,9 +25,9 @@ from persist_lib.location.wrap.around import next_page
 from persist_lib.location.wrap.spending import charged
 from persist_lib.pending_area.absorption import LAYER, Choice, absorb_shard, own
 from persist_lib.pending_area.area_reader import PendingReader
-from persist_lib.pending_area.area_writer import check_no_constraints, parse_writer
 from persist_lib.pending_area.late_batches import PAGE, discard_keys, known_of
 from persist_lib.pending_area.listing import Absorbed, Others, chain_of, fetch_listing
+from persist_lib.pending_area.objects import check_no_constraints, parse_writer
 from persist_lib.runtime.each import Each
 from persist_lib.schema.schema import Schema, check_schema
 

@@ -2,7 +2,7 @@
 
 They never become garbage at sight, but by a transition, which refuses what is referred to and what is still needed. A
 reader at an older version may follow their writer; their deletion waits for it. Beneath a tombstone there are no
-readers, and all that is pending is deleted at once.
+readers, and all that is pending is deleted at once. What a reader was given is compared with the shard in the same way.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
 from persist_lib.core.pending import parse_pending_key
 from persist_lib.core.state import State
-from persist_lib.errors import Missing
+from persist_lib.errors import Diverged, Missing
 from persist_lib.format.paths import pending_key, pending_prefix
 from persist_lib.frontier import at
 from persist_lib.ids import PartKey, ShardId
 from persist_lib.location.api import Blob
 from persist_lib.location.wrap.around import listed
 from persist_lib.maintain.garbage import check_in_place
-from persist_lib.pending_area.fetcher import Fetcher, Id
-from persist_lib.pending_area.listing import SHOWN, Absorbed, Content, Disagreement, Listing, Others, pages
-from persist_lib.pending_area.objects import TimeSums, sums_of
+from persist_lib.pending_area.listing import SHOWN, Absorbed, Content, Disagreement, Fetcher, Id, Listing, Others, pages
+from persist_lib.pending_area.objects import NONE, TimeSums, added, sums_of
+from persist_lib.relation.reader import ReadHandle
+from persist_lib.schema.schema import Schema
 from persist_lib.shard.commit import Committed, Machine
 from persist_lib.shard.runs import read_updates
 
@@ -155,3 +156,82 @@ def shard_sums(blob: Blob, shard: ShardId, state: State, lower: int, upper: int)
     schema = state.schemas[-1]
     batches = [batch for batch in state.trace if batch.lower.is_before(upper - 1) and at(lower) < batch.upper]
     return sums_of(schema, read_updates(blob, shard, batches, lower, upper, state.schemas, schema))
+
+
+class Emitted:
+    """The sums by time over `[lower, upper)` of what was read from the pending area and is not checked yet.
+
+    What is read twice is compared at once, what was absorbed since with the shard.
+    """
+
+    def __init__(self, shard: str, schema: Schema) -> None:
+        self._shard, self._schema = shard, schema
+        self.lower = self.upper = 0
+        self._sums = NONE
+        self._from: tuple[tuple[int, int, str], ...] = ()
+
+    def copy(self) -> Emitted:
+        made = Emitted(self._shard, self._schema)
+        made.lower, made.upper, made._sums, made._from = self.lower, self.upper, self._sums, self._from
+        return made
+
+    @property
+    def is_empty(self) -> bool:
+        return self.lower >= self.upper
+
+    def add(self, lower: int, upper: int, sums: TimeSums, key: str) -> None:
+        """Note that the updates with times in `[lower, upper)` were given, as the batch with this key has them.
+
+        Raises Diverged if other updates were given for one of these times before.
+        """
+        if self.is_empty or lower > self.upper:
+            self.lower = self.upper = lower
+            self._sums, self._from = NONE, ()
+        both = max(lower, self.lower), min(upper, self.upper)
+        if both[0] < both[1]:
+            self._compare(self._sums.between(*both), sums.between(*both), f"the pending batch {key} has")
+        if upper > self.upper:
+            self._sums = added([self._sums, sums.between(max(lower, self.upper), upper)])
+            self._from = (*self._from, (self.upper, upper, key))
+            self.upper = upper
+
+    def check(self, upper: int, ours: TimeSums) -> None:
+        """Compare what was given before `upper` with the sums of the shard over `[lower, upper)`, and forget it.
+
+        Raises Diverged if they are not the same.
+        """
+        self._compare(self._sums.between(self.lower, upper), ours, "the shard has")
+        self.forget(upper)
+
+    def forget(self, upper: int) -> None:
+        """Forget what was given before `upper`."""
+        self.lower = min(upper, self.upper)
+        self._sums = self._sums.between(self.lower, self.upper)
+        self._from = tuple(one for one in self._from if one[1] > self.lower)
+
+    def _compare(self, given: TimeSums, other: TimeSums, who: str) -> None:
+        if (time := given.first_difference(other)) is None:
+            return
+        keys = [key for lower, upper, key in self._from if lower <= time < upper]
+        raise Diverged(
+            f"collection {self._shard}: at {self._schema.show(time)}, {who} other updates than this reader was given "
+            f"from {' and '.join(keys) or 'another batch'}: the writers disagree. Drop what was read from that time "
+            "on, and read again with merged_only=True, or once it is known who is right: `persist pending show`",
+            collection=self._shard, shard=self._shard, time=time, keys=tuple(keys),
+        )  # fmt: skip
+
+
+def check_emitted(handle: ReadHandle, emitted: Emitted, state: State) -> None:
+    """Compare what was given beyond the merged upper with what was absorbed since.
+
+    What cannot be compared any more, as a read-only reader holds no history, is forgotten.
+    """
+    upper = emitted.upper if state.upper.time is None else min(emitted.upper, state.upper.time)
+    first = first_exact(state, emitted.lower)
+    if emitted.is_empty or upper <= emitted.lower:
+        return
+    if first is None or first > emitted.lower:
+        emitted.forget(upper if first is None else min(first, upper))
+    if emitted.lower < upper:
+        machine = handle.machine
+        emitted.check(upper, shard_sums(machine.reads, machine.shard, state, emitted.lower, upper))

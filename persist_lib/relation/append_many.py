@@ -22,7 +22,7 @@ from persist_lib.location.wrap.spending import Spending
 from persist_lib.relation.appends import Appended
 from persist_lib.relation.commit import Share, commit_shares
 from persist_lib.relation.registration import parse_bounds
-from persist_lib.relation.writer import WriteHandle
+from persist_lib.relation.writer import WriteHandle, share_of
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.runtime.threads import Lock, giving_back
 from persist_lib.shard.commit import Machine, Wanted
@@ -96,7 +96,9 @@ def _append(
     try:
         # In the order of names: every such call takes its locks in this order, so none waits for another for ever.
         for one in sorted(checked, key=lambda one: one.shard):
-            shares[one.shard] = one.write.share(one.updates, one.bounds, one.times, deadline, token, held, one.producer)
+            shares[one.shard] = share_of(
+                one.write, one.updates, one.bounds, one.times, deadline, token, held, one.producer
+            )
         return commit_shares([shares[one.shard] for one in checked], deadline, token, spent, beside)
     except Exception:
         for share in shares.values():

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from persist_lib.arguments import not_pickled, parse_seconds
 from persist_lib.config import Config
-from persist_lib.errors import InvalidUsage, NotComplete, SinceViolation, TimedOut
+from persist_lib.errors import InvalidUsage, NotComplete, TimedOut
 from persist_lib.frontier import Antichain
 from persist_lib.location.api import Consensus
 from persist_lib.location.wrap.spending import Spending
 from persist_lib.relation.changes import Changes, UpdatesPart
 from persist_lib.relation.held import Named
+from persist_lib.relation.reader_lease import K
 from persist_lib.relation.row_selection import Asked
 from persist_lib.runtime.ambient import Deadline, Runtime
 from persist_lib.schema.schema import Schema
@@ -41,7 +42,7 @@ class Around(Protocol):
     def consensus(self) -> Consensus: ...
 
 
-class Reader(Leased, Generic[S]):
+class Reader(Leased, Generic[S, K]):
     """Reads one shard or collection; `S` is what its snapshots are. Safe to use from several threads."""
 
     named: Named
@@ -53,22 +54,17 @@ class Reader(Leased, Generic[S]):
     read_only: bool
     """Whether it holds no history."""
 
+    _kept: K
+    """The history that it keeps."""
+
     @property
-    @abstractmethod
     def since(self) -> Antichain:
         """The earliest frontier at which this handle can read. Snapshots before it raise SinceViolation."""
+        return self._kept.since
 
     @abstractmethod
     def fetch_upper(self) -> Antichain:
         """Read from the location up to where it is complete."""
-
-    @abstractmethod
-    def check_since(self, time: int) -> None:
-        """Raise unless this handle may still read as of that time."""
-
-    @abstractmethod
-    def let_go(self, since: Antichain) -> None:
-        """Give up history before `since` at the next tick, not now. Listeners use this."""
 
     @abstractmethod
     def _contents(self, as_of: int | None, asked: Asked, deadline: Deadline) -> S:
@@ -86,23 +82,12 @@ class Reader(Leased, Generic[S]):
     def _reach_upper(self, target: Antichain, deadline: Deadline) -> Antichain:
         """Wait until upper is there, and return it. Raises TimedOut."""
 
-    @abstractmethod
-    def _downgrade(self, since: Antichain) -> None:
-        """Give up history before `since` now."""
-
     def snapshot(
-        self,
-        as_of: TimeLike | None = None,
-        *,
-        columns: Sequence[str] | None = None,
-        key: Sequence[object] | None = None,
-        key_from: Sequence[object] | None = None,
-        key_to: Sequence[object] | None = None,
-        keys: object = None,
-        filter: pc.Expression | None = None,  # noqa: A002 - what every reader of Arrow calls it
-        diff: bool = False,
-        timeout: float | None = None,
-    ) -> S:
+        self, as_of: TimeLike | None = None, *, columns: Sequence[str] | None = None,
+        key: Sequence[object] | None = None, key_from: Sequence[object] | None = None,
+        key_to: Sequence[object] | None = None, keys: object = None, filter: pc.Expression | None = None,
+        diff: bool = False, timeout: float | None = None,
+    ) -> S:  # fmt: skip
         """Return the contents as of a time (default: the newest complete time). Waits until upper has passed that time.
 
         Where no time is complete yet, the newest contents are empty, and the snapshot's `as_of` is -1. Where times are
@@ -151,7 +136,7 @@ class Reader(Leased, Generic[S]):
             raise InvalidUsage(
                 f"changes go forward: to must be {show(first)} or later, got {show(last)}", from_=from_, to=to
             )
-        self.check_since(first or 0)
+        self._kept.check_since(first or 0)
         with Spending() as spent:
             end = self._reach(last, -1 if first is None else first, deadline)
         return Changes(self.named, self.schema, first, end, self._parts(first, end, deadline), spent)
@@ -169,7 +154,7 @@ class Reader(Leased, Generic[S]):
         given = self._times().frontier(since, "since")
         if self.read_only:
             raise InvalidUsage("a read-only handle holds no history, so there is nothing to give up")
-        self._downgrade(given)
+        self._kept.downgrade(given)
 
     __reduce__ = not_pickled("A reader", "Open one in the other process, or pass the splits of a snapshot")
 
@@ -178,16 +163,6 @@ class Reader(Leased, Generic[S]):
 
     def _deadline(self, timeout: float | None) -> Deadline:
         return self.around.runtime.deadline(self.around.config.timeout_s if timeout is None else parse_seconds(timeout))
-
-    def too_early(self, time: int, since: Antichain) -> SinceViolation:
-        """The error for a time before `since`."""
-        show = self.schema.show
-        later = "Nothing can be read any more" if since.is_top() else f"Read at {show(since)} or later"
-        return SinceViolation(
-            f"{self.named}: as_of {show(time)} is before since {show(since)}, from when on history is kept. "
-            f"{later}; a hold would have kept it",
-            as_of=time, since=since, **self.named.fields,
-        )  # fmt: skip
 
     def _not_there(self, upper: Antichain, target: int | Antichain | None, deadline: Deadline) -> TimedOut:
         is_clock = self.schema.times is not None

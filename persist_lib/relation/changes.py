@@ -62,7 +62,7 @@ class Changes(Held[UpdatesPart]):
         """The updates as one table."""
         return pa.concat_tables([empty_table(self.schema), *self.batches()]).combine_chunks()
 
-    def selected(self, names: Sequence[str], where: Where | None) -> Iterator[pa.Table]:
+    def _selected(self, names: Sequence[str], where: Where | None) -> Iterator[pa.Table]:
         """Some columns of the updates that `where` keeps. Query engines read through this."""
         kept = self._spent.over(self._shown(where))
         return ((table if where is None else where.kept(table)).select(list(names)) for table in kept)

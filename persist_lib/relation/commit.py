@@ -19,7 +19,7 @@ from persist_lib.location.commands import FLUSH, ROLL_UP
 from persist_lib.location.wrap.deadline import within
 from persist_lib.location.wrap.spending import Spending
 from persist_lib.maintain.compaction import carry_out, local_engine
-from persist_lib.maintain.rollups import write_rollup
+from persist_lib.maintain.worker import write_rollup
 from persist_lib.relation.appends import Appended
 from persist_lib.relation.registration import Registration, undoubted
 from persist_lib.runtime.ambient import Deadline

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 class Doors(ABC):
     """A table that is read when it is asked for: its columns, and ways to read it.
 
-    Tables of `batches` and of `selected` come in the same order, every time.
+    Tables of `batches` and of `_selected` come in the same order, every time.
     """
 
     @property
@@ -48,15 +48,15 @@ class Doors(ABC):
         """All rows as one table."""
 
     @abstractmethod
-    def selected(self, names: Sequence[str], where: Where | None) -> Iterator[pa.Table]:
+    def _selected(self, names: Sequence[str], where: Where | None) -> Iterator[pa.Table]:
         """Some columns of the rows that `where` keeps. Rows that look alike stay apart."""
 
     @abstractmethod
-    def check_readable(self) -> None:
+    def _check_readable(self) -> None:
         """Raise the error that says why it cannot be read any more, if it cannot."""
 
     @abstractmethod
-    def shard_schema(self) -> Schema:
+    def _shard_schema(self) -> Schema:
         """The schema that it is read in."""
 
     @abstractmethod
@@ -92,7 +92,7 @@ class Doors(ABC):
         one, each row is a pair (key, value) of instances of the models that the shard was opened with. A side without a
         model is a dict then. Raises InvalidUsage for a row that the model refuses and for a negative multiplicity.
         """
-        return rows_as_models(self.shard_schema(), self.to_arrow(), model)
+        return rows_as_models(self._shard_schema(), self.to_arrow(), model)
 
     def to_reader(self) -> pa.RecordBatchReader:
         """The rows as a stream of Arrow record batches in bounded memory. It can be consumed once."""
@@ -112,7 +112,7 @@ class Doors(ABC):
                 f"connection must be one of DuckDB's, as in duckdb.connect(): got a {type(connection).__name__}",
                 argument="connection",
             )
-        self.check_readable()
+        self._check_readable()
         relation: duckdb.DuckDBPyRelation = (connection or duckdb_).from_arrow(dataset_of(self))
         return relation
 
@@ -126,7 +126,7 @@ class Doors(ABC):
         installed("polars.io.plugins", "polars", "scan_polars()")
         from persist_lib.relation.engines import lazy_frame_of  # noqa: PLC0415 - it needs polars
 
-        self.check_readable()
+        self._check_readable()
         return lazy_frame_of(self)
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
@@ -142,12 +142,12 @@ class Doors(ABC):
 
     def _while_readable(self, tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
         """The same tables, the first of which is read now, so that most errors keep their type."""
-        self.check_readable()
+        self._check_readable()
         first = [table for table in [next(tables, None)] if table is not None]
 
         def rest() -> Iterator[pa.Table]:
             while True:
-                self.check_readable()
+                self._check_readable()
                 if (table := next(tables, None)) is None:
                     return
                 yield table
@@ -168,19 +168,19 @@ class Rows(Doors):
 
     @property
     @abstractmethod
-    def contents_schema(self) -> pa.Schema:
+    def _contents_schema(self) -> pa.Schema:
         """The columns, then `_diff`."""
 
     @abstractmethod
-    def consolidated(self) -> Iterator[pa.Table]:
+    def _consolidated(self) -> Iterator[pa.Table]:
         """Each distinct row once, with `_diff`, as tables of bounded size."""
 
     @abstractmethod
-    def consolidated_table(self) -> pa.Table:
+    def _consolidated_table(self) -> pa.Table:
         """The same as one table."""
 
     @abstractmethod
-    def consolidated_selection(self, names: Sequence[str], where: Where | None) -> Iterator[pa.Table]:
+    def _consolidated_selection(self, names: Sequence[str], where: Where | None) -> Iterator[pa.Table]:
         """Some columns of the distinct rows that `where` keeps; rows that look alike stay apart."""
 
     @abstractmethod
@@ -190,28 +190,28 @@ class Rows(Doors):
     @property
     def schema(self) -> pa.Schema:
         """The Arrow schema of its tables."""
-        found = self.contents_schema
+        found = self._contents_schema
         return found if self.diff else found.remove(found.get_field_index(DIFF))
 
     def batches(self) -> Iterator[pa.Table]:
         """The contents as tables of bounded size, however large they are."""
-        return self.consolidated() if self.diff else repeated(self.consolidated(), self._named())
+        return self._consolidated() if self.diff else repeated(self._consolidated(), self._named())
 
     def to_arrow(self) -> pa.Table:
         """The contents as one table. Parts are fetched and decoded in parallel."""
-        table = self.consolidated_table()
+        table = self._consolidated_table()
         return table if self.diff else built(table, self._named())
 
-    def selected(self, names: Sequence[str], where: Where | None) -> Iterator[pa.Table]:
+    def _selected(self, names: Sequence[str], where: Where | None) -> Iterator[pa.Table]:
         """Some columns of the rows that `where` keeps, in the order of `batches`. Query engines read through this."""
         if self.diff:
-            return self.consolidated_selection(names, where)
-        return repeated(self.consolidated_selection([*names, DIFF], where), self._named())
+            return self._consolidated_selection(names, where)
+        return repeated(self._consolidated_selection([*names, DIFF], where), self._named())
 
     def count(self) -> int:
         """How many rows there are: the sum of the multiplicities, whether `diff` is set or not."""
         count = 0
-        for table in self.consolidated_selection([DIFF], None):
+        for table in self._consolidated_selection([DIFF], None):
             diffs = integers(table.column(DIFF))
             check_rows(table, diffs, self._named())
             count += total(diffs)
@@ -219,9 +219,24 @@ class Rows(Doors):
 
     def to_models(self, model: type[Any] | None = None) -> list[Any]:
         """The rows as instances of a pydantic model, each as often as it is there. See `Doors.to_models`."""
-        table = self.consolidated_table()
+        table = self._consolidated_table()
         check_count(total(integers(table.column(DIFF))), self._named())
-        return rows_as_models(self.shard_schema(), table, model)
+        return rows_as_models(self._shard_schema(), table, model)
+
+
+def schema_of(rows: Doors) -> Schema:
+    """The schema that rows are read in."""
+    return rows._shard_schema()
+
+
+def selected(rows: Doors, names: Sequence[str], where: Where | None) -> Iterator[pa.Table]:
+    """Some columns of the rows that `where` keeps. Rows that look alike stay apart."""
+    return rows._selected(names, where)
+
+
+def consolidated_table(rows: Rows) -> pa.Table:
+    """Each distinct row once, with `_diff`, as one table."""
+    return rows._consolidated_table()
 
 
 def reader_of(schema: pa.Schema, tables: Iterable[pa.Table]) -> pa.RecordBatchReader:

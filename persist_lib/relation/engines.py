@@ -43,10 +43,7 @@ class _Dataset(ds.Dataset):  # type: ignore[misc] # pyarrow has no types
         return self._source.schema
 
     def scanner(
-        self,
-        columns: Sequence[str] | None = None,
-        filter: pc.Expression | None = None,  # noqa: A002 - Arrow's name for it
-        **_options: object,
+        self, columns: Sequence[str] | None = None, filter: pc.Expression | None = None, **_options: object
     ) -> _Scanner:
         """What reads these columns of these rows."""
         names = self.schema.names if columns is None else list(columns)
@@ -57,12 +54,9 @@ class _Scanner:
     """One reading of a dataset."""
 
     def __init__(
-        self,
-        source: Doors,
-        names: list[str],
-        filter_: pc.Expression | None,
+        self, source: Doors, names: list[str], filter_: pc.Expression | None,
         failed: Callable[[BaseException], None] | None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._source, self._names, self._filter, self._failed = source, names, filter_, failed
 
     @property
@@ -92,9 +86,9 @@ def filtered(source: Doors, names: Sequence[str], expression: pc.Expression | No
     if where is not None and not {DIFF, TIME}.isdisjoint(where.names):
         where, late = None, where
     read = names if late is None else [*names, *(name for name in late.names if name not in names)]
-    tables = source.selected(read, where)
+    tables = source._selected(read, where)
     while True:
-        source.check_readable()
+        source._check_readable()
         if (table := next(tables, None)) is None:
             return
         yield table if late is None else late.kept(table).select(names)

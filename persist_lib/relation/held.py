@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import pyarrow as pa
 
@@ -16,7 +16,14 @@ from persist_lib.relation.conversions import Doors
 from persist_lib.schema.schema import Schema
 
 if TYPE_CHECKING:
-    from persist_lib.relation.reader import ReadHandle, Reading
+    from persist_lib.relation.base_reader import Reader
+    from persist_lib.relation.reader import ReadHandle
+    from persist_lib.relation.reader_lease import K, Reading
+
+
+def kept_of(reader: Reader[Any, K]) -> K:
+    """What a reader keeps, which its callers do not see."""
+    return reader._kept
 
 
 def resuming(stream: Callable[[], Iterator[pa.Table]], look_again: Callable[[Missing], object]) -> Iterator[pa.Table]:
@@ -74,7 +81,8 @@ class Place(Part):
 
     def __init__(self, handle: ReadHandle, earliest: int, reading: Reading | None = None) -> None:
         self.handle, self.schema = handle, handle.schema
-        self._earliest, self._reading = earliest, reading or handle.acquire(earliest)
+        self._lease = kept_of(handle)
+        self._earliest, self._reading = earliest, reading or self._lease.acquire(earliest)
 
     @property
     def state(self) -> State:
@@ -82,7 +90,7 @@ class Place(Part):
         return self._reading.version.state
 
     def check_open(self) -> None:
-        self.handle.check_open()
+        self._lease.check_open()
 
     def release(self) -> None:
         self._reading.release()
@@ -97,7 +105,7 @@ class Place(Part):
 
     def look_again(self, missing: Missing) -> None:
         """For a read-only client, take the newest state; otherwise raise the error that a missing blob means."""
-        self._reading = self.handle.look_again(self._reading, self._earliest, missing)
+        self._reading = self._lease.look_again(self._reading, self._earliest, missing)
 
 
 P = TypeVar("P", bound=Part)
@@ -132,11 +140,11 @@ class Held(Doors, Generic[P]):
         """Whether it was released, so that it keeps nothing any more."""
         return self._is_released
 
-    def shard_schema(self) -> Schema:
+    def _shard_schema(self) -> Schema:
         """The schema that it is read in."""
         return self._schema
 
-    def check_readable(self) -> None:
+    def _check_readable(self) -> None:
         """Raise the error that says why it cannot be read any more, if it cannot."""
         for part in self._parts:
             part.check_open()

@@ -13,6 +13,7 @@ from persist_lib.errors import Missing
 from persist_lib.frontier import MAX_TIME, TOP, Antichain, at
 from persist_lib.ids import SeqNo
 from persist_lib.location.api import WakesWaiters
+from persist_lib.relation.held import kept_of
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.runtime.follow import Follow
 from persist_lib.schema.schema import Schema
@@ -111,41 +112,41 @@ Event = Updates | Progress
 class Listener(Follow[Event]):
     """Delivers the updates after `as_of` at their exact times, and then the `Progress` that covers them: each once."""
 
-    def __init__(self, reader: Reader[Any], as_of: int, until: Antichain, timeout_s: float | None) -> None:
+    def __init__(self, reader: Reader[Any, Any], as_of: int, until: Antichain, timeout_s: float | None) -> None:
         start, named = at(as_of + 1) if as_of < MAX_TIME else TOP, reader.named
         super().__init__(reader.around.runtime, start, until, timeout_s, str(named), **named.fields)
-        self.reader = reader
+        self._reader = reader
 
     @property
     def schema(self) -> Schema:
         """The schema of the updates that come next: after a handover with `replace`, the new one."""
-        return self.reader.schema
+        return self._reader.schema
 
     def close(self) -> None:
         super().close()
-        self.reader.close()
+        self._reader.close()
 
-    def let_go(self) -> None:
+    def _let_go(self) -> None:
         """Give up the history before the frontier, which was delivered, at the next tick."""
         if self.frontier.time is not None:
-            self.reader.let_go(at(max(0, self.frontier.time - 1)))
+            kept_of(self._reader).let_go(at(max(0, self.frontier.time - 1)))
 
-    def show(self, frontier: Antichain) -> str:
+    def _show(self, frontier: Antichain) -> str:
         return str(self.schema.show(frontier))
 
-    def begin(self, deadline: Deadline) -> None:
+    def _begin(self, deadline: Deadline) -> None:
         self._deadline = deadline
 
-    def step(self, tables: Iterable[pa.Table], upper: Antichain) -> Iterator[None]:
+    def _step(self, tables: Iterable[pa.Table], upper: Antichain) -> Iterator[None]:
         """Make due the updates from the frontier to `upper`, which have integers as times, and the progress there."""
         for table in tables:
             if table.num_rows:
-                self.due = Updates(shown_times(self.schema, table)), True
+                self._due = Updates(shown_times(self.schema, table)), True
                 yield
         progress = Progress(upper), False
-        self.due, self.frontier = progress, upper  # SUBTLE: an interrupt leaves both set, or neither
+        self._due, self.frontier = progress, upper  # SUBTLE: an interrupt leaves both set, or neither
         yield
-        self.let_go()
+        self._let_go()
 
 
 class Listen(Listener):
@@ -153,9 +154,9 @@ class Listen(Listener):
 
     def __init__(self, handle: ReadHandle, as_of: int, until: Antichain, timeout_s: float | None) -> None:
         super().__init__(handle, as_of, until, timeout_s)
-        self._handle = handle
+        self._handle, self._lease = handle, kept_of(handle)
         self._seen = handle.machine.version
-        self._steps = self.fetch()  # what is known already takes no request
+        self._steps = self._fetch()  # what is known already takes no request
 
     def close(self) -> None:
         if self._handle.read_only:  # it is the caller's
@@ -163,38 +164,38 @@ class Listen(Listener):
         else:
             super().close()
 
-    def begin(self, deadline: Deadline) -> None:
-        super().begin(deadline)
+    def _begin(self, deadline: Deadline) -> None:
+        super()._begin(deadline)
         machine, poll_s = self._handle.machine, self._handle.machine.config.poll_s
         self._patience = Patience(machine, deadline, poll_s, BACK_OFF * poll_s, follows=True)
 
-    def look(self) -> bool:
+    def _look(self) -> bool:
         """Whether there is an event to deliver. No request where this process knows of one, but at the deadline."""
         self._seen = self._handle.machine.version
         if self._deadline.has_passed() or self._seen.state.upper <= self.frontier:
             self._seen = self._patience.look()
         if self.frontier < self._seen.state.upper:
-            return super().look()
-        if error := self._handle.expired(self._seen.state):
+            return super()._look()
+        if error := self._lease.expired(self._seen.state):
             raise error
         return False
 
-    def pause(self) -> None:
+    def _pause(self) -> None:
         self._patience.pause(self._seen.seqno)
 
-    def fetch(self) -> Iterator[None]:
+    def _fetch(self) -> Iterator[None]:
         """Make due what the newest known state has beyond the frontier, batch by batch."""
         if self.frontier.time is None:
             return
-        reading = self._handle.acquire(self.frontier.time - 1)
+        reading = self._lease.acquire(self.frontier.time - 1)
         try:
             for batch in reading.version.state.trace:
-                if self.is_done():
+                if self._is_done():
                     return
                 if self.frontier < batch.upper:
                     yield from self._batch(batch, reading.version.state.schemas)
         except Missing as missing:
-            self._handle.check_missing(reading, missing)
+            self._lease.check_missing(reading, missing)
         finally:
             reading.release()
 
@@ -208,4 +209,4 @@ class Listen(Listener):
         )
         if self._handle.read_only:
             tables = list(tables)  # a blob may vanish half way, and delivered updates must not be delivered again
-        return self.step(tables, upper)
+        return self._step(tables, upper)

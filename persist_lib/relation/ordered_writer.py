@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from types import TracebackType
-from typing import Generic, NamedTuple, TypeVar, cast
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 import msgspec
 import pyarrow as pa
@@ -87,9 +87,9 @@ class OrderedWriter(Leased, Generic[Brought, Done]):
         self._lock, self._beginning = threading.RLock(), threading.Lock()
         self._outbox: Outbox | None = None
         self._doubts: deque[Doubt[Brought]] = deque(maxlen=DOUBTS)
-        enrol(self, Stage.HANDLES)
+        enrol(self, Stage.HANDLES, OrderedWriter._after_fork_in_child)
 
-    def after_fork_in_child(self) -> None:
+    def _after_fork_in_child(self) -> None:
         """What is on its way is the parent's, and so is the thread that may hold a lock."""
         self._lock, self._beginning = threading.RLock(), threading.Lock()
         if self._outbox is not None:
@@ -197,13 +197,8 @@ class OrderedWriter(Leased, Generic[Brought, Done]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is not None:
-            self.mute()
+            mute(self)
         super().__exit__(kind, error, trace)
-
-    def mute(self) -> None:
-        """Stop reporting appends that failed. Used when another error is being raised, which matters more."""
-        if self._outbox is not None:
-            self._outbox.mute()
 
     __reduce__ = not_pickled("A writer", "Open one in the other process")
 
@@ -307,7 +302,7 @@ class OrderedWriter(Leased, Generic[Brought, Done]):
 
     def _checked(self, updates: object, lower: Antichain, upper: Antichain, times: Times) -> Iterator[pa.Table]:
         only = lower.time if lower.time is not None and upper.time == lower.time + 1 else None
-        for table in iter_updates(self.schema, updates, time=only, times=times):
+        for table in iter_updates(self.schema, updates, time=only, times=times, whole=False):
             check_times(table, lower, upper, times)
             yield table
 
@@ -352,3 +347,9 @@ class OrderedWriter(Leased, Generic[Brought, Done]):
     @abstractmethod
     def _out_of_time(self, deadline: Deadline, why: str) -> TimedOut:
         """The error for a call whose deadline passed before anything of it was sent."""
+
+
+def mute(write: OrderedWriter[Any, Any]) -> None:
+    """Stop reporting appends that failed. Used when another error is being raised, which matters more."""
+    if write._outbox is not None:
+        write._outbox.mute()

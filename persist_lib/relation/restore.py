@@ -23,8 +23,10 @@ from persist_lib.kernel.columns import array_of, at_time, integers
 from persist_lib.kernel.consolidate import I64_MIN
 from persist_lib.relation import contents
 from persist_lib.relation.appends import Appended
+from persist_lib.relation.held import kept_of
 from persist_lib.relation.next_time import FAR_MS, check_clock, format_token, is_chosen, next_time
-from persist_lib.relation.reader import ReadHandle, Reading
+from persist_lib.relation.reader import ReadHandle
+from persist_lib.relation.reader_lease import Reading
 from persist_lib.relation.writer import WriteHandle
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table
@@ -86,7 +88,7 @@ def restore(
     """
     while True:
         with open_reader() as read:
-            reading = read.acquire(to)
+            reading = kept_of(read).acquire(to)
             state = reading.version.state
             if state.schemas[-1] != read.schema:
                 continue  # it has evolved since: what is in new columns has to be taken back too
@@ -95,7 +97,9 @@ def restore(
             try:
                 return _restore(read, reading, open_writer, to, deadline)
             except Missing as missing:
-                read.look_again(reading, to, missing)  # where blobs may vanish, it continues from a newer state
+                kept_of(read).look_again(
+                    reading, to, missing
+                )  # where blobs may vanish, it continues from a newer state
             except _Overtaken as error:
                 if deadline.has_passed():
                     raise _timed_out(read.shard, deadline) from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
 import pyarrow as pa
 
@@ -33,12 +33,9 @@ class KeyRange(NamedTuple):
 
     @classmethod
     def of(
-        cls,
-        schema: Schema,
-        key: Sequence[object] | None,
-        key_from: Sequence[object] | None,
+        cls, schema: Schema, key: Sequence[object] | None, key_from: Sequence[object] | None,
         key_to: Sequence[object] | None,
-    ) -> KeyRange:
+    ) -> KeyRange:  # fmt: skip
         """The keys that start with `key`, or those in `[key_from, key_to)`: values of the leading key columns."""
         if key is not None and (key_from is not None or key_to is not None):
             raise InvalidUsage("pass either key, or key_from and key_to", key=key)
@@ -66,12 +63,14 @@ class RowSelection(NamedTuple):
     columns: tuple[str, ...] | None = None
     diff: bool = False
     """Whether the reader wants each distinct row once, with `_diff`, and not each row as often as it is there."""
+    shown: Schema | None = None
+    """The reader's columns, where rows have some that were added since."""
 
     @classmethod
     def of(
         cls, schema: Schema, what: str = "the table", *, columns: object = None, key: Sequence[object] | None = None,
         key_from: Sequence[object] | None = None, key_to: Sequence[object] | None = None, keys: object = None,
-        filter: pc.Expression | None = None,  # noqa: A002 - what every reader of Arrow calls it
+        filter: pc.Expression | None = None,
         diff: bool = False,
     ) -> RowSelection:  # fmt: skip
         """What the arguments of a read of `what` say. Raises InvalidUsage."""
@@ -86,6 +85,13 @@ class RowSelection(NamedTuple):
         """The same rows with all their columns."""
         return self._replace(columns=None)
 
+    def within(self, newer: Schema) -> RowSelection:
+        """The same of rows that have more columns, which are left out."""
+        if newer == self.schema:
+            return self
+        columns = tuple(self.schema.names) if self.columns is None else self.columns
+        return self._replace(schema=newer, columns=columns, shown=self.schema)
+
     def kept(self, rows: pa.Table) -> pa.Table:
         """Those of some rows, which are in canonical order, with all their columns."""
         if self.range_ != KeyRange():
@@ -99,8 +105,20 @@ class RowSelection(NamedTuple):
         return projected_rows(self.schema, self.columns, rows)
 
 
+class ReadArguments(TypedDict, total=False):
+    """Which rows and columns a read is of: the arguments of a snapshot (`ReadHandle.snapshot` says what they mean)."""
+
+    columns: Sequence[str] | None
+    key: Sequence[object] | None
+    key_from: Sequence[object] | None
+    key_to: Sequence[object] | None
+    keys: object
+    filter: pc.Expression | None
+    diff: bool
+
+
 class Asked(NamedTuple):
-    """The arguments of a read, as a caller passed them: which rows and columns it is of."""
+    """The same, as a caller passed them."""
 
     columns: object = None
     key: Sequence[object] | None = None

@@ -28,7 +28,7 @@ from persist_lib.kernel.multiplicity import built, repeated
 from persist_lib.location.api import Blob
 from persist_lib.location.stack import open_stack
 from persist_lib.location.wrap.spending import Spending
-from persist_lib.relation import contents, projection
+from persist_lib.relation import projection
 from persist_lib.relation.conversions import Rows
 from persist_lib.relation.held import Held, Named, Part, Place
 from persist_lib.relation.projection import Shown
@@ -43,7 +43,8 @@ from persist_lib.shard.small_runs import pieces
 from persist_lib.shard.stretches import stretches
 
 if TYPE_CHECKING:
-    from persist_lib.relation.reader import ReadHandle, Reading
+    from persist_lib.relation.reader import ReadHandle
+    from persist_lib.relation.reader_lease import Reading
 
 
 MOST_SPLITS = 1 << 20
@@ -103,20 +104,8 @@ class Split(msgspec.Struct, frozen=True):
 
     def _batches(self, blob: Blob) -> Iterator[pa.Table]:
         with Runtime(background=False).pool(1, "persist-split") as pool:
-            tables = self.streamed(blob, pool)
+            tables = streamed(self, blob, pool)
         yield from tables if self.diff else repeated(tables, repr(self))
-
-    def streamed(self, blob: Blob, pool: Executor) -> Iterator[pa.Table]:
-        """Its distinct rows, with `_diff`. Small runs are read whole, in the pool, before this returns."""
-        if self.keys is not None:
-            return pieces(self._of_keys(blob, self.keys, pool))
-        return projection.stream(self._stored(blob), self.inputs, self._shown, self.merge_bytes, pool)
-
-    def at_once(self, blob: Blob, pool: Executor) -> pa.Table | None:
-        """Its distinct rows as one table, read in parallel; None when they have to be streamed."""
-        if self.keys is not None:
-            return self._of_keys(blob, self.keys, pool)
-        return projection.at_once(self._stored(blob), self.inputs, self._shown, self.merge_bytes, pool)
 
     def _of_keys(self, blob: Blob, keys: bytes, pool: Executor) -> pa.Table:
         stored = self._stored(blob)
@@ -142,17 +131,27 @@ class Split(msgspec.Struct, frozen=True):
         """
         return newest_schema(self.schema, self.schemas, self.inputs)
 
-    def is_contents(self) -> bool:
-        """Whether the parts as stored are the contents. It does not look whether a sum in them was split."""
-        return self.keys is None and contents.is_one_time(self.inputs) and self._shown.is_whole()
-
     def to_arrow(self, blob: Blob | None = None) -> pa.Table:
         """The split's contents as one table. `blob` is as in `batches`."""
         target = self._shown.schema(self.schema)
         blob = self._opened(blob)
         with Runtime(background=False).pool(1, "persist-split") as pool:
-            table = pa.concat_tables([empty_table(target), *self.streamed(blob, pool)]).combine_chunks()
+            table = pa.concat_tables([empty_table(target), *streamed(self, blob, pool)]).combine_chunks()
         return table if self.diff else built(table, repr(self))
+
+
+def streamed(split: Split, blob: Blob, pool: Executor) -> Iterator[pa.Table]:
+    """Its distinct rows, with `_diff`. Small runs are read whole, in the pool, before this returns."""
+    if split.keys is not None:
+        return pieces(split._of_keys(blob, split.keys, pool))
+    return projection.stream(split._stored(blob), split.inputs, split._shown, split.merge_bytes, pool)
+
+
+def _at_once(split: Split, blob: Blob, pool: Executor) -> pa.Table | None:
+    """Its distinct rows as one table, read in parallel; None when they have to be streamed."""
+    if split.keys is not None:
+        return split._of_keys(blob, split.keys, pool)
+    return projection.at_once(split._stored(blob), split.inputs, split._shown, split.merge_bytes, pool)
 
 
 class PlaceContents(Place):
@@ -182,7 +181,7 @@ class PlaceContents(Place):
         machine = self.handle.machine
         try:
             with machine.runtime.pool(machine.config.read_threads, "persist-read") as pool:
-                table = self._split(self._keys).at_once(machine.reads, pool)
+                table = _at_once(self._split(self._keys), machine.reads, pool)
         except Missing as missing:
             self.look_again(missing)
             table = None
@@ -218,7 +217,7 @@ class PlaceContents(Place):
     def _stream(self, shown: Shown) -> Iterator[pa.Table]:
         machine = self.handle.machine
         with machine.runtime.pool(machine.config.read_threads, "persist-read") as pool:
-            return self._split(self._keys, shown).streamed(machine.reads, pool)
+            return streamed(self._split(self._keys, shown), machine.reads, pool)
 
 
 P = TypeVar("P", bound="PlaceContents | MemoryContents")
@@ -261,7 +260,7 @@ class SnapshotOf(Rows, Held[P]):
         return f"{type(self).__name__}({self.name!r}, as_of={self._view.schema.show_as_of(self.as_of)})"
 
     @property
-    def contents_schema(self) -> pa.Schema:
+    def _contents_schema(self) -> pa.Schema:
         """The columns, then `_diff`."""
         return self._view.shown
 
@@ -270,18 +269,18 @@ class SnapshotOf(Rows, Held[P]):
         """Bytes of the parts that this snapshot reads from."""
         return sum(part.size for part in self._parts)
 
-    def consolidated(self) -> Iterator[pa.Table]:
+    def _consolidated(self) -> Iterator[pa.Table]:
         """Each distinct row once, with `_diff`, as tables of bounded size."""
         return self._spent.over(self._view.of((part.stream(), part.schema) for part in self._parts))
 
-    def consolidated_selection(self, names: Sequence[str], where: Where | None) -> Iterator[pa.Table]:
+    def _consolidated_selection(self, names: Sequence[str], where: Where | None) -> Iterator[pa.Table]:
         """Some columns of the distinct rows that `where` keeps; rows that look alike stay apart."""
         if self._view.adds_up or any(part.schema != self._view.schema for part in self._parts):
-            kept = (table if where is None else where.kept(table) for table in self.consolidated())
+            kept = (table if where is None else where.kept(table) for table in self._consolidated())
             return (table.select(list(names)) for table in kept)
         return self._spent.over(table for part in self._parts for table in part.stream(where, names))
 
-    def consolidated_table(self) -> pa.Table:
+    def _consolidated_table(self) -> pa.Table:
         """Each distinct row once, with `_diff`, as one table. Shards are read in parallel."""
         with self._spent.again():
             if self._view.adds_up:
@@ -291,7 +290,7 @@ class SnapshotOf(Rows, Held[P]):
             else:
                 with self._runtime.pool(min(THREADS, len(self._parts)), "persist-collection") as pool:
                     tables = [table for found in pool.map(self._whole, self._parts) for table in found]
-        return tables[0] if len(tables) == 1 else pa.concat_tables([empty_table(self.contents_schema), *tables])
+        return tables[0] if len(tables) == 1 else pa.concat_tables([empty_table(self._contents_schema), *tables])
 
     __reduce__ = not_pickled(
         "A snapshot", "Pass its splits, as in snapshot.splits(1), and read them in the other process"

@@ -229,8 +229,9 @@ class StagedVerbs(Verbs[Brought, Basis, Done, Counted], Generic[Brought, Basis, 
         kind, everything, time = call.change.kind, call.change.everything, call.change.time_of(bounds[1])
         try:
             for shard, given in parts.items():
-                into[shard] = self._place(shard).prepare(
-                    given, kind, bounds, time, call.deadline, call.spent, everything=everything
+                place = self._place(shard)
+                into[shard] = prepare(
+                    place, given, kind, bounds, time, call.deadline, call.spent, everything=everything
                 )
         except Exception:
             discard(into)
@@ -250,7 +251,7 @@ class StagedVerbs(Verbs[Brought, Basis, Done, Counted], Generic[Brought, Basis, 
         """Delete parts of which only the difference was appended. What cannot be deleted is the audit's."""
         for shard, given in parts.items():
             with suppress(PersistError):
-                self._place(shard).drop_staged(given)
+                _drop_staged(self._place(shard), given)
 
     @abstractmethod
     def _parse_staged(self, staged: object) -> list[Answered]:
@@ -363,36 +364,6 @@ class Staging(LoneWriter, StagedVerbs[Batched, None, Appended, Changed, Staged])
         done = commit_shares((share,), call.deadline, token, call.spent)[0]
         return done.seqno, done.attempts
 
-    def prepare(
-        self, staged: Sequence[Staged], kind: type[Rule] | None, bounds: tuple[Antichain, Antichain],
-        time: int | None, deadline: Deadline, spent: Spending, *, everything: bool,
-    ) -> Prepared:  # fmt: skip
-        """What is staged as a batch to be appended together with those of other shards (see `Commit.prepare`)."""
-        found = self._parse_staged(staged)
-        rule = None if kind is None else kind(self.machine, self.schema)
-        commit = self._commit_of(found, None, deadline, spent)
-        return commit.prepare(found, rule, bounds, time, everything=everything)
-
-    def staged_rows(self, staged: Sequence[Staged]) -> Iterator[pa.Table]:
-        """Read what tasks wrote: tables of `schema.updates`, in order, each data once a time, in bounded memory."""
-        commit = self._commit_of(list(staged), None, self.machine.runtime.deadline(LONGEST_S), Spending())
-        return commit.rows(staged)
-
-    def append_prepared(self, prepared: Prepared, deadline: Deadline, token: bytes) -> Appended:
-        """Append what was prepared, by itself."""
-
-        def append(deadline: Deadline) -> Appended:
-            with Spending() as spent:
-                share = prepared.share(self.machine, token, deadline)
-                return commit_shares((share,), deadline, token, spent)[0]
-
-        return self._in_turn(deadline.remaining_s(), append)
-
-    def drop_staged(self, staged: Sequence[Staged]) -> None:
-        """Delete parts of which only the difference was appended: nothing will ever refer to them."""
-        deadline = self.machine.runtime.deadline(self.machine.config.timeout_s)
-        self._commit_of(list(staged), None, deadline, Spending()).drop(staged)
-
     def _commit_of(
         self, staged: Sequence[Staged], producer: tuple[str, int] | None, deadline: Deadline, spent: Spending
     ) -> Commit:
@@ -415,3 +386,35 @@ class Staging(LoneWriter, StagedVerbs[Batched, None, Appended, Changed, Staged])
             url, consensus_url, machine.shard, self.schema, self._schema_id, writer, lease_ms, bounds, machine.config
         )
         return Stage(machine, self._leases, ticket)
+
+
+def prepare(
+    write: Staging, staged: Sequence[Staged], kind: type[Rule] | None, bounds: tuple[Antichain, Antichain],
+    time: int | None, deadline: Deadline, spent: Spending, *, everything: bool,
+) -> Prepared:  # fmt: skip
+    """What is staged as a batch to be appended together with those of other shards (see `Commit.prepare`)."""
+    found = write._parse_staged(staged)
+    rule = None if kind is None else kind(write.machine, write.schema)
+    return write._commit_of(found, None, deadline, spent).prepare(found, rule, bounds, time, everything=everything)
+
+
+def staged_rows(write: Staging, staged: Sequence[Staged]) -> Iterator[pa.Table]:
+    """Read what tasks wrote: tables of `schema.updates`, in order, each data once a time, in bounded memory."""
+    return write._commit_of(list(staged), None, write.machine.runtime.deadline(LONGEST_S), Spending()).rows(staged)
+
+
+def append_prepared(write: Staging, prepared: Prepared, deadline: Deadline, token: bytes) -> Appended:
+    """Append what was prepared, by itself."""
+
+    def append(deadline: Deadline) -> Appended:
+        with Spending() as spent:
+            share = prepared.share(write.machine, token, deadline)
+            return commit_shares((share,), deadline, token, spent)[0]
+
+    return write._in_turn(deadline.remaining_s(), append)
+
+
+def _drop_staged(write: Staging, staged: Sequence[Staged]) -> None:
+    """Delete parts of which only the difference was appended: nothing will ever refer to them."""
+    deadline = write.machine.runtime.deadline(write.machine.config.timeout_s)
+    write._commit_of(list(staged), None, deadline, Spending()).drop(staged)

@@ -12,16 +12,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist_lib.arguments import did_you_mean, parse_text, shown
-from persist_lib.convert.by_key import parse_keys, parse_rows
+from persist_lib.convert.by_key import parse_keys, parse_partial, parse_rows
 from persist_lib.core.cost import Cost
 from persist_lib.errors import ConstraintViolated, InvalidUsage
 from persist_lib.format.predicate import evaluated
 from persist_lib.kernel.by_key import Counts, count_deleted, count_upserted, one_row_each, replacing
 from persist_lib.kernel.columns import array_of, at_time, joined
 from persist_lib.kernel.constraints import find_violation
-from persist_lib.kernel.keyset import Keys, distinct
-from persist_lib.kernel.order import adjacent_ties, sort_order, take
+from persist_lib.kernel.keyset import Keys
+from persist_lib.kernel.order import adjacent_ties, take
+from persist_lib.relation.partial_rows import completed, has_several, last_of_each
 from persist_lib.relation.row_selection import RowSelection, added_up, by_keys
+from persist_lib.relation.view import in_older_columns
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import DIFF, DIFF_FIELD, Schema
 
@@ -61,6 +63,13 @@ class Statement(ABC):
     def changes(self, old: pa.Table) -> tuple[pa.Table, Counts]:
         """What to add to the contents, given the wanted rows of them: both in canonical order."""
 
+    def in_its_columns(self, rows: pa.Table, what: str, **fields: object) -> pa.Table:
+        """Rows of the table in its columns, which may be older. Raises SchemaMismatch where it could not retract them.
+
+        `what` and the fields are for the error.
+        """
+        return in_older_columns(rows, self.schema, what, **fields)
+
     def keys_of(self, old: pa.Table) -> Keys:
         """The keys that it is about: those by which rows are chosen, or those of the rows that a filter has chosen."""
         return Keys.of(self.schema, old) if self.wanted is None or self.wanted.keys is None else self.wanted.keys
@@ -71,11 +80,15 @@ class Insert(Statement):
 
     def __init__(self, table: str, schema: Schema, rows: object) -> None:
         super().__init__(table, schema)
-        data = parse_rows(schema, rows)
+        data = parse_rows(schema, rows, whole=False)
         ones = array_of(np.ones(data.num_rows, np.int64))
         self.rows = added_up(schema, data.append_column(DIFF_FIELD, ones))
         self._keys = Keys.of(schema, self.rows)
         self.wanted = by_keys(schema, self._keys) if schema.constraints else None
+
+    def in_its_columns(self, rows: pa.Table, what: str, **fields: object) -> pa.Table:  # noqa: ARG002
+        """The rows, whatever they have in newer columns, as it retracts none."""
+        return added_up(self.schema, rows.select(self.schema.contents.names))
 
     def changes(self, old: pa.Table) -> tuple[pa.Table, Counts]:
         """The rows. Raises ConstraintViolated if a constraint would not hold with them."""
@@ -89,22 +102,22 @@ class Insert(Statement):
 
 
 class Upsert(Statement):
-    """Makes each row the one row of its key."""
+    """Makes each row the one row of its key. Columns that it lacks keep what the row of its key has."""
 
     def __init__(self, table: str, schema: Schema, rows: object) -> None:
-        self._rows = one_row_each(schema, parse_rows(schema, rows))
+        self._rows = one_row_each(schema, parse_partial(schema, rows))
         super().__init__(table, schema, keyed=self._rows)
 
     def changes(self, old: pa.Table) -> tuple[pa.Table, Counts]:
         """The old rows out, the new ones in."""
-        changes = replacing(self.schema, old, self._rows)
+        changes = replacing(self.schema, old, completed(self.table, self.schema, self._rows, old))
         return changes, count_upserted(self.keys_of(old), old, changes)
 
 
 class Delete(Statement):
     """Takes rows away, by their keys or by a filter."""
 
-    def __init__(self, table: str, schema: Schema, keys: object, filter: pc.Expression | None) -> None:  # noqa: A002
+    def __init__(self, table: str, schema: Schema, keys: object, filter: pc.Expression | None) -> None:
         super().__init__(table, schema, **_chosen(table, schema, keys, filter))
 
     def changes(self, old: pa.Table) -> tuple[pa.Table, Counts]:
@@ -127,14 +140,7 @@ class Restore(Statement):
 class Update(Statement):
     """Changes values of the rows that a filter or keys choose. Keys stay as they are."""
 
-    def __init__(
-        self,
-        table: str,
-        schema: Schema,
-        change: Change,
-        keys: object,
-        filter: pc.Expression | None,  # noqa: A002
-    ) -> None:
+    def __init__(self, table: str, schema: Schema, change: Change, keys: object, filter: pc.Expression | None) -> None:
         every = keys is None and filter is None
         super().__init__(
             table, schema, **({"wanted": RowSelection.of(schema)} if every else _chosen(table, schema, keys, filter))
@@ -202,10 +208,10 @@ class Apply(Statement):
         self, table: str, schema: Schema, upserts: object, deletes: object, appends: object = None, *,
         only_if: pc.Expression | None = None, order_by: str | None = None,
     ) -> None:  # fmt: skip
-        rows = empty_table(schema.data) if upserts is None else parse_rows(schema, upserts)
+        rows = empty_table(schema.data) if upserts is None else parse_partial(schema, upserts)
         gone = Keys.of(schema, rows.slice(0, 0) if deletes is None else parse_keys(schema, deletes))
         if order_by is not None:
-            rows = _last_of_each(table, schema, rows, order_by)
+            rows = last_of_each(table, schema, rows, order_by)
         self._rows, self._only_if, self._gone = one_row_each(schema, rows), only_if, gone
         self._keys = Keys.of(schema, self._rows)
         self._added = None if appends is None else Insert(table, schema, appends)
@@ -223,10 +229,11 @@ class Apply(Statement):
 
     def changes(self, old: pa.Table) -> tuple[pa.Table, Counts]:
         """The old rows out, the new ones in."""
-        schema, rows = self.schema, self._rows
+        schema = self.schema
         mine, gone = take(old, self._keys.find(old)), take(old, self._gone.find(old))
+        rows = completed(self.table, schema, self._rows, mine)
         if self._only_if is not None and mine.num_rows:
-            takes = self._takes(mine)
+            takes = self._takes(rows, mine)
             late = Keys.of(schema, mine).find(rows)[~takes]
             rows, mine = take(rows, np.delete(np.arange(rows.num_rows), late)), take(mine, np.flatnonzero(takes))
         changes = replacing(schema, pa.concat_tables([mine, gone]), rows)
@@ -248,16 +255,15 @@ class Apply(Statement):
                 table=self.table, problem="key twice",
             )  # fmt: skip
 
-    def _takes(self, mine: pa.Table) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    def _takes(self, rows: pa.Table, mine: pa.Table) -> np.ndarray[Any, np.dtype[np.bool_]]:
         """For each of the rows that are there, one a key, whether the new row of its key replaces it."""
-        ties = adjacent_ties([joined(mine.column(name)) for name in self.schema.key_names])
-        if ties is None or ties.any() or pc.any(pc.not_equal(mine.column(DIFF), 1)).as_py():
+        if has_several(self.schema, mine):
             raise InvalidUsage(
                 f"table {self.table!r}: only_if compares a row with the one that is there, and a key has several. "
                 "Nothing was written. Upsert these keys without only_if, or make tables with unique=True",
                 table=self.table, problem="several rows",
             )  # fmt: skip
-        found = self._compared(take(self._rows, Keys.of(self.schema, mine).find(self._rows)), mine)
+        found = self._compared(take(rows, Keys.of(self.schema, mine).find(rows)), mine)
         return np.asarray(found.column(0).fill_null(False).combine_chunks().to_numpy(zero_copy_only=False), np.bool_)
 
     def _compared(self, rows: pa.Table, mine: pa.Table) -> pa.Table:
@@ -274,8 +280,10 @@ class Apply(Statement):
             why = f"a column of the table has the name {OLD!r}, which here is the row that is there"
         elif deletes:
             why = (
-                "a deleted key keeps no row to compare with, so that a late upsert would bring it back. Delete in a "
-                "call of its own"
+                "a deleted key keeps no row to compare with, so that a late upsert would bring it back. Keep deleted "
+                "keys as rows instead: with a column 'deleted', upserted as true under the same condition and left out "
+                'by filter= when reading (docs/recipes.md, "Deletes that come out of order"). Or delete in a call of '
+                "its own"
             )
         else:
             try:
@@ -290,44 +298,7 @@ class Apply(Statement):
             )
 
 
-def _last_of_each(table: str, schema: Schema, rows: pa.Table, order_by: str) -> pa.Table:
-    """Of the rows of each key the one with the greatest value in a column; null is less than all others."""
-    values = [column.name for column in schema.value]
-    if not isinstance(order_by, str) or order_by not in values:
-        raise InvalidUsage(
-            f"table {table!r}: order_by is one of the value columns, {values}: got {shown(order_by)}", table=table
-        )
-    if not rows.num_rows:
-        return rows
-    if pa.types.is_floating(rows.schema.field(order_by).type) and pc.any(pc.is_nan(rows.column(order_by))).as_py():
-        raise InvalidUsage(
-            f"table {table!r}: NaN in {order_by!r} is neither before nor after another value, so no row is the last. "
-            "Nothing was written. Leave these rows out, or give them a value",
-            table=table, column=order_by,
-        )  # fmt: skip
-    rows = take(rows, distinct(rows.columns))
-    ties = adjacent_ties([joined(rows.column(name)) for name in schema.key_names])
-    is_first = np.ones(rows.num_rows, np.bool_)
-    if ties is None:
-        raise AssertionError("distinct rows are in order")
-    is_first[1:] = ~ties
-    groups, firsts = np.cumsum(is_first) - 1, np.flatnonzero(is_first)
-    order, equal = sort_order([joined(rows.column(order_by))])
-    ranks = np.empty(rows.num_rows, np.int64)
-    ranks[order] = np.cumsum(np.concatenate([[0], ~equal]))
-    is_last = ranks == np.maximum.reduceat(ranks, firsts)[groups]
-    if int(is_last.sum()) > len(firsts):
-        tied = np.flatnonzero(np.bincount(groups[is_last]) > 1)
-        first = take(rows, firsts[tied[:1]]).select(schema.key_names).to_pylist()
-        raise InvalidUsage(
-            f"table {table!r}: {len(tied)} keys have different rows with the same {order_by!r}, first {first}. Which "
-            "of them is the last only the caller can say. Nothing was written",
-            table=table, problem="key twice", column=order_by,
-        )  # fmt: skip
-    return take(rows, np.flatnonzero(is_last))
-
-
-def _chosen(table: str, schema: Schema, keys: object, filter: pc.Expression | None) -> dict[str, Any]:  # noqa: A002
+def _chosen(table: str, schema: Schema, keys: object, filter: pc.Expression | None) -> dict[str, Any]:
     if (keys is None) == (filter is None):
         raise InvalidUsage(
             f"table {table!r}: say which rows are meant, by either keys= or filter=; for all of them, "

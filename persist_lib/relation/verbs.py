@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from persist_lib.arguments import parse_flag
 from persist_lib.convert.by_key import without_times
 from persist_lib.core.state import Version
-from persist_lib.errors import LeaseExpired, PersistError, SchemaMismatch
+from persist_lib.errors import LeaseExpired, PersistError
 from persist_lib.frontier import Antichain
 from persist_lib.ids import SeqNo, parse_token
 from persist_lib.kernel.by_key import Counts
@@ -105,7 +105,7 @@ class Verbs(OrderedWriter[Brought, Done], Generic[Brought, Basis, Done, Counted]
         since, producer = None if token is None else since_of(parse_token(token)), self._parse_producer(producer)
         known = Named.of(token) if since is None else None
         empty = empty_table(self.schema.contents)
-        tables = [table.select(empty.schema.names) for table in without_times(self.schema, updates)]
+        tables = [table.select(empty.schema.names) for table in without_times(self.schema, updates, whole=False)]
         table = pa.concat_tables([empty, *tables])
 
         def append(deadline: Deadline) -> Done:
@@ -130,26 +130,26 @@ class Verbs(OrderedWriter[Brought, Done], Generic[Brought, Basis, Done, Counted]
         """Make each of `rows` the one row of its key, at the next time. Rows of other keys stay as they are.
 
         `rows` is what `append_now` takes, without `_time` and `_diff`; all of it is held in memory. What is there for
-        these keys is looked up, in the row groups that can hold them, and retracted in the same append. Rows that
-        are there already are not written again. Of several writers that upsert one key, the last one's row stays: a row
-        that was made of one read before may go over another writer's. Two different rows for one key are refused:
-        InvalidUsage names the keys. Raises SchemaMismatch where rows of these keys have something in columns that were
-        added since the writer was opened, as it cannot say what to retract.
+        these keys is looked up, in the row groups that can hold them, and retracted in the same append. Value columns
+        that a row lacks keep what the row of its key has, and are null in a new key (SchemaMismatch, if they take no
+        null; InvalidUsage, if the key has several rows). Rows that are there already are not written again. Of several
+        writers that upsert one key, the last one's row stays: a row that was made of one read before may go over
+        another writer's. Two different rows for one key are refused: InvalidUsage names the keys. Raises SchemaMismatch
+        where rows of these keys have something in columns that were added since the writer was opened, as it cannot say
+        what to retract.
 
         `timeout` is in seconds, for everything. Raises TimedOut when other writers were first all that time, and
         UpperMismatch when it is closed for writing; then nothing was written. After Indeterminate, call again
         with the `token` that the error carries, and the same rows: if the first call was committed, that one answers.
         With `dry_run` nothing is written: the counts say what would be done now.
         """
-        self._check_verb("upsert")
-        is_dry, known = parse_flag(dry_run, "dry_run"), Named.of(token)
-        return self._execute(Upsert(self._name(), self.schema, rows), timeout, known, is_dry=is_dry)
+        return self._execute("upsert", partial(Upsert, self._name(), rows=rows), timeout, token, dry_run=dry_run)
 
     def delete(
         self,
         keys: object = None,
         *,
-        filter: pc.Expression | None = None,  # noqa: A002 - what every reader of Arrow calls it
+        filter: pc.Expression | None = None,
         timeout: float | None = None,
         token: bytes | None = None,
         dry_run: bool = False,
@@ -159,16 +159,15 @@ class Verbs(OrderedWriter[Brought, Done], Generic[Brought, Basis, Done, Counted]
         `keys` is what `read.snapshot(keys=...)` takes; keys that have no rows are left alone. What a filter keeps is
         held in memory. `timeout`, `token`, `dry_run` and errors are those of `upsert`.
         """
-        self._check_verb("delete")
-        is_dry, known = parse_flag(dry_run, "dry_run"), Named.of(token)
-        return self._execute(Delete(self._name(), self.schema, keys, filter), timeout, known, is_dry=is_dry)
+        made = partial(Delete, self._name(), keys=keys, filter=filter)
+        return self._execute("delete", made, timeout, token, dry_run=dry_run)
 
     def update(
         self,
         change: New,
         keys: object = None,
         *,
-        filter: pc.Expression | None = None,  # noqa: A002 - what every reader of Arrow calls it
+        filter: pc.Expression | None = None,
         timeout: float | None = None,
         token: bytes | None = None,
         dry_run: bool = False,
@@ -182,9 +181,8 @@ class Verbs(OrderedWriter[Brought, Done], Generic[Brought, Basis, Done, Counted]
         computed again from what is there then, so that it may be called several times. The rows are held in memory.
         `timeout`, `token`, `dry_run` and errors are those of `upsert`.
         """
-        self._check_verb("update")
-        is_dry, known = parse_flag(dry_run, "dry_run"), Named.of(token)
-        return self._execute(Update(self._name(), self.schema, change, keys, filter), timeout, known, is_dry=is_dry)
+        made = partial(Update, self._name(), change=change, keys=keys, filter=filter)
+        return self._execute("update", made, timeout, token, dry_run=dry_run)
 
     def apply(
         self,
@@ -207,25 +205,22 @@ class Verbs(OrderedWriter[Brought, Done], Generic[Brought, Basis, Done, Counted]
         greatest value counts (null is the least), and where several have it, that is refused. `only_if` is an
         expression of the new row (`pc.field`) and of the one that is there (`persist.old`): where it is false or null,
         the old row stays, and its key counts as unchanged. A key without a row is inserted without asking. It is
-        evaluated against the rows just before the append, again after each lost race. Keys of several rows are refused
-        with it, and deletes beside it. `timeout`, `token`, `dry_run` and errors are those of `upsert`.
+        evaluated against the rows just before the append, again after each lost race, with what a new row lacks taken
+        from the old one. Keys of several rows are refused with it, and deletes beside it. `timeout`, `token`, `dry_run`
+        and errors are those of `upsert`.
         """
-        self._check_verb("apply")
-        is_dry, known = parse_flag(dry_run, "dry_run"), Named.of(token)
-        statement = Apply(self._name(), self.schema, upserts, deletes, appends, only_if=only_if, order_by=order_by)
-        return self._execute(statement, timeout, known, is_dry=is_dry)
+        made = partial(
+            Apply, self._name(), upserts=upserts, deletes=deletes, appends=appends, only_if=only_if, order_by=order_by
+        )
+        return self._execute("apply", made, timeout, token, dry_run=dry_run)
 
-    def execute(
-        self, make: Callable[[Schema], Statement], *, timeout: float | None = None, token: bytes | None = None,
-        dry_run: bool = False,
+    def _execute(
+        self, verb: str, make: Callable[[Schema], Statement], timeout: float | None, token: bytes | None, *,
+        dry_run: bool,
     ) -> Counted:  # fmt: skip
-        """Carry out the statement that `make` makes for the writer's schema, at the next time. Raises as `upsert`."""
-        self._check_verb("statements")
+        self._check_verb(verb)
         is_dry, known = parse_flag(dry_run, "dry_run"), Named.of(token)
-        return self._execute(make(self.schema), timeout, known, is_dry=is_dry)
-
-    def _execute(self, statement: Statement, timeout: float | None, known: Named | None, *, is_dry: bool) -> Counted:
-        return self._change(_Executed(statement, self._told()), timeout, known, is_dry=is_dry)
+        return self._change(_Executed(make(self.schema), self._told()), timeout, known, is_dry=is_dry)
 
     def _change(self, find: Finding, timeout: float | None, known: Named | None, *, is_dry: bool) -> Counted:
         def change(deadline: Deadline) -> Counted:
@@ -341,6 +336,14 @@ class Verbs(OrderedWriter[Brought, Done], Generic[Brought, Basis, Done, Counted]
         """The error where other writers were first until the deadline."""
 
 
+def execute(
+    write: Verbs[Any, Any, Any, Counted], make: Callable[[Schema], Statement], *, timeout: float | None = None,
+    token: bytes | None = None, dry_run: bool = False,
+) -> Counted:  # fmt: skip
+    """Carry out the statement that `make` makes for a writer's schema, at the next time. Raises as `upsert` does."""
+    return write._execute("statements", make, timeout, token, dry_run=dry_run)
+
+
 class _Executed:
     """The changes that a statement asks for, of what the places of a turn hold."""
 
@@ -358,20 +361,8 @@ class _Executed:
             looking = self._looking.setdefault(machine.shard, Looking(machine, keys, wanted.where))
             version, rows = looking.contents(version, deadline)  # noqa: PLW2901 - a newer one, where objects are gone
             uppers.add(version.state.upper)
-            found.append(self._narrow(rows, version.state.schemas[-1]))
+            found.append(self._statement.in_its_columns(rows, self._told[0], **self._told[1]))
         old = found[1] if len(found) == 2 else consolidate(schema, pa.concat_tables(found))
         changes, counts = self._statement.changes(old)
         # SUBTLE: an append at an upper that not all looks were at would be of older contents; this one loses its race.
         return Changes(max(uppers) if len(uppers) == 1 else turn.lower, changes, counts)
-
-    def _narrow(self, rows: pa.Table, newest: Schema) -> pa.Table:
-        """Rows in the writer's columns. Raises SchemaMismatch where that would lose something of them."""
-        schema, (what, fields) = self._schema, self._told
-        added = [name for name in rows.schema.names if name not in schema.contents.names]
-        if any(rows.column(name).null_count < len(rows) for name in added):
-            raise SchemaMismatch(
-                f"{what} has the columns {added} since this writer was opened, and rows of these keys have something "
-                "in them, which it cannot retract. Nothing was written; open a new writer",
-                actual=newest, expected=schema, **fields,
-            )  # fmt: skip
-        return rows.select(schema.contents.names) if added else rows

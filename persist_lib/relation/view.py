@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 import msgspec
 import pyarrow as pa
 
+from persist_lib.errors import SchemaMismatch
 from persist_lib.kernel.consolidate import consolidate
 from persist_lib.relation.projection import added_up, narrowed, projection_of
 from persist_lib.schema.empty import empty_table
@@ -61,6 +62,21 @@ def conformed(tables: Iterator[pa.Table], found: Schema, wanted: Schema) -> Iter
             narrow = consolidate(wanted, pa.concat_tables([empty_table(target), narrow]))
         if narrow.num_rows:
             yield narrow
+
+
+def in_older_columns(rows: pa.Table, schema: Schema, what: str, **fields: object) -> pa.Table:
+    """Contents, which may have columns that `schema` does not, in those of `schema`, for what has to retract them.
+
+    Raises SchemaMismatch where that would lose something of them.
+    """
+    added = [name for name in rows.schema.names if name not in schema.contents.names]
+    if any(rows.column(name).null_count < len(rows) for name in added):
+        raise SchemaMismatch(
+            f"{what} has the columns {added} since this program opened it, and rows of these keys have something in "
+            "them, which it cannot retract. Nothing was written; open it in the newest columns",
+            expected=schema, found=rows.schema.names, **fields,
+        )  # fmt: skip
+    return rows.select(schema.contents.names) if added else rows
 
 
 def widened(table: pa.Table, target: pa.Schema) -> pa.Table:

@@ -123,17 +123,18 @@ class WriteHandle(Staging):
             return self.advance_upper(TOP, timeout=timeout)
         return self.compare_and_append([], expected_upper, TOP, timeout=timeout)
 
-    def share(
-        self, updates: object, bounds: tuple[Antichain, Antichain], times: Times, deadline: Deadline, token: bytes,
-        held: list[Lock], producer: tuple[str, int] | None,
-    ) -> Share:  # fmt: skip
-        """This handle's share of an append to several shards. While its lock is in `held`, it appends nothing else.
 
-        `updates` may be what staged writes were prepared to.
-        """
-        self._begin(deadline.remaining_s(), held)
-        if isinstance(updates, Prepared):
-            return updates.share(self.machine, token, deadline)
-        builder = self._builder(deadline)
-        built = self._build(builder, self._checked(updates, *bounds, times), *bounds, deadline)
-        return self._share(builder, built, whole, c.CompareAndAppend, deadline, token, producer)
+def share_of(
+    write: WriteHandle, updates: object, bounds: tuple[Antichain, Antichain], times: Times, deadline: Deadline,
+    token: bytes, held: list[Lock], producer: tuple[str, int] | None,
+) -> Share:  # fmt: skip
+    """A handle's share of an append to several shards. While its lock is in `held`, it appends nothing else.
+
+    `updates` may be what staged writes were prepared to.
+    """
+    write._begin(deadline.remaining_s(), held)
+    if isinstance(updates, Prepared):
+        return updates.share(write.machine, token, deadline)
+    builder = write._builder(deadline)
+    built = write._build(builder, write._checked(updates, *bounds, times), *bounds, deadline)
+    return write._share(builder, built, whole, c.CompareAndAppend, deadline, token, producer)

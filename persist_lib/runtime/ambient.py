@@ -45,6 +45,7 @@ class Runtime:
         check_callable(self.clock_ms, "clock_ms", "nothing")
 
     def entropy(self) -> int:
+        """Return 64 random bits, of which ids are made."""
         return self.random.getrandbits(64)
 
     def token(self) -> bytes:

@@ -21,7 +21,8 @@ import threading
 import weakref
 from collections.abc import Callable
 from enum import IntEnum
-from typing import Protocol, TypeVar, runtime_checkable
+from functools import partial
+from typing import Any, Protocol, Self, TypeVar, overload, runtime_checkable
 
 T = TypeVar("T")
 
@@ -41,7 +42,6 @@ class Renewed(Protocol):
 
     def after_fork_in_child(self) -> None:
         """Replace locks, threads and connections of the parent. Only the calling thread exists in the child."""
-        ...
 
 
 @runtime_checkable
@@ -50,26 +50,43 @@ class Paused(Renewed, Protocol):
 
     def before_fork(self) -> None:
         """End what is under way, and begin nothing more."""
-        ...
 
     def after_fork_in_parent(self) -> None:
         """Resume what `before_fork` stopped."""
-        ...
 
 
 _lock = threading.RLock()
 """Held during each fork. An object that another thread makes during a fork can enrol, and so begin, only after it."""
 _numbers = itertools.count()
-_enrolled: dict[int, tuple[Stage, weakref.ref[Renewed]]] = {}
+_enrolled: dict[int, tuple[Stage, Callable[[], Renewed | None]]] = {}
 _forking: list[Renewed] = []
 _paused: list[Paused] = []
 
 
-def enrol(renewed: Renewed, stage: Stage) -> None:
-    """Call `renewed` at each fork from now on, while it is referenced elsewhere. Enrol an object before its use."""
+@overload
+def enrol(renewed: Renewed, stage: Stage) -> None: ...
+@overload
+def enrol(renewed: T, stage: Stage, renew: Callable[[T], None]) -> None: ...
+def enrol(renewed: Any, stage: Stage, renew: Callable[[Any], None] | None = None) -> None:
+    """Call `renewed` at each fork from now on, while it is referenced elsewhere. Enrol an object before its use.
+
+    What callers have, and so shows no `after_fork_in_child`, gives a function that renews it.
+    """
     with _lock:
         number = next(_numbers)
-        _enrolled[number] = stage, weakref.ref(renewed, lambda _: _enrolled.pop(number, None))
+        ref = weakref.ref(renewed, lambda _: _enrolled.pop(number, None))
+        _enrolled[number] = stage, ref if renew is None else lambda: _Renewing.of(ref(), renew)
+
+
+class _Renewing:
+    """An object that another function renews."""
+
+    def __init__(self, renew: Callable[[], None]) -> None:
+        self.after_fork_in_child = renew
+
+    @classmethod
+    def of(cls, renewed: object, renew: Callable[[Any], None]) -> Self | None:
+        return None if renewed is None else cls(partial(renew, renewed))
 
 
 def _in_order() -> list[Renewed]:

@@ -43,7 +43,6 @@ class Lock(Protocol):
 
     def acquire(self, blocking: bool = ..., timeout: float = ...) -> bool:
         """Take the lock, waiting at most `timeout` seconds (-1: no limit). Returns whether it was taken."""
-        ...
 
     def release(self) -> None: ...
 
@@ -239,7 +238,7 @@ class Future(futures.Future[T]):
 _ends = SimpleQueue[None]()
 # Pools also wait for their threads in such hooks, while the main thread still counts as alive. Hooks run last
 # in, first out, and theirs was added when `concurrent.futures.thread` was imported above. There is no public name.
-threading._register_atexit(_ends.put, None)  # type: ignore[attr-defined]  # noqa: SLF001
+threading._register_atexit(_ends.put, None)  # type: ignore[attr-defined]
 
 
 def is_ending() -> bool:

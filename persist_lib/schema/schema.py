@@ -198,6 +198,12 @@ class Schema(msgspec.Struct, frozen=True, array_like=True, dict=True, forbid_unk
         found = time.time if isinstance(time, Antichain) else parse_time(time, "time")
         return None if found is None else moment(found, self.times)
 
+    def comes_before(self, newer: Schema) -> bool:
+        """Whether it is `newer`, or what that was before nullable value columns were added."""
+        count = len(self.value)
+        was = msgspec.structs.replace(newer, value=newer.value[:count])
+        return self == was and all(column.nullable for column in newer.value[count:])
+
     def check_additive(self, newer: Schema) -> None:
         """Raise SchemaMismatch unless `newer` only adds nullable value columns at the end."""
         check_schema(newer)

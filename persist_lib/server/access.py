@@ -1,4 +1,4 @@
-"""Who may do what through a shard server: clients by their tokens, and their rights by names of shards and tables.
+"""Who may do what through a shard server, and how much at a time: clients by tokens; rights by shards and by tables.
 
     [clients.loader]
     sha256 = "1f2e…"                                 # the SHA-256 of its token, in hex; or token = "…"
@@ -7,23 +7,29 @@
     holds = ["spark-*"]                              # the holds that it owns, beside the one named `loader`
 
 A name that ends in `*` stands for all shards whose names begin so. A token is a secret that a machine made: 32 random
-bytes cannot be guessed, so that a plain hash keeps them.
+bytes cannot be guessed, so that a plain hash keeps them. Certificates are read again when their files change, for the
+connections made from then on.
 """
 
 from __future__ import annotations
 
 import hmac
 import re
+import ssl
 import tomllib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import grpc
+from cryptography import x509
+
 from persist_lib.arguments import shown
 from persist_lib.core.rights import RIGHTS, Needed, Right, missing
-from persist_lib.errors import InvalidUsage, NotAllowed, NotAuthenticated
+from persist_lib.errors import InvalidUsage, NotAllowed, NotAuthenticated, Overloaded
 from persist_lib.ids import CATALOG
 from persist_lib.location.rpc.credentials import SCHEME, is_token
 from persist_lib.runtime.reread import Reread
@@ -193,3 +199,98 @@ def _rights(given: Any, name: str, path: Path, what: str) -> dict[str, frozenset
 
 def _wrong(path: Path, name: str, what: str) -> InvalidUsage:
     return InvalidUsage(f"the token file {path}: the client {name} {what}", path=str(path), client=name)
+
+
+COMMANDS_MOST = 4096
+"""The most commands and other calls under way."""
+COMMANDS_OF_A_CLIENT = 1024
+BYTES_MOST = 256 << 20
+"""The most bytes of messages under way; the values made of them take a few times that."""
+BYTES_OF_A_CLIENT = 96 << 20
+"""One message of the largest size fits in."""
+
+
+class Load:
+    """What is under way, by client. For one thread: a server's loop."""
+
+    def __init__(
+        self, commands: int = COMMANDS_MOST, commands_of_a_client: int = COMMANDS_OF_A_CLIENT,
+        size: int = BYTES_MOST, size_of_a_client: int = BYTES_OF_A_CLIENT,
+    ) -> None:  # fmt: skip
+        self._bounds = (("commands", commands, commands_of_a_client), ("bytes", size, size_of_a_client))
+        self.commands = self.bytes = 0
+        self._of: dict[str, Counter[str]] = {"commands": Counter(), "bytes": Counter()}
+
+    @property
+    def clients(self) -> int:
+        """How many clients have something under way."""
+        return len(self._of["commands"])
+
+    def take(self, client: str, commands: int, size: int) -> None:
+        """Count a call of so many commands and bytes. Raises Overloaded, and counts nothing, if it is too much."""
+        for (what, most, of_a_client), more in zip(self._bounds, (commands, size), strict=True):
+            for has, bound, whose in (
+                (self._of[what][client], of_a_client, client),
+                (getattr(self, what), most, "all clients"),
+            ):
+                if has + more > bound:
+                    raise Overloaded(
+                        f"{has} {what} of {whose} are under way in this server, and at most {bound} may be. This call "
+                        f"of {more} was not taken, and nothing was done; wait for an answer, and try again",
+                        waiting=has, most=bound,
+                    )  # fmt: skip
+        self._add(client, commands, size)
+
+    def give_back(self, client: str, commands: int, size: int) -> None:
+        """Count a call no more. It was taken before."""
+        self._add(client, -commands, -size)
+
+    def _add(self, client: str, commands: int, size: int) -> None:
+        self.commands += commands
+        self.bytes += size
+        for counted, more in zip(self._of.values(), (commands, size), strict=True):
+            counted[client] += more
+            if not counted[client]:
+                del counted[client]
+
+
+class Certificates:
+    """A certificate chain and its private key (PEM), and the authorities that clients' certificates must come from.
+
+    Without `client_ca`, clients need no certificate.
+    """
+
+    def __init__(self, cert: Path, key: Path, client_ca: Path | None = None) -> None:
+        """Raises InvalidUsage if a file cannot be read, or the key is not that of the certificate."""
+        self._cert, self._key, self._client_ca = cert, key, client_ca
+        paths = [cert, key] if client_ca is None else [cert, key, client_ca]
+        self.files = Reread(paths, f"the TLS files {', '.join(map(str, paths))}", self._checked)
+
+    def credentials(self) -> grpc.ServerCredentials:
+        """What a gRPC server listens with. It asks for the certificates at each connection."""
+        return grpc.dynamic_ssl_server_credentials(
+            self.files.get(), self.files.get, require_client_authentication=self._client_ca is not None
+        )
+
+    def not_after(self) -> float:
+        """When the first certificate of the chain in force expires, in seconds since 1970."""
+        self.files.get()
+        return self._not_after
+
+    def _checked(self, found: Sequence[bytes]) -> grpc.ServerCertificateConfiguration:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        try:
+            # Never asks for a passphrase: an encrypted key is an error.
+            context.load_cert_chain(self._cert, self._key, password=lambda: b"")
+            if self._client_ca is not None:
+                context.load_verify_locations(cadata=found[2].decode())
+            chain = x509.load_pem_x509_certificates(found[0])
+        except (OSError, ValueError) as error:  # SSLError is an OSError
+            raise InvalidUsage(
+                f"the TLS files {self._cert}, {self._key} and {self._client_ca} are not a certificate, its unencrypted "
+                f"private key and authorities of clients, all in PEM: {error}"
+            ) from error
+        self._not_after = min(one.not_valid_after_utc.timestamp() for one in chain)
+        return grpc.ssl_server_certificate_configuration(
+            [(found[1], found[0])], root_certificates=found[2] if self._client_ca is not None else None
+        )

@@ -8,21 +8,18 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from queue import Empty, SimpleQueue
-from typing import TypeVar
 
 from persist_lib.errors import PersistError
 from persist_lib.ids import SeqNo
 from persist_lib.location.api import Change, Consensus, HearsOfRows, Newest, Row
 from persist_lib.location.contract import next_seqno
-from persist_lib.location.wrap.around import AroundConsensus, Operation
+from persist_lib.location.wrap.around import AroundConsensus
 from persist_lib.location.wrap.deadline import within
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.server.row_push import ROWS_MOST, Pushing
-
-T = TypeVar("T")
 
 
 class Announcing(AroundConsensus):
@@ -31,10 +28,6 @@ class Announcing(AroundConsensus):
     def __init__(self, inner: Consensus, pushing: Pushing) -> None:
         super().__init__(inner)
         self._pushing = pushing
-
-    def around(self, operation: Operation, call: Callable[[], T]) -> T:  # noqa: ARG002
-        """Run it."""
-        return call()
 
     def scan(self, key: str, from_seqno: SeqNo, limit: int) -> list[Row]:
         rows = self.inner.scan(key, from_seqno, limit)

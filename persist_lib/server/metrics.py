@@ -30,9 +30,7 @@ from persist_lib.errors import (
     TimedOut,
 )
 from persist_lib.runtime.reread import Reread
-from persist_lib.server.access import Access
-from persist_lib.server.backpressure import Load
-from persist_lib.server.certificates import Certificates
+from persist_lib.server.access import Access, Certificates, Load
 from persist_lib.server.row_push import Pushing
 from persist_lib.shard.funnels import SHARDS_MOST, Funnels
 

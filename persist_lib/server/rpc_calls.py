@@ -2,41 +2,163 @@
 
 A caller is known before its message is read, so that a stranger cannot make the server take one. A call for the store
 runs in a thread of a pool; a commit waits in the loop until the funnels have answered it, so that thousands can wait.
-When a client goes, its commands are dropped unless they were sent already.
+When a client goes, its commands are dropped unless they were sent already. A row that a client wrote itself may hold
+any change, so writing one needs all rights.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import grpc
 import grpc.aio
 
 from persist_lib.arguments import shown
+from persist_lib.client import Client
 from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
-from persist_lib.core.rights import MAINTAIN, Needed, needed_for
+from persist_lib.core.plan.look import Debts, settings_of
+from persist_lib.core.rights import ALL, ANY, MAINTAIN, Needed, needed_for
 from persist_lib.errors import Indeterminate, InvalidUsage, NotAllowed, PersistError
 from persist_lib.format import wire
-from persist_lib.location.api import Consensus
+from persist_lib.ids import SeqNo
+from persist_lib.location.api import Consensus, Newest, Row
 from persist_lib.location.commands import Answered, Proposed
 from persist_lib.location.wrap.deadline import within
+from persist_lib.maintain.survey import Survey, Surveyor
 from persist_lib.runtime.ambient import Runtime
-from persist_lib.server.access import Access, Caller, anybody
-from persist_lib.server.backpressure import Load
-from persist_lib.server.consensus_rpc import RAW, Raw
+from persist_lib.server.access import Access, Caller, Load, anybody
 from persist_lib.server.metrics import Measures, outcome_of
-from persist_lib.server.survey_cache import Looks
 from persist_lib.server.table_names import FRESH_S, TableNames
 from persist_lib.shard.funnels import Funnels, ask
 from persist_lib.shard.requests import Request
+
+LOOKS_S = 5.0
+"""The longest that one request looks at shards."""
+
+
+class Looks:
+    """Answers `debts` from the server's memory: so a survey of ten thousand shards is one request.
+
+    It is the library's own survey. One request to the store tells which shards have moved, by any client. Those that
+    this server commits are looked at in its memory; the others are read, for as long as the caller waits. Whatever was
+    looked at is kept for the next caller. One survey is under way at a time; those that ask during it share the next.
+    """
+
+    def __init__(self, client: Client, consensus: Consensus, funnels: Funnels, pool: Executor) -> None:
+        """It looks in threads of `pool`."""
+        policy, self.pool = client.policy(), pool
+        self._settings = settings_of(policy, client.config.rollup_every)
+        self._surveyor = Surveyor(
+            client.blob, client.reads, consensus, funnels.machine, client.config, client.runtime, policy,
+            read_only=False, follows=True,
+        )  # fmt: skip
+        self._lock, self._turn = threading.Lock(), threading.Lock()
+        self._asked = self._answers = 0
+        self._found: Survey | None = None
+
+    def ask(self) -> int:
+        """Note that a call has come. Returns its number: only a survey that begins from now on answers it."""
+        with self._lock:
+            self._asked += 1
+            return self._asked
+
+    def debts(
+        self, number: int, caller: Caller, settings: str, done: Mapping[str, Sequence[str]], most: int | None,
+        seconds: float,
+    ) -> Debts | None:  # fmt: skip
+        """What is due on the shards that a caller sees; None if it wants looks by other settings.
+
+        Raises NotAllowed for duties done on shards that the caller may not maintain. Nothing was noted then.
+        """
+        if settings != self._settings:
+            return None
+        for name in {name for names in done.values() for name in names}:
+            caller.check(name, MAINTAIN, "note duties as done on")
+        return _shown(self._survey(number, done, most, min(seconds, LOOKS_S)), caller)
+
+    def _survey(self, number: int, done: Mapping[str, Sequence[str]], most: int | None, seconds: float) -> Survey:
+        with self._turn:
+            if self._found is not None and self._answers >= number and not done:
+                return self._found  # SUBTLE: that one began after this call came, so it knows all from before
+            with self._lock:
+                answers = self._asked
+            found = self._surveyor.survey(done, most, seconds, None)
+            self._found, self._answers = found, answers
+            return found
+
+
+def _shown(survey: Survey, caller: Caller) -> Debts:
+    names = {name for name in survey.heads if caller.rights_on(name)}
+    looks = {name: look for name, look in survey.looks.items() if name in names}
+    moved = {name: survey.heads[name] for name in names if name not in looks or looks[name].seqno != survey.heads[name]}
+    return Debts(survey.now, looks, moved, {name: why for name, why in survey.unread.items() if name in names})
+
+
+def _none(_: Any) -> Iterable[str]:
+    return ()
+
+
+def _whole(value: Any, _: Caller) -> Any:
+    return value
+
+
+def _first(given: tuple[str, Any]) -> Iterable[str]:
+    return (given[0],)
+
+
+@dataclass(frozen=True, slots=True)
+class Raw:
+    """One operation: its arguments' type, what it does, which rights it needs on which shards, and what it shows."""
+
+    kind: Any
+    call: Callable[[Consensus, Any], Any]
+    needed: Needed = ()
+    shards: Callable[[Any], Iterable[str]] = _none
+    shown: Callable[[Any, Caller], Any] = _whole
+
+
+def _scan(consensus: Consensus, given: tuple[str, SeqNo, int]) -> tuple[list[Row], bool]:
+    rows = consensus.scan(*given)
+    fit = wire.rows_that_fit(rows, lambda row: len(row.data))
+    return rows[:fit], fit == len(rows)
+
+
+def _visible(names: Iterable[str], caller: Caller) -> list[str]:
+    return [name for name in names if caller.rights_on(name)]
+
+
+RAW: Mapping[str, Raw] = {
+    "now": Raw(type(None), lambda _consensus, _given: None),
+    "head": Raw(str, lambda consensus, given: consensus.head(given), ANY, lambda given: (given,)),
+    "scan": Raw(tuple[str, SeqNo, int], _scan, ANY, _first),
+    "compare_and_set": Raw(
+        tuple[str, Newest | None, bytes], lambda consensus, given: consensus.compare_and_set(*given), ALL, _first
+    ),
+    "compare_and_set_many": Raw(
+        dict[str, tuple[Newest | None, bytes]],
+        lambda consensus, given: consensus.compare_and_set_many(given),
+        ALL,
+        lambda given: given.keys(),
+    ),
+    "truncate": Raw(tuple[str, SeqNo], lambda consensus, given: consensus.truncate(*given), MAINTAIN, _first),
+    "rewind": Raw(tuple[str, SeqNo, Newest], lambda consensus, given: consensus.rewind(*given), ALL, _first),
+    "list_keys": Raw(type(None), lambda consensus, _given: list(consensus.list_keys()), shown=_visible),
+    "heads": Raw(
+        list[str] | None,
+        lambda consensus, given: consensus.heads(given),
+        shown=lambda heads, caller: {name: heads[name] for name in _visible(heads, caller)},
+    ),
+}
 
 
 class Answers:
@@ -85,24 +207,17 @@ ASKED_OF_DEBTS = tuple[str, dict[str, list[str]], int | None, float]
 Carry = Callable[[Any, float, Caller, int], Awaitable[Any]]
 
 
-class Debts(NamedTuple):
-    """What tells which shards have work due, and the threads in which it looks."""
-
-    looks: Looks
-    pool: Executor
-
-
 class Calls:
     """What a server answers. `consensus` is asked directly, in threads of `pool`. For one thread: a server's loop."""
 
     def __init__(
         self, consensus: Consensus, funnels: Funnels, access: Access | None, runtime: Runtime, pool: Executor,
-        measures: Measures, debts: Debts, names: TableNames,
+        measures: Measures, looks: Looks, names: TableNames,
     ) -> None:  # fmt: skip
         self._names = names
         self._consensus, self._funnels, self._access = consensus, funnels, access
         self._runtime, self._pool, self._measures = runtime, pool, measures
-        self.looks, self._lookers = debts
+        self.looks = looks
         self._told = Answers()
         self.load = Load()
         self._waiting: set[asyncio.Task[Any]] = set()
@@ -193,7 +308,7 @@ class Calls:
         call = partial(self.looks.debts, self.looks.ask(), caller, *given)
         deadline = self._runtime.deadline(timeout_s)
         with self._taken(caller, 1, size):
-            return await asyncio.get_running_loop().run_in_executor(self._lookers, within, deadline, call)
+            return await asyncio.get_running_loop().run_in_executor(self.looks.pool, within, deadline, call)
 
     async def _losing(self, given: Any, _timeout_s: float, caller: Caller, _size: int) -> list[str]:
         """Which clients would lose rights if a table were promoted: for those who could promote it."""

@@ -26,14 +26,12 @@ from persist_lib.format.push_messages import FOLLOW
 from persist_lib.location.rpc.credentials import is_loopback
 from persist_lib.location.rpc.grpc_forks import CORE
 from persist_lib.location.wrap.deadline import within
-from persist_lib.server.access import Access
-from persist_lib.server.certificates import Certificates
+from persist_lib.server.access import Access, Certificates
 from persist_lib.server.log_watch import Announcing, Watching
 from persist_lib.server.metrics import CONTENT_TYPE, Measures, figures
 from persist_lib.server.probes import LOOK_S, Page, Pages, Readiness
 from persist_lib.server.row_push import Following, Pushing
-from persist_lib.server.rpc_calls import Calls, Debts
-from persist_lib.server.survey_cache import Looks
+from persist_lib.server.rpc_calls import Calls, Looks
 from persist_lib.server.table_names import TableNames
 from persist_lib.shard.funnels import Funnels
 
@@ -110,9 +108,9 @@ class ShardServer:
         )  # fmt: skip
         self._pool = ThreadPoolExecutor(READERS, thread_name_prefix="persist-server")
         self._surveys = ThreadPoolExecutor(SURVEYS, thread_name_prefix="persist-debts")
-        debts = Debts(Looks(client, consensus, self._funnels), self._surveys)
+        looks = Looks(client, consensus, self._funnels, self._surveys)
         self._calls = Calls(
-            consensus, self._funnels, self._access, runtime, self._pool, self._measures, debts, self._names
+            consensus, self._funnels, self._access, runtime, self._pool, self._measures, looks, self._names
         )
         look = partial(client.consensus.head, "-ready")
         self._readiness = Readiness(lambda: within(runtime.deadline(LOOK_S), look), runtime.monotonic)

@@ -41,9 +41,8 @@ class Downgraded(msgspec.Struct, frozen=True):
 class Terms(ABC):
     """The calls of a client that change the terms of a shard. Each is one transition; none reads or writes data."""
 
-    @abstractmethod
-    def machine(self, name: str) -> Machine:
-        """The machine of the shard with this name."""
+    machine: Callable[[str], Machine]
+    """The machine of the shard with a name."""
 
     @abstractmethod
     def _writable(self, what: str) -> None:
@@ -60,8 +59,9 @@ class Terms(ABC):
     ) -> None:
         """Create or move the hold with the name `hold`: it keeps history from `since` on, durably and without a lease.
 
-        A hold never gives history up: GivesUpHistory is raised where the shard's since would move with it, and for a
-        time beyond the newest one that is complete. See `downgrade_hold`.
+        A hold never gives history up: what nothing else keeps, the hold of the retention does from then on. So without
+        a policy all is kept. GivesUpHistory is raised for a time beyond the newest one that is complete. See
+        `downgrade_hold`.
 
         `opaque` (at most 4096 bytes) is the hold's fencing value from now on. `expected` is the fencing value that it
         must have now (None: the hold must not exist yet); "any" does not check. Raises HoldConflict when it has another

@@ -21,7 +21,7 @@ from persist_lib.errors import Indeterminate, InvalidUsage, Overloaded
 from persist_lib.ids import ShardId, parse_shard_id
 from persist_lib.location.api import Blob, Consensus
 from persist_lib.location.commands import Answered, Proposed
-from persist_lib.location.wrap.retrying import RetryingBlob, RetryingConsensus
+from persist_lib.location.wrap.deadline import RetryingBlob, RetryingConsensus
 from persist_lib.runtime.ambient import Deadline, Runtime
 from persist_lib.shard.group_commit import Funnel
 from persist_lib.shard.machine import Shard

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from persist_lib.sources.alerts import Alert, Limits, check, judge
+from persist_lib.sources.alerts import Alert, Limits, News, check, judge, look
 from persist_lib.sources.collection import Collection
 from persist_lib.sources.decoding import Decoding
 from persist_lib.sources.envelopes import Meaning
@@ -17,7 +17,6 @@ from persist_lib.sources.running import Ingestion, Progress
 from persist_lib.sources.schema_registry import Registry
 from persist_lib.sources.sources import Sources
 from persist_lib.sources.transactions import Transactions
-from persist_lib.sources.work_detection import News, look
 
 __all__ = [
     "Alert",

@@ -27,6 +27,7 @@ from persist_lib.frontier import at
 from persist_lib.kernel.columns import at_time, integers, joined
 from persist_lib.kernel.consolidate import consolidate
 from persist_lib.kernel.order import take
+from persist_lib.relation.held import kept_of
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import DIFF, TIME, Schema
 from persist_lib.sources.bindings import Bound, Clock, Propose, Step
@@ -143,7 +144,7 @@ class Following:
                     tables += [at_time(table, begins) for table in snapshot.batches()]
                 first = begins
             if first < last:
-                reader.check_since(first)
+                kept_of(reader).check_since(first)
                 reader.known(last, deadline)
                 tables += map(integer_times, updates_between(reader, first, last, deadline))
         except SinceViolation as error:

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 import pyarrow as pa
 
-from persist_lib.errors import Diverged, Gone
+from persist_lib.errors import Diverged, Gone, PersistError
 from persist_lib.kernel.columns import plain_table
 from persist_lib.sources.protocol import ADDRESS, START, Mark, SourceReader
 
@@ -95,22 +95,23 @@ def check_partition(
 
 def check_gone(reader: SourceReader, partition: str, start: Mark, end: Mark) -> None:
     """Check that messages that were taken away are reported as gone, and not left out."""
-    try:
-        found = read_all(reader, partition, start, end)
-    except Gone as error:
-        _holds(error.fields.get("partition") == partition, "Gone names no partition")
-    else:
-        raise AssertionError(f"{partition}: gone, but {found.num_rows} messages were given without an error")
+    _check_refused(reader, partition, start, end, (Gone,), "gone")
 
 
 def check_diverged(reader: SourceReader, partition: str, start: Mark, end: Mark) -> None:
     """Check that messages that were changed are not given as if they were the same."""
+    _check_refused(reader, partition, start, end, (Diverged, Gone), "changed")
+
+
+def _check_refused(
+    reader: SourceReader, partition: str, start: Mark, end: Mark, errors: tuple[type[PersistError], ...], what: str
+) -> None:  # fmt: skip
     try:
         found = read_all(reader, partition, start, end)
-    except (Diverged, Gone) as error:
+    except errors as error:
         _holds(error.fields.get("partition") == partition, f"{type(error).__name__} names no partition")
     else:
-        raise AssertionError(f"{partition}: changed, but {found.num_rows} messages were given without an error")
+        raise AssertionError(f"{partition}: {what}, but {found.num_rows} messages were given without an error")
 
 
 def check_many(open_reader: Open, partition: str, count: int) -> int:

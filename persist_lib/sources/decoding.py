@@ -104,29 +104,18 @@ class Decoding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
         return self.columns.get(column, column)
 
 
-class Decoded(NamedTuple):
-    """The rows, the number of the message that each comes from (going up), and why other messages are bad.
-
-    Messages that say nothing are in neither.
-    """
-
-    rows: pa.Table
-    lines: npt.NDArray[np.int64]
-    bad: dict[int, str]
-
-
-def decode(decoding: Decoding, schema: Schema, messages: pa.Table) -> Decoded:
-    """Decode messages, in their order."""
+def decode(decoding: Decoding, schema: Schema, messages: pa.Table) -> Sifted:
+    """Decode messages, in their order. Those that say nothing are neither rows nor bad; the lines are messages."""
     values = joined(messages.column("value"))
     problems = _problems(messages)
     missing = np.asarray(pc.is_null(values))
     bad = {**dict.fromkeys(np.flatnonzero(missing).tolist(), "there is no value"), **problems}
     kept = others(len(values), bad)
     sifted = without_nulls(schema, decoding.reads.sift(decoding, schema, messages, kept))
-    return Decoded(sifted.table, sifted.lines, dict(sorted({**bad, **sifted.bad}.items())))
+    return sifted._replace(bad=dict(sorted({**bad, **sifted.bad}.items())))
 
 
-def decode_changes(decoding: Decoding, schema: Schema, messages: pa.Table) -> Decoded:
+def decode_changes(decoding: Decoding, schema: Schema, messages: pa.Table) -> Sifted:
     """Decode changes of Debezium. The rows have the column `_deletes`: whether the key's row is taken away."""
     values = joined(messages.column("value"))
     bad = _problems(messages)
@@ -143,7 +132,7 @@ def decode_changes(decoding: Decoding, schema: Schema, messages: pa.Table) -> De
         sifted, _ = parser.sift(lines)
     places = np.array(kept, np.int64)
     bad |= {kept[n]: why for n, why in sifted.bad.items()}
-    return Decoded(sifted.table, places[sifted.lines], dict(sorted(bad.items())))
+    return Sifted(sifted.table, places[sifted.lines], dict(sorted(bad.items())))
 
 
 def others(count: int, places: Collection[int]) -> Rows:
@@ -321,7 +310,7 @@ READS: Mapping[str, Reads] = {
 }
 
 
-def decode_keyed(decoding: Decoding, schema: Schema, messages: pa.Table, *, deletes: bool) -> Decoded:
+def decode_keyed(decoding: Decoding, schema: Schema, messages: pa.Table, *, deletes: bool) -> Sifted:
     """Decode messages. With `deletes`, one without a value takes its key's row away, as the column `_deletes` says.
 
     The fields of the key may be in the value too. Then they say nothing there.
@@ -335,17 +324,17 @@ def decode_keyed(decoding: Decoding, schema: Schema, messages: pa.Table, *, dele
     has_key, has_rest = np.zeros(len(values), np.bool_), is_deletion.copy()
     has_key[keys.lines] = has_rest[found.lines] = True
     both = np.flatnonzero(has_key & has_rest)
-    key_rows = keys.rows.take(array_of(np.searchsorted(keys.lines, both)))
+    key_rows = keys.table.take(array_of(np.searchsorted(keys.lines, both)))
     # A deletion is the row of no message: its values are null.
     at = np.searchsorted(found.lines, both)
     is_there = ~is_deletion[both]
-    rows = found.rows.take(pa.array(at, mask=~is_there))
+    rows = found.table.take(pa.array(at, mask=~is_there))
     columns = [(key_rows if name in schema.key_names else rows).column(name) for name in schema.names]
     table = pa.table([*columns, pa.array(~is_there)], names=[*schema.names, DELETES])
-    return Decoded(table, both, dict(sorted({**found.bad, **keys.bad}.items())))
+    return Sifted(table, both, dict(sorted({**found.bad, **keys.bad}.items())))
 
 
-def _keys(decoding: Decoding, schema: Schema, messages: pa.Table) -> Decoded:
+def _keys(decoding: Decoding, schema: Schema, messages: pa.Table) -> Sifted:
     count = messages.num_rows
     keys = joined(messages.column("key")) if "key" in messages.column_names else pa.nulls(count, pa.binary())
     of_key = [column for column in schema.columns if column.name in schema.key_names]
@@ -358,18 +347,17 @@ def _keys(decoding: Decoding, schema: Schema, messages: pa.Table) -> Decoded:
     bad = {n: f"the key: {why}" if keys[n].is_valid else "there is no key" for n, why in found.bad.items()}
     if len(found.lines) + len(bad) < count:
         bad |= dict.fromkeys(others(count, [*found.lines.tolist(), *bad]).tolist(), "the key is empty")
-    return Decoded(found.rows, found.lines, bad)
+    return found._replace(bad=bad)
 
 
-def _values(decoding: Decoding, schema: Schema, messages: pa.Table, places: Rows) -> Decoded:
+def _values(decoding: Decoding, schema: Schema, messages: pa.Table, places: Rows) -> Sifted:
     columns = [column for column in schema.columns if column.name not in schema.key_names]
     if decoding.decoder == "json":
         columns += [Column(one.name, one.type) for one in schema.columns if one.name in schema.key_names]
     if not columns:
-        return Decoded(pa.table({}), places, {})
+        return Sifted(pa.table({}), places, {})
     how = msgspec.structs.replace(decoding, key=None)
-    found = decode(how, Schema(key=columns), messages.take(array_of(places)))
-    return Decoded(found.rows, places[found.lines], {int(places[n]): why for n, why in found.bad.items()})
+    return _placed(decode(how, Schema(key=columns), messages.take(array_of(places))), places)
 
 
 def imported(name: str) -> Any:

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from persist_lib.arguments import parse_flag, parse_integer, shown
 from persist_lib.convert.lines.debezium import DELETES
+from persist_lib.convert.lines.file_columns import Sifted
 from persist_lib.errors import InvalidUsage
 from persist_lib.kernel.columns import Flags, array_of, integers, joined
 from persist_lib.kernel.consolidate import consolidate
@@ -22,7 +23,6 @@ from persist_lib.kernel.keyset import distinct
 from persist_lib.kernel.order import sort_order, take
 from persist_lib.schema.schema import DIFF, DIFF_FIELD, TIME, TIME_FIELD, Schema
 from persist_lib.sources.decoding import (
-    Decoded,
     Decoding,
     decode,
     decode_changes,
@@ -129,7 +129,7 @@ class Envelope:
 
     def decode(
         self, decoding: Decoding, columns: Schema, schema: Schema, messages: pa.Table, lookup: Lookup
-    ) -> tuple[Decoded, Lookup]:
+    ) -> tuple[Sifted, Lookup]:
         """The rows of messages, and what has the rows before that `updates` needs."""
         del schema
         if decoding.key is not None:
@@ -186,7 +186,7 @@ class Debezium(Envelope):
 
     def decode(
         self, decoding: Decoding, columns: Schema, _schema: Schema, messages: pa.Table, lookup: Lookup
-    ) -> tuple[Decoded, Lookup]:
+    ) -> tuple[Sifted, Lookup]:
         return decode_changes(decoding, columns, messages), lookup
 
 
@@ -205,7 +205,7 @@ class Changes(Envelope):
 
     def decode(
         self, decoding: Decoding, columns: Schema, schema: Schema, messages: pa.Table, lookup: Lookup
-    ) -> tuple[Decoded, Lookup]:
+    ) -> tuple[Sifted, Lookup]:
         found, old = decode_table(decoding, columns, schema, messages, lookup)
         return found, lambda _: old
 

@@ -116,7 +116,7 @@ class Report:
 def fetch_rows(controller: Controller, collection: str) -> list[dict[str, Any]]:
     """What the instances of a source last said, as it is stored; none of a source that never ran.
 
-    Without a lease, as reading must not look like an instance that writes: see `work_detection`.
+    Without a lease, as reading must not look like an instance that writes: see `alerts`.
     """
     found = controller.catalog.fetch().collections[collection]
     with CollectionReader(controller.client, found, SCHEMA.times, None, "", is_leased=False) as read:

@@ -1,8 +1,12 @@
-"""The kinds of sources that there are, what is declared by them, and the shard that says so: one row each, as JSON."""
+"""The kinds of sources that there are, what is declared by them, and the shard that says so: one row each, as JSON.
+
+And what is done to make a source, and to take it away: steps that any process may repeat.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -11,19 +15,36 @@ from persist_lib.arguments import check_type, did_you_mean, parse_integer, shown
 from persist_lib.catalog import records
 from persist_lib.catalog.collection_arguments import MOST_SHARDS, parse_retention
 from persist_lib.catalog.describe import Owners
-from persist_lib.catalog.metadata_shard import Bodies, Row
+from persist_lib.catalog.metadata_shard import Bodies, Row, finish_shard
+from persist_lib.catalog.names import OF_SOURCES
 from persist_lib.client import Client
-from persist_lib.errors import Corrupt, InvalidUsage, NotFound
+from persist_lib.errors import Corrupt, Determinate, HoldConflict, InvalidUsage, NotFound, ShardFinished, SinceViolation
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import DIFF, Schema, check_schema, stored_form
+from persist_lib.shard.admin import claim
+from persist_lib.sources.bindings import SCHEMA as BINDINGS
 from persist_lib.sources.collection import Collection
 from persist_lib.sources.decoding import Decoding, imported, parse_function_name
 from persist_lib.sources.envelopes import Meaning
 from persist_lib.sources.files.kind import Files
+from persist_lib.sources.health import SCHEMA as HEALTH
 from persist_lib.sources.kafka.kind import Kafka
+from persist_lib.sources.pipeline import ERRORS, RAW
 from persist_lib.sources.postgres.kind import Postgres
-from persist_lib.sources.protocol import SourceReader
-from persist_lib.sources.records import Declaration, Followed, Kind, Recipe, SourceRecord, Terms, changed
+from persist_lib.sources.protocol import HOLD, SourceReader
+from persist_lib.sources.records import (
+    Declaration,
+    Followed,
+    Kind,
+    Recipe,
+    SourceRecord,
+    Terms,
+    changed,
+    in_unit,
+    minted,
+)
+from persist_lib.sources.schema_registry import SCHEMA as SCHEMAS
+from persist_lib.sources.transactions import WAITING
 
 if TYPE_CHECKING:
     from persist_lib.catalog.controller import Controller
@@ -111,12 +132,8 @@ def check_terms(decoding: object, meaning: object) -> tuple[Decoding | None, Mea
     )
 
 
-Decide = Callable[[dict[str, SourceRecord]], SourceRecord | None]
-"""Makes of the sources by name the one to set, or None for no change. Raises what refuses it. Called again."""
-
-
-To = Callable[[dict[str, SourceRecord]], tuple[SourceRecord | None, SourceRecord | None]]
-"""Makes of the sources the row to take away and the one to set."""
+Decide = Callable[[dict[str, SourceRecord]], Mapping[str, SourceRecord | None]]
+"""Makes of the sources by name those to set, and None for one to take away. Raises what refuses it. Called again."""
 
 
 def fetch_owners(controller: Controller) -> Owners:
@@ -154,52 +171,40 @@ class Declared:
         return sources[name]
 
     def change(self, decide: Decide, deadline: Deadline) -> None:
-        """Set the row that `decide` says, in one append."""
+        """Set the rows that `decide` says, in one append."""
 
-        def to(sources: dict[str, SourceRecord]) -> tuple[SourceRecord | None, SourceRecord | None]:
-            record = decide(sources)
-            return None if record is None else sources.get(record.name), record
+        def rows(bodies: dict[str, str]) -> list[Row]:
+            sources = _decoded(bodies)
+            found: list[Row] = []
+            for name, record in decide(sources).items():
+                old = sources.get(name)
+                if old is not None and old != record:
+                    # SUBTLE: as it is stored. msgspec leaves a default out or not, by which of equal texts it is.
+                    found.append({"name": name, "body": bodies[name], DIFF: -1})
+                if record is not None and old != record:
+                    found.append({"name": name, "body": encode(record), DIFF: 1})
+            return found
 
-        self._append(to, deadline)
-
-    def forget(self, record: SourceRecord, deadline: Deadline) -> None:
-        """Take away the row of a source, unless it is another one of that name by now."""
-
-        def to(sources: dict[str, SourceRecord]) -> tuple[SourceRecord | None, SourceRecord | None]:
-            now = sources.get(record.name)
-            return now if now is not None and now.id == record.id else None, None
-
-        self._append(to, deadline)
+        self._bodies.change(rows, deadline)
 
     def update(
         self, record: SourceRecord, change: Callable[[SourceRecord], SourceRecord | None], deadline: Deadline,
         *, gone: str = "",
     ) -> None:  # fmt: skip
-        """Set what `change` makes of this source's row, or None for no change.
+        """Set what `change` makes of this source's row; None takes it away.
 
         Nothing where it is another source of that name by now, or none: NotFound, if it is to say that it is `gone`.
         """
 
-        def decide(sources: dict[str, SourceRecord]) -> SourceRecord | None:
+        def decide(sources: dict[str, SourceRecord]) -> Mapping[str, SourceRecord | None]:
             now = sources.get(record.name)
             if now is not None and now.id == record.id:
-                return change(now)
+                return {record.name: change(now)}
             if gone:
                 raise NotFound(gone, source=record.name)
-            return None
+            return {}
 
         self.change(decide, deadline)
-
-    def _append(self, to: To, deadline: Deadline) -> None:
-        def rows(bodies: dict[str, str]) -> list[Row]:
-            old, new = to(_decoded(bodies))
-            if old == new:
-                return []
-            # SUBTLE: what goes, as it is stored. msgspec leaves a default out or not, by which of equal texts it is.
-            gone = [] if old is None else [{"name": old.name, "body": bodies[old.name], DIFF: -1}]
-            return gone + ([] if new is None else [{"name": new.name, "body": encode(new), DIFF: 1}])
-
-        self._bodies.change(rows, deadline)
 
     def close(self) -> None:
         self._bodies.close()
@@ -235,3 +240,100 @@ def _kind(_type: type, stored: Any) -> Kind:
     if tag not in KINDS:
         raise ValueError(f"there is no kind of source {tag!r} here; there are {sorted(KINDS)}")
     return msgspec.convert(stored, KINDS[tag])
+
+
+def settle(
+    controller: Controller, declared: Declared, record: SourceRecord, deadline: Deadline, *, is_kept: bool = True
+) -> None:
+    """Create what a declared source needs, and say that it is there; without `is_kept`, only to drop it.
+
+    What it has outside of the catalog is made only where it is kept.
+    """
+    if record.state != "making":
+        return
+    client = controller.client
+    if is_kept:
+        record = record.reader.hold(client, record, is_new=True)
+    ids: dict[str, str] = {}
+    errors = in_unit(ERRORS, record.schema.times)
+    schemas = {"output": record.schema, "errors": errors, "raw": RAW, "waiting": WAITING, "health": HEALTH}
+    for role, name in names_of(record).items():
+        made = controller.create(
+            name, schemas[role], shards=record.shards if role == "output" else 1,
+            mode="compare_and_append" if role == "health" else "append",
+            retention={"output": record.retention, "waiting": 0}.get(role), command=f"{record.id}.{role}",
+        )  # fmt: skip
+        ids[role] = made.id
+    health = ids.pop("health")
+    client.open_writer(record.bindings, BINDINGS, layer=OF_SOURCES).close()
+    if record.decoding.registry is not None:
+        client.open_writer(record.schemas, SCHEMAS, layer=OF_SOURCES).close()
+        claim(client.machine(record.schemas), OF_SOURCES)
+    record.reader.begin(controller, record, [name for role, name in names_of(record).items() if role != "health"])
+    hold(controller, changed(record, collections=ids), is_new=True)
+    table = record.reader.make(client, record, deadline) if is_kept else None
+
+    def settled(now: SourceRecord) -> SourceRecord:
+        if now.state != "making":
+            return now
+        return changed(now, state="running", collections=ids, health=health, input=record.input, table=table)
+
+    declared.update(record, settled, deadline)
+
+
+def hold(controller: Controller, record: SourceRecord, *, is_new: bool = False) -> None:
+    """Set the holds of a source where there are none: as it is made, or after one was released."""
+    contents, client = controller.catalog.fetch(), controller.client
+    if not is_new:
+        record.reader.hold(client, record, is_new=False)
+    for shard in (*(contents.collections[id_].shard for id_ in record.collections.values()), record.bindings):
+        with suppress(HoldConflict, SinceViolation):  # it is there
+            client.set_hold(shard, HOLD, client.inspect(shard).state.since, opaque=record.fence, expected=None)
+
+
+def take_away(controller: Controller, declared: Declared, record: SourceRecord, deadline: Deadline) -> list[str]:
+    """Drop what a source has, and forget it; or, where it begins again, declare it again.
+
+    Answers what could not be taken away outside, and what to do about it.
+    """
+    client = controller.client
+    if not record.collections:  # its making was cut off
+        settle(controller, declared, changed(record, state="making"), deadline, is_kept=False)
+    contents = controller.catalog.fetch()
+    for one in contents.collections.values():
+        if not one.command.startswith(f"{record.id}."):
+            continue
+        with suppress(HoldConflict, ShardFinished, NotFound):
+            client.release_hold(one.shard, HOLD)
+        if one.state != "dropping":
+            with suppress(NotFound):
+                controller.drop(one.name, timeout=deadline.remaining_s() + 0.001)
+    finish_shard(client, record.bindings, BINDINGS, HOLD)
+    finish_shard(client, record.schemas, SCHEMAS)
+    left = record.reader.remove(client, record)
+    if left and record.again:
+        raise Determinate(f"the source {record.name!r} cannot begin again now: {left[0]}. Or reset it again then")
+    if record.again:
+        id_, again = minted(client), record.reader.input(controller)
+        declared.update(
+            record, lambda now: changed(fresh(now), id=id_, epoch=now.epoch + 1, input=again), deadline
+        )  # fmt: skip
+    else:
+        declared.update(record, lambda _: None, deadline)
+    return left
+
+
+def names_of(record: SourceRecord) -> dict[str, str]:
+    """The collections of a source, by what they are for."""
+    name = record.name
+    raw = {"raw": f"{name}/raw"} if record.meaning.keep_raw else {}
+    waiting = {} if record.meaning.transactions is None else {"waiting": f"{name}/waiting"}
+    return {"output": name, "errors": f"{name}/errors", **raw, **waiting, "health": f"{name}/health"}
+
+
+def fresh(record: SourceRecord) -> SourceRecord:
+    """A record as it was when the source was declared, under no id."""
+    return changed(
+        record, id="", state="making", why="", epoch=1, collections={}, health="", again=False, input=None,
+        mending=None, mends=0, mended=0, table=None,
+    )  # fmt: skip

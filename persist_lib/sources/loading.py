@@ -30,10 +30,9 @@ from persist_lib.kernel.order import take
 from persist_lib.kernel.packing import packed, unpacked
 from persist_lib.runtime.ambient import Deadline, Runtime
 from persist_lib.schema.schema import Schema
-from persist_lib.sources.bindings import Bound, Marks
+from persist_lib.sources.bindings import Bound, Marks, Window, read_parts, schemas_of, windows
 from persist_lib.sources.envelopes import decisive
 from persist_lib.sources.pipeline import ERRORS, no_state
-from persist_lib.sources.reclock import Window, read_parts, schemas_of, windows
 from persist_lib.sources.records import SourceRecord
 from persist_lib.sources.running import TICK_MS, WINDOW_BYTES, Done, Ingestion
 

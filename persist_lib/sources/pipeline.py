@@ -16,11 +16,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist_lib.arguments import did_you_mean, shown
+from persist_lib.convert.lines.file_columns import Sifted
 from persist_lib.errors import InvalidUsage
 from persist_lib.kernel.columns import array_of, integers, joined, plain
 from persist_lib.kernel.consolidate import consolidate
 from persist_lib.schema.schema import DIFF, DIFF_FIELD, TIME, TIME_FIELD, Schema
-from persist_lib.sources.decoding import READS, Decoded, Decoding, imported
+from persist_lib.sources.decoding import READS, Decoding, imported
 from persist_lib.sources.envelopes import Lookup, Meaning
 from persist_lib.sources.schema_registry import Written
 from persist_lib.sources.transactions import WAITING, hold_back
@@ -133,10 +134,10 @@ class Pipeline:
         """The half that may need it: rows that go up in time become updates. Each key's are by themselves."""
         return self.meaning.rows.updates(self.schema, rows, self.meaning.deletes_in(self.decoding), lookup)
 
-    def _with_places(self, found: Decoded, messages: pa.Table) -> pa.Table:
+    def _with_places(self, found: Sifted, messages: pa.Table) -> pa.Table:
         """The rows with the times (and diffs) of their messages, and with what is asked for of their places."""
         places = pa.array(found.lines, pa.int64())
-        rows = found.rows.append_column(TIME_FIELD, messages.column(TIME).take(places))
+        rows = found.table.append_column(TIME_FIELD, messages.column(TIME).take(places))
         for name, about in self.meaning.include.items():
             name_there = TIME if about == "time" else about
             if name_there not in messages.column_names:
@@ -230,7 +231,7 @@ def _decoded(meaning: Meaning, schema: Schema, decoded: Schema | None, *, is_key
 _KEPT = ("partition", "address", "value", TIME, DIFF)
 
 
-def _errors_of(messages: pa.Table, found: Decoded) -> pa.Table:
+def _errors_of(messages: pa.Table, found: Sifted) -> pa.Table:
     if not found.bad:
         return ERRORS.updates.empty_table()
     places = pa.array(list(found.bad), pa.int64())

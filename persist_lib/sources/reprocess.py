@@ -20,12 +20,11 @@ from persist_lib.errors import HandoverRefused, InvalidUsage, NotFound, TimedOut
 from persist_lib.kernel.multiplicity import built
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import Schema, check_schema
-from persist_lib.sources.bindings import Marks
+from persist_lib.sources.bindings import Marks, Window
 from persist_lib.sources.collection import Following, followed
 from persist_lib.sources.decoding import Decoding
 from persist_lib.sources.envelopes import Meaning
 from persist_lib.sources.pipeline import RAW, Made, raw_of
-from persist_lib.sources.reclock import Window
 from persist_lib.sources.records import Recipe, SourceRecord, changed, in_unit, mend_command
 from persist_lib.sources.running import PASSING, Ingestion, Progress
 from persist_lib.sources.targets import Target
@@ -153,7 +152,7 @@ def declare(
     if is_given:
         _check(sources.controller, record, given)
 
-    def decide(now: SourceRecord) -> SourceRecord | None:
+    def decide(now: SourceRecord) -> SourceRecord:
         if now.mending is None:
             if not is_given:
                 recipe_of(now)  # raises
@@ -165,7 +164,7 @@ def declare(
                 "over to these or give them up first. Nothing was changed",
                 source=record.name,
             )
-        return None
+        return now
 
     sources.declared.update(record, decide, deadline, gone=f"the source {record.name!r} was dropped in between")
     record = sources.declared.find(record.name)
@@ -191,8 +190,8 @@ def _update(
     """Change a source as long as the recipe of `record` is tried. Nothing where it was finished, or given up."""
     number = recipe_of(record).number
 
-    def while_tried(now: SourceRecord) -> SourceRecord | None:
-        return change(now) if now.mending is not None and now.mending.number == number else None
+    def while_tried(now: SourceRecord) -> SourceRecord:
+        return change(now) if now.mending is not None and now.mending.number == number else now
 
     sources.declared.update(record, while_tried, deadline)
 

@@ -30,10 +30,9 @@ from persist_lib.errors import (
     UpperMismatch,
 )
 from persist_lib.runtime.ambient import Deadline
-from persist_lib.sources.bindings import Clock, Marks
+from persist_lib.sources.bindings import Clock, Marks, Window, read_parts, schemas_of, windows
 from persist_lib.sources.pipeline import Made
 from persist_lib.sources.protocol import HOLD, Lag, SourceReader, said, settled
-from persist_lib.sources.reclock import Window, read_parts, schemas_of, windows
 from persist_lib.sources.records import SourceRecord, mend_number
 from persist_lib.sources.targets import Target
 

@@ -16,8 +16,7 @@ from persist_lib.sources import reprocess
 from persist_lib.sources.decoding import Decoding
 from persist_lib.sources.envelopes import Meaning
 from persist_lib.sources.health import Report, SourceDescription, fetch_rows, left_of, shown_rows, unread_of
-from persist_lib.sources.kinds import Declared, check_terms, complete
-from persist_lib.sources.lifecycle import fresh, hold, names_of, settle, take_away
+from persist_lib.sources.kinds import Declared, check_terms, complete, fresh, hold, names_of, settle, take_away
 from persist_lib.sources.loading import Loading, Loads
 from persist_lib.sources.records import Declaration, Kind, SourceRecord, State, Terms, changed, declaration_of, minted
 from persist_lib.sources.reprocess import Mended
@@ -86,20 +85,20 @@ class Sources:
         command = id_ if command is None else parse_command_id(command)
         return SourceRecord(id=id_, name=name, command=command, input=input_, **declaration_of(given))
 
-    def _new(self, wanted: SourceRecord, sources: dict[str, SourceRecord]) -> SourceRecord | None:
-        """The record that is new, or None if it is there. Raises NameTaken."""
+    def _new(self, wanted: SourceRecord, sources: dict[str, SourceRecord]) -> dict[str, SourceRecord]:
+        """What is to be set: nothing if it is there already. Raises NameTaken."""
         name, known = wanted.name, sources.get(wanted.name)
         if known is None:
             contents = self.controller.catalog.fetch()
             for one in names_of(wanted).values():
                 if contents.named(one) is not None:
                     raise _taken(one)
-            return wanted
+            return {name: wanted}
         if known.command != wanted.command or fresh(known) != fresh(wanted):
             raise NameTaken(
                 f"there is a source {name!r} already. Nothing was changed; choose another name", source=name
             )
-        return None
+        return {}
 
     def list(self) -> list[str]:
         """The names of all sources, sorted."""
@@ -261,7 +260,7 @@ class Sources:
             table = record.reader.look(record)
             if table is not None:
                 self.declared.update(
-                    record, lambda now: None if now.table is not None else changed(now, table=table),
+                    record, lambda now: now if now.table is not None else changed(now, table=table),
                     self._deadline(None),
                 )  # fmt: skip
                 return self.declared.find(record.name)

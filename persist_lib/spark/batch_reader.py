@@ -30,6 +30,7 @@ from persist_lib.format.predicate import Where
 from persist_lib.frontier import MAX_TIME
 from persist_lib.kernel.columns import array_of, integers
 from persist_lib.kernel.multiplicity import places
+from persist_lib.relation.held import kept_of
 from persist_lib.relation.reader import ReadHandle
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.schema.schema import DIFF, TIME, Schema
@@ -239,7 +240,7 @@ class Reader(DataSourceReader):
         lease = None if table.read_only else take(client, table.shard, section.since)
         if table.collection is not None:
             with unleased(client, table.collection, table.schema) as reader:
-                reader.check_since(section.since)
+                kept_of(reader).check_since(section.since)
                 steps = Steps(reader, table.shown(self._target, pushed.where), self._partition_bytes, slots)
                 return [Part(piece, lease) for piece in steps.pieces(section, pushed.keys)]
         handle = handle_of(client, table.shard, table.schema)

@@ -24,7 +24,7 @@ from persist_lib.catalog.reader import CollectionReader
 from persist_lib.catalog.records import CollectionRecord
 from persist_lib.catalog.renditions import Span, Timeline
 from persist_lib.catalog.schema_compat import check_additive
-from persist_lib.client import Client
+from persist_lib.client import Client, timelines_of
 from persist_lib.core.plan.compaction import TaskInput
 from persist_lib.errors import LeaseExpired, NotComplete, NotFound, ShardFinished
 from persist_lib.format.predicate import Where
@@ -185,7 +185,7 @@ class TimelineReader(CollectionReader):
 
     @property
     def _tables(self) -> Tables:
-        return self.client._timelines()  # noqa: SLF001 - those that its tables use, too
+        return timelines_of(self.client)
 
     @cached_property
     def _timeline(self) -> str:

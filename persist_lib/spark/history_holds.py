@@ -12,9 +12,10 @@ from typing import NamedTuple
 from persist_lib.catalog.collection_arguments import parse_hold
 from persist_lib.client import Client
 from persist_lib.core import commands as c
+from persist_lib.core.holds import let_go
 from persist_lib.core.state import Hold, State
 from persist_lib.errors import HoldConflict, SinceViolation
-from persist_lib.frontier import Antichain, at, meet_all
+from persist_lib.frontier import at
 from persist_lib.ids import ReaderId, format_reader_id, parse_hold_name
 from persist_lib.shard.commit import Machine
 from persist_lib.shard.leases import RENEW_BELOW, renew
@@ -61,17 +62,6 @@ def _register(machine: Machine, as_of: int) -> ReaderId:
     if done.after.readers[fresh].since < wanted:
         machine.commit(lambda _state, now: c.DowngradeSince(fresh, wanted, done.seqno, now + lease_ms))
     return fresh
-
-
-def let_go(state: State, since: Antichain, but: str | None = None) -> Antichain:
-    """How far a reader or hold that needs history from `since` on may let go without ending the history of others.
-
-    SUBTLE: since follows the least of all readers and holds. On a shard without another hold, a reader that moves would
-    end the history before it for all others, though it only wanted to read. So it moves no further than the least hold,
-    the one named `but` left out; without any, it keeps all that there is.
-    """
-    holds = [hold.since for name, hold in state.holds.items() if name != but]
-    return state.since if not holds else since.meet(meet_all(holds)).join(state.since)
 
 
 class Keeping:

@@ -27,11 +27,11 @@ from persist_lib.frontier import MAX_TIME, at
 from persist_lib.ids import ShardId
 from persist_lib.kernel.merge import merge_runs
 from persist_lib.location.api import Blob
-from persist_lib.relation.held import resuming
+from persist_lib.relation.held import kept_of, resuming
 from persist_lib.relation.reader import ReadHandle
 from persist_lib.relation.restore import complete
 from persist_lib.relation.row_selection import KeyRange
-from persist_lib.relation.snapshot import Split
+from persist_lib.relation.snapshot import Split, streamed
 from persist_lib.schema.schema import DIFF, Schema
 from persist_lib.shard.runs import Stored, inputs_of, newest_schema, overlapping
 from persist_lib.shard.stretches import stretches
@@ -104,7 +104,7 @@ class Slice(msgspec.Struct, frozen=True):
                 self.urls, self.shard, self.section.as_of, self.schema, self.schemas, self.inputs, *self.keys, None,
                 merge_bytes, self.where, (*self.names, DIFF),
             )  # fmt: skip
-            return split.streamed(blob, pool)
+            return streamed(split, blob, pool)
         return self._updates(blob, merge_bytes)
 
     def _updates(self, blob: Blob, merge_bytes: int) -> Iterator[pa.Table]:
@@ -157,7 +157,7 @@ def whole_slice(
     an older state, in which that time was not complete.
     """
     handle.fetch_upper()
-    state = handle.acquire(section.since).version.state
+    state = kept_of(handle).acquire(section.since).version.state
     return Slice(
         handle.urls, handle.shard, handle.schema, state.schemas, section,
         tuple(overlapping(section.inputs(state), *keys)), keys, tuple(names), where,
@@ -236,7 +236,7 @@ def _newer(client: Client, gone: Slice, missing: Missing) -> Slice:
         client.know_members([gone.shard], member)
     handle = handle_of(client, gone.shard, gone.schema)
     handle.fetch_upper()
-    state = handle.acquire(gone.section.since).version.state
+    state = kept_of(handle).acquire(gone.section.since).version.state
     found = gone.again(state)
     if found.inputs == gone.inputs:
         raise missing

@@ -8,7 +8,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist_lib.client import Client
+from persist_lib.client import Client, timelines_of
 from persist_lib.convert.by_key import without_times
 from persist_lib.errors import InvalidUsage
 from persist_lib.relation.differences import DELETE
@@ -16,7 +16,8 @@ from persist_lib.relation.row_selection import added_up
 from persist_lib.relation.statements import Apply, Done, Insert, Restore
 from persist_lib.schema.schema import DIFF, TIME, Schema
 from persist_lib.spark.options import Options
-from persist_lib.table.carriers import Make
+from persist_lib.table.carrier import Make
+from persist_lib.timeline.tables import execute
 
 MOST_BYTES = 64 << 20
 """Of all rows of one write: Spark's driver holds them, and they are one commit."""
@@ -59,7 +60,7 @@ class RowsWriter:
     """Writes what tasks answered, by the statements of the timeline's tables."""
 
     def __init__(self, client: Client, table: str, schema: Schema) -> None:
-        self._tables, self._table, self._schema = client._timelines(), table, schema  # noqa: SLF001 - as its tables do
+        self._tables, self._table, self._schema = timelines_of(client), table, schema
 
     def stage(self, *, lease_s: float, lower: object, new_upper: object) -> RowsTicket:  # noqa: ARG002 - as of a shard
         return RowsTicket(self._table, self._schema)
@@ -87,7 +88,7 @@ class RowsWriter:
         return self._execute(lambda schema: Restore(self._table, schema, rows))
 
     def _execute(self, make: Make) -> Done:
-        return self._tables.execute(self._table, make)
+        return execute(self._tables, self._table, make, schema=self._schema)
 
     def _read(self, staged: Sequence[StagedRows]) -> pa.Table:
         _check_size(self._table, sum(len(one.rows) for one in staged))

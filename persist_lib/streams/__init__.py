@@ -12,8 +12,7 @@ from persist_lib.streams.lifecycle import (
     wipe_all,
 )
 from persist_lib.streams.lock import Lock, break_lock, fetch_lock
-from persist_lib.streams.stream_listen import Accepted, StreamListen, Unsealed
-from persist_lib.streams.stream_reader import Contents, StreamReader, persisted_source
+from persist_lib.streams.stream_reader import Accepted, Contents, StreamListen, StreamReader, Unsealed, persisted_source
 from persist_lib.streams.stream_runtime import Streams
 from persist_lib.streams.stream_writer import AllowCompaction, Seal, StreamWriter, Write
 

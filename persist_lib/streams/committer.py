@@ -38,9 +38,8 @@ from persist_lib.runtime.forks import Stage, enrol
 from persist_lib.runtime.threads import is_ending
 from persist_lib.shard.commit import Wanted
 from persist_lib.shard.in_doubt import until_decided
-from persist_lib.streams.commit_plan import Call, Op, Step, plan
 from persist_lib.streams.lock import WriterLock, commit_together, hold_command
-from persist_lib.streams.stream_state import Stream
+from persist_lib.streams.stream_state import Call, Op, Step, Stream, plan
 
 Check = Callable[[Callable[[str], Antichain]], Sequence[Op]]
 FATAL = (Refused, Indeterminate, Damage)

@@ -6,7 +6,6 @@ left, and dropped by a later wipe.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from typing import get_args
@@ -21,7 +20,7 @@ from persist_lib.errors import HoldConflict, InvalidUsage, NotFound, ShardFinish
 from persist_lib.ids import SeqNo
 from persist_lib.location import Location
 from persist_lib.location.open import Place, open_location
-from persist_lib.location.wrap.around import AroundConsensus, Operation, T
+from persist_lib.location.wrap.around import AroundConsensus
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.streams.committer import Committer
 from persist_lib.streams.lock import ENCODING, HOLD, WriterLock, fence, fetch_lock
@@ -185,9 +184,6 @@ def _shared(client: Client, owns_client: bool, reentrance: str, owner: str, *, w
 
 class _Unwoken(AroundConsensus):
     """A Consensus that wakes no process that waits."""
-
-    def around(self, operation: Operation, call: Callable[[], T]) -> T:  # noqa: ARG002 - all operations alike
-        return call()
 
     def wait(self, key: str, seqno: SeqNo, longest_s: float) -> bool:  # noqa: ARG002
         """Return False: no wake-up will arrive."""

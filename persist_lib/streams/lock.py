@@ -249,9 +249,6 @@ def commit_together(wanted: Sequence[Wanted], deadline: Deadline, token: bytes |
     return answer
 
 
-__all__ = ["Build", "Lock", "WriterLock", "break_lock", "commit_together", "fetch_lock", "lock_of"]
-
-
 HOLD = "stream"
 """The hold of a sealed shard that keeps the stream's history. Its fencing value is an epoch."""
 

@@ -11,7 +11,8 @@ from typing import Literal
 import msgspec
 
 from persist_lib.arguments import did_you_mean, not_pickled
-from persist_lib.client import Client, check_free
+from persist_lib.catalog.effects import check_free
+from persist_lib.client import Client
 from persist_lib.core import commands as c
 from persist_lib.core.formats import CREATED, PRODUCERS
 from persist_lib.core.holds import layer_of
@@ -23,12 +24,11 @@ from persist_lib.runtime.resource import Resource
 from persist_lib.schema.schema import Schema, check_schema
 from persist_lib.shard.commit import Wanted
 from persist_lib.shard.schemas import schema_id
-from persist_lib.streams.commit_plan import AT, unsealed_schema
 from persist_lib.streams.committer import Committer, deadline_of
 from persist_lib.streams.lock import WriterLock, fence
 from persist_lib.streams.stream_list import LAYER, Catalog, Record, parse_stream_name, shard_name
 from persist_lib.streams.stream_reader import StreamReader
-from persist_lib.streams.stream_state import Stream
+from persist_lib.streams.stream_state import AT, Stream, unsealed_schema
 from persist_lib.streams.stream_writer import StreamWriter, multi_write
 
 Mode = Literal["full", "read"]
@@ -263,6 +263,3 @@ def _check_columns(schema: Schema) -> Schema:
     if AT in schema.names:
         raise InvalidUsage(f"a stream has no column {AT!r}: its unsealed updates have their time there", schema=schema)
     return schema
-
-
-__all__ = ["Described", "Shared", "Streams", "take_over"]

@@ -15,8 +15,8 @@ from persist_lib.frontier import Antichain, at
 from persist_lib.relation.appends import ROOM_BYTES, Appended, is_shared, take_over
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import Schema
-from persist_lib.streams.commit_plan import LAST_TIME, Op, check_negatable
 from persist_lib.streams.committer import Committer
+from persist_lib.streams.stream_state import LAST_TIME, Op, check_negatable
 from persist_lib.times import Times
 
 
@@ -121,7 +121,7 @@ def _taken(committer: Committer, part: object) -> tuple[Part, pa.Table | None]:
     if not isinstance(part, Write):
         return part, None
     writer = part.writer
-    tables = iter_updates(writer.schema, part.updates, times=writer.times())
+    tables = iter_updates(writer.schema, part.updates, times=writer.times(), whole=False)
     table = take_over(writer.schema, tables, copies=is_shared(part.updates))
     if table is not None:
         check_negatable(table)

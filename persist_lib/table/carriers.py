@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import weakref
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -21,16 +19,19 @@ from persist_lib.core.plan.upkeep import plan_retention
 from persist_lib.core.refusals import OfMember
 from persist_lib.core.state import MARK, NAMED, RETENTION, State
 from persist_lib.core.transitions import apply
-from persist_lib.errors import InvalidUsage, LeaseExpired, NotComplete, SinceViolation
+from persist_lib.errors import InvalidUsage
 from persist_lib.frontier import Antichain, at
 from persist_lib.ids import SeqNo, ShardId, parse_hold_name
 from persist_lib.maintain.duties import Maintained
-from persist_lib.relation.held import Held
-from persist_lib.relation.statements import Done, Insert, Restore, Statement
+from persist_lib.relation.row_selection import Asked
+from persist_lib.relation.statements import Done, Restore
 from persist_lib.runtime.each import Each
 from persist_lib.schema.schema import Schema
 from persist_lib.shard.admin import Downgraded
 from persist_lib.shard.refusals import refused
+from persist_lib.table.carrier import Carrier, Make, TableDescription
+from persist_lib.table.open_handles import OpenHandles
+from persist_lib.timeline.tables import execute
 
 if TYPE_CHECKING:
     from persist_lib.catalog.collection_arguments import Retention
@@ -41,223 +42,8 @@ if TYPE_CHECKING:
     from persist_lib.timeline.tables import Tables
     from persist_lib.times import TimeLike
 
-T = TypeVar("T")
-Weak = dict[int, weakref.ref[Any]]
-"""Objects while they are there. SUBTLE: a WeakSet may not be gone through while another thread adds to it."""
-OPEN: Weak = {}
-"""All that have handles, or had: what gives history up lets go of what others of the same client do not need."""
-Make = Callable[[Schema], Statement]
-"""Makes a statement for the columns that the table has."""
 
-
-class TableDescription(msgspec.Struct, frozen=True):
-    """What a table is, and how far it has come. Times from `since` on and before `upper` can be read.
-
-    `retention` is how many times of history are kept behind upper by a policy; None where there is none. `holds` are by
-    name, with the time from which on each keeps history. `shards` are those that have its rows now.
-    """
-
-    name: str
-    carrier: str
-    schema: Schema
-    since: Antichain
-    upper: Antichain
-    retention: int | None
-    holds: dict[str, Antichain]
-    shards: tuple[str, ...]
-
-
-class Carrier(ABC):
-    """What a table needs of what carries it. `kind` is `shard`, `collection`, or `timeline NAME`."""
-
-    kind: str
-    schema: Schema
-    client: Client
-    name: str
-
-    @abstractmethod
-    def append(self, rows: object, *, token: bytes | None, timeout: float | None) -> Any: ...
-    @abstractmethod
-    def execute(self, make: Make, *, token: bytes | None, timeout: float | None, dry_run: bool = False) -> Any: ...
-    @abstractmethod
-    def read(self, as_of: TimeLike | None, *, newest: bool, timeout: float | None, **wanted: Any) -> Any: ...
-    @abstractmethod
-    def changes(self, from_: TimeLike | None, to: TimeLike | None, *, timeout: float | None) -> Changes: ...
-    @abstractmethod
-    def listen(self, as_of: TimeLike, *, until: object, replace: bool, timeout: float | None) -> Listener: ...
-    @abstractmethod
-    def restore(self, to: TimeLike, *, dry_run: bool, timeout: float | None) -> Done: ...
-    @abstractmethod
-    def describe(self) -> TableDescription: ...
-    @abstractmethod
-    def evolve(self, schema: Schema, *, dry_run: bool) -> tuple[str, ...]: ...
-    @abstractmethod
-    def set_retention(self, distance: Retention, *, dry_run: bool) -> Downgraded: ...
-    @abstractmethod
-    def kept_by(self) -> str:
-        """The shard that keeps the table's history."""
-
-    @abstractmethod
-    def hold_of(self, hold: object) -> tuple[str, str]:
-        """The shard that keeps the table's history, and the checked name of a hold of its users."""
-
-    @abstractmethod
-    def promote(self, shards: int | None, timeline: str | None, *, dry_run: bool, **how: Any) -> str:
-        """Raise what carries it. Answers the id of the collection that carries it then; empty where it is this one."""
-
-    @abstractmethod
-    def rename(self, to: str) -> None: ...
-    @abstractmethod
-    def drop(self, *, dry_run: bool) -> tuple[str, ...]: ...
-    @abstractmethod
-    def maintain(self, *, dry_run: bool) -> dict[str, Maintained]: ...
-    @abstractmethod
-    def writer(self) -> Any:
-        """A writer of its own, with which callers bring the times."""
-
-    @abstractmethod
-    def _let_all_go(self) -> None:
-        """Let go of what this client keeps of the table, and no answer needs, before history goes."""
-
-    @abstractmethod
-    def close(self) -> None: ...
-
-
-class _Handles(Carrier):
-    """The rows of a shard or a collection, through a writer and a reader that are opened when first needed."""
-
-    _handles: dict[str, Any]
-    _answers: Weak
-    _calls: list[None]
-    _used_ms: int
-    _newest: int
-
-    @abstractmethod
-    def _open(self, purpose: str) -> Any:
-        """A new handle, to `read` or to `write`."""
-
-    def _begin(self) -> None:
-        """With each renewal of leases, let go of history that no answer needs."""
-        self._handles = {}
-        self._answers, self._calls = {}, []
-        self._used_ms = self._newest = 0
-        leases, key, self_ = self.client.leases, object(), weakref.ref(self)
-
-        def tick() -> None:
-            if (carrier := self_()) is not None:
-                carrier.let_go()
-            else:  # SUBTLE: here and not in a finalizer, which may come while this thread has the lock of the leases
-                leases.every_tick(key, None)
-
-        _remember(OPEN, self)
-        leases.every_tick(key, tick)
-
-    def let_go(self, *, now: bool = False) -> None:
-        """Let go of the history before the newest time read, unless an answer is being read; later of the lease, too.
-
-        With `now`, also of the lease at once. A listener has a lease of its own, and ends with this one.
-        """
-        reader = self._handles.get("read")
-        live = [answer for answer in _alive(self._answers) if not getattr(answer, "is_released", False)]
-        if reader is None or self._calls or any(isinstance(answer, Held) for answer in live):
-            return
-        is_used = self.client.runtime.clock_ms() - self._used_ms < self.client.config.lease_ms
-        if live or (is_used and not now):
-            reader.let_go(at(self._newest))
-        elif self._handles.pop("read", None) is not None:
-            reader.close()
-
-    def append(self, rows: object, *, token: bytes | None, timeout: float | None) -> Any:
-        return self._writing().append_now(rows, token=token, timeout=timeout)
-
-    def execute(self, make: Make, *, token: bytes | None, timeout: float | None, dry_run: bool = False) -> Any:
-        return self._writing().execute(make, token=token, timeout=timeout, dry_run=dry_run)
-
-    def writer(self) -> Any:
-        return self._open("write")
-
-    def _writing(self) -> Any:
-        """The writer, for changes whose time it finds itself."""
-        write = self._handle("write")
-        if getattr(write, "mode", "") == "append":
-            raise InvalidUsage(
-                f"table {self.name!r} is a collection that is written by appends of identical data, whose times are "
-                "given: writer().append(rows, lower, upper), or at a shell add --lower and --upper to persist append. "
-                "Nothing was written",
-                table=self.name, carrier=self.kind,
-            )  # fmt: skip
-        return write
-
-    def read(self, as_of: TimeLike | None, *, newest: bool, timeout: float | None, **wanted: Any) -> Any:
-        longest = 0.0 if as_of is not None and timeout is None else timeout
-        try:
-            return self._reading(lambda reader: reader.snapshot(as_of, timeout=longest, **wanted))
-        except NotComplete:
-            if not newest:
-                raise
-        return self._reading(lambda reader: reader.snapshot(timeout=timeout, **wanted))
-
-    def changes(self, from_: TimeLike | None, to: TimeLike | None, *, timeout: float | None) -> Changes:
-        return self._reading(lambda reader: reader.changes(from_, to, timeout=timeout))
-
-    def listen(self, as_of: TimeLike, *, until: object, replace: bool, timeout: float | None) -> Listener:
-        more = {"replace": True} if replace and self.kind != "shard" else {}  # a shard is never handed over
-        return self._reading(lambda reader: reader.listen(as_of, until=until, timeout=timeout, **more))
-
-    def close(self) -> None:
-        while self._handles:
-            with suppress(KeyError):  # another thread was first
-                self._handles.popitem()[1].close()
-
-    def _handle(self, purpose: str) -> Any:
-        if (handle := self._handles.get(purpose)) is None:
-            # SUBTLE: this takes no lock, as a fork could happen while another thread holds it. Of two that open one at
-            # once, both get the first one.
-            opened = self._open(purpose)
-            handle = self._handles.setdefault(purpose, opened)
-            if handle is not opened:
-                opened.close()
-        return handle
-
-    def _reading(self, call: Callable[[Any], T]) -> T:
-        """Do something with the reader; once more with a new one if its lease has ended, or it has let go of that time.
-
-        What it answers is read later, so until then it keeps what that needs.
-        """
-        self._calls.append(None)
-        try:
-            answer = self._answer(call)
-            self._newest = max(self._newest, getattr(answer, "as_of", 0), getattr(answer, "to", 0))
-            _remember(self._answers, answer)
-            return answer
-        finally:
-            self._calls.pop()
-
-    def _answer(self, call: Callable[[Any], T]) -> T:
-        self._used_ms, reader = self.client.runtime.clock_ms(), self._handle("read")
-        try:
-            return call(reader)
-        except (LeaseExpired, SinceViolation) as error:
-            if isinstance(error, SinceViolation) and reader.since <= self._since():
-                raise
-            if self._handles.get("read") is reader:
-                self._handles.pop("read", None)
-            if isinstance(error, LeaseExpired):
-                reader.close()
-            return call(self._handle("read"))
-
-    def _let_all_go(self) -> None:
-        for carrier in _alive(OPEN):
-            if carrier.client.leases is self.client.leases and carrier.name == self.name:
-                carrier.let_go(now=True)
-        self.client.heartbeat()  # retires those of tables that were dropped unclosed
-
-    @abstractmethod
-    def _since(self) -> Antichain:
-        """From which time on a new reader could read."""
-
-
-class ShardCarrier(_Handles):
+class ShardCarrier(OpenHandles):
     """One shard is the table."""
 
     def __init__(self, client: Client, name: str, schema: Schema) -> None:
@@ -355,7 +141,7 @@ class _Listed(Carrier):
         """What is asked about it by its name."""
 
     def restore(self, to: TimeLike, *, dry_run: bool, timeout: float | None) -> Done:
-        with self.read(to, newest=False, timeout=timeout, diff=True) as then:
+        with self.read(to, Asked(diff=True), newest=False, timeout=timeout) as then:
             rows = then.to_arrow()
         made = partial(Restore, self.name, rows=rows)
         return self.execute(made, token=None, timeout=timeout, dry_run=dry_run)
@@ -365,7 +151,7 @@ class _Listed(Carrier):
         state = self.client.inspect(self.kept_by()).state
         return TableDescription(
             self.name, self.kind, found.schema, found.since, found.upper, found.retention, _holds_in(state),
-            found.active.shards,
+            found.active.shards, found,
         )  # fmt: skip
 
     def evolve(self, schema: Schema, *, dry_run: bool) -> tuple[str, ...]:
@@ -408,7 +194,7 @@ class _Listed(Carrier):
         return tried.done
 
 
-class CollectionCarrier(_Listed, _Handles):
+class CollectionCarrier(_Listed, OpenHandles):
     """A collection of shards is the table."""
 
     name: str
@@ -428,7 +214,13 @@ class CollectionCarrier(_Listed, _Handles):
         return self._controller
 
     def _open(self, purpose: str) -> Any:
-        return (self.controller.open_reader if purpose == "read" else self.controller.open_writer)(self.name)
+        open_: Callable[..., Any] = self.controller.open_reader if purpose == "read" else self.controller.open_writer
+        found = open_(self.name)
+        schema = getattr(self, "schema", found.schema)  # where columns were added since, this stays in the older ones
+        if schema == found.schema or not schema.comes_before(found.schema):
+            return found
+        found.close()
+        return open_(self.name, schema)
 
     def _since(self) -> Antichain:
         return self.controller.describe(self.name).since
@@ -487,7 +279,7 @@ class TimelineCarrier(_Listed):
         )  # fmt: skip
 
     def _let_all_go(self) -> None:  # a timeline lets go of what it has read by itself, at the next renewal of leases
-        self.read(None, newest=True, timeout=None, keys=[]).release()
+        self.read(None, Asked(keys=[]), newest=True, timeout=None).release()
         self.client.heartbeat()
 
     def hold_of(self, hold: object) -> tuple[str, str]:
@@ -497,42 +289,32 @@ class TimelineCarrier(_Listed):
         return found
 
     def describe(self) -> TableDescription:
-        found, newest = super().describe(), self.read(None, newest=True, timeout=None, keys=[])
+        found, newest = super().describe(), self.read(None, Asked(keys=[]), newest=True, timeout=None)
         newest.release()  # what is in the WAL is the table's, too
         return msgspec.structs.replace(found, upper=found.upper.join(at(newest.as_of + 1)))
 
-    def append(self, rows: object, *, token: bytes | None, timeout: float | None) -> Any:
-        return self.execute(lambda schema: Insert(self.name, schema, rows), token=token, timeout=timeout)
-
-    def execute(self, make: Make, *, token: bytes | None, timeout: float | None, dry_run: bool = False) -> Any:
+    def execute(self, make: Make, *, token: bytes | None, timeout: float | None, dry_run: bool = False) -> Done:
         if token is not None:  # it may have been done by the call of which this is the token
             time = self._tables.outcome(token, timeline=self._timeline, table=self.name)
             if time is not None:
                 return Done(time, 0, token, Cost())
-        return self._tables.execute(self.name, make, timeout, dry_run=dry_run)
+        return execute(self._tables, self.name, make, timeout, dry_run=dry_run, schema=self.schema)
 
-    def read(self, as_of: TimeLike | None, *, newest: bool, timeout: float | None, **wanted: Any) -> Any:
-        return self._tables.read(self.name, as_of, newest=newest, timeout=timeout, **wanted)
+    def read(self, as_of: TimeLike | None, asked: Asked, *, newest: bool, timeout: float | None) -> Any:
+        return self._tables.read(
+            self.name, as_of, newest=newest, timeout=timeout, schema=self.schema, **asked._asdict()
+        )
 
     def changes(self, from_: TimeLike | None, to: TimeLike | None, *, timeout: float | None) -> Changes:
-        return self._tables.changes(self.name, from_, to, timeout=timeout)
+        return self._tables.changes(self.name, from_, to, timeout=timeout, schema=self.schema)
 
     def listen(self, as_of: TimeLike, *, until: object, replace: bool, timeout: float | None) -> Listener:
         if replace:
             raise InvalidUsage(
-                f"table {self.name!r} is on a {self.kind}, whose tables keep their columns: leave out replace",
+                f"table {self.name!r} is on a {self.kind}, whose listeners keep their columns: leave out replace",
                 table=self.name, carrier=self.kind,
             )  # fmt: skip
-        return self._tables.listen(self.name, as_of, until=until, timeout=timeout)
-
-
-def _remember(found: Weak, one: Any) -> None:
-    key = id(one)
-    found[key] = weakref.ref(one, lambda _: found.pop(key, None))
-
-
-def _alive(found: Weak) -> list[Any]:
-    return [one for ref in list(found.values()) if (one := ref()) is not None]
+        return self._tables.listen(self.name, as_of, until=until, timeout=timeout, schema=self.schema)
 
 
 def _holds_in(state: State) -> dict[str, Antichain]:

@@ -33,11 +33,11 @@ class Continuing(Listener):
     def close(self) -> None:
         self._now.close()
 
-    def fetch(self) -> Iterator[None]:
-        return self._now.fetch()
+    def _fetch(self) -> Iterator[None]:
+        raise AssertionError("it is asked for nothing: the listener of now is")
 
-    def pause(self) -> None:
-        self._now.pause()
+    def _pause(self) -> None:
+        self._fetch()
 
     def _try(self, call: Callable[[Listener], T]) -> T:
         try:

@@ -6,15 +6,16 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from persist_lib.catalog.catalog import Catalog, has_shard
+from persist_lib.catalog.catalog import Catalog, Contents, has_shard
 from persist_lib.catalog.names import parse_collection_name
 from persist_lib.catalog.parallel import at_once
-from persist_lib.core.holds import layer_of
+from persist_lib.core.holds import is_table, layer_of
 from persist_lib.core.refusals import OfLayer
 from persist_lib.errors import NameTaken, NotAllowed, NotFound, SchemaMismatch
 from persist_lib.ids import KEPT, check_not_kept, parse_shard_id
 from persist_lib.schema.schema import Schema, check_schema, with_times
-from persist_lib.table.carriers import Carrier, CollectionCarrier, ShardCarrier, TimelineCarrier
+from persist_lib.table.carrier import Carrier
+from persist_lib.table.carriers import CollectionCarrier, ShardCarrier, TimelineCarrier
 
 if TYPE_CHECKING:
     from persist_lib.catalog.controller import Controller
@@ -35,22 +36,25 @@ def open_carrier(client: Client, name: str, schema: Schema | None, tables: Calla
         if _stands_alone(client, name):
             return _of_shard(client, name, wanted)
         controller = client.controller()
-        if (record := _listed(controller, name)) is not None:
+        contents = controller.catalog.fetch()
+        if (record := _listed(controller, name, contents)) is not None:
             return _of_catalog(controller, record, wanted, tables)
-        if not wanted:
-            raise _not_there(client, name)
+        if not wanted or contents.renamed(name) is not None:
+            raise _not_there(client, name, contents)
         make_table(client, name, wanted[-1])
 
 
 def open_promoted(client: Client, tables: Callable[[], Tables], collection: str) -> Carrier:
     """Open the collection with this id, which a shard is a member of. Raises NotFound where it was dropped."""
     controller = client.controller()
-    record = controller.catalog.fetch().collections.get(collection)
+    contents = controller.catalog.fetch()
+    record = contents.collections.get(collection)
     if record is not None and not client.read_only and controller.catalog.latest().pending(collection):
         controller.tend(record.name)  # its promotion is decided, and not yet said
-        record = controller.catalog.fetch().collections.get(collection)
+        contents = controller.catalog.fetch()
+        record = contents.collections.get(collection)
     if record is None or record.state == "dropping":
-        raise _not_there(client, collection)
+        raise _not_there(client, collection, contents)
     return _of_catalog(controller, record, (), tables)
 
 
@@ -59,8 +63,9 @@ def find_record(client: Client, name: str) -> CollectionRecord | None:
     if _stands_alone(client, parse_collection_name(name)):
         return None
     with client.controller() as controller:
-        if (record := _listed(controller, name)) is None:
-            raise _not_there(client, name)
+        contents = controller.catalog.fetch()
+        if (record := _listed(controller, name, contents)) is None:
+            raise _not_there(client, name, contents)
     return record
 
 
@@ -83,17 +88,14 @@ def _stands_alone(client: Client, name: str) -> bool:
     """Whether a shard of this name is the table of this name."""
     try:
         return has_shard(client, name)
-    except (
-        NotAllowed
-    ):  # the shard may be that of a table which was renamed, and this client may use the one named so now
+    except NotAllowed:  # the shard may be of a table that was renamed, and this client may use the one named so now
         with client.controller() as controller:
             if controller.catalog.fetch().named(name) is None:
                 raise
     return False
 
 
-def _listed(controller: Controller, name: str) -> CollectionRecord | None:
-    contents = controller.catalog.fetch()
+def _listed(controller: Controller, name: str, contents: Contents) -> CollectionRecord | None:
     found = contents.named(name)
     is_raised = found is not None and any(one.what == "join" for one in contents.pending(found.id))
     if found is not None and (found.state == "making" or is_raised) and not controller.client.read_only:
@@ -109,7 +111,8 @@ def _of_catalog(
     carrier = TimelineCarrier(tables(), name) if record.kind == "table" else CollectionCarrier(controller, name)
     if wanted and carrier.schema not in wanted:
         carrier.close()
-        raise _mismatch(name, wanted[0], carrier.schema)
+        schemas = controller.client.inspect(controller.describe(name).active.shards[0]).state.schemas
+        carrier.schema = _one_of(name, wanted, schemas)
     return carrier
 
 
@@ -118,19 +121,25 @@ def _of_shard(client: Client, name: str, wanted: Sequence[Schema]) -> Carrier:
     check_not_kept(parse_shard_id(name), "")
     machine = client.machine(name)
     state = machine.state  # as `has_shard` has just read it
-    if layer := layer_of(state):
-        raise machine.refused(OfLayer(layer))
-    schemas = state.schemas
-    schema = next((each for each in wanted or schemas[-1:] if each in schemas), None)
-    if schema is None:
-        raise _mismatch(name, wanted[0], schemas[-1])
-    return ShardCarrier(client, name, schema)
+    if not is_table(state):
+        raise machine.refused(OfLayer(layer_of(state)))
+    return ShardCarrier(client, name, _one_of(name, wanted or state.schemas[-1:], state.schemas))
 
 
-def _not_there(client: Client, name: str) -> NotFound:
-    return NotFound(
-        f"there is no table {name!r} in {client.url}: tables() lists them. Give a schema to make it", table=name
-    )
+def _one_of(name: str, wanted: Sequence[Schema], schemas: Sequence[Schema]) -> Schema:
+    """The wanted schema that a table has, or had before columns were added. Raises SchemaMismatch."""
+    for schema in wanted:
+        if schema in schemas:
+            return schema
+    raise _mismatch(name, wanted[0], schemas[-1])
+
+
+def _not_there(client: Client, name: str, contents: Contents) -> NotFound:
+    now = contents.renamed(name)
+    advice = "tables() lists them. Give a schema to make it"
+    if now is not None:
+        advice = f"it was renamed, and is {now!r} now. `persist create {name}` makes a new one of the former name"
+    return NotFound(f"there is no table {name!r} in {client.url}: {advice}", table=name, renamed=now)
 
 
 def _mismatch(name: str, wanted: Schema, actual: Schema) -> SchemaMismatch:
@@ -145,7 +154,7 @@ def tables_in(client: Client) -> list[str]:
     """The names of all tables of a location, sorted. Costs a list, and a read of each shard not known yet."""
     names = [name for name in client.shards() if not KEPT.fullmatch(name)]
     states = at_once(client.runtime, lambda name: client.machine(name).fetch().state, names)
-    lone = {n for n, state in zip(names, states, strict=True) if not state.is_finished() and not layer_of(state)}
+    lone = {n for n, state in zip(names, states, strict=True) if not state.is_finished() and is_table(state)}
     catalog = Catalog(client)
     try:
         found = {record.name for record in catalog.fetch().collections.values() if record.state == "live"}

@@ -6,7 +6,7 @@
     orders.read().to_pylist()
 
 A table is carried by one shard, by a collection of shards, or by a timeline, whose tables change in transactions.
-`carriers.Carrier` is what one has to do for it.
+`carrier.Carrier` is what one has to do for it.
 """
 
 from __future__ import annotations
@@ -15,23 +15,22 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
-import pyarrow as pa
-
 from persist_lib.arguments import not_pickled, parse_flag, parse_integer, parse_seconds
 from persist_lib.catalog.collection_arguments import MOST_SHARDS
 from persist_lib.catalog.names import parse_collection_name
 from persist_lib.catalog.promotion import parse_losing, parse_timeline
-from persist_lib.errors import InvalidUsage, MemberOf, SinceViolation
+from persist_lib.errors import InvalidUsage, MemberOf
 from persist_lib.frontier import MAX_TIME, TOP
-from persist_lib.kernel.columns import integers
-from persist_lib.relation.statements import Apply, Change, Delete, Done, Insert, Statement, Update, Upsert
+from persist_lib.relation.row_selection import Asked
+from persist_lib.relation.statements import Apply, Change, Delete, Done, Update, Upsert
 from persist_lib.runtime.resource import Resource
-from persist_lib.schema.schema import DIFF, TIME, Schema, check_schema, with_times
-from persist_lib.table.carriers import Carrier, TableDescription
+from persist_lib.schema.schema import Schema, check_schema, with_times
+from persist_lib.table.carrier import Carrier, Make, TableDescription
 from persist_lib.table.continuing import Continuing
+from persist_lib.table.history import counted_by_time, kept_changes
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     import pyarrow.compute as pc
 
     from persist_lib.catalog.collection_arguments import Retention
@@ -80,54 +79,44 @@ class Table(Resource):
     ) -> Done:
         """Add rows: Arrow tables, frames, dicts, or instances of the schema's models. One commit, all or nothing.
 
+        Rows may lack value columns that may be null, as those of a program do that does not know a new column.
+
         Raises ConstraintViolated where the schema has a constraint that would not hold, and TimedOut after `timeout`
         seconds; then nothing was written. After Indeterminate, call again with the `token` that the error carries, and
         the same rows: they are added once. SUBTLE: without it they may be added twice. With `dry_run` nothing is
         written.
         """
-        if parse_flag(dry_run, "dry_run"):
-            made = partial(Insert, self.name, rows=rows)
-            return _done(
-                self._ask(lambda on: on.execute(made, token=token, timeout=timeout, dry_run=True)), by_key=False
-            )
-        return _done(self._ask(lambda on: on.append(rows, token=token, timeout=timeout)), by_key=False)
+        dry_run = parse_flag(dry_run, "dry_run")
+        return self._ask(lambda on: on.append(rows, token=token, timeout=timeout, dry_run=dry_run))
 
     def upsert(
         self, rows: object, *, token: bytes | None = None, dry_run: bool = False, timeout: float | None = None
     ) -> Done:
         """Make each of `rows` the one row of its key, in one commit. Rows of other keys stay as they are.
 
-        Rows that are there already are not written again. Two different rows for one key are refused with InvalidUsage.
+        A row may lack value columns, a dict by itself, a frame or table for all of its rows: they keep what the row of
+        its key has just before the commit, and are null in a new key; None is a null. Rows that are there already are
+        not written again. InvalidUsage: there are two different rows for one key, or a row lacks columns and its key
+        has several rows. SchemaMismatch: a row of a new key lacks a column that takes no null.
         With `dry_run` nothing is written: the counts say what would be done now. Raises as `append` does.
         """
-        return self._execute(lambda schema: Upsert(self.name, schema, rows), token, timeout, dry_run=dry_run)
+        return self._execute(partial(Upsert, self.name, rows=rows), token, timeout, dry_run=dry_run)
 
     def delete(
-        self,
-        keys: object = None,
-        *,
-        filter: pc.Expression | None = None,  # noqa: A002 - what every reader of Arrow calls it
-        token: bytes | None = None,
-        dry_run: bool = False,
-        timeout: float | None = None,
-    ) -> Done:
+        self, keys: object = None, *, filter: pc.Expression | None = None, token: bytes | None = None,
+        dry_run: bool = False, timeout: float | None = None,
+    ) -> Done:  # fmt: skip
         """Take away all rows of these keys, or all that a filter keeps, in one commit.
 
         `keys` are a table or frame of the key columns, or a list of dicts, of values (of a key of one column) or of
         tuples; keys that have no rows are left alone. With `dry_run` nothing is written. Raises as `append` does.
         """
-        return self._execute(lambda schema: Delete(self.name, schema, keys, filter), token, timeout, dry_run=dry_run)
+        return self._execute(partial(Delete, self.name, keys=keys, filter=filter), token, timeout, dry_run=dry_run)
 
     def update(
-        self,
-        change: Change,
-        keys: object = None,
-        *,
-        filter: pc.Expression | None = None,  # noqa: A002 - what every reader of Arrow calls it
-        token: bytes | None = None,
-        dry_run: bool = False,
-        timeout: float | None = None,
-    ) -> Done:
+        self, change: Change, keys: object = None, *, filter: pc.Expression | None = None, token: bytes | None = None,
+        dry_run: bool = False, timeout: float | None = None,
+    ) -> Done:  # fmt: skip
         """Change value columns of the rows of these keys, of those that a filter keeps, or of all, in one commit.
 
             orders.update({"cents": pc.field("cents") * 2}, filter=pc.field("cents") < 10)
@@ -137,57 +126,39 @@ class Table(Resource):
         before the commit: if another process changes them first, again, so that it may be called several times. With
         `dry_run` nothing is written. Raises as `append` does.
         """
-
-        def make(schema: Schema) -> Statement:
-            return Update(self.name, schema, change, keys, filter)
-
-        return self._execute(make, token, timeout, dry_run=dry_run)
+        made = partial(Update, self.name, change=change, keys=keys, filter=filter)
+        return self._execute(made, token, timeout, dry_run=dry_run)
 
     def apply(
-        self,
-        upserts: object = None,
-        deletes: object = None,
-        *,
-        appends: object = None,
-        only_if: pc.Expression | None = None,
-        order_by: str | None = None,
-        token: bytes | None = None,
-        dry_run: bool = False,
-        timeout: float | None = None,
-    ) -> Done:
+        self, upserts: object = None, deletes: object = None, *, appends: object = None,
+        only_if: pc.Expression | None = None, order_by: str | None = None, token: bytes | None = None,
+        dry_run: bool = False, timeout: float | None = None,
+    ) -> Done:  # fmt: skip
         """Upsert rows, delete keys and add rows in one commit, as changes come from elsewhere.
 
             orders.apply(rows, only_if=pc.field("seq") > persist.old("seq"), order_by="seq")
 
         `upserts` are what `upsert` takes, `deletes` what `delete` does, `appends` what `append` does; a key that is in
         two of them is refused with InvalidUsage. `order_by` is a value column: of several rows of a key in this call
-        the one with the greatest value counts (null is the least), and where several have it, that is refused.
-        `only_if` is an expression of the new row (`pc.field`) and of the one that is there (`persist.old`): where it is
-        false or null, the old row stays, and its key counts as unchanged. So late changes do not overwrite newer ones.
-        A key without a row is inserted without asking: a late upsert after a delete brings the row back. Keys of
-        several rows are refused with it, and deletes beside it. With `dry_run` nothing is written. Raises as `append`
-        does.
+        the one with the greatest value counts (null is the least), and where several have it, that is refused; so is a
+        row without that column, and a last row that lacks a column which another row of its key has. `only_if` is an
+        expression of the new row (`pc.field`), completed by the old one, and of the old one (`persist.old`): where it
+        is false or null, the old row stays, and its key counts as unchanged. So late changes do not overwrite newer
+        ones. A key without a row is inserted without asking: a late upsert after a delete brings the row back. So
+        deletes beside it are refused: where they come out of order, keep deleted keys as rows (docs/recipes.md). Keys
+        of several rows are refused with it. With `dry_run` nothing is written. Raises as `upsert` does.
         """
-
-        def make(schema: Schema) -> Statement:
-            return Apply(self.name, schema, upserts, deletes, appends, only_if=only_if, order_by=order_by)
-
-        return self._execute(make, token, timeout, dry_run=dry_run)
+        made = partial(
+            Apply, self.name, upserts=upserts, deletes=deletes, appends=appends, only_if=only_if, order_by=order_by
+        )
+        return self._execute(made, token, timeout, dry_run=dry_run)
 
     def read(
-        self,
-        as_of: TimeLike | None = None,
-        *,
-        columns: Sequence[str] | None = None,
-        key: Sequence[object] | None = None,
-        key_from: Sequence[object] | None = None,
-        key_to: Sequence[object] | None = None,
-        keys: object = None,
-        filter: pc.Expression | None = None,  # noqa: A002 - what every reader of Arrow calls it
-        diff: bool = False,
-        newest: bool = False,
-        timeout: float | None = None,
-    ) -> SnapshotOf[Any]:
+        self, as_of: TimeLike | None = None, *, columns: Sequence[str] | None = None,
+        key: Sequence[object] | None = None, key_from: Sequence[object] | None = None,
+        key_to: Sequence[object] | None = None, keys: object = None, filter: pc.Expression | None = None,
+        diff: bool = False, newest: bool = False, timeout: float | None = None,
+    ) -> SnapshotOf[Any]:  # fmt: skip
         """The rows as of a time, each as often as it is there: by default, all that was acknowledged before this call.
 
             orders.read(as_of="1 hour ago", columns=["id"], filter=pc.field("cents") > 100).to_polars()
@@ -199,11 +170,8 @@ class Table(Resource):
         complete contents are read then. Raises SinceViolation for a time before which history was given up.
         """
         newest = parse_flag(newest, "newest")
-        wanted: dict[str, Any] = {
-            "columns": columns, "key": key, "key_from": key_from, "key_to": key_to, "keys": keys, "filter": filter,
-            "diff": diff,
-        }  # fmt: skip
-        return self._ask(lambda on: on.read(as_of, newest=newest, timeout=timeout, **wanted))
+        asked = Asked(columns, key, key_from, key_to, keys, filter, diff)
+        return self._ask(lambda on: on.read(as_of, asked, newest=newest, timeout=timeout))
 
     def count(self, as_of: TimeLike | None = None, *, timeout: float | None = None) -> int:
         """How many rows there are as of a time; see `read`."""
@@ -249,20 +217,8 @@ class Table(Resource):
         as `changes` does.
         """
         limit = MAX_TIME if limit is None else parse_integer(limit, "limit", 1, MAX_TIME)
-        counts: dict[int, list[int]] = {}
-        with self._kept_changes(from_, to, timeout) as changes:
-            kind = changes.schema.field(TIME).type
-            for batch in changes.batches():
-                times, diffs = batch.column(TIME).cast(pa.int64()).to_numpy(), integers(batch.column(DIFF))
-                for sign, place in ((1, 0), (-1, 1)):
-                    found = diffs * sign > 0
-                    at, index = np.unique(times[found], return_inverse=True)
-                    for time, total in zip(at.tolist(), _sums(index, np.abs(diffs[found]), at.size), strict=True):
-                        counts.setdefault(time, [0, 0])[place] += total
-        newest = sorted(counts, reverse=True)[:limit]
-        columns = [pa.array(newest, pa.int64()).cast(kind)]
-        columns += [pa.array([counts[time][place] for time in newest], pa.int64()) for place in (0, 1)]
-        return pa.table(columns, names=[TIME, "added", "retracted"])
+        with kept_changes(self, from_, to, timeout) as changes:
+            return counted_by_time(changes, limit)
 
     def restore(self, to: TimeLike, *, dry_run: bool = False, timeout: float | None = None) -> Done:
         """Make the contents what they were as of the time `to`, in one commit. History stays as it is.
@@ -273,7 +229,7 @@ class Table(Resource):
         written. Raises SinceViolation for a time before since, NotComplete for one that may still change, and TimedOut.
         """
         dry_run = parse_flag(dry_run, "dry_run")
-        return _done(self._ask(lambda on: on.restore(to, dry_run=dry_run, timeout=timeout)), by_key=False)
+        return self._ask(lambda on: on.restore(to, dry_run=dry_run, timeout=timeout))
 
     def describe(self) -> TableDescription:
         """What it is by now, and how far it has come: its columns, since, upper, retention and holds."""
@@ -283,11 +239,15 @@ class Table(Resource):
         """Add value columns at the end, all nullable: `schema` is the newest one with them. Answers their names.
 
         Older rows have null there, as of any time. This handle has them from now on; those that are open elsewhere stay
-        in their columns. Where `schema` is what the table has, nothing is changed; with `dry_run` neither. Raises
-        SchemaMismatch for any other schema, and InvalidUsage for a table of a timeline.
+        in their columns, in which the table can also be opened from now on. They change rows in which the new columns
+        are null, and no others. Where `schema` is what the table has, nothing is changed; with `dry_run` neither. On a
+        timeline, programs of the release before cannot use the table any more; with a WAL, none of those that share it.
+        A call that was cut short is repeated, or finished by any process.
+
+        Raises SchemaMismatch for any other schema, and InvalidUsage while a copy of the table is under way, and for a
+        table with a WAL on a store without transactions.
         """
-        on, dry_run = self._on(), parse_flag(dry_run, "dry_run")
-        schema = with_times(check_schema(schema), on.schema.times)
+        dry_run, schema = parse_flag(dry_run, "dry_run"), with_times(check_schema(schema), self.schema.times)
         added = self._ask(lambda on: on.evolve(schema, dry_run=dry_run))
         if not dry_run:
             self._carrier.close()  # what it has open is of the older columns
@@ -309,9 +269,9 @@ class Table(Resource):
     def set_hold(self, hold: str, since: TimeLike, *, opaque: bytes = b"") -> None:
         """Keep history from `since` on, durably, whatever the retention, until `release_hold`.
 
-        A hold never gives history up: see `downgrade_hold`. Raises SinceViolation for history that is given up, or
-        before the hold's own time, and GivesUpHistory for a time beyond the newest, and where nothing else keeps the
-        history before `since`, as without a retention. `opaque` is its fencing value.
+        A hold never gives history up: without a retention, what is before it is kept as well. See `downgrade_hold`.
+        Raises SinceViolation for history that is given up, or before the hold's own time, and GivesUpHistory for a time
+        beyond the newest. `opaque` is its fencing value.
         """
         self._ask(lambda on: on.client.set_hold(*on.hold_of(hold), since, opaque=opaque))
 
@@ -365,12 +325,10 @@ class Table(Resource):
         shards = None if shards is None else parse_integer(shards, "shards", 1, MOST_SHARDS)
         timeout = None if timeout is None else parse_seconds(timeout)
         timeline = parse_timeline(timeline, make_timeline)
-        on = self._on()
         if shards is not None and timeline is not None:
-            raise InvalidUsage(
-                "promote takes shards or a timeline: a table that joins a timeline stays on its one shard"
-            )
+            raise InvalidUsage("promote takes shards or a timeline: a table that joins one stays on its one shard")
         how = {"make_timeline": make_timeline, "losing": parse_losing(losing), "timeout": timeout}
+        on = self._carrier
         promoted = self._ask(lambda on: on.promote(shards, timeline, dry_run=dry_run, **how))
         if promoted and not dry_run:
             self._continue_on(on, promoted)
@@ -417,13 +375,10 @@ class Table(Resource):
         for carrier in (*self._former, self._carrier):
             carrier.close()
 
-    def _on(self) -> Carrier:
-        self._check_open()
-        return self._carrier
-
     def _ask(self, call: Callable[[Carrier], T]) -> T:
         """What the carrier answers; if it was promoted by whomever, and so did nothing, what the one after it does."""
-        on = self._on()
+        self._check_open()
+        on = self._carrier
         try:
             return call(on)
         except MemberOf as error:
@@ -437,36 +392,7 @@ class Table(Resource):
             self._former.append(on)  # first, as answers that it gave may still be read
             self._carrier = moved
 
-    def _execute(
-        self, make: Callable[[Schema], Statement], token: bytes | None, timeout: float | None, *, dry_run: bool
-    ) -> Done:
-        return _done(self._ask(lambda on: on.execute(make, token=token, timeout=timeout, dry_run=dry_run)))
-
-    def _kept_changes(self, from_: TimeLike | None, to: TimeLike | None, timeout: float | None) -> Changes:
-        """The changes after `from_`; by default after since, before which there are none that can be told."""
-        while True:
-            since = self.describe().since.time
-            start = from_ if from_ is not None else since or None
-            try:
-                return self.changes(start, to, timeout=timeout)
-            except SinceViolation:
-                if from_ is not None or self.describe().since.time == since:
-                    raise
+    def _execute(self, make: Make, token: bytes | None, timeout: float | None, *, dry_run: bool) -> Done:
+        return self._ask(lambda on: on.execute(make, token=token, timeout=timeout, dry_run=dry_run))
 
     __reduce__ = not_pickled("A table", "Open it in the other process: persist.open(client.url).table(name)")
-
-
-def _done(answer: Any, *, by_key: bool = True) -> Done:
-    """The answer of any carrier's verb. An append does not look at keys, so it counts none."""
-    time = getattr(answer, "time", None)
-    if not by_key and answer.token and time is None:
-        time = answer.upper.time - 1
-    counts = {field: getattr(answer, field, 0) for field in ("inserted", "updated", "unchanged", "deleted") if by_key}
-    return Done(time, answer.count, answer.token, answer.cost, **counts)
-
-
-def _sums(index: np.ndarray, values: np.ndarray, size: int) -> list[int]:
-    """The sum of the values of each group."""
-    sums = np.zeros(size, np.int64)
-    np.add.at(sums, index, values)
-    return [int(each) for each in sums]

@@ -19,6 +19,7 @@ from persist_lib.frontier import at
 from persist_lib.kernel.columns import at_time
 from persist_lib.relation.next_time import Named
 from persist_lib.relation.row_selection import RowSelection
+from persist_lib.relation.view import widened
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.timeline.table_snapshot import TableSnapshot, in_memory
 from persist_lib.timeline.timeline import AsOf, Line, Sender, Want
@@ -75,7 +76,8 @@ class YoloLine(Line):
         """Appends to the table, if its upper is right after that time and no other rendition followed."""
         ((view, table),) = changes
         lower, time = name.lower.time or 0, name.time
-        write, rows, span = self._writer(view), at_time(table, time), view.timeline().last
+        write, span = self._writer(view), view.timeline().last
+        rows = widened(at_time(table, time), write.schema.updates)
 
         def send(doubt: Indeterminate | None) -> bool:
             left_s = deadline.left_s()
@@ -140,7 +142,7 @@ class YoloLine(Line):
             self.look()
         if at(time) < view.reader.since:
             with self.older(name) as old:
-                return self.base(old, old.timeline().at(time), time, want).read_now()
+                return self.base(old, old.timeline().at(time), time, want)._read_now()
         found = self.base(view, span, time, want)
         self._let_go(view, view.upper(span))
         return found
@@ -155,7 +157,7 @@ class YoloLine(Line):
     def _writer(self, view: View) -> CollectionWriter:
         command = view.timeline().last.command
         known = self._writers.get(view.id)
-        if known is None or known[0] != command:
+        if known is None or known[0] != command or not view.schema.comes_before(known[1].schema):
             if known is not None:
                 known[1].close()
             self._writers[view.id] = known = command, CollectionWriter(self.client, view.record, "ms", None)

@@ -12,10 +12,12 @@ from persist_lib.errors import LeaseExpired, PersistError
 from persist_lib.frontier import Antichain, at
 from persist_lib.kernel.columns import at_time
 from persist_lib.kernel.consolidate import consolidate
+from persist_lib.relation.held import kept_of
 from persist_lib.relation.listen import Listener
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.runtime.follow import Follow
 from persist_lib.schema.empty import empty_table
+from persist_lib.schema.schema import Schema
 from persist_lib.timeline.timeline import Line
 from persist_lib.timeline.view import pause
 from persist_lib.timeline.wal_timeline import WalLine
@@ -28,13 +30,15 @@ class TableListen(Listener):
     the timeline's. In YOLO mode it goes as far as the table was written, advanced or read.
     """
 
-    def __init__(self, line: Line, name: str, as_of: int, until: Antichain, timeout_s: float | None) -> None:
+    def __init__(
+        self, line: Line, name: str, as_of: int, until: Antichain, timeout_s: float | None, schema: Schema | None
+    ) -> None:  # fmt: skip
         self._line, self._pins = line, line.pinned(as_of)
         self._pins.__enter__()  # SUBTLE: first, as a view lets go of what is not pinned
         line.look()
-        self._view = line.view(name)
+        self._view = line.view(name, schema)
         super().__init__(self._view.reader, as_of, until, timeout_s)
-        self.reader.check_since(as_of)
+        kept_of(self._reader).check_since(as_of)
 
     def close(self) -> None:
         if not self._is_closed:
@@ -43,14 +47,14 @@ class TableListen(Listener):
             with suppress(LeaseExpired):
                 self._line.close()
 
-    def keeps(self, _failure: PersistError) -> bool:
+    def _keeps(self, _failure: PersistError) -> bool:
         """A step of which nothing was given begins again after any failure."""
         return False
 
-    def pause(self) -> None:
+    def _pause(self) -> None:
         pause(self._deadline)
 
-    def let_go(self) -> None:
+    def _let_go(self) -> None:
         reached = (self.frontier.time or 1) - 1
         newer = self._line.pinned(reached)
         newer.__enter__()
@@ -59,13 +63,13 @@ class TableListen(Listener):
         own = self._view.upper(self._view.timeline().last)  # it may be behind the WAL
         self._view.let_go(min(self._line.oldest(reached), own - 1))
 
-    def fetch(self) -> Iterator[None]:
+    def _fetch(self) -> Iterator[None]:
         """Make due what was committed since the last step."""
         self._line.look()
         self._view.freshen(self._line.heads)
         upper = self._upper() if self.until.time is None else min(self._upper(), self.until.time)
         if upper > (self.frontier.time or 0):
-            yield from self.step(self._updates(upper), at(upper))
+            yield from self._step(self._updates(upper), at(upper))
 
     def _updates(self, upper: int) -> Iterator[pa.Table]:
         line, view, first = self._line, self._view, self.frontier.time or 0

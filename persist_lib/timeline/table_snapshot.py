@@ -26,13 +26,13 @@ class TableSnapshot(SnapshotOf[PlaceContents | MemoryContents]):
     ) -> None:
         super().__init__(Named("table", name), as_of, view, parts, runtime, Spending())
 
-    def read_now(self) -> TableSnapshot:
+    def _read_now(self) -> TableSnapshot:
         """The same in memory, as the reader of its shards is closed after this."""
-        parts = [MemoryContents(self._view.schema, self.consolidated_table())]
+        parts = [MemoryContents(self._view.schema, self._consolidated_table())]
         return TableSnapshot(self.name, self.as_of, self._view, parts, self._runtime)
 
 
 def in_memory(name: str, as_of: int, wanted: RowSelection, rows: pa.Table, runtime: Runtime) -> TableSnapshot:
     """The wanted rows, which were read already, with all their columns."""
-    view = View(wanted.schema, wanted.columns, 0, diff=wanted.diff)
+    view = View(wanted.shown or wanted.schema, wanted.columns, 0, diff=wanted.diff)
     return TableSnapshot(name, as_of, view, [MemoryContents(wanted.schema, wanted.narrowed(rows))], runtime)

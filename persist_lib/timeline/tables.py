@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeVar, get_args
+from typing import TYPE_CHECKING, TypeVar, Unpack, get_args
 
 import pyarrow.compute as pc
 
 from persist_lib.arguments import not_pickled, parse_flag, parse_seconds, parse_text, shown
 from persist_lib.catalog.changes import integer_times
 from persist_lib.catalog.collection_arguments import Retention
+from persist_lib.catalog.command_log import Acting
+from persist_lib.catalog.controller import create_table
 from persist_lib.catalog.describe import Description, Tended
 from persist_lib.catalog.effects import settle
 from persist_lib.catalog.names import parse_collection_name
@@ -23,7 +24,7 @@ from persist_lib.relation.changes import Changes, MemoryUpdates
 from persist_lib.relation.listen import Updates
 from persist_lib.relation.next_time import Named, bounds_of, since_of
 from persist_lib.relation.reader import PURPOSE_LETTERS
-from persist_lib.relation.row_selection import Asked
+from persist_lib.relation.row_selection import Asked, ReadArguments, RowSelection
 from persist_lib.relation.statements import Change, Delete, Done, Insert, Statement, Update, Upsert
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.runtime.resource import Resource
@@ -48,7 +49,7 @@ DEFAULT = "default"
 T = TypeVar("T")
 
 
-class Tables(Resource):
+class Tables(Acting, Resource):
     """Tables: rows that people change, with times minted for them. Safe to use from several threads.
 
         tables = client.controller().tables()
@@ -71,17 +72,9 @@ class Tables(Resource):
         self._timelines = Timelines(controller.catalog, self._owner)
 
     def create(
-        self,
-        name: str,
-        schema: Schema,
-        *,
-        shards: int = 1,
-        timeline: str = DEFAULT,
-        mode: TableMode | None = None,
-        retention: Retention = None,
-        command: str | None = None,
-        timeout: float | None = None,
-    ) -> Description:
+        self, name: str, schema: Schema, *, shards: int = 1, timeline: str = DEFAULT, mode: TableMode | None = None,
+        retention: Retention = None, command: str | None = None, timeout: float | None = None,
+    ) -> Description:  # fmt: skip
         """Create a table of `shards` shards on a timeline, which is created with its first table, in this `mode`.
 
         `mode` is "yolo" (the default) or "wal"; for a timeline that is there, it is the timeline's if it is not given.
@@ -98,9 +91,7 @@ class Tables(Resource):
         self._settle_drop(name, self._deadline(timeout))
         made = self._timelines.make(parse_collection_name(timeline), mode, self._deadline(timeout))
         append_mode: Mode = "append" if made.mode == "wal" else "compare_and_append"
-        return self.controller._create(  # noqa: SLF001 - the one door for tables
-            name, schema, shards, append_mode, None, retention, made.id, command, timeout
-        )
+        return create_table(self.controller, name, schema, shards, append_mode, retention, made.id, command, timeout)
 
     def list(self) -> list[str]:
         """The names of all tables, sorted."""
@@ -127,37 +118,26 @@ class Tables(Resource):
         nothing was written; TimedOut (the same); NotFound; and Indeterminate if it is not known whether it was written:
         ask `outcome` with the token of the error.
         """
-        return self.execute(name, lambda schema: Insert(name, schema, rows), timeout, dry_run=dry_run)
+        return self._execute(name, lambda schema: Insert(name, schema, rows), timeout, dry_run=dry_run)
 
     def upsert(self, name: str, rows: object, *, dry_run: bool = False, timeout: float | None = None) -> Done:
         """Make each of `rows` the one row of its key, against the rows just before it. Raises as `insert` does.
 
         What a caller read before is not looked at again: `update`, or a transaction, does not go over what others did.
         """
-        return self.execute(name, lambda schema: Upsert(name, schema, rows), timeout, dry_run=dry_run)
+        return self._execute(name, lambda schema: Upsert(name, schema, rows), timeout, dry_run=dry_run)
 
     def delete(
-        self,
-        name: str,
-        keys: object = None,
-        *,
-        filter: pc.Expression | None = None,  # noqa: A002 - what every reader of Arrow calls it
-        dry_run: bool = False,
+        self, name: str, keys: object = None, *, filter: pc.Expression | None = None, dry_run: bool = False,
         timeout: float | None = None,
-    ) -> Done:
+    ) -> Done:  # fmt: skip
         """Take rows away: those of these keys, or those that a filter keeps. Raises as `insert` does."""
-        return self.execute(name, lambda schema: Delete(name, schema, keys, filter), timeout, dry_run=dry_run)
+        return self._execute(name, lambda schema: Delete(name, schema, keys, filter), timeout, dry_run=dry_run)
 
     def update(
-        self,
-        name: str,
-        change: Change,
-        keys: object = None,
-        *,
-        filter: pc.Expression | None = None,  # noqa: A002 - what every reader of Arrow calls it
-        dry_run: bool = False,
-        timeout: float | None = None,
-    ) -> Done:
+        self, name: str, change: Change, keys: object = None, *, filter: pc.Expression | None = None,
+        dry_run: bool = False, timeout: float | None = None,
+    ) -> Done:  # fmt: skip
         """Change value columns of the rows of these keys, of those that a filter keeps, or of all.
 
             tables.update("accounts", {"cents": pc.field("cents") * 2}, filter=pc.field("cents") < 0)
@@ -166,7 +146,7 @@ class Tables(Resource):
         which returns a table of as many rows, in their order, with the same keys. It may be called several times.
         Raises as `insert` does.
         """
-        return self.execute(name, lambda schema: Update(name, schema, change, keys, filter), timeout, dry_run=dry_run)
+        return self._execute(name, lambda schema: Update(name, schema, change, keys, filter), timeout, dry_run=dry_run)
 
     def transaction(
         self, timeline: str = DEFAULT, *, dry_run: bool = False, timeout: float | None = None
@@ -201,21 +181,13 @@ class Tables(Resource):
         return time
 
     def read(
-        self,
-        name: str,
-        as_of: TimeLike | None = None,
-        *,
-        columns: Sequence[str] | None = None,
-        key: Sequence[object] | None = None,
-        key_from: Sequence[object] | None = None,
-        key_to: Sequence[object] | None = None,
-        keys: object = None,
-        filter: pc.Expression | None = None,  # noqa: A002 - what every reader of Arrow calls it
-        diff: bool = False,
-        newest: bool = False,
-        timeout: float | None = None,
-    ) -> TableSnapshot:
-        """The rows of a table as of a time: by default, all that was acknowledged before this call. See `snapshot`.
+        self, name: str, as_of: TimeLike | None = None, *, newest: bool = False, timeout: float | None = None,
+        schema: Schema | None = None, **asked: Unpack[ReadArguments],
+    ) -> TableSnapshot:  # fmt: skip
+        """The rows of a table as of a time: by default, all that was acknowledged before this call.
+
+        Which rows and columns is said as for `ReadHandle.snapshot`, by `columns`, `key`, `key_from`, `key_to`, `keys`,
+        `filter` and `diff`.
 
         A time is complete when no write can come there any more. A client that may write completes one that the store's
         clock has passed, by an empty append. For a later time, and in a client that may only read, this raises
@@ -223,20 +195,29 @@ class Tables(Resource):
         then. The answer's `as_of` says of which time they are; -1: of none, as nothing was written yet. A client that
         may only read gets those for the default, too, where the table is behind its timeline.
 
+        With a `schema`, one that the table has or had before columns were added, it is read in these columns.
+
         Raises SinceViolation for a time before which history was given up, and NotFound.
         """
         newest = parse_flag(newest, "newest")
         deadline = self._deadline(timeout)
-        want = Asked(columns, key, key_from, key_to, keys, filter, diff).of
-        time = None if as_of is None else self._times().as_of(as_of)
-        asked = AsOf(time, newest, timeout is not None)
-        return self._timelines.with_table(name, lambda line: line.snapshot(name, asked, want, deadline))
+        rows = Asked(**asked)
 
-    def listen(self, name: str, as_of: TimeLike, *, until: object = TOP, timeout: float | None = None) -> TableListen:
+        def want(had: Schema) -> RowSelection:
+            return rows.of(had) if schema is None or not schema.comes_before(had) else rows.of(schema).within(had)
+
+        time = None if as_of is None else self._times().as_of(as_of)
+        when = AsOf(time, newest, timeout is not None)
+        return self._timelines.with_table(name, lambda line: line.snapshot(name, when, want, deadline))
+
+    def listen(
+        self, name: str, as_of: TimeLike, *, until: object = TOP, timeout: float | None = None,
+        schema: Schema | None = None,
+    ) -> TableListen:  # fmt: skip
         """An iterator of what happens to a table after `as_of`. The snapshot as of then and all updates add up.
 
         It ends at the frontier `until`. It raises TimedOut when nothing comes for `timeout` seconds (None: it waits for
-        ever).
+        ever). `schema` is as in `read`; a listener keeps the columns that it began in.
         """
         times = self._times()
         time, end = times.as_of(as_of), times.frontier(until, "until")
@@ -244,18 +225,20 @@ class Tables(Resource):
 
         def act(line: Line) -> TableListen:
             own = line_of(self.controller.catalog, line.record, self._owner or "listen")
-            return TableListen(own, name, time, end, timeout)
+            return TableListen(own, name, time, end, timeout, schema)
 
         return self._timelines.with_table(name, act)
 
     def changes(
-        self, name: str, from_: TimeLike | None, to: TimeLike | None = None, *, timeout: float | None = None
-    ) -> Changes:
+        self, name: str, from_: TimeLike | None, to: TimeLike | None = None, *, timeout: float | None = None,
+        schema: Schema | None = None,
+    ) -> Changes:  # fmt: skip
         """All that happened to a table after the time `from_`, up to and with `to`: by default, the newest time.
 
         The updates, with `_time` and `_diff`, are in memory. None for `from_` means from the beginning on. The rows as
         of `from_` and these add up to the rows as of `to`. Raises as `read` does, SinceViolation when `from_` is before
-        since (None: when any history was given up), and InvalidUsage where `to` is before `from_`.
+        since (None: when any history was given up), and InvalidUsage where `to` is before `from_`. `schema` is as in
+        `read`.
         """
         times = self._times()
         first = None if from_ is None else times.as_of(from_, "from_")
@@ -263,10 +246,12 @@ class Tables(Resource):
         if first is not None and last is not None and last < first:
             raise InvalidUsage(f"changes go forward: to must be {first} or later, got {last}", from_=from_, to=to)
         with self.read(name, last, keys=[], timeout=timeout) as snapshot:  # waits, and advances a table that lags
-            end, schema = max(first or 0, snapshot.as_of), snapshot.shard_schema()
-        with Spending() as spent, self.listen(name, first or 0, until=end + 1, timeout=timeout) as listener:
+            end = max(first or 0, snapshot.as_of)
+        listening = self.listen(name, first or 0, until=end + 1, timeout=timeout, schema=schema)
+        with Spending() as spent, listening as listener:
             found = [integer_times(event.table) for event in listener if isinstance(event, Updates)]
-        return Changes(held.Named("table", name), schema, first, end, [MemoryUpdates(schema, found)], spent)
+            had = listener.schema
+        return Changes(held.Named("table", name), had, first, end, [MemoryUpdates(had, found)], spent)
 
     def apply(self, timeline: str = DEFAULT, *, timeout: float | None = None) -> Applied:
         """Copy what transactions wrote from the WAL to their tables. Any number of processes may do so, at any time.
@@ -289,10 +274,6 @@ class Tables(Resource):
     def timelines(self) -> dict[str, TableMode]:
         """The timelines of this catalog by name, and the mode of each."""
         return {record.name: record.mode for record in self._timelines.records()}
-
-    def with_wal(self, timeline: str, deadline: Deadline) -> TimelineRecord:
-        """The timeline of this name, made if it is not there. Raises InvalidUsage for one without a WAL."""
-        return self._timelines.make(parse_collection_name(timeline), "wal", deadline)
 
     def timeline_of(self, name: str) -> tuple[str, TableMode]:
         """The timeline of a table, and its mode. Raises NotFound, and InvalidUsage for a collection."""
@@ -327,20 +308,24 @@ class Tables(Resource):
 
     __reduce__ = not_pickled("Tables", "Open them in the other process")
 
-    def execute(
-        self, name: str, make: Callable[[Schema], Statement], timeout: float | None = None, *, dry_run: bool = False
-    ) -> Done:
-        """Carry out the statement that `make` makes for the table's schema. It may be made several times."""
+    def _execute(
+        self, name: str, make: Callable[[Schema], Statement], timeout: float | None = None, *, dry_run: bool = False,
+        schema: Schema | None = None,
+    ) -> Done:  # fmt: skip
         dry_run = parse_flag(dry_run, "dry_run")
         if not dry_run:
             self._writable("a change")
         deadline = self._deadline(timeout)
 
         def act(line: Line) -> Done:
+            made: list[Statement] = []  # once: what it is made of may be an iterator
+
             def call() -> Done:
                 line.look()
                 view = line.view(name)
-                return run(line, view, make(view.schema), deadline, dry_run=dry_run)
+                if not made:
+                    made.append(make(schema or view.schema))
+                return run(line, view, made[0], deadline, dry_run=dry_run)
 
             return line.again(call, deadline)
 
@@ -358,9 +343,18 @@ class Tables(Resource):
         """Relative times count from the store's clock, as it mints the times of tables."""
         return Times("ms", self.client.consensus.now)
 
-    def _writable(self, what: str) -> None:
-        if self.client.read_only:
-            raise InvalidUsage(f"{what} needs a client that may write; this one was opened with read_only=True")
 
-    def _deadline(self, timeout: float | None) -> Deadline:
-        return self.client.runtime.deadline(self.client.config.timeout_s if timeout is None else parse_seconds(timeout))
+def execute(
+    tables: Tables, name: str, make: Callable[[Schema], Statement], timeout: float | None = None, *,
+    dry_run: bool = False, schema: Schema | None = None,
+) -> Done:  # fmt: skip
+    """Carry out the statement that `make` makes for a table's schema, or for an older one that it had.
+
+    In an older one, rows that have something in newer columns are not changed: SchemaMismatch.
+    """
+    return tables._execute(name, make, timeout, dry_run=dry_run, schema=schema)
+
+
+def with_wal(tables: Tables, timeline: str, deadline: Deadline) -> TimelineRecord:
+    """The timeline of this name, made if it is not there. Raises InvalidUsage for one without a WAL."""
+    return tables._timelines.make(parse_collection_name(timeline), "wal", deadline)

@@ -202,8 +202,11 @@ class Line(ABC):
         """Ask for the newest seqnos of the timeline's shards: one request."""
         self.heads.look()
 
-    def view(self, name: str) -> View:
-        """The table of this name, as of the last look. Raises NotFound, and InvalidUsage if it is not on this line."""
+    def view(self, name: str, schema: Schema | None = None) -> View:
+        """The table of this name, as of the last look. Raises NotFound, and InvalidUsage if it is not on this line.
+
+        With a `schema`, which it has or had, a view that is opened now stays in these columns.
+        """
         record = self._find(name)
         with self.lock:
             view = self._views.get(record.id)
@@ -212,19 +215,20 @@ class Line(ABC):
                 self._freshen(view)
                 if view.is_current():
                     return view
-                view.close()
-            self._views[record.id] = view = View(self.client, record, self.owner)
+                if view.is_handed_over():  # else what reads by it continues, in its columns
+                    view.close()
+            self._views[record.id] = view = View(self.client, record, self.owner, schema)
             self._freshen(view)
             return view
 
-    def current(self, view: View) -> View:
-        """The same table, after others committed. Raises SchemaMismatch if it has other columns now."""
+    def current(self, view: View, schema: Schema) -> View:
+        """The same table, after others committed. Raises SchemaMismatch if it has not these columns, or more, now."""
         found = self.view_of(view.record)
-        if found.schema != view.schema:
+        if not schema.comes_before(found.schema):
             raise SchemaMismatch(
                 f"table {view.name!r} was handed over to a rendition with other columns since: {found.schema}. "
                 "Nothing was written; begin again",
-                table=view.name, expected=view.schema, actual=found.schema,
+                table=view.name, expected=schema, actual=found.schema,
             )  # fmt: skip
         return found
 
@@ -309,7 +313,8 @@ class Line(ABC):
         handles, client = view.handles(span), self.client
         wanted = want(handles[0].schema)
         parts = [PlaceContents(handle, as_of, wanted) for handle in handles]
-        shown = view_of(wanted.schema, span.rendition, wanted.columns, client.config.merge_bytes, diff=wanted.diff)
+        schema, merge_bytes = wanted.shown or wanted.schema, client.config.merge_bytes
+        shown = view_of(schema, span.rendition, wanted.columns, merge_bytes, diff=wanted.diff)
         return TableSnapshot(view.name, as_of, shown, parts, client.runtime)
 
     @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, Unpack
 
 import pyarrow as pa
 
@@ -15,8 +15,9 @@ from persist_lib.kernel.by_key import Counts
 from persist_lib.kernel.keyset import Keys
 from persist_lib.kernel.order import take
 from persist_lib.location.wrap.spending import Spending
-from persist_lib.relation.row_selection import Asked, RowSelection, added_up
+from persist_lib.relation.row_selection import Asked, ReadArguments, RowSelection, added_up
 from persist_lib.relation.statements import Apply, Change, Delete, Done, Insert, Statement, Update, Upsert
+from persist_lib.relation.view import widened
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import Schema
@@ -38,25 +39,27 @@ def run(line: Line, view: View, statement: Statement, deadline: Deadline, *, dry
 
     With `dry_run`, only say what it would do to what is there now.
     """
-    wanted, schema = statement.wanted, view.schema
-    old, seen = empty_table(schema.contents), -1
-    is_read, races = False, 0
+    wanted, schema = statement.wanted, statement.schema
+    old, seen, races = empty_table(schema.contents), -1, 0
+    read: Schema | None = None  # the columns in which `old` was read, which may be more than the statement's
     with Spending() as spent, ExitStack() as pins:
         while True:
             with ExitStack() as newer:
                 as_of = newer.enter_context(line.at_newest(view, deadline))
-                view = line.current(view)
+                view = line.current(view, schema)
                 if wanted is not None:
-                    more = line.changed(view, seen, as_of, wanted) if is_read else None
+                    mine = wanted._replace(schema=view.schema)
+                    more = line.changed(view, seen, as_of, mine) if read == view.schema else None
                     if more is None:
-                        old = line.contents(view, as_of, wanted, deadline)
+                        old = line.contents(view, as_of, mine, deadline)
                     elif more.num_rows:
-                        old = added_up(schema, old, more)
-                    is_read = True
+                        old = added_up(view.schema, old, more)
+                    read = view.schema
                 seen = as_of
                 pins.close()
                 pins.push(newer.pop_all())
-            changes, counts = statement.changes(old)
+            had = statement.in_its_columns(old, f"table {view.name!r}", table=view.name)
+            changes, counts = statement.changes(had)
             if dry_run or not changes.num_rows:
                 return Done(None, changes.num_rows, b"", spent.cost, *counts)
             done = line.try_commit([(view, changes)], as_of, deadline)
@@ -92,34 +95,21 @@ class Transaction:
         return self._do(table, lambda schema: Insert(table, schema, rows))
 
     def upsert(self, table: str, rows: object) -> Counts:
-        """Make each row the one row of its key."""
+        """Make each row the one row of its key. Value columns that it lacks keep what the row of its key has."""
         return self._do(table, lambda schema: Upsert(table, schema, rows))
 
-    def delete(self, table: str, keys: object = None, *, filter: pc.Expression | None = None) -> Counts:  # noqa: A002
+    def delete(self, table: str, keys: object = None, *, filter: pc.Expression | None = None) -> Counts:
         """Take rows away, by their keys or by a filter."""
         return self._do(table, lambda schema: Delete(table, schema, keys, filter))
 
-    def update(
-        self,
-        table: str,
-        change: Change,
-        keys: object = None,
-        *,
-        filter: pc.Expression | None = None,  # noqa: A002
-    ) -> Counts:
+    def update(self, table: str, change: Change, keys: object = None, *, filter: pc.Expression | None = None) -> Counts:
         """Change value columns of the rows of these keys, or that a filter keeps; of all rows without either."""
         return self._do(table, lambda schema: Update(table, schema, change, keys, filter))
 
     def apply(
-        self,
-        table: str,
-        upserts: object = None,
-        deletes: object = None,
-        *,
-        appends: object = None,
-        only_if: pc.Expression | None = None,
-        order_by: str | None = None,
-    ) -> Counts:
+        self, table: str, upserts: object = None, deletes: object = None, *, appends: object = None,
+        only_if: pc.Expression | None = None, order_by: str | None = None,
+    ) -> Counts:  # fmt: skip
         """Upsert rows, delete keys and add rows at once, as `Table.apply` does; against what this transaction sees."""
 
         def make(schema: Schema) -> Statement:
@@ -127,21 +117,10 @@ class Transaction:
 
         return self._do(table, make)
 
-    def read(
-        self,
-        table: str,
-        *,
-        columns: Sequence[str] | None = None,
-        key: Sequence[object] | None = None,
-        key_from: Sequence[object] | None = None,
-        key_to: Sequence[object] | None = None,
-        keys: object = None,
-        filter: pc.Expression | None = None,  # noqa: A002 - what every reader of Arrow calls it
-        diff: bool = False,
-    ) -> TableSnapshot:
+    def read(self, table: str, **asked: Unpack[ReadArguments]) -> TableSnapshot:
         """The rows as of `as_of`, with what this transaction has changed. The arguments are those of a snapshot."""
         view = self._view(table)
-        wanted = Asked(columns, key, key_from, key_to, keys, filter, diff).of(view.schema)
+        wanted = Asked(**asked).of(view.schema)
         return in_memory(table, self.as_of, wanted, self._contents(view, wanted.whole()), self._line.client.runtime)
 
     def commit(self) -> Done:
@@ -198,13 +177,16 @@ class Transaction:
             old = self._contents(view, statement.wanted)
         changes, counts = statement.changes(old)
         before = self._pending.get(view.id, (view, old.slice(0, 0)))[1]
-        self._pending[view.id] = view, added_up(view.schema, before, changes)
+        self._pending[view.id] = view, added_up(view.schema, widened(before, view.schema.contents), changes)
         return counts
 
     def _contents(self, view: View, wanted: RowSelection) -> pa.Table:
         rows = self._line.contents(view, self.as_of, wanted, self._deadline())
         pending = self._pending.get(view.id)
-        return rows if pending is None else added_up(view.schema, rows, wanted.kept(pending[1]))
+        if pending is None:
+            return rows
+        # SUBTLE: columns that came since are null in it, as in all that this transaction sees.
+        return added_up(view.schema, rows, wanted.kept(widened(pending[1], view.schema.contents)))
 
     def _view(self, table: str) -> View:
         self._check_open()
@@ -217,7 +199,7 @@ class Transaction:
             for view, _ in changes:
                 if view.id in line.gone:
                     raise line.dropped(view.name)
-                if from_ < line.since or (entries := line.entries(view.id, from_, to)).has_mark():
+                if from_ < line.since or (entries := line.entries(view.id, from_, to)).has_break():
                     raise WriteConflict(
                         f"table {view.name!r} was handed over to another rendition, or this process was away for "
                         "longer than its lease, since the transaction began. Nothing was written; run it again",

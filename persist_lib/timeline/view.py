@@ -12,6 +12,7 @@ from persist_lib.client import Client
 from persist_lib.frontier import TOP, Antichain, at
 from persist_lib.ids import SeqNo
 from persist_lib.relation.changes import changes_known
+from persist_lib.relation.held import kept_of
 from persist_lib.relation.reader import ReadHandle
 from persist_lib.relation.row_selection import RowSelection, added_up
 from persist_lib.relation.snapshot import PlaceContents
@@ -53,9 +54,9 @@ class Heads:
 class View:
     """A reader of a table's collection, which asks the location only for what is known to have changed."""
 
-    def __init__(self, client: Client, record: CollectionRecord, owner: str) -> None:
-        self.client, self.record = client, record
-        self.reader = CollectionReader(client, record, "ms", None, owner or "table")
+    def __init__(self, client: Client, record: CollectionRecord, owner: str, schema: Schema | None = None) -> None:
+        self.client, self.record, self._stays = client, record, schema is not None
+        self.reader = CollectionReader(client, record, "ms", schema, owner or "table")
         self.command = self.timeline().last.command
         self.checked = -1
         """Up to which time the WAL was known to be applied when all shards were read last."""
@@ -93,9 +94,18 @@ class View:
             for name in span.rendition.names:
                 self.client.machine(name).fetch()
 
+    def is_handed_over(self) -> bool:
+        """Whether another rendition followed since it was opened."""
+        return self.timeline().last.command != self.command
+
     def is_current(self) -> bool:
-        """Whether no other rendition followed since it was opened."""
-        return self.timeline().last.command == self.command
+        """Whether it is still that rendition, in the newest columns unless it stays in others."""
+        if self.is_handed_over():
+            return False
+        return self._stays or self.schema == self._newest_schema(self.timeline().last.rendition)
+
+    def _newest_schema(self, rendition: RenditionRecord) -> Schema:
+        return self.client.machine(rendition.names[0]).state.schemas[-1]
 
     def upper(self, span: Span) -> int:
         """Up to where the shards of a span's rendition are complete, as far as this process has read."""
@@ -132,7 +142,7 @@ class View:
     def let_go(self, time: int) -> None:
         """Give up history before a time."""
         if time > 0:
-            self.reader.let_go(at(time))
+            kept_of(self.reader).let_go(at(time))
 
     def promise(self, upper: int, deadline: Deadline) -> Timeline:
         """See to it that no handover can be before `upper`, and return the timeline then."""
@@ -141,7 +151,10 @@ class View:
         return self.timeline()
 
     def writer(self, rendition: RenditionRecord) -> CollectionWriter:
-        """Writes one rendition, whichever is the table at the times that are written."""
+        """Writes one rendition, whichever is the table at the times that are written, in the newest columns known."""
+        known = self._writers.get(rendition.number)
+        if known is not None and not self._newest_schema(rendition).comes_before(known.schema):
+            self._writers.pop(rendition.number).close()
         if rendition.number not in self._writers:
             self._writers[rendition.number] = CollectionWriter(self.client, self.record, "ms", rendition)
         return self._writers[rendition.number]

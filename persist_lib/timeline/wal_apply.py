@@ -111,7 +111,7 @@ def rounds(entries: Iterable[Entry], schema: Schema, end: int) -> Iterator[tuple
         if size > ROUND_BYTES and entry.time > newest:
             yield pa.concat_tables(pending), newest + 1
             pending, size = [empty_table(schema.updates)], 0
-        rows = at_time(entry.rows(schema), entry.time)
+        rows = at_time(entry.whole_rows(schema), entry.time)
         pending.append(rows)
         size, newest = size + rows.nbytes, entry.time
     yield pa.concat_tables(pending), end

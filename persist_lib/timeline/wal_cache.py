@@ -12,7 +12,8 @@ from typing import Literal
 
 import pyarrow as pa
 
-from persist_lib.errors import Corrupt
+from persist_lib.catalog.wal import EVOLVED
+from persist_lib.errors import Corrupt, InvariantViolated
 from persist_lib.kernel.columns import integers
 from persist_lib.kernel.packing import packed, unpacked
 from persist_lib.schema.schema import DIFF, Schema
@@ -44,8 +45,36 @@ class Entry:
         """What it takes in memory, about."""
         return len(self.data) + ENTRY_BYTES
 
+    @property
+    def is_break(self) -> bool:
+        """Whether it says that the contents are another table's from its time on, or gone; not that columns came."""
+        return self.is_mark and self.chunk != EVOLVED
+
+    def whole_rows(self, schema: Schema) -> pa.Table:
+        """Its rows for who writes them to the table. Raises InvariantViolated where these columns are not all it has.
+
+        Columns that are newer than the row are null in it.
+        """
+        if lost := [name for name in self._decoded().schema.names if name not in schema.contents.names]:
+            raise InvariantViolated(
+                f"the WAL has the columns {lost} at {self.time} for table {self.table}, which was read without them. "
+                "Nothing was written: they would be lost",
+                table=self.table, columns=lost,
+            )  # fmt: skip
+        return self.rows(schema)
+
     def rows(self, schema: Schema) -> pa.Table:
-        """Its rows in the table's columns. Columns that are newer than the row are null in it."""
+        """Its rows in a reader's columns. Columns that are newer than the row are null in it."""
+        found = self._decoded()
+        if found.schema.equals(schema.contents):
+            return found
+        columns = [
+            found.column(f.name).cast(f.type) if f.name in found.column_names else pa.nulls(found.num_rows, f.type)
+            for f in schema.contents
+        ]
+        return pa.table(columns, schema=schema.contents)
+
+    def _decoded(self) -> pa.Table:
         if self._rows is None:
             try:
                 self._rows = unpacked(self.data)
@@ -54,13 +83,7 @@ class Entry:
         found = self._rows
         if found.nbytes > len(self.data):
             self._rows = None  # it was compressed: keeping both would take more memory than `size` says
-        if found.schema.equals(schema.contents):
-            return found
-        columns = [
-            found.column(f.name).cast(f.type) if f.name in found.column_names else pa.nulls(found.num_rows, f.type)
-            for f in schema.contents
-        ]
-        return pa.table(columns, schema=schema.contents)
+        return found
 
 
 def encoded(rows: pa.Table) -> Iterator[bytes]:

@@ -18,13 +18,16 @@ from persist_lib.catalog.effects import HOLD
 from persist_lib.catalog.names import LAYER
 from persist_lib.catalog.records import TimelineRecord
 from persist_lib.catalog.renditions import Span
-from persist_lib.catalog.wal import DROPPED, SCHEMA, wal_shard
+from persist_lib.catalog.wal import DROPPED, EVOLVED, SCHEMA, wal_shard
 from persist_lib.errors import Indeterminate, LeaseExpired, SinceViolation, UpperMismatch
 from persist_lib.format.predicate import Where
 from persist_lib.frontier import at
 from persist_lib.relation.changes import Changes, changes_known
+from persist_lib.relation.conversions import selected
+from persist_lib.relation.held import kept_of
 from persist_lib.relation.next_time import Named
 from persist_lib.relation.reader import ReadHandle
+from persist_lib.relation.reader_lease import too_early
 from persist_lib.relation.row_selection import RowSelection, added_up
 from persist_lib.relation.writer import WriteHandle
 from persist_lib.runtime.ambient import Deadline
@@ -58,13 +61,13 @@ class Entries:
         """The same with marks. What is read from the WAL is not kept."""
         if self._older is not None:
             where = Where.of(SCHEMA.data, pc.field("table") == self._table)
-            for table in self._older.selected(COLUMNS, where):
+            for table in selected(self._older, COLUMNS, where):
                 yield from entries_of(table)
         yield from self._newer
 
-    def has_mark(self) -> bool:
+    def has_break(self) -> bool:
         """Whether the table became another one, or was dropped."""
-        return any(entry.is_mark for entry in self.all())
+        return any(entry.is_break for entry in self.all())
 
 
 class WalLine(Line):
@@ -106,7 +109,7 @@ class WalLine(Line):
 
     def changed(self, view: View, from_: int, to: int, wanted: RowSelection) -> pa.Table | None:
         """What the WAL has of it; None where the table became another one, or the tail begins later."""
-        if from_ < self.since or (entries := self.entries(view.id, from_, to)).has_mark():
+        if from_ < self.since or (entries := self.entries(view.id, from_, to)).has_break():
             return None
         return added_up(wanted.schema, *_rows(entries, wanted))
 
@@ -251,21 +254,26 @@ class WalLine(Line):
         done = self.oldest(self.floor)
         self.tail.forget(done)
         if not reader.read_only:
-            reader.let_go(at(done))
-        if (error := reader.expired(reader.machine.state)) is not None:
+            kept_of(reader).let_go(at(done))
+        if (error := kept_of(reader).expired(reader.machine.state)) is not None:
             raise error
         self.upper = upper
 
     def _add(self, changes: Changes) -> None:
-        marked = set()
+        marked, evolved = set(), set()
         for table in changes.batches():
             entries = entries_of(table)
             self.tail.add(entries)
             self.gone |= {entry.table for entry in entries if entry.chunk == DROPPED}
             marked |= {entry.table for entry in entries if entry.is_mark}
+            evolved |= {entry.table for entry in entries if entry.chunk == EVOLVED}
         changes.release()
         for name in marked & self._views.keys():
             self._views[name].reader.timeline()  # read again: a handover that the look may not have seen
+        for name in evolved & self._views.keys():
+            self._views[
+                name
+            ].fetch()  # SUBTLE: its shards have the columns that came with the mark, and the look was before
 
     def _freshen(self, view: View) -> None:
         if view.id in self.gone:
@@ -304,7 +312,7 @@ class WalLine(Line):
     def _catch_up(self, view: View, as_of: int, upper: int, deadline: Deadline) -> None:
         """Bring the table's own data up to what a read of it needs, or wait for those who do."""
         if as_of < upper:
-            raise view.reader.too_early(as_of, view.reader.since)
+            raise too_early(view.reader.named, view.reader.schema, as_of, view.reader.since)
         if deadline.has_passed():
             raise self.out_of_time(deadline, f"table {view.name!r} is still being copied to its new rendition")
         if not self.client.read_only:

@@ -17,9 +17,9 @@ import persist_lib as persist
 from persist_lib.location.api import Blob, Consensus
 from persist_lib.location.open import open_location
 from persist_lib.location.scheme import Opening
+from persist_lib.location.wrap.around import ReadOnlyBlob, ReadOnlyConsensus
+from persist_lib.location.wrap.deadline import RetryingBlob, RetryingConsensus
 from persist_lib.location.wrap.metering import Meter, MeteredBlob, MeteredConsensus
-from persist_lib.location.wrap.read_only import ReadOnlyBlob, ReadOnlyConsensus
-from persist_lib.location.wrap.retrying import RetryingBlob, RetryingConsensus
 from tests import servers
 
 servers.use_test_credentials()

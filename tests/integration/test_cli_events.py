@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from persist_lib import events
-from persist_lib.events.stores.end_mark import EndMark
+from persist_lib.events.stores.shared import EndMark
 from tests.integration.test_cli import Shell
 
 WORDS = [b"alpha", "größe".encode(), b"\xff\x00", b"two\nlines", b"x" * 5_000]

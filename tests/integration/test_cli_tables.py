@@ -115,6 +115,24 @@ def test_rows_are_inserted_upserted_updated_and_deleted_from_files_and_from_stan
     assert bank.run("append", "accounts", "-", typed="").stdout.startswith("accounts: 0 updates")
 
 
+@pytest.mark.parametrize("verb", ["upsert", "apply"])
+def test_a_line_keeps_what_it_lacks_whatever_the_other_lines_have(bank: Shell, tmp_path: Path, verb: str):
+    bank("upsert", "accounts", jsonl(tmp_path / "u.jsonl", row(1, 1, "a"), row(2, 2, "b"), row(3, 3, "c")))
+    parts: list[dict[str, object]] = [row(1, 5), {"note": "x", "id": 2}, {"id": 3, "cents": 9}, {"id": 77, "cents": 7}]
+    found = bank.json(verb, "accounts", jsonl(tmp_path / "p.jsonl", *parts))
+    assert (found["inserted"], found["updated"]) == (1, 3)
+    (tmp_path / "p.csv").write_text("id,note\n3,y\n")
+    assert bank.json(verb, "accounts", tmp_path / "p.csv")["updated"] == 1
+    kept = {one["id"]: one for one in bank.json("read", "accounts")["rows"]}
+    assert [kept[id_] for id_ in (1, 2, 3, 77)] == [row(1, 5), row(2, 2, "x"), row(3, 9, "y"), row(77, 7)]
+    said = bank.run(verb, "accounts", "-", typed='{"id": 1, "cents": 6}\n{"id": 1, "note": "z"}\n[1]\n')
+    assert said.exit_code != 0
+    assert "line 3 is no JSON object" in said.stderr
+    wrong = bank.run(verb, "accounts", "-", typed='{"id": 1, "cents": "x"}\n{"id": 2, "note": "z"}\n')
+    assert "standard input" in wrong.stderr
+    assert "rows.jsonl" not in wrong.stderr
+
+
 @pytest.mark.parametrize(
     ("verb", "rows", "counts"),
     [

@@ -100,6 +100,13 @@ def test_ago_is_reckoned_from_now(sh: Shell):
     assert len(sh.json("read", "orders", "--as-of", "80 minutes ago")["rows"]) == 1
 
 
+def test_sql_completes_a_time_that_the_clock_has_passed_as_read_does(sh: Shell):
+    with persist.open(f"file:{sh.root}") as client:
+        client.table("orders", persist.Schema({"id": "int64"})).append([{"id": 1}])
+    asked = "select count(*) as n from orders as of '1 ms ago'"
+    assert sh.json("sql", asked)["rows"] == [{"n": 1}]
+
+
 TABLES = (
     "shard list", "shard show orders", "shard show orders --batches", "shard list orders --long", "describe orders",
     "shard log orders", "maintain orders", "maintain orders --only retention",

@@ -21,7 +21,7 @@ from persist_lib.sources.postgres import reader as reading
 from persist_lib.sources.postgres import snapshot
 from persist_lib.sources.postgres.reader import TableReader
 from persist_lib.sources.postgres.server import parse_lsn
-from persist_lib.sources.postgres.wire import Wire
+from persist_lib.sources.postgres.stream import Wire
 from persist_lib.sources.protocol import START, Mark
 from tests import servers
 from tests.worlds import World

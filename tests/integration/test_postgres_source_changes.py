@@ -87,7 +87,7 @@ def test_a_source_of_an_earlier_release_learns_what_its_publication_is_when_it_i
     record, deadline = shop.sources.find("s"), shop.sources.client.runtime.deadline(60)
     assert record.table is not None
     assert list(record.table.columns) == ["id", "word"]
-    shop.sources.declared.change(lambda found: msgspec.structs.replace(found["s"], table=None), deadline)
+    shop.sources.declared.change(lambda found: {"s": msgspec.structs.replace(found["s"], table=None)}, deadline)
     shop.catch_up()
     assert shop.sources.find("s").table == record.table
     run(shop, OUT, BACK)

@@ -167,7 +167,7 @@ def state(**fields: Any) -> Plant:
     def plant(land: Land, source: str) -> None:
         land.files(source)
         land.sources.declared.change(
-            lambda all_: changed(all_[source], **fields), land.client.runtime.deadline(60)
+            lambda all_: {source: changed(all_[source], **fields)}, land.client.runtime.deadline(60)
         )  # fmt: skip
 
     return plant

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 import persist_lib as persist
 from persist_lib.format.predicate import Where
 from persist_lib.kernel.consolidate import consolidate
+from persist_lib.relation.conversions import selected
 from persist_lib.relation.projection import added_up, projection_of
 
 VALUES: dict[str, st.SearchStrategy[Any]] = {
@@ -133,7 +134,7 @@ def test_a_filter_leaves_what_the_filter_of_the_whole_leaves(
             streamed = pa.concat_tables([want.slice(0, 0), *found.batches()])
             assert found.to_arrow().to_pylist().__repr__() == streamed.to_pylist().__repr__()
             assert bits(pa.concat_tables([split.to_arrow(client.blob) for split in found.splits(3)])) == bits(want)
-            pruned = [*found.selected([*names, "_diff"], None)]
+            pruned = [*selected(found, [*names, "_diff"], None)]
             assert bits(pa.concat_tables([want.select([*names, "_diff"]).slice(0, 0), *pruned])) == bits(
                 want.select([*names, "_diff"])
             )

@@ -18,7 +18,7 @@ import msgspec
 from examples.payments import BANK, Ledger, pay, program
 from persist_lib import events
 from persist_lib.errors import NotFound
-from persist_lib.events.program import compute
+from persist_lib.events.api import compute
 from tests.torture.event_program import Job, payment
 
 ROOT = Path(__file__).resolve().parents[2]

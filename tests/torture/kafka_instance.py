@@ -14,8 +14,8 @@ import pyarrow.compute as pc
 import persist_lib as persist
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.sources import Ingestion, running
+from persist_lib.sources.bindings import Window
 from persist_lib.sources.pipeline import Made
-from persist_lib.sources.reclock import Window
 
 
 def digests(table: pa.Table) -> dict[int, str]:

@@ -78,7 +78,9 @@ def test_nor_do_they_on_postgresql(tmp_path: Path) -> None:
 
 def test_the_clock_of_a_process_is_as_wrong_as_it_is_told_to_be() -> None:
     """Or these tests would show nothing: also in what a client starts to renew its leases."""
-    program = "import time; from persist_lib.location.clock import machine_clock; print(time.time(), machine_clock())"
+    program = (
+        "import time; from persist_lib.location.contract import machine_clock; print(time.time(), machine_clock())"
+    )
     for told, days in (("+3d", 3), ("-3d", -3), ("", 0)):
         env = {**os.environ, "PERSIST_TEST_CLOCK": told, "PYTHONPATH": str(CLOCKS)}
         said = subprocess.run([sys.executable, "-P", "-c", program], env=env, cwd=ROOT, capture_output=True, check=True)

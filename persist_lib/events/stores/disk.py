@@ -27,7 +27,6 @@ from typing import NamedTuple
 from persist_lib.errors import Corrupt, Determinate, Indeterminate, InvalidUsage, Missing, PersistError
 from persist_lib.events.api import EVENTS, Held, Key, Kind, Opening, Put
 from persist_lib.events.record import REPAIR, lost
-from persist_lib.events.stores.end_mark import EndMark
 from persist_lib.events.stores.segments import (
     HEADER_BYTES,
     LIMIT,
@@ -40,10 +39,9 @@ from persist_lib.events.stores.segments import (
     note_name,
     segment_name,
     write_all,
-    write_file,
 )
-from persist_lib.events.stores.shared import encode_meta, failing, fenced, make_place, open_meta, parse_path
-from persist_lib.location.directories import fsync_directory, make_directories, no_room
+from persist_lib.events.stores.shared import EndMark, encode_meta, failing, fenced, make_place, open_meta, parse_path
+from persist_lib.location.directories import fsync_directory, make_directories, no_room, write_file
 from persist_lib.runtime.ambient import Runtime
 
 DEFAULT = "events"
@@ -396,7 +394,7 @@ class DiskRecords:
         with self._lock:
             if self._fd >= 0 and self._is_sound and self._claim_fd >= 0 and os.fstat(self._claim_fd).st_nlink:
                 with contextlib.suppress(OSError):  # only so that a loss is noticed
-                    write_file(self._root / "closed.json", b'{"last": %d}\n' % self._last_put, self._runtime)
+                    write_file(self._root / "closed.json", b'{"last": %d}\n' % self._last_put, self._runtime.entropy)
             for fd in (self._fd, self._claim_fd):
                 if fd >= 0:
                     os.close(fd)
@@ -422,7 +420,7 @@ def _create(root: Path, runtime: Runtime) -> None:
     """Make an empty log. Of several processes, one is first."""
     if foreign := [name for name in os.listdir(root) if not name.startswith(".") and name != "format.json"]:  # noqa: PTH208
         raise InvalidUsage(f"{root} holds other files ({foreign[0]}) and no event log. Choose another directory")
-    write_file(root / "format.json", encode_meta(runtime) + b"\n", runtime, once=True)
+    write_file(root / "format.json", encode_meta(runtime) + b"\n", runtime.entropy, once=True)
 
 
 KIND = Kind(open_disk)

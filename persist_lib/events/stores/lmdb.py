@@ -21,7 +21,6 @@ import numpy as np
 
 from persist_lib.errors import Corrupt, Determinate, Indeterminate, InvalidUsage, PersistError
 from persist_lib.events.api import EVENTS, Held, Key, Kind, Opening
-from persist_lib.events.stores.end_mark import EndMark
 from persist_lib.events.stores.ordered import (
     KEY_BYTES,
     ByteEngine,
@@ -32,7 +31,7 @@ from persist_lib.events.stores.ordered import (
     encode_key,
     key_range,
 )
-from persist_lib.events.stores.shared import make_place, parse_path, take_option
+from persist_lib.events.stores.shared import EndMark, make_place, parse_path, take_option
 from persist_lib.location.directories import no_room
 
 T = TypeVar("T")

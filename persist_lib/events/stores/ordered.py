@@ -16,8 +16,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 from persist_lib.errors import Corrupt, Determinate, InvalidUsage, Missing, PersistError
 from persist_lib.events.api import EVENTS, MOST_ID, Held, Key, Opening, Put, Records, Scans
-from persist_lib.events.stores.end_mark import EndMark
-from persist_lib.events.stores.shared import encode_meta, fenced, open_meta, parse_epoch
+from persist_lib.events.stores.shared import EndMark, encode_meta, fenced, open_meta, parse_epoch
 from persist_lib.location.directories import fsync_directory
 from persist_lib.runtime.forks import Stage, enrol
 
@@ -43,11 +42,9 @@ class Engine(Records, Scans, Protocol):
 
         A put replaces a record of another space than that of the events.
         """
-        ...
 
     def last(self) -> int:
         """The greatest id of an event; 0 if there is none. Each batch continues what is there, so there are no gaps."""
-        ...
 
     def verify(self) -> None:
         """Raise Corrupt unless the engine's own structures are sound."""
@@ -113,15 +110,12 @@ class Changes(Protocol):
 
     def get(self, key: bytes) -> bytes | None:
         """Return a small value."""
-        ...
 
     def put(self, key: bytes, value: Any) -> None:
         """Store a value, a buffer."""
-        ...
 
     def delete(self, start: bytes, end: bytes) -> None:
         """Remove the keys in `[start, end)`, also those that this batch has put."""
-        ...
 
 
 class ByteEngine(Engine):

@@ -19,6 +19,7 @@ import msgspec
 import pyarrow as pa
 
 import persist_lib.client as clients
+from persist_lib.catalog.effects import check_free
 from persist_lib.core import commands as c
 from persist_lib.core.state import State
 from persist_lib.errors import Corrupt, Fenced, InvalidUsage, LeaseExpired, NotFound, UpperMismatch
@@ -122,7 +123,7 @@ class PersistRecords:
             found = machine.try_fetch()
             if found is not None and lock_of(found.state, self._where) is not None:
                 continue
-            free = partial(clients.check_free, self._client, machine.shard)
+            free = partial(check_free, self._client, machine.shard)
             create_if_missing(machine, schema, self._client.config.format, free)
             schema_id(machine, schema)
 

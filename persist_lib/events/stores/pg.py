@@ -8,41 +8,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import TypeVar
+from functools import partial
 
 import psycopg
 from psycopg import sql
 
-from persist_lib.errors import Corrupt, InvalidUsage, NewerFormat, NotFound
+from persist_lib.errors import Corrupt, InvalidUsage, NotFound
 from persist_lib.events.api import EVENTS, Held, Key, Kind, Opening, Put
 from persist_lib.events.stores.ordered import Engine, OrderedRecords, Span, pages, scan_pages
 from persist_lib.events.stores.shared import FORMAT, as_bytes, fenced, sent_again
-from persist_lib.location.postgres.connection import connected
-from persist_lib.location.postgres.consensus import (
-    LOCK_SHARE,
-    OPERATION_S,
-    describe,
-    parse_url,
-    read_failed,
-    write_failed,
-)
-from persist_lib.location.postgres.layout import CLOCK, SETTINGS, creation_failed
-from persist_lib.location.postgres.sessions import (
-    BYTEA,
-    INT8,
-    TEXT,
-    Dropped,
-    Record,
-    Rejected,
-    Session,
-    Sessions,
-    Value,
-    decode_int,
-)
-from persist_lib.location.wrap.deadline import patience_s
-from persist_lib.runtime.ambient import Deadline
+from persist_lib.location.postgres.consensus import Database, Values
+from persist_lib.location.postgres.layout import Layout, check_layout, create_layout, reading
+from persist_lib.location.postgres.sessions import BYTEA, INT8, TEXT, Record, Value, decode_int
 
-T = TypeVar("T")
 DEFAULT = "events"
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 LIMIT = 256 << 20
@@ -50,7 +28,6 @@ LIMIT = 256 << 20
 ROWS = 2000
 """The most records in a statement, which takes at most 65,535 parameters."""
 STATEMENT_BYTES = 256 << 20
-CREATION_LOCK = 0x5052_4556_0000_0001  # "PREV"
 
 TABLES = """
 CREATE TABLE {s}.event_log (
@@ -65,54 +42,35 @@ ALTER TABLE {s}.event_record ALTER COLUMN body SET STORAGE EXTERNAL;
 CREATE TABLE {s}.event_layout (version int4 NOT NULL);
 INSERT INTO {s}.event_layout VALUES ({version});
 """
-IS_THERE = """
-SELECT EXISTS (
-    SELECT FROM pg_catalog.pg_class AS class JOIN pg_catalog.pg_namespace AS space ON space.oid = class.relnamespace
-    WHERE space.nspname = %s AND class.relname = 'event_layout'
-)
-"""
+LAYOUT = Layout("event_layout", FORMAT, TABLES, 0x5052_4556_0000_0001)  # "PREV"
 # Parameters: the lock timeout $1, the log's number $2, the epoch $3, and what follows.
-OWN_SETTINGS = re.sub(r"\\1", "$1", SETTINGS)
 FENCE = """{settings}, fence AS MATERIALIZED (
     SELECT log.number FROM {s}.event_log AS log, settings WHERE log.number = $2 AND log.epoch = $3
     FOR NO KEY UPDATE OF log
 )"""
-ANSWER = "SELECT (SELECT count(*) FROM fence), (SELECT count(*) FROM done), {clock}, ${id}"
-PUT = """WITH {fence}, done AS (
-    INSERT INTO {s}.event_record AS old (number, space, id, fragment, head, body)
-    SELECT fence.number, new.* FROM fence, (VALUES {rows}) AS new (space, id, fragment, head, body)
+ANSWER = "SELECT (SELECT count(*) FROM fence), (SELECT count(*) FROM done), {clock}, $"
+PUT = f"""WITH {FENCE}, done AS (
+    INSERT INTO {{s}}.event_record AS old (number, space, id, fragment, head, body)
+    SELECT fence.number, new.* FROM fence, (VALUES %s) AS new (space, id, fragment, head, body)
     ON CONFLICT (number, space, id, fragment) DO UPDATE SET head = excluded.head, body = excluded.body RETURNING 1
-) {answer}"""
+) {ANSWER}"""  # noqa: S608 - of constants
 ROW = "(${}::text, ${}::int8, ${}::int8, ${}::bytea, ${}::bytea)"
-DELETE = """WITH {fence}, done AS (
-    DELETE FROM {s}.event_record AS old USING fence
+DELETE = f"""WITH {FENCE}, done AS (
+    DELETE FROM {{s}}.event_record AS old USING fence
     WHERE old.number = fence.number AND old.space = $4 AND old.id BETWEEN $5 AND $6 RETURNING 1
-) {answer}"""
+) {ANSWER}"""  # noqa: S608 - of constants
 CLAIM = """WITH {settings}, done AS (
     UPDATE {s}.event_log AS log SET epoch = log.epoch + 1, owner = $3 FROM settings WHERE log.number = $2
     RETURNING log.epoch
 ) SELECT (SELECT epoch FROM done), {clock}, $4"""
-NEWEST_EPOCH = (
-    "SELECT epoch, NULL::int8, NULL::int8 FROM {s}.event_log WHERE number = $1 UNION ALL SELECT NULL, {clock}, $2"
-)
+NEWEST_EPOCH = reading("epoch", "FROM {s}.event_log WHERE number = $1", 1)
 OF_SPACE = "FROM {s}.event_record WHERE number = $1 AND space = $2"
-LAST = (
-    f"(SELECT id, NULL::int8, NULL::int8 {OF_SPACE} AND fragment = 0 ORDER BY id DESC LIMIT 1)"
-    " UNION ALL SELECT NULL, {clock}, $3"
-)
-IDS = f"SELECT id, NULL::int8, NULL::int8 {OF_SPACE} AND fragment = 0 UNION ALL SELECT NULL, {{clock}}, $3"
-GET = (
-    f"SELECT head, body, NULL::int8, NULL::int8 {OF_SPACE} AND id = $3 AND fragment = $4"
-    " UNION ALL SELECT NULL, NULL, {clock}, $5"
-)
-SIZES = (
-    f"(SELECT id, sum(octet_length(body))::int8, NULL::int8, NULL::int8 {OF_SPACE} AND id BETWEEN $3 AND $4"
-    " GROUP BY id ORDER BY id LIMIT 4096) UNION ALL SELECT NULL, NULL, {clock}, $5"
-)
-SCAN = (
-    f"SELECT id, fragment, head, body, NULL::int8, NULL::int8 {OF_SPACE} AND id BETWEEN $3 AND $4"
-    " UNION ALL SELECT NULL, NULL, NULL, NULL, {clock}, $5"
-)
+LAST = reading("id", f"{OF_SPACE} AND fragment = 0 ORDER BY id DESC LIMIT 1", 2)
+IDS = reading("id", f"{OF_SPACE} AND fragment = 0", 2)
+GET = reading("head, body", f"{OF_SPACE} AND id = $3 AND fragment = $4", 4)
+OF_IDS = f"{OF_SPACE} AND id BETWEEN $3 AND $4"
+SIZES = reading("id, sum(octet_length(body))::int8", f"{OF_IDS} GROUP BY id ORDER BY id LIMIT 4096", 4)
+SCAN = reading("id, fragment, head, body", OF_IDS, 4)
 
 
 class PgEngine(Engine):
@@ -122,58 +80,20 @@ class PgEngine(Engine):
 
     def __init__(self, url: str, log_name: str, opening: Opening) -> None:
         self._runtime = opening.runtime
-        self._conninfo, self._schema = parse_url(url)
-        self._name = f"log {log_name!r} of {describe(self._conninfo)}"
-        try:
-            with connected(self._conninfo, self._name, self._runtime.deadline(OPERATION_S)) as connection:
-                self._number, self.log = _find_log(connection, self._schema, log_name, self._name, opening)
-        except psycopg.Error as error:
-            raise creation_failed(error, self._schema, self._name) from error
-        self._sessions = Sessions(self._session, self._name, 2)
+        self._database = Database(url, opening.runtime, 2, what=f"log {log_name!r} of ")
+        self._number, self.log, self._name = self._database.opened(partial(_find_log, log_name, opening))
 
-    def _session(self, deadline: Deadline) -> Session:
-        return Session(connected(self._conninfo, self._name, deadline), self._runtime.entropy())
+    def _read(self, text: str, values: Values) -> list[Record]:
+        return sent_again(self._runtime, lambda: self._database.read(text, [(self._number, INT8), *values]))
 
-    def _filled(self, text: str, **parts: str) -> str:
-        for name, part in parts.items():
-            text = text.replace(f"{{{name}}}", part)
-        text = text.replace("{fence}", FENCE).replace("{answer}", ANSWER).replace("{settings}", OWN_SETTINGS)
-        return text.replace("{s}", f'"{self._schema}"').replace("{clock}", CLOCK).replace("{id}", parts.get("id", ""))
-
-    def _read(self, text: str, values: Sequence[tuple[Value, int]]) -> list[Record]:
-        filled = self._filled(text)
-
-        def attempt() -> list[Record]:
-            deadline = self._deadline()
-            try:
-                with self._sessions.lend(deadline) as session:
-                    return session.ask(filled, [(self._number, INT8), *values], deadline).records
-            except (Dropped, Rejected) as error:
-                raise read_failed(error, self._name) from error
-
-        return sent_again(self._runtime, attempt)
-
-    def _write(self, text: str, values: Sequence[tuple[Value, int]], doing: str) -> Record:
-        deadline = self._deadline()
-        try:
-            with self._sessions.lend(deadline) as session:
-                lock_ms = max(1, int(deadline.remaining_s() * 1000 * LOCK_SHARE))
-                start: list[tuple[Value, int]] = [(str(lock_ms), TEXT), (self._number, INT8)]
-                return session.ask(text, [*start, *values], deadline).records[0]
-        except (Dropped, Rejected) as error:
-            raise write_failed(error, doing, self._name) from error
-
-    def _deadline(self) -> Deadline:
-        return self._runtime.deadline(patience_s(OPERATION_S))
-
-    def _fenced(self, epoch: int, text: str, values: Sequence[tuple[Value, int]], doing: str) -> None:
+    def _fenced(self, epoch: int, text: str, values: Values, doing: str) -> None:
         """Done twice it has the same effect, as long as the epoch is this one. So it is sent again."""
-        filled, attempts = self._filled(text, id=str(len(values) + 4)), 0
+        text, attempts = f"{text}{len(values) + 4}", 0
 
         def attempt() -> Record:
             nonlocal attempts
             attempts += 1
-            return self._write(filled, [(epoch, INT8), *values], doing)
+            return self._database.write(text, [(self._number, INT8), (epoch, INT8), *values], doing)
 
         answer = sent_again(self._runtime, attempt)
         if decode_int(answer[0]) != 1:
@@ -183,11 +103,10 @@ class PgEngine(Engine):
         return max((decode_int(epoch) for (epoch,) in self._read(NEWEST_EPOCH, [])), default=0)
 
     def claim(self, owner: str) -> int:
+        values: Values = [(self._number, INT8), (owner, TEXT)]
         # Sent again, it claims another epoch: that is no harm.
-        epoch = decode_int(
-            sent_again(self._runtime, lambda: self._write(self._filled(CLAIM), [(owner, TEXT)], "claim an epoch"))[0]
-        )
-        if epoch == 0:
+        (found, *_) = sent_again(self._runtime, lambda: self._database.write(CLAIM, values, "claim an epoch"))
+        if (epoch := decode_int(found)) == 0:
             raise NotFound(f"the {self._name} was dropped; open the store again")
         return epoch
 
@@ -209,7 +128,7 @@ class PgEngine(Engine):
         values: list[tuple[Value, int]] = []
         for (space, id_, fragment), head, body in puts:
             values += [(space, TEXT), (id_, INT8), (fragment, INT8), (head, BYTEA), (as_bytes(body), BYTEA)]
-        self._fenced(epoch, PUT.replace("{rows}", rows), values, f"write {len(puts)} records")
+        self._fenced(epoch, PUT % rows, values, f"write {len(puts)} records")
 
     def get(self, key: Key) -> Held | None:
         rows = self._read(GET, [(key.space, TEXT), (key.id, INT8), (key.fragment, INT8)])
@@ -236,29 +155,22 @@ class PgEngine(Engine):
         return sorted(decode_int(id_) for (id_,) in self._read(IDS, [(space, TEXT)]))
 
     def close(self) -> None:
-        self._sessions.close()
+        self._database.close()
 
 
 def _find_log(
-    connection: psycopg.Connection, schema: str, log_name: str, name: str, opening: Opening
-) -> tuple[int, bytes]:
-    """The number and the name of the log. Makes it, and the tables, if that is wanted."""
+    log_name: str, opening: Opening, connection: psycopg.Connection, schema: str, name: str
+) -> tuple[int, bytes, str]:
+    """The number and the name of the log, and what messages call it. Makes it, and the tables, if that is wanted."""
     place = sql.Identifier(schema)
-    is_there = _check_layout(connection, schema, name)
+    is_there = check_layout(connection, schema, name, LAYOUT)
     query = sql.SQL("SELECT number, log FROM {}.event_log WHERE name = %s").format(place)
     found = connection.execute(query, (log_name,), prepare=False).fetchone() if is_there else None
     if found is None and not opening.create:
         raise NotFound(f"there is no {name} (schema {schema}). Check the URL and the name; a writer makes one")
     if found is None:
         with connection.transaction():
-            connection.execute("SET LOCAL synchronous_commit = 'on'")
-            connection.execute("SELECT pg_catalog.pg_advisory_xact_lock(%s)", (CREATION_LOCK,), prepare=False)
-            if not _check_layout(connection, schema, name):
-                count = "SELECT count(*) FROM pg_catalog.pg_namespace WHERE nspname = %s"
-                if connection.execute(count, (schema,), prepare=False).fetchone() == (0,):
-                    connection.execute(sql.SQL("CREATE SCHEMA {}").format(place), prepare=False)
-                tables = sql.SQL(TABLES).format(s=place, version=sql.Literal(FORMAT))
-                connection.execute(tables, prepare=False)
+            create_layout(connection, schema, name, LAYOUT)
             insert = sql.SQL(
                 "INSERT INTO {}.event_log (name, log, epoch, owner) VALUES (%s, %s, 0, '') ON CONFLICT DO NOTHING"
             ).format(place)
@@ -267,23 +179,7 @@ def _find_log(
         found = connection.execute(query, (log_name,), prepare=False).fetchone()
     if found is None or len(found[1]) != 8:
         raise Corrupt(f"{name} is damaged: what its row in event_log says is {found!r}", key=name)
-    return int(found[0]), bytes(found[1])
-
-
-def _check_layout(connection: psycopg.Connection, schema: str, name: str) -> bool:
-    """Whether the tables are there. Raises NewerFormat for those of a newer release; changes nothing."""
-    if connection.execute(IS_THERE, (schema,), prepare=False).fetchone() != (True,):
-        return False
-    query = sql.SQL("SELECT max(version) FROM {}.event_layout").format(sql.Identifier(schema))
-    (found,) = connection.execute(query, prepare=False).fetchone() or (None,)
-    if not isinstance(found, int):
-        raise Corrupt(f"{name}: {schema}.event_layout is empty; restore it (version = {FORMAT})", key=schema)
-    if found > FORMAT:
-        raise NewerFormat(
-            f"{name} has layout {found}, this release knows up to {FORMAT}; nothing was touched. Upgrade persist-lib",
-            found=found, known=FORMAT,
-        )  # fmt: skip
-    return True
+    return int(found[0]), bytes(found[1]), name
 
 
 def open_pg(options: Sequence[str], opening: Opening) -> OrderedRecords:

@@ -19,7 +19,6 @@ from rocksdict import AccessType, DBRecoveryMode, Options, Rdict, ReadOptions, W
 
 from persist_lib.errors import Corrupt, Indeterminate, InvalidUsage, Locked, PersistError
 from persist_lib.events.api import EVENTS, Held, Key, Kind, Opening
-from persist_lib.events.stores.end_mark import EndMark
 from persist_lib.events.stores.ordered import (
     KEY_BYTES,
     ByteEngine,
@@ -30,7 +29,7 @@ from persist_lib.events.stores.ordered import (
     encode_key,
     key_range,
 )
-from persist_lib.events.stores.shared import as_bytes, make_place, parse_path
+from persist_lib.events.stores.shared import EndMark, as_bytes, make_place, parse_path
 
 T = TypeVar("T")
 DEFAULT = "events.rock"

@@ -38,9 +38,8 @@ from persist_lib.events.record import (
     decode_head,
     encode_head,
 )
-from persist_lib.events.stores.objects import Objects
-from persist_lib.events.stores.shared import encode_meta, fenced, open_meta
-from persist_lib.location.object_store import Object
+from persist_lib.events.stores.shared import Objects, encode_meta, fenced, open_meta
+from persist_lib.location.api import Object
 from persist_lib.location.s3.client import parse_url
 from persist_lib.location.s3.objects import S3Objects, create_marker
 from persist_lib.runtime.ambient import Runtime

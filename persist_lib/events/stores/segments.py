@@ -6,7 +6,6 @@ frame that does not verify is torn, and was never acknowledged, if no frame of a
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 import struct
@@ -20,8 +19,6 @@ import xxhash
 from persist_lib.errors import Corrupt
 from persist_lib.events.api import EVENTS, Held, Key, Put
 from persist_lib.events.stores.shared import FORMAT, newer
-from persist_lib.location.directories import fsync_directory
-from persist_lib.runtime.ambient import Runtime
 
 MAGIC = b"persist events\r\n"
 HEADER = struct.Struct(">16sB8sQQ")
@@ -301,19 +298,3 @@ def write_all(fd: int, pieces: Sequence[bytes | bytearray | memoryview]) -> int:
             if written:
                 views[0] = views[0][written:]
     return total
-
-
-def write_file(path: Path, content: bytes, runtime: Runtime, *, once: bool = False) -> None:
-    """Replace a file, durably and as a whole. `once`: it stays as it is if it is there."""
-    temporary = path.with_name(f".{path.stem}.{runtime.entropy():016x}")
-    with temporary.open("xb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    if once:
-        with contextlib.suppress(FileExistsError):
-            os.link(temporary, path)
-        temporary.unlink()
-    else:
-        temporary.replace(path)
-    fsync_directory(path.parent)

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TypeVar
-
-import apsw
 
 from persist_lib.errors import Corrupt
 from persist_lib.events.api import EVENTS, Held, Key, Kind, Opening, Put
-from persist_lib.events.stores.end_mark import EndMark
 from persist_lib.events.stores.ordered import Engine, OrderedRecords, Span, scan_pages
-from persist_lib.events.stores.shared import fenced, make_place, parse_path
+from persist_lib.events.stores.shared import EndMark, fenced, make_place, parse_path
 from persist_lib.location.sqlite import file as sqlite_file
-from persist_lib.location.sqlite.connections import Connections, Session
-from persist_lib.location.sqlite.consensus import BUSY_S, Patience, check_in_place, transaction
+from persist_lib.location.sqlite.connections import Database, Session
 from persist_lib.runtime.ambient import Runtime
 
-T = TypeVar("T")
 DEFAULT = "events.sqlite"
 LIMIT = 900_000_000
 """SQLite keeps at most 1,000,000,000 bytes in a row."""
-IN_DOUBT = "Events were committed to what this process has open, which is not what is there now"
 
 # Fragment 0 of each event is a row of its own table, so that the common event is one append to one tree.
 SCHEMA = """
@@ -56,56 +49,21 @@ class SqliteEngine(Engine):
     limit = LIMIT
 
     def __init__(self, path: Path, runtime: Runtime) -> None:
-        self._path, self._runtime = path, runtime
-        self._connections = Connections(self._connect, f"the event log {path}")
+        self._path, self._database = path, Database(path, runtime, f"the event log {path}", LAYOUT)
+        self._read = self._database.read
         self.log = self._bytes(self._read("SELECT name FROM log", ())[0][0], "the log's name")
 
-    def _connect(self) -> apsw.Connection:
-        try:
-            return sqlite_file.connect(self._path, Patience(self._runtime, BUSY_S), LAYOUT)
-        except apsw.Error as error:
-            raise sqlite_file.read_failed(error, self._path) from error
-
-    def _read(self, sql: str, values: tuple[str | int, ...]) -> list[tuple[object, ...]]:
-        def read(session: Session) -> list[tuple[object, ...]]:
-            try:
-                rows: list[tuple[object, ...]] = list(session.cursor.execute(sql, values))
-            except sqlite_file.FAILURES as error:
-                check_in_place(session)
-                raise sqlite_file.read_failed(error, self._path) from error
-            check_in_place(session)  # after the read: so the file was in place during it
-            return rows
-
-        return self._connections.use(read)
-
-    def _write(self, work: Callable[[Session], T], epoch: int | None) -> T:
-        """Run `work` in a transaction, if the epoch is the newest (None: whatever it is)."""
-
-        def write(session: Session) -> T:
-            if epoch is not None:
-                (newest,) = session.cursor.execute("SELECT epoch FROM log").fetchall()[0]
-                if newest != epoch:
-                    raise fenced(str(self._path), epoch, self._int(newest))
-            done = work(session)
-            check_in_place(session)
-            session.cursor.execute("COMMIT")
-            # again, so that a commit to a file that was replaced during it is never acknowledged.
-            check_in_place(session, IN_DOUBT)
-            return done
-
-        def attempt(session: Session) -> T:
-            try:
-                return transaction(session, lambda: write(session))
-            except sqlite_file.FAILURES as error:
-                raise sqlite_file.write_failed(error, self._path, session.connection.system_errno) from error
-
-        return self._connections.use(attempt)
-
     def claim(self, owner: str) -> int:
-        return self._write(lambda session: self._int(session.cursor.execute(CLAIM, (owner,)).fetchall()[0][0]), None)
+        def claim(session: Session) -> int:
+            return self._int(session.cursor.execute(CLAIM, (owner,)).fetchall()[0][0])
+
+        return self._database.transact(claim) or 0
 
     def change(self, epoch: int, puts: Sequence[Put], gone: Span | None = None) -> None:
-        def change(session: Session) -> None:
+        def change(session: Session) -> bool:
+            (newest,) = session.cursor.execute("SELECT epoch FROM log").fetchall()[0]
+            if newest != epoch:
+                raise fenced(str(self._path), epoch, self._int(newest))
             if gone is not None:
                 session.cursor.execute(DELETE_OTHERS, gone)
                 if gone.space == EVENTS:
@@ -115,8 +73,9 @@ class SqliteEngine(Engine):
                     session.cursor.execute(PUT_EVENT, (id_, head, body))
                 else:
                     session.cursor.execute(PUT_OTHER, (space, id_, fragment, head, body))
+            return True
 
-        self._write(change, epoch)
+        self._database.transact(change)
 
     def last(self) -> int:
         newest = self._read("SELECT max(id) FROM event", ())[0][0]
@@ -167,10 +126,10 @@ class SqliteEngine(Engine):
 
     def let_go(self) -> None:
         """Close connections without writing SQLite's log back, which would remove what is left of it."""
-        self._connections.let_go()
+        self._database.connections.let_go()
 
     def close(self) -> None:
-        self._connections.close()
+        self._database.connections.close()
 
 
 def open_sqlite(options: Sequence[str], opening: Opening) -> OrderedRecords:

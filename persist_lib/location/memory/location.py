@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeVar
 from weakref import WeakValueDictionary
 
 from persist_lib.errors import NotFound
 from persist_lib.ids import SeqNo
 from persist_lib.location.api import Blob, BlobEntry, Change, Consensus, Newest, Row
-from persist_lib.location.clock import Clock, machine_clock, now_ms
 from persist_lib.location.contract import (
+    Clock,
     check_key,
     check_limit,
     check_prefix,
     check_range,
     is_newest,
+    machine_clock,
     next_seqno,
     not_in_log,
+    now_ms,
     passes_newest,
     written_before,
 )
-from persist_lib.location.scheme import Opening, Scheme, unchanged
+from persist_lib.location.scheme import Opening, Scheme
+
+S = TypeVar("S", "MemoryBlob", "MemoryConsensus")
 
 
 class MemoryBlob:
@@ -165,39 +170,31 @@ def _named(url: str, opening: Opening) -> str:
     return minted
 
 
-def _open_blob(url: str, opening: Opening) -> Blob:
+def _shared(stores: WeakValueDictionary[str, S], url: str, opening: Opening, make: Callable[[], S]) -> S:
+    """The store of this name; a new one, if there is none and it may be made."""
     with _lock:
-        blob = _blobs.get(url)
-        if blob is None:
-            _check_may_create(url, opening)
-            blob = _blobs[url] = MemoryBlob()
-            _keep_if_named(url, blob)
-        return blob
+        store = stores.get(url)
+        if store is None:
+            if not opening.create and url not in _minted:
+                raise NotFound(
+                    f"there is no location {url} in this process; memory is not shared among processes. Open it "
+                    "with create=True",
+                    url=url,
+                )
+            store = stores[url] = make()
+            if not url.startswith(UNNAMED):
+                _kept.append(store)
+        return store
+
+
+def _open_blob(url: str, opening: Opening) -> Blob:
+    return _shared(_blobs, url, opening, MemoryBlob)
 
 
 def _open_consensus(url: str, opening: Opening) -> Consensus:
-    with _lock:
-        consensus = _consensuses.get(url)
-        if consensus is None:
-            _check_may_create(url, opening)
-            consensus = _consensuses[url] = MemoryConsensus(opening.clock)
-            _keep_if_named(url, consensus)
-            _minted.discard(url)
-        return consensus
+    consensus = _shared(_consensuses, url, opening, lambda: MemoryConsensus(opening.clock))
+    _minted.discard(url)
+    return consensus
 
 
-def _check_may_create(url: str, opening: Opening) -> None:
-    if not opening.create and url not in _minted:
-        raise NotFound(
-            f"there is no location {url} in this process; memory is not shared among processes. Open it "
-            "with create=True",
-            url=url,
-        )
-
-
-def _keep_if_named(url: str, store: MemoryBlob | MemoryConsensus) -> None:
-    if not url.startswith(UNNAMED):
-        _kept.append(store)
-
-
-SCHEME = Scheme(_open_blob, _open_consensus, unchanged, named=_named)
+SCHEME = Scheme(_open_blob, _open_consensus, named=_named)

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property
+from functools import lru_cache
+from typing import NamedTuple
 
 import psycopg
 from psycopg import sql
@@ -22,17 +22,15 @@ from psycopg import sql
 from persist_lib.errors import Corrupt, Determinate, InvalidUsage, NewerFormat, NotFound
 from persist_lib.location.api import START_BYTES
 
-LAYOUT = 1
 NAME = re.compile(r"[a-z_][a-z0-9_]{0,47}")
-LOCK = 0x5052_5354_0000_0001  # "PRST": the advisory lock under which a layout is made
 CREATION_TIMEOUT_MS = 20_000
 
 CLOCK = "(extract(epoch FROM pg_catalog.clock_timestamp()) * 1000)::int8"
 
-# For the statement alone (true: local to its transaction). A commit that the operating system or a standby may still
-# lose is no commit; whatever the administrator has set beyond that stays.
-SETTINGS = r"""settings AS MATERIALIZED (
-    SELECT pg_catalog.set_config('lock_timeout', \1, true),
+# The lock timeout is $1. For the statement alone (true: local to its transaction). A commit that the operating system
+# or a standby may still lose is no commit; whatever the administrator has set beyond that stays.
+SETTINGS = """settings AS MATERIALIZED (
+    SELECT pg_catalog.set_config('lock_timeout', $1, true),
            CASE pg_catalog.current_setting('synchronous_commit') WHEN 'remote_apply' THEN 'remote_apply'
                 ELSE pg_catalog.set_config('synchronous_commit', 'on', true) END
 )"""
@@ -41,133 +39,81 @@ START = rf"substring(\1 FROM 1 FOR {START_BYTES})"
 STARTS = r"substring(\1.start FROM 1 FOR pg_catalog.octet_length(\2)) = \2"
 
 
-@dataclass(frozen=True)
-class Statements:
-    """The statements for one schema. Parameters: the key $1; see each; the last is the request's id.
+@lru_cache(maxsize=32)
+def filled(text: str, schema: str) -> str:
+    """A statement over the tables of a schema. Its lock timeout, if any, is $1; its last parameter is the request's id.
 
     Each answers one record that ends with the server's clock and that id; in all others, both are null.
     """
+    text = re.sub(r"\{start (\S+)\}", START, text.replace("{settings}", SETTINGS))
+    text = re.sub(r"\{starts (\w+) with (\S+)\}", STARTS, text)
+    return text.replace("{s}", f'"{schema}"').replace("{clock}", CLOCK)
 
-    schema: str
 
-    def _filled(self, text: str) -> str:
-        text = re.sub(r"\{settings (\$\d)\}", SETTINGS, text)
-        text = re.sub(r"\{start (\S+)\}", START, text)
-        text = re.sub(r"\{starts (\w+) with (\S+)\}", STARTS, text)
-        return text.replace("{s}", f'"{self.schema}"').replace("{clock}", CLOCK)
+def reading(columns: str, rest: str, given: int) -> str:
+    """A statement that reads. So many parameters are given."""
+    nulls = ", ".join("NULL" for _ in columns.split(","))
+    return f"(SELECT {columns}, NULL::int8, NULL::int8 {rest}) UNION ALL SELECT {nulls}, {{clock}}, ${given + 1}"
 
-    @cached_property
-    def head(self) -> str:
-        return self._filled(
-            "(SELECT seqno, data, NULL::int8, NULL::int8 FROM {s}.shard_log WHERE key = $1 ORDER BY seqno DESC LIMIT 1)"
-            " UNION ALL SELECT NULL, NULL, {clock}, $2"
-        )
 
-    @cached_property
-    def scan(self) -> str:
-        """From seqno $2, at most $3. Answers seqno, data, in no promised order."""
-        return self._filled(
-            "(SELECT seqno, data, NULL::int8, NULL::int8 FROM {s}.shard_log WHERE key = $1 AND seqno >= $2"
-            " ORDER BY seqno LIMIT $3) UNION ALL SELECT NULL, NULL, {clock}, $4"
-        )
+HEAD = reading("seqno, data", "FROM {s}.shard_log WHERE key = $1 ORDER BY seqno DESC LIMIT 1", 1)
+# From seqno $2, at most $3. Answers seqno, data, in no promised order.
+SCAN = reading("seqno, data", "FROM {s}.shard_log WHERE key = $1 AND seqno >= $2 ORDER BY seqno LIMIT $3", 3)
+KEYS = reading("key", "FROM {s}.shard_head", 0)
+HEADS = reading("key, seqno", "FROM {s}.shard_head", 0)
+# Of the keys in the JSON array $1.
+OF_KEYS = "FROM {s}.shard_head WHERE key IN (SELECT jsonb_array_elements_text($1::jsonb))"
+HEADS_OF = reading("key, seqno", OF_KEYS, 1)
+# Answers nothing but the clock.
+ASK_CLOCK = "SELECT NULL, {clock}, $1"
+# Key $2, data $3. Answers how many rows were inserted (0 or 1).
+CREATE = """WITH {settings}, moved AS (
+    INSERT INTO {s}.shard_head AS head (key, seqno, start) SELECT $2, 1, {start $3} FROM settings
+    ON CONFLICT DO NOTHING RETURNING seqno
+), added AS (
+    INSERT INTO {s}.shard_log (key, seqno, data) SELECT $2, seqno, $3 FROM moved RETURNING 1
+) SELECT (SELECT count(*) FROM added), {clock}, $4"""
+# Key $2, data $3, expected $4, its start $5. Answers how many rows were inserted (0 or 1).
+APPEND = """WITH {settings}, moved AS (
+    UPDATE {s}.shard_head AS head SET seqno = head.seqno + 1, start = {start $3} FROM settings
+    WHERE head.key = $2 AND head.seqno = $4 AND {starts head with $5::bytea} RETURNING head.seqno
+), added AS (
+    INSERT INTO {s}.shard_log (key, seqno, data) SELECT $2, seqno, $3 FROM moved RETURNING 1
+) SELECT (SELECT count(*) FROM added), {clock}, $6"""
+# Key $1, below seqno $2. Answers the newest seqno (null: none), how many were deleted. It waits for no row's lock.
+TRUNCATE = """WITH newest AS (SELECT max(seqno) AS seqno FROM {s}.shard_head WHERE key = $1), gone AS (
+    DELETE FROM {s}.shard_log WHERE key = $1 AND seqno < $2 AND $2 <= (SELECT seqno FROM newest) RETURNING 1
+) SELECT (SELECT seqno FROM newest), (SELECT count(*) FROM gone), {clock}, $3"""
+# Key $2, to seqno $3 (0: all), expected $4, its start $5. Answers how many were taken back; -1: there is no row at $3.
+REWIND = """WITH {settings}, target AS (
+    SELECT data FROM {s}.shard_log WHERE key = $2 AND seqno = $3
+), moved AS (
+    UPDATE {s}.shard_head AS head SET seqno = $3, start = {start target.data} FROM settings, target
+    WHERE head.key = $2 AND head.seqno = $4 AND {starts head with $5::bytea} RETURNING 1
+), dropped AS (
+    DELETE FROM {s}.shard_head AS head USING settings
+    WHERE $3 = 0 AND head.key = $2 AND head.seqno = $4 AND {starts head with $5::bytea} RETURNING 1
+), gone AS (
+    DELETE FROM {s}.shard_log WHERE key = $2 AND seqno > $3
+    AND (EXISTS (TABLE moved) OR EXISTS (TABLE dropped)) RETURNING 1
+) SELECT CASE WHEN $3 > 0 AND NOT EXISTS (TABLE target) THEN -1 ELSE (SELECT count(*) FROM gone) END, {clock}, $6"""
 
-    @cached_property
-    def keys(self) -> str:
-        return self._filled("SELECT key, NULL::int8, NULL::int8 FROM {s}.shard_head UNION ALL SELECT NULL, {clock}, $1")
 
-    @cached_property
-    def heads(self) -> str:
-        return self._filled(
-            "SELECT key, seqno, NULL::int8, NULL::int8 FROM {s}.shard_head UNION ALL SELECT NULL, NULL, {clock}, $1"
-        )
+def append_many(count: int) -> str:
+    """Key, expected (null: create), its start, data for each of so many. Answers whether all were set.
 
-    @cached_property
-    def heads_of(self) -> str:
-        """Of the keys in the JSON array $1. Answers key, seqno."""
-        return self._filled(
-            "SELECT key, seqno, NULL::int8, NULL::int8 FROM {s}.shard_head"
-            " WHERE key IN (SELECT jsonb_array_elements_text($1::jsonb)) UNION ALL SELECT NULL, NULL, {clock}, $2"
-        )
-
-    @cached_property
-    def clock(self) -> str:
-        """Answers nothing but the clock."""
-        return self._filled("SELECT NULL, {clock}, $1")
-
-    @cached_property
-    def create(self) -> str:
-        """Data $2, lock timeout $3. Answers how many rows were inserted (0 or 1)."""
-        return self._filled(
-            """WITH {settings $3}, moved AS (
-                INSERT INTO {s}.shard_head AS head (key, seqno, start) SELECT $1, 1, {start $2} FROM settings
-                ON CONFLICT DO NOTHING RETURNING seqno
-            ), added AS (
-                INSERT INTO {s}.shard_log (key, seqno, data) SELECT $1, seqno, $2 FROM moved RETURNING 1
-            ) SELECT (SELECT count(*) FROM added), {clock}, $4"""
-        )
-
-    @cached_property
-    def append(self) -> str:
-        """Data $2, lock timeout $3, expected $4, its start $5. Answers how many rows were inserted (0 or 1)."""
-        return self._filled(
-            """WITH {settings $3}, moved AS (
-                UPDATE {s}.shard_head AS head SET seqno = head.seqno + 1, start = {start $2} FROM settings
-                WHERE head.key = $1 AND head.seqno = $4 AND {starts head with $5::bytea} RETURNING head.seqno
-            ), added AS (
-                INSERT INTO {s}.shard_log (key, seqno, data) SELECT $1, seqno, $2 FROM moved RETURNING 1
-            ) SELECT (SELECT count(*) FROM added), {clock}, $6"""
-        )
-
-    @cached_property
-    def truncate(self) -> str:
-        """Below seqno $2. Answers the newest seqno (null: none), how many were deleted."""
-        return self._filled(
-            """WITH newest AS (SELECT max(seqno) AS seqno FROM {s}.shard_head WHERE key = $1), gone AS (
-                DELETE FROM {s}.shard_log WHERE key = $1 AND seqno < $2 AND $2 <= (SELECT seqno FROM newest) RETURNING 1
-            ) SELECT (SELECT seqno FROM newest), (SELECT count(*) FROM gone), {clock}, $3"""
-        )
-
-    @cached_property
-    def rewind(self) -> str:
-        """To seqno $2 (0: all), lock timeout $3, expected $4, its start $5. Answers how many were taken back.
-
-        -1: the row at $2 is not there.
-        """
-        return self._filled(
-            """WITH {settings $3}, target AS (
-                SELECT data FROM {s}.shard_log WHERE key = $1 AND seqno = $2
-            ), moved AS (
-                UPDATE {s}.shard_head AS head SET seqno = $2, start = {start target.data} FROM settings, target
-                WHERE head.key = $1 AND head.seqno = $4 AND {starts head with $5::bytea} RETURNING 1
-            ), dropped AS (
-                DELETE FROM {s}.shard_head AS head USING settings
-                WHERE $2 = 0 AND head.key = $1 AND head.seqno = $4 AND {starts head with $5::bytea} RETURNING 1
-            ), gone AS (
-                DELETE FROM {s}.shard_log WHERE key = $1 AND seqno > $2
-                AND (EXISTS (TABLE moved) OR EXISTS (TABLE dropped)) RETURNING 1
-            ) SELECT CASE WHEN $2 > 0 AND NOT EXISTS (TABLE target) THEN -1 ELSE (SELECT count(*) FROM gone) END,
-                {clock}, $6"""
-        )
-
-    def append_many(self, count: int) -> str:
-        """Lock timeout $1, then key, expected (null: create), its start, data for each. Answers whether all were set.
-
-        None is changed unless all were as expected. A key that another writer creates at the same moment only
-        shows as a conflict, after other keys have been moved: dividing by zero (22012) rolls these back.
-        Locks are taken in the order of the keys, first those of existing ones and then those of new ones.
-        """
-        row = "(${}::text, ${}::int8, ${}::bytea, ${}::bytea)"
-        wanted = ", ".join(row.format(*range(4 * n + 2, 4 * n + 6)) for n in range(count))
-        return (
-            self._filled(APPEND_MANY)
-            .replace("{wanted}", wanted)
-            .replace("{count}", str(count))
-            .replace("{id}", str(4 * count + 2))
-        )
+    None is changed unless all were as expected. A key that another writer creates at the same moment only
+    shows as a conflict, after other keys have been moved: dividing by zero (22012) rolls these back.
+    Locks are taken in the order of the keys, first those of existing ones and then those of new ones.
+    """
+    row = "(${}::text, ${}::int8, ${}::bytea, ${}::bytea)"
+    wanted = ", ".join(row.format(*range(4 * n + 2, 4 * n + 6)) for n in range(count))
+    text = APPEND_MANY.replace("{wanted}", wanted).replace("{count}", str(count))
+    return text.replace("{id}", str(4 * count + 2))
 
 
 APPEND_MANY = """
-WITH {settings $1}, wanted (key, expected, start, data) AS MATERIALIZED (
+WITH {settings}, wanted (key, expected, start, data) AS MATERIALIZED (
     VALUES {wanted}
 ), locked AS MATERIALIZED (
     SELECT head.key, head.seqno, head.start FROM {s}.shard_head AS head, settings
@@ -206,46 +152,70 @@ INSERT INTO {s}.layout VALUES ({version});
 """
 
 
+class Layout(NamedTuple):
+    """Tables in a schema: the one with their version, that version, how all are made, and under which advisory lock."""
+
+    table: str
+    version: int
+    tables: str
+    lock: int
+
+
+CONSENSUS = Layout("layout", 1, TABLES, 0x5052_5354_0000_0001)  # "PRST"
 # Not `to_regclass`, which may answer from a cache that is older than the wait for the lock.
 IS_THERE = """
 SELECT EXISTS (
     SELECT FROM pg_catalog.pg_class AS class JOIN pg_catalog.pg_namespace AS space ON space.oid = class.relnamespace
-    WHERE space.nspname = %s AND class.relname = 'layout'
+    WHERE space.nspname = %s AND class.relname = %s
 )
 """
 
 
-def check_layout(connection: psycopg.Connection, schema: str, name: str) -> bool:
+def check_layout(connection: psycopg.Connection, schema: str, name: str, layout: Layout = CONSENSUS) -> bool:
     """Whether the tables are there. Raises NewerFormat for those of a newer release; changes nothing."""
-    if connection.execute(IS_THERE, (schema,), prepare=False).fetchone() != (True,):
+    if connection.execute(IS_THERE, (schema, layout.table), prepare=False).fetchone() != (True,):
         return False
-    query = sql.SQL("SELECT max(version) FROM {}.layout").format(sql.Identifier(schema))
+    query = sql.SQL("SELECT max(version) FROM {}").format(sql.Identifier(schema, layout.table))
     (found,) = connection.execute(query, prepare=False).fetchone() or (None,)
     if not isinstance(found, int):
         raise Corrupt(
-            f"{name}: the table layout of schema {schema} is empty; restore it (version = {LAYOUT})",
-            key=f"{schema}.layout", expected=LAYOUT, actual=found,
+            f"{name}: the table {layout.table} of schema {schema} is empty; restore it (version = {layout.version})",
+            key=f"{schema}.{layout.table}", expected=layout.version, actual=found,
         )  # fmt: skip
-    if found > LAYOUT:
+    if found > layout.version:
         raise NewerFormat(
-            f"{name} has layout {found}, this release knows up to {LAYOUT}; nothing was touched. Upgrade persist-lib",
-            found=found, known=LAYOUT,
+            f"{name} has layout {found}, this release knows up to {layout.version}; nothing was touched. Upgrade "
+            "persist-lib",
+            found=found, known=layout.version,
         )  # fmt: skip
     return True
 
 
-def create_layout(connection: psycopg.Connection, schema: str, name: str) -> None:
+def create_layout(connection: psycopg.Connection, schema: str, name: str, layout: Layout = CONSENSUS) -> None:
     """Make the tables unless they exist, in one transaction. If several processes call it at once, one makes them."""
     with connection.transaction():
         _set_locally(connection.execute)
-        connection.execute("SELECT pg_catalog.pg_advisory_xact_lock(%s)", (LOCK,), prepare=False)
-        if check_layout(connection, schema, name):
+        connection.execute("SELECT pg_catalog.pg_advisory_xact_lock(%s)", (layout.lock,), prepare=False)
+        if check_layout(connection, schema, name, layout):
             return
         query = "SELECT count(*) FROM pg_catalog.pg_namespace WHERE nspname = %s"
         # Not IF NOT EXISTS, which needs the right to create schemas even if the schema exists.
         if connection.execute(query, (schema,), prepare=False).fetchone() == (0,):
             connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(schema)), prepare=False)
-        connection.execute(sql.SQL(TABLES).format(s=sql.Identifier(schema), version=sql.Literal(LAYOUT)), prepare=False)
+        tables = sql.SQL(layout.tables).format(s=sql.Identifier(schema), version=sql.Literal(layout.version))
+        connection.execute(tables, prepare=False)
+
+
+def open_layout(connection: psycopg.Connection, schema: str, name: str, *, create: bool) -> None:
+    """Check the tables of a consensus, or make them. Raises NotFound when there are none, unless `create`."""
+    if check_layout(connection, schema, name):
+        return
+    if not create:
+        raise NotFound(
+            f"there is no consensus in schema {schema} of {name}; check the URL, or open it with create=True",
+            schema=schema,
+        )
+    create_layout(connection, schema, name)
 
 
 def _set_locally(execute: Callable[..., object]) -> None:
@@ -274,10 +244,3 @@ def creation_failed(error: psycopg.Error, schema: str, name: str) -> Exception:
             schema=schema,
         )  # fmt: skip
     return Determinate(f"could not open {name}: {str(error).strip()}", schema=schema)
-
-
-def not_there(schema: str, name: str) -> NotFound:
-    """The error for a database without the tables."""
-    return NotFound(
-        f"there is no consensus in schema {schema} of {name}; check the URL, or open it with create=True", schema=schema
-    )

@@ -22,7 +22,6 @@ from persist_lib.ids import SeqNo
 from persist_lib.runtime.ambient import Backoff, Runtime
 from persist_lib.runtime.forks import Stage, enrol
 
-OPTION = "persist_notify"
 RETRY_S = 1.0
 LONGEST_RETRY_S = 30.0
 REST_S = 0.005
@@ -76,13 +75,7 @@ class Notifier:
         thread for each key after that returns True at once, and the caller looks once more.
         """
         with self._changed:
-            if self._closed:
-                return False
-            self._ensure_thread()
-            if not self._is_awaited:
-                self._is_awaited = True
-                self._ring()
-            if not self._is_live:
+            if not self._listens():
                 return False
             epoch = self._epoch
             looked = self._looked.__dict__
@@ -99,13 +92,7 @@ class Notifier:
         more after the first answer that is not.
         """
         with self._changed:
-            if self._closed:
-                return None
-            self._ensure_thread()
-            if not self._is_awaited:
-                self._is_awaited = True
-                self._ring()
-            if not self._is_live:
+            if not self._listens():
                 self._fresh = None
                 return None
             if self._fresh is None:
@@ -140,6 +127,16 @@ class Notifier:
             self._bell = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
             self._thread = threading.Thread(target=self._run, name="persist-notify", daemon=True)
             self._thread.start()
+
+    def _listens(self) -> bool:
+        """Whether the connection listens now. See to it that it will."""
+        if self._closed:
+            return False
+        self._ensure_thread()
+        if not self._is_awaited:
+            self._is_awaited = True
+            self._ring()
+        return self._is_live
 
     def _ring(self) -> None:
         if self._bell is not None:

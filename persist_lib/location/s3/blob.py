@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 
-from persist_lib.errors import Corrupt, Determinate, InvalidUsage, NewerFormat, NotFound
-from persist_lib.location.api import BlobEntry, Page, Upload
-from persist_lib.location.contract import check_key, check_prefix, check_range, written_before
-from persist_lib.location.object_store import Entry
+from persist_lib.errors import Determinate, InvalidUsage
+from persist_lib.location.api import BlobEntry, Entry, Page, Upload
+from persist_lib.location.contract import (
+    MARKER,
+    MARKER_BODY,
+    check_key,
+    check_marker,
+    check_prefix,
+    check_range,
+    foreign_place,
+    no_location,
+    written_before,
+)
 from persist_lib.location.s3.client import canonical, parse_url
 from persist_lib.location.s3.objects import MIB, MOST_BYTES, PAGE, PIECE, S3Objects, create_marker
 from persist_lib.location.scheme import Opening
 
-FORMAT = 1
-MARKER = "persist.json"
 BLOBS = "blob/"
 ATTEMPTS = 5
 MULTIPART_ABOVE = 32 * MIB
@@ -124,10 +130,7 @@ def enter(url: str, opening: Opening) -> S3Objects:
     try:
         if not _check_marker(objects, url):
             if not opening.create:
-                raise NotFound(
-                    f"there is no location at {url}: {MARKER} is missing. Check the URL, or open it with create=True",
-                    url=url,
-                )
+                raise no_location(url, MARKER)
             _create(objects, url)
     except BaseException:
         objects.close()
@@ -139,31 +142,16 @@ def _check_marker(objects: S3Objects, url: str) -> bool:
     marker = objects.get(MARKER, f"open the location {url}")
     if marker is None:
         return False
-    try:
-        found = json.loads(marker.data)["format"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise Corrupt(
-            f"{url}: {MARKER} is not what Persist wrote; restore it ({{\"format\": {FORMAT}}})", key=MARKER,
-            expected={"format": FORMAT}, actual=str(error),
-        ) from error  # fmt: skip
-    if not isinstance(found, int) or found > FORMAT:
-        raise NewerFormat(
-            f"{url} has format {found}, this release knows up to {FORMAT}; nothing was touched. Upgrade persist-lib",
-            found=found, known=FORMAT,
-        )  # fmt: skip
+    check_marker(marker.data, f"{url}: {MARKER}")
     return True
 
 
 def _create(objects: S3Objects, url: str) -> None:
     there, _ = objects.page("", f"look into {url}", page=1)
     if there and not _check_marker(objects, url):
-        raise InvalidUsage(
-            f"{url} holds other objects ({there[0].name}), but no {MARKER}: it is no location. Choose another prefix",
-            url=url,
-        )
-    body = json.dumps({"format": FORMAT}).encode() + b"\n"
+        raise foreign_place(url, f"objects ({there[0].name})", "another prefix")
     has_log = url.startswith("s3+cas:")  # whose floor is replaced on the condition that it is the one that was read
-    create_marker(objects, MARKER, body, url, replaces=has_log)
+    create_marker(objects, MARKER, MARKER_BODY, url, replaces=has_log)
 
 
 def open_blob(url: str, opening: Opening) -> S3Blob:

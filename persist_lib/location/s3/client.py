@@ -4,7 +4,7 @@
                       &checksums=when_required
 
 Credentials come from boto3's usual chain. Nothing is retried here: a conditional PUT that is sent twice would mistake
-its own success for another writer's. `wrap.retrying` retries what is safe to retry, within the caller's deadline.
+its own success for another writer's. `wrap.deadline` retries what is safe to retry, within the caller's deadline.
 """
 
 from __future__ import annotations

@@ -18,11 +18,9 @@ from urllib.parse import quote, unquote
 
 from persist_lib.errors import Corrupt, Determinate, Indeterminate, InvalidUsage, Missing
 from persist_lib.ids import SeqNo
-from persist_lib.location.api import START_BYTES, Change, Newest, Row
-from persist_lib.location.clock import RemoteClock
-from persist_lib.location.contract import check_limit, next_seqno, not_in_log, passes_newest
-from persist_lib.location.object_store import Entry
-from persist_lib.location.s3.blob import MARKER, enter, open_blob, open_puts
+from persist_lib.location.api import START_BYTES, Change, Entry, Newest, Row
+from persist_lib.location.contract import MARKER, RemoteClock, check_limit, next_seqno, not_in_log, passes_newest
+from persist_lib.location.s3.blob import enter, open_blob, open_puts
 from persist_lib.location.s3.client import canonical
 from persist_lib.location.s3.objects import PAGE, S3Objects
 from persist_lib.location.scheme import Opening

@@ -10,8 +10,7 @@ from typing import Any
 from botocore.exceptions import ClientError
 
 from persist_lib.errors import Determinate, Indeterminate, InvalidUsage, PersistError
-from persist_lib.location.api import Upload
-from persist_lib.location.object_store import Entry, Found, Object
+from persist_lib.location.api import Entry, Found, Object, Upload
 from persist_lib.location.s3.client import ANSWER_S, Clients, Target, code_of, is_missing, reading, status_of, writing
 from persist_lib.location.wrap.deadline import patience_s
 from persist_lib.runtime.ambient import Runtime

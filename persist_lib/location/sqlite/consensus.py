@@ -7,38 +7,31 @@ reads nothing that its correctness does not need.
 from __future__ import annotations
 
 import json
-import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import apsw
 
 from persist_lib.errors import Determinate, PersistError
 from persist_lib.ids import SeqNo
 from persist_lib.location.api import Change, Newest, Row
-from persist_lib.location.clock import Clock, machine_clock, now_ms
-from persist_lib.location.contract import check_limit, is_newest, not_in_log, passes_newest
-from persist_lib.location.in_place import UNTOUCHED, Identity, check_same, moved_away
-from persist_lib.location.sqlite import file as sqlite_file
-from persist_lib.location.sqlite.connections import Connections, Session
-from persist_lib.location.wrap.deadline import patience_s
-from persist_lib.location.wrap.read_only import RefusesWrites
-from persist_lib.runtime.ambient import Backoff, Deadline, Runtime
-from persist_lib.runtime.threads import Lock, taking
-
-T = TypeVar("T")
-BUSY_S = 10.0
-"""How long to wait for the one write lock. A transaction holds it for less than a millisecond."""
-FIRST_PAUSE_S = 0.0002
-LONGEST_PAUSE_S = 0.004
-
-IN_DOUBT = (
-    "A change was committed to what this process has open, and it is not known whether it is also in what is there "
-    "now: delete nothing that it refers to"
+from persist_lib.location.contract import (
+    Clock,
+    check_limit,
+    is_newest,
+    machine_clock,
+    not_in_log,
+    now_ms,
+    passes_newest,
 )
+from persist_lib.location.in_place import check_same
+from persist_lib.location.sqlite import file as sqlite_file
+from persist_lib.location.sqlite.connections import BUSY_S, IN_DOUBT, Connections, Database, Session, check_in_place
+from persist_lib.location.wrap.around import RefusesWrites
+from persist_lib.runtime.ambient import Runtime
 
 NEWEST = "SELECT seqno, data FROM consensus WHERE key = ? ORDER BY seqno DESC LIMIT 1"
 NEWEST_SEQNO = "SELECT seqno FROM consensus WHERE key = ? ORDER BY seqno DESC LIMIT 1"
@@ -80,24 +73,24 @@ class SqliteReads(ABC):
     _clock: Clock
 
     @abstractmethod
-    def _read(self, sql: str, values: tuple[str | int | bytes, ...]) -> list[Any]:
+    def read(self, sql: str, values: tuple[str | int | bytes, ...]) -> list[Any]:
         """Return the rows of a query. Raises Determinate, Corrupt, or HistoryRegressed if the files were replaced."""
 
     def head(self, key: str) -> Row | None:
         """Return the newest row, or None when the key was never set. It is never stale here."""
-        rows = self._read(NEWEST, (key,))
+        rows = self.read(NEWEST, (key,))
         return sqlite_file.row_of(rows[0], key, self.path) if rows else None
 
     def scan(self, key: str, from_seqno: SeqNo, limit: int) -> list[Row]:
         check_limit(limit)
-        return [sqlite_file.row_of(row, key, self.path) for row in self._read(SCAN, (key, from_seqno, limit))]
+        return [sqlite_file.row_of(row, key, self.path) for row in self.read(SCAN, (key, from_seqno, limit))]
 
     def list_keys(self) -> Iterator[str]:
         """Return an iterator over the keys that exist at the time of the call."""
-        return iter([sqlite_file.key_of(key, self.path) for (key,) in self._read(KEYS, ())])
+        return iter([sqlite_file.key_of(key, self.path) for (key,) in self.read(KEYS, ())])
 
     def heads(self, keys: Sequence[str] | None = None) -> dict[str, SeqNo]:
-        found = self._read(HEADS, ()) if keys is None else self._read(HEADS_OF, (json.dumps(list(keys)),))
+        found = self.read(HEADS, ()) if keys is None else self.read(HEADS_OF, (json.dumps(list(keys)),))
         return sqlite_file.heads_of(found, self.path)
 
     def now(self) -> int:
@@ -108,11 +101,10 @@ class SqliteReads(ABC):
         self.connections.close()
 
 
-class SqliteConsensus(SqliteReads):
+class SqliteConsensus(Database, SqliteReads):
     """Rows in the table `consensus` of the database at `path`.
 
-    `truncate` never deletes a key's newest row, so it cannot make a key look new. A write waits at most `busy_s`
-    seconds for the write lock, and not beyond the caller's deadline; then it raises Determinate.
+    `truncate` never deletes a key's newest row, so it cannot make a key look new.
     """
 
     def __init__(
@@ -124,48 +116,14 @@ class SqliteConsensus(SqliteReads):
         runtime: Runtime | None = None,
         busy_s: float = BUSY_S,
     ) -> None:
-        self.path = Path(path).absolute()
-        self._clock = clock
-        self._runtime = runtime or Runtime()
-        self.busy_s = busy_s
-        self.connections = Connections(self._connect, f"the SQLite database {self.path}")
+        path, self._clock = Path(path).absolute(), clock
+        super().__init__(path, runtime or Runtime(), f"the SQLite database {path}", busy_s=busy_s)
         self.connections.under_way(lambda: self._prepare(create=create))
-        self.turn = threading.Lock()
-        self._first_opened: Identity | None = None
 
     def _prepare(self, *, create: bool) -> None:
         if create:
             sqlite_file.create(self.path, self._runtime.entropy)
         sqlite_file.check_format(self.path)
-
-    def _connect(self) -> apsw.Connection:
-        if self._first_opened is not None:
-            check_same(str(self.path), self._first_opened)
-        try:
-            connection = sqlite_file.connect(self.path, Patience(self._runtime, self.busy_s))
-        except apsw.Error as error:
-            raise sqlite_file.read_failed(error, self.path) from error
-        opened = connection.files.first if connection.files is not None else None
-        if self._first_opened is not None and opened != self._first_opened:
-            connection.close()
-            raise moved_away(str(self.path))
-        self._first_opened = opened
-        return connection
-
-    def check_in_place(self) -> None:
-        self.connections.use(check_in_place)
-
-    def _read(self, sql: str, values: tuple[str | int | bytes, ...]) -> list[Any]:
-        def read(session: Session) -> list[Any]:
-            try:
-                rows = session.cursor.execute(sql, values).fetchall()
-            except sqlite_file.FAILURES as error:
-                check_in_place(session)  # raises the likeliest cause first
-                raise sqlite_file.read_failed(error, self.path) from error
-            check_in_place(session)  # after the read: so the file was in place during it
-            return rows
-
-        return self.connections.use(read)
 
     def compare_and_set(self, key: str, expected: Newest | None, data: bytes) -> bool:
         """Append `data` if `expected` is the newest row. Returns whether it did.
@@ -180,21 +138,15 @@ class SqliteConsensus(SqliteReads):
             check_in_place(session, IN_DOUBT)
             return won
 
-        return self._write(append)
+        return self.write(append)
 
     def compare_and_set_many(self, changes: Mapping[str, Change]) -> bool:
-        if not changes:
-            return True
 
-        def append_all(session: Session) -> bool:
-            if not all(_append(session, key, expected, data) for key, (expected, data) in changes.items()):
-                return False
-            check_in_place(session)
-            session.cursor.execute("COMMIT")
-            check_in_place(session, IN_DOUBT)
-            return True
+        def append_all(session: Session) -> bool | None:
+            won = all(_append(session, key, expected, data) for key, (expected, data) in changes.items())
+            return won or None
 
-        return self._write(lambda session: transaction(session, lambda: append_all(session)))
+        return not changes or self.transact(append_all) is True
 
     def truncate(self, key: str, seqno: SeqNo) -> int:
 
@@ -203,65 +155,24 @@ class SqliteConsensus(SqliteReads):
             if newest is None or seqno > newest:
                 raise passes_newest(key, seqno, newest)
             session.cursor.execute(TRUNCATE, (key, seqno))
-            dropped = session.connection.changes()
-            check_in_place(session)
-            session.cursor.execute("COMMIT")
-            return dropped
+            return session.connection.changes()
 
-        return self._write(lambda session: transaction(session, lambda: drop(session)))
+        return self.transact(drop) or 0
 
     def rewind(self, key: str, seqno: SeqNo, newest: Newest) -> int:
 
-        def take_back(session: Session) -> int:
+        def take_back(session: Session) -> int | None:
             found = [Row(*row) for row in session.cursor.execute(NEWEST, (key,))]
             if not found or not is_newest(newest, found[0]):
-                return 0
+                return None
             if seqno and (
                 seqno > newest.seqno or session.cursor.execute(SCAN, (key, seqno, 1)).fetchall()[0][0] != seqno
             ):
                 raise not_in_log(key, seqno)
             session.cursor.execute(REWIND, (key, seqno))
-            taken = session.connection.changes()
-            check_in_place(session)
-            session.cursor.execute("COMMIT")
-            return taken
+            return session.connection.changes()
 
-        return self._write(lambda session: transaction(session, lambda: take_back(session)))
-
-    def _write(self, work: Callable[[Session], T]) -> T:
-        """Run `work` with a session. One thread of this process writes at a time, and the others wait here."""
-        deadline: Deadline | None = None
-        while True:
-            try:
-                return self.connections.use(lambda session: self._in_turn(session, work))
-            except Determinate as error:
-                is_read_only = isinstance(error.__cause__, apsw.ReadOnlyError)
-                deadline = deadline or self._runtime.deadline(patience_s(self.busy_s))
-                if not is_read_only or deadline.has_passed() or not self.connections.make_writable(deadline):
-                    raise
-
-    def _in_turn(self, session: Session, work: Callable[[Session], T]) -> T:
-        """Run `work` while holding `turn`. It is only held while a session is lent, so no fork finds it held."""
-        seconds, held = patience_s(self.busy_s), list[Lock]()
-        try:
-            held += taking(self.turn, seconds)
-            if not held:
-                raise Determinate(
-                    f"waited {seconds:g} s for this process's other writers of {self.path}; nothing was written"
-                )
-            return work(session)
-        except sqlite_file.FAILURES as error:
-            raise sqlite_file.write_failed(error, self.path, session.connection.system_errno) from error
-        finally:
-            if held:
-                self.turn.release()
-
-
-def check_in_place(session: Session, happened: str = UNTOUCHED) -> None:
-    """Raise HistoryRegressed unless the session's files are still at their paths. `happened` is for the message."""
-    connection = session.connection
-    if isinstance(connection, sqlite_file.Connection):
-        connection.check_in_place(happened)
+        return self.transact(take_back) or 0
 
 
 def _append(session: Session, key: str, expected: Newest | None, data: bytes) -> bool:
@@ -270,39 +181,6 @@ def _append(session: Session, key: str, expected: Newest | None, data: bytes) ->
     else:
         session.cursor.execute(APPEND, (key, expected.seqno, data, expected.start))
     return bool(session.connection.changes())
-
-
-class Patience:
-    """SQLite's busy handler: short jittered pauses, where its own would sleep 1 to 100 ms for a lock of 0.3 ms."""
-
-    def __init__(self, runtime: Runtime, seconds: float) -> None:
-        self._runtime = runtime
-        self._deadline, self._backoff = Deadline(runtime, seconds, 0.0), Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, 1.3)
-        self._seconds = seconds
-
-    def __call__(self, prior_calls: int) -> bool:
-        if prior_calls == 0:
-            self._deadline = self._runtime.deadline(patience_s(self._seconds))
-            self._backoff.reset()
-        if self._deadline.has_passed():
-            return False
-        self._deadline.pause(self._backoff.take())
-        return True
-
-
-def transaction(session: Session, work: Callable[[], T]) -> T:
-    """Run `work` in a transaction. `work` commits it itself; otherwise it is rolled back.
-
-    BEGIN IMMEDIATE, because a deferred transaction would fail at its first write if another writer has committed since
-    its begin. This also ends it after KeyboardInterrupt, before or after the commit; SQLite itself knows which
-    it was. If rolling back fails, `Connections.use` closes the connection.
-    """
-    try:
-        session.cursor.execute("BEGIN IMMEDIATE")
-        return work()
-    finally:
-        if session.connection.in_transaction:
-            session.cursor.execute("ROLLBACK")
 
 
 ATTEMPTS = 50
@@ -330,7 +208,7 @@ class ReadOnlySqliteConsensus(RefusesWrites, SqliteReads):
         connection.set_busy_timeout(int(BUSY_S * 1000))
         return connection
 
-    def _read(self, sql: str, values: tuple[str | int | bytes, ...]) -> list[Any]:
+    def read(self, sql: str, values: tuple[str | int | bytes, ...]) -> list[Any]:
         failure: Exception | None = None
         for _ in range(ATTEMPTS):
             try:

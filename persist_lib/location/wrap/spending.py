@@ -157,6 +157,7 @@ class Spending:
 
     @property
     def cost(self) -> Cost:
+        """What was spent in the block so far."""
         return self._tally.cost()
 
     def again(self) -> Spending:

@@ -20,7 +20,7 @@ import pyarrow as pa
 from persist_lib.config import MIB
 from persist_lib.kernel.columns import array_of
 from persist_lib.sources.avro import Refused, parsed, read_from
-from persist_lib.sources.files.contents import PIECE, Contents, check_of
+from persist_lib.sources.files.contents import DAMAGED, PIECE, Contents
 from persist_lib.sources.files.folders import File
 from persist_lib.sources.files.reader import LineFiles
 from persist_lib.sources.protocol import Mark
@@ -31,7 +31,6 @@ SYNC = 16
 LONGEST_HEAD = 16 * MIB
 LONGEST_BLOCK = 256 * MIB
 KEPT = 1024
-DAMAGED = "!"
 _SCHEMA = pa.schema(
     [pa.field("address", pa.uint64(), False), ("value", pa.binary()), ("header", pa.dictionary(pa.int8(), pa.string())),
      ("problem", pa.string())]
@@ -142,29 +141,15 @@ class AvroFiles(LineFiles):
 
     _unit = "block"
 
-    def _mark(self, partition: str, file: File, contents: Contents, before: Mark, most: int) -> Mark:
-        contents.keep(before.address)
-        if before.check and check_of(contents, before.address) != before.check.removesuffix(DAMAGED):
-            raise self._diverged(partition, before, f"the file {file.path}")
-        if before.check.endswith(DAMAGED):
-            return before
-        may_grow = self._may_grow and file.packing is None
-        data, limit = Bytes(contents), before.address + most
-        at, is_damaged = last_block(data, before.address, limit, may_grow=may_grow)
-        if is_damaged:
-            at = data.size(at)
-        if contents.size is not None:
-            self._sizes[file] = contents.size
-        return Mark(at, check_of(contents, at) + DAMAGED * is_damaged) if at > before.address else before
+    def _end(self, contents: Contents, start: int, limit: int, *, may_grow: bool) -> tuple[int, str]:
+        data = Bytes(contents)
+        at, is_damaged = last_block(data, start, limit, may_grow=may_grow)
+        return (data.size(at), DAMAGED) if is_damaged else (at, "")
 
     def _read(self, partition: str, file: File, contents: Contents, start: Mark, end: Mark) -> Iterator[pa.Table]:
         contents.keep(0)
         for mark in (start, end):
-            known = mark.check.removesuffix(DAMAGED)
-            if known and check_of(contents, mark.address) != known:
-                raise self._diverged(partition, mark, f"the file {file.path}")
-        if contents.size is not None and contents.size < end.address:
-            raise self._diverged(partition, end, f"the file {file.path}")
+            self._verify(partition, file, contents, mark)
         # SUBTLE: not beyond the mark, so that what comes after a block that was cut does not change what is said of it.
         yield from messages_of(Bytes(contents, end.address), start.address, end.address)
 

@@ -20,6 +20,8 @@ FIRST = 64 << 10
 HEAD = 1024
 TAIL = 4096
 NEWLINE = b"\n"
+DAMAGED = "!"
+"""What the check of a mark ends with behind which nothing in the file can be found any more."""
 
 
 class Contents:

@@ -6,7 +6,7 @@ import os
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from persist_lib.errors import Determinate, NotFound
 from persist_lib.sources.protocol import Unread
@@ -49,7 +49,9 @@ class Opened(Protocol):
         """Bytes `[start, end)`, cut at its end."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Release what it has open."""
+        return
 
 
 class Folder(Protocol):
@@ -66,13 +68,15 @@ class Folder(Protocol):
         """Open a file. Raises FileNotFoundError."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Release what it has open."""
+        return
 
 
 def open_folder(place: str) -> Folder:
     """The folder at a path or `s3://bucket/prefix/?options`. Raises InvalidUsage, and NotFound for a missing folder."""
     if place.startswith("s3://"):
-        from persist_lib.sources.files.s3 import S3Prefix  # noqa: PLC0415 - boto3 is an extra
+        from persist_lib.sources.files.folders import S3Prefix  # noqa: PLC0415 - boto3 is an extra
 
         return S3Prefix(place)
     return Directory(place.removeprefix("file:").removeprefix("//") if place.startswith("file:") else place)
@@ -105,7 +109,7 @@ def is_hidden(path: str) -> bool:
     return any(part.startswith((".", "_")) for part in path.split("/"))
 
 
-class Directory:
+class Directory(Folder):
     """A folder of this machine, searched in depth."""
 
     is_growing = True
@@ -132,11 +136,7 @@ class Directory:
             ) from error
 
     def open(self, file: File) -> Opened:
-        """Open a file of this machine."""
         return _OnDisk(self.root / file.path)
-
-    def close(self) -> None:
-        """There is nothing to release."""
 
 
 def _found(path: Path, relative: str) -> File | None:
@@ -152,7 +152,7 @@ def _found(path: Path, relative: str) -> File | None:
     return File(relative, said.st_size, version, said.st_mtime_ns // 1_000_000, problem)
 
 
-class _OnDisk:
+class _OnDisk(Opened):
     """A file of this machine: the one that had the name when it was opened, whatever is renamed since."""
 
     def __init__(self, path: Path) -> None:
@@ -168,3 +168,46 @@ class _OnDisk:
 
     def close(self) -> None:
         os.close(self._file)
+
+
+class S3Prefix(Folder):
+    """The objects below a prefix of a bucket."""
+
+    is_growing = False
+
+    def __init__(self, place: str) -> None:
+        from persist_lib.location.s3.client import parse_url  # noqa: PLC0415 - boto3 is an extra
+        from persist_lib.location.s3.objects import S3Objects  # noqa: PLC0415 - the same
+
+        self._objects = S3Objects(parse_url(place))
+
+    def list(self) -> Iterator[File]:
+        """Every object, by pages."""
+        for found in self._objects.entries("", f"list {self._objects.where}"):
+            if found.name and not found.name.endswith("/") and not is_hidden(found.name):
+                yield File(found.name, found.size, found.version.strip('"'))
+
+    def open(self, file: File) -> Opened:
+        return _OnS3(self._objects, file)
+
+    def close(self) -> None:
+        self._objects.close()
+
+
+class _OnS3(Opened):
+    """One version of an object. Once it is replaced, it is not found."""
+
+    def __init__(self, objects: Any, file: File) -> None:
+        self._objects, self._file, self.size = objects, file, file.size
+
+    def range(self, start: int, end: int) -> bytes:
+        end = min(end, self.size)
+        if start >= end:
+            return b""
+        where = f"{self._objects.where}/{self._file.path}"
+        found = self._objects.get(self._file.path, f"read {where}", start, end, self._file.version)
+        if found is None:
+            raise NotFound(f"{self._file.path} was replaced or deleted")
+        if len(found.data) != end - start:
+            raise Determinate(f"{where}: {len(found.data)} bytes came of {end - start}")
+        return found.data

@@ -6,7 +6,7 @@ A message's value is a struct, as its file has decoded it already. A file is the
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ import xxhash
 from persist_lib.errors import Determinate, Diverged, Gone, NotFound
 from persist_lib.format.range_reader import RangeReader
 from persist_lib.kernel.columns import array_of
-from persist_lib.sources.files.folders import File, Folder, readable
+from persist_lib.sources.files.folders import File, Folder, Opened, readable
 from persist_lib.sources.files.reader import FolderReader
 from persist_lib.sources.protocol import ADDRESS, START, Mark, Unread
 
@@ -73,8 +73,8 @@ class ParquetFiles(FolderReader):
         if size.rows < end.address or any(mark.check not in {"", size.check} for mark in (start, end)):
             raise self._diverged(partition, start)
         try:
-            with self._opened(file) as parquet:
-                yield from _rows(parquet, start.address, end.address)
+            with closing(self._folder.open(file)) as opened:
+                yield from _rows(_parquet(opened), start.address, end.address)
         except (FileNotFoundError, NotFound) as error:
             self._files = {}
             raise Gone(
@@ -111,7 +111,7 @@ class ParquetFiles(FolderReader):
             try:
                 with closing(self._folder.open(file)) as opened:
                     footer = opened.range(max(0, opened.size - FOOTER), opened.size)
-                    metadata = pq.read_metadata(pa.PythonFile(RangeReader(opened.size, opened.range), mode="r"))
+                    metadata = _parquet(opened).metadata
                 check = xxhash.xxh3_64_hexdigest(footer, seed=file.size)
                 self._sizes[file] = _Size(metadata.num_rows, file.size, check)
             except (FileNotFoundError, NotFound):
@@ -121,17 +121,16 @@ class ParquetFiles(FolderReader):
                 return None
         return self._sizes[file]
 
-    @contextmanager
-    def _opened(self, file: File) -> Iterator[pq.ParquetFile]:
-        with closing(self._folder.open(file)) as opened:
-            yield pq.ParquetFile(pa.PythonFile(RangeReader(opened.size, opened.range), mode="r"))
-
     def _diverged(self, partition: str, mark: Mark) -> Diverged:
         return Diverged(
             f"the file {partition} is not the one that was read before: it was replaced. Nothing of it was written. "
             "Put the former file back, and the new one under another name",
             partition=partition, address=mark.address,
         )  # fmt: skip
+
+
+def _parquet(opened: Opened) -> pq.ParquetFile:
+    return pq.ParquetFile(pa.PythonFile(RangeReader(opened.size, opened.range), mode="r"))
 
 
 def _rows(parquet: pq.ParquetFile, start: int, end: int) -> Iterator[pa.Table]:

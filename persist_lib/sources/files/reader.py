@@ -19,7 +19,7 @@ import pyarrow as pa
 import xxhash
 
 from persist_lib.errors import Determinate, Diverged, Gone, NotFound
-from persist_lib.sources.files.contents import BOM, Contents, Packed, check_of, end_of, line_end, tables
+from persist_lib.sources.files.contents import BOM, DAMAGED, Contents, Packed, check_of, end_of, line_end, tables
 from persist_lib.sources.files.folders import File, Folder, Opened, readable
 from persist_lib.sources.protocol import START, Lag, Mark, Unread
 
@@ -116,13 +116,29 @@ class LineFiles(FolderReader):
 
     def _mark(self, partition: str, file: File, contents: Contents, before: Mark, most: int) -> Mark:
         contents.keep(before.address)
-        if before.check and check_of(contents, before.address) != before.check:
-            raise self._diverged(partition, before, f"the file {file.path}")
+        self._verify(partition, file, contents, before)
+        if before.check.endswith(DAMAGED):
+            return before
         may_grow = self._may_grow and file.packing is None
-        end = line_end(contents, before.address, before.address + most, may_grow=may_grow)
+        end, damage = self._end(contents, before.address, before.address + most, may_grow=may_grow)
         if contents.size is not None:
             self._sizes[file] = contents.size
-        return Mark(end, check_of(contents, end)) if end > before.address else before
+        return Mark(end, check_of(contents, end) + damage) if end > before.address else before
+
+    def _end(self, contents: Contents, start: int, limit: int, *, may_grow: bool) -> tuple[int, str]:
+        """The end of the last whole message in `[start, limit)`, of one at least; and `DAMAGED` if that is the last."""
+        return line_end(contents, start, limit, may_grow=may_grow), ""
+
+    def _verify(self, partition: str, file: File, contents: Contents, mark: Mark) -> None:
+        """Raise Diverged if what is before a mark is not what was read before."""
+        is_short = contents.size is not None and contents.size < mark.address
+        if is_short or (mark.check and check_of(contents, mark.address) != mark.check.removesuffix(DAMAGED)):
+            raise Diverged(
+                f"the file {file.path} is not what was read before: it was cut or replaced, or changed before byte "
+                f"{mark.address}. Nothing of it was written. Put the former file back; if files are rotated by "
+                'renaming or copying them, the source needs identity="first line"',
+                partition=partition, address=mark.address,
+            )  # fmt: skip
 
     def read(self, partition: str, start: Mark, end: Mark) -> Iterator[pa.Table]:
         if start.address >= end.address:
@@ -142,8 +158,7 @@ class LineFiles(FolderReader):
 
     def _read(self, partition: str, file: File, contents: Contents, start: Mark, end: Mark) -> Iterator[pa.Table]:
         contents.keep(start.address)
-        if start.check and check_of(contents, start.address) != start.check:
-            raise self._diverged(partition, start, f"the file {file.path}")
+        self._verify(partition, file, contents, start)
         at, header = start.address, None
         if self._header:
             first = line_end(contents, 0, 1, may_grow=False)
@@ -151,10 +166,7 @@ class LineFiles(FolderReader):
             at = max(at, first)
         for table in tables(contents, at, end.address):
             yield table if header is None else _with_header(table, header)
-        if end.check and check_of(contents, end.address) != end.check:
-            raise self._diverged(partition, end, f"the file {file.path}")
-        if contents.size is not None and contents.size < end.address:
-            raise self._diverged(partition, end, f"the file {file.path}")
+        self._verify(partition, file, contents, end)
 
     def estimate(self, partition: str, start: int, end: int) -> int:
         del partition
@@ -277,14 +289,6 @@ class LineFiles(FolderReader):
         return Gone(
             f"the file {partition} is gone, and its lines from byte {mark.address} on are still needed. Nothing of "
             "them was written. Put it back; a file may go once the source says that it is durable",
-            partition=partition, address=mark.address,
-        )  # fmt: skip
-
-    def _diverged(self, partition: str, mark: Mark, what: str) -> Diverged:
-        return Diverged(
-            f"{what} is not what was read before: it was cut or replaced, or changed before byte {mark.address}. "
-            "Nothing of it was written. Put the former file back; if files are rotated by renaming or copying them, "
-            'the source needs identity="first line"',
             partition=partition, address=mark.address,
         )  # fmt: skip
 

@@ -17,9 +17,17 @@ from confluent_kafka import KafkaError
 
 from persist_lib.config import MIB
 from persist_lib.errors import Diverged, Gone
-from persist_lib.sources.kafka.cluster import Cluster, Partition, Topic, events_of, is_end, is_out_of_range
+from persist_lib.sources.kafka.cluster import (
+    Ahead,
+    Cluster,
+    Partition,
+    Topic,
+    chunks_of,
+    events_of,
+    is_end,
+    is_out_of_range,
+)
 from persist_lib.sources.kafka.kind import Kafka
-from persist_lib.sources.kafka.messages import Ahead, chunks_of
 from persist_lib.sources.protocol import START, Lag, Mark, Patience
 
 BATCH = 10_000

@@ -18,11 +18,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist_lib.convert.lines.debezium import DELETES
+from persist_lib.convert.lines.file_columns import Sifted
 from persist_lib.kernel.columns import Flags, joined, mask_of
 from persist_lib.kernel.keyset import distinct
 from persist_lib.kernel.order import sort_order, take
 from persist_lib.schema.schema import Schema
-from persist_lib.sources.decoding import Decoded, Decoding
+from persist_lib.sources.decoding import Decoding
 from persist_lib.sources.postgres.columns import changed, header_of, places_of
 from persist_lib.sources.postgres.tuples import (
     Texts,
@@ -71,7 +72,7 @@ class Events(NamedTuple):
 
 def decode_table(
     decoding: Decoding, decoded: Schema, schema: Schema, messages: pa.Table, lookup: LookupAll
-) -> tuple[Decoded, pa.Table]:
+) -> tuple[Sifted, pa.Table]:
     """Decode messages to rows, which may delete their key's row, in the order of what happens; and the state.
 
     `decoded` has the columns of messages, `schema` is the output's. Raises SchemaChanged.
@@ -99,7 +100,7 @@ def decode_table(
         both = pa.concat_arrays([joined(old.column(field.name)).cast(field.type), mine])
         columns.append(both.take(pa.array(places, mask=events.deletes)))
     rows = pa.table(columns, names=decoded.names).append_column(DELETES, mask_of(events.deletes))
-    return Decoded(rows, events.message, dict(sorted(found.bad.items()))), old
+    return Sifted(rows, events.message, dict(sorted(found.bad.items()))), old
 
 
 def _tuples(decoding: Decoding, decoded: Schema, schema: Schema, messages: pa.Table) -> Tuples:

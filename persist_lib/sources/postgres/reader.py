@@ -22,8 +22,7 @@ from persist_lib.sources.postgres import server, snapshot
 from persist_lib.sources.postgres.columns import changed
 from persist_lib.sources.postgres.kind import Postgres
 from persist_lib.sources.postgres.server import Table, asking, lsn_text, parse_lsn, slot_of
-from persist_lib.sources.postgres.stream import TABLE_BYTES, Stream, Transaction, copied_messages, messages_of
-from persist_lib.sources.postgres.wire import Wire
+from persist_lib.sources.postgres.stream import TABLE_BYTES, Stream, Transaction, Wire, messages_of
 from persist_lib.sources.protocol import START, Mark, Patience
 from persist_lib.sources.records import Known
 
@@ -102,7 +101,7 @@ class TableReader:
             if chosen is not None and at < chosen.beginning.lsn:
                 if end.address < chosen.beginning.lsn:
                     return
-                yield from copied_messages(chosen)
+                yield from snapshot.copied_messages(chosen)
                 at = chosen.beginning.lsn
         for mark in (start, end):
             self._check_mark(mark)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
@@ -24,7 +24,6 @@ SETTINGS = (
     "-c lc_monetary=C -c row_security=off -c wal_sender_timeout=10min -c search_path=pg_catalog -c lock_timeout=30s"
 )
 """Values are texts, which depend on these; and an instance that writes for minutes is not gone."""
-BUSY = "55006"
 FORBIDDEN = "42501"
 DROP_ATTEMPTS = 20
 _SERVER = """
@@ -294,7 +293,7 @@ def make(declared: Postgres, id_: str, timeout_s: float) -> Known:
         table = find_table(connection, declared)
         if declared.publication is None and not _has(connection, "pg_publication WHERE pubname", slot):
             with _unless_there():
-                connection.execute(_plain(f"CREATE PUBLICATION {name} FOR TABLE ONLY {table.sql}"))
+                connection.execute(plain_sql(f"CREATE PUBLICATION {name} FOR TABLE ONLY {table.sql}"))
         known = _known(connection, declared, id_, table)
         if _has(connection, "pg_replication_slots WHERE slot_name", slot):
             return known
@@ -321,7 +320,7 @@ def take_away(declared: Postgres, id_: str) -> list[str]:
             _drop_slot(connection, slot)
             left.pop(0)
             if left:
-                connection.execute(_plain(left[0]))
+                connection.execute(plain_sql(left[0]))
     except (Determinate, InvalidUsage) as error:
         run = " ".join(left)
         what = f"not dropped, so that the slot may hold back the server's log for ever: {error.message}"
@@ -351,11 +350,11 @@ def _unless_there() -> Iterator[None]:
 
 
 def _has(connection: psycopg.Connection[Any], where: str, name: str) -> bool:
-    found = connection.execute(_plain(f"SELECT EXISTS (SELECT FROM {where} = %s)"), [name]).fetchone()  # noqa: S608 - no text of a user
+    found = connection.execute(plain_sql(f"SELECT EXISTS (SELECT FROM {where} = %s)"), [name]).fetchone()  # noqa: S608 - no text of a user
     return bool(found and found[0])
 
 
-def _plain(text: str) -> Any:
+def plain_sql(text: str) -> Any:
     """SQL that was put together of quoted names."""
     return sql.SQL(text)
 
@@ -365,12 +364,7 @@ def lsn_text(lsn: int) -> str:
     return f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"
 
 
-def parse_lsn(text: str | bytes | None) -> int:
+def parse_lsn(text: str | None) -> int:
     """A place in the log as a number; 0 for none."""
-    if not text:
-        return 0
-    high, _, low = (text.decode() if isinstance(text, bytes) else text).partition("/")
+    high, _, low = (text or "0/0").partition("/")
     return (int(high, 16) << 32) | int(low, 16)
-
-
-Values = Sequence[tuple[bytes | None, ...]]

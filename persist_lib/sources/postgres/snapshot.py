@@ -12,6 +12,7 @@ from contextlib import closing
 from typing import NamedTuple
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 
 from persist_lib.config import MIB
@@ -21,7 +22,7 @@ from persist_lib.sources.agreed_value import Choices
 from persist_lib.sources.postgres.columns import Column, Header
 from persist_lib.sources.postgres.kind import Postgres
 from persist_lib.sources.postgres.server import COLUMNS, Table, parse_lsn, slot_of
-from persist_lib.sources.postgres.wire import Wire
+from persist_lib.sources.postgres.stream import Wire, message_table
 
 CHUNK_BYTES = 4 * MIB
 _SCHEMA = pa.schema([("line", pa.binary())])
@@ -63,7 +64,7 @@ def copied(declared: Postgres, id_: str, table: Table) -> Iterator[bytes]:
         slot = f"{slot_of(id_)}_{wire.process}"
         ((_, lsn, _, _),) = wire.ask(f"CREATE_REPLICATION_SLOT \"{slot}\" TEMPORARY LOGICAL pgoutput (SNAPSHOT 'use')")
         _check_unbroken(wire, table)
-        columns = tuple(_column(row) for row in wire.ask(COLUMNS.format(oid=table.oid)))
+        columns = tuple(Column(*row[:4]) for row in wire.ask(COLUMNS.format(oid=table.oid)))
         if not columns:
             raise Gone(
                 f"the table {declared.table} was dropped before it was copied. Nothing was written",
@@ -94,19 +95,21 @@ def _check_unbroken(wire: Wire, table: Table) -> None:
     same = wire.ask(
         f"SELECT c.relfilenode = pg_relation_filenode(c.oid) FROM pg_class c WHERE c.oid = {table.oid}"  # noqa: S608
     )
-    if same != [(b"t",)]:
+    if same != [(True,)]:
         raise Determinate(f"{table.sql} was emptied or rewritten just as its snapshot began. It is copied again")
 
 
 def check_of(wire: Wire, table: Table) -> str:
     """The text by which the server and the table are known again: system, timeline, and the table's id."""
     ((system, timeline, _, _),) = wire.ask("IDENTIFY_SYSTEM")
-    return f"{(system or b'').decode()} {(timeline or b'').decode()} {table.oid}"
+    return f"{system} {timeline} {table.oid}"
 
 
-def _column(row: tuple[bytes | None, ...]) -> Column:
-    name, type_, modifier, is_key, _ = (b"" if value is None else value for value in row)
-    return Column(name.decode(), int(type_), int(modifier), is_key == b"t")
+def copied_messages(chosen: Snapshot) -> Iterator[pa.Table]:
+    """The rows of a snapshot, all at the address just before the log continues."""
+    address, header = chosen.beginning.lsn - 1, chosen.beginning.header.text()
+    for lines in chosen.lines():
+        yield message_table(np.full(len(lines), address, np.uint64), lines, np.zeros(len(lines), np.int32), [header])
 
 
 def _packed(lines: list[bytes]) -> bytes:

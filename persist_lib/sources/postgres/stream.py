@@ -7,22 +7,33 @@ the order in which transactions are given.
 
 from __future__ import annotations
 
+import select
 import struct
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
+import psycopg
 import pyarrow as pa
+from psycopg import generators
+from psycopg.pq import ExecStatus
 
 from persist_lib.config import MIB
 from persist_lib.errors import Corrupt, Gone
 from persist_lib.kernel.columns import array_of
 from persist_lib.sources.postgres.columns import Column, Header
 from persist_lib.sources.postgres.kind import Postgres
-from persist_lib.sources.postgres.server import Table, lsn_text, parse_lsn, publication_of, slot_of
-from persist_lib.sources.postgres.snapshot import Snapshot
-from persist_lib.sources.postgres.wire import Wire
+from persist_lib.sources.postgres.server import (
+    Table,
+    asking,
+    connect,
+    lsn_text,
+    parse_lsn,
+    plain_sql,
+    publication_of,
+    slot_of,
+)
 from persist_lib.sources.protocol import ADDRESS, VALUE
 
 _BEGIN = struct.Struct(">Qqi")
@@ -31,6 +42,74 @@ _LONG, _SHORT = struct.Struct(">I"), struct.Struct(">H")
 PAYLOAD = 25
 """Where the message is, behind its place and time."""
 CHANGES = b"IUD"
+STATUS = struct.Struct(">cQQQqB")
+TABLE_BYTES = 8 * MIB
+
+
+class Wire:
+    """A replication connection. It takes plain SQL as one text, and the commands of walsenders.
+
+    psycopg has no calls for the stream of a slot, so those are libpq's. All waiting is in short pieces, so that Ctrl-C
+    is heard.
+    """
+
+    def __init__(self, declared: Postgres) -> None:
+        self._declared = declared
+        self._connection = connect(declared, replication="database")
+        self._pg: Any = self._connection.pgconn
+
+    @property
+    def process(self) -> int:
+        return int(self._connection.info.backend_pid)
+
+    def ask(self, command: str) -> list[tuple[Any, ...]]:
+        """Run a command, and answer its rows. Raises Determinate, with the field sqlstate."""
+        with asking(self._declared, command):
+            found = self._connection.execute(plain_sql(command))
+            return found.fetchall() if found.description else []
+
+    def copy(self, command: str) -> Iterator[bytes]:
+        """Yield the rows that a COPY sends, each as it is written there."""
+        with asking(self._declared, command), self._connection.cursor().copy(plain_sql(command)) as rows:
+            yield from map(bytes, rows)
+
+    def start(self, command: str) -> None:
+        """Begin a stream."""
+        with asking(self._declared, command):
+            self._pg.send_query(command.encode())
+            *_, result = self._connection.wait(generators.execute(self._pg))
+            if result.status != ExecStatus.COPY_BOTH:
+                raise psycopg.errors.error_from_result(result)
+
+    def receive(self, wait_s: float) -> Iterator[bytes]:
+        """Yield what is there of a stream; if nothing is, what comes in `wait_s`. Raises Determinate at its end."""
+        with asking(self._declared, "receive its log"):
+            has_waited = False
+            while (found := self._pg.get_copy_data(1))[0] >= 0:
+                if found[0]:
+                    has_waited = True
+                    yield bytes(found[1])
+                elif has_waited and not self._is_readable(0.0):
+                    return
+                else:
+                    if self._is_readable(0.0 if has_waited else wait_s):
+                        self._pg.consume_input()
+                    has_waited = True
+            for result in self._connection.wait(generators.fetch_many(self._pg)):
+                raise psycopg.errors.error_from_result(result)
+            raise psycopg.OperationalError("the connection ended")
+
+    def report(self, reached: int, *, asks: bool) -> None:
+        """Say that all before a place was received, and ask how far the server is if it `asks`."""
+        with asking(self._declared, "receive its log"):
+            self._pg.put_copy_data(STATUS.pack(b"r", reached, reached, reached, 0, int(asks)))
+            self._pg.flush()
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _is_readable(self, wait_s: float) -> bool:
+        return bool(select.select([self._pg.socket], [], [], wait_s)[0])
 
 
 class Transaction(NamedTuple):
@@ -145,16 +224,6 @@ def _relation(message: bytes, numbers: Mapping[str, int]) -> Header:
     return Header(tuple(columns), moved=moved)
 
 
-TABLE_BYTES = 8 * MIB
-
-
-def copied_messages(chosen: Snapshot) -> Iterator[pa.Table]:
-    """The rows of a snapshot, all at the address just before the log continues."""
-    address, header = chosen.beginning.lsn - 1, chosen.beginning.header.text()
-    for lines in chosen.lines():
-        yield _table(np.full(len(lines), address, np.uint64), lines, np.zeros(len(lines), np.int32), [header])
-
-
 def messages_of(transactions: list[Transaction]) -> Iterator[pa.Table]:
     """Tables of some transactions; one that is large may be in several."""
     addresses: list[int] = []
@@ -177,9 +246,10 @@ def messages_of(transactions: list[Transaction]) -> Iterator[pa.Table]:
 def _listed(addresses: list[int], values: list[bytes], headers: list[str]) -> pa.Table:
     known = {header: place for place, header in enumerate(dict.fromkeys(headers))}
     places = np.fromiter((known[header] for header in headers), np.int32, len(headers))
-    return _table(np.array(addresses, np.uint64), pa.array(values, pa.binary()), places, list(known))
+    return message_table(np.array(addresses, np.uint64), pa.array(values, pa.binary()), places, list(known))
 
 
-def _table(addresses: Any, values: pa.Array, places: Any, headers: list[str]) -> pa.Table:
+def message_table(addresses: Any, values: pa.Array, places: Any, headers: list[str]) -> pa.Table:
+    """Messages as a table; `places` says which header is whose."""
     header = pa.DictionaryArray.from_arrays(array_of(places), pa.array(headers, pa.string()))
     return pa.table([array_of(addresses), values, header], schema=pa.schema([ADDRESS, VALUE, ("header", header.type)]))

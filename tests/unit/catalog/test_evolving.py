@@ -132,11 +132,6 @@ def test_wrong_arguments_are_refused(world: World) -> None:
     ):
         with pytest.raises(persist.PersistError):
             call()
-    tables: Any = world.client().controller().tables()
-    tables.create("t", persist.Schema(key=SCHEMA.key, value=SCHEMA.value, times="ms", unique=True))
-    wider = persist.Schema(key=WIDER.key, value=WIDER.value, times="ms", unique=True)
-    with pytest.raises(persist.InvalidUsage, match="is a table"):
-        tables.controller.evolve("t", wider)
 
 
 def test_whoever_opens_a_collection_while_columns_are_being_added_reads_all_of_it_in_the_old_ones(

@@ -103,7 +103,8 @@ def test_who_is_refused_by_the_shards_name_learns_what_the_table_is_called_now(w
     with pytest.raises(MemberOf, match=r"the table 'u', .*client.table\('u'\)$") as caught:
         write.append_now([row(8)])
     assert caught.value.fields["table"] == "u"
-    client.table("t", SCHEMA).append([row(70)])
+    client.controller().create("t", SCHEMA, mode="compare_and_append")
+    client.table("t").append([row(70)])
     with pytest.raises(MemberOf, match=r"client.table\('u'\)$"):
         write.append_now([row(8)])
 
@@ -120,8 +121,8 @@ def test_every_verb_of_an_open_table_continues() -> None:
         "evolve": lambda t: t.evolve(WIDER),
         "set_retention": lambda t: t.set_retention(2), "set_hold": lambda t: t.set_hold("h", 1),
         "downgrade_hold": lambda t: t.downgrade_hold("audit", 1), "release_hold": lambda t: t.release_hold("audit"),
-        "rename": lambda t: t.rename("u"), "drop": lambda t: t.drop(), "maintain": lambda t: t.maintain(),
-        "writer": lambda t: t.writer().close(), "promote": lambda t: t.promote(),
+        "rename": lambda t: t.rename("u"), "drop": lambda t: (t.release_hold("audit"), t.drop()),
+        "maintain": lambda t: t.maintain(), "writer": lambda t: t.writer().close(), "promote": lambda t: t.promote(),
     }  # fmt: skip
     done = []
     for name, verb in verbs.items():
@@ -340,6 +341,9 @@ def test_its_name_can_be_given_away_and_dropping_it_takes_the_shard(world: World
     table.rename("u")
     assert client.tables() == ["u"]
     plain = persist.Schema(SCHEMA.key, SCHEMA.value, times="ms")
+    with pytest.raises(NotFound, match="'u' now"):
+        client.table("t", plain)
+    client.controller().create("t", plain, mode="compare_and_append")
     second = client.table("t", plain)
     second.append([row(70)])
     assert client.tables() == ["t", "u"]

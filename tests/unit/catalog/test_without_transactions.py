@@ -53,7 +53,7 @@ def test_definite_appends_and_one_shard_work_across_handovers(world: World, mode
     check(controller, told, 0, (told.last.upper.time or 1) - 1)
 
 
-def test_a_table_with_a_wal_works_and_a_handover_of_it_is_refused_before_it_is_decided(world: World) -> None:
+def test_a_table_with_a_wal_works_and_what_changes_several_shards_is_refused_before_it_is_decided(world: World) -> None:
     tables = world.client().controller().tables()
     schema = persist.Schema({"id": "int64 not null"}, {"cents": "int64"}, unique=True)
     for name in ("a", "b"):
@@ -71,6 +71,11 @@ def test_a_table_with_a_wal_works_and_a_handover_of_it_is_refused_before_it_is_d
     assert tables.controller.describe("a").pending == ()
     tables.upsert("a", [{"id": 1, "cents": 9}])
     tables.controller.drop_rendition("a", 2)
+    wider = persist.Schema(schema.key, {"cents": "int64", "x": "int64"}, unique=True, times="ms")
+    for dry_run in (True, False):
+        with pytest.raises(persist.InvalidUsage, match=r"table 'a' .* an evolution .*transactions"):
+            tables.controller.evolve("a", wider, dry_run=dry_run)
+    assert tables.controller.describe("a").schema == tables.controller.describe("b").schema
     tables.drop("a")
     assert tables.list() == ["b"]
 

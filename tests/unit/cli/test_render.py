@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from io import StringIO
+from io import BytesIO, StringIO
 
+import pyarrow as pa
 import pytest
 from rich.console import Console, RenderableType
 
 from persist_lib import errors
 from persist_lib.cli import json_values, render, units
 from persist_lib.cli.history import changes
+from persist_lib.cli.row_formats import Counted, write_json
 from persist_lib.cli.shard_commands import holders, readable
 from persist_lib.cli.shared_options import parse_frontier
 from persist_lib.core.diff import StateDiff, TraceEdit
@@ -215,3 +217,11 @@ print("all are there")
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout == "all are there\n"
+
+
+def test_rows_in_chunks_of_which_some_are_empty_are_one_list() -> None:
+    """As contents are where a shard, or what the WAL has, gives no row."""
+    rows = pa.chunked_array([[1], [], [2], []], pa.int64())
+    out = BytesIO()
+    write_json(out, None, Counted(iter([pa.table({"id": rows})]), 0), {"table": "t"})
+    assert json.loads(out.getvalue()) == {"table": "t", "rows": [{"id": 1}, {"id": 2}]}

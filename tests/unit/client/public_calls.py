@@ -370,7 +370,6 @@ LEGAL: dict[str, tuple[Arguments, dict[str, Kind]]] = {
     "Snapshot.splits": (lambda _: {"n": 2}, {"n": integer(1, 2**20)}),
     "Split.batches": (lambda p: {"blob": p.client.blob}, {"blob": or_none(never)}),
     "Split.to_arrow": (lambda p: {"blob": p.client.blob}, {"blob": or_none(never)}),
-    "Split.is_contents": (lambda _: {}, {}),
     "Listen.close": (lambda _: {}, {}),
     "Listen.poll": (lambda _: {}, {}),
     "ReadHandle.changes": (
@@ -550,7 +549,6 @@ LEGAL: dict[str, tuple[Arguments, dict[str, Kind]]] = {
         {"name": name, "token": lambda value: value is not None and token(value), "expected_upper": frontier,
          "new_upper": frontier},
     ),
-    "Client.machine": (lambda p: {"name": p.name}, {"name": name}),
     "Client.maintain": (
         lambda p: {"name": p.name, "policy": persist.Policy(), "engine": None, "dry_run": False, "alone": False},
         {"name": or_none(name), "policy": policy, "engine": progress, "dry_run": flag, "alone": flag},
@@ -628,22 +626,7 @@ ANSWERED = {
 """What calls answer: it is not made by who calls."""
 ROWS = {"Update"}
 """What is checked where it is appended, as any row."""
-INNER = {
-    "Split.at_once", "Split.streamed",
-    "Changes.check_readable", "Changes.selected", "Changes.shard_schema",
-    "Snapshot.check_readable", "Snapshot.consolidated", "Snapshot.consolidated_selection",
-    "Snapshot.consolidated_table", "Snapshot.selected", "Snapshot.shard_schema",
-    "ReadHandle.check_open", "ReadHandle.look_again",
-    "ReadHandle.acquire", "ReadHandle.after_fork_in_child", "ReadHandle.expired", "ReadHandle.let_go",
-    "ReadHandle.check_missing", "ReadHandle.check_since", "ReadHandle.move_hold", "ReadHandle.release",
-    "ReadHandle.too_early",
-    "Listen.begin", "Listen.fetch", "Listen.is_done", "Listen.keeps", "Listen.let_go", "Listen.look", "Listen.pause",
-    "Listen.show", "Listen.step",
-    "Runtime.deadline", "Runtime.entropy", "Runtime.pool", "Runtime.token",
-    "WriteHandle.after_fork_in_child", "WriteHandle.append_prepared", "WriteHandle.drop_staged",
-    "WriteHandle.execute", "WriteHandle.mute",
-    "WriteHandle.prepare", "WriteHandle.share", "WriteHandle.staged_rows",
-}  # fmt: skip
+INNER = {"Runtime.deadline", "Runtime.entropy", "Runtime.pool", "Runtime.token"}
 """What the library itself calls, with arguments that it has checked."""
 
 USES_UP = (

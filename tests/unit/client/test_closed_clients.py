@@ -11,6 +11,7 @@ import pytest
 import persist_lib as persist
 from persist_lib.client import Client
 from persist_lib.errors import InvalidUsage, LeaseExpired, PersistError
+from persist_lib.relation.held import kept_of
 from persist_lib.relation.reader import ReadHandle
 from persist_lib.relation.writer import WriteHandle
 from tests.worlds import SCHEMA, World, row
@@ -28,7 +29,6 @@ def client(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Client]:
 CLIENT: dict[str, Callable[[Client], object]] = {
     "shards": lambda client: client.shards(),
     "survey": lambda client: client.survey(),
-    "machine": lambda client: client.machine("s"),
     "open_shard": lambda client: client.open_shard("s", SCHEMA),
     "open_writer": lambda client: client.open_writer("s", SCHEMA),
     "open_reader": lambda client: client.open_reader("s"),
@@ -99,7 +99,7 @@ READER: dict[str, Callable[[ReadHandle], Any]] = {
     "listen": lambda read: read.listen(0),
     "wait_for_upper": lambda read: read.wait_for_upper(1),
     "downgrade_since": lambda read: read.downgrade_since(0),
-    "acquire": lambda read: read.acquire(0),
+    "acquire": lambda read: kept_of(read).acquire(0),
 }
 
 

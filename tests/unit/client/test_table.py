@@ -8,21 +8,30 @@ import signal
 import sys
 import threading
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pydantic
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import persist_lib as persist
-from persist_lib import streams
+from persist_lib import pending_area, streams
+from persist_lib.catalog.controller import Controller
+from persist_lib.catalog.listen import CollectionListen
+from persist_lib.catalog.snapshot import CollectionSnapshot
+from persist_lib.maintain import Worker
 from persist_lib.testing import Outcome
+from persist_lib.timeline.table_listen import TableListen
+from persist_lib.timeline.table_snapshot import TableSnapshot
+from persist_lib.timeline.tables import Tables
+from persist_lib.timeline.transaction import Transaction
 from tests.unit.relation.carriers import (
     KINDS,
     SCHEMA,
@@ -512,10 +521,8 @@ def test_how_much_history_is_kept_counts_at_once(world: World, carrier: Carrier)
 def test_a_hold_keeps_history_whatever_the_retention(world: World, carrier: Carrier) -> None:
     table = table_on(world, carrier)
     times = written(table, world)
-    with pytest.raises(persist.GivesUpHistory) if carrier == SHARD else nullcontext():
-        table.set_hold("audit", times[1], opaque=b"x")
-    table.set_retention("1 day")  # of a shard alone, nothing keeps what a hold would leave
     table.set_hold("audit", times[1], opaque=b"x")
+    assert contents(table, times[0]), "without a policy all is kept, also beside a hold"
     assert table.describe().holds == {"audit": persist.at(times[1])}
     moved = table.set_retention(0)
     assert time_of(moved.after) <= times[1]
@@ -566,6 +573,37 @@ def test_a_table_that_is_open_keeps_no_history_but_for_what_is_being_read(world:
         table.read(first)
 
 
+@over_all
+def test_a_table_without_a_retention_keeps_all_history_whoever_reads_it(world: World, carrier: Carrier) -> None:
+    """Reading, listening, pausing and coming back give nothing up: only a retention or the owner of a hold does."""
+    table, client = table_on(world, carrier), world.clients[-1]
+    other = world.client()
+    first = when(table.append(rows(0)))
+    clients = [client, other]
+    for number in range(1, 4):
+        for each in clients:
+            each.table("c").read().release()
+        with table.listen(first - 1) as events:
+            assert events.poll()
+            if carrier == SHARD:
+                with client.open_reader("c") as reader, reader.listen(first) as alone:
+                    alone.poll()
+                    other.heartbeat()
+            for each in clients:
+                world.clock.advance(each.config.lease_ms / 1000 * (number % 2 * 0.6 + 0.3))
+                table.read(keys=[]).release()
+                each.heartbeat()
+        newest = when(table.append(rows(number)))
+        client.maintain()
+    assert contents(other.table("c"), first) == [(0, "w")]
+    other.table("c").set_retention(0)
+    for _ in range(3):
+        for each in clients:
+            each.heartbeat()
+        other.maintain()
+    assert newest >= time_of(other.table("c").describe().since) > first, "readers let go of what a policy gives up"
+
+
 def test_a_listener_of_a_table_keeps_no_history_but_its_own(world: World) -> None:
     table, client = table_on(world, SHARD), world.clients[-1]
     table.append(rows(0))
@@ -605,14 +643,10 @@ def test_a_table_that_is_idle_gives_its_lease_back(world: World) -> None:
 
 
 @over_all
-def test_columns_are_added_where_the_carrier_can(world: World, carrier: Carrier) -> None:
+def test_columns_are_added_whatever_the_carrier(world: World, carrier: Carrier) -> None:
     table = table_on(world, carrier)
     first = table.append(rows(1)).time
     other = world.client().table("c")
-    if carrier.mode:
-        with pytest.raises(persist.InvalidUsage, match="columns cannot be added to"):
-            table.evolve(WIDER)
-        return
     untimed = persist.Schema(WIDER.key, WIDER.value)
     assert table.evolve(untimed, dry_run=True) == ("more",)
     assert table.schema == other.describe().schema == SCHEMA
@@ -627,6 +661,95 @@ def test_columns_are_added_where_the_carrier_can(world: World, carrier: Carrier)
         table.evolve(persist.Schema({"id": "int64 not null"}, {"else": "string"}))
     assert table.restore(first).count == 1
     assert table.read().to_pylist() == [{"id": 1, "word": "w", "more": None}]
+
+
+@over_all
+def test_a_program_with_the_older_columns_continues(world: World, carrier: Carrier) -> None:
+    """It reads its own, and what it writes is null in the others. What it cannot retract it leaves alone."""
+    new = table_on(world, carrier)
+    before = new.append(rows(1)).time
+    widest = persist.Schema(WIDER.key, [*WIDER.value, *persist.Schema({"x": "bool"}).key], times=WIDER.times)
+    new.evolve(WIDER)
+    new.upsert([{"id": 2, "word": "w", "more": 5}])
+    new.evolve(widest)
+    for step in range(2):
+        untimed = persist.Schema(SCHEMA.key, SCHEMA.value)
+        old, middle = world.client().table("c", SCHEMA), world.client().table("c", WIDER)
+        assert old.schema == SCHEMA
+        assert world.client().table("c", untimed).schema == SCHEMA
+        assert contents(old) == [(1, "w"), (2, "w"), *[(n, "o") for n in (3, 4)][: 2 * step]]
+        old.append([{"id": 3, "word": "o"}] if step == 0 else [])
+        old.upsert([{"id": 4, "word": "o"}])
+        assert old.upsert([{"id": 1, "word": "w"}]).unchanged == 1
+        for change in (
+            lambda old=old: old.upsert([{"id": 2, "word": "new"}]), lambda old=old: old.delete([2]),
+            lambda old=old: old.update({"word": "new"}), lambda old=old: old.apply([{"id": 2, "word": "new"}]),
+        ):  # fmt: skip
+            with pytest.raises(persist.SchemaMismatch, match="something in"):
+                change()
+        assert old.append([{"id": 2, "word": "w"}], dry_run=True).count == 1, "what it adds retracts nothing"
+        assert middle.update({"more": 6}, keys=[2]).updated == 1 - step
+        assert {row["id"]: (row["more"], row["x"]) for row in new.read().to_pylist()} == {
+            1: (None, None), 2: (6, None), 3: (None, None), 4: (None, None)
+        }  # fmt: skip
+        assert set(old.changes(before).to_arrow().column_names) == {"id", "word", "_time", "_diff"}
+        with old.listen(before) as listening:
+            heard = [event.table for event in listening.poll() if isinstance(event, persist.Updates)]
+        assert {tuple(table.column_names) for table in heard} == {("id", "word", "_time", "_diff")}
+        other_kind = persist.Schema({"id": "int64 not null"}, {"word": "int64"})
+        for other in (other_kind, persist.Schema(SCHEMA.key, [], times=SCHEMA.times)):
+            with pytest.raises(persist.SchemaMismatch):
+                world.client().table("c", other)
+        if carrier.name == "shard":
+            break
+        copied_and_handed_over(world)
+
+
+@over_all
+def test_rows_to_append_may_lack_columns_that_may_be_null_and_no_others(world: World, carrier: Carrier) -> None:
+    """As those of a loader do that does not know a new column. A column that is misspelt is no such thing."""
+    schema = persist.Schema({"id": "int64 not null"}, {"word": "string not null", "more": "int64"}, times="ms")
+    table = table_on(world, carrier, schema)
+    table.append([{"id": 1, "word": "w"}, {"id": 2, "word": "v", "more": 5}])
+    table.append(pa.table({"word": ["u"], "id": [3]}))
+    table.append(iter([{"id": 4, "word": "t"}]))
+    table.apply(appends=[{"id": 5, "word": "s"}])
+    assert table.append([{"id": 6, "word": "s"}], dry_run=True).count == 1
+    found = {row["id"]: row["more"] for row in table.read().to_pylist()}
+    assert found == {1: None, 2: 5, 3: None, 4: None, 5: None}
+    for wrong, said in (
+        ([{"id": 7, "word": "w", "moer": 5}], "Did you mean more"), ([{"id": 7, "more": 5}], "'word' is missing"),
+        ([{"word": "w"}], "'id' is missing"), (pa.table({"id": [7], "more": [5]}), "'word' is missing"),
+        (pa.table({"id": [7], "word": ["w"], "moer": [5]}), "Did you mean more"),
+    ):  # fmt: skip
+        with pytest.raises(persist.SchemaMismatch, match=said):
+            table.append(wrong)
+    with pytest.raises(persist.SchemaMismatch, match="'more' is missing"):
+        table.upsert([{"id": 1, "word": "w"}])
+    assert table.count() == 5
+
+
+@over_all
+def test_a_program_with_the_older_columns_may_not_append_a_key_twice(world: World, carrier: Carrier) -> None:
+    """That is what is wrong with it, and not that the row has something in a column that it does not know."""
+    table = table_on(world, carrier, UNIQUE)
+    old = world.client().table("c")
+    table.evolve(persist.Schema(WIDER.key, WIDER.value, unique=True))
+    table.upsert([{"id": 2, "word": "w", "more": 5}])
+    for dry_run in (True, False):
+        with pytest.raises(persist.ConstraintViolated):
+            old.append(rows(2), dry_run=dry_run)
+    assert table.read().to_pylist() == [{"id": 2, "word": "w", "more": 5}]
+
+
+def copied_and_handed_over(world: World) -> None:
+    """The table has other shards."""
+    controller = world.client().controller()
+    made = controller.make_rendition("c", shards=2, copy=True)
+    controller.copy_rendition("c", made.number)
+    controller.hand_over("c", made.number)
+    controller.tables().apply() if controller.describe("c").mode == "append" else None
+    controller.copy_rendition("c", made.number, to_end=True)
 
 
 @over_all
@@ -666,6 +789,20 @@ def test_a_shard_that_others_read_is_not_dropped(world: World) -> None:
 
 
 @over_all
+def test_what_a_hold_keeps_is_not_dropped(world: World, carrier: Carrier) -> None:
+    table = table_on(world, carrier)
+    table.set_hold("audit", when(table.append(rows(1))))
+    for dry_run in (True, False):
+        with pytest.raises(persist.StillRead, match="audit") as told:
+            table.drop(dry_run=dry_run)
+        assert told.value.by == ("hold audit",)
+    assert contents(table) == [(1, "w")]
+    table.release_hold("audit")
+    table.drop()
+    assert world.client().tables() == []
+
+
+@over_all
 def test_a_name_changes_where_the_catalog_has_it(world: World, carrier: Carrier) -> None:
     table = table_on(world, carrier)
     table.append(rows(1))
@@ -684,7 +821,19 @@ def test_a_name_changes_where_the_catalog_has_it(world: World, carrier: Carrier)
     table.append(rows(2))
     assert contents(table) == contents(world.client().table("d")) == [(1, "w"), (2, "w")]
     assert world.client().tables() == ["d", "taken"]
-    assert world.client().table("c", PLAIN).count() == 0, "its old name is free"
+    for schema in (PLAIN, None):
+        with pytest.raises(persist.NotFound, match="'d' now") as told:
+            world.client().table("c", schema)
+        assert told.value.renamed == "d"
+    assert world.client().tables() == ["d", "taken"], "a program with the former name makes no empty table"
+    world.client().controller().create("c", PLAIN, mode="compare_and_append")
+    assert world.client().table("c", PLAIN).count() == 0, "its former name is free, for who asks for a new table"
+    table.rename("e")
+    world.client().table("c").drop()
+    with pytest.raises(persist.NotFound, match="'e' now"):
+        world.client().table("d", PLAIN)
+    table.drop()
+    assert world.client().table("d", PLAIN).count() == 0
 
 
 @over_all
@@ -811,15 +960,37 @@ def test_what_is_open_of_a_table_is_open_once(world: World, carrier: Carrier) ->
     assert max(live) <= 3, live
 
 
-def test_a_shard_of_a_layer_is_no_table(world: World) -> None:
-    client = world.client()
-    runtime = streams.open(client)
-    runtime.create_or_load("mine", PLAIN)
-    assert "mine" in client.shards()
-    assert client.tables() == []
-    with pytest.raises(persist.OfLayer):
-        client.table("mine")
-    runtime.stop()
+@pytest.mark.parametrize("by", ["stream", "pending area"])
+def test_what_a_stream_or_a_pending_area_feeds_is_read_as_any_table(tmp_path: Path, by: str) -> None:
+    client = persist.open(f"file:{tmp_path}/data")
+    if by == "stream":
+        runtime = streams.open(client)
+        write, _ = runtime.create_or_load("mine", PLAIN)
+        write.write([{**row, "_time": 3} for row in rows(1)])
+        write.seal(5).result()
+        with pytest.raises(persist.OfLayer):
+            client.table("mine.unsealed")
+    else:
+        pending_area.create(client, "mine", PLAIN)
+        with pending_area.Writer(client.url, "mine", "edge", PLAIN) as put:
+            put.put([{**row, "_time": 3} for row in rows(1)], 0, 5)
+        pending_area.absorb(client, "mine")
+    assert client.tables() == ["mine"]
+    table = client.table("mine", PLAIN)
+    assert contents(table) == contents(table, 3) == [(1, "w")]
+    assert table.changes(None).to_arrow().num_rows == 1
+    assert len(table.listen(2).poll()) == 2
+    changes = [
+        lambda: table.append(rows(2)), lambda: table.upsert(rows(2)), lambda: table.delete([1]),
+        lambda: table.restore(1), lambda: table.apply(rows(2)),
+    ]  # fmt: skip
+    for change in changes:
+        with pytest.raises(persist.OfLayer, match=by):
+            change()
+    assert contents(table) == [(1, "w")]
+    if by == "stream":
+        runtime.stop()
+    client.close()
 
 
 def test_transactions_change_the_tables_of_a_timeline(world: World) -> None:
@@ -856,20 +1027,37 @@ def test_what_a_client_opened_ends_with_it(world: World) -> None:
 # --- the surface -----------------------------------------------------------------------------------------------------
 
 
+ANSWERS = (Controller, Tables, TableSnapshot, CollectionSnapshot, CollectionListen, TableListen, Transaction, Worker)
+"""Classes that public calls answer, beside those that have a public name."""
+
+
+def members() -> Iterator[tuple[type, str]]:
+    """What can be asked of every class that is public, or that a public call answers."""
+    for of in (*(getattr(persist, name) for name in sorted(persist.__all__)), *ANSWERS):
+        if isinstance(of, type) and not issubclass(of, (BaseException, pydantic.BaseModel)):
+            for name in sorted(name for name in dir(of) if not name.startswith("_")):
+                owner = next(base for base in of.__mro__ if name in vars(base))
+                if owner.__module__.startswith("persist_lib"):
+                    yield of, name
+
+
 def surface() -> str:
-    """The public names, and what can be called of a table and of a client, with their signatures."""
+    """The public names, and what can be asked of each class, with signatures."""
     lines = [f"persist.{name}" for name in sorted(persist.__all__)]
-    for of in (persist.Table, persist.Client):
-        for name in sorted(name for name in dir(of) if not name.startswith("_")):
-            found = inspect.getattr_static(of, name)
-            called = f"{inspect.signature(getattr(of, name))}" if inspect.isroutine(found) else ""
-            lines.append(f"persist.{of.__name__}.{name}{called}")
+    for of, name in members():
+        is_called = callable(getattr(of, name))
+        lines.append(f"{of.__name__}.{name}{inspect.signature(getattr(of, name)) if is_called else ''}")
     return "".join(line + "\n" for line in lines)
 
 
 def test_the_surface_changes_only_on_purpose() -> None:
     """After a change that is meant: `python -m tests.unit.client.test_table`."""
     assert surface() == SURFACE.read_text()
+
+
+def test_all_that_can_be_called_is_documented() -> None:
+    called = [(of, name) for of, name in members() if not inspect.ismemberdescriptor(inspect.getattr_static(of, name))]
+    assert [f"{of.__name__}.{name}" for of, name in called if not inspect.getdoc(getattr(of, name))] == []
 
 
 def calls(run: Any) -> int:

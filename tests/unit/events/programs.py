@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from persist_lib.events.program import Effect, Input, Program
+from persist_lib.events.api import Effect, Input, Program
 
 LONG_S = 5.0
 

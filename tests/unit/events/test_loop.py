@@ -13,8 +13,8 @@ import pytest
 
 import persist_lib as persist
 from persist_lib.errors import NotReleased
+from persist_lib.events.api import Program
 from persist_lib.events.loop import Loop
-from persist_lib.events.program import Program
 from persist_lib.events.recovery import replay
 from persist_lib.events.repair import set_released
 from tests.gated import wait_for

@@ -77,7 +77,7 @@ def test_a_missing_extra_is_named(kind: str, package: str, monkeypatch: pytest.M
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(
-        InvalidUsage, match=rf"need the package {package}, which is not installed: pip install 'persist-lib\["
+        InvalidUsage, match=rf"needs the package {package}, which is not installed: pip install 'persist-lib\["
     ):
         open_store(f"{kind}:x")
 

@@ -18,7 +18,7 @@ from persist_lib.format import wire
 from persist_lib.frontier import TOP, at
 from persist_lib.ids import PartKey, SeqNo
 from persist_lib.location.api import Newest, Row
-from persist_lib.server.consensus_rpc import RAW
+from persist_lib.server.rpc_calls import RAW
 from tests.unit.format.test_log_rows import AT, BATCH, GOLDEN, OUTCOME, PENDING, PRODUCED, R1, ROLLUP, SCHEMA, W1, W2
 
 COMMANDS: tuple[c.Command, ...] = (

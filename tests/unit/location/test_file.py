@@ -1,4 +1,4 @@
-"""What a Blob of files does with the system calls that can fail it."""
+"""What a Blob of files does with the system calls that can fail it; and identities of files, those of `os.stat`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ import pytest
 
 from persist_lib.errors import Determinate, DiskFull, Indeterminate, InvalidUsage
 from persist_lib.location.file.blob import FileBlob
-from persist_lib.location.wrap.retrying import RetryingBlob
+from persist_lib.location.in_place import by_stat, identity_of
+from persist_lib.location.wrap.deadline import RetryingBlob
 
 
 @pytest.fixture
@@ -414,3 +415,26 @@ def test_no_file_descriptor_is_left_open(root: Path) -> None:
         assert blob.get_range(f"s/{n}/x", 0, 1) == b"x"
     blob.close()
     assert len([*Path("/proc/self/fd").iterdir()]) == before
+
+
+@pytest.mark.parametrize("name", ["plain", "ä file with spaces", "n" * 200])
+def test_it_is_what_the_system_says_of_the_path(tmp_path: Path, name: str) -> None:
+    path, other = tmp_path / name, tmp_path / "other"
+    path.write_bytes(b"1")
+    other.write_bytes(b"2")
+    os.link(path, tmp_path / "same")
+    (tmp_path / "link").symlink_to(path)
+    assert identity_of(str(path)) == by_stat(str(path)) == (path.stat().st_dev, path.stat().st_ino)
+    assert identity_of(str(path)) == identity_of(str(tmp_path / "same")) == identity_of(str(tmp_path / "link"))
+    assert identity_of(str(path)) != identity_of(str(other))
+    assert identity_of("/proc/self/stat") == by_stat("/proc/self/stat")  # of another device
+    assert identity_of(str(tmp_path)) == by_stat(str(tmp_path))
+
+
+@pytest.mark.parametrize("identity", [identity_of, by_stat])
+def test_a_path_that_leads_nowhere_is_an_error_of_its_kind(identity: object, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="gone"):
+        identity(str(tmp_path / "gone"))  # type: ignore[operator]
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(NotADirectoryError):
+        identity(str(tmp_path / "file" / "in it"))  # type: ignore[operator]

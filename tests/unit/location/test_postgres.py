@@ -27,10 +27,9 @@ from persist_lib.errors import (
 from persist_lib.ids import SeqNo
 from persist_lib.location import open_location, scheme
 from persist_lib.location.api import Row
-from persist_lib.location.postgres import connection
+from persist_lib.location.postgres import connection, layout
 from persist_lib.location.postgres import sessions as postgres_sessions
 from persist_lib.location.postgres.consensus import PostgresConsensus, canonical, parse_url
-from persist_lib.location.postgres.layout import Statements
 from persist_lib.location.postgres.sessions import MOST_PREPARED, PREPARED_AFTER
 from persist_lib.location.wrap.deadline import within
 from persist_lib.runtime.ambient import Runtime
@@ -74,26 +73,27 @@ class Transaction:
         self.connection = psycopg.connect(servers.postgres_url(), autocommit=True, cursor_factory=psycopg.RawCursor)
         self.connection.execute(f"BEGIN ISOLATION LEVEL {isolation}".encode())
         self.connection.execute(b"SELECT 1")
-        self.sql = Statements(schema)
+        self.schema = schema
         self.pool = ThreadPoolExecutor(1)
 
     def append(self, expected: int | None, data: bytes, key: str = "s") -> Any:
-        values: list[object] = [key, data, LOCK_MS]
-        text = self.sql.create if expected is None else self.sql.append
+        values: list[object] = [LOCK_MS, key, data]
+        text = layout.CREATE if expected is None else layout.APPEND
         return self.run(text, values if expected is None else [*values, expected, b""])
 
     def many(self, changes: dict[str, int | None], data: bytes) -> Any:
         values: list[object] = [LOCK_MS]
         for key, expected in sorted(changes.items()):
             values += [key, expected, b"", data]
-        return self.run(self.sql.append_many(len(changes)), values)
+        return self.run(layout.append_many(len(changes)), values)
 
     def truncate(self, seqno: int) -> Any:
-        return self.run(self.sql.truncate, ["s", seqno])
+        return self.run(layout.TRUNCATE, ["s", seqno])
 
     def run(self, text: str, values: list[object]) -> Any:
         """`values` without the request's id."""
-        return self.pool.submit(lambda: self.connection.execute(text.encode(), [*values, 7]).fetchone())
+        filled = layout.filled(text, self.schema).encode()
+        return self.pool.submit(lambda: self.connection.execute(filled, [*values, 7]).fetchone())
 
     def end(self, how: str) -> None:
         self.pool.submit(lambda: self.connection.execute(how.encode())).result(10)

@@ -16,9 +16,8 @@ from persist_lib.location.api import Change
 from persist_lib.location.memory.location import MemoryBlob, MemoryConsensus
 from persist_lib.location.stack import wrap
 from persist_lib.location.wrap.chunk_cache import CachingBlob
-from persist_lib.location.wrap.deadline import within
+from persist_lib.location.wrap.deadline import RetryingBlob, RetryingConsensus, within
 from persist_lib.location.wrap.metering import MeteredBlob, MeteredConsensus
-from persist_lib.location.wrap.retrying import RetryingBlob, RetryingConsensus
 from persist_lib.testing import Chances, Fate, FaultyBlob, FaultyConsensus, ManualClock, Outcome, Script
 from tests.logs import after
 

@@ -32,8 +32,7 @@ from persist_lib.location.s3.blob import S3Blob, enter
 from persist_lib.location.s3.client import Clients, canonical, failed, parse_url
 from persist_lib.location.s3.objects import S3Objects
 from persist_lib.location.scheme import Opening
-from persist_lib.location.wrap.deadline import within
-from persist_lib.location.wrap.retrying import RetryingBlob
+from persist_lib.location.wrap.deadline import RetryingBlob, within
 from persist_lib.runtime.ambient import Runtime
 from tests import servers
 from tests.faults.proxy import Fault, Proxy

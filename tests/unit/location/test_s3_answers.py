@@ -21,11 +21,10 @@ from persist_lib.location.s3.blob import S3Blob
 from persist_lib.location.s3.client import Clients, parse_url
 from persist_lib.location.s3.consensus import S3Consensus
 from persist_lib.location.s3.objects import S3Objects
-from persist_lib.location.wrap.deadline import within
-from persist_lib.location.wrap.retrying import RetryingBlob, RetryingConsensus
+from persist_lib.location.wrap.deadline import RetryingBlob, RetryingConsensus, within
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.sources.files.folders import File as Listed
-from persist_lib.sources.files.s3 import S3Prefix
+from persist_lib.sources.files.folders import S3Prefix
 from tests import servers
 
 servers.use_test_credentials()

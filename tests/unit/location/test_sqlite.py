@@ -27,7 +27,6 @@ from persist_lib.location.sqlite.consensus import ReadOnlySqliteConsensus, Sqlit
 from persist_lib.location.sqlite.file import APPLICATION_ID, connect, write_failed
 from persist_lib.location.wrap.deadline import within
 from persist_lib.runtime.ambient import Runtime
-from persist_lib.testing import ManualClock
 from tests.logs import after
 
 
@@ -128,16 +127,6 @@ def test_threads_of_one_process_queue_with_a_bound(consensus: SqliteConsensus, p
     impatient.close()
 
 
-def test_now_is_the_clock_that_was_given(path: Path) -> None:
-    path.parent.mkdir()
-    clock = ManualClock(5_000_000_000)
-    consensus = SqliteConsensus(path, clock=clock)
-    assert consensus.now() == 5000
-    clock.advance(1.5)
-    assert consensus.now() == 6500
-    consensus.close()
-
-
 def make_database(path: Path, application_id: int, version: int) -> None:
     path.parent.mkdir()
     connection = apsw.Connection(str(path))
@@ -185,20 +174,6 @@ def test_a_file_that_is_no_database_is_damage(path: Path) -> None:
     path.write_bytes(b"this is not a database" * 100)
     with pytest.raises(Corrupt):
         SqliteConsensus(path)
-
-
-def test_reading_only_leaves_no_file_behind_and_touches_none(path: Path) -> None:
-    path.parent.mkdir()
-    with_rows = SqliteConsensus(path)
-    assert with_rows.compare_and_set("s", None, b"1")
-    with_rows.close()
-    before = files(path)
-    assert list(before) == [path.name]
-    reader = ReadOnlySqliteConsensus(path)
-    assert reader.head("s") == (1, b"1")
-    assert [*reader.list_keys()] == ["s"]
-    reader.close()
-    assert files(path) == before
 
 
 def test_a_reader_follows_writers_that_come_and_go(path: Path) -> None:

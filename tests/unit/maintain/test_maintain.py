@@ -1,4 +1,9 @@
-"""Maintenance: each duty does what it says, may be repeated, raced and interrupted, and changes no contents."""
+"""Maintenance: each duty does what it says, may be repeated, raced and interrupted, and changes no contents.
+
+Of all that append to a shard, one rolls up when that is due: no herd, and none that dies ends it for good. The bytes
+ever written are counted: by appends and by compactions, since ever, and for each byte appended. Everything that is made
+from the table of duties has each duty, under its one name.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +15,18 @@ from typing import Any, cast
 
 import msgspec
 import pytest
+from typer.main import get_command
 
 import persist_lib as persist
-from persist_lib.core.duties import DUTIES
+from persist_lib.cli.app import app
+from persist_lib.cli.root import UPKEEP as TOLD
+from persist_lib.core.duties import BY_NAME, DUTIES, LAYER_DUTIES, NAMES, figures_of
 from persist_lib.core.plan.compaction import MergeTask, TaskResult
+from persist_lib.core.state import INLINE_TOTAL_BYTES
 from persist_lib.errors import CompactionRefused, Determinate, Indeterminate
 from persist_lib.maintain import duties, local_engine
-from persist_lib.maintain.rollups import write_rollup
+from persist_lib.maintain.duties import FUNCTIONS, carry_out
+from persist_lib.maintain.worker import write_rollup
 from persist_lib.testing import Outcome, Rival, Script, check_swept, check_world, contents_of
 from tests.commands import invoke
 from tests.shards import EAGER, TINY, filled
@@ -451,3 +461,211 @@ def test_a_compaction_beside_a_finish_is_skipped_and_no_error(world: World) -> N
     done = client.compact("s", engine=engine)
     assert [one.seqno for one in done.applied] == [None]
     assert client.machine("s").fetch().state.is_finished()
+
+
+def test_what_was_written_is_what_the_store_was_sent(world: World) -> None:
+    client = world.client(TINY)
+    filled(client, 12)
+    sent = sent_parts(world)
+    census = client.census("s")
+    assert (census.appended_bytes, census.maintained_bytes, census.write_amplification) == (sent, 0, 0.0)
+    for round_ in range(3):
+        done = client.compact("s", policy=EAGER)
+        before, census = census, client.census("s")
+        assert census.maintained_bytes - before.maintained_bytes == done.bytes_out
+        assert census.appended_bytes + census.maintained_bytes == sent_parts(world)
+        with client.open_writer("s", SCHEMA) as write:
+            write.compare_and_append([row(1, time=12 + round_)], 12 + round_, 13 + round_)
+        census = client.census("s")
+    assert census.write_amplification == pytest.approx(census.maintained_bytes / census.appended_bytes)
+    assert 0 < (census.write_amplification or 0) < 4
+    for _ in range(3):
+        client.maintain("s")
+    assert client.census("s").appended_bytes == census.appended_bytes, (
+        "garbage is deleted, and was written all the same"
+    )
+    assert world.client(TINY).census("s").maintained_bytes == client.census("s").maintained_bytes, (
+        "from rollup and rows"
+    )
+
+
+def sent_parts(world: World) -> int:
+    return sum(one.size for one in world.requests if one.kind == "set" and one.key.endswith(".parquet"))
+
+
+def test_inline_batches_count_when_appended_and_their_merge_counts_as_maintenance(world: World) -> None:
+    client = world.client(persist.Config(inline_bytes=256 * 1024))
+    with client.open_writer("s", SCHEMA) as write:
+        time = 0
+        while not client.census("s").maintained_bytes:
+            rows = [row(id_, f"{time}-{id_:>200}", time=time) for id_ in range(600)]
+            write.compare_and_append(rows, time, time + 1)
+            time += 1
+            assert time < 40
+    census = client.census("s")
+    assert census.appended_bytes > INLINE_TOTAL_BYTES // 2
+    assert census.maintained_bytes == sent_parts(world), "the writer's own upkeep"
+
+
+@pytest.mark.parametrize("format_", [1, 2])
+def test_an_upgraded_shard_counts_from_its_upgrade_on(world: World, format_: int) -> None:
+    client = world.client(TINY.model_copy(update={"format": format_}))
+    filled(client, 6)
+    client.compact("s", policy=EAGER)
+    census = client.census("s")
+    assert (census.appended_bytes, census.maintained_bytes, census.write_amplification) == (0, 0, None)
+    client.upgrade("s")
+    assert client.census("s").write_amplification is None, "nothing was appended since"
+    size = client.census("s").size
+    with client.open_writer("s", SCHEMA) as write:
+        write.compare_and_append([row(1, time=6)], 6, 7)
+    census = client.census("s")
+    assert census.appended_bytes == census.size - size
+    client.compact("s", policy=EAGER)
+    assert client.census("s").maintained_bytes == client.census("s").size
+    for _ in range(3):
+        client.maintain("s")
+    assert world.client(TINY).census("s").appended_bytes == census.appended_bytes
+
+
+def test_the_figures_are_told_in_words_and_for_machines(world: World) -> None:
+    from persist_lib.cli.json_values import jsonable  # noqa: PLC0415
+    from persist_lib.cli.render import census_lines  # noqa: PLC0415
+
+    client = world.client(TINY)
+    client.open_writer("s", SCHEMA).close()
+    assert dict(census_lines(client.census("s")))["written"] == "0 B appended, 0 B by compactions"
+    filled(client, 3, shard="t")
+    client.compact("t", policy=EAGER)
+    census: Any = client.census("t")
+    assert dict(census_lines(census))["written"].endswith(f": {census.write_amplification:.2f} times as much")
+    assert jsonable(census)["maintained_bytes"] == census.maintained_bytes
+
+
+EVERY = 16
+CONFIG = persist.Config(rollup_every=EVERY)
+
+
+def append(write: persist.WriteHandle) -> int:
+    """Append as contenders do: from the upper that they get. Answers the seqno."""
+    while True:
+        upper = write.upper.time or 0
+        try:
+            return write.compare_and_append([row(upper, "x", upper)], upper, upper + 1).seqno
+        except persist.UpperMismatch:
+            continue
+
+
+def rollups(world: World) -> int:
+    """How many objects were written, linked or not."""
+    return sum(1 for request in world.requests if request.kind == "set" and "/rollup/" in request.key)
+
+
+@pytest.mark.parametrize("processes", [1, 2, 16])
+def test_one_rollup_is_written_when_due_however_many_append(world: World, processes: int) -> None:
+    writers = [world.client(CONFIG).open_writer("s", SCHEMA) for _ in range(processes)]
+    for number in range(400):
+        append(writers[number % processes])
+    version = writers[0].machine.fetch()
+    assert rollups(world) == version.seqno // EVERY
+    assert version.seqno - version.state.newest_rollup <= EVERY + 2
+    check_world(world.clients[0], "s")
+
+
+def test_others_append_meanwhile_and_leave_it_to_the_first(world: World) -> None:
+    rival = Rival(world.inner.consensus)
+    first = world.client(CONFIG, rival=rival).open_writer("s", SCHEMA)
+    others = [world.client(CONFIG).open_writer("s", SCHEMA) for _ in range(8)]
+    for write in (first, *others):
+        append(write)
+    while append(first) % EVERY != EVERY - 1:
+        pass
+    world.requests.clear()
+    rival.before_next(lambda: None)  # the append, which finds it due
+    rival.before_next(lambda: [append(write) for write in others])  # the link to the rollup
+    due = append(first)
+    assert due % EVERY == 0
+    assert rival.waiting == 0
+    assert first.machine.fetch().seqno > due + len(others)
+    assert rollups(world) == 1
+    assert first.machine.state.newest_rollup == due
+
+
+def test_what_its_writer_does_not_achieve_the_first_append_of_the_next_ones_does(world: World) -> None:
+    storm = Storm(Outcome.REFUSED, "set")
+    broken, sound = world.client(CONFIG, plan=storm), world.client(CONFIG)
+    dying, other = broken.open_writer("s", SCHEMA), sound.open_writer("s", SCHEMA)
+    append(other)
+    while append(dying) % EVERY != EVERY - 1:
+        pass
+    storm.blows = True
+    assert append(dying) == EVERY
+    world.requests.clear()
+    while append(other) < 2 * EVERY:
+        assert rollups(world) == 0
+    assert rollups(world) == 1
+    assert other.machine.fetch().state.newest_rollup == 2 * EVERY
+
+
+def test_it_is_due_also_where_every_such_seqno_is_something_else_than_an_append(world: World) -> None:
+    client = world.client(CONFIG)
+    write, read = client.open_writer("s", SCHEMA), client.open_reader("s", SCHEMA)
+    for number in range(100):
+        while client.inspect("s").seqno % 2 == 0:
+            append(write)
+        read.downgrade_since(number)
+    assert all(seqno % 2 == 1 for seqno in client.inspect("s").state.rollups), "the setting is wrong"
+    assert rollups(world) == pytest.approx(client.inspect("s").seqno / EVERY, abs=1)
+
+
+def test_a_rollup_of_maintenance_a_moment_ago_is_enough(world: World) -> None:
+    client = world.client(CONFIG)
+    write = client.open_writer("s", SCHEMA)
+    while append(write) != EVERY - 4:
+        pass
+    client.roll_up("s", force=True)
+    for _ in range(8):
+        append(write)
+    assert rollups(world) == 1
+
+
+MANUAL = Path(__file__).parents[3] / "docs" / "operations.md"
+
+
+@pytest.mark.parametrize("duty", [*DUTIES, *LAYER_DUTIES], ids=lambda duty: duty.name)
+def test_a_duty_has_an_entry_a_command_and_a_line_in_the_manual(duty):
+    commands = get_command(app).commands  # type: ignore[attr-defined]
+    assert (duty.name in TOLD) is duty.is_upkeep
+    if duty.name != "census":  # `persist shard list` counts
+        command = commands["maintain"] if duty.is_upkeep else commands["shard"].commands[duty.name]
+        assert duty.does in (command.help or "")
+        assert any(option.name == "dry_run" for option in command.params) is duty.is_upkeep
+    assert f"| `{duty.name}` |" in MANUAL.read_text()
+
+
+def test_names_are_unique_and_duties_come_after_what_they_build_on():
+    assert len(BY_NAME) == len(DUTIES) + len(LAYER_DUTIES)
+    assert tuple(FUNCTIONS) == NAMES
+    for place, duty in enumerate(DUTIES):
+        assert set(duty.after) <= set(NAMES[:place])
+        assert set(duty.job) <= set(NAMES)
+        assert not duty.job or duty.name in duty.job
+
+
+def test_maintain_does_all_of_upkeep_in_the_order_of_the_table_and_the_last_ones_last():
+    with persist.open("memory:") as client:
+        with client.open_writer("s", SCHEMA) as write:
+            write.compare_and_append([row(1)], 0, 1)
+        upkeep = sorted((duty for duty in DUTIES if duty.is_upkeep), key=lambda duty: duty.is_last)
+        assert list(client.maintain("s").done) == [duty.name for duty in upkeep]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_duty_can_be_carried_out_by_its_name_and_told_in_figures(name):
+    with persist.open("memory:") as client:
+        with client.open_writer("s", SCHEMA) as write:
+            write.compare_and_append([row(1)], 0, 1)
+        before = client.inspect("s").seqno
+        answer = carry_out(name, client.machine("s"), client.leases, policy=client.policy(), dry_run=True)
+        assert client.inspect("s").seqno == before
+    assert all(isinstance(value, (int, float)) for value in figures_of(answer).values())

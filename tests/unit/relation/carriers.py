@@ -7,7 +7,7 @@ carrier does otherwise today, and is to do as the others, is in `test_difference
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -15,6 +15,8 @@ import pytest
 import persist_lib as persist
 from persist_lib.location.wrap.around import Operation
 from persist_lib.testing import Fate, Outcome, contents_of, updates_of
+from tests.carriers import ALL
+from tests.carriers import Carrier as Made
 from tests.worlds import World
 
 SCHEMA = persist.Schema({"id": "int64 not null"}, {"word": "string"}, times="ms")
@@ -149,37 +151,19 @@ class Relation:
                 one.close()
 
 
-class Carrier(NamedTuple):
-    """`shards`: 0 for a lone shard. `mode`: that of the timeline, for a table. Or a collection that was a shard."""
-
-    name: str
-    shards: int = 0
-    mode: Any = None
-    is_promoted: bool = False
+class Carrier(Made):
+    """One that a test can use."""
 
     def make(self, client: persist.Client, schema: persist.Schema = SCHEMA) -> Relation:
         """Make it, with the name "c"."""
-        if self.mode:
-            client.controller().tables().create("c", schema, shards=self.shards, mode=self.mode)
-        elif self.is_promoted:
-            client.open_writer("c", schema).close()
-            client.upgrade("c")
-            client.controller().promote("c")
-        elif self.shards:
-            client.controller().create("c", schema, shards=self.shards, mode="compare_and_append")
-        else:
-            client.open_writer("c", schema).close()
+        self.make_table(client, "c", schema)
         return self.open(client)
 
     def open(self, client: persist.Client) -> Relation:
         return Relation(self, client)
 
 
-SHARD = Carrier("shard")
-ONE, THREE = Carrier("collection of 1", 1), Carrier("collection of 3", 3)
-PROMOTED = Carrier("promoted shard", 1, is_promoted=True)
-DIRECT, WAL = Carrier("direct table", 2, "yolo"), Carrier("WAL table", 2, "wal")
-CARRIERS = (SHARD, ONE, THREE, PROMOTED, DIRECT, WAL)
+CARRIERS = SHARD, PROMOTED, ONE, THREE, DIRECT, WAL = tuple(Carrier(*one) for one in ALL)
 HANDLES = (SHARD, ONE, THREE, PROMOTED)
 RENDITIONS = (ONE, THREE, PROMOTED, DIRECT, WAL)
 

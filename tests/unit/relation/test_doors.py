@@ -233,13 +233,13 @@ def test_engines_read_only_the_columns_and_rows_that_they_need(
     read: persist.ReadHandle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[tuple[list[str], str]] = []
-    selected = persist.Snapshot.selected
+    selected = persist.Snapshot._selected
 
     def spy(self: persist.Snapshot, names: Any, where: Any) -> Any:
         asked.append((sorted(names), str(where and where.expression)))
         return selected(self, names, where)
 
-    monkeypatch.setattr(persist.Snapshot, "selected", spy)
+    monkeypatch.setattr(persist.Snapshot, "_selected", spy)
     snapshot = read.snapshot(39, diff=True)
     lazy, relation = snapshot.scan_polars(), snapshot.to_duckdb()
     long = pl.col("word").str.len_chars() > 2

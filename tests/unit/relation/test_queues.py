@@ -122,7 +122,7 @@ def test_wrong_input_is_refused_at_the_call_and_concerns_nothing_else(world: Wor
     first = write.append_async(at(0, 0), 0, 1)
     most = at(1, 1, diff=2**62)
     for call in (
-        lambda: write.append_async(at(7, 1), 1, 2), lambda: write.append_async([{"id": 1}], 1, 2),
+        lambda: write.append_async(at(7, 1), 1, 2), lambda: write.append_async([{"word": "w"}], 1, 2),
         lambda: write.append_async([], 2, 1), lambda: write.append_async("rows", 1, 2),
         lambda: write.append_async([], 1, 2, block="yes"), lambda: write.append_async([], 1, 2, token=""),
         lambda: write.append_async([], 1, 2, timeout="1"), lambda: write.flush(timeout=-1),

@@ -28,6 +28,7 @@ from persist_lib.errors import (
     SinceViolation,
     TimedOut,
 )
+from persist_lib.relation.held import kept_of
 from persist_lib.testing import Model, check_world, contents_of
 from tests.shards import TINY, filled
 from tests.worlds import SCHEMA, WIDER, World, row, updates
@@ -137,7 +138,7 @@ def test_an_expired_reader_gets_lease_expired_and_never_data(world: World) -> No
     world.clock.advance(5)
     for _ in range(4):
         other.maintain("s")
-        keeper.move_hold()
+        kept_of(keeper).move_hold()
     assert not [key for key in other.inspect("s").state.readers if key == read.id]
     with pytest.raises(LeaseExpired):
         read.snapshot(39, diff=True)

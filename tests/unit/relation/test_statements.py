@@ -90,7 +90,7 @@ def test_a_key_with_several_rows_has_one_afterwards(world: World, carrier: Carri
 
 BAD_ROWS: dict[str, tuple[Any, str]] = {
     "none": (None, "updates are an Arrow table"), "text": ("x", "updates are an Arrow table"),
-    "one dict": (one(1), "Put a single row into a list"), "a column less": ([{"id": 1}], "missing"),
+    "one dict": (one(1), "Put a single row into a list"), "a column less": ([{"word": "w"}], "missing"),
     "a column more": ([{**one(1), "no": 1}], "not in the schema"), "null": ([one(None)], "not null"),  # type: ignore[arg-type]
     "another type": ([one("x")], "takes no str"),   # type: ignore[arg-type]
     **{f"the time {time}": ([{**one(1), "_time": time}], "next time itself|have no _time") for time in (5, "now")},

@@ -70,7 +70,7 @@ def test_an_append_of_one_time_needs_no_time_and_no_diff(world: World) -> None:
 
 
 WRONG = {
-    "missing column": ([{"id": 1, "_time": 0}], SchemaMismatch),
+    "missing column": ([{"word": "w", "_time": 0}], SchemaMismatch),
     "extra column": ([row(1) | {"more": 1}], SchemaMismatch),
     "wrong type": ([row(1, 7)], InvalidUsage),  # type: ignore[arg-type]
     "null in a column that is not null": ([row(None)], InvalidUsage),  # type: ignore[arg-type]

@@ -1,4 +1,7 @@
-"""What all that is followed or open has in common: delivery, waiting, failures, interrupts, pauses and closing."""
+"""What all that is followed or open has in common: delivery, waiting, failures, interrupts, pauses and closing.
+
+And background work without threads: the same answers and errors as with them.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import pytest
 
 from persist_lib.errors import Determinate, Indeterminate, PersistError, TimedOut
 from persist_lib.frontier import TOP, Antichain, at
-from persist_lib.runtime.ambient import Backoff, Deadline
+from persist_lib.runtime.ambient import Backoff, Deadline, Runtime
 from persist_lib.runtime.follow import Follow
 from persist_lib.runtime.resource import Resource
 from persist_lib.testing import ManualClock
@@ -28,28 +31,28 @@ class Numbers(Follow[str]):
         self.is_closed = False
         self.fails: Callable[[str], None] = lambda _event: None
 
-    def fetch(self) -> Iterator[None]:
+    def _fetch(self) -> Iterator[None]:
         while (step := self.frontier.time or 0) < self.there:
             for letter in "ab":
                 self.fails(f"{step}{letter}")
-                self.due = f"{step}{letter}", True
+                self._due = f"{step}{letter}", True
                 yield
             self.fails(f"progress {step}")
             upper = at(step + 1)
-            self.due, self.frontier = (f"to {step + 1}", False), upper
+            self._due, self.frontier = (f"to {step + 1}", False), upper
             yield
 
-    def show(self, frontier: Antichain) -> str:
+    def _show(self, frontier: Antichain) -> str:
         return str(frontier)
 
-    def begin(self, deadline: Deadline) -> None:
+    def _begin(self, deadline: Deadline) -> None:
         self.deadline = deadline
 
-    def pause(self) -> None:
+    def _pause(self) -> None:
         self.there += self.comes
         self.deadline.pause(1.0)
 
-    def keeps(self, failure: PersistError) -> bool:
+    def _keeps(self, failure: PersistError) -> bool:
         return not self.is_patient
 
     def close(self) -> None:
@@ -180,3 +183,17 @@ def test_what_is_complete_at_first_is_over_at_once() -> None:
     numbers = Numbers(END)
     numbers.frontier = TOP
     assert list(numbers) == []
+
+
+def fails(_: int) -> int:
+    raise ValueError("it failed")
+
+
+@pytest.mark.parametrize("background", [True, False])
+def test_what_a_task_answers_or_raises_reaches_its_caller(background: bool) -> None:
+    with Runtime(background=background).pool(2, "test") as pool:
+        assert list(pool.map(abs, [-1, -2])) == [1, 2]
+        with pytest.raises(ValueError, match="it failed"):
+            pool.submit(fails, 1).result()
+        with pytest.raises(ValueError, match="it failed"):
+            list(pool.map(fails, [1]))

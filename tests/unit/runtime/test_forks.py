@@ -14,6 +14,7 @@ import pytest
 
 import persist_lib as persist
 from persist_lib.location.wrap.spending import Tally
+from persist_lib.relation.held import kept_of
 from persist_lib.runtime.forks import Stage, enrol
 from persist_lib.runtime.threads import aside
 from tests.worlds import SCHEMA, row
@@ -137,7 +138,7 @@ LOCKS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "leases": lambda o: o["client"].leases._lock,
     "write handle": lambda o: o["write"]._lock,
     "write handle's queue": lambda o: o["write"]._beginning,
-    "read handle": lambda o: o["read"]._lock,
+    "read handle": lambda o: kept_of(o["read"])._lock,
 }
 
 

@@ -1,10 +1,14 @@
-"""Tokens and rights: who is refused at the door, who may do what to which shard, and that no token is ever shown."""
+"""Tokens and rights: who is refused at the door, who may do what to which shard, and that no token is ever shown.
+
+And the bounds over all shards of a server: one client cannot fill it, and heartbeats are in none.
+"""
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from hashlib import sha256
@@ -17,7 +21,8 @@ import persist_lib as persist
 from persist_lib import streams
 from persist_lib.cli.history import fetch_rows
 from persist_lib.core import commands as c
-from persist_lib.errors import Determinate, Indeterminate, InvalidUsage, NotAllowed, NotAuthenticated
+from persist_lib.errors import Determinate, Indeterminate, InvalidUsage, NotAllowed, NotAuthenticated, Overloaded
+from persist_lib.format import wire
 from persist_lib.frontier import MINIMUM
 from persist_lib.ids import SeqNo, ShardId, format_reader_id, format_writer_id
 from persist_lib.location.api import Newest
@@ -26,12 +31,12 @@ from persist_lib.location.rpc.consensus import RpcConsensus, canonical
 from persist_lib.location.rpc.credentials import Credentials, check_secret
 from persist_lib.location.rpc.servers import Servers
 from persist_lib.runtime.ambient import Runtime
-from persist_lib.server.access import Access
-from persist_lib.server.shard_server import ShardServer
+from persist_lib.server.access import BYTES_MOST, BYTES_OF_A_CLIENT, Access, Load
 from persist_lib.shard.funnels import Heart
 from persist_lib.shard.remote_commit import until_answered
 from persist_lib.streams.lock import break_lock, fetch_lock
 from tests.unit.core.rights_of_commands import every_command_with_its_rights
+from tests.unit.server.sites import Site, site_of
 from tests.worlds import SCHEMA, row
 
 CONFIG = persist.Config(format=4, timeout_s=5)
@@ -62,26 +67,22 @@ def replaced(path: Path, text: str) -> None:
     fresh.replace(path)
 
 
-class Site:
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.file, self.url, self._monkeypatch = folder / "tokens.toml", f"file:{folder}/location", monkeypatch
+class Guarded(Site):
+    """With a server that knows clients by their tokens."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, config=CONFIG)
+        self.file = folder / "tokens.toml"
         self.file.write_text(TOKENS)
-        self.store = persist.open(self.url, config=CONFIG)
-        self.server = ShardServer(self.store, "127.0.0.1:0", token_file=self.file)
-        self.server.start()
-        self.made: list[Any] = []
+        self.serve(token_file=self.file)
+        self.patch = pytest.MonkeyPatch()
 
-    @property
-    def served(self) -> str:
-        return f"persist://127.0.0.1:{self.server.port}"
-
-    def client(self, token: str | None) -> persist.Client:
+    def by(self, token: str | None) -> persist.Client:
         if token is None:
-            self._monkeypatch.delenv("PERSIST_TOKEN", raising=False)
+            self.patch.delenv("PERSIST_TOKEN", raising=False)
         else:
-            self._monkeypatch.setenv("PERSIST_TOKEN", token)
-        self.made.append(persist.open(self.url, consensus=self.served, config=CONFIG))
-        return self.made[-1]
+            self.patch.setenv("PERSIST_TOKEN", token)
+        return self.client()
 
     def consensus(self, token: str) -> RpcConsensus:
         credentials = Credentials(None, {"PERSIST_TOKEN": token})
@@ -89,29 +90,23 @@ class Site:
         return self.made[-1]
 
     def close(self) -> None:
-        for one in self.made:
-            one.close()
-        self.server.stop(0.1)
-        self.store.close()
+        super().close()
+        self.patch.undo()
 
 
-@pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    made = Site(tmp_path, monkeypatch)
-    yield made
-    made.close()
+site = site_of(Guarded)
 
 
 @pytest.mark.parametrize(
     "token", [None, "unknown-0123456789abcdef", LOADER[:-1], LOADER + "x", sha256(LOADER.encode()).hexdigest()]
 )
-def test_a_client_without_a_known_token_is_refused_before_anything_happens(site: Site, token: str | None) -> None:
+def test_a_client_without_a_known_token_is_refused_before_anything_happens(site: Guarded, token: str | None) -> None:
     with pytest.raises(NotAuthenticated, match=r"Nothing was done\. Set PERSIST_TOKEN"):
-        site.client(token)
+        site.by(token)
     assert not list(site.store.consensus.list_keys())
 
 
-def test_every_call_asks_for_the_token(site: Site) -> None:
+def test_every_call_asks_for_the_token(site: Guarded) -> None:
     servers = Servers([f"127.0.0.1:{site.server.port}"], Runtime(), Credentials(None, {}))
     for name in ("now", "head", "scan", "compare_and_set", "compare_and_set_many", "truncate", "rewind", "list_keys",
                  "heads", "commit", "debts", "losing"):  # fmt: skip
@@ -120,19 +115,19 @@ def test_every_call_asks_for_the_token(site: Site) -> None:
     servers.close()
 
 
-def test_the_library_works_with_the_rights_that_it_needs_and_the_log_shows_who_did_it(site: Site) -> None:
-    with site.client(LOADER).open_writer("orders.eu", SCHEMA) as write:
+def test_the_library_works_with_the_rights_that_it_needs_and_the_log_shows_who_did_it(site: Guarded) -> None:
+    with site.by(LOADER).open_writer("orders.eu", SCHEMA) as write:
         for n in range(20):
             write.compare_and_append([row(n, time=n)], n, n + 1)
-    with site.client(VIEWER).open_reader("orders.eu") as read:
+    with site.by(VIEWER).open_reader("orders.eu") as read:
         assert read.snapshot(19).to_arrow().num_rows == 20
-    keeper = site.client(KEEPER)
+    keeper = site.by(KEEPER)
     keeper.maintain("orders.eu")
     keeper.set_retention("orders.eu", 5)
     assert keeper.shards() == ["orders.eu"]
 
 
-def test_the_log_shows_the_names_of_clients(site: Site) -> None:
+def test_the_log_shows_the_names_of_clients(site: Guarded) -> None:
     site.store.open_writer("orders.eu", SCHEMA).close()
     sent: list[tuple[str, c.Command]] = [
         (LOADER, c.RegisterWriter(format_writer_id(9), "ingest", 60_000)),
@@ -177,7 +172,7 @@ def _commit(rpc: RpcConsensus, shard: str, command: c.Command, token: bytes = b"
 
 @pytest.mark.parametrize(("token", "call"), FORBIDDEN)
 def test_what_a_client_has_no_right_to_is_refused_before_anything_happens(
-    site: Site, token: str, call: Callable[[RpcConsensus], object]
+    site: Guarded, token: str, call: Callable[[RpcConsensus], object]
 ) -> None:
     with site.store.open_writer("orders.eu", SCHEMA) as write:
         write.append_now([row(1)])
@@ -194,7 +189,7 @@ CASES = every_command_with_its_rights()
 ALONE = {"read": "r", "append": "a", "maintain": "m"}
 
 
-def test_each_command_is_served_with_exactly_the_rights_that_it_needs(site: Site) -> None:
+def test_each_command_is_served_with_exactly_the_rights_that_it_needs(site: Guarded) -> None:
     """Each of the three rights alone, and every command: refused before anything happens, or passed to the shard."""
     tokens = {name: f"{name}-only-0123456789abcdefghij" for name in ALONE}
     clients = [
@@ -213,13 +208,13 @@ def test_each_command_is_served_with_exactly_the_rights_that_it_needs(site: Site
                 _commit(rpc, "orders.eu", command, name.encode())
 
 
-def test_a_client_that_only_reads_owns_its_holds_and_no_others(site: Site) -> None:
+def test_a_client_that_only_reads_owns_its_holds_and_no_others(site: Guarded) -> None:
     replaced(site.file, TOKENS.replace('rights = { "orders.*" = ["read"] }', 'rights = { "*" = ["read"] }'))
     with site.store.open_writer("orders.eu", SCHEMA) as write:
         write.append_now([row(1)])
     site.store.set_hold("orders.eu", "audit", 0, opaque=b"x")
     with streams.open(site.store) as runtime:
-        viewer = site.client(VIEWER)
+        viewer = site.by(VIEWER)
         viewer.set_hold("orders.eu", "viewer", 0)
         viewer.release_hold("orders.eu", "viewer")
         for act in (
@@ -237,7 +232,7 @@ def test_a_client_that_only_reads_owns_its_holds_and_no_others(site: Site) -> No
     assert site.store.inspect("orders.eu").state.holds["audit"].opaque == b"x"
 
 
-def test_of_a_commit_of_several_shards_nothing_is_done_if_one_is_forbidden(site: Site) -> None:
+def test_of_a_commit_of_several_shards_nothing_is_done_if_one_is_forbidden(site: Guarded) -> None:
     rpc = site.consensus(LOADER)
     both = [Proposed("orders.a", c.Create(SCHEMA), SeqNo(0)), Proposed("prices", c.Create(SCHEMA), SeqNo(0))]
     for proposed in (both, both[::-1]):
@@ -248,7 +243,7 @@ def test_of_a_commit_of_several_shards_nothing_is_done_if_one_is_forbidden(site:
     assert not site.store.consensus.heads()
 
 
-def test_a_client_sees_the_names_of_its_own_shards_only(site: Site) -> None:
+def test_a_client_sees_the_names_of_its_own_shards_only(site: Guarded) -> None:
     for name in ("orders.a", "prices", "salaries"):
         site.store.open_writer(name, SCHEMA).close()
     rpc = site.consensus(LOADER)
@@ -257,7 +252,7 @@ def test_a_client_sees_the_names_of_its_own_shards_only(site: Site) -> None:
 
 
 def test_a_changed_token_file_counts_at_once_and_a_broken_one_changes_nothing(
-    site: Site, caplog: pytest.LogCaptureFixture
+    site: Guarded, caplog: pytest.LogCaptureFixture
 ) -> None:
     rpc = site.consensus(VIEWER)
     fresh = "fresh-0123456789abcdefghij"
@@ -318,10 +313,10 @@ def test_a_token_file_that_is_wrong_is_refused_without_its_tokens(tmp_path: Path
         Access(path)
 
 
-def test_the_token_is_taken_from_a_file_that_the_url_names_and_read_anew(site: Site, tmp_path: Path) -> None:
+def test_the_token_is_taken_from_a_file_that_the_url_names_and_read_anew(site: Guarded, tmp_path: Path) -> None:
     held = tmp_path / "my token"
     held.write_text("wrong-0123456789abcdefghij\n")
-    url = f"{site.served}?credentials={held}"
+    url = f"{site.served()}?credentials={held}"
     with pytest.raises(NotAuthenticated):
         persist.open(site.url, consensus=url)
     replaced(held, LOADER + "\n")
@@ -407,10 +402,10 @@ def test_a_refusal_at_the_door_says_nothing_about_what_was_sent_before(error: pe
         until_answered(RpcConsensus(Refusing(error)), proposed, b"t", deadline)
 
 
-def test_requests_of_one_client_count_together_over_all_its_connections(site: Site) -> None:
+def test_requests_of_one_client_count_together_over_all_its_connections(site: Guarded) -> None:
     seen: list[str] = []
     submit = site.server._funnels.submit
-    site.server._funnels.submit = lambda request: (seen.append(request.client), submit(request))[1]  # type: ignore[method-assign,func-returns-value]
+    site.server._funnels.submit = lambda request: (seen.append(request.client), submit(request))[1]  # type: ignore[func-returns-value]
     for n in range(3):
         rpc = site.consensus(ADMIN)
         _commit(rpc, f"s{n}", c.Create(SCHEMA))
@@ -438,15 +433,15 @@ rights = { "orders" = ["read", "append"] }
 CLOCK = persist.Schema(SCHEMA.key, SCHEMA.value, times="ms")
 
 
-def test_rights_by_a_tables_name_are_on_all_of_its_shards_before_and_after_it_is_promoted(site: Site) -> None:
+def test_rights_by_a_tables_name_are_on_all_of_its_shards_before_and_after_it_is_promoted(site: Guarded) -> None:
     replaced(site.file, TOKENS + MORE)
     store = site.store.table("orders", CLOCK)
     store.append([row(1)])
     site.store.upgrade("orders")
     site.store.controller().create("apart", CLOCK)
-    owner = site.client("owner-0123456789abcdefghij").table("orders")
-    member = site.client("member-0123456789abcdefghij").table("orders")
-    stranger = site.client("stranger-0123456789abcdefghij")
+    owner = site.by("owner-0123456789abcdefghij").table("orders")
+    member = site.by("member-0123456789abcdefghij").table("orders")
+    stranger = site.by("stranger-0123456789abcdefghij")
     member.append([row(2)])
     for dry_run in (True, False):
         with pytest.raises(InvalidUsage, match=r"names of shards: byname\. .*tables = .*losing=\['byname'\]"):
@@ -468,31 +463,32 @@ def test_rights_by_a_tables_name_are_on_all_of_its_shards_before_and_after_it_is
     with pytest.raises(NotAllowed, match="lacks the right"):
         stranger.table("orders").read()
     with pytest.raises(NotAllowed):
-        site.client("byname-0123456789abcdefghij").table("orders").read()
+        site.by("byname-0123456789abcdefghij").table("orders").read()
     for one in site.made:  # while they may retire their ids
         one.close()
-    stranger = site.client("stranger-0123456789abcdefghij")
+    stranger = site.by("stranger-0123456789abcdefghij")
     store.rename("sales/2026")
     time.sleep(1.1)
     assert stranger.table("sales/2026").count() == 4
     with pytest.raises(NotAllowed):
-        site.client("member-0123456789abcdefghij").inspect(places[0])
-    site.store.table("orders", CLOCK).append([row(7)])
-    again = site.client("member-0123456789abcdefghij").table("orders")
+        site.by("member-0123456789abcdefghij").inspect(places[0])
+    site.store.controller().create("orders", CLOCK, mode="compare_and_append")
+    site.store.table("orders").append([row(7)])
+    again = site.by("member-0123456789abcdefghij").table("orders")
     again.append([row(8)])
     assert sorted(one["id"] for one in again.read().to_pylist()) == [7, 8]
 
 
-def test_what_tables_share_takes_rights_on_each_of_them(site: Site) -> None:
+def test_what_tables_share_takes_rights_on_each_of_them(site: Guarded) -> None:
     replaced(site.file, TOKENS + MORE)
     site.store.table("orders", CLOCK).append([row(1)])
     site.store.upgrade("orders")
     tables = site.store.controller().tables()
     tables.create("sales", CLOCK, timeline="shop", mode="wal")
     tables.insert("sales", [row(1)])
-    stranger = site.client("stranger-0123456789abcdefghij").table("sales")
+    stranger = site.by("stranger-0123456789abcdefghij").table("sales")
     assert stranger.count() == 1
-    owner = site.client("owner-0123456789abcdefghij").table("orders")
+    owner = site.by("owner-0123456789abcdefghij").table("orders")
     with pytest.raises(InvalidUsage, match="names of shards: byname, member, owner, stranger"):
         owner.promote(timeline="shop")
     assert site.store.table("orders").promote(timeline="shop").carrier == "timeline 'shop'"
@@ -502,3 +498,94 @@ def test_what_tables_share_takes_rights_on_each_of_them(site: Site) -> None:
     replaced(site.file, (TOKENS + MORE).replace('"sales*" =', '"orders" = ["read", "append"], "sales*" ='))
     stranger.append([row(2)])
     assert stranger.count() == 2
+
+
+def test_one_client_gets_a_part_and_all_together_the_whole() -> None:
+    load = Load(10, 4, 1000, 500)
+    load.take("a", 4, 100)
+    with pytest.raises(Overloaded):
+        load.take("a", 1, 1)
+    load.take("b", 3, 500)
+    with pytest.raises(Overloaded):
+        load.take("b", 1, 1)
+    load.take("c", 3, 100)
+    with pytest.raises(Overloaded):
+        load.take("d", 1, 0)
+    assert (load.commands, load.bytes, load.clients) == (10, 700, 3)
+    load.give_back("a", 4, 100)
+    load.take("d", 1, 400)
+    with pytest.raises(Overloaded):
+        load.take("e", 1, 1)
+    for client, commands, size in (("b", 3, 500), ("c", 3, 100), ("d", 1, 400)):
+        load.give_back(client, commands, size)
+    assert (load.commands, load.bytes, load.clients) == (0, 0, 0)
+
+
+def test_a_message_of_the_largest_size_fits() -> None:
+    assert wire.MOST_BYTES <= BYTES_OF_A_CLIENT < BYTES_MOST
+    Load().take("a", 1, wire.MOST_BYTES)
+
+
+class Bounded(Site):
+    """A server whose turns wait for `gate`, with small bounds."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        for n in range(12):
+            self.store.open_writer(f"s{n}", SCHEMA).close()
+        self.gate, self.pool, tokens = threading.Event(), ThreadPoolExecutor(32), folder / "tokens.toml"
+        rights = 'rights = { "*" = ["append", "read"] }\nholds = ["h"]'
+        tokens.write_text("\n".join(f'[clients.{name}]\ntoken = "{name * 20}"\n{rights}' for name in "abc"))
+        consensus = self.serve(token_file=tokens)._funnels._make.args[1]
+        append = consensus.compare_and_set
+        consensus.compare_and_set = lambda *args: (self.gate.wait(60), append(*args))[1]
+        self.server._calls.load = Load(8, 4)
+
+    def by(self, name: str) -> RpcConsensus:
+        token = self.folder / name
+        token.write_text(name * 20)
+        made = RpcConsensus(Servers([f"127.0.0.1:{self.server.port}"], Runtime(), Credentials(str(token))))
+        self.made.append(made)
+        return made
+
+    def hold(self, rpc: RpcConsensus, shard: str) -> Any:
+        command = c.SetHold("h", persist.frontier.MINIMUM, None, b"x")
+        return self.pool.submit(
+            rpc.commit_commands, [Proposed(shard, command, SeqNo(0))], b"t", 30, is_repeated=False, heart=Heart
+        )
+
+    def close(self) -> None:
+        self.gate.set()
+        self.pool.shutdown()
+        super().close()
+
+
+bounded = site_of(Bounded)
+
+
+def _wait(bounded: Bounded, count: int) -> None:
+    for _ in range(3000):
+        if bounded.server._calls.load.commands == count:
+            return
+        threading.Event().wait(0.01)
+    raise AssertionError(bounded.server._calls.load.commands)
+
+
+def test_a_client_with_many_shards_does_not_fill_the_server(bounded: Bounded) -> None:
+    one, two, three = map(bounded.by, "abc")
+    first = [bounded.hold(one, f"s{n}") for n in range(4)]
+    _wait(bounded, 4)
+    with pytest.raises(Overloaded, match="of a are"):
+        bounded.hold(one, "s9").result(30)
+    second = [bounded.hold(two, f"s{n}") for n in range(4, 8)]
+    _wait(bounded, 8)
+    with pytest.raises(Overloaded, match="all clients"):
+        bounded.hold(three, "s9").result(30)
+    beat = [Proposed("s0", c.Heartbeat((), 1000), SeqNo(0))]
+    answered = bounded.pool.submit(three.commit_commands, beat, b"b", 30, is_repeated=False, heart=Heart)
+    _wait(bounded, 8)
+    bounded.gate.set()
+    assert all(request.result(30)[0].is_committed for request in [*first, *second])
+    answered.result(30)
+    _wait(bounded, 0)
+    assert bounded.hold(three, "s9").result(30)[0].is_committed

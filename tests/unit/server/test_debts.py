@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,11 @@ from persist_lib.core.duties import NAMES
 from persist_lib.errors import InvalidUsage, NotAllowed
 from persist_lib.location.wrap.around import AroundConsensus, Operation
 from persist_lib.maintain import survey
-from persist_lib.server import survey_cache
+from persist_lib.server import rpc_calls
 from persist_lib.server.shard_server import ShardServer
 from tests.shards import TINY
 from tests.unit.maintain.surveys import make, move
-from tests.unit.server.test_serving import Site
+from tests.unit.server.sites import Site, site_of
 from tests.worlds import SCHEMA, row
 
 CONFIG = TINY.model_copy(update={"format": 4, "timeout_s": 20, "lease_ms": 60_000})
@@ -47,11 +46,11 @@ class Debts(Site):
     """A location with shards in different states, and a server for it whose requests are counted."""
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        self.store.close()
-        self.store = persist.open(self.url, config=CONFIG)
+        super().__init__(folder, config=CONFIG)
         self.counting = Counting(self.store.consensus)
         self.store.consensus = self.counting  # type: ignore[assignment]
+        self.fill()
+        self.serve()
 
     def fill(self) -> None:
         with persist.open(self.url, config=CONFIG) as client:
@@ -75,13 +74,7 @@ class Debts(Site):
         return super().client(*servers, config=options.pop("config", CONFIG), **options)
 
 
-@pytest.fixture
-def site(tmp_path: Path) -> Iterator[Debts]:
-    made = Debts(tmp_path)
-    made.fill()
-    made.serve()
-    yield made
-    made.close()
+site = site_of(Debts)
 
 
 def asked(client: persist.Client) -> dict[str, int]:
@@ -179,7 +172,7 @@ def test_what_was_not_looked_at_yet_waits_and_is_kept_between_requests(
     client, seen = site.client(), []
     assert client.survey(most=5).waiting == len(NAMED) - 5
     assert client.survey(most=5).waiting == len(NAMED) - 10
-    monkeypatch.setattr(survey_cache, "LONGEST_S", 0.0)  # each request looks at nothing: what is there is what was kept
+    monkeypatch.setattr(rpc_calls, "LOOKS_S", 0.0)  # each request looks at nothing: what is there is what was kept
     assert client.survey(seconds=0).waiting == len(NAMED) - 10
     rounds = iter(range(100))
     monkeypatch.setattr(survey, "ROUND_S", 0.0)
@@ -187,7 +180,7 @@ def test_what_was_not_looked_at_yet_waits_and_is_kept_between_requests(
     def told(done: int, of: int) -> None:
         seen.append((done, of))
         if next(rounds) == 3:
-            monkeypatch.setattr(survey_cache, "LONGEST_S", 5.0)
+            monkeypatch.setattr(rpc_calls, "LOOKS_S", 5.0)
             monkeypatch.setattr(survey, "ROUND_S", 5.0)
 
     found = client.survey(progress=told)
@@ -195,7 +188,7 @@ def test_what_was_not_looked_at_yet_waits_and_is_kept_between_requests(
     assert seen[0] == (10, len(NAMED))
     assert seen[-1] == (len(NAMED), len(NAMED))
     same(found, site.direct())
-    monkeypatch.setattr(survey_cache, "LONGEST_S", 0.0)
+    monkeypatch.setattr(rpc_calls, "LOOKS_S", 0.0)
     with persist.open(site.url, config=CONFIG) as other:
         move(other, *NAMED[16:19])
     later = client.survey(seconds=0)

@@ -8,7 +8,7 @@ import socket
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,34 +16,27 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-import persist_lib as persist
 from persist_lib.errors import InvalidUsage, NotAllowed, NotAuthenticated, UpperMismatch
 from persist_lib.format import wire
 from persist_lib.server import probes
-from persist_lib.server.certificates import Certificates
+from persist_lib.server.access import Certificates
 from persist_lib.server.probes import CONNECTIONS_MOST
 from persist_lib.server.shard_server import ShardServer
 from persist_lib.testing.servers import PostgresServer
 from tests.unit.server.certificates import Authority
+from tests.unit.server.sites import Site, site_of
 from tests.worlds import SCHEMA, row
 
-CONFIG = persist.Config(format=4, timeout_s=20)
 TOKEN = "a-token-0123456789abcdef"
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
-class Site:
-    """A server with HTTP, of a location on files, and clients of it."""
+class Probed(Site):
+    """With servers that tell of themselves over HTTP."""
 
-    def __init__(self, folder: Path, consensus: str | None = None) -> None:
-        self.folder, self.url = folder, f"file:{folder}/location"
-        self.store = persist.open(self.url, consensus, config=CONFIG)
-        self.server: Any = None
-
-    def serve(self, **options: Any) -> None:
-        self.server = ShardServer(self.store, "127.0.0.1:0", http="127.0.0.1:0", **options)
-        self.server.start()
+    def serve(self, listen: str = "127.0.0.1:0", **options: Any) -> ShardServer:
+        return super().serve(listen, http="127.0.0.1:0", **options)
 
     def get(self, path: str) -> tuple[int, str]:
         try:
@@ -57,23 +50,11 @@ class Site:
         lines = [line for line in self.get("/metrics")[1].splitlines() if not line.startswith("#")]
         return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
 
-    def client(self) -> persist.Client:
-        return persist.open(self.url, consensus=f"persist://127.0.0.1:{self.server.port}", config=CONFIG)
-
     def health(self) -> Any:
         return health_pb2_grpc.HealthStub(grpc.insecure_channel(f"127.0.0.1:{self.server.port}"))
 
-    def close(self) -> None:
-        if self.server is not None:
-            self.server.stop(0.1)
-        self.store.close()
 
-
-@pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
-    made = Site(tmp_path)
-    yield made
-    made.close()
+site = site_of(Probed)
 
 
 def until(what: Callable[[], bool]) -> None:
@@ -83,7 +64,7 @@ def until(what: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def test_a_server_tells_that_it_lives_and_is_ready_without_a_token(site: Site) -> None:
+def test_a_server_tells_that_it_lives_and_is_ready_without_a_token(site: Probed) -> None:
     tokens = site.folder / "tokens.toml"
     tokens.write_text(f'[clients.a]\ntoken = "{TOKEN}"\nrights = {{ "*" = ["append"] }}')
     site.serve(token_file=tokens)
@@ -101,7 +82,7 @@ def test_a_server_is_not_ready_while_its_store_is_away(tmp_path: Path, monkeypat
     monkeypatch.setattr(probes, "LOOK_S", 0.1)
     monkeypatch.setattr(probes, "LATE_S", 4.0)
     store = PostgresServer()
-    site = Site(tmp_path, store.url)
+    site = Probed(tmp_path, store.url)
     try:
         site.serve()
         watched = site.health().Watch(health_pb2.HealthCheckRequest())
@@ -119,7 +100,7 @@ def test_a_server_is_not_ready_while_its_store_is_away(tmp_path: Path, monkeypat
         store.remove()
 
 
-def test_a_server_that_stops_says_so_before_it_takes_no_more_calls(site: Site) -> None:
+def test_a_server_that_stops_says_so_before_it_takes_no_more_calls(site: Probed) -> None:
     site.serve()
     watched = site.health().Watch(health_pb2.HealthCheckRequest())
     assert next(watched).status == SERVING
@@ -131,13 +112,12 @@ def test_a_server_that_stops_says_so_before_it_takes_no_more_calls(site: Site) -
         stop()
 
     site.server._funnels.stop = stopped
-    site.server.stop(5)
+    site.stop(5)
     assert seen == [(503, "this server is stopping")]
     assert [one.status for one in watched] == [NOT_SERVING], "who watches is told, and does not keep the server"
-    site.server = None
 
 
-def test_few_may_wait_for_changes_of_the_health(site: Site) -> None:
+def test_few_may_wait_for_changes_of_the_health(site: Probed) -> None:
     site.serve()
     watches = [site.health().Watch(health_pb2.HealthCheckRequest()) for _ in range(probes.WATCHES_MOST)]
     assert {next(watch).status for watch in watches} == {SERVING}
@@ -150,7 +130,7 @@ def test_few_may_wait_for_changes_of_the_health(site: Site) -> None:
     site.client().open_writer("s", SCHEMA).append_now([row(1)])
 
 
-def test_figures_count_what_was_answered(site: Site) -> None:
+def test_figures_count_what_was_answered(site: Probed) -> None:
     site.serve()
     with site.client() as client:
         write = client.open_writer("s", SCHEMA)
@@ -179,7 +159,7 @@ def test_figures_count_what_was_answered(site: Site) -> None:
         assert after["persist_server_queued_commands"] == after["persist_server_commands_under_way"] == 0
 
 
-def test_figures_do_not_grow_with_shards_nor_name_them_unless_asked_to(site: Site) -> None:
+def test_figures_do_not_grow_with_shards_nor_name_them_unless_asked_to(site: Probed) -> None:
     site.serve()
     with site.client() as client:
         client.open_writer("secret-0", SCHEMA).append_now([row(1)])
@@ -190,7 +170,7 @@ def test_figures_do_not_grow_with_shards_nor_name_them_unless_asked_to(site: Sit
         assert "secret" not in site.get("/metrics")[1]
 
 
-def test_the_busiest_shards_are_named_where_that_is_asked_for(site: Site) -> None:
+def test_the_busiest_shards_are_named_where_that_is_asked_for(site: Probed) -> None:
     site.serve(named_shards=3)
     with site.client() as client:
         for n in range(8):
@@ -207,7 +187,7 @@ def test_the_busiest_shards_are_named_where_that_is_asked_for(site: Site) -> Non
     )
 
 
-def test_figures_tell_of_strangers_of_files_that_are_wrong_and_when_certificates_expire(site: Site) -> None:
+def test_figures_tell_of_strangers_of_files_that_are_wrong_and_when_certificates_expire(site: Probed) -> None:
     tokens, cert, key = (site.folder / name for name in ("tokens.toml", "cert.pem", "key.pem"))
     good = f'[clients.a]\ntoken = "{TOKEN}"\nrights = {{ "s" = ["append"] }}'
     tokens.write_text(good)
@@ -225,7 +205,7 @@ def test_figures_tell_of_strangers_of_files_that_are_wrong_and_when_certificates
     assert site.figures()["persist_server_token_file_failures"] == 1
 
 
-def test_calls_without_rights_are_counted_as_denied(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_without_rights_are_counted_as_denied(site: Probed, monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = site.folder / "tokens.toml"
     tokens.write_text(f'[clients.a]\ntoken = "{TOKEN}"\nrights = {{ "s" = ["append"] }}')
     site.serve(token_file=tokens)
@@ -254,7 +234,7 @@ BAD = [
 
 
 @pytest.mark.parametrize("sent", BAD)
-def test_who_asks_badly_holds_up_nobody(site: Site, sent: bytes) -> None:
+def test_who_asks_badly_holds_up_nobody(site: Probed, sent: bytes) -> None:
     site.serve()
     with socket.create_connection(("127.0.0.1", site.server.http_port)) as connection:
         connection.sendall(sent)
@@ -267,7 +247,7 @@ def test_who_asks_badly_holds_up_nobody(site: Site, sent: bytes) -> None:
             pass
 
 
-def test_silent_connections_are_ended_and_few(site: Site) -> None:
+def test_silent_connections_are_ended_and_few(site: Probed) -> None:
     site.serve()
     silent = [socket.create_connection(("127.0.0.1", site.server.http_port)) for _ in range(2 * CONNECTIONS_MOST)]
     until(lambda: site.server._pages._open == CONNECTIONS_MOST)
@@ -279,6 +259,6 @@ def test_silent_connections_are_ended_and_few(site: Site) -> None:
 
 
 @pytest.mark.parametrize("at", ["7601", "127.0.0.1:", "127.0.0.1:x", "nowhere.invalid:0", "127.0.0.1:99999"])
-def test_http_is_served_at_an_address(site: Site, at: str) -> None:
+def test_http_is_served_at_an_address(site: Probed, at: str) -> None:
     with pytest.raises(InvalidUsage, match="HTTP"):
         ShardServer(site.store, "127.0.0.1:0", http=at).start()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from queue import Queue, SimpleQueue
@@ -39,7 +39,7 @@ from tests.unit.server.following import (
     is_told,
     without_checks,
 )
-from tests.unit.server.test_serving import CONFIG, Site
+from tests.unit.server.sites import CONFIG, Served, Site, site_of
 from tests.worlds import SCHEMA, row
 
 UPDATES = 40
@@ -47,13 +47,13 @@ QUIET = Runtime(background=False)
 """No heartbeat comes in between, which reads the log, and is told rows with its answer."""
 
 
-@pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
-    made = Site(tmp_path)
-    made.serve()
-    made.store.open_shard("s", SCHEMA)[0].compare_and_append([{"id": 0, "word": "x"}], 0, 1)
-    yield made
-    made.close()
+class Pushing(Served):
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.store.open_shard("s", SCHEMA)[0].compare_and_append([{"id": 0, "word": "x"}], 0, 1)
+
+
+site = site_of(Pushing)
 
 
 def stream(site: Site, said: SimpleQueue[bytes | None], token: str | None = None) -> Any:

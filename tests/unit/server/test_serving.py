@@ -1,4 +1,7 @@
-"""A server over its network: the library through it, and what reaches it that is no call."""
+"""A server over its network: the library through it, and what reaches it that is no call.
+
+What a server must not answer from its memory, and what it must not take from a client's clock.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
@@ -30,46 +32,10 @@ from persist_lib.server.shard_server import ShardServer
 from persist_lib.shard import dedup_index, group_commit
 from persist_lib.testing import check_swept, check_world, contents_of
 from tests.faults.raw_http2 import DATA, END_HEADERS, END_STREAM, HEADERS, Connection, frame, headers
-from tests.worlds import SCHEMA, row
+from tests.unit.server.sites import Served, Site, site_of
+from tests.worlds import SCHEMA, WIDER, row
 
-CONFIG = persist.Config(format=4, timeout_s=20)
-
-
-class Site:
-    """A location on files, servers for it, and clients that use them."""
-
-    def __init__(self, folder: Path) -> None:
-        self.url = f"file:{folder}/location"
-        self.store = persist.open(self.url, config=CONFIG)
-        self.servers: list[ShardServer] = []
-        self.clients: list[persist.Client] = []
-
-    def serve(self) -> ShardServer:
-        server = ShardServer(self.store, "127.0.0.1:0")
-        server.start()
-        self.servers.append(server)
-        return server
-
-    def client(self, *servers: ShardServer, **options: Any) -> persist.Client:
-        urls = ",".join(f"127.0.0.1:{server.port}" for server in servers or self.servers)
-        made = persist.open(self.url, consensus=f"persist://{urls}", config=options.pop("config", CONFIG), **options)
-        self.clients.append(made)
-        return made
-
-    def close(self) -> None:
-        for client in self.clients:
-            client.close()
-        for server in self.servers:
-            server.stop(0.1)
-        self.store.close()
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
-    made = Site(tmp_path)
-    made.serve()
-    yield made
-    made.close()
+site = site_of(Served)
 
 
 def test_the_library_works_through_a_server(site: Site) -> None:
@@ -276,3 +242,59 @@ def test_a_client_that_was_away_for_long_makes_its_command_anew(site: Site, monk
     away.set_hold("orders", "h", since=0, opaque=b"y", expected=b"x")
     assert away.machine("orders").fetch().state.holds["h"].opaque == b"y"
     assert [type(one) for one in told] == [r.Forgotten]
+
+
+QUIET = Runtime(background=False)
+
+
+class Reading(Served):
+    """A server that has the shard in memory, as it was."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.client(runtime=QUIET).open_writer("s", SCHEMA).compare_and_append([row(1)], 0, 1)
+
+
+reading = site_of(Reading)
+
+
+# *Reads that must be linearizable (the orphan audit, opening, `fetch`) scan the store; memory serves hints.*
+
+
+def test_what_others_committed_is_fetched_though_the_server_does_not_know_it(reading: Site) -> None:
+    client = reading.client(runtime=QUIET)
+    write, read = client.open_shard("s", SCHEMA)
+    reading.store.open_writer("s", SCHEMA).compare_and_append([row(2, time=1)], 1, 2)
+    assert read.fetch_upper().time == 2
+    assert write.fetch_upper().time == 2
+    assert client.machine("s").fetch().seqno == reading.store.machine("s").fetch().seqno
+
+
+def test_a_shard_is_opened_as_it_is_and_not_as_the_server_knows_it(reading: Site) -> None:
+    reading.store.evolve_schema("s", WIDER)
+    with reading.client(runtime=QUIET).open_reader("s") as read:
+        assert read.schema == WIDER
+
+
+def test_an_audit_through_a_server_spares_what_a_writer_links_that_the_server_does_not_know(reading: Site) -> None:
+    """The audit looks at the state after it has listed the objects: a former state would not know their writer."""
+    config = persist.Config(format=4, inline_bytes=0)
+    auditor = reading.client(runtime=QUIET)
+    auditor.audit_orphans("s")
+    with persist.open(reading.url, config=config, runtime=QUIET) as direct:
+        write = direct.open_writer("s", SCHEMA)
+        write.compare_and_append([row(2, time=1)], 1, 2)
+        assert not auditor.audit_orphans("s").orphans
+        write.compare_and_append([row(3, time=2)], 2, 3)
+    check_world(reading.store, "s")
+
+
+# *Deadlines travel with requests, as durations.*
+
+
+@pytest.mark.parametrize("ahead_s", [-1e6, 1e6])
+def test_a_client_whose_clock_is_another_has_its_whole_timeout(reading: Site, ahead_s: float) -> None:
+    clock = replace(QUIET, monotonic=lambda: time.monotonic() + ahead_s)
+    write = reading.client(runtime=clock).open_writer("s", SCHEMA)
+    write.compare_and_append([row(2, time=1)], 1, 2, timeout=30)
+    assert write.fetch_upper().time == 2

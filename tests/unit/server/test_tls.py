@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,25 +20,23 @@ from persist_lib.location.scheme import Opening
 from persist_lib.server.shard_server import ShardServer
 from persist_lib.testing import contents_of
 from tests.unit.server.certificates import Authority
+from tests.unit.server.sites import Site, site_of
 from tests.worlds import SCHEMA, row
 
 CONFIG = persist.Config(format=4, timeout_s=3)
 TOKEN = "a-token-0123456789abcdef"
 
 
-class Site:
+class Secured(Site):
     def __init__(self, folder: Path) -> None:
-        self.folder, self.url = folder, f"file:{folder}/location"
+        super().__init__(folder, config=CONFIG)
         self.cert, self.key, self.tokens = folder / "cert.pem", folder / "key.pem", folder / "tokens.toml"
         self.authority = Authority(folder / "one", "one")
         self.authority.issue(self.cert, self.key)
         self.tokens.write_text(f'[clients.a]\ntoken = "{TOKEN}"\nrights = {{ "*" = ["append", "read"] }}')
-        self.store = persist.open(self.url, config=CONFIG)
-        self.server: Any = None
 
-    def serve(self, listen: str = "127.0.0.1:0", **options: Any) -> None:
-        self.server = ShardServer(self.store, listen, **{"tls_cert": self.cert, "tls_key": self.key, **options})
-        self.server.start()
+    def serve(self, listen: str = "127.0.0.1:0", **options: Any) -> ShardServer:
+        return super().serve(listen, **{"tls_cert": self.cert, "tls_key": self.key, **options})
 
     def at(self, ca: Path | None, options: str = "", scheme: str = "persists") -> str:
         return f"{scheme}://127.0.0.1:{self.server.port}?{f'ca={ca}' if ca else ''}{options}"
@@ -48,17 +45,11 @@ class Site:
         open_consensus(url, Opening()).close()
 
 
-@pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
-    made = Site(tmp_path)
-    yield made
-    if made.server is not None:
-        made.server.stop(0.1)
-    made.store.close()
+site = site_of(Secured)
 
 
 def test_the_library_works_over_tls_on_every_interface_with_a_token(
-    site: Site, monkeypatch: pytest.MonkeyPatch
+    site: Secured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site.serve("0.0.0.0:0", token_file=site.tokens)
     with pytest.raises(NotAuthenticated):
@@ -72,7 +63,7 @@ def test_the_library_works_over_tls_on_every_interface_with_a_token(
         read.close()
 
 
-def test_a_client_does_not_talk_to_a_server_that_it_cannot_be_sure_of(site: Site, tmp_path: Path) -> None:
+def test_a_client_does_not_talk_to_a_server_that_it_cannot_be_sure_of(site: Secured, tmp_path: Path) -> None:
     site.serve()
     other = Authority(tmp_path / "two", "two")
     for url in (site.at(other.ca), site.at(None), site.at(None, scheme="persist")):
@@ -84,7 +75,7 @@ def test_a_client_does_not_talk_to_a_server_that_it_cannot_be_sure_of(site: Site
         site.reach(site.at(site.authority.ca))
 
 
-def test_where_clients_need_a_certificate_the_others_are_not_let_in(site: Site, tmp_path: Path) -> None:
+def test_where_clients_need_a_certificate_the_others_are_not_let_in(site: Secured, tmp_path: Path) -> None:
     clients = Authority(tmp_path / "clients", "clients")
     site.serve(tls_client_ca=clients.ca)
     cert, key = tmp_path / "c.pem", tmp_path / "k.pem"
@@ -97,7 +88,7 @@ def test_where_clients_need_a_certificate_the_others_are_not_let_in(site: Site, 
     site.reach(site.at(site.authority.ca, options))
 
 
-def test_replaced_certificates_count_for_new_connections_and_old_ones_go_on(site: Site, tmp_path: Path) -> None:
+def test_replaced_certificates_count_for_new_connections_and_old_ones_go_on(site: Secured, tmp_path: Path) -> None:
     site.serve()
     trusted = tmp_path / "trusted.pem"
     trusted.write_bytes(site.authority.ca.read_bytes())
@@ -119,7 +110,7 @@ def test_replaced_certificates_count_for_new_connections_and_old_ones_go_on(site
 
 
 def test_a_certificate_without_its_key_is_not_taken_while_the_server_runs(
-    site: Site, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    site: Secured, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     site.serve()
     other = Authority(tmp_path / "two", "two")
@@ -133,7 +124,7 @@ def test_a_certificate_without_its_key_is_not_taken_while_the_server_runs(
 
 @pytest.mark.parametrize("missing", ["token_file", "tls"])
 @pytest.mark.parametrize("listen", ["0.0.0.0:0", "[::]:0", "example.org:7600"])
-def test_it_listens_elsewhere_than_on_loopback_only_with_both(site: Site, missing: str, listen: str) -> None:
+def test_it_listens_elsewhere_than_on_loopback_only_with_both(site: Secured, missing: str, listen: str) -> None:
     options: dict[str, Any] = {"token_file": site.tokens, "tls_cert": site.cert, "tls_key": site.key}
     for name in [name for name in options if name.startswith(missing)]:
         del options[name]
@@ -153,14 +144,14 @@ def test_it_listens_elsewhere_than_on_loopback_only_with_both(site: Site, missin
         {"tls_cert": "cert", "tls_key": "key", "tls_client_ca": "tokens"},
     ],
 )
-def test_files_that_are_wrong_are_refused_at_the_start(site: Site, given: dict[str, str]) -> None:
+def test_files_that_are_wrong_are_refused_at_the_start(site: Secured, given: dict[str, str]) -> None:
     paths = {"cert": site.cert, "key": site.key, "tokens": site.tokens, "none": site.folder / "none"}
     options: Any = {name: paths[path] for name, path in given.items()}
     with pytest.raises(InvalidUsage, match="TLS"):
         ShardServer(site.store, "127.0.0.1:0", **options)
 
 
-def test_options_of_tls_that_are_wrong_are_refused(site: Site) -> None:
+def test_options_of_tls_that_are_wrong_are_refused(site: Secured) -> None:
     site.serve()
     for url, says in [
         (site.at(site.authority.ca, scheme="persist"), "persists://"),
@@ -171,7 +162,7 @@ def test_options_of_tls_that_are_wrong_are_refused(site: Site) -> None:
             site.reach(url)
 
 
-def test_what_speaks_no_tls_is_not_served(site: Site) -> None:
+def test_what_speaks_no_tls_is_not_served(site: Secured) -> None:
     site.serve()
     with grpc.insecure_channel(f"127.0.0.1:{site.server.port}") as channel, pytest.raises(grpc.RpcError):
         channel.unary_unary(f"/{wire.SERVICE}/now")(b"", timeout=2)
@@ -179,7 +170,7 @@ def test_what_speaks_no_tls_is_not_served(site: Site) -> None:
 
 
 def test_certificates_and_tokens_are_replaced_under_load_and_no_call_fails(
-    site: Site, monkeypatch: pytest.MonkeyPatch
+    site: Secured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site.serve(token_file=site.tokens)
     monkeypatch.setenv("PERSIST_TOKEN", TOKEN)

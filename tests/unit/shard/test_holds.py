@@ -22,21 +22,48 @@ def client() -> Iterator[persist.Client]:
     world.close()
 
 
-@pytest.mark.parametrize("since", [1, 9, 10, 2**60, []])
-def test_a_hold_that_would_give_up_what_is_kept_is_refused(client: persist.Client, since: object) -> None:
-    before = client.inspect("s").seqno
-    with pytest.raises(persist.GivesUpHistory, match="Nothing was changed") as told:
-        client.set_hold("s", "audit", since)
-    assert (told.value.since, told.value.newest, client.inspect("s").seqno) == (at(0), at(9), before)
-    client.set_hold("s", "audit", 0)
-    with pytest.raises(persist.GivesUpHistory):
-        client.set_hold("s", "audit", since)
-    client.set_hold("s", "other", 0)
-    if since in (1, 9):
-        client.set_hold("s", "audit", since)  # the other one keeps what it does not
-        assert client.inspect("s").state.since == at(0)
+@pytest.mark.parametrize("since", [10, 2**60, []])
+def test_a_hold_beyond_the_newest_time_is_refused(client: persist.Client, since: object) -> None:
+    before: int = client.inspect("s").seqno
+    for _ in range(2):
+        with pytest.raises(persist.GivesUpHistory, match="Nothing was changed") as told:
+            client.set_hold("s", "audit", since)
+        assert (told.value.since, told.value.newest, client.inspect("s").seqno) == (at(0), at(9), before)
+        before += 1
+        client.set_hold("s", "audit", 0)
+
+
+@pytest.mark.parametrize("first", [None, 0, 1])
+def test_a_hold_gives_up_nothing_where_no_policy_says_how_much_is_kept(
+    client: persist.Client, first: int | None
+) -> None:
+    """What nothing else keeps, the retention's hold does: also after others have come and gone."""
+    if first is not None:
+        client.set_hold("s", "audit", first)
+    client.set_hold("s", "audit", 4)
+    assert client.inspect("s").state.holds["audit"].since == at(4)
+    with client.open_reader("s") as read:
+        read.downgrade_since(9)
+        assert read.snapshot(9).to_arrow().num_rows == 10
+    assert client.downgrade_hold("s", "audit", 5).kept_by == ("hold retention",)
+    client.release_hold("s", "audit")
     with client.open_reader("s") as read:
         assert read.snapshot(0).to_arrow().num_rows == 1
+    client.set_hold("s", "audit", 6)
+    client.set_retention("s", 0)
+    assert client.retain("s").after == at(6), "a policy and the hold say what is kept from now on"
+
+
+def test_a_hold_after_a_policy_gives_up_what_the_policy_does(client: persist.Client) -> None:
+    client.set_hold("s", "old", 2)
+    client.set_retention("s", 3)
+    client.retain("s")
+    client.release_hold("s", "old")  # since follows with the next write
+    client.set_hold("s", "audit", 8)
+    assert {name: hold.since for name, hold in client.inspect("s").state.holds.items()} == {
+        "audit": at(8), "retention": at(6),
+    }  # fmt: skip
+    assert client.inspect("s").state.since == at(2)
 
 
 def test_a_downgrade_gives_up_what_nothing_else_keeps_and_says_so_before(client: persist.Client) -> None:

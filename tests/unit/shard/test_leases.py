@@ -25,6 +25,7 @@ from persist_lib.location.api import Row
 from persist_lib.location.sqlite import consensus
 from persist_lib.location.sqlite.consensus import SqliteConsensus
 from persist_lib.location.stack import Stack, open_stack
+from persist_lib.relation.held import kept_of
 from persist_lib.shard import heartbeat
 from persist_lib.shard.leases import RENEW_BELOW, Registering
 from persist_lib.testing import Outcome, Rival, check_swept, check_world, contents_of
@@ -366,7 +367,7 @@ def test_a_reader_that_was_stopped_and_expired_gets_lease_expired_and_never_wron
         for _ in range(4):
             client.compact("s", policy=persist.Policy(weight=1e9))
             client.maintain("s")
-            keeper.move_hold()
+            kept_of(keeper).move_hold()
         for pid in pids:
             os.kill(pid, signal.SIGCONT)
         owners[0].tell("go")

@@ -13,10 +13,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from persist_lib.catalog import writing
+from persist_lib.catalog import committing, writing
 from persist_lib.errors import Gone, InvalidUsage, Refused, UpperMismatch
 from persist_lib.frontier import at
 from persist_lib.kernel.packing import unpacked
+from persist_lib.relation.staging import append_prepared
 from persist_lib.relation.writer import WriteHandle
 from persist_lib.schema.schema import Schema
 from persist_lib.sources import (
@@ -28,9 +29,9 @@ from persist_lib.sources import (
     Postgres,
     Transactions,
 )
+from persist_lib.sources.bindings import Window
 from persist_lib.sources.files.reader import LineFiles
 from persist_lib.sources.loading import Answer, Loading, Loads, Piece, Work, begin, check_loadable, settle
-from persist_lib.sources.reclock import Window
 from persist_lib.sources.records import SourceRecord
 from tests.loading import Place
 
@@ -112,7 +113,7 @@ def test_when_a_process_dies_while_tasks_run_or_between_two_shards_the_next_one_
     with closing(loading_of(place, Here(meets=dies))) as loading, pytest.raises(KeyboardInterrupt):
         loading.step()
     assert place.sources.show("s").time == 0
-    append = WriteHandle.append_prepared
+    append = append_prepared
     sent: list[str] = []
 
     def cut_short(self: WriteHandle, *args: Any) -> object:
@@ -122,10 +123,10 @@ def test_when_a_process_dies_while_tasks_run_or_between_two_shards_the_next_one_
         return append(self, *args)
 
     monkeypatch.setattr(writing, "_has_transactions", lambda _: False)  # as on S3 alone: a shard after the other
-    monkeypatch.setattr(WriteHandle, "append_prepared", cut_short)
+    monkeypatch.setattr(committing, "append_prepared", cut_short)
     with closing(loading_of(place, Here())) as loading, pytest.raises(KeyboardInterrupt):
         loading.step()
-    monkeypatch.setattr(WriteHandle, "append_prepared", append)
+    monkeypatch.setattr(committing, "append_prepared", append)
     assert len(sent) == 2
     assert place.sources.show("s").time == 0, "of what was written in part, nothing is complete"
     engine = Here()

@@ -17,12 +17,11 @@ from hypothesis import given, settings
 
 import persist_lib as persist
 from persist_lib.errors import InvalidUsage
-from persist_lib.sources.bindings import Bound, Step
+from persist_lib.sources.bindings import Bound, Step, Window, in_order, windows
 from persist_lib.sources.decoding import Decoding
 from persist_lib.sources.envelopes import Meaning
 from persist_lib.sources.pipeline import Made, Pipeline
 from persist_lib.sources.protocol import Mark
-from persist_lib.sources.reclock import Window, in_order, windows
 from tests.unit.sources.messages import messages
 
 SCHEMA = persist.Schema(key={"id": "int64 not null"}, value={"word": "string"}, times="ms")

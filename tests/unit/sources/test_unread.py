@@ -17,8 +17,7 @@ import persist_lib as persist
 from persist_lib.errors import Determinate, InvalidUsage
 from persist_lib.location.s3 import client as s3_client
 from persist_lib.sources import Decoding, Files, Sources
-from persist_lib.sources.files.folders import Directory
-from persist_lib.sources.files.s3 import S3Prefix
+from persist_lib.sources.files.folders import Directory, S3Prefix
 from persist_lib.sources.protocol import Mark, SourceReader, Unread, settled
 from tests.unit.sources.test_running import Place, row
 from tests.worlds import World

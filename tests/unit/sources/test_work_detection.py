@@ -9,8 +9,8 @@ import pytest
 import persist_lib as persist
 from persist_lib.errors import Determinate
 from persist_lib.sources import Collection, Files, Sources, look
+from persist_lib.sources.alerts import Memory
 from persist_lib.sources.files.reader import LineFiles
-from persist_lib.sources.work_detection import Memory
 from tests.unit.sources.test_health import report
 from tests.unit.sources.test_running import SCHEMA, Place, row
 

@@ -13,6 +13,7 @@ import pytest
 from pyspark.sql import types as t
 
 import persist_lib as persist
+from persist_lib.client import timelines_of
 from persist_lib.spark import timeline_rows
 from persist_lib.timeline.tables import Tables
 from tests.carriers import CARRIERS, SCHEMA
@@ -195,7 +196,7 @@ def test_what_is_committed_while_a_frame_is_planned_is_in_it_as_of_its_time_or_n
             as_of = made._table.section.as_of
             assert before is not None
             assert before <= as_of, "what was acknowledged is in it"
-            with_rival(client._timelines(), "t") if step == "read" else None
+            with_rival(timelines_of(client), "t") if step == "read" else None
             found = counted(read(reader, reader.partitions()))
             with rival.table("t").read(as_of) as then:
                 assert found == counted(then)

@@ -1,4 +1,7 @@
-"""Calls of a runtime: their order, group commit, what a failure does to the calls behind it, and what is refused."""
+"""Calls of a runtime: their order, group commit, what a failure does to the calls behind it, and what is refused.
+
+And what a commit does to each stream: without any store.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,16 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 import persist_lib as persist
 from persist_lib import streams
+from persist_lib.frontier import at as upto
 from persist_lib.location import open_location
 from persist_lib.location.wrap.around import Operation
+from persist_lib.streams.committer import check_since
+from persist_lib.streams.stream_state import Op, Step, plan
 from persist_lib.testing import Fate, Outcome, Script
 from tests.gated import LONG_S, Gate, wait_for
 from tests.streaming import SCHEMA, all_of, start, unsealed_in, update
@@ -582,3 +589,38 @@ def test_threads_that_create_the_same_stream_at_once_get_the_same(place: Place) 
         write.write([update(n, 5)])
     place.runtime.flush()
     assert len(unsealed_in(found[0][1])) == 8
+
+
+def updates(*times: int) -> pa.Table:
+    rows = [{"id": time, "_time": time, "_diff": 1} for time in times]
+    return pa.Table.from_pylist(rows, schema=SCHEMA.updates)
+
+
+def test_of_several_calls_the_furthest_frontiers_count() -> None:
+    ops = [
+        Op("s", since=upto(5)),
+        Op("s", upper=upto(9)),
+        Op("s", since=upto(3)),
+        Op("s", upper=upto(8)),
+    ]
+    (step,) = plan(ops, {"s": upto(1)}).values()
+    assert (step.lower, step.upper, step.since) == (upto(1), upto(9), upto(5))
+
+
+def test_a_seal_takes_what_is_before_it_and_leaves_the_rest_unsealed() -> None:
+    (step,) = plan(
+        [Op("s", table=updates(1, 5)), Op("s", table=updates(4, 6)), Op("s", upper=upto(5))],
+        {"s": upto(0)},
+    ).values()
+    assert [row["_time"] for table in step.direct() for row in table.to_pylist()] == [1, 4]
+    assert [row["_time"] for table in step.fresh() for row in table.to_pylist()] == [5, 6]
+
+
+@pytest.mark.parametrize(("since", "is_legal"), [(4, True), (5, False), (6, False)])
+def test_since_stays_before_the_frontier_of_what_is_sealed(since: int, is_legal: bool) -> None:
+    steps = {"s": Step(upto(5), upto(5), since=upto(since))}
+    if is_legal:
+        check_since(steps)
+    else:
+        with pytest.raises(persist.InvalidUsage, match=r"is sealed up to .5. only"):
+            check_since(steps)

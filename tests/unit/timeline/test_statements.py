@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 
 import numpy as np
 import pyarrow as pa
@@ -11,7 +12,10 @@ import pytest
 
 import persist_lib as persist
 from persist_lib.catalog.records import TableMode
+from persist_lib.runtime.ambient import Deadline
 from persist_lib.timeline import Tables
+from persist_lib.timeline.timeline import Line
+from persist_lib.timeline.view import View
 from tests.unit.timeline.banks import SCHEMA, UNIQUE, read, rows
 
 
@@ -22,6 +26,22 @@ def tables(request: pytest.FixtureRequest) -> Iterator[Tables]:
         tables.create("a", UNIQUE, shards=2, mode=request.param)
         tables.create("many", SCHEMA)
         yield tables
+
+
+def test_rows_of_an_iterator_are_written_where_the_lease_ended_amid_the_statement(
+    tables: Tables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is done again, of the same rows: nothing is left in the iterator then."""
+    at_newest, ended = Line.at_newest, iter((True, False))
+
+    def end_once(line: Line, view: View, deadline: Deadline) -> AbstractContextManager[int]:
+        if next(ended):
+            raise persist.LeaseExpired("it ended")
+        return at_newest(line, view, deadline)
+
+    monkeypatch.setattr(Line, "at_newest", end_once)
+    assert tables.upsert("a", iter(rows((1, 10)))).inserted == 1
+    assert read(tables, "a") == {1: 10}
 
 
 def test_each_statement_is_seen_by_the_next_read_and_earlier_times_stay(tables: Tables) -> None:
