@@ -29,8 +29,7 @@ from persist_lib.client import Client
 from persist_lib.errors import PersistError
 from persist_lib.runtime.each import Each
 from persist_lib.sources import Alert, Limits, SourceDescription, Sources, check, look
-from persist_lib.sources.alerts import CHECKS
-from persist_lib.sources.work_detection import Memory
+from persist_lib.sources.alerts import CHECKS, Memory
 
 INGEST = "ingest"
 IDLE = "something new is there, and no instance and no run ingests it: start one, or turn source_news on"
