@@ -198,12 +198,6 @@ class Schema(msgspec.Struct, frozen=True, array_like=True, dict=True, forbid_unk
         found = time.time if isinstance(time, Antichain) else parse_time(time, "time")
         return None if found is None else moment(found, self.times)
 
-    def comes_before(self, newer: Schema) -> bool:
-        """Whether it is `newer`, or what that was before nullable value columns were added."""
-        count = len(self.value)
-        was = msgspec.structs.replace(newer, value=newer.value[:count])
-        return self == was and all(column.nullable for column in newer.value[count:])
-
     def check_additive(self, newer: Schema) -> None:
         """Raise SchemaMismatch unless `newer` only adds nullable value columns at the end."""
         check_schema(newer)
@@ -260,6 +254,13 @@ def with_times(schema: Schema, times: Unit | None) -> Schema:
     timed = msgspec.structs.replace(schema, times=times)
     timed.__dict__["models"] = schema.models
     return timed
+
+
+def comes_before(older: Schema, newer: Schema) -> bool:
+    """Whether one schema is the other, or what that was before nullable value columns were added."""
+    count = len(older.value)
+    was = msgspec.structs.replace(newer, value=newer.value[:count])
+    return older == was and all(column.nullable for column in newer.value[count:])
 
 
 def check_schema(schema: object) -> Schema:

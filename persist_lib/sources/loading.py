@@ -8,11 +8,11 @@ others, which make updates of them as an instance would. Instances may run at th
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import lru_cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -187,11 +187,11 @@ PACKED = 4
 MOST_BUCKETS = 4096
 
 
-class Engine(Protocol):
-    """Carries out the tasks of a window, somewhere."""
+Engine = Callable[[Work, str], Sequence[Answer]]
+"""Carries out the tasks of a window, somewhere, and answers what all of them did. Raises the first permanent error.
 
-    def __call__(self, work: Work, says: str) -> Sequence[Answer]:
-        """What all tasks answered. Raises the first permanent error of one."""
+It also gets a text that says what is loaded.
+"""
 
 
 class Loads(NamedTuple):

@@ -51,6 +51,17 @@ def from_environment(value: str, what: str, **fields: object) -> str:
     return taken
 
 
+def check_secret(value: str, what: str) -> None:
+    """Refuse a secret that would be stored, as all that is declared is."""
+    if not value.startswith(ENVIRONMENT):
+        raise InvalidUsage(
+            f'{what} is a secret, and what is declared is stored: pass "env:NAME", and set the environment variable '
+            "NAME wherever the source runs"
+        )
+    if not value.removeprefix(ENVIRONMENT).isidentifier():
+        raise InvalidUsage(f"{what} must name an environment variable, as in env:KAFKA_PASSWORD")
+
+
 class Written(NamedTuple):
     """A schema that messages were written with: its text, and the texts of those that it refers to, in order."""
 
@@ -79,10 +90,8 @@ class Registry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
             raise InvalidUsage('the URL of a registry has no user in it: pass user= and password="env:NAME"')
         if (self.user is None) != (self.password is None):
             raise InvalidUsage("user and password of a registry go together")
-        if self.password is not None and not str(self.password).removeprefix("env:").isidentifier():
-            raise InvalidUsage('the password of a registry must name an environment variable: "env:NAME"')
-        if self.password is not None and not self.password.startswith("env:"):
-            raise InvalidUsage('the password of a registry is not stored: pass "env:NAME", and set the variable NAME')
+        if self.password is not None:
+            check_secret(str(self.password), "the password of a registry")
         if self.unknown not in {"wait", "error"}:
             raise InvalidUsage(f'unknown must be "wait" or "error": got {shown(self.unknown)}')
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -73,12 +73,11 @@ class Transactions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 class _Named(msgspec.Struct, frozen=True):
     id: str
     total_order: int | None = None
-    data_collection_order: int | None = None
 
 
-class _Change(msgspec.Struct, frozen=True):
+class _Change(msgspec.Struct, frozen=True, rename={"what": "op"}):
+    what: str | None = None
     transaction: _Named | None = None
-    op: str | None = None
     payload: msgspec.Raw = msgspec.Raw(b"null")
 
 
@@ -87,14 +86,15 @@ class _Count(msgspec.Struct, frozen=True):
     event_count: int
 
 
-class _Mark(msgspec.Struct, frozen=True):
-    status: str | None = None
+class _Mark(msgspec.Struct, frozen=True, rename={"what": "status"}):
+    what: str | None = None
     id: str | None = None
     event_count: int | None = None
     data_collections: list[_Count] | None = None
     payload: msgspec.Raw = msgspec.Raw(b"null")
 
 
+M = TypeVar("M", _Change, _Mark)
 _changes, _marks = msgspec.json.Decoder(_Change), msgspec.json.Decoder(_Mark)
 
 
@@ -251,15 +251,20 @@ def rows_of(how: Transactions, messages: pa.Table) -> Iterator[_Waiting]:
             yield _Waiting(transaction, partition, address, what, number, *values[2:])
 
 
+def _read(decoder: msgspec.json.Decoder[M], value: bytes) -> M | None:
+    """What a message says, or what is in its payload; None for one that cannot be read."""
+    try:
+        found = decoder.decode(value)
+        is_wrapped = found.what is None and bytes(found.payload) != b"null"
+        return decoder.decode(found.payload) if is_wrapped else found
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return None
+
+
 def _change_of(value: bytes | None) -> tuple[str, str, int | None]:
     """What a change says of its transaction. One that cannot be read is of none; its decoder says why it is bad."""
-    try:
-        change = _changes.decode(value or b"null")
-        if change.op is None and bytes(change.payload) != b"null":
-            change = _changes.decode(change.payload)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        return "change", "", None
-    if change.transaction is None or not change.transaction.id:
+    change = _read(_changes, value or b"null")
+    if change is None or change.transaction is None or not change.transaction.id:
         return "change", "", None
     return "change", change.transaction.id, change.transaction.total_order
 
@@ -268,15 +273,12 @@ def _mark_of(how: Transactions, value: bytes | None) -> tuple[str, str, int | No
     """What the topic of transactions says. A message that is neither mark is bad, like a change that cannot be read."""
     if value is None:
         return None
-    try:
-        mark = _marks.decode(value)
-        if mark.status is None and bytes(mark.payload) != b"null":
-            mark = _marks.decode(mark.payload)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+    mark = _read(_marks, value)
+    if mark is None or not mark.id:
         return "change", "", None
-    if mark.id and mark.status == "BEGIN":
+    if mark.what == "BEGIN":
         return ("begin", mark.id, None) if how.in_order else None
-    if mark.id and mark.status == "END" and mark.event_count is not None:
+    if mark.what == "END" and mark.event_count is not None:
         if not how.collections:
             return "end", mark.id, mark.event_count
         counts = mark.data_collections or ()

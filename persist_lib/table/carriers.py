@@ -26,7 +26,7 @@ from persist_lib.maintain.duties import Maintained
 from persist_lib.relation.row_selection import Asked
 from persist_lib.relation.statements import Done, Restore
 from persist_lib.runtime.each import Each
-from persist_lib.schema.schema import Schema
+from persist_lib.schema.schema import Schema, comes_before
 from persist_lib.shard.admin import Downgraded
 from persist_lib.shard.refusals import refused
 from persist_lib.table.carrier import Carrier, Make, TableDescription
@@ -217,7 +217,7 @@ class CollectionCarrier(_Listed, OpenHandles):
         open_: Callable[..., Any] = self.controller.open_reader if purpose == "read" else self.controller.open_writer
         found = open_(self.name)
         schema = getattr(self, "schema", found.schema)  # where columns were added since, this stays in the older ones
-        if schema == found.schema or not schema.comes_before(found.schema):
+        if schema == found.schema or not comes_before(schema, found.schema):
             return found
         found.close()
         return open_(self.name, schema)

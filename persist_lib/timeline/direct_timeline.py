@@ -21,6 +21,7 @@ from persist_lib.relation.next_time import Named
 from persist_lib.relation.row_selection import RowSelection
 from persist_lib.relation.view import widened
 from persist_lib.runtime.ambient import Deadline
+from persist_lib.schema.schema import comes_before
 from persist_lib.timeline.table_snapshot import TableSnapshot, in_memory
 from persist_lib.timeline.timeline import AsOf, Line, Sender, Want
 from persist_lib.timeline.view import View, needs_settling, pause
@@ -157,7 +158,7 @@ class YoloLine(Line):
     def _writer(self, view: View) -> CollectionWriter:
         command = view.timeline().last.command
         known = self._writers.get(view.id)
-        if known is None or known[0] != command or not view.schema.comes_before(known[1].schema):
+        if known is None or known[0] != command or not comes_before(view.schema, known[1].schema):
             if known is not None:
                 known[1].close()
             self._writers[view.id] = known = command, CollectionWriter(self.client, view.record, "ms", None)

@@ -28,7 +28,7 @@ from persist_lib.relation.row_selection import Asked, ReadArguments, RowSelectio
 from persist_lib.relation.statements import Change, Delete, Done, Insert, Statement, Update, Upsert
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.runtime.resource import Resource
-from persist_lib.schema.schema import Schema, check_schema, with_times
+from persist_lib.schema.schema import Schema, check_schema, comes_before, with_times
 from persist_lib.timeline.lag import Lag, fetch_lag
 from persist_lib.timeline.table_listen import TableListen
 from persist_lib.timeline.table_snapshot import TableSnapshot
@@ -204,7 +204,7 @@ class Tables(Acting, Resource):
         rows = Asked(**asked)
 
         def want(had: Schema) -> RowSelection:
-            return rows.of(had) if schema is None or not schema.comes_before(had) else rows.of(schema).within(had)
+            return rows.of(had) if schema is None or not comes_before(schema, had) else rows.of(schema).within(had)
 
         time = None if as_of is None else self._times().as_of(as_of)
         when = AsOf(time, newest, timeout is not None)

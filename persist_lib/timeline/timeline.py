@@ -37,7 +37,7 @@ from persist_lib.relation.next_time import Named, bounds_of, store_time
 from persist_lib.relation.row_selection import RowSelection
 from persist_lib.relation.snapshot import PlaceContents
 from persist_lib.runtime.ambient import Deadline
-from persist_lib.schema.schema import Schema
+from persist_lib.schema.schema import Schema, comes_before
 from persist_lib.shard.in_doubt import until_decided
 from persist_lib.shard.outcomes import find_placed
 from persist_lib.timeline.table_snapshot import TableSnapshot
@@ -224,7 +224,7 @@ class Line(ABC):
     def current(self, view: View, schema: Schema) -> View:
         """The same table, after others committed. Raises SchemaMismatch if it has not these columns, or more, now."""
         found = self.view_of(view.record)
-        if not schema.comes_before(found.schema):
+        if not comes_before(schema, found.schema):
             raise SchemaMismatch(
                 f"table {view.name!r} was handed over to a rendition with other columns since: {found.schema}. "
                 "Nothing was written; begin again",

@@ -18,7 +18,7 @@ from persist_lib.relation.row_selection import RowSelection, added_up
 from persist_lib.relation.snapshot import PlaceContents
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table
-from persist_lib.schema.schema import TIME, Schema
+from persist_lib.schema.schema import TIME, Schema, comes_before
 
 
 class Heads:
@@ -153,7 +153,7 @@ class View:
     def writer(self, rendition: RenditionRecord) -> CollectionWriter:
         """Writes one rendition, whichever is the table at the times that are written, in the newest columns known."""
         known = self._writers.get(rendition.number)
-        if known is not None and not self._newest_schema(rendition).comes_before(known.schema):
+        if known is not None and not comes_before(self._newest_schema(rendition), known.schema):
             self._writers.pop(rendition.number).close()
         if rendition.number not in self._writers:
             self._writers[rendition.number] = CollectionWriter(self.client, self.record, "ms", rendition)

@@ -152,9 +152,7 @@ def test_a_hold_that_a_server_has_moved_is_not_moved_again_by_the_client_itself(
 def test_not_committed_is_not_said_while_a_paused_server_may_still_commit(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        servers, "GRACE_S", 600.0
-    )  # a call that is over is not carried out: on a busy machine it may be
+    monkeypatch.setattr(servers, "GRACE_S", 600.0)  # a call whose time is over is not carried out
     config = CONFIG.model_copy(update={"timeout_s": 3.0})
     at = place.client.consensus_url
     with persist.open(place.url, consensus=at, config=config, runtime=persist.Runtime(background=False)) as client:

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from persist_lib.errors import PersistError
 from persist_lib.sources import Files, Ingestion, Meaning, Sources
 from tests.faults.test_collection_commands import Died, Dying
-from tests.ingests import CONFIG, SCHEMA, Lines, Watched
+from tests.ingests import CONFIG, SCHEMA, Lines, Watched, step_on
 from tests.worlds import World
 
 ALL = os.environ.get("PERSIST_FAULTS") == "all"
@@ -70,15 +69,7 @@ def story(place: tuple[str, str | None], folder: Path, dying: Dying, meaning: Me
 
 
 def step(watched: Watched, instance: Ingestion) -> None:
-    watched.world.clock.advance(2)
-    for _ in range(3):
-        try:
-            instance.step()
-            break
-        except PersistError:
-            continue
-    else:
-        instance.step()
+    step_on(watched.world, instance)
     watched.learn()
 
 

@@ -12,10 +12,10 @@ import pytest
 
 import persist_lib as persist
 from persist_lib.errors import PersistError
-from persist_lib.sources import Files, Ingestion, Meaning, Sources, Transactions
+from persist_lib.sources import Files, Meaning, Sources, Transactions
 from tests.bank import MARKS, Bank, Told, by_time, sums
 from tests.faults.test_collection_commands import Died, Dying
-from tests.ingests import CONFIG
+from tests.ingests import CONFIG, step_on
 from tests.worlds import World
 
 ALL = os.environ.get("PERSIST_FAULTS") == "all"
@@ -55,10 +55,10 @@ def story(folder: Path, dying: Dying, *, in_order: bool) -> int:
                     Sources(client.controller()).open("s").step()
             look(sources, seen)
             if stage != 1:
-                step(world, first)
+                step_on(world, first)
                 look(sources, seen)
         for _ in range(3):
-            step(world, first)
+            step_on(world, first)
         assert look(sources, seen) == bank.balances
         with sources.controller.open_reader("s/waiting") as reader:
             assert {row["what"] for row in reader.snapshot().to_pylist()} == {"done"}
@@ -77,15 +77,6 @@ def grow(folder: Path, told: list[Told], dice: random.Random, stage: int) -> Non
         upto = len(lines) if stage == STAGES - 1 else dice.randrange(known, len(lines) + 1)
         with path.open("ab") as file:
             file.writelines(lines[known:upto])
-
-
-def step(world: World, instance: Ingestion) -> None:
-    world.clock.advance(2)
-    for _ in range(3):
-        with suppress(PersistError):
-            instance.step()
-            return
-    instance.step()
 
 
 def look(sources: Sources, seen: dict[Any, dict[int, int]]) -> dict[int, int]:

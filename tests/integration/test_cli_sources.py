@@ -121,12 +121,7 @@ def test_a_file_declares_a_source_and_show_prints_one_that_makes_it_again(sh: Fe
     assert "already" in sh.fails(1, "source", "create", "orders", "-f", file, "--dry-run")
     assert sh.json("source", "create", "more", "-f", file, "--dry-run")["dry_run"]
     assert sh.json("source", "show")["sources"][0]["source"] == "orders", "a dry run makes nothing"
-    again = sh.folder.parent / "again.toml"
-    again.write_text(sh("source", "show", "orders", "--toml"))
-    sh("source", "create", "again", "-f", again)
-    (one, other) = (sh.json("source", "show", name) for name in ("orders", "again"))
-    for what in ("reader", "decoding", "meaning", "schema"):
-        assert one[what] == other[what]
+    sh.check_same("orders")
 
 
 def test_a_mistake_in_a_file_names_the_file_and_the_key(sh: Fed):
@@ -191,34 +186,29 @@ def test_what_is_said_of_a_table_wrong_is_refused(sh: Fed, words: tuple[str, ...
 
 
 def start(sh: Fed, *more: str) -> subprocess.Popen[str]:
-    words = [
-        sys.executable,
-        "-m",
-        "persist_lib.cli",
-        "--location",
-        f"file:{sh.root}",
-        "ingest",
-        "orders",
-        *more,
-        "--every",
-        "0.05",
-    ]
-    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    words = ["--location", f"file:{sh.root}", "ingest", "orders", *more, "--every", "0.05"]
+    program = [sys.executable, "-m", "persist_lib.cli", *words]
+    return subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def ended(sh: Fed, process: subprocess.Popen[str], *names: str) -> tuple[str, str]:
+    """What a process says that is told to end once these sources are durable."""
+    for _ in range(600):
+        if all(sh.json("source", "show", name)["durable"] for name in names):
+            break
+        time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    out, notes = process.communicate(timeout=60)
+    assert process.returncode == 0, notes
+    return out.replace("\n", " "), notes.replace("\n", " ")
 
 
 def test_an_instance_ends_cleanly_when_it_is_told_to(sh: Fed):
     sh.create()
     sh.write("a.jsonl", row(1, "a"))
-    process = start(sh)
-    for _ in range(600):
-        if sh.json("source", "show", "orders")["durable"]:
-            break
-        time.sleep(0.1)
-    process.send_signal(signal.SIGTERM)
-    out, notes = process.communicate(timeout=60)
-    assert process.returncode == 0
-    assert "orders: 1 message, 0 errors, durable up to" in out.replace("\n", " ")
-    assert re.search(r"orders: 1 message, 0 errors, [0-9,]+/s, [0-9.]+ s behind", notes.replace("\n", " "))
+    out, notes = ended(sh, start(sh), "orders")
+    assert "orders: 1 message, 0 errors, durable up to" in out
+    assert re.search(r"orders: 1 message, 0 errors, [0-9,]+/s, [0-9.]+ s behind", notes)
     (instance,) = sh.json("source", "show", "orders")["instances"]
     assert instance["state"] == "stopped"
 
@@ -331,16 +321,9 @@ def test_several_sources_end_at_one_signal(sh: Fed):
     sh.create()
     sh("source", "create", "bills", "--from", sh.folder, "--format", "jsonl", *COLUMNS)
     sh.write("a.jsonl", row(1, "a"))
-    process = start(sh, "bills")
-    for _ in range(600):
-        if all(sh.json("source", "show", name)["durable"] for name in ("orders", "bills")):
-            break
-        time.sleep(0.1)
-    process.send_signal(signal.SIGTERM)
-    out, err = process.communicate(timeout=60)
-    assert process.returncode == 0, err
-    assert "orders, bills: at work" in err.replace("\n", " ")
-    assert "bills: 1 message, 0 errors, durable up to" in out.replace("\n", " ")
+    out, notes = ended(sh, start(sh, "bills"), "orders", "bills")
+    assert "orders, bills: at work" in notes
+    assert "bills: 1 message, 0 errors, durable up to" in out
 
 
 @pytest.mark.torture
@@ -412,11 +395,8 @@ def test_a_topic_becomes_a_collection_at_a_shell(sh: Fed):
 
 
 def test_files_of_avro_become_a_collection_at_a_shell(sh: Fed):
-    written = {
-        "type": "record",
-        "name": "R",
-        "fields": [{"name": "id", "type": "int"}, {"name": "word", "type": "string"}],
-    }
+    fields = [{"name": "id", "type": "int"}, {"name": "word", "type": "string"}]
+    written = {"type": "record", "name": "R", "fields": fields}
     with (sh.folder / "a.avro").open("wb") as file:
         fastavro.writer(file, fastavro.parse_schema(written), [row(1, "a"), row(2, "b")])
     sh("source", "create", "orders", "--from", sh.folder, "--format", "avro", *COLUMNS)

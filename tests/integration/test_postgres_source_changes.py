@@ -35,16 +35,16 @@ def test_what_loses_nothing_does_not_stop_it_and_what_does_ends_it_until_a_reset
     run(shop, *KEEPS)
     shop.catch_up()
     kept = {2: "C", 9: "new", 10: "x", 11: "y"}
-    assert shop.pairs() == kept
+    assert shop.words() == kept
     run(shop, OUT, "DELETE FROM t WHERE id = 9", BACK)
     with pytest.raises(Gone):
         shop.catch_up()
     (row,) = (one for one in shop.contents("s/health") if one["state"] == "failed")
     assert "was changed since the source was made" in row["why"]
-    assert shop.pairs() == kept, "nothing was written"
+    assert shop.words() == kept, "nothing was written"
     shop.sources.reset("s")
     shop.catch_up()
-    assert shop.pairs() == {2: "C", 10: "x", 11: "y"}
+    assert shop.words() == {2: "C", 10: "x", 11: "y"}
 
 
 @pytest.mark.parametrize(
@@ -74,11 +74,11 @@ def test_rows_that_were_written_under_exchanged_names_are_known_although_these_a
     shop.catch_up()
     shop.run(*SWAP, *SWAP, "INSERT INTO t VALUES (1, 'a', 'b')")
     shop.catch_up()
-    assert shop.pairs() == {1: "a"}, "no row was written in between"
+    assert shop.words() == {1: "a"}, "no row was written in between"
     shop.run(*SWAP, "INSERT INTO t VALUES (2, 'x', 'y')", *SWAP)
     with pytest.raises(SchemaChanged, match="other and word have exchanged their names"):
         shop.catch_up()
-    assert shop.pairs() == {1: "a"}
+    assert shop.words() == {1: "a"}
 
 
 def test_a_source_of_an_earlier_release_learns_what_its_publication_is_when_it_is_opened(shop: Shop) -> None:

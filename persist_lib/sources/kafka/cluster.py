@@ -167,15 +167,6 @@ class Cluster:
             raise self.failed(self._said(error)) from None
 
 
-def events_of(found: Iterable[Any]) -> tuple[list[Any], list[Any]]:
-    """What a consumer gave, as messages and as events."""
-    messages: list[Any] = []
-    events: list[Any] = []
-    for one in found:
-        (messages if one.error() is None else events).append(one)
-    return messages, events
-
-
 def is_end(error: KafkaError) -> bool:
     """Whether an event says that a partition has been read to its end."""
     return bool(error.code() == KafkaError._PARTITION_EOF)  # its public name

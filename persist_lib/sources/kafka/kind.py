@@ -15,7 +15,7 @@ from persist_lib.errors import InvalidUsage
 from persist_lib.location.scheme import with_extra
 from persist_lib.sources.decoding import DECODERS
 from persist_lib.sources.records import DECODED, Declaration, Kind, Place
-from persist_lib.sources.schema_registry import ENVIRONMENT, from_environment
+from persist_lib.sources.schema_registry import ENVIRONMENT, check_secret, from_environment
 
 if TYPE_CHECKING:
     from persist_lib.sources.kafka.reader import KafkaReader
@@ -137,10 +137,5 @@ def _check_options(options: object) -> None:
             raise InvalidUsage(f"options: {shown(name)} must be a name with a text for a value")
         if name in OURS or name.endswith("_cb"):
             raise InvalidUsage(f"the option {name!r} is set by the reader: leave it out")
-        if SECRET.search(name) and not value.startswith(ENVIRONMENT):
-            raise InvalidUsage(
-                f'the option {name!r} is a secret, and what is declared is stored: pass "env:NAME", and set the '
-                "environment variable NAME wherever the source runs"
-            )
-        if value.startswith(ENVIRONMENT) and not value.removeprefix(ENVIRONMENT).isidentifier():
-            raise InvalidUsage(f"the option {name!r} must name an environment variable, as in env:KAFKA_PASSWORD")
+        if SECRET.search(name) or value.startswith(ENVIRONMENT):
+            check_secret(value, f"the option {name!r}")

@@ -23,7 +23,6 @@ from persist_lib.sources.kafka.cluster import (
     Partition,
     Topic,
     chunks_of,
-    events_of,
     is_end,
     is_out_of_range,
 )
@@ -215,8 +214,7 @@ class KafkaReader:
     def _take(self, most: int) -> int | None:
         """Read on: the next messages of all partitions that are read. Answers their bytes, None if nothing came."""
         found = self._cluster.consume(most)
-        messages, events = events_of(found)
-        taken = 0
+        messages, taken = [one for one in found if one.error() is None], 0
         for topic, number, chunk in chunks_of(messages, self._numbers) if messages else ():
             one = topic, number
             taken += (size := int(chunk.sizes[-1]))
@@ -224,8 +222,9 @@ class KafkaReader:
             self._seen[one] = Seen(size / (int(chunk.addresses[-1] - chunk.addresses[0]) + 1), newest)
             if one in self._reading:
                 self._ahead[one].add(chunk)
-        for event in events:
-            self._note(event.error(), (event.topic(), event.partition()), event.offset())
+        for event in found if len(messages) < len(found) else ():
+            if (error := event.error()) is not None:
+                self._note(error, (event.topic(), event.partition()), event.offset())
         return taken if found else None
 
     def _note(self, error: KafkaError, one: Partition, offset: int) -> None:

@@ -12,23 +12,23 @@ import pytest
 
 import persist_lib as persist
 from persist_lib.errors import Gone, InvalidUsage, NotFound
-from persist_lib.sources import Collection, Decoding, Files, Mark, Meaning, Sources, collection, running
+from persist_lib.sources import Collection, Decoding, Files, Mark, Meaning, collection, running
 from persist_lib.sources.collection import hold_name
 from persist_lib.sources.conformance import check_reader
-from tests.worlds import World
+from tests.sourced import Sourced
 
 INPUT = persist.Schema(key={"id": "int64 not null"}, value={"word": "string", "cents": "int64"})
 OUTPUT = persist.Schema(key={"id": "int64 not null"}, value={"cents": "int64"})
 LESS = Decoding(decoder="rows", extra="ignore")
 
 
-class Place:
+class Place(Sourced):
     """A collection that is written, and sources over it."""
 
+    name = "out"
+
     def __init__(self, times: Any = None) -> None:
-        self.world = World()
-        self.sources = Sources(self.world.client().controller())
-        self.controller = self.sources.controller
+        super().__init__()
         schema = persist.Schema(key=INPUT.key, value=INPUT.value, times=times)
         self.controller.create("in", schema, shards=2, mode="compare_and_append")
         self.write = self.controller.open_writer("in")
@@ -36,13 +36,8 @@ class Place:
     def create(self, schema: persist.Schema = OUTPUT, **options: Any) -> Any:
         return self.sources.create("out", Collection("in"), schema, **({"decoding": LESS} | options))
 
-    def catch_up(self) -> Any:
-        self.world.clock.advance(1)
-        return self.sources.run("out", until_idle=True)
-
     def rows(self, name: str = "out", as_of: int | None = None) -> dict[int, Any]:
-        with self.controller.open_reader(name) as reader, reader.snapshot(as_of, diff=True) as snapshot:
-            found = snapshot.to_pylist()
+        found = self.contents(name, as_of)
         assert all(row["_diff"] == 1 for row in found)
         return {row["id"]: row["cents"] for row in found}
 

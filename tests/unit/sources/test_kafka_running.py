@@ -13,18 +13,19 @@ from persist_lib.errors import Determinate, Gone
 from persist_lib.sources import Decoding, Kafka, Meaning, Sources, Transactions
 from tests.bank import MARKS, TOPICS, Bank, by_time, sums
 from tests.kafka import QUICK, Topic
+from tests.sourced import Sourced
 from tests.worlds import World
 
 SCHEMA = persist.Schema(key={"id": "int64 not null"}, value={"word": "string"})
 KEYED = {"decoding": Decoding(key="json"), "meaning": Meaning(envelope="upsert", keep_raw=True)}
 
 
-class Place:
+class Place(Sourced):
     """A world with a topic and a source of it."""
 
     def __init__(self) -> None:
-        self.world, self.topic = World(), Topic(3)
-        self.sources = Sources(self.world.client().controller())
+        super().__init__()
+        self.topic = Topic(3)
 
     def create(self, **more: Any) -> None:
         self.sources.create("s", self.topic.declared(group=f"g-{self.topic.name}"), SCHEMA, **{**KEYED, **more})
@@ -32,14 +33,6 @@ class Place:
     def put(self, id_: int, word: str | None, partition: int | None = None) -> None:
         value = None if word is None else b'{"word": "%s"}' % word.encode()
         self.topic.write([value], id_ % 3 if partition is None else partition, [b"%d" % id_])
-
-    def catch_up(self) -> Any:
-        self.world.clock.advance(1)
-        return self.sources.run("s", until_idle=True)
-
-    def words(self, as_of: int | None = None) -> dict[int, str]:
-        with self.sources.controller.open_reader("s") as reader, reader.snapshot(as_of) as snapshot:
-            return {row["id"]: row["word"] for row in snapshot.to_pylist()}
 
 
 @pytest.fixture
@@ -61,8 +54,7 @@ def test_messages_become_rows_and_tombstones_take_them_away(place: Place) -> Non
     assert place.words() == {0: "a", 2: "b", 3: "a", 4: "a", 5: "a"}
     assert place.words(first.time - 1) == dict.fromkeys(range(6), "a")
     assert second.behind == second.lag == {}
-    with place.sources.controller.open_reader("s/raw") as reader:
-        raw = reader.snapshot().to_pylist()
+    raw = place.contents("s/raw")
     assert sorted((row["key"], row["value"]) for row in raw if row["value"] is None) == [(b"1", None), (b"7", None)]
     name = place.topic.name
     assert {partition: mark.address for partition, mark in place.sources.show("s").durable.items()} == {

@@ -12,12 +12,12 @@ import pytest
 
 import persist_lib as persist
 from persist_lib.errors import Corrupt, InvalidUsage
-from persist_lib.sources import Collection, Custom, Decoding, Files, Kafka, Mark, Meaning, Postgres, Sources
+from persist_lib.sources import Collection, Custom, Decoding, Files, Kafka, Mark, Meaning, Postgres
 from persist_lib.sources.conformance import check_reader
 from persist_lib.sources.kinds import KINDS, decode, encode, kind_of_place
 from persist_lib.sources.protocol import ADDRESS, START, VALUE
 from persist_lib.sources.records import Followed, Kind, Known, Recipe, SourceRecord
-from tests.worlds import World
+from tests.sourced import Sourced
 
 SCHEMA = persist.Schema(key={"id": "int64 not null"}, value={"word": "string"})
 
@@ -67,25 +67,22 @@ class TickReader:
 def test_a_sixth_kind_is_a_class_and_a_line_in_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Ticks, "said", [json.dumps({"id": n, "word": f"w{n}"}).encode() for n in range(3)])
     monkeypatch.setattr(Ticks, "removed", [])
-    world = World()
-    sources = Sources(world.client().controller())
+    place = Sourced()
+    sources = place.sources
     with pytest.raises(InvalidUsage, match=r"reader must be Files\(…\), .* or Custom\(…\)"):
         sources.create("s", Ticks("clock"), SCHEMA)
     monkeypatch.setitem(KINDS, "ticks", Ticks)
     sources.create("s", Ticks("clock"), SCHEMA, meaning=Meaning(envelope="upsert"))
     check_reader(Ticks("clock").open, {"clock": Ticks.said})
-    world.clock.advance(1)
-    progress = sources.run("s", until_idle=True)
-    assert progress is not None
+    assert place.catch_up() is not None
     shown = sources.show("s")
     assert (shown.reader, shown.durable, shown.errors) == (Ticks("clock"), {"clock": Mark(3)}, 0)
-    with sources.controller.open_reader("s") as reader, reader.snapshot() as snapshot:
-        assert {row["id"]: row["word"] for row in snapshot.to_pylist()} == {0: "w0", 1: "w1", 2: "w2"}
+    assert place.words() == {0: "w0", 1: "w1", 2: "w2"}
     assert kind_of_place("ticks://clock") is Ticks
     assert [kind_of_place(one) for one in ("ticks", "kafka", "s3://b/p/")] == [Files] * 3, "folders of these names"
     assert sources.drop("s") == ["the clock still ticks"]
     assert (Ticks.removed, sources.list()) == (["s"], [])
-    world.close()
+    place.close()
 
 
 STORED = [
@@ -135,24 +132,17 @@ def test_what_earlier_releases_stored_is_read_and_is_what_is_stored(kind: Kind, 
     [('"type":"collection"', '"type":"tape"', "tape"), ('"upsert"', '"upset"', "envelope must be")],
 )
 def test_what_this_release_does_not_know_is_refused(was: str, is_: str, says: str) -> None:
-    record = SourceRecord(
-        id="s1",
-        name="n",
-        reader=Collection("c"),
-        decoding=Decoding(),
-        meaning=Meaning(envelope="upsert"),
-        schema=SCHEMA,
-    )
+    kind, meaning = Collection("c"), Meaning(envelope="upsert")
+    record = SourceRecord(id="s1", name="n", reader=kind, decoding=Decoding(), meaning=meaning, schema=SCHEMA)
     with pytest.raises(Corrupt, match=says):
         decode("n", encode(record).replace(was, is_))
 
 
 @pytest.mark.parametrize("kind", [Collection("in"), Files(place=".", format="jsonl")])
 def test_how_to_decode_and_what_rows_mean_have_their_types(kind: Kind) -> None:
-    world = World()
-    sources = Sources(world.client().controller())
-    sources.controller.create("in", SCHEMA)
+    place = Sourced()
+    place.controller.create("in", SCHEMA)
     for wrong in ({"decoding": "json"}, {"meaning": "upsert"}):
         with pytest.raises(InvalidUsage, match=f"{next(iter(wrong))} must be"):
-            sources.create("s", kind, SCHEMA, **wrong)  # type: ignore[arg-type]
-    world.close()
+            place.sources.create("s", kind, SCHEMA, **wrong)  # type: ignore[arg-type]
+    place.close()

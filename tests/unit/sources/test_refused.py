@@ -10,7 +10,7 @@ import pytest
 
 import persist_lib as persist
 from persist_lib.errors import InvalidUsage
-from persist_lib.sources import Custom, Decoding, Files, Kafka, Meaning, Registry, Transactions
+from persist_lib.sources import Custom, Decoding, Files, Kafka, Meaning, Postgres, Registry, Transactions
 from persist_lib.sources.pipeline import Pipeline
 
 SCHEMA = persist.Schema(key={"id": "int64 not null"}, value={"word": "string"}, times="ms")
@@ -31,9 +31,13 @@ REGISTRY: list[Fields] = [
     {"user": "u", "password": "p"}, {"user": "u", "password": "env:"},
 ]  # fmt: skip
 TRANSACTIONS: list[Fields] = [{"topic": ""}, {"collections": ["a"]}, {"in_order": 1}, {"remembered": -1}]
+POSTGRES: list[Fields] = [
+    {"url": "mysql://x"}, {"url": ""}, {"table": ""}, {"table": 7}, {"publication": ""}, {"most_retained": 0},
+]  # fmt: skip
 APART: list[tuple[Callable[[], object], str | None]] = [
     *((partial(Files, **{"place": ".", "format": "csv", **wrong}), None) for wrong in FILES),
     *((partial(Kafka, **{"brokers": "host:9092", "topic": "t", **wrong}), None) for wrong in KAFKA),
+    *((partial(Postgres, **{"url": "postgresql://h/d", "table": "public.t", **wrong}), None) for wrong in POSTGRES),
     *((partial(Registry, **{"place": "r", **wrong}), None) for wrong in REGISTRY),
     *((partial(Transactions, **{"topic": "t", **wrong}), None) for wrong in TRANSACTIONS),
     (partial(Custom, factory="x"), "package.module:function"),

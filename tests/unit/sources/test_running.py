@@ -22,19 +22,19 @@ from persist_lib.sources.pipeline import Pipeline
 from persist_lib.sources.protocol import HOLD
 from persist_lib.sources.targets import Target
 from tests import servers
+from tests.sourced import Sourced
 from tests.worlds import World
 
 SCHEMA = persist.Schema(key={"id": "int64 not null"}, value={"word": "string"})
 
 
-class Place:
+class Place(Sourced):
     """A world with a folder of files, and sources there."""
 
     def __init__(self, world: World, folder: Path) -> None:
-        self.world, self.folder = world, folder
+        super().__init__(world)
+        self.folder = folder
         folder.mkdir(exist_ok=True)
-        self.sources = Sources(world.client().controller())
-        self.controller = self.sources.controller
 
     def write(self, name: str, *rows: object) -> None:
         with (self.folder / name).open("ab") as file:
@@ -43,17 +43,6 @@ class Place:
 
     def create(self, schema: persist.Schema = SCHEMA, **options: Any) -> None:
         self.sources.create("s", Files(place=str(self.folder), format="jsonl"), schema, **options)
-
-    def catch_up(self, sources: Sources | None = None) -> Any:
-        self.world.clock.advance(1)
-        return (sources or self.sources).run("s", until_idle=True)
-
-    def contents(self, name: str = "s", as_of: int | None = None) -> list[dict[str, Any]]:
-        with self.controller.open_reader(name) as reader, reader.snapshot(as_of, diff=True) as snapshot:
-            return sorted(snapshot.to_pylist(), key=repr)
-
-    def words(self, as_of: int | None = None) -> dict[int, str]:
-        return {row["id"]: row["word"] for row in self.contents(as_of=as_of)}
 
     def history(self, name: str = "s") -> list[dict[str, Any]]:
         with self.controller.open_reader(name) as reader:
@@ -523,7 +512,6 @@ WRONG: list[tuple[str, Callable[[Place], object]]] = [
     ("reader", lambda p: p.sources.create("s", "./in", SCHEMA)),  # type: ignore[arg-type]
     ("no such folder", lambda p: p.sources.create("s", Files(place="/nope", format="csv"), SCHEMA)),
     ("name", lambda p: p.sources.create("", Files(place=str(p.folder), format="csv"), SCHEMA)),
-    ("meaning", lambda p: p.create(meaning="upsert")),
 ]
 
 

@@ -14,8 +14,8 @@ from persist_lib.errors import Determinate, Diverged, InvalidUsage, PersistError
 from persist_lib.sources import Decoding, Meaning, Registry, Sources
 from tests.kafka import Topic
 from tests.registry import RegistryServer
+from tests.sourced import Sourced
 from tests.unit.sources.test_avro import ROW, datum
-from tests.worlds import World
 
 SCHEMA = persist.Schema(key={"id": "int64 not null"}, value={"word": "string"})
 OTHER = {**ROW, "fields": [ROW["fields"][0], {"name": "word", "type": "string"}]}
@@ -26,14 +26,14 @@ def wire(id_: int, row: Any, schema: Any = ROW) -> bytes:
     return b"\0" + id_.to_bytes(4) + datum(row, schema)
 
 
-class Place:
+class Place(Sourced):
     """A topic of Avro, a registry, and a source of them."""
 
     def __init__(self, **registry: Any) -> None:
-        self.world, self.topic, self.server = World(), Topic(), RegistryServer()
+        super().__init__()
+        self.topic, self.server = Topic(), RegistryServer()
         self.server.add(1, ROW)
         self.server.add(9, json.dumps(KEY))
-        self.sources = Sources(self.world.client().controller())
         self.registry = Registry(**{"place": self.server.url, **registry})
         self.sources.create(
             "s", self.topic.declared(), SCHEMA, meaning=Meaning(envelope="upsert"),
@@ -52,13 +52,9 @@ class Place:
         finally:
             instance.close()
 
-    def words(self) -> dict[int, str]:
-        with self.sources.controller.open_reader("s") as reader:
-            return {row["id"]: row["word"] for row in reader.snapshot().to_pylist()}
-
     def close(self) -> None:
         self.server.close()
-        self.world.close()
+        super().close()
 
 
 @pytest.fixture

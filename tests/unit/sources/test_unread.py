@@ -146,29 +146,26 @@ def test_another_file_with_the_first_line_is_named_and_a_copy_is_not(tmp_path: P
     }
 
 
+def declare_csv(place: Path, decoding: Decoding | None = None, **more: Any) -> None:
+    files, schema = Files(place=str(place), format="csv", **more), persist.Schema(key={"id": "int64"})
+    with closing(World().client().controller()) as controller:
+        Sources(controller).create("s", files, schema, decoding=decoding)
+
+
 def test_of_csv_the_first_line_is_no_identity(tmp_path: Path) -> None:
-    with closing(World().client().controller()) as controller, pytest.raises(InvalidUsage, match="every CSV of one"):
-        Sources(controller).create(
-            "s", Files(place=str(tmp_path), format="csv", identity="first line"), persist.Schema(key={"id": "int64"})
-        )
+    with pytest.raises(InvalidUsage, match="every CSV of one"):
+        declare_csv(tmp_path, identity="first line")
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32", "cp037", "utf-7", "nonsense", "latin-1"])
 def test_an_encoding_that_cannot_be_read_by_lines_is_refused(encoding: str, tmp_path: Path) -> None:
-    decoder = "json" if encoding == "latin-1" else "csv"
-    files = Files(place=str(tmp_path), format="csv")
-    with closing(World().client().controller()) as controller, pytest.raises(InvalidUsage, match="encoding"):
-        Sources(controller).create(
-            "s", files, persist.Schema(key={"id": "int64"}), decoding=Decoding(decoder=decoder, encoding=encoding)  # type: ignore[arg-type]
-        )  # fmt: skip
+    with pytest.raises(InvalidUsage, match="encoding"):
+        declare_csv(tmp_path, Decoding(decoder="json" if encoding == "latin-1" else "csv", encoding=encoding))
 
 
 @pytest.mark.parametrize("encoding", ["latin-1", "cp1252", "shift_jis", "utf-8"])
 def test_an_encoding_with_the_lines_of_ascii_is_taken(encoding: str, tmp_path: Path) -> None:
-    files = Files(place=str(tmp_path), format="csv")
-    with closing(World().client().controller()) as controller:
-        schema, decoding = persist.Schema(key={"id": "int64"}), Decoding(decoder="csv", encoding=encoding)
-        Sources(controller).create("s", files, schema, decoding=decoding)
+    declare_csv(tmp_path, Decoding(decoder="csv", encoding=encoding))
 
 
 def test_an_instance_says_what_it_does_not_read_and_ingests_the_rest(place: Place) -> None:
