@@ -192,7 +192,7 @@ def start(sh: Fed, *more: str) -> subprocess.Popen[str]:
 
 
 def ended(sh: Fed, process: subprocess.Popen[str], *names: str) -> tuple[str, str]:
-    """What a process says that is told to end once these sources are durable."""
+    """Stop a process once these sources are durable. Answers what it said and noted."""
     for _ in range(600):
         if all(sh.json("source", "show", name)["durable"] for name in names):
             break
