@@ -44,8 +44,11 @@ def open_carrier(client: Client, name: str, schema: Schema | None, tables: Calla
         make_table(client, name, wanted[-1])
 
 
-def open_promoted(client: Client, tables: Callable[[], Tables], collection: str) -> Carrier:
-    """Open the collection with this id, which a shard is a member of. Raises NotFound where it was dropped."""
+def open_promoted(client: Client, tables: Callable[[], Tables], collection: str, schema: Schema) -> Carrier:
+    """Open the collection with this id, which a shard is a member of, in columns that it has, or had before.
+
+    Raises NotFound where it was dropped.
+    """
     controller = client.controller()
     contents = controller.catalog.fetch()
     record = contents.collections.get(collection)
@@ -55,7 +58,7 @@ def open_promoted(client: Client, tables: Callable[[], Tables], collection: str)
         record = contents.collections.get(collection)
     if record is None or record.state == "dropping":
         raise _not_there(client, collection, contents)
-    return _of_catalog(controller, record, (), tables)
+    return _of_catalog(controller, record, (schema,), tables)
 
 
 def find_record(client: Client, name: str) -> CollectionRecord | None:

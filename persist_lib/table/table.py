@@ -50,7 +50,9 @@ class Table(Resource):
     It needs not be closed: what it has open ends with its client.
     """
 
-    def __init__(self, carrier: Carrier, check_open: Callable[[], None], moved: Callable[[str], Carrier]) -> None:
+    def __init__(
+        self, carrier: Carrier, check_open: Callable[[], None], moved: Callable[[str, Schema], Carrier]
+    ) -> None:
         self._carrier, self._check_open, self._moved = carrier, check_open, moved
         self._former: list[Carrier] = []
         """What carried it before, which answers that are still being read come from."""
@@ -387,7 +389,7 @@ class Table(Resource):
 
     def _continue_on(self, on: Carrier, collection: str) -> None:
         """Be carried by a collection from now on, unless another call has seen to it."""
-        moved = self._moved(collection)
+        moved = self._moved(collection, on.schema)
         if self._carrier is on:
             self._former.append(on)  # first, as answers that it gave may still be read
             self._carrier = moved

@@ -334,6 +334,27 @@ def test_history_is_kept_for_readers_by_name_until_the_last_is_gone(world: World
         table.read(0)
 
 
+@pytest.mark.parametrize("timeline", [None, "bank"])
+def test_a_program_with_the_older_columns_stays_in_them(world: World, timeline: str | None) -> None:
+    client, later = world.client(LATER), world.client(LATER)
+    old = client.table("t", SCHEMA)
+    listener = old.listen(max(0, old.append([row(1)]).time or 0))
+    other = later.table("t")
+    value = {column.name: column.type for column in other.schema.value}
+    other.evolve(persist.Schema(other.schema.key, {**value, "more": "int64"}, times="ms"))
+    other = world.client(LATER).table("t")
+    other.append([{**row(70), "more": 5}])
+    before = old.read().to_arrow().column_names
+    other.promote(timeline=timeline, make_timeline=timeline is not None)
+    old.append([row(71)])
+    other.append([{**row(72), "more": 6}])
+    assert old.schema.names == before == old.read().to_arrow().column_names
+    heard = [event.table for event in listener.poll() if isinstance(event, persist.Updates)]
+    assert all("more" not in table.column_names for table in heard)
+    assert {70, 71, 72} <= {data["id"] for table in heard for data in table.to_pylist()}
+    assert {one["id"]: one["more"] for one in other.read().to_pylist()}.items() >= {70: 5, 71: None, 72: 6}.items()
+
+
 def test_its_name_can_be_given_away_and_dropping_it_takes_the_shard(world: World) -> None:
     client = lone(world)
     table = client.table("t")
