@@ -99,6 +99,7 @@ def _store_listed(client: Client, name: str, given: Given, resolve: Resolve) -> 
         if schema != carrier.schema:
             carrier.evolve(schema, dry_run=False)
             carrier.close()  # what it has open is of the older columns
+            carrier.schema = schema
         time = None if given.is_updates else 0
         updates = consolidate(schema, converted(schema, given, time, client.consensus.now))
         if given.is_updates:

@@ -34,7 +34,9 @@ class OnSpark(Python):
         self.spark, self.steps = spark, 0
 
     def change(self, verb: str, *parts: Any, dry_run: bool = False, newer: str | None = None) -> Answer:
-        if dry_run or newer is not None or verb == "update":
+        keyed = verb in {"apply", "upsert"}  # a frame has all columns, so rows in part do not come by one
+        in_part = keyed and any(row.keys() < {"id", "seq", "word"} for row in parts[0])
+        if dry_run or newer is not None or verb == "update" or in_part:
             answer = super().change(verb, *parts, dry_run=dry_run, newer=newer)
             return answer if dry_run else DONE
         upserts, deletes = ([], parts[0]) if verb == "delete" else (parts[0], parts[1] if len(parts) > 1 else [])
