@@ -82,7 +82,12 @@ class OnSpark(Python):
     def frame(self, rows: list[dict[str, Any]]) -> DataFrame:
         names = dict.fromkeys(name for row in rows or [{"id": 0, "seq": 0, "word": ""}] for name in row)
         texts = {name for row in rows for name, value in row.items() if isinstance(value, str)}
-        kinds = {name: t.StringType() if name in texts else KINDS.get(name, t.StringType()) for name in names}
+        kinds = {
+            name: t.StringType()
+            if name in texts
+            else KINDS.get(name, t.StringType() if name == "word" else t.LongType())
+            for name in names
+        }
         shape = t.StructType([t.StructField(name, kind, name not in {"id", "gone"}) for name, kind in kinds.items()])
         return self.spark.createDataFrame([tuple(row.values()) for row in rows], shape)
 
