@@ -46,15 +46,20 @@ def epoch_of(member: str) -> int:
     return int(member.rpartition("/")[2])
 
 
-def parse_shard_id(name: object) -> ShardId:
-    """Check that `name` can be a shard's name: 1 to 100 of letters, digits, `_ . -`, not starting with `.` or `-`."""
+def parse_name(name: object, what: str) -> str:
+    """Check that `name` follows the rule of shards' names. `what` is what it is to name, in one word."""
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise InvalidName(
-            f"a shard's name must be 1 to 100 letters, digits, '_', '-' or '.', starting with none of '-.': got "
+            f"a {what}'s name must be 1 to 100 letters, digits, '_', '-' or '.', starting with none of '-.': got "
             f"{shown(name)}",
             name=name,
         )
-    return ShardId(str(name))
+    return str(name)
+
+
+def parse_shard_id(name: object) -> ShardId:
+    """Check that `name` can be a shard's name: 1 to 100 of letters, digits, `_ . -`, not starting with `.` or `-`."""
+    return ShardId(parse_name(name, "shard"))
 
 
 def check_not_kept(shard: ShardId, layer: str) -> None:
@@ -69,13 +74,7 @@ def check_not_kept(shard: ShardId, layer: str) -> None:
 
 def parse_hold_name(name: object) -> str:
     """Check that `name` can name a hold; the same rule as for shards."""
-    if not isinstance(name, str) or not NAME.fullmatch(name):
-        raise InvalidName(
-            f"a hold's name must be 1 to 100 letters, digits, '_', '-' or '.', starting with none of '-.': got "
-            f"{shown(name)}",
-            name=name,
-        )
-    return str(name)
+    return parse_name(name, "hold")
 
 
 def parse_token(token: object) -> bytes:

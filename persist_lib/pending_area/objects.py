@@ -19,18 +19,18 @@ import numpy.typing as npt
 import pyarrow as pa
 import xxhash
 
-from persist_lib.arguments import check_type, not_pickled, parse_seconds, shown
+from persist_lib.arguments import check_type, not_pickled, parse_seconds
 from persist_lib.convert.updates import check_times, iter_updates
 from persist_lib.core.pending import PendingName
 from persist_lib.core.state import Part
-from persist_lib.errors import Corrupt, Damage, Indeterminate, InvalidName, InvalidUsage
+from persist_lib.errors import Corrupt, Damage, Indeterminate, InvalidUsage
 from persist_lib.format.descriptions import Description, describe
 from persist_lib.format.digest import CHUNK, WIDTH, digest
 from persist_lib.format.parquet import PartFile, inner_keys, starts_of
 from persist_lib.format.parts import encode_part, is_sorted
 from persist_lib.format.paths import blob_key
 from persist_lib.frontier import Antichain
-from persist_lib.ids import NAME, ShardId, parse_shard_id
+from persist_lib.ids import ShardId, parse_name, parse_shard_id
 from persist_lib.kernel.columns import integers
 from persist_lib.kernel.consolidate import consolidate
 from persist_lib.kernel.fingerprint import diffs_of, hash_rows
@@ -308,13 +308,7 @@ class Writer(Resource):
 
 def parse_writer(name: object) -> str:
     """Check that `name` can be a writer's of a pending area: the same rule as for shards."""
-    if not isinstance(name, str) or not NAME.fullmatch(name):
-        raise InvalidName(
-            f"a writer's name must be 1 to 100 letters, digits, '_', '-' or '.', starting with none of '-.': got "
-            f"{shown(name)}",
-            name=name,
-        )
-    return str(name)
+    return parse_name(name, "writer")
 
 
 def check_no_constraints(schema: Schema) -> Schema:
