@@ -244,8 +244,11 @@ class Calls:
     async def known(self, caller: Caller, seconds: float = FRESH_S) -> None:
         """See to it that rights by tables are by a catalog that was read within the last `seconds`."""
         if caller.tables and self._names.is_older(seconds):
-            refresh = partial(within, self._runtime.deadline(REFRESH_S), self._names.refresh)
-            await asyncio.get_running_loop().run_in_executor(self._pool, refresh)
+            await self._refresh()
+
+    async def _refresh(self) -> None:
+        refresh = partial(within, self._runtime.deadline(REFRESH_S), self._names.refresh)
+        await asyncio.get_running_loop().run_in_executor(self._pool, refresh)
 
     async def _check(self, caller: Caller, needed: Sequence[tuple[str, Needed, str]]) -> None:
         """Raise NotAllowed unless a client has the rights on all of these shards; for certain, where a table is new."""
@@ -315,8 +318,7 @@ class Calls:
         if self._access is None:
             return []
         await self._check(caller, [(given[0], MAINTAIN, "promote")])
-        refresh = partial(within, self._runtime.deadline(REFRESH_S), self._names.refresh)
-        await asyncio.get_running_loop().run_in_executor(self._pool, refresh)
+        await self._refresh()
         return sorted({name for pair in self._names.promoted(*given) for name in self._access.losing(*pair)})
 
     async def _commit(self, given: wire.Commit, timeout_s: float, caller: Caller, size: int) -> list[wire.Answer]:
