@@ -154,16 +154,19 @@ def changes(
     persist changes orders --from 7
     persist changes orders --from 7 --to 9 --format jsonl
     """
+    from persist_lib.table.history import kept_changes
+
     printing.form(session)
     first, last = opt.parse_time(from_, "from"), opt.parse_time(to, "to")
-    with session.open() as client, table_of(client, name) as table:
-        if first is None:
-            first = table.describe().since.time or None
-        with completing(
-            session, client, table, last, lambda last: table.changes(first, last, timeout=wait or AT_ONCE_S)
-        ) as found:
-            head = {"table": name, "from": found.from_, "to": found.to, **json_values.clock(table.schema.times)}
-            count = printing.rows(session, head, found)
+    with (
+        session.open() as client,
+        table_of(client, name) as table,
+        completing(
+            session, client, table, last, lambda last: kept_changes(table, first, last, wait or AT_ONCE_S)
+        ) as found,
+    ):
+        head = {"table": name, "from": found.from_, "to": found.to, **json_values.clock(table.schema.times)}
+        count = printing.rows(session, head, found)
     show = table.schema.show_as_of
     after = "from the beginning" if found.from_ is None else f"after {show(found.from_)}"
     until = "" if found.to is None else f" to {show(found.to)}"
