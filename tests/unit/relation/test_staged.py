@@ -260,3 +260,20 @@ def test_a_task_that_writes_for_long_extends_the_lease_as_soon_as_half_of_it_is_
         assert left_s() > 30, "extended when less than half was left"
         world.clock.advance(29)
         assert lease() == stage.id
+
+
+def test_a_staged_append_in_the_older_columns_is_checked_in_these(world: World) -> None:
+    """Rows of the same keys may have something in columns that came since: an append retracts none of them."""
+    older = persist.Schema({"id": "int64 not null"}, {"word": "string"}, unique=True)
+    newer = persist.Schema(older.key, {"word": "string", "more": "int64"}, unique=True)
+    client = world.client()
+    write = client.open_writer("s", older)
+    client.evolve_schema("s", newer)
+    client.open_writer("s", newer).append_now([{"id": 2, "word": "a", "more": 5}])
+    with write.stage() as stage, pytest.raises(persist.ConstraintViolated, match="each key"):
+        write.append_staged([stage.write([{"id": 2, "word": "b"}])])
+    with write.stage() as stage:
+        assert write.append_staged([stage.write([{"id": 3, "word": "b"}])]).count == 1
+    assert client.table("s").read().to_pylist() == [
+        {"id": 2, "word": "a", "more": 5}, {"id": 3, "word": "b", "more": None},
+    ]  # fmt: skip
