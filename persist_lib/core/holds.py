@@ -64,15 +64,18 @@ def let_go(state: State, since: Antichain, but: str | None = None) -> Antichain:
 
     SUBTLE: since follows the least of all readers and holds. On a shard without another hold, a reader that moves would
     end the history before it for all others, though it only wanted to read. So it moves no further than the least hold,
-    the one named `but` left out; without any, it keeps all that there is.
+    the one named `but` left out; without any, it keeps all that there is. Marks keep nothing.
     """
-    holds = [hold.since for name, hold in state.holds.items() if name != but]
+    holds = [hold.since for name, hold in state.holds.items() if name != but and not is_mark(name, hold)]
     return state.since if not holds else since.meet(meet_all(holds)).join(state.since)
 
 
 def let_go_unasked(state: State, since: Antichain) -> Antichain:
-    """The same for a reader that moves by itself, and was not asked to give history up. Layers keep their own."""
-    return since if layer_of(state) else let_go(state, since)
+    """The same for a reader that moves by itself, and was not asked to give history up.
+
+    What a layer alone reads has the layer's own rules, and is let go as it says.
+    """
+    return let_go(state, since) if is_table(state) else since
 
 
 def set_hold(state: State, command: c.SetHold | c.DowngradeHold) -> StateDiff | r.Refusal:

@@ -281,7 +281,7 @@ class PendingReader(Resource):
         It follows the shard up to its upper, and one writer beyond it; when that one falls behind, another. It ends at
         the frontier `until`, or when the shard is closed. It raises Diverged when what it gave is not what was
         absorbed later, and TimedOut when nothing comes for `timeout` seconds (None: it waits for ever). It reads by a
-        clone of this reader, which gives up history as it goes.
+        clone of this reader, which keeps what it has not compared yet.
         """
         times = Times(self.merged.schema.times, self.merged.machine.consensus.now)
         start, end = times.as_of(as_of, "as_of"), times.frontier(until, "until")

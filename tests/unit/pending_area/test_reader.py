@@ -167,19 +167,32 @@ def test_history_is_kept_until_what_was_read_is_checked(area: Area):
     assert area.reader.since == at(5)
 
 
-def test_a_listener_gives_up_history_as_it_goes(area: Area):
+def test_a_listener_lets_history_go_as_far_as_the_retention_and_what_is_checked(area: Area):
+    """Without a retention all is kept."""
     area.put("a", 0, 6)
     listener = area.reader.listen(0)
     area.reader.close()
     listener.poll()
     area.client.heartbeat()
-    assert area.client.inspect(NAME).state.since == at(0), "nothing of it is checked yet"
     area.absorb()
     listener.poll()
+    area.client.heartbeat()
+    assert area.client.inspect(NAME).state.since == at(0), "it was not asked to give anything up"
     area.put("a", 6, 9)
-    listener.poll()
+    listener.poll()  # checked up to 6, and ahead up to 9
+    area.client.set_retention(NAME, 0)
+    area.client.maintain(NAME)
     area.client.heartbeat()
     assert area.client.inspect(NAME).state.since == at(5)
+    area.absorb()
+    area.client.maintain(NAME)
+    area.client.heartbeat()
+    assert area.client.inspect(NAME).state.since == at(5), "not checked yet"
+    listener.poll()
+    area.put("a", 9, 10)
+    listener.poll()
+    area.client.heartbeat()
+    assert area.client.inspect(NAME).state.since == at(8)
 
 
 def test_a_clone_has_the_version_and_the_since_of_the_original(area: Area):
