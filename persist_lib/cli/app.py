@@ -21,6 +21,7 @@ from persist_lib.cli import stream_commands as streams
 from persist_lib.cli import table_commands as tables
 from persist_lib.cli.command import AsJson, Config, Consensus, Location, Prices, Shared, Verbose, command, prose
 from persist_lib.cli.config_command import config
+from persist_lib.cli.health_command import health
 from persist_lib.cli.history import log
 from persist_lib.cli.ingest_command import ingest
 from persist_lib.cli.query import sql
@@ -99,7 +100,7 @@ commands(
 )  # fmt: skip
 hold = group(app, "hold", "Keep history by name, durably and without a lease.", TABLES)
 commands(hold, None, holds.set_, holds.release)
-commands(app, LOCATION, duties.maintain, ingest, serve, config, commands=list_commands)
+commands(app, LOCATION, health, duties.maintain, ingest, serve, config, commands=list_commands)
 
 shard = group(app, "shard", "Shards, of which tables are made: their state, their log, and whether it is sound.", PARTS)
 commands(
@@ -111,7 +112,7 @@ rendition = group(collection, "rendition", "Make, fill and drop the renditions o
 commands(rendition, None, renditions.make, renditions.copy, renditions.drop)
 source = group(app, "source", "Outside data as collections: what is declared, and how it is.", PARTS)
 commands(
-    source, None, sources.show, sources.check, mend, sources.pause, sources.resume, sources.reset, sources.drop,
+    source, None, sources.show, mend, sources.pause, sources.resume, sources.reset, sources.drop,
     create=declare,
 )  # fmt: skip
 area = group(app, "pending", "What writers without coordination put, and how far it is absorbed.", PARTS)

@@ -21,6 +21,7 @@ from persist_lib.cli.pending_commands import sentences
 from persist_lib.cli.root import UPKEEP
 from persist_lib.cli.row_reads import table_of
 from persist_lib.cli.session import Advance, Session
+from persist_lib.cli.shard_commands import damage_notes, damaged_shards, remembered
 from persist_lib.core.duties import BY_NAME
 from persist_lib.errors import InvalidName, InvalidUsage, NotFound, PersistError
 from persist_lib.ids import CATALOG
@@ -117,7 +118,7 @@ def maintain(
     Busy; a killed process is in the way for at most a minute.
 
     Without --only it does `collections` for what the catalog lists, and then all duties of each shard. `pending` is
-    only done if it is named.
+    only done if it is named. The exit code is 3 where a scrub found damage that is still there.
 
     \b
     persist maintain --dry-run          what is due, and what has to wait for a reader or a hold
@@ -150,10 +151,15 @@ def maintain(
             _absorb(answer, wanted, dry_run=dry_run)
         if of_shards or not chosen:
             shards = list(dict.fromkeys(shard for each in carried.values() for shard in each))
+            shards = shards if wanted else client.shards()
             answer.shards(
-                shards if wanted else client.shards(), answer.value["duty"], " (dry run)" if dry_run else "",
+                shards, answer.value["duty"], " (dry run)" if dry_run else "",
                 lambda name, advance: _done(session, client, name, of_shards, force, dry_run, advance),
             )  # fmt: skip
+            answer.value["damaged"] = damaged = damaged_shards(remembered(client, shards))
+            for line in damage_notes(damaged):
+                session.note(line)
+            answer.codes += [3] * bool(damaged)
         answer.end()
 
 

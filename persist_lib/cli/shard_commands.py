@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -42,7 +42,8 @@ def list_(
     """List shards, one line each: frontiers, size, batches, debt, garbage, readers and holds; or watch them live.
 
     All shards, or those that are named. Yellow means work for [bold]persist maintain[/]; red means more batches than
-    there should be. A shard that cannot be read is listed with the reason.
+    there should be. A shard that cannot be read is listed with the reason, and one that a scrub found damaged with
+    that: then the exit code is 3.
 
     With --watch: what is appended in a second, too. A look costs one request for all shards together, and one for each
     that has moved. In a terminal the table is redrawn in place. Otherwise it prints a line for each shard that has
@@ -68,20 +69,20 @@ def list_(
             return
         found = session.each(wanted, client.census)
         of = whose(client, wanted)
-        known = remembered(client, list(found.done)) if long else {}
+        known = remembered(client, list(found.done))
     done, failed = found.done, messages(found.failed)
     values = [
-        {**jsonable(one), "owner": of.get(name, ""), **(damage_value(known.get(name)) if long else {})}
-        for name, one in done.items()
+        {**jsonable(one), "owner": of.get(name, ""), **damage_value(known.get(name))} for name, one in done.items()
     ]
-    shown: list[RenderableType] = [render.shards_table(done.values(), failed.items(), of)]
+    damaged = damaged_shards(known)
+    shown: list[RenderableType] = [render.shards_table(done.values(), failed.items(), of), *damage_notes(damaged)]
     if long:
         lines = {name: damage_lines(name, known.get(name)) for name in done}
         shown = [render.census_table(one, lines[name], of.get(name, "")) for name, one in done.items()]
     total = sum(census.dollars_month for census in done.values())
     said = f"{units.of(len(wanted), 'shard')} in {client.url}, {units.dollars(total)} a month for storage"
     session.answer({"location": client.url, "shards": values, "failed": failed}, *shown, said)
-    session.exit(found)
+    session.exit(found, 3 if damaged else 0)
 
 
 def whose(client: Client, shards: Sequence[str]) -> dict[str, str]:
@@ -108,6 +109,16 @@ def remembered(client: Client, shards: Sequence[str]) -> dict[str, Remembered]:
         return dict(known_damage(client.blob, [ShardId(shard) for shard in shards]).items())
     except PersistError as error:
         return dict.fromkeys(shards, Remembered(unreadable=error.message))
+
+
+def damaged_shards(known: Mapping[str, Remembered]) -> list[str]:
+    """Those of which a scrub found something damaged, and none found it sound since."""
+    return sorted(shard for shard, memory in known.items() if memory.damaged)
+
+
+def damage_notes(shards: Sequence[str]) -> list[str]:
+    """A line that says that these shards are damaged; none for none."""
+    return [f"damaged, as a scrub found: {', '.join(shards)}; `persist health` says more"] if shards else []
 
 
 def damage_lines(shard: str, memory: Remembered | None) -> list[str]:
@@ -139,7 +150,8 @@ def show(
     """Show one shard: frontiers, batches, what each reader and hold keeps, garbage, rollups, schema.
 
     Why does history not advance? See which readers and holds hold back [bold]since[/]. Why is garbage not deleted?
-    See which hold back [bold]objects[/], and below that what the garbage waits for.
+    See which hold back [bold]objects[/], and below that what the garbage waits for. The exit code is 3 where a scrub
+    found damage.
 
     \b
     persist shard show orders
@@ -160,6 +172,8 @@ def show(
     }  # fmt: skip
     title = Text.assemble((shard, "bold"), f"  v{version.seqno}", f"   {owner}" if owner else "")
     session.answer(value, title, *_sections(version, counted, collection, now, damage_lines(shard, known), batches))
+    if known is not None and known.damaged:
+        raise typer.Exit(3)
 
 
 def _sections(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
@@ -80,49 +80,6 @@ def _list(session: Session) -> None:
     for one in found:
         table.add_row(one.name, one.state, up_to(one), _instances(one) or "-", f"{one.errors:,}")
     session.answer({"sources": [value_of(one) for one in found]}, table, units.of(len(found), "source"))
-
-
-class Allowed(NamedTuple):
-    """From when on something is wrong: the fields of `Limits`."""
-
-    instances: Annotated[int, typer.Option(min=0, help="How many have to be at work.")] = 1
-    behind_s: Annotated[int, typer.Option("--behind", min=0, metavar="SECONDS", help="How far it may be behind.")] = 300
-    lag_messages: Annotated[int | None, typer.Option(min=0, help="How many may be left.")] = None
-    lag_bytes: Annotated[int | None, typer.Option(min=0, help="How many may be left.")] = None
-    errors: Annotated[int | None, typer.Option(min=0, help="How many there may be.")] = None
-    errors_share: Annotated[float, typer.Option(min=0, max=1, help="Of the messages of instances at work.")] = 0.01
-    held_back_bytes: Annotated[int, typer.Option(min=0, help="How much the upstream may have to keep.")] = 10 << 30
-
-
-def check(
-    session: Session,
-    allowed: Allowed,
-    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Default: all sources.")] = None,
-) -> None:
-    """Say what is wrong with sources: none at work, lag, bad messages, a log that is held back, what is not read.
-
-    Changes nothing. Where no instance is at work, the upstream is asked from here. It ends with exit code 1 where
-    something is wrong, for monitors. A paused source has no lag to speak of.
-
-    \b
-    persist source check
-    persist source check orders --behind 60 --errors 0 --json
-    """
-    from persist_lib.sources import Limits
-    from persist_lib.sources import check as checked
-
-    with session.sources(read_only=True) as sources:
-        found = checked(sources, Limits(**allowed._asdict()), names or ())
-    table = plain_table("source", "check", "", "says")
-    for name, alerts in found.items():
-        for one in alerts:
-            table.add_row(name, one.check, "ok" if one.passed else "WRONG", one.says)
-    wrong = sorted({name for name, alerts in found.items() if not all(one.passed for one in alerts)})
-    value = {"wrong": wrong, "sources": {name: [jsonable(one) for one in alerts] for name, alerts in found.items()}}
-    said = f"something is wrong with {', '.join(wrong)}" if wrong else "nothing is wrong"
-    session.answer(value, table, said)
-    if wrong:
-        raise typer.Exit(1)
 
 
 def pause(

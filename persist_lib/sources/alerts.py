@@ -1,6 +1,6 @@
 """Looking at sources from outside: which have something to ingest, and what is wrong with them, by limits.
 
-`look` is for what starts instances, as Dagster does, and `check` one answer for `persist source check`, Dagster, and
+`look` is for what starts instances, as Dagster does, and `check` one answer for `persist health`, Dagster, and
 other monitors. All sources together cost one listing of the newest versions of shards, and the two lists of the
 catalog. Of a source on which nothing has moved since the last look, nothing more is read in the location; where an
 instance writes its health, nothing at all. Only the upstream of the others is asked, as only that knows what is new.

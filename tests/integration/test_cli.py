@@ -635,13 +635,23 @@ def test_known_damage_is_shown_without_reading_anything_again(sh: Shell):
     assert re.search(r"damaged +none that a scrub found", sh("shard", "show", "orders")), "only a scrub looks"
     assert sh.run("shard", "scrub", "--all").exit_code == 3
     for words in (("show", "orders"), ("list", "--long")):
-        shown = sh("shard", *words)
+        done = sh.run("shard", *words)
+        assert done.exit_code == 3
+        shown = done.stdout
         assert re.search(r"damaged +1 batch\b", shown)
         assert f"{part.name}: " in shown
         assert "(known since 2" in shown
-    shown = sh.json("shard", "show", "orders")
+    shown = json.loads(sh.run("shard", "show", "orders", "--json").stdout)
     assert (shown["damaged"], len(shown["damaged_batches"])) == (1, 1)
-    assert [shard["damaged"] for shard in sh.json("shard", "list", "--long")["shards"]] == [1, 0]
+    listed = sh.run("shard", "list", "--json")
+    assert (listed.exit_code, [one["damaged"] for one in json.loads(listed.stdout)["shards"]]) == (3, [1, 0])
+    for command in (("shard", "list"), ("maintain", "--dry-run"), ("maintain", "orders", "--only", "leases")):
+        done = sh.run(*command)
+        assert (done.exit_code, "damaged, as a scrub found: orders" in done.output) == (3, True), command
+    assert sh.run("maintain", "tidy").exit_code == 0
+    done = sh.run("health")
+    assert (done.exit_code, "damage     table orders: 1 batches are damaged" in done.stdout) == (3, True)
+    assert "persist shard scrub orders   docs/operations.md#backup-and-restore" in done.stdout
     [marks] = (sh.root / "blob" / "-scrub" / "orders").iterdir()
     marks.write_bytes(b"")
     assert "`persist shard scrub orders` reads everything again" in sh("shard", "show", "orders")

@@ -317,6 +317,7 @@ def test_maintain_takes_a_collection_by_its_name_and_without_names_all_there_is(
         "duty",
         "dry_run",
         "shards",
+        "damaged",
         "failed",
         "cost",
     }

@@ -10,18 +10,37 @@ from collections.abc import Mapping
 
 import msgspec
 
-from persist_lib.core.plan.compaction import Policy, plan_compaction
-from persist_lib.core.plan.garbage import plan_garbage
+from persist_lib.core.plan.compaction import Policy, batch_bound, plan_compaction
+from persist_lib.core.plan.garbage import GarbagePlan, plan_garbage
 from persist_lib.core.plan.upkeep import has_ended, plan_retention, rollup_is_due
 from persist_lib.core.state import State, Version
 from persist_lib.ids import SeqNo
 
-RULES = 2
+RULES = 3
 """To be raised when a release makes another look of the same state. Looks of other rules are not used."""
 BY_STATE = ("retention", "compaction", "rollups", "garbage")
 """The duties whose work can be told from the state."""
 BY_MARK = ("orphans", "scrub", "census")
 """The duties whose work cannot: they are due once the shard has moved since they were done."""
+
+
+class Signs(msgspec.Struct, frozen=True, array_like=True):
+    """What tells how a shard is. Sizes in bytes.
+
+    `batches` are the non-empty ones, and `bound` how many there are at most at rest. `collectable` is garbage that can
+    be deleted right now, `held` garbage that waits, and `waits_for` what for.
+    """
+
+    size: int = 0
+    batches: int = 0
+    bound: int = 0
+    rollup_lag: int = 0
+    collectable: int = 0
+    held: int = 0
+    waits_for: str = ""
+    writers: int = 0
+    readers: int = 0
+    holds: int = 0
 
 
 class Look(msgspec.Struct, frozen=True, array_like=True):
@@ -42,6 +61,7 @@ class Look(msgspec.Struct, frozen=True, array_like=True):
     mark: str = ""
     leases_until: int = 0
     done: Mapping[str, tuple[SeqNo, int]] = {}
+    signs: Signs = Signs()
 
     @property
     def is_tombstone(self) -> bool:
@@ -68,7 +88,17 @@ def look_at(version: Version, now: int, policy: Policy, rollup_every: int, log_b
         seqno, now,
         due=tuple(duty for duty, is_it in zip(BY_STATE, is_called_for, strict=True) if is_it),
         debt=compaction.debt, mark=f"{state.next_id}.{state.since.time}", leases_until=leases_until(state, now),
-        done={"garbage": (log_begins, now)},
+        done={"garbage": (log_begins, now)}, signs=_signs(version, garbage),
+    )  # fmt: skip
+
+
+def _signs(version: Version, garbage: GarbagePlan) -> Signs:
+    state = version.state
+    return Signs(
+        state.size, sum(1 for batch in state.trace if batch.count),
+        int(batch_bound(state.count)), version.seqno - state.newest_rollup, garbage.size,
+        sum(held.size for held in garbage.held), "; ".join(held.why for held in garbage.held),
+        len(state.writers), len(state.readers), len(state.holds),
     )  # fmt: skip
 
 

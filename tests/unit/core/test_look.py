@@ -7,7 +7,7 @@ import pytest
 
 from persist_lib.core.duties import NAMES
 from persist_lib.core.plan.compaction import Policy
-from persist_lib.core.plan.look import BY_MARK, BY_STATE, Look, leases_until, look_at, settings_of
+from persist_lib.core.plan.look import BY_MARK, BY_STATE, Look, Signs, leases_until, look_at, settings_of
 from persist_lib.core.plan.upkeep import LONGEST_LEASE_MS, plan_expiry
 from persist_lib.core.state import Batch, Garbage, Hold, Part, Reader, Rollup, State, Version, Writer
 from persist_lib.frontier import TOP, at
@@ -38,7 +38,8 @@ def test_the_duties_are_those_of_the_table() -> None:
 
 
 def test_a_calm_shard_calls_for_nothing() -> None:
-    assert look(CALM) == Look(SeqNo(50), NOW, (), 0, "1.0", 0, {"garbage": (SeqNo(40), NOW)})
+    signs = Signs(batches=1, bound=4, rollup_lag=10)
+    assert look(CALM) == Look(SeqNo(50), NOW, (), 0, "1.0", 0, {"garbage": (SeqNo(40), NOW)}, signs)
 
 
 @pytest.mark.parametrize(

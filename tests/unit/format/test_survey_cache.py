@@ -18,16 +18,23 @@ LOOK = Look(
     SeqNo(7), 1_700_000_000_000, ("compaction", "garbage"), 12, "5.3", 1_700_000_000_500, {"scrub": (SeqNo(6), 5)}
 )
 MEMORY = Memory("1 0.5", {"orders": LOOK, "payments": Look(SeqNo(1), 2)}, {"lost": (3, "Corrupt: it is damaged")})
-GOLDEN = (
+BEFORE = (
     "5053546c017dcbbc3e271266e99d802e0dcf65853793a53120302e3582a66f72646572739707cf0000018bcfe5680092aa636f6d"
     "70616374696f6ea7676172626167650ca3352e33cf0000018bcfe569f481a57363727562920605a87061796d656e747397010290"
     "00a0008081a46c6f73749203b6436f72727570743a2069742069732064616d61676564"
+)
+GOLDEN = (
+    "5053546c0159c831205ae28e9cd64f6f4c74a751cc93a53120302e3582a66f72646572739807cf0000018bcfe5680092aa636f6d"
+    "70616374696f6ea7676172626167650ca3352e33cf0000018bcfe569f481a573637275629206059a000000000000a0000000a870"
+    "61796d656e74739801029000a000809a000000000000a000000081a46c6f73749203b6436f72727570743a206974206973206461"
+    "6d61676564"
 )
 
 
 def test_what_was_written_once_still_decodes_and_is_written_again() -> None:
     assert encode_memory(MEMORY).hex() == GOLDEN
     assert decode_memory(bytes.fromhex(GOLDEN)) == MEMORY
+    assert decode_memory(bytes.fromhex(BEFORE)) == MEMORY, "without the signs that were added"
 
 
 def test_every_bit_that_is_off_is_seen() -> None:

@@ -1,0 +1,420 @@
+"""What is wrong in a location, by one look at it: shards, tables, sources, streams, pending areas, stores.
+
+    found = health.check(client)
+    found.is_sound, found.problems
+
+Each problem says what is wrong, which command helps, and where the manual has more. A look changes nothing. It costs one
+request for the newest versions of all shards, one for each shard that moved since the last survey, one listing of what
+scrubs found damaged, and a few for each timeline, pending area and source; of a source on which no instance is at work,
+the upstream is asked as well. What could not be looked at is a problem itself: no silence is taken for health.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from fnmatch import fnmatchcase
+from statistics import median
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from persist_lib import pending_area, sources, streams
+from persist_lib.arguments import check_type, did_you_mean, parse_integer, parse_seconds
+from persist_lib.catalog.describe import Owners
+from persist_lib.client import Client
+from persist_lib.core.cost import GIB, Cost
+from persist_lib.core.duties import BY_NAME
+from persist_lib.core.plan.look import Look, Signs
+from persist_lib.errors import Damage, InvalidUsage, NotFound, PersistError
+from persist_lib.format.paths import MARKS
+from persist_lib.frontier import Antichain
+from persist_lib.ids import ShardId
+from persist_lib.location.wrap.spending import charged
+from persist_lib.maintain.scrub_memory import known_damage
+from persist_lib.maintain.survey import Survey
+from persist_lib.runtime.each import why
+from persist_lib.sources.kinds import fetch_owners
+from persist_lib.times import PER_SECOND, Times, Unit, show_frontier, show_time
+
+Check = Literal[
+    "damage", "unread", "slow", "upkeep", "leases", "holders", "garbage", "still", "wal", "writer", "pending",
+    "disagree", "instances", "lag", "errors", "held_back",
+]  # fmt: skip
+PAGES: Mapping[str, str] = {
+    "damage": "operations.md#backup-and-restore", "unread": "operations.md#a-shard-that-does-not-open",
+    "slow": "operations.md#sizing", "upkeep": "operations.md#the-duties", "leases": "operations.md#first-look",
+    "holders": "operations.md#first-look", "garbage": "operations.md#first-look", "still": "operations.md#first-look",
+    "wal": "tables.md#appliers", "writer": "streams.md#one-writer", "pending": "pending-area.md#absorption",
+    "disagree": "pending-area.md#writers-that-disagree",
+}  # fmt: skip
+"""Where the manual has more of each check. Those of sources: `sources.md#watch`."""
+NAMED = 3
+"""Shards that a problem of many names."""
+STALLED = {"orphans": 3 * 86_400, "scrub": 21 * 86_400}
+"""Seconds after which a duty that was done before is overdue on a shard that has moved: three times its schedule."""
+TRIES = 3
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """From when on something is wrong.
+
+    `sources` are those of sources. `still` has, by patterns of names (`orders*`), how far the upper of a table may be
+    behind the clock: a text, a timedelta or a number of seconds; other tables may be quiet for ever. `overdue_s` is for
+    how long a lease may have ended, a WAL's row not be applied, and a pending batch not be absorbed, before upkeep
+    counts as missing. `garbage` is how many bytes of a table may wait to be deleted, beyond its own size. `holders` is
+    how many live readers, writers and holds a shard may have; `slow_s` how long a small request may take; and `seconds`
+    how long the look at shards that moved may take.
+    """
+
+    sources: sources.Limits = sources.Limits()
+    still: Mapping[str, object] = {}
+    overdue_s: float = 86_400
+    garbage: int = GIB
+    holders: int = 1000
+    slow_s: float = 2.0
+    seconds: float = 60.0
+
+    def __post_init__(self) -> None:
+        for name in ("overdue_s", "slow_s", "seconds"):
+            parse_seconds(getattr(self, name), name)
+        parse_integer(self.garbage, "garbage", 0)
+        parse_integer(self.holders, "holders", 0)
+        if not isinstance(self.still, Mapping) or not all(isinstance(one, str) for one in self.still):
+            raise InvalidUsage(f"still has spans by patterns of names, as {{'orders*': '1 hour'}}: got {self.still!r}")
+        for longest in self.still.values():
+            _seconds(longest)
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """One thing that is wrong: which check says so, of what, what is wrong, what to do, and the manual's place."""
+
+    check: Check
+    about: str
+    """What kind of thing: `shard`, `table`, `source`, `stream`, `pending area`, `timeline`, `location` …"""
+    name: str
+    says: str
+    do: str
+    page: str
+    is_damage: bool = False
+
+    @property
+    def key(self) -> str:
+        """The same for the same problem in every look, whatever it says: for those who tell only what is new."""
+        return f"{self.check}:{self.about}:{self.name}"
+
+
+class Health(msgspec.Struct, frozen=True):
+    """All problems, damage first; what was looked at, by kind; `now` is the store's clock in ms since the epoch."""
+
+    problems: tuple[Problem, ...]
+    looked_at: Mapping[str, int]
+    now: int
+    cost: Cost = Cost()
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.problems
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether stored data is damaged."""
+        return any(problem.is_damage for problem in self.problems)
+
+
+@charged
+def check(client: Client, limits: Limits | None = None, names: Sequence[str] = ()) -> Health:
+    """Look at a location, or at the tables and sources that are named, and say what is wrong. Changes nothing.
+
+    Raises NotFound for a name that neither a table nor a source nor a shard has, and what a location raises that does
+    not answer at all. Whatever else fails is a problem of the answer.
+    """
+    limits = check_type(limits or Limits(), Limits, "limits", "health.Limits(overdue_s=3600)")
+    look = _Look(client, limits, tuple(names))
+    by_key: dict[str, list[Problem]] = {}
+    for part in look.parts():
+        for problem in part:
+            by_key.setdefault(problem.key, []).append(problem)
+    found = [_together(problems) for problems in by_key.values()]
+    order = {check: rank for rank, check in enumerate(Check.__args__)}  # type: ignore[attr-defined]
+    found.sort(key=lambda one: (not one.is_damage, order[one.check], one.about, one.name))
+    return Health(tuple(found), look.looked_at, look.now)
+
+
+def _together(problems: Sequence[Problem]) -> Problem:
+    """Of several shards of one table that have the same problem: one problem."""
+    first, more = problems[0], len(problems) - NAMED
+    says = "; ".join(one.says for one in problems[:NAMED]) + (f"; and {more} more" if more > 0 else "")
+    return msgspec.structs.replace(first, says=says, is_damage=any(one.is_damage for one in problems))
+
+
+class _Place(NamedTuple):
+    """Whose a shard is: a kind of thing, its name, and what of it."""
+
+    about: str
+    name: str
+    shown: str
+
+
+class _Look:
+    """One look under way."""
+
+    def __init__(self, client: Client, limits: Limits, names: Sequence[str]) -> None:
+        self._client, self._limits, self._names = client, limits, names
+        self._survey: Survey = client.survey(seconds=limits.seconds)
+        self.now = self._survey.now
+        self.looked_at: dict[str, int] = {"shards": len(self._survey.heads) - self._survey.waiting}
+        with client.controller() as controller:
+            self._owners = fetch_owners(controller)
+        self._places = {shard: _place(self._owners, shard) for shard in self._survey.heads}
+        self._check_names()
+
+    def parts(self) -> Iterator[list[Problem]]:
+        """The problems of each part. One that cannot be looked at is a problem, and stops none of the others."""
+        everything: list[tuple[str, Callable[[], Iterator[Problem]]]] = [
+            ("damage that scrubs found", self._damage), ("shards", self._shards), ("sources", self._sources),
+            ("pending areas", self._pending), ("tables", self._still),
+        ]  # fmt: skip
+        if not self._names:
+            everything += [
+                ("the stores", self._stores), ("upkeep", self._upkeep), ("timelines", self._timelines),
+                ("streams", self._streams),
+            ]  # fmt: skip
+        for what, part in everything:
+            found: list[Problem] = []
+            try:
+                found.extend(part())
+            except PersistError as error:
+                damage = isinstance(error, Damage)
+                says = f"could not be looked at: {why(error)}"
+                found.append(self._problem("unread", "location", what, says, "persist health", damage=damage))
+            yield found
+
+    def _check_names(self) -> None:
+        known = {place.name for place in self._places.values()} | set(self._owners.sources.values())
+        for name in self._names:
+            if name not in known and name not in self._survey.heads:
+                raise NotFound(
+                    f"there is no table, shard or source {name!r}. {did_you_mean(name, sorted(known))}`persist tables` "
+                    "and `persist source show` list all",
+                    name=name,
+                )  # fmt: skip
+
+    def _wanted(self) -> Iterator[tuple[str, _Place]]:
+        """The shards that are looked at, and whose they are."""
+        for shard, place in self._places.items():
+            if not self._names or shard in self._names or place.name in self._names:
+                yield shard, place
+
+    def _problem(
+        self, check: Check, about: str, name: str, says: str, do: str, *, damage: bool = False
+    ) -> Problem:  # fmt: skip
+        return Problem(check, about, name, says, do, f"docs/{PAGES.get(check, 'sources.md#watch')}", damage)
+
+    def _looks(self) -> Iterator[tuple[str, _Place, Look]]:
+        """Of each wanted shard that is there and was looked at."""
+        for shard, place in self._wanted():
+            look = self._survey.looks.get(shard)
+            if look is not None and shard not in self._survey.unread and not look.is_tombstone:
+                yield shard, place, look
+
+    def _damage(self) -> Iterator[Problem]:
+        wanted = dict(self._wanted())
+        known = known_damage(self._client.blob, [ShardId(shard) for shard in wanted])
+        for shard, memory in known.items():
+            place, do = wanted[shard], f"persist shard scrub {shard}"
+            if memory.unreadable:
+                says = f"{place.shown}what scrubs remember cannot be read: {memory.unreadable}"
+                yield self._problem("unread", place.about, place.name, says, do)
+            if marks := sorted(memory.damaged.values(), key=lambda mark: mark.id):
+                since = show_time(min(mark.since for mark in marks), "ms")
+                says = f"{place.shown}{len(marks)} batches are damaged, known since {since}; the first: {marks[0].says}"
+                yield self._problem("damage", place.about, place.name, says, do, damage=True)
+
+    def _shards(self) -> Iterator[Problem]:
+        for shard, place in self._wanted():
+            if shard not in self._survey.unread:
+                continue
+            try:
+                self._client.inspect(shard)  # what the survey remembers may be over
+            except PersistError as error:
+                is_damaged = isinstance(error, Damage)
+                do = f"persist shard repair {shard} --dry-run" if is_damaged else f"persist shard show {shard}"
+                says = f"{place.shown}its state cannot be read: {why(error)}"
+                yield self._problem("unread", place.about, place.name, says, do, damage=is_damaged)
+        if self._survey.waiting:
+            says = f"{self._survey.waiting} shards moved and were not looked at within {self._limits.seconds:g} s"
+            yield self._problem("unread", "location", "shards", says, "persist health --seconds 600")
+        for shard, place, look in self._looks():
+            for check, says, do in self._of_signs(shard, look.signs):
+                yield self._problem(check, place.about, place.name, f"{place.shown}{says}", do)
+
+    def _of_signs(self, shard: str, signs: Signs) -> Iterator[tuple[Check, str, str]]:
+        most = max(self._limits.garbage, signs.size)
+        if signs.held > most:
+            says = f"{signs.held:,} bytes of garbage wait, beside {signs.size:,} of the table: {signs.waits_for}"
+            yield "garbage", says, f"persist shard show {shard}"
+        people = {"writers": signs.writers, "readers": signs.readers, "holds": signs.holds}
+        if many := {what: count for what, count in people.items() if count > self._limits.holders}:
+            says = f"it has {', '.join(f'{count:,} {what}' for what, count in many.items())}; is something not closed?"
+            yield "holders", says, f"persist shard show {shard}"
+
+    def _still(self) -> Iterator[Problem]:
+        patterns = self._limits.still
+        for name in self._client.tables() if patterns else ():
+            allowed = [_seconds(longest) for pattern, longest in patterns.items() if fnmatchcase(name, pattern)]
+            if not allowed or (self._names and name not in self._names):
+                continue
+            do = f"persist history {name} --limit 5"
+            try:
+                with closing(self._client.table(name)) as table:
+                    found = table.describe()
+            except PersistError as error:
+                is_damaged = isinstance(error, Damage)
+                yield self._problem(
+                    "unread", "table", name, f"it cannot be described: {why(error)}", do, damage=is_damaged
+                )
+                continue
+            behind_s, upper = self._behind_s(found.schema.times, found.upper), found.schema.show(found.upper)
+            if behind_s > min(allowed):
+                says = f"its upper stands at {upper}, {behind_s:,.0f} s behind, and {min(allowed):,.0f} s are allowed"
+                yield self._problem("still", "table", name, says, do)
+
+    def _upkeep(self) -> Iterator[Problem]:
+        """Duties that nothing seems to carry out: one problem a duty, however many shards."""
+        overdue: dict[str, list[tuple[str, str]]] = {}
+        overdue_ms, every = self._limits.overdue_s * 1000, self._client.config.rollup_every
+        for shard, place, look in self._looks():
+            signs, shown = look.signs, f"{place.name} ({shard})" if place.name != shard else shard
+            late = {
+                "compaction": (signs.batches > 2 * signs.bound, f"{signs.batches} batches, of {signs.bound} at rest"),
+                "rollups": (signs.rollup_lag > 4 * every, f"{signs.rollup_lag:,} transitions since the newest one"),
+                "garbage": (
+                    signs.collectable > max(self._limits.garbage, signs.size), f"{signs.collectable:,} bytes can go"
+                ),
+                "leases": (
+                    0 < look.leases_until < self.now - overdue_ms,
+                    f"a lease ended {(self.now - look.leases_until) / 1000:,.0f} s ago",
+                ),
+            }  # fmt: skip
+            for duty, longest_s in STALLED.items():
+                seqno, done_ms = look.done.get(duty, (look.seqno, 0))
+                ago_s = (self.now - done_ms) / 1000
+                late[duty] = (seqno != look.seqno and ago_s > longest_s, f"last done {ago_s / 86_400:,.0f} days ago")
+            for duty, (is_late, says) in late.items():
+                if is_late:
+                    overdue.setdefault(duty, []).append((shown, says))
+        for duty, found in overdue.items():
+            named = "; ".join(f"{shown}: {says}" for shown, says in found[:NAMED])
+            says = f"{duty} is overdue on {len(found)} shards, such as {named}"
+            do = f"persist maintain --only {duty}" if BY_NAME[duty].is_upkeep else f"persist shard {duty} --all"
+            yield self._problem("leases" if duty == "leases" else "upkeep", "location", duty, says, do)
+
+    def _stores(self) -> Iterator[Problem]:
+        client, runtime = self._client, self._client.runtime
+        asks: Mapping[str, Callable[[], object]] = {
+            "consensus": client.consensus.now, "blob": lambda: client.blob.get(f"{MARKS}-/none"),
+        }  # fmt: skip
+        for store, ask in asks.items():
+            took = []
+            for _ in range(TRIES):
+                began = runtime.monotonic()
+                ask()
+                took.append(runtime.monotonic() - began)
+            if (usual := median(took)) > self._limits.slow_s:
+                says = f"a small request takes {usual:.1f} s, and {self._limits.slow_s:g} s are allowed"
+                yield self._problem("slow", "location", store, says, "persist config")
+        self.looked_at["stores"] = len(asks)
+
+    def _timelines(self) -> Iterator[Problem]:
+        lines = self._owners.contents.timelines.values()
+        with self._client.controller() as controller, controller.tables() as tables:
+            for line in lines:
+                lag = tables.lag(line.name)
+                if (waits_s := lag.waits_ms(self.now) / 1000) > self._limits.overdue_s:
+                    says = (
+                        f"{lag.unapplied:,} bytes of {len(lag.tables)} tables are in the WAL alone, the oldest for "
+                        f"{waits_s:,.0f} s"
+                    )
+                    yield self._problem("wal", "timeline", line.name, says, "persist maintain --only collections")
+        self.looked_at["timelines"] = len(lines)
+
+    def _streams(self) -> Iterator[Problem]:
+        lock = streams.fetch_lock(self._client)
+        if lock is None:
+            return
+        self.looked_at["streams"] = sum(1 for shard in self._survey.heads if shard.endswith(".unsealed"))
+        ended_s = (self.now - lock.lease_until) / 1000
+        if lock.instance and ended_s > 0:
+            says = f"their writer, {lock.owner or lock.instance}, has not renewed its lock for {ended_s:,.0f} s"
+            yield self._problem("writer", "stream", "all", says, "persist streams show")
+
+    def _pending(self) -> Iterator[Problem]:
+        count = 0
+        for name in pending_area.pending_collections(self._client):
+            if self._names and name not in self._names:
+                continue
+            count += 1
+            try:
+                yield from self._of_area(name)
+            except PersistError as error:
+                says = f"its pending area cannot be looked at: {why(error)}"
+                damage = isinstance(error, Damage)
+                yield self._problem("unread", "pending area", name, says, f"persist pending show {name}", damage=damage)
+        self.looked_at["pending areas"] = count
+
+    def _of_area(self, name: str) -> Iterator[Problem]:
+        """What is pending is read only where something is late, or waits for longer than it should."""
+        found, state = pending_area.census(self._client, name), self._client.inspect(name).state
+        waits_s, do = self._behind_s(state.times, state.upper), f"persist maintain {name} --only pending --dry-run"
+        is_overdue = waits_s > self._limits.overdue_s and found.batches > 0
+        if not is_overdue and state.times is not None and not any(one.late for one in found.writers):
+            return
+        done, about = pending_area.absorb(self._client, name, dry_run=True), "pending area"
+        for key, says in done.damaged.items():
+            said = f"what was put there is damaged: {key}: {says}"
+            yield self._problem("damage", about, name, said, f"persist pending show {name}", damage=True)
+        for one in done.disagreements:
+            sides = " and ".join(", ".join(writers) or "the table" for writers in one.writers)
+            says = f"{sides} say something else of {show_time(one.time, state.times)}"
+            yield self._problem("disagree", about, name, says, do)
+        if is_overdue and not done.disagreements:
+            upper, gap = show_frontier(found.upper, state.times), done.gap
+            says = f"{found.batches} batches lie there, and it is absorbed up to {upper}, {waits_s:,.0f} s behind"
+            says += "" if gap is None else f"; nothing continues from {show_time(gap, state.times)} on"
+            yield self._problem("pending", about, name, says, do)
+
+    def _behind_s(self, unit: Unit | None, upper: Antichain) -> float:
+        """How far an upper is behind the clock; 0 where it counts something else, or is closed."""
+        return 0.0 if unit is None or upper.time is None else self.now / 1000 - upper.time / PER_SECOND[unit]
+
+    def _sources(self) -> Iterator[Problem]:
+        with self._client.controller() as controller, closing(controller.sources()) as opened:
+            declared = opened.declared.fetch()
+            wanted = [name for name in declared if not self._names or name in self._names]
+            found = sources.check(opened, self._limits.sources, wanted) if wanted else {}
+        self.looked_at["sources"] = len(found)
+        for name, alerts in found.items():
+            for one in alerts:
+                if not one.passed:
+                    yield self._problem(one.check, "source", name, one.says, f"persist source show {name}")
+
+
+def _place(owners: Owners, shard: str) -> _Place:
+    """Whose a shard is. One that stands by itself is a table."""
+    if not (owner := owners.of(shard)):
+        return _Place("table", shard, "")
+    kind, _, rest = owner.partition(" ")
+    name = rest.replace(":", ",").partition(",")[0]
+    return _Place(kind, name, f"{owner} ({shard}): ") if kind in KINDS else _Place("shard", shard, f"{owner}: ")
+
+
+KINDS = ("collection", "table", "source", "timeline", "stream")
+
+
+def _seconds(longest: object) -> float:
+    """A span in seconds."""
+    if isinstance(longest, (int, float)) and not isinstance(longest, bool):
+        return parse_seconds(longest, "still")
+    return Times("ms", lambda: 0).distance(longest, "still") / 1000
