@@ -23,6 +23,7 @@ from orchestration.collections import (
     collections_asset,
     collections_check,
 )
+from orchestration.health import alert_sensor, health_asset, health_check
 from orchestration.io_manager import PersistIOManager
 from orchestration.jobs import sweeps
 from orchestration.mount import parse_mount
@@ -62,15 +63,26 @@ def build_definitions(
     schedule_status = dg.DefaultScheduleStatus.RUNNING if is_running else dg.DefaultScheduleStatus.STOPPED
     sensor_status = dg.DefaultSensorStatus.RUNNING if is_running else dg.DefaultSensorStatus.STOPPED
     return dg.Definitions(
-        assets=[duties_asset(mount), collections_asset(mount), sources_asset(mount), pending_asset(mount)],
-        asset_checks=[collections_check(mount), sources_check(mount)],
+        assets=[
+            duties_asset(mount),
+            collections_asset(mount),
+            sources_asset(mount),
+            pending_asset(mount),
+            health_asset(mount),
+        ],
+        asset_checks=[collections_check(mount), sources_check(mount), health_check(mount)],
         jobs=[*jobs.values(), *kept.values()],
         schedules=[
             *schedules(mount, jobs, schedule_status),
             collection_schedule(mount, kept[COLLECTIONS], schedule_status),
             pending_schedule(mount, kept[PENDING], schedule_status),
         ],
-        sensors=[*sensors(mount, sensor_status), source_sensor(mount), source_watch(mount, sensor_status)],
+        sensors=[
+            *sensors(mount, sensor_status),
+            source_sensor(mount),
+            source_watch(mount, sensor_status),
+            alert_sensor(mount, settings, [job.name for job in (*jobs.values(), *kept.values())], sensor_status),
+        ],
         resources={
             mount.persist: persist,
             mount.spark: Spark(spark_config=spark_config(settings.spark) if settings.spark else {}),

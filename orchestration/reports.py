@@ -6,6 +6,7 @@ most passes.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from operator import itemgetter
@@ -15,6 +16,7 @@ from dagster._core.definitions.asset_checks.asset_check_evaluation import (
     AssetCheckEvaluationTargetMaterializationData,
 )
 from dagster._core.event_api import PartitionKeyFilter
+from dagster._core.events import AssetMaterializationPlannedData
 from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
 
 from orchestration.checks import CHECKS, checks_of
@@ -135,6 +137,18 @@ def remind(instance: dg.DagsterInstance, key: dg.AssetCheckKey, partitions: Coll
                 target_materialization_data=judged(instance, key.asset_key),
             )
         )  # fmt: skip
+
+
+def mark_failed(context: dg.OpExecutionContext, mount: Mount, shard: str, duty: str) -> None:
+    """Make the partition of a shard red once this run has failed. The next materialization makes it green again.
+
+    Dagster calls a partition failed if a materialization of it was planned in a run that failed, and none came after
+    that. It plans only the partitions that it was asked for itself, so a run plans those on which it failed.
+    """
+    event = dg.DagsterEvent.build_asset_materialization_planned_event(
+        context.job_name, str(context.op_handle), AssetMaterializationPlannedData(mount.key(duty), shard)
+    )
+    context.instance.report_dagster_event(event, context.run_id, logging.INFO)
 
 
 def judged(

@@ -36,6 +36,10 @@ class Settings(BaseModel):
     """PERSIST_PRICES: `s3`, `free` or JSON. If neither is set: S3's list prices on S3, and free elsewhere."""
     spark: SparkSettings | None = None
     """PERSIST_SPARK_MASTER, PERSIST_SPARK_REMOTE, PERSIST_SPARK_DRIVER_MEMORY."""
+    alert_url: str | None = None
+    """PERSIST_ALERT_URL: where each thing that is wrong is posted as JSON, once, and once more when it is over."""
+    heartbeat_url: str | None = None
+    """PERSIST_HEARTBEAT_URL: asked each minute that the watcher is well. What it belongs to raises the alarm else."""
     is_running: bool = True
     """Whether schedules and sensors run from the start. The UI can turn them on and off."""
 
@@ -70,8 +74,16 @@ def _filled(settings: Settings, environ: Mapping[str, str]) -> Settings:
     if prices:
         parse_prices(prices)
     Config.model_validate(config)
+    hooks = {
+        name: getattr(settings, name) or environ.get(f"PERSIST_{name.upper()}")
+        for name in ("alert_url", "heartbeat_url")
+    }
+    for name, url in hooks.items():
+        if url and not url.startswith(("http://", "https://")):  # it may have a secret, so it is not shown
+            raise InvalidUsage(f"{name} must be a URL of http or https: got {len(url)} characters of something else")
     return settings.model_copy(
         update={
+            **hooks,
             "location": location, "consensus": consensus, "config": config, "prices": prices,
             "spark": settings.spark or SparkSettings.from_environment(environ),
         }

@@ -15,8 +15,7 @@ from jobs.engine import SparkEngine
 from jobs.parallel import in_parallel
 from jobs.watch import Watch
 from orchestration.duties import Duty, Options, ShardReport, look_after
-from orchestration.health import mark_failed
-from orchestration.reports import Event, Recording, failure, listed, told
+from orchestration.reports import Event, Recording, failure, listed, mark_failed, told
 from orchestration.resources import Spark
 from persist_lib.client import Client
 from persist_lib.errors import CompactionRefused, Damage, DiffOverflow, InvalidUsage, NotFound, PersistError

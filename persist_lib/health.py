@@ -3,10 +3,10 @@
     found = health.check(client)
     found.is_sound, found.problems
 
-Each problem says what is wrong, which command helps, and where the manual has more. A look changes nothing. It costs one
-request for the newest versions of all shards, one for each shard that moved since the last survey, one listing of what
-scrubs found damaged, and a few for each timeline, pending area and source; of a source on which no instance is at work,
-the upstream is asked as well. What could not be looked at is a problem itself: no silence is taken for health.
+Each problem says what is wrong, which command helps, and where the manual has more. A look changes nothing. It costs
+one request for the newest versions of all shards, one for each shard that moved since the last survey, one listing of
+what scrubs found damaged, and a few for each timeline, pending area and source; of a source on which no instance is at
+work, the upstream is asked as well. What could not be looked at is a problem itself: no silence is taken for health.
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ def test_what_to_watch_is_called_as_dagster_shows_it() -> None:
     assert set(DUTIES) <= set(re.findall(r"`(\w+)`", text))
     schedules, sensors = definitions.schedules or (), definitions.sensors or ()
     there = {str(one.name) for one in (*schedules, *sensors)}
-    said = set(re.findall(r"`(\w+_schedule|shard_discovery|compaction_debt|source_news|source_watch)`", text))
+    said = set(re.findall(r"`(\w+_schedule|shard_discovery|compaction_debt|source_news|source_watch|alerts)`", text))
     assert said == there
 
 

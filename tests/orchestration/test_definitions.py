@@ -42,18 +42,19 @@ print(len(d.defs.resolve_all_asset_specs()))
 def test_definitions_load_and_validate_without_opening_anything() -> None:
     done = subprocess.run([sys.executable, "-B", "-c", OPENS_NOTHING], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == str(len(DUTIES) + 3)
+    assert done.stdout.strip() == str(len(DUTIES) + 4)
 
 
 def test_every_duty_is_an_asset_with_a_description_owner_group_and_kind() -> None:
     specs = {spec.key.to_user_string(): spec for spec in build_definitions().resolve_all_asset_specs()}
-    assert set(specs) == {*DUTIES, "collections", "sources", "pending"}
-    for spec in specs.values():
+    assert set(specs) == {*DUTIES, "collections", "sources", "pending", "health"}
+    for name, spec in specs.items():
         assert spec.description
         assert spec.owners
         assert spec.kinds
         assert spec.group_name == "maintenance"
-        assert isinstance(spec.partitions_def, dg.DynamicPartitionsDefinition)
+        if name != "health":  # it is about all there is
+            assert isinstance(spec.partitions_def, dg.DynamicPartitionsDefinition)
 
 
 def test_a_backfill_of_duties_is_one_run_whatever_the_number_of_partitions() -> None:
@@ -69,7 +70,7 @@ def test_schedules_and_sensors_run_unless_they_are_told_not_to() -> None:
             "RUNNING" if is_running else "STOPPED"
         }
         running = {one.name for one in repository.sensor_defs if one.default_status.value == "RUNNING"}
-        ours = {"shard_discovery", "compaction_debt", "source_watch"}
+        ours = {"shard_discovery", "compaction_debt", "source_watch", "alerts"}
         assert running == (ours if is_running else set())
         assert {one.name for one in repository.sensor_defs} == {*ours, "source_news"}
 
@@ -130,4 +131,4 @@ def test_it_can_be_mounted_beside_other_definitions() -> None:
 
     merged = dg.Definitions.merge(dg.Definitions(assets=[mine]), build_definitions(Settings(location="memory:")))
     dg.Definitions.validate_loadable(merged)
-    assert len(merged.resolve_all_asset_specs()) == len(DUTIES) + 4
+    assert len(merged.resolve_all_asset_specs()) == len(DUTIES) + 5

@@ -30,13 +30,13 @@ from tests.spark.collections import SMALL, write
 pytestmark = [pytest.mark.dagster, pytest.mark.timeout(400)]
 
 DUTIES = ["census", "compaction", "garbage", "leases", "orphans", "retention", "rollups", "scrub"]
-ASSETS = [*DUTIES, "collections", "sources", "pending"]
+ASSETS = [*DUTIES, "collections", "sources", "pending", "health"]
 JOBS = sorted([*DUTIES, "maintenance", "collections", "compare", "handover", "ingest", "pending", "rebuild"])
 SCHEDULES = [
     f"{name}_schedule"
     for name in ("census", "collections", "compaction", "garbage", "leases", "orphans", "pending", "scrub")
 ]
-SENSORS = ["compaction_debt", "shard_discovery", "source_news", "source_watch"]
+SENSORS = ["alerts", "compaction_debt", "shard_discovery", "source_news", "source_watch"]
 
 TWO = """
 import dagster as dg
