@@ -18,7 +18,7 @@ import re
 import ssl
 import tomllib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -39,6 +39,8 @@ NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 PATTERN = re.compile(r"[A-Za-z0-9_.-]*\*?")
 TABLES = re.compile(r"[A-Za-z0-9_./-]*\*?")
 DIGEST = re.compile(r"[0-9a-fA-F]{64}")
+REPLACING_S = 0.1
+"""How long new certificates wait before they replace those of connections that begin just now."""
 _WHAT_TO_DO = (
     "Nothing was done. Set PERSIST_TOKEN, or name a file with the token in the URL, as in "
     "persist://host:7600?credentials=/path"
@@ -266,10 +268,27 @@ class Certificates:
         paths = [cert, key] if client_ca is None else [cert, key, client_ca]
         self.files = Reread(paths, f"the TLS files {', '.join(map(str, paths))}", self._checked)
 
-    def credentials(self) -> grpc.ServerCredentials:
-        """What a gRPC server listens with. It asks for the certificates at each connection."""
+    def credentials(self, sleep: Callable[[float], None]) -> grpc.ServerCredentials:
+        """What a gRPC server listens with, on one port. It asks for the certificates at each connection.
+
+        The answer is a configuration only where the files have changed, and none as long as they have not: gRPC makes
+        its handshakes by another factory with each one that it gets, and frees the last without a look at whether a
+        connection beside is about to use it (its issue 36693, in every version), which ends the process. The lock that
+        it holds keeps off those that have not asked yet; the pause lets those that have asked begin.
+        """
+        given = self.files.get()
+
+        def changed() -> grpc.ServerCertificateConfiguration | None:
+            nonlocal given
+            found = self.files.get()
+            if found is given:
+                return None
+            sleep(REPLACING_S)
+            given = found
+            return found
+
         return grpc.dynamic_ssl_server_credentials(
-            self.files.get(), self.files.get, require_client_authentication=self._client_ca is not None
+            given, changed, require_client_authentication=self._client_ca is not None
         )
 
     def not_after(self) -> float:

@@ -201,7 +201,7 @@ class ShardServer:
             if self._certificates is None:
                 port = server.add_insecure_port(self._listen)
             else:
-                port = server.add_secure_port(self._listen, self._certificates.credentials())
+                port = server.add_secure_port(self._listen, self._certificates.credentials(self._client.runtime.sleep))
         except RuntimeError as error:
             raise InvalidUsage(f"cannot listen on {self._listen}: {error}", listen=self._listen) from error
         if self._pages is not None:

@@ -17,6 +17,7 @@ from persist_lib.errors import Determinate, InvalidUsage, NotAuthenticated
 from persist_lib.format import wire
 from persist_lib.location.rpc.consensus import open_consensus
 from persist_lib.location.scheme import Opening
+from persist_lib.server.access import Certificates
 from persist_lib.server.shard_server import ShardServer
 from persist_lib.testing import contents_of
 from tests.circles import by_day
@@ -123,6 +124,22 @@ def test_a_certificate_without_its_key_is_not_taken_while_the_server_runs(
     site.reach(site.at(other.ca))
 
 
+def test_grpc_gets_certificates_only_where_they_have_changed(site: Secured, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With each configuration that it gets it frees what connections beside may be about to use."""
+    given: list[Any] = []
+    slept: list[float] = []
+    monkeypatch.setattr(grpc, "dynamic_ssl_server_credentials", lambda *these, **_: given.extend(these))
+    Certificates(site.cert, site.key).credentials(slept.append)
+    first, fetch = given
+    assert (fetch(), slept) == (None, [])
+    site.authority.issue(site.cert, site.key)
+    second = fetch()
+    assert isinstance(second, grpc.ServerCertificateConfiguration)
+    assert second is not first
+    assert slept, "so that those that have asked begin by what they were told"
+    assert fetch() is None
+
+
 @pytest.mark.parametrize("missing", ["token_file", "tls"])
 @pytest.mark.parametrize("listen", ["0.0.0.0:0", "[::]:0", "example.org:7600"])
 def test_it_listens_elsewhere_than_on_loopback_only_with_both(site: Secured, missing: str, listen: str) -> None:
@@ -193,7 +210,7 @@ def test_certificates_and_tokens_are_replaced_under_load_and_no_call_fails(
     with ThreadPoolExecutor(4) as pool:
         writers = [pool.submit(write, number) for number in range(4)]
         try:
-            for turn in by_day(range(10), 3):  # gRPC 1.85 crashes in 1 of some 20 runs of ten turns
+            for turn in by_day(range(10), 3):
                 site.authority.issue(site.cert, site.key)
                 rights = f'[clients.a]\ntoken = "{TOKEN}"\nrights = {{ "*" = ["append", "read"] }}'
                 site.tokens.with_suffix(".new").write_text(f"{rights}\n# {turn}")
