@@ -44,6 +44,10 @@ from persist_lib.shards import H, Shards
 
 if TYPE_CHECKING:
     from persist_lib.catalog.controller import Controller
+    from persist_lib.sources.sources import Sources
+    from persist_lib.streams.lifecycle import ClientStreams
+    from persist_lib.streams.stream_reader import StreamReader
+    from persist_lib.streams.stream_writer import StreamWriter
     from persist_lib.table.table import Table
     from persist_lib.timeline.tables import Tables
     from persist_lib.timeline.transaction import Transaction
@@ -125,6 +129,7 @@ class Client(Shards):
         self._handles: weakref.WeakValueDictionary[int, WriteHandle | ReadHandle] = weakref.WeakValueDictionary()
         self._opened = itertools.count()
         self._tables: Tables | None = None
+        self._streams: dict[str, ClientStreams] = {}
 
     @property
     def url(self) -> str:
@@ -198,11 +203,11 @@ class Client(Shards):
     def table(self, name: str, schema: Schema | None = None) -> Table:
         """Open a table, whatever carries it: a shard, a collection, or a timeline.
 
-        What a stream or a pending area feeds is read as any other, and refuses other writers. With a `schema`, one that
-        is not there is made, on a shard; its times are milliseconds where the schema does not say so. With columns that
-        it had before some were added, it is read and written in these. Raises SchemaMismatch when the table has another
-        schema, and NotFound when it is not there and no schema is given, and for the former name of a table that was
-        renamed; then nothing is changed.
+        What a stream, a pending area or an event log feeds is read as any other, and refuses other writers. With a
+        `schema`, one that is not there is made, on a shard; its times are milliseconds where the schema does not say
+        so. With columns that it had before some were added, it is read and written in these. Raises SchemaMismatch when
+        the table has another schema, and NotFound when it is not there and no schema is given, and for the former name
+        of a table that was renamed; then nothing is changed.
         """
         from persist_lib.table.opening import open_carrier, open_promoted  # noqa: PLC0415 - tables stand on the client
         from persist_lib.table.table import Table  # noqa: PLC0415 - as they do
@@ -220,6 +225,38 @@ class Client(Shards):
         from persist_lib.table.opening import tables_in  # noqa: PLC0415 - tables stand on the client
 
         return tables_in(self)
+
+    @overload
+    def stream(self, name: str, schema: None = None) -> StreamReader: ...
+    @overload
+    def stream(
+        self, name: str, schema: Schema, *, reentrance_id: str = "", owner: str = ""
+    ) -> tuple[StreamWriter, StreamReader]: ...
+    def stream(
+        self, name: str, schema: Schema | None = None, *, reentrance_id: str = "", owner: str = ""
+    ) -> StreamReader | tuple[StreamWriter, StreamReader]:
+        """Open a stream, which feeds the table of its name: with a `schema` to write and to read it, else to read it.
+
+            write, read = db.stream("readings", schema, reentrance_id="gateway-1")
+            write.write(rows)
+            write.seal(10)
+            db.table("readings").read()
+
+        With a schema, a stream that is not there is made. A location has one program that writes streams: the first
+        such call makes this client the one, with the `reentrance_id` and `owner` of `streams.open`, until it is closed
+        or `write.runtime` is stopped; later calls may leave them out. Raises what `streams.open` and its
+        `create_or_load` and `load` raise (Locked, Fenced, SchemaMismatch, NameTaken, NotFound), and InvalidUsage for
+        another `reentrance_id`.
+        """
+        from persist_lib.streams.lifecycle import ClientStreams  # noqa: PLC0415 - streams stand on the client
+
+        self._check_open()
+        streams = self._streams.get("") or self._streams.setdefault("", ClientStreams(self))  # no lock: see `Machines`
+        return streams.open(name, schema, reentrance_id, owner)
+
+    def sources(self) -> Sources:
+        """The sources of this location, to declare and to run them: outside data that feeds tables."""
+        return self.controller().sources()
 
     @overload
     def maintain(
@@ -274,8 +311,9 @@ class Client(Shards):
 
     def close(self) -> None:
         """Close all handles and release the location. Idempotent. Later calls raise an error that says it is closed."""
+        streams = [streams.close for streams in list(self._streams.values())]  # first, as they write what they accepted
         handles = [partial(self._close_handle, number) for number in reversed(list(self._handles))]
-        _do_all([*handles, self.leases.close, self._machines.close, self.location.close])
+        _do_all([*streams, *handles, self.leases.close, self._machines.close, self.location.close])
 
     def _close_handle(self, number: int) -> None:
         if (handle := self._handles.get(number)) is not None:

@@ -31,8 +31,12 @@ _BEGIN = tuple(name[:-1] for name in LAYER_HOLDS if name.endswith("*"))
 
 
 def is_table(state: State) -> bool:
-    """Whether the shard is a table of users: one that anybody writes, or that a stream or a pending area feeds."""
-    return layer_of(state) in {"", "pending"} or "stream" in state.holds
+    """Whether the shard is a table of users: one that anybody writes, or that a stream, a pending area or a log feeds.
+
+    A log has its events in one shard, by their ids, and its notes in another.
+    """
+    is_log = "events.writer" in state.holds and state.schemas[0].names[0] == "id"
+    return is_log or layer_of(state) in {"", "pending"} or "stream" in state.holds
 
 
 def is_of_layer(hold: str) -> bool:

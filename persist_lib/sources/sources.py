@@ -34,7 +34,7 @@ NEVER: Callable[[], bool] = lambda: False  # noqa: E731 - a constant
 class Sources:
     """The sources of a catalog. Safe to use from one thread at a time.
 
-    sources = client.controller().sources()
+    sources = client.sources()
     sources.create("orders", Files(place="./in", format="jsonl"), schema, meaning=Meaning(envelope="upsert"))
     sources.run("orders")
     """

@@ -6,6 +6,7 @@ left, and dropped by a later wipe.
 
 from __future__ import annotations
 
+import threading
 from contextlib import suppress
 from dataclasses import replace
 from typing import get_args
@@ -22,10 +23,15 @@ from persist_lib.location import Location
 from persist_lib.location.open import Place, open_location
 from persist_lib.location.wrap.around import AroundConsensus
 from persist_lib.runtime.ambient import Runtime
+from persist_lib.runtime.forks import Stage, enrol
+from persist_lib.runtime.resource import Resource
+from persist_lib.schema.schema import Schema
 from persist_lib.streams.committer import Committer
 from persist_lib.streams.lock import ENCODING, HOLD, WriterLock, fence, fetch_lock
-from persist_lib.streams.stream_list import Catalog, Record, make_list
-from persist_lib.streams.stream_runtime import Mode, Shared, Streams, take_over
+from persist_lib.streams.stream_list import Catalog, Record, make_list, parse_stream_name
+from persist_lib.streams.stream_reader import StreamReader
+from persist_lib.streams.stream_runtime import Mode, Shared, Streams, check_columns, take_over
+from persist_lib.streams.stream_writer import StreamWriter
 
 DROPPED = "-"
 """What the name of a dropped stream begins with in the list. So a new stream can have its name at once."""
@@ -180,6 +186,50 @@ def _shared(client: Client, owns_client: bool, reentrance: str, owner: str, *, w
         lock.release()
         raise
     return shared
+
+
+class ClientStreams(Resource):
+    """The streams of a client that is open already: what `client.stream` opens. Closed with the client.
+
+    It has one runtime: that which writes, from the first stream on that is opened to be written until it is stopped.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._runtime: Streams | None = None
+        self._reentrance = ""
+        self._opening = threading.Lock()
+        enrol(self, Stage.HANDLES)
+
+    def after_fork_in_child(self) -> None:
+        """The parent may have been opening a stream. Its runtime, if there is one, refuses to write in this process."""
+        self._opening = threading.Lock()
+
+    def open(
+        self, name: str, schema: Schema | None, reentrance_id: str, owner: str
+    ) -> StreamReader | tuple[StreamWriter, StreamReader]:
+        """See `Client.stream`."""
+        reentrance, owner = parse_text(reentrance_id, "reentrance_id", LONGEST), parse_text(owner, "owner", LONGEST)
+        name, schema = parse_stream_name(name), None if schema is None else check_columns(schema)
+        if schema is None and (reentrance or owner):
+            raise InvalidUsage("reentrance_id and owner are of the program that writes: give the stream's schema, too")
+        mode: Mode = "read" if schema is None else "full"
+        with self._opening:
+            runtime = self._runtime
+            if runtime is None or runtime.is_stopped() or (runtime.mode, mode) == ("read", "full"):
+                runtime = self._runtime = open(self._client, mode=mode, reentrance_id=reentrance, owner=owner)
+                self._reentrance = reentrance
+            elif reentrance not in ("", self._reentrance):
+                raise InvalidUsage(
+                    f"this client writes the streams of {self._client.url} with the reentrance id "
+                    f"{self._reentrance!r}: got {reentrance!r}. Leave it out, or open another client"
+                )
+        return runtime.load(name) if schema is None else runtime.create_or_load(name, schema)
+
+    def close(self) -> None:
+        """Finish what was accepted, and let go of the writer's lock."""
+        if self._runtime is not None:
+            self._runtime.close()
 
 
 class _Unwoken(AroundConsensus):

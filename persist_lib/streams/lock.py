@@ -23,6 +23,7 @@ from persist_lib.errors import Corrupt, Fenced, Locked, NewerFormat, NotFound, P
 from persist_lib.frontier import MINIMUM, Antichain
 from persist_lib.relation.registration import Registration
 from persist_lib.runtime.ambient import Deadline
+from persist_lib.runtime.forks import Stage, enrol
 from persist_lib.schema.schema import Schema
 from persist_lib.shard.admin import claim, retire_writers
 from persist_lib.shard.commit import Build, Committed, Done, Machine, Undone, Wanted, try_commit_all
@@ -120,8 +121,13 @@ class WriterLock:
     def __init__(self, client: Client, reentrance: str, owner: str) -> None:
         self._client, self._reentrance, self._owner = client, reentrance, owner
         self._machine = client.machine(SHARD)
-        self._instance = f"{client.runtime.entropy():016x}"
         self.epoch = 0
+        self.after_fork_in_child()
+        enrol(self, Stage.HANDLES)
+
+    def after_fork_in_child(self) -> None:
+        """The parent's instance has the lock: this one is another, so it neither renews nor releases it."""
+        self._instance = f"{self._client.runtime.entropy():016x}"
 
     def take(self, *, wipes: bool) -> Lock:
         """Move the epoch to one of this runtime's own. Returns the lock as it was before.

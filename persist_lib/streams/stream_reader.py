@@ -27,6 +27,7 @@ from persist_lib.relation.row_selection import RowSelection
 from persist_lib.relation.snapshot import Snapshot, snapshot_known
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.runtime.follow import Follow
+from persist_lib.runtime.forks import Stage, enrol
 from persist_lib.runtime.resource import Resource
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import DIFF, Schema
@@ -231,9 +232,10 @@ class StreamReader:
     def __init__(self, client: Client, name: str, record: Record, schema: Schema, committer: Committer | None) -> None:
         self._client, self._committer = client, committer
         self.name, self.schema, self.record = name, schema, record
-        self._lock = threading.Lock()
         self._sealed: ReadHandle | None = None
         self._unsealed: ReadHandle | None = None
+        self._lock = threading.Lock()
+        enrol(self, Stage.HANDLES, _renew)
 
     @property
     def sealed(self) -> ReadHandle:
@@ -373,6 +375,10 @@ class StreamReader:
         if not self.unsealed.read_only:
             kept_of(self.unsealed).let_go(at(arrival - 1))
         return found
+
+
+def _renew(read: StreamReader) -> None:
+    read._lock = threading.Lock()
 
 
 def _table(schema: Schema, tables: Sequence[pa.Table]) -> pa.Table:

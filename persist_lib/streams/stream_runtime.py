@@ -20,6 +20,7 @@ from persist_lib.errors import InvalidUsage, NameTaken, NotFound
 from persist_lib.frontier import Antichain
 from persist_lib.relation.appends import Appended
 from persist_lib.runtime.ambient import Deadline
+from persist_lib.runtime.forks import Stage, enrol
 from persist_lib.runtime.resource import Resource
 from persist_lib.schema.schema import Schema, check_schema
 from persist_lib.shard.commit import Wanted
@@ -57,6 +58,10 @@ class Shared:
         self.clones = 1
         self._owns_client = owns_client
         self.is_stopped = False
+        self.after_fork_in_child()
+        enrol(self, Stage.HANDLES)
+
+    def after_fork_in_child(self) -> None:
         self.loading = threading.Lock()
         """Held while a stream is created or loaded, so that two threads do not do it at once, and to count clones."""
 
@@ -109,7 +114,7 @@ class Streams(Resource):
         Fenced when another runtime took over, and InvalidUsage in a runtime that only reads.
         """
         committer = self._writing("create_or_load")
-        name, schema = parse_stream_name(name), _check_columns(check_schema(schema))
+        name, schema = parse_stream_name(name), check_columns(schema)
         committer.check()
         with self._shared.loading:
             if name not in committer.streams:
@@ -124,7 +129,7 @@ class Streams(Resource):
                 f"stream {name!r} is open in this runtime with the schema {stream.schema}: open it with that one",
                 stream=name,
             )
-        return StreamWriter(committer, name, schema), self._reader(name, stream.record, schema)
+        return StreamWriter(self, committer, name, schema), self._reader(name, stream.record, schema)
 
     def load(self, name: str, schema: Schema | None = None) -> StreamReader:
         """The handle to read a stream, in the given schema or in its newest. Raises NotFound when there is none."""
@@ -238,8 +243,12 @@ class Streams(Resource):
             raise InvalidUsage(f"{what} needs a runtime that writes; this one was opened with mode='read'")
         return self._shared.committer
 
+    def is_stopped(self) -> bool:
+        """Whether it takes no more calls, as it was stopped or closed."""
+        return self._is_closed or self._shared.is_stopped
+
     def _check_open(self) -> None:
-        if self._is_closed or self._shared.is_stopped:
+        if self.is_stopped():
             raise InvalidUsage(
                 f"this runtime of the streams of {self.client.url} was stopped. Nothing was changed; open a new one"
             )
@@ -253,8 +262,9 @@ def take_over(client: Client, catalog: Catalog, lock: WriterLock) -> None:
             pass
 
 
-def _check_columns(schema: Schema) -> Schema:
-    if schema.constraints:
+def check_columns(schema: Schema) -> Schema:
+    """Check that a stream can have this schema, and return it. Raises InvalidUsage."""
+    if check_schema(schema).constraints:
         raise InvalidUsage(
             f"a stream has no constraints, and this schema has {', '.join(schema.constraints)}: a write is durable "
             "before it is sealed, so it could not be refused any more. Check before you write",

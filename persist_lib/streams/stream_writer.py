@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from typing import TYPE_CHECKING
 
 import msgspec
 import pyarrow as pa
@@ -18,6 +19,9 @@ from persist_lib.schema.schema import Schema
 from persist_lib.streams.committer import Committer
 from persist_lib.streams.stream_state import LAST_TIME, Op, check_negatable
 from persist_lib.times import Times
+
+if TYPE_CHECKING:
+    from persist_lib.streams.stream_runtime import Streams
 
 
 class Write(msgspec.Struct, frozen=True):
@@ -52,11 +56,12 @@ class StreamWriter:
     result has `upper`, the stream's sealed frontier then. A call that fails fails all that were made after it, with
     NotSent; also the next one, unless the failure was looked at (`result`, `exception`). Calls wait for room when
     `config.buffer_bytes` are under way. `timeout` is in seconds, until the future is done; an outcome that is not known
-    by then is still found out, and calls behind it wait for that.
+    by then is still found out, and calls behind it wait for that. `runtime` is the one that all streams of its program
+    have in common.
     """
 
-    def __init__(self, committer: Committer, name: str, schema: Schema) -> None:
-        self._committer = committer
+    def __init__(self, runtime: Streams, committer: Committer, name: str, schema: Schema) -> None:
+        self.runtime, self._committer = runtime, committer
         self.name, self.schema = name, schema
 
     @property

@@ -223,6 +223,11 @@ def banked(p: Place) -> str:
     return "default"
 
 
+def streamed(p: Place) -> str:
+    """A stream that this client writes."""
+    return p.client.stream("stream", SCHEMA, reentrance_id="x")[0].name
+
+
 def produced(p: Place) -> str:
     """A shard with a producer."""
     p.write.append_now([{"id": 5, "word": "w"}], producer=("query", 7))
@@ -599,6 +604,12 @@ LEGAL: dict[str, tuple[Arguments, dict[str, Kind]]] = {
     "Client.shards": (lambda _: {}, {}),
     "Client.table": (lambda p: {"name": p.name, "schema": SCHEMA}, {"name": name, "schema": or_none(schema)}),
     "Client.tables": (lambda _: {}, {}),
+    "Client.sources": (lambda _: {}, {}),
+    "Client.stream": (
+        lambda p: {"name": streamed(p), "schema": SCHEMA, "reentrance_id": "x", "owner": "x"},
+        {"name": name, "schema": schema, "owner": is_text(200),
+         "reentrance_id": lambda value: isinstance(value, str) and value in ("", "x")},
+    ),
     "Client.transaction": (
         lambda p: {"timeline": banked(p), "timeout": 0.05}, {"timeline": name, "timeout": timeout}
     ),

@@ -60,6 +60,8 @@ CLIENT: dict[str, Callable[[Client], object]] = {
     "heartbeat": lambda client: client.heartbeat(),
     "table": lambda client: client.table("s"),
     "tables": lambda client: client.tables(),
+    "stream": lambda client: client.stream("s", SCHEMA),
+    "sources": lambda client: client.sources(),
     "transaction": lambda client: client.transaction(),
 }
 HARMLESS = {"url", "consensus_url", "metrics", "charge", "policy", "close"}

@@ -22,7 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import persist_lib as persist
-from persist_lib import pending_area, streams
+from persist_lib import events, pending_area, streams
 from persist_lib.catalog.controller import Controller
 from persist_lib.catalog.listen import CollectionListen
 from persist_lib.catalog.snapshot import CollectionSnapshot
@@ -993,6 +993,28 @@ def test_what_a_stream_or_a_pending_area_feeds_is_read_as_any_table(tmp_path: Pa
     if by == "stream":
         runtime.stop()
     client.close()
+
+
+def test_an_event_log_is_read_as_any_table_and_its_notes_are_none(tmp_path: Path) -> None:
+    url = f"file:{tmp_path}/data"
+    account = events.Program(lambda state, event: (state + len(event.payload), ()), int, lambda _: None)
+    with events.Loop(f"persist:{url.replace(':', chr(92) + ':')}:log", account) as loop, persist.open(url) as client:
+        for payload in (b"a", b"bc"):
+            loop.submit(payload).result()
+        table = client.table("log")
+        assert client.tables() == ["log"]
+        assert [row["payload"] for row in table.read(as_of=1).to_pylist()] == [b"a"]
+        assert len(table.listen(1).poll()) == 2
+        changes = [
+            lambda: table.append(table.read()), lambda: table.delete([(1, 0)]), lambda: table.restore(1),
+            lambda: client.table("log.notes"),
+        ]  # fmt: skip
+        for change in changes:
+            with pytest.raises(persist.OfLayer, match="event log"):
+                change()
+        with pytest.raises(persist.StillRead):
+            table.drop()
+        assert loop.submit(b"d").result().event_id == 3
 
 
 def test_transactions_change_the_tables_of_a_timeline(world: World) -> None:
