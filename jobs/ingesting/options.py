@@ -60,7 +60,7 @@ def build_parser(description: str) -> argparse.ArgumentParser:
 
 
 def _add_schema(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("the schema, if the shard does not exist yet (as in `persist create`)")
+    group = parser.add_argument_group("the schema, if the shard does not exist yet (as `persist create` declares it)")
     group.add_argument(
         "--key",
         action="append",
@@ -72,7 +72,7 @@ def _add_schema(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--infer", action="store_true", help="infer the types from the first lines of the first file, and print them"
     )
-    group.add_argument("--times", choices=("ms", "us"), help="times are a clock")
+    group.add_argument("--times", choices=("ms", "us"), help="times are a clock (default: plain integers)")
     group.add_argument("--unique", action="store_true", help="each key has at most one row (for changes by key)")
 
 

@@ -53,7 +53,9 @@ class Created(NamedTuple):
             from persist_lib.cli.input_files import infer_schema
             from persist_lib.table.opening import make_table
 
-            schema = infer_schema(file, opt.parse_names(self.key) or [], self.times, unique=self.unique)
+            schema = infer_schema(
+                file, opt.parse_names(self.key) or [], opt.parse_clock(self.times), unique=self.unique
+            )
             make_table(client, name, schema)
 
 
@@ -111,8 +113,9 @@ def append(
     \b
     persist append orders monday.parquet
     echo '{"id": 1, "cents": 5}' | persist append orders -
-    persist append orders monday.parquet --lower 0 --upper 10 --create --key order_id
-    persist append visits day.csv --lower 0 --upper 2026-11-23 --create --key visitor --times ms
+    persist append orders monday.parquet --create --key order_id
+    persist append ticks monday.parquet --lower 0 --upper 10 --create --key id --times none
+    persist append visits day.csv --lower 0 --upper 2026-11-23 --create --key visitor
     persist append orders --lower 20 --upper 30      nothing happened before 30
     persist append orders --lower 30 --upper '[]'    nothing will ever happen again
     """

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
+
 from persist_lib.cli import shared_options as opt
 from persist_lib.cli.session import Session
 from persist_lib.errors import InvalidUsage, NotFound, SchemaMismatch
@@ -34,11 +36,13 @@ class Declared(NamedTuple):
         return build_schema(self.key or [], self.value or [], self.like, **terms)
 
 
-def make_shard(session: Session, shard: str, schema: Schema, *, dry_run: bool) -> None:
-    """Create a shard, or find that it is there with this schema."""
+def make_shard(session: Session, shard: str, schema: Schema, *, may_be_plain: bool, dry_run: bool) -> None:
+    """Create a shard, or find that it is there with this schema; if it `may_be_plain`, also with times of no clock."""
     name = parse_shard_id(shard)
     before = _existing(session, shard)
     if before:
+        plain = msgspec.structs.replace(schema, times=None)
+        schema = plain if may_be_plain and plain in before else schema
         is_older = _check_same(shard, before, schema)
         said = f"{shard} exists already, with this schema{' and columns that were added since' if is_older else ''}"
         session.answer(_value(shard, before[-1], dry_run, created=False), f"{said}: {before[-1]}")
@@ -54,8 +58,6 @@ def make_shard(session: Session, shard: str, schema: Schema, *, dry_run: bool) -
         _check_same(shard, _schemas_of(client, shard), schema)  # another process may have been first
         url = client.url
     session.answer(_value(shard, schema, dry_run, created=True), f"created {shard} in {url}: {schema}")
-    if schema.times is None:
-        session.note("its times are integers; with --times ms they are a clock, as those of db.table: '1 hour ago'")
     session.note(f"in Python: {python_of(schema)}")
 
 
@@ -149,8 +151,6 @@ def _types_of(like: Path) -> dict[str, pa.DataType]:
 
 def with_columns(schema: Schema, new: tuple[Column, ...]) -> Schema:
     """The schema with value columns added; everything else of it stays."""
-    import msgspec
-
     return msgspec.structs.replace(schema, value=schema.value + new) if new else schema
 
 

@@ -12,7 +12,7 @@ from persist_lib.cli.completion import collection_names, names_of_tables, shard_
 from persist_lib.errors import InvalidUsage
 from persist_lib.frontier import TOP, Antichain, at
 from persist_lib.frontier import parse_time as check_time
-from persist_lib.times import END_S, Times, is_time_text
+from persist_lib.times import END_S, Times, Unit, is_time_text
 
 NUMBER = re.compile(r"[0-9]+(_[0-9]+)*")
 """A count or a time as people type it: 1000 or 1_000."""
@@ -98,10 +98,10 @@ Like = Annotated[
     ),
 ]
 Clock = Annotated[
-    Literal["ms", "us"] | None,
+    Literal["ms", "us", "none"] | None,
     typer.Option(
         "--times",
-        help="Times are a clock: milliseconds or microseconds since 1970, in UTC. Without it: plain integers.",
+        help="Times are a clock: milliseconds (the default) or microseconds since 1970, in UTC. none: plain integers.",
     ),
 ]
 Unique = Annotated[bool, typer.Option("--unique", help="Each key has at most one row, by all writers.")]
@@ -180,6 +180,11 @@ Output = Annotated[
 Input = Annotated[
     str, typer.Argument(metavar="FILE", help="A .parquet, .csv or .jsonl file; - reads JSON lines from standard input.")
 ]
+
+
+def parse_clock(times: Literal["ms", "us", "none"] | None) -> Unit | None:
+    """The times that a new table has, which are those of `db.table` if nothing is said."""
+    return None if times == "none" else times or "ms"
 
 
 def parse_frontier(text: str, what: str) -> Antichain | str:

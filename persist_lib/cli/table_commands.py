@@ -284,14 +284,15 @@ def create(
     persist create orders --key order_id:int64 --value state:string --value 'price:decimal128(10, 2)'
     persist create orders --key 'order_id:int64 not null' --value 'at:timestamp\\[us, UTC]' --dry-run
     persist create orders --like monday.parquet --key order_id
-    persist create customers --key id:int64 --value name:string --times ms --unique
-    persist create sales/orders --like monday.parquet --key id --shards 4 --mode compare_and_append --times ms
+    persist create customers --key id:int64 --value name:string --unique
+    persist create ticks --key id:int64 --value word:string --times none
+    persist create sales/orders --like monday.parquet --key id --shards 4 --mode compare_and_append
     persist create accounts --key 'id:int64 not null' --value cents:int64 --unique --mode wal
     """
     kind = carried.kind(times)
-    schema = declared.schema("ms" if kind == "timeline" else times)
+    schema = declared.schema(opt.parse_clock(times))
     if kind == OF_A_SHARD:
-        make_shard(session, name, schema, dry_run=dry_run)
+        make_shard(session, name, schema, may_be_plain=times is None, dry_run=dry_run)
         return
     timeline, count = carried.timeline or "default", carried.shards or 1
     terms: dict[str, Any] = {

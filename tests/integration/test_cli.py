@@ -242,7 +242,7 @@ def test_rows_are_upserted_and_deleted_from_files_by_key(tmp_path: Path):
     sh = Shell(tmp_path / "data")
     file, keys = tmp_path / "rows.csv", tmp_path / "keys.jsonl"
     file.write_text("order_id,state\n1,placed\n2,placed\n")
-    done = sh.json("upsert", "orders", file, "--create", "--key", "order_id")
+    done = sh.json("upsert", "orders", file, "--create", "--key", "order_id", "--times", "none")
     assert (done["inserted"], done["updates"], done["time"]) == (2, 2, 0)
     file.write_text("order_id,state\n1,paid\n2,placed\n3,placed\n")
     would = sh.json("upsert", "orders", file, "--dry-run")

@@ -13,7 +13,7 @@ import persist_lib as persist
 from tests.integration.test_cli import Shell
 from tests.unit.cli.shells import run
 
-COLUMNS = ("--key", "id:int64 not null", "--value", "name:string", "--value", "cents:int64")
+COLUMNS = ("--key", "id:int64 not null", "--value", "name:string", "--value", "cents:int64", "--times", "none")
 FIXES = """
 import pyarrow.compute as pc
 

@@ -16,7 +16,8 @@ from persist_lib.errors import InvalidUsage
 from tests.commands import invoke
 
 COLUMNS = ("--key", "id:int64", "--value", "name:string", "--value", "price:decimal(10,2)?")
-SCHEMA = persist.Schema(key={"id": "int64"}, value={"name": "string", "price": "decimal128(10, 2)"})
+PLAIN = persist.Schema(key={"id": "int64"}, value={"name": "string", "price": "decimal128(10, 2)"})
+SCHEMA = persist.Schema(key=PLAIN.key, value=PLAIN.value, times="ms")
 
 
 @pytest.fixture(autouse=True)
@@ -51,6 +52,27 @@ def test_a_shard_has_the_columns_that_were_declared_and_python_opens_it_with_the
     assert eval(said, {"persist": persist}) == SCHEMA
     with persist.open("file:./data") as client:
         client.open_shard("items", SCHEMA)
+
+
+def test_times_are_those_of_a_table_in_python_unless_they_are_to_be_integers() -> None:
+    words: tuple[tuple[str, ...], ...]
+    words = (("--shards", "2"), ("--mode", "compare_and_append"), ("--timeline", "bank"), ())
+    for number, more in enumerate(words):
+        assert done("create", f"t{number}", *COLUMNS, *more)["schema"]["times"] == "ms"
+    with persist.open("file:./data") as client:
+        client.table("python", PLAIN)
+        found = {name: client.table(name, PLAIN).schema for name in client.tables()}
+    assert found == dict.fromkeys(("python", "t0", "t1", "t2", "t3"), SCHEMA)
+    for name, more in (("n0", ()), ("n1", ("--shards", "2"))):
+        assert "times" not in done("create", name, *COLUMNS, *more, "--times", "none")["schema"]
+    assert done("create", "n0", *COLUMNS)["created"] is False, "what is there is not said to have other times"
+    assert fails(2, "create", "n0", *COLUMNS, "--times", "ms").startswith("SchemaMismatch")
+    assert fails(2, "create", "t3", *COLUMNS, "--times", "none").startswith("SchemaMismatch")
+    assert "leave out --times" in fails(2, "create", "x", *COLUMNS, "--timeline", "bank", "--times", "none")
+    Path("rows.csv").write_text("id\n1\n")
+    for name, more, times in (("a", (), "ms"), ("b", ("--times", "none"), None)):
+        done("append", name, "rows.csv", "--create", "--key", "id", *more)
+        assert done("describe", name)["schema"].get("times") == times
 
 
 def test_creating_the_same_again_changes_nothing_and_another_is_refused() -> None:
@@ -168,7 +190,7 @@ def test_a_file_gives_its_types_for_all_columns_or_for_some(here: Path) -> None:
         build_schema(["id"], ["bb"], here / "like.parquet")
     (here / "like.csv").write_text("id,day\n1,2026-01-02\n")
     assert done("create", "items", "--like", "like.csv", "--key", "id")["schema"] == {
-        "key": {"id": "int64"}, "value": {"day": "date32"},
+        "key": {"id": "int64"}, "value": {"day": "date32"}, "times": "ms",
     }  # fmt: skip
     (here / "like.jsonl").write_text('{"id": 1, "name": "x"}\n')
     assert done("create", "lines", "--like", "like.jsonl", "--key", "id")["schema"]["value"] == {"name": "string"}
