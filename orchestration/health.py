@@ -161,21 +161,24 @@ def bad_checks(instance: dg.DagsterInstance, mount: Mount) -> Iterator[Trouble]:
 
 def recorded(mount: Mount, found: Sequence[Trouble]) -> Iterator[dg.AssetObservation | dg.AssetCheckEvaluation]:
     """What is wrong, as a table and a verdict."""
-    rows = [{"check": one.check, "of": f"{one.about} {one.name}", "says": one.says, "do": one.do} for one in found]
-    metadata = {"problems": dg.MetadataValue.int(len(found)), "table": table(rows[:MOST_ROWS])}
-    yield dg.AssetObservation(mount.key(HEALTH), metadata=metadata, description=verdict(mount, found).description)
-    yield verdict(mount, found)
+    said = verdict(mount, found)
+    yield dg.AssetObservation(mount.key(HEALTH), metadata=said.metadata, description=said.description)
+    yield said
 
 
 def verdict(mount: Mount, found: Iterator[Trouble] | Sequence[Trouble]) -> dg.AssetCheckEvaluation:
     """The verdict: an error where data is damaged, else a warning."""
     wrong = list(found)
     is_damaged = any(one.is_damage for one in wrong)
+    rows = [
+        {"check": one.check, "of": f"{one.about} {one.name}", "says": one.says, "do": one.do, "see": one.page}
+        for one in wrong[:MOST_ROWS]
+    ]
     says = "; ".join(f"{one.about} {one.name}: {one.says}" for one in wrong[:MOST_ROWS]) or "nothing is wrong"
     return dg.AssetCheckEvaluation(
         asset_key=mount.key(HEALTH), check_name=CHECK, passed=not wrong, description=says,
         severity=dg.AssetCheckSeverity.ERROR if is_damaged else dg.AssetCheckSeverity.WARN,
-        metadata={"problems": len(wrong)},
+        metadata={"problems": dg.MetadataValue.int(len(wrong)), "table": table(rows)},
     )  # fmt: skip
 
 

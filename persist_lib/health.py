@@ -229,7 +229,8 @@ class _Look:
                 yield self._problem("unread", place.about, place.name, says, do)
             if marks := sorted(memory.damaged.values(), key=lambda mark: mark.id):
                 since = show_time(min(mark.since for mark in marks), "ms")
-                says = f"{place.shown}{len(marks)} batches are damaged, known since {since}; the first: {marks[0].says}"
+                count = "1 batch is" if len(marks) == 1 else f"{len(marks)} batches are"
+                says = f"{place.shown}{count} damaged, known since {since}; the first: {marks[0].says}"
                 yield self._problem("damage", place.about, place.name, says, do, damage=True)
 
     def _shards(self) -> Iterator[Problem]:
@@ -307,7 +308,7 @@ class _Look:
                     overdue.setdefault(duty, []).append((shown, says))
         for duty, found in overdue.items():
             named = "; ".join(f"{shown}: {says}" for shown, says in found[:NAMED])
-            says = f"{duty} is overdue on {len(found)} shards, such as {named}"
+            says = f"{duty} is overdue on {len(found)} of the shards, such as {named}"
             do = f"persist maintain --only {duty}" if BY_NAME[duty].is_upkeep else f"persist shard {duty} --all"
             yield self._problem("leases" if duty == "leases" else "upkeep", "location", duty, says, do)
 
@@ -381,7 +382,7 @@ class _Look:
             yield self._problem("disagree", about, name, says, do)
         if is_overdue and not done.disagreements:
             upper, gap = show_frontier(found.upper, state.times), done.gap
-            says = f"{found.batches} batches lie there, and it is absorbed up to {upper}, {waits_s:,.0f} s behind"
+            says = f"{found.batches} batches wait there, and it is absorbed up to {upper}, {waits_s:,.0f} s behind"
             says += "" if gap is None else f"; nothing continues from {show_time(gap, state.times)} on"
             yield self._problem("pending", about, name, says, do)
 

@@ -650,7 +650,7 @@ def test_known_damage_is_shown_without_reading_anything_again(sh: Shell):
         assert (done.exit_code, "damaged, as a scrub found: orders" in done.output) == (3, True), command
     assert sh.run("maintain", "tidy").exit_code == 0
     done = sh.run("health")
-    assert (done.exit_code, "damage     table orders: 1 batches are damaged" in done.stdout) == (3, True)
+    assert (done.exit_code, "damage     table orders: 1 batch is damaged" in done.stdout) == (3, True)
     assert "persist shard scrub orders   docs/operations.md#backup-and-restore" in done.stdout
     [marks] = (sh.root / "blob" / "-scrub" / "orders").iterdir()
     marks.write_bytes(b"")

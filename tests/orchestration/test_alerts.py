@@ -153,7 +153,7 @@ def test_damage_was_sent_once_and_that_it_is_over_whatever_the_receiver_answers(
     assert watch.tick() == []
     (message,) = receiver.got
     assert message["location"] == f"file:{folder}"
-    assert message["text"].startswith("opened: damage table a: 1 batches are damaged, known since")
+    assert message["text"].startswith("opened: damage table a: 1 batch is damaged, known since")
     assert (message["do"], message["is_damage"]) == ("persist shard scrub a", True)
     assert receiver.said() == [("opened", "damage:table:a")]
     assert len(set(receiver.keys)) == 1, "each try is the same message"
@@ -179,7 +179,7 @@ def test_the_check_has_a_button_that_looks_now(
     look = dg.Definitions.merge(watch.definitions, dg.Definitions(jobs=[job])).resolve_job_def("look")
     (found,) = look.execute_in_process(instance=instance).get_asset_check_evaluations()
     assert (found.passed, found.severity) == (False, dg.AssetCheckSeverity.ERROR)
-    assert "table a: 1 batches are damaged" in (found.description or "")
+    assert "table a: 1 batch is damaged" in (found.description or "")
 
 
 def test_a_job_that_fails_was_sent_once_under_retries_until_a_run_succeeds(

@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import subprocess
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from playwright.sync_api import Page, expect, sync_playwright
 import persist_lib as persist
 from orchestration.partitions import NONE_YET
 from tests.orchestration.dagster_dev import ROOT, STOPPED, DagsterDev, dagster_dev, wait_until, workspace_of
+from tests.orchestration.test_alerts import Receiver
 from tests.spark.collections import SMALL, damage_a_part, write
 
 FOUND = subprocess.run([ROOT / "scripts" / "chromium"], capture_output=True, text=True, check=False)
@@ -54,16 +56,27 @@ class Seen:
     compaction: str
     scrub: str
     backfill: str
+    told: Counter[str]
+    """What the alerts' receiver got, over several ticks: how often each key."""
 
 
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
+def receiver() -> Iterator[Receiver]:
+    """Where alerts go."""
+    made = Receiver()
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory, receiver: Receiver) -> Iterator[Seen]:
     """A location with healthy, indebted and damaged shards, after a failed job, a scrub, a backfill and a tick."""
     if FOUND.returncode:
         pytest.skip(FOUND.stderr.strip())
     base = tmp_path_factory.mktemp("pages")
     url = f"file:{base / 'data'}"
-    env = {"PERSIST_LOCATION": url, "PERSIST_CONFIG": json.dumps({**SMALL, "spark_above_bytes": 1 << 40})}
+    config = json.dumps({**SMALL, "spark_above_bytes": 1 << 40})
+    env = {"PERSIST_LOCATION": url, "PERSIST_CONFIG": config, "PERSIST_ALERT_URL": receiver.url}
     with persist.open(url, config=persist.Config(**SMALL)) as client:
         for number, name in enumerate([*HEALTHY, DAMAGED]):
             write(client, name, batches=6, rows=400 * (number + 1), seed=number)
@@ -92,7 +105,11 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
             assert dev.wait_finished(census).status == "SUCCESS"
             dev.wait_backfill(backfill)
             wait_until(lambda: all(one.is_finished for one in dev.runs()), 240, "all runs have ended")
-            yield Seen(dev, compaction, scrub, backfill)
+            dev.start_sensor("alerts")
+            first = dev.wait_tick("alerts", 0)["timestamp"]
+            dev.wait_tick("alerts", dev.wait_tick("alerts", first)["timestamp"])
+            dev.stop_sensor("alerts")
+            yield Seen(dev, compaction, scrub, backfill, Counter(one["key"] for one in receiver.got))
 
 
 @pytest.fixture(scope="module")
@@ -161,6 +178,13 @@ def test_a_failed_scrub_names_the_damaged_batch(seen: Seen, page: Page) -> None:
 def test_the_sensor_shows_its_ticks(seen: Seen, page: Page) -> None:
     with picture(seen, page, "sensor", "/locations/__repository__@persist/sensors/compaction_debt"):
         shows(page, "compaction_debt", re.compile(r"1 (run )?requested|1 requested"))
+
+
+def test_what_is_wrong_is_red_and_was_told_once(seen: Seen, page: Page) -> None:
+    assert seen.told == {f"damage:table:{DAMAGED}": 1, "failed:job:compaction": 1}
+    with picture(seen, page, "health", "/assets/health?view=checks"):
+        page.get_by_text("nothing_is_wrong").first.click()
+        shows(page, f"table {DAMAGED}: 1 batch is damaged", "job compaction: its newest run failed")
 
 
 def test_the_backfill_is_complete_and_one_run(seen: Seen, page: Page) -> None:

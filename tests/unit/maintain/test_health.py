@@ -64,7 +64,7 @@ def test_what_a_scrub_found_damaged_is_known_until_it_is_mended(world: World) ->
     found = health.check(world.client())
     assert told(found) == [("damage", "table", "s")]
     assert found.is_damaged
-    assert "1 batches are damaged, known since 20" in found.problems[0].says
+    assert "1 batch is damaged, known since 20" in found.problems[0].says
     assert found.problems[0].do == "persist shard scrub s"
     assert told(health.check(world.client(), names=["t"])) == []
     test_scrub.put(world, key, data)
@@ -103,7 +103,7 @@ def test_upkeep_that_is_missing_is_one_problem_a_duty(world: World) -> None:
     assert [one.do for one in found.problems] == [
         "persist maintain --only compaction", "persist shard scrub --all", "persist maintain --only leases",
     ]  # fmt: skip
-    assert "on 2 shards, such as a: " in found.problems[1].says
+    assert "on 2 of the shards, such as a: " in found.problems[1].says
     for write in writers:
         write.close()
     for name in "abc":
@@ -210,7 +210,7 @@ def test_a_pending_area_that_nothing_absorbs(world: World) -> None:
     area.put("a", 0, 6)
     found = health.check(world.client())
     assert told(found) == [("pending", "pending area", NAME)]
-    assert "1 batches lie there" in found.problems[0].says
+    assert "1 batches wait there" in found.problems[0].says
 
 
 def test_sources_are_judged_by_their_own_limits(world: World, tmp_path: Path) -> None:
