@@ -22,6 +22,7 @@ from persist_lib.client import Client
 from persist_lib.core.cost import storage_dollars
 from persist_lib.core.duties import NAMES, figures_of
 from persist_lib.core.plan.compaction import Plan
+from persist_lib.core.plan.explain import explain
 from persist_lib.core.plan.garbage import plan_garbage
 from persist_lib.core.sums import Sums
 from persist_lib.errors import Busy
@@ -130,8 +131,15 @@ def look_after(client: Client, shard: str, duties: Sequence[Duty], options: Opti
         else:
             seconds = round(time.monotonic() - started, 4)
             figures = {**one.numbers, **program.spent(spent.cost), "seqno": one.seqno, "seconds": seconds}
-            done.append(one._replace(numbers=figures))
+            done.append(one._replace(numbers=figures, lines=(*one.lines, *_why(client, shard, duty))))
     return ShardReport(shard, tuple(done), errors, left)
+
+
+def _why(client: Client, shard: str, duty: Duty) -> list[str]:
+    """What is left for a duty, and why: what `persist shard show --why` says of the version that is known now."""
+    version, now = client.machine(shard).version, client.consensus.now()
+    found = explain(version, now, client.policy(), client.config.rollup_every)
+    return [f"after it: {one.says}" for one in found if one.about == duty]
 
 
 def _plain(client: Client, shard: str, duty: Duty, options: Options) -> Done:

@@ -146,6 +146,12 @@ def show(
     session: Session,
     shard: Shard,
     batches: Annotated[bool, typer.Option("--batches", help="List every batch, not only the levels.")] = False,
+    why: Annotated[
+        bool, typer.Option("--why", help="Only a sentence for each duty: what it would do, and why.")
+    ] = False,
+    key: Annotated[
+        str | None, typer.Option("--object", metavar="KEY", help="Only a sentence: why this object is still there.")
+    ] = None,
 ) -> None:
     """Show one shard: frontiers, batches, what each reader and hold keeps, garbage, rollups, schema.
 
@@ -156,12 +162,21 @@ def show(
     \b
     persist shard show orders
     persist shard show orders --batches
+    persist shard show orders --why
+    persist shard show orders --object orders/w0123456789abcdef/fedcba9876543210.parquet
     persist shard show orders --json | jq '.state.readers'
     """
     from persist_lib.core.plan.garbage import plan_garbage
     from persist_lib.maintain import census_of
 
+    if why and key is not None:
+        raise InvalidUsage("--why is about the shard, and --object about one of its objects: give one of them")
     with session.open() as client:
+        if why or key is not None:
+            said = client.explain(shard, key=key)
+            told = {"shard": shard, "location": client.url, "why": [one._asdict() for one in said]}
+            session.answer(told, *(_measure(one.about, one.says) for one in said))
+            return
         version, now = client.inspect(shard), client.consensus.now()
         known, owner = remembered(client, [shard]).get(shard), whose(client, [shard]).get(shard, "")
     counted, collection = (census_of(shard, version, now, client.policy()), plan_garbage(version.state, version.seqno))

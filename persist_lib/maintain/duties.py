@@ -15,6 +15,7 @@ from persist_lib.core.cost import Cost, Prices
 from persist_lib.core.duties import DUTIES
 from persist_lib.core.formats import FIRST, NEWEST
 from persist_lib.core.plan.compaction import Policy, policy_of
+from persist_lib.core.plan.explain import Why, explain, explain_object
 from persist_lib.errors import PersistError
 from persist_lib.frontier import MAX_TIME
 from persist_lib.location.wrap.spending import charged
@@ -208,6 +209,22 @@ class Upkeep(ABC):
     def census(self, name: str, policy: Policy | None = None) -> Census:
         """Return the shard's figures: batches, debt, garbage, leases, rollups and dollars. Changes nothing."""
         return take_census(self.machine(name), self.policy(policy))
+
+    def explain(self, name: str, *, key: str | None = None) -> list[Why]:
+        """Say why each duty would do what it does on a shard now, or nothing; or why an object is still there.
+
+        `key` is that of the object, as in Blob (`orders/w1…/….parquet`), or without the shard's name. Changes nothing.
+        The sentences are those of the plans that the duties carry out, with their numbers.
+        """
+        machine, policy = self.machine(name), self.policy()
+        version = machine.fetch()
+        if key is None:
+            return explain(version, machine.consensus.now(), policy, self.config.rollup_every)
+        own = check_type(key, str, "key", "'orders/w1…/….parquet'").removeprefix(f"{name}/")
+        why = explain_object(version, own)
+        if machine.blob.get_range(f"{name}/{own}", 0, 1) is None:
+            why = why._replace(says=f"it is not there. Of such an object: {why.says}")
+        return [why]
 
     def maintain(
         self,

@@ -88,17 +88,18 @@ def plan_orphans(state: State, listed: Iterable[tuple[PartKey, int]], uploads: I
         uploaders.add(uploader_of(key))
         if key in referred:
             live += 1
-        elif key in state.garbage or not _can_never_be_linked(key, state):
+        elif key in state.garbage or not can_never_be_linked(key, state):
             pending += 1
         else:
             orphans[key] = size
     unfinished = frozenset(uploads)
     uploaders |= {uploader_of(key) for key in unfinished}
-    abandoned = frozenset(key for key in unfinished if _can_never_be_linked(key, state))
+    abandoned = frozenset(key for key in unfinished if can_never_be_linked(key, state))
     return Orphans(orphans, tuple(sorted(state.retired.keys() - uploaders)), live, pending, abandoned)
 
 
-def _can_never_be_linked(key: PartKey, state: State) -> bool:
+def can_never_be_linked(key: PartKey, state: State) -> bool:
+    """Whether no transition from this state on can make a state refer to an object with this key."""
     if (seqno := parse_rollup_key(key)) is not None:
         return seqno <= state.newest_rollup
     uploader = uploader_of(key)

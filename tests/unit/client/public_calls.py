@@ -523,6 +523,9 @@ LEGAL: dict[str, tuple[Arguments, dict[str, Kind]]] = {
     ),
     "WriteHandle.flush": (lambda _: {"timeout": 0.05}, {"timeout": timeout}),
     "Client.audit_orphans": (lambda p: {"name": p.name, "dry_run": False, "progress": None}, duty),
+    "Client.explain": (
+        lambda p: {"name": p.name, "key": "w/x"}, {"name": name, "key": or_none(lambda value: isinstance(value, str))}
+    ),
     "Client.census": (lambda p: {"name": p.name, "policy": persist.Policy()}, {"name": name, "policy": policy}),
     "Client.charge": (lambda _: {"cost": persist.Cost(gets=1)}, {"cost": instance(persist.Cost)}),
     "Client.close": (lambda _: {}, {}),

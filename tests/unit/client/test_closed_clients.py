@@ -34,6 +34,7 @@ CLIENT: dict[str, Callable[[Client], object]] = {
     "open_reader": lambda client: client.open_reader("s"),
     "worker": lambda client: client.worker("s"),
     "census": lambda client: client.census("s"),
+    "explain": lambda client: client.explain("s"),
     "maintain": lambda client: client.maintain("s"),
     "compact": lambda client: client.compact("s"),
     "roll_up": lambda client: client.roll_up("s"),

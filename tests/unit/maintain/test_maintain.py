@@ -669,3 +669,32 @@ def test_a_duty_can_be_carried_out_by_its_name_and_told_in_figures(name):
         answer = carry_out(name, client.machine("s"), client.leases, policy=client.policy(), dry_run=True)
         assert client.inspect("s").seqno == before
     assert all(isinstance(value, (int, float)) for value in figures_of(answer).values())
+
+
+def test_why_an_object_is_there_is_said_through_its_whole_life(world: World) -> None:
+    client = world.client(TINY)
+    filled(client, times=12)
+    reader = client.open_reader("s")
+    (part, *_) = sorted(key for batch in client.inspect("s").state.trace for key in batch.keys)
+
+    def why(key: str) -> str:
+        (one,) = client.explain("s", key=key)
+        return one.says
+
+    assert why(part) == why(f"s/{part}")
+    assert "has it: updates with times in [[" in why(part)
+    client.compact("s", policy=EAGER)
+    assert f"it waits: reader {reader.id} may still read from v" in why(part)
+    reader.close()
+    client.roll_up("s", force=True)
+    assert "it can go: the duty garbage deletes it" in why(part)
+    client.collect("s")
+    assert why(part).startswith("it is not there. Of such an object: nothing refers to it")
+    left = f"{part.partition('/')[0]}/{'0' * 16}.parquet"
+    world.inner.blob.set(f"s/{left}", b"left")
+    assert why(left) == "nothing refers to it, and nothing ever can: if it is there, the duty orphans deletes it"
+    client.audit_orphans("s")
+    assert why(left).startswith("it is not there. ")
+    assert [one.about for one in client.explain("s")] == [
+        "leases", "since", "retention", "compaction", "rollups", "garbage", "cost",
+    ]  # fmt: skip
