@@ -18,14 +18,14 @@ from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import TIME
 
 if TYPE_CHECKING:
-    from persist_lib.catalog.reader import CollectionReader
+    from persist_lib.catalog.reader import RenditionReader
     from persist_lib.catalog.renditions import Span
 
 
 class CollectionUpdates(UpdatesPart):
     """The updates of a collection with times in `(from_, to]`, which are complete. Its reader holds what is read."""
 
-    def __init__(self, reader: CollectionReader, from_: int | None, to: int, deadline: Deadline) -> None:
+    def __init__(self, reader: RenditionReader, from_: int | None, to: int, deadline: Deadline) -> None:
         self.schema = reader.schema
         self._reader, self._from, self._to, self._deadline = reader, from_, to, deadline
 
@@ -36,7 +36,7 @@ class CollectionUpdates(UpdatesPart):
         kept_of(self._reader).check_since(self._from or 0)
 
 
-def updates_between(reader: CollectionReader, from_: int | None, to: int, deadline: Deadline) -> Iterator[pa.Table]:
+def updates_between(reader: RenditionReader, from_: int | None, to: int, deadline: Deadline) -> Iterator[pa.Table]:
     """The updates with times in `(from_, to]`, which are promised: tables of `schema.updates`."""
     before: Span | None = None
     timeline = reader.timeline()
@@ -48,7 +48,7 @@ def updates_between(reader: CollectionReader, from_: int | None, to: int, deadli
         before = span
 
 
-def handed_over(reader: CollectionReader, old: Span, new: Span, time: int, deadline: Deadline) -> Iterator[pa.Table]:
+def handed_over(reader: RenditionReader, old: Span, new: Span, time: int, deadline: Deadline) -> Iterator[pa.Table]:
     """What a handover at `time` changes: the new rendition as of then minus the old one as of the time before."""
     reader.known(time, deadline)  # waits until the new rendition is complete at that time
     for span in (old, new):
@@ -67,7 +67,7 @@ def handed_over(reader: CollectionReader, old: Span, new: Span, time: int, deadl
         yield from difference(reader.schema, was, is_, time, reader.client.config.merge_bytes)
 
 
-def _within(reader: CollectionReader, span: Span, from_: int | None, to: int, deadline: Deadline) -> Iterator[pa.Table]:
+def _within(reader: RenditionReader, span: Span, from_: int | None, to: int, deadline: Deadline) -> Iterator[pa.Table]:
     if from_ is not None and to <= from_:
         return
     for handle in reader.shards_of(span.rendition):

@@ -56,7 +56,7 @@ class Committing(Writing):
     # --- appends that are accepted, and changes at the next time ------------------------------------------------------
 
     def _producing(self) -> Machine:
-        return self.shard(self.collection.shard).machine
+        return self._place(self.collection.shard).machine
 
     def _bring(self, tables: Iterator[pa.Table], _bounds: tuple[Antichain, Antichain], _deadline: Deadline) -> pa.Table:
         return pa.concat_tables([empty_table(self.schema.updates), *tables])
@@ -125,7 +125,7 @@ class Committing(Writing):
     def _next_turn(self, deadline: Deadline) -> Turn[Active]:
         active = self._active()
         upper, rendition = self._upper_to_change(active.span, deadline), active.span.rendition
-        machines = [self.shard(name).machine for name in rendition.names]
+        machines = [self._place(name).machine for name in rendition.names]
         places = [(machine, machine.version) for machine in machines]
         return Turn(upper, places, partial(routed, rendition), active)
 
@@ -215,7 +215,7 @@ class Committing(Writing):
             target = target.join(at((timeline.upper.time or 0) + 1))
         if target == timeline.upper:
             return None
-        return Append(self.shard(self.collection.shard), [], timeline.upper, target, producer)
+        return Append(self._place(self.collection.shard), [], timeline.upper, target, producer)
 
     def _append_definite(
         self, table: pa.Table, lower: Antichain, upper: Antichain, deadline: Deadline, token: bytes | None
@@ -237,7 +237,7 @@ class Committing(Writing):
             self._copied(span, deadline)
 
             def advance(name: str, end: int | None = end) -> None:
-                self.shard(name).advance_upper(Antichain(end), timeout=deadline.left_s())
+                self._place(name).advance_upper(Antichain(end), timeout=deadline.left_s())
 
             at_once(self.client.runtime, advance, span.rendition.names)
 
@@ -275,7 +275,7 @@ class Committing(Writing):
                 collection=self.name, at=start,
             )  # fmt: skip
         for first, end, span in over[:-1]:
-            appends = [Append(self.shard(name), [], first, Antichain(end)) for name in span.rendition.names]
+            appends = [Append(self._place(name), [], first, Antichain(end)) for name in span.rendition.names]
             try:
                 self._send_all(appends, deadline, token)
             except UpperMismatch as error:
@@ -307,17 +307,17 @@ class Committing(Writing):
 
     def _promise(self, upper: Antichain, deadline: Deadline) -> None:
         if self._timeline_to(upper).upper < upper:
-            self.shard(self.collection.shard).advance_upper(upper, timeout=deadline.left_s())
+            self._place(self.collection.shard).advance_upper(upper, timeout=deadline.left_s())
 
     def _brought(
         self, rendition: RenditionRecord, brought: Brought, start: int, end: int | None
     ) -> Sequence[tuple[WriteHandle, object]]:
         if isinstance(brought, pa.Table):
             return self._shares(rendition, updates_within(brought, start, end))
-        return [(self.shard(name), brought[name]) for name in rendition.names]
+        return [(self._place(name), brought[name]) for name in rendition.names]
 
     def _shares(self, rendition: RenditionRecord, table: pa.Table) -> list[tuple[WriteHandle, pa.Table]]:
-        return [(self.shard(name), rows) for name, rows in zip(rendition.names, routed(rendition, table), strict=True)]
+        return [(self._place(name), rows) for name, rows in zip(rendition.names, routed(rendition, table), strict=True)]
 
 
 def send_all(

@@ -18,7 +18,7 @@ import msgspec
 
 from persist_lib.catalog.comparing import Comparison, common, compare, in_columns, time_to_compare
 from persist_lib.catalog.difference_cache import Keeping, check_can_be_kept, chunks, difference
-from persist_lib.catalog.reader import CollectionReader
+from persist_lib.catalog.reader import RenditionReader
 from persist_lib.catalog.records import RenditionRecord
 from persist_lib.core.plan.cutting import Stretch, cut_evenly
 from persist_lib.location.api import Blob
@@ -60,7 +60,7 @@ class Judged(msgspec.Struct, frozen=True):
 
 
 def begin(
-    reader: CollectionReader, old: RenditionRecord, new: RenditionRecord, as_of: TimeLike | None, deadline: Deadline,
+    reader: RenditionReader, old: RenditionRecord, new: RenditionRecord, as_of: TimeLike | None, deadline: Deadline,
     *, keep: bool,
 ) -> Judging:  # fmt: skip
     """Begin to compare two renditions. A rendition that was handed over to is compared at that handover.
@@ -86,7 +86,7 @@ def begin(
 class Judging(Resource):
     """A comparison that is under way. Use it in a `with` block, in which all tasks are run."""
 
-    def __init__(self, reader: CollectionReader, pair: Pair, deadline: Deadline, *, keep: bool) -> None:
+    def __init__(self, reader: RenditionReader, pair: Pair, deadline: Deadline, *, keep: bool) -> None:
         self.pair, self._reader = pair, reader
         self._held = ExitStack()
         self._keeping: Keeping | None = None

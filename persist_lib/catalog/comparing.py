@@ -30,7 +30,7 @@ from persist_lib.schema.schema import DIFF, TIME, Schema
 from persist_lib.times import TimeLike, Times
 
 if TYPE_CHECKING:
-    from persist_lib.catalog.reader import CollectionReader
+    from persist_lib.catalog.reader import RenditionReader
 
 SAMPLES = 5
 """How many rows of each kind a comparison shows."""
@@ -91,7 +91,7 @@ def common(old: Schema, new: Schema) -> Schema:
 
 
 def compare_renditions(
-    reader: CollectionReader, old: RenditionRecord, new: RenditionRecord, as_of: TimeLike | None, deadline: Deadline,
+    reader: RenditionReader, old: RenditionRecord, new: RenditionRecord, as_of: TimeLike | None, deadline: Deadline,
     progress: Callable[[int], None] | None = None,
 ) -> Comparison:  # fmt: skip
     """Compare two renditions of the reader's collection as of a time (default: the newest that both have)."""
@@ -111,9 +111,7 @@ def compare_renditions(
     return msgspec.structs.replace(found, as_of=time, old=old.number, new=new.number)
 
 
-def time_to_compare(
-    reader: CollectionReader, old: RenditionRecord, new: RenditionRecord, as_of: TimeLike | None
-) -> int:
+def time_to_compare(reader: RenditionReader, old: RenditionRecord, new: RenditionRecord, as_of: TimeLike | None) -> int:
     """The time as of which two renditions are compared: that asked for, or the newest that both have."""
     sides = [reader.shards_of(record) for record in (old, new)]
     if as_of is not None:

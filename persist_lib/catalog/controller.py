@@ -27,7 +27,7 @@ from persist_lib.catalog.handover import Handovers
 from persist_lib.catalog.maintenance import tend
 from persist_lib.catalog.names import minted, parse_collection_name
 from persist_lib.catalog.promotion import Promoting
-from persist_lib.catalog.reader import CollectionReader
+from persist_lib.catalog.reader import CollectionReader, RenditionReader
 from persist_lib.catalog.records import CollectionRecord, CommandRecord, Kind, Mode, TimelineRecord
 from persist_lib.catalog.wal import has_wal
 from persist_lib.catalog.writer import CollectionWriter
@@ -289,7 +289,8 @@ class Controller(Promoting, Evolving, Handovers, Resource):
         contents, collection = self._find(name)
         unit = contents.renditions_of(collection.id)[0].columns.times
         schema = None if schema is None else check_schema(schema)
-        return CollectionReader(self.client, collection, unit, schema, parse_text(owner, "owner", PURPOSE_LETTERS))
+        owner = parse_text(owner, "owner", PURPOSE_LETTERS)
+        return CollectionReader(RenditionReader(self.client, collection, unit, schema, owner))
 
     def open_writer(
         self, name: str, schema: Schema | None = None, *, rendition: int | None = None,

@@ -17,7 +17,7 @@ from persist_lib.catalog.changes import integer_times
 from persist_lib.catalog.names import LAYER
 from persist_lib.catalog.parallel import states_of
 from persist_lib.catalog.partition_rows import routed
-from persist_lib.catalog.reader import CollectionReader
+from persist_lib.catalog.reader import RenditionReader
 from persist_lib.catalog.records import RenditionRecord
 from persist_lib.catalog.renditions import handed_over_at, meet
 from persist_lib.errors import HoldConflict, InvalidUsage, SinceViolation
@@ -71,7 +71,7 @@ def hold_name(rendition: RenditionRecord) -> str:
 
 
 def copy_step(
-    reader: CollectionReader,
+    reader: RenditionReader,
     old: RenditionRecord,
     new: RenditionRecord,
     transform: Transform | None,
@@ -121,7 +121,7 @@ def copy_step(
     return Copied(meet(client, new.names), goal, is_complete=False)
 
 
-def _rows_in(reader: CollectionReader, old: RenditionRecord, first: int, last: int) -> int:
+def _rows_in(reader: RenditionReader, old: RenditionRecord, first: int, last: int) -> int:
     """About how many rows a stretch has: batches are counted whole."""
     states = [handle.machine.state for handle in reader.shards_of(old)]
     batches = [batch for state in states for batch in state.trace]
@@ -132,7 +132,7 @@ class _Share:
     """The updates of one new shard in one stretch, read from all old shards: again each time it is iterated."""
 
     def __init__(
-        self, reader: CollectionReader, old: RenditionRecord, new: RenditionRecord, index: int, first: int, last: int,
+        self, reader: RenditionReader, old: RenditionRecord, new: RenditionRecord, index: int, first: int, last: int,
         transform: Transform | None, deadline: Deadline, reading: Reading,
     ) -> None:  # fmt: skip
         self._reading = reading

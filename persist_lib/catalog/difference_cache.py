@@ -30,7 +30,7 @@ from persist_lib.schema.schema import DIFF, DIFF_FIELD, TIME, Schema
 from persist_lib.shard.admin import claim
 
 if TYPE_CHECKING:
-    from persist_lib.catalog.reader import CollectionReader
+    from persist_lib.catalog.reader import RenditionReader
 
 
 def difference(
@@ -98,7 +98,7 @@ class Keeping:
         self._write.close()
 
 
-def check_can_be_kept(reader: CollectionReader, old: Schema, new: Schema) -> None:
+def check_can_be_kept(reader: RenditionReader, old: Schema, new: Schema) -> None:
     """Raise InvalidUsage where listeners could not use the difference."""
     if not is_additive(old, new):
         raise InvalidUsage(
@@ -123,7 +123,7 @@ def chunks(tables: Iterator[pa.Table], new: int, was: int, is_: int, task: int) 
 
 
 def kept_difference(
-    reader: CollectionReader, old: RenditionRecord, new: RenditionRecord, time: int
+    reader: RenditionReader, old: RenditionRecord, new: RenditionRecord, time: int
 ) -> Iterator[pa.Table] | None:
     """What a handover at `time` changes, if that was kept: tables of `schema.updates`, in order. None if it was not.
 
@@ -150,7 +150,7 @@ def kept_difference(
 
 
 def _table_run(
-    reader: CollectionReader, old: RenditionRecord, new: RenditionRecord, was: int, is_: int
+    reader: RenditionReader, old: RenditionRecord, new: RenditionRecord, was: int, is_: int
 ) -> Iterator[pa.Table] | None:
     rows = _mark(reader.client, old, new, was, is_)
     if rows is None:

@@ -20,7 +20,7 @@ from persist_lib.catalog.describe import HandoverPlan
 from persist_lib.catalog.effects import handover_time, wal_upper
 from persist_lib.catalog.metadata_shard import out_of_time
 from persist_lib.catalog.parallel import states_of
-from persist_lib.catalog.reader import CollectionReader
+from persist_lib.catalog.reader import RenditionReader
 from persist_lib.catalog.rebuilding import Rebuild, begin
 from persist_lib.catalog.records import CollectionRecord, CommandRecord, RenditionRecord
 from persist_lib.catalog.renditions import Renditions, Timeline, is_copied, meet, upper_of
@@ -112,7 +112,7 @@ class Filling(Commanding):
         timeline = timeline_of(self.client, collection, new)
         old = timeline.last.rendition if to is None else self._of(contents, collection, parse_integer(to, "to", 1))
         unit = new.columns.times
-        with CollectionReader(self.client, collection, unit, None, f"compare rendition {new.number}") as reader:
+        with RenditionReader(self.client, collection, unit, None, f"compare rendition {new.number}") as reader:
             return compare_renditions(reader, old, new, as_of, deadline, progress)
 
     @contextmanager
@@ -134,14 +134,14 @@ class Filling(Commanding):
         old = timeline.last.rendition if to is None else self._of(contents, collection, parse_integer(to, "to", 1))
         owner = f"compare rendition {new.number}"
         with (
-            CollectionReader(self.client, collection, new.columns.times, None, owner) as reader,
+            RenditionReader(self.client, collection, new.columns.times, None, owner) as reader,
             compare_task.begin(reader, old, new, as_of, deadline, keep=keep) as begun,
         ):
             yield begun
 
-    def _copier(self, collection: CollectionRecord, new: RenditionRecord) -> CollectionReader:
+    def _copier(self, collection: CollectionRecord, new: RenditionRecord) -> RenditionReader:
         owner = f"copy to rendition {new.number}"
-        return CollectionReader(self.client, collection, new.columns.times, None, owner)
+        return RenditionReader(self.client, collection, new.columns.times, None, owner)
 
     def _copy_of(self, name: str, rendition: object) -> tuple[RenditionRecord, RenditionRecord, CollectionRecord]:
         """The rendition that is copied, and its copy."""

@@ -18,17 +18,17 @@ from persist_lib.frontier import Antichain, at
 from persist_lib.relation.listen import Listener
 
 if TYPE_CHECKING:
-    from persist_lib.catalog.reader import CollectionReader
+    from persist_lib.catalog.reader import RenditionReader
     from persist_lib.catalog.renditions import Span
 
 
 class CollectionListen(Listener):
     """An iterator of `Updates` and `Progress` after `as_of`. To end its lease early, close it or use a `with` block."""
 
-    _reader: CollectionReader
+    _reader: RenditionReader
 
     def __init__(
-        self, reader: CollectionReader, as_of: int, until: Antichain, timeout_s: float | None, *, replace: bool
+        self, reader: RenditionReader, as_of: int, until: Antichain, timeout_s: float | None, *, replace: bool
     ) -> None:
         super().__init__(reader, as_of, until, timeout_s)
         self._replace = replace

@@ -12,7 +12,7 @@ from persist_lib.catalog.committing import send_all
 from persist_lib.catalog.parallel import states_of
 from persist_lib.catalog.records import RenditionRecord
 from persist_lib.catalog.staged import CollectionStage, CollectionStaged, by_shard
-from persist_lib.catalog.writer import CollectionWriter
+from persist_lib.catalog.writer import CollectionWriter, promise
 from persist_lib.frontier import at
 from persist_lib.location.wrap.spending import Spending
 from persist_lib.relation.append_many import Append
@@ -28,13 +28,13 @@ def open_stage(writer: CollectionWriter, start: int, end: int, deadline: Deadlin
     None unless one rendition is the collection at these times, is whole, and is complete up to `start` exactly: then
     somebody has begun to write them, and the rows have to be compared with theirs.
     """
-    over = writer.promise(end, timeout=deadline.left_s()).over(start, end)
+    over = promise(writer, end, timeout=deadline.left_s()).over(start, end)
     if len(over) != 1:
         return None
     rendition = over[0][2].rendition
     if any(state.upper != at(start) for state in states_of(writer.client, rendition.names)):
         return None
-    return writer.stage_of(rendition, LEASE_S, start, end)
+    return writer._stage_of(rendition, LEASE_S, start, end)
 
 
 Staging = tuple[CollectionWriter, RenditionRecord, Sequence[CollectionStaged]]
@@ -54,7 +54,7 @@ def append_staged(stagings: Sequence[Staging], start: int, end: int, deadline: D
         with Spending() as spent:
             for writer, rendition, staged in stagings:
                 for name, parts in by_shard(staged, rendition.names).items():
-                    write = writer.shard(name)
+                    write = writer._place(name)
                     prepared[name] = prepare(write, parts, None, bounds, None, deadline, spent, everything=False)
                     appends.append(Append(write, prepared[name], start, end))
     except Exception:

@@ -24,7 +24,7 @@ from persist_lib.catalog.records import CollectionRecord, RenditionRecord
 from persist_lib.catalog.renditions import Renditions, Span, Timeline, schema_for, upper_by, upper_of
 from persist_lib.catalog.schema_compat import check_additive, is_additive
 from persist_lib.catalog.snapshot import CollectionSnapshot, view_of
-from persist_lib.catalog.writer import CollectionWriter
+from persist_lib.catalog.writer import CollectionWriter, append_on
 from persist_lib.client import Client, for_layers
 from persist_lib.errors import (
     LeaseExpired,
@@ -89,8 +89,8 @@ class CollectionLease(Kept):
             handle.downgrade_since(since)
 
 
-class CollectionReader(Reader[CollectionSnapshot, CollectionLease]):
-    """Reads one collection.
+class RenditionReader(Reader[CollectionSnapshot, CollectionLease]):
+    """Reads one collection, and shows by which renditions: for the library itself. Callers have a `CollectionReader`.
 
     Without `is_leased` it holds nothing, for those who hold what they read in another way.
     """
@@ -120,16 +120,11 @@ class CollectionReader(Reader[CollectionSnapshot, CollectionLease]):
             raise
         self.schema = newest if schema is None else schema
 
-    def __repr__(self) -> str:
-        return f"CollectionReader({self.collection.name!r})"
-
     @property
     def name(self) -> str:
-        """The collection's name when it was opened."""
         return self.collection.name
 
     def fetch_upper(self) -> Antichain:
-        """How far the collection has come: read from the location."""
         return self._guarded(lambda: upper_of(self.client, self._renditions.fetch()))
 
     def _reach_upper(self, target: Antichain, deadline: Deadline) -> Antichain:
@@ -167,20 +162,14 @@ class CollectionReader(Reader[CollectionSnapshot, CollectionLease]):
     def listen(
         self, as_of: TimeLike, *, until: object = TOP, timeout: float | None = None, replace: bool = False
     ) -> CollectionListen:
-        """Return an iterator of what happens after `as_of`: updates at their exact times, and progress.
-
-        At a handover it yields the difference between the old rendition and the new one, at the handover's time. So the
-        snapshot as of `as_of` and all updates always add up to the collection. Where the new rendition's columns cannot
-        be given in this reader's, it raises SchemaChanged; with `replace` it gives all old rows out, and all new rows
-        in the new columns. The other arguments and errors are those of a shard's `listen`.
-        """
+        """See `CollectionReader.listen`."""
         times = self._times()
         start, end = times.as_of(as_of), times.frontier(until, "until")
         timeout = None if timeout is None else parse_seconds(timeout)
         replace = parse_flag(replace, "replace")
         self._kept.check_since(start)
         self.timeline()  # raises LeaseExpired
-        reader = CollectionReader(self.client, self.collection, self.schema.times, None, self._owner or "listen")
+        reader = RenditionReader(self.client, self.collection, self.schema.times, None, self._owner or "listen")
         reader.schema = self.schema  # SUBTLE: the newest rendition may have other columns, and the one at `start` not
         try:
             kept_of(reader).check_since(start)  # this handle's lease may have ended before the other one began
@@ -253,8 +242,8 @@ class CollectionReader(Reader[CollectionSnapshot, CollectionLease]):
         end, runtime = min(last for last in lasts if last is not None) + 1, self.client.runtime
         with CollectionWriter(self.client, self.collection, self.schema.times, None, owner=self._owner) as write:
             try:
-                write.append_on(
-                    span.command, empty_table(write.schema.updates), upper.time or 0, end,
+                append_on(
+                    write, span.command, empty_table(write.schema.updates), upper.time or 0, end,
                     timeout=max(PROMISE_S, deadline.remaining_s()), token=format_token(runtime, upper, at(end)),
                 )  # fmt: skip
             except (UpperMismatch, NotAllowed):  # another writer was first; or only reading is allowed
@@ -317,7 +306,6 @@ class CollectionReader(Reader[CollectionSnapshot, CollectionLease]):
         return self.schema
 
     def close(self) -> None:
-        """Give up what this reader holds. Idempotent."""
         self._kept.is_closed = True
         holder, *handles = self._kept.handles()
         at_once(self.client.runtime, ReadHandle.close, handles)
@@ -380,3 +368,56 @@ class CollectionReader(Reader[CollectionSnapshot, CollectionLease]):
             if not self.read_only and (lost := kept_of(self._holder).expired()) is not None:
                 raise lost from error
             raise
+
+
+class CollectionReader(Reader[CollectionSnapshot, CollectionLease]):
+    """Reads one collection. Safe to use from several threads."""
+
+    def __init__(self, inner: RenditionReader) -> None:
+        self._inner, self._kept = inner, kept_of(inner)
+        self.named, self.schema, self.around, self.read_only = inner.named, inner.schema, inner.around, inner.read_only
+
+    def __repr__(self) -> str:
+        return f"CollectionReader({self.name!r})"
+
+    @property
+    def name(self) -> str:
+        """The collection's name when it was opened."""
+        return self._inner.name
+
+    def fetch_upper(self) -> Antichain:
+        """How far the collection has come: read from the location."""
+        return self._inner.fetch_upper()
+
+    def listen(
+        self, as_of: TimeLike, *, until: object = TOP, timeout: float | None = None, replace: bool = False
+    ) -> CollectionListen:
+        """Return an iterator of what happens after `as_of`: updates at their exact times, and progress.
+
+        At a handover it yields the difference between the old rendition and the new one, at the handover's time. So the
+        snapshot as of `as_of` and all updates always add up to the collection. Where the new rendition's columns cannot
+        be given in this reader's, it raises SchemaChanged; with `replace` it gives all old rows out, and all new rows
+        in the new columns. The other arguments and errors are those of a shard's `listen`.
+        """
+        return self._inner.listen(as_of, until=until, timeout=timeout, replace=replace)
+
+    def close(self) -> None:
+        """Give up what this reader holds. Idempotent."""
+        self._inner.close()
+
+    def _contents(self, as_of: int | None, asked: Asked, deadline: Deadline) -> CollectionSnapshot:
+        return self._inner._contents(as_of, asked, deadline)
+
+    def _reach(self, time: int | None, least: int, deadline: Deadline) -> int:
+        return self._inner._reach(time, least, deadline)
+
+    def _parts(self, from_: int | None, to: int, deadline: Deadline) -> list[CollectionUpdates]:
+        return self._inner._parts(from_, to, deadline)
+
+    def _reach_upper(self, target: Antichain, deadline: Deadline) -> Antichain:
+        return self._inner._reach_upper(target, deadline)
+
+
+def inner_of(reader: CollectionReader) -> RenditionReader:
+    """What reads a collection for a reader that a caller has."""
+    return reader._inner

@@ -22,7 +22,7 @@ from persist_lib.arguments import check_callable, shown
 from persist_lib.catalog.copying import Transform, hold_name, transformed
 from persist_lib.catalog.names import LAYER
 from persist_lib.catalog.partition_rows import Spreading, Write
-from persist_lib.catalog.reader import CollectionReader
+from persist_lib.catalog.reader import RenditionReader
 from persist_lib.catalog.records import RenditionRecord
 from persist_lib.core.cost import Cost
 from persist_lib.errors import HoldConflict, InvalidUsage, UpperMismatch
@@ -60,7 +60,7 @@ class Rebuild(Resource):
     """A first copy that is under way. Use it in a `with` block, in which all tasks are run."""
 
     def __init__(
-        self, reader: CollectionReader, old: RenditionRecord, new: RenditionRecord, transform: str | None, as_of: int
+        self, reader: RenditionReader, old: RenditionRecord, new: RenditionRecord, transform: str | None, as_of: int
     ) -> None:
         self._reader, self._new, self._transform, self.as_of = reader, new, transform, as_of
         self._held, self._writers, self._stages = ExitStack(), dict[int, WriteHandle](), dict[int, Stage]()
@@ -125,7 +125,7 @@ class Rebuild(Resource):
 
 
 def begin(
-    reader: CollectionReader, old: RenditionRecord, new: RenditionRecord, transform: str | None = None
+    reader: RenditionReader, old: RenditionRecord, new: RenditionRecord, transform: str | None = None
 ) -> Rebuild | None:
     """Begin or resume the first copy of `old` into `new`; None if all shards of `new` have theirs.
 

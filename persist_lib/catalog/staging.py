@@ -63,13 +63,13 @@ class CollectionStaging(Committing, StagedVerbs[pa.Table, Active, Written, Writt
             )
         rendition = self._staging_rendition(lower)
         with self._lock:
-            return self.stage_of(rendition, lease_s, lower, new_upper)
+            return self._stage_of(rendition, lease_s, lower, new_upper)
 
-    def stage_of(
+    def _stage_of(
         self, rendition: RenditionRecord, lease_s: float = LEASE_S, lower: object = None, new_upper: object = None
     ) -> CollectionStage:
         """A stage for one rendition, whichever is the collection. Where it fails, none of its ids is left."""
-        writes = [self.shard(name) for name in rendition.names]
+        writes = [self._place(name) for name in rendition.names]
         with ExitStack() as opened:
             open_ = partial(WriteHandle.stage, lease_s=lease_s, lower=lower, new_upper=new_upper)
             stages = at_once(self.client.runtime, lambda write: opened.enter_context(open_(write)), writes)
@@ -80,7 +80,7 @@ class CollectionStaging(Committing, StagedVerbs[pa.Table, Active, Written, Writt
         """The stage of a ticket that another process opened, to write more or to close it."""
         self._check_ticket(ticket)
         with self._lock:
-            stages = [self.shard(one.shard).resume_stage(one) for one in ticket.tickets]
+            stages = [self._place(one.shard).resume_stage(one) for one in ticket.tickets]
         return CollectionStage(self.client.runtime, self.collection.id, ticket.rendition, stages)
 
     def can_append(self, ticket: CollectionTicket) -> bool:
@@ -100,9 +100,6 @@ class CollectionStaging(Committing, StagedVerbs[pa.Table, Active, Written, Writt
     def _check_ticket(self, ticket: object) -> None:
         if not isinstance(ticket, CollectionTicket) or ticket.collection != self.collection.id:
             raise InvalidUsage(f"collection {self.name!r}: a stage is resumed with a ticket of the same collection")
-
-    def _place(self, shard: str) -> WriteHandle:
-        return self.shard(shard)
 
     def _appended_before(self, staged: Sequence[CollectionStaged], turn: Turn[Active]) -> Outcome | None:
         """The outcome of the append of all of these answers, if it was made. Raises InvalidUsage for some of them.
@@ -128,7 +125,7 @@ class CollectionStaging(Committing, StagedVerbs[pa.Table, Active, Written, Writt
                 return None
             if len(found) == parts:
                 return msgspec.structs.replace(max(found, key=lambda one: one.upper), token=token)
-        raise self.shard(rendition.names[0]).machine.refused(r.Exists(f"{r.STAGED}{found[0].token.hex()}"))
+        raise self._place(rendition.names[0]).machine.refused(r.Exists(f"{r.STAGED}{found[0].token.hex()}"))
 
     def _parts_for(
         self, call: StagedCall[CollectionStaged], turn: Turn[Active], bounds: tuple[Antichain, Antichain]
@@ -166,7 +163,7 @@ class CollectionStaging(Committing, StagedVerbs[pa.Table, Active, Written, Writt
         old = [one for one in staged if one.rendition != rendition.number]
         if not old:
             return staged
-        stage = restaged.enter_context(self.stage_of(rendition, LEASE_S, *(old[0].bounds or (None, None))))
+        stage = restaged.enter_context(self._stage_of(rendition, LEASE_S, *(old[0].bounds or (None, None))))
         found = [one for one in staged if one.rendition == rendition.number]
         for shard in sorted({part.shard for one in old for part in one.staged}):
             parts = [part for one in old for part in one.staged if part.shard == shard]

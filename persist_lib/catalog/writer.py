@@ -17,8 +17,10 @@ from persist_lib.frontier import at
 from persist_lib.ids import parse_token
 from persist_lib.location.wrap.spending import Spending
 from persist_lib.relation.registration import parse_bounds
+from persist_lib.relation.writer import WriteHandle
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table
+from persist_lib.schema.schema import Schema
 
 __all__ = ["CollectionWriter", "Written"]
 
@@ -31,24 +33,6 @@ class CollectionWriter(CollectionStaging):
 
     def __repr__(self) -> str:
         return f"CollectionWriter({self.collection.name!r})"
-
-    def append_on(
-        self, basis: str, updates: pa.Table, lower: int, upper: int, *, timeout: float, token: bytes
-    ) -> bytes:
-        """Append as `compare_and_append` does, if the collection is still the rendition of the handover `basis`.
-
-        Raises UpperMismatch otherwise, as what was made of the contents of one rendition may not fit another.
-        """
-        self._check_verb("compare_and_append")
-
-        def append(deadline: Deadline) -> bytes:
-            return self._commit(updates, at(lower), at(upper), deadline, token, None, basis)
-
-        try:
-            return self._in_turn(timeout, append)
-        except HandedOver as error:
-            moved = UpperMismatch("it was handed over", expected=at(lower), actual=self._timeline().upper)
-            raise self._mismatch(at(lower), moved) from error
 
     def append(
         self, updates: object, lower: object, new_upper: object, *, timeout: float | None = None,
@@ -94,16 +78,47 @@ class CollectionWriter(CollectionStaging):
 
         return self._in_turn(timeout, advance)
 
-    def promise(self, upper: int, *, timeout: float | None = None) -> Timeline:
-        """See to it that no handover can be before `upper`, and return the timeline then.
 
-        For definite writers whose rows depend on which rendition is the collection. They are about to append up to
-        there: a promise is for ever, and readers wait for what is promised.
-        """
-        self._check_verb("append")
+def append_on(
+    write: CollectionWriter, basis: str, updates: pa.Table, lower: int, upper: int, *, timeout: float, token: bytes
+) -> bytes:
+    """Append as `compare_and_append` does, if the collection is still the rendition of the handover `basis`.
 
-        def promise(deadline: Deadline) -> Timeline:
-            self._promise(at(upper), deadline)
-            return self._timeline()
+    Raises UpperMismatch otherwise, as what was made of the contents of one rendition may not fit another.
+    """
+    write._check_verb("compare_and_append")
 
-        return self._in_turn(timeout, promise)
+    def append(deadline: Deadline) -> bytes:
+        return write._commit(updates, at(lower), at(upper), deadline, token, None, basis)
+
+    try:
+        return write._in_turn(timeout, append)
+    except HandedOver as error:
+        moved = UpperMismatch("it was handed over", expected=at(lower), actual=write._timeline().upper)
+        raise write._mismatch(at(lower), moved) from error
+
+
+def promise(write: CollectionWriter, upper: int, *, timeout: float | None = None) -> Timeline:
+    """See to it that no handover can be before `upper`, and return the timeline then.
+
+    For definite writers whose rows depend on which rendition is the collection. They are about to append up to there:
+    a promise is for ever, and readers wait for what is promised.
+    """
+    write._check_verb("append")
+
+    def promised(deadline: Deadline) -> Timeline:
+        write._promise(at(upper), deadline)
+        return write._timeline()
+
+    return write._in_turn(timeout, promised)
+
+
+def place_of(write: CollectionWriter, shard: str) -> WriteHandle:
+    """A writer's handle of one shard."""
+    return write._place(shard)
+
+
+def fetch_schema(write: CollectionWriter) -> Schema:
+    """The collection's newest columns, of which a writer's are the first: read from the location."""
+    rendition = write._only or write._timeline().last.rendition
+    return write.client.machine(rendition.names[0]).fetch().state.schemas[-1]

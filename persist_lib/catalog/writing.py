@@ -97,12 +97,7 @@ class Writing(Verbs[pa.Table, Active, Written, Written]):
         kept = self._kept()
         return upper_of(self.client, self._timeline()) if kept is None else kept[1]
 
-    def fetch_schema(self) -> Schema:
-        """The collection's newest columns, of which this writer's are the first: read from the location."""
-        rendition = self._only or self._timeline().last.rendition
-        return self.client.machine(rendition.names[0]).fetch().state.schemas[-1]
-
-    def shard(self, name: str) -> WriteHandle:
+    def _place(self, name: str) -> WriteHandle:
         """This writer's handle of one shard."""
         self._check_open()
         if name not in self._writers:
@@ -158,7 +153,7 @@ class Writing(Verbs[pa.Table, Active, Written, Written]):
         SUBTLE: as far as this process knows. It has just read them; and where that is too old, the append is refused.
         """
         names = span.rendition.names
-        uppers = {self.shard(name).upper for name in names}
+        uppers = {self._place(name).upper for name in names}
         while True:
             upper = max(uppers, default=MINIMUM)
             if len(uppers) == 1 and at(span.start) <= upper:

@@ -18,7 +18,7 @@ import pyarrow as pa
 from persist_lib.catalog.changes import integer_times, updates_between
 from persist_lib.catalog.effects import HOLD as COLLECTION
 from persist_lib.catalog.names import parse_collection_name, rendition_shard
-from persist_lib.catalog.reader import CollectionReader
+from persist_lib.catalog.reader import RenditionReader
 from persist_lib.catalog.records import schema_form
 from persist_lib.client import Client
 from persist_lib.config import MIB
@@ -67,7 +67,7 @@ class Following:
         self._source, self._input = source, followed
         self.partition, self.schema = partition, followed.columns
         self.shard, self.hold = rendition_shard(followed.id), ""
-        self._reader: CollectionReader | None = None
+        self._reader: RenditionReader | None = None
         self._weights: list[tuple[int, int]] = []
         self._is_ingesting = False
 
@@ -176,7 +176,7 @@ class Following:
             self._reader.close()
             self._reader = None
 
-    def _opened(self) -> CollectionReader:
+    def _opened(self) -> RenditionReader:
         if self._reader is None:
             found = self._controller.catalog.fetch().collections.get(self._input.id)
             if found is None:
@@ -185,7 +185,7 @@ class Following:
                     "nothing of it is left",
                     partition=self.partition, address=0,
                 )  # fmt: skip
-            self._reader = CollectionReader(
+            self._reader = RenditionReader(
                 self._client, found, self.schema.times, self.schema, self._owner, is_leased=self._is_leased
             )
         return self._reader

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from persist_lib.catalog.reader import CollectionReader
+from persist_lib.catalog.reader import RenditionReader
 from persist_lib.catalog.writer import CollectionWriter
 from persist_lib.errors import PersistError
 from persist_lib.frontier import at
@@ -119,7 +119,7 @@ def fetch_rows(controller: Controller, collection: str) -> list[dict[str, Any]]:
     Without a lease, as reading must not look like an instance that writes: see `alerts`.
     """
     found = controller.catalog.fetch().collections[collection]
-    with CollectionReader(controller.client, found, SCHEMA.times, None, "", is_leased=False) as read:
+    with RenditionReader(controller.client, found, SCHEMA.times, None, "", is_leased=False) as read:
         if read.fetch_upper() <= at(0):
             return []
         with read.snapshot() as snapshot:

@@ -8,9 +8,9 @@ import pyarrow as pa
 
 from persist_lib.arguments import shown
 from persist_lib.catalog.partition_rows import routed
-from persist_lib.catalog.reader import CollectionReader
+from persist_lib.catalog.reader import RenditionReader, inner_of
 from persist_lib.catalog.snapshot import CollectionSnapshot
-from persist_lib.catalog.writer import CollectionWriter
+from persist_lib.catalog.writer import CollectionWriter, place_of, promise
 from persist_lib.errors import Diverged, NotFound
 from persist_lib.format.parts import within
 from persist_lib.kernel.columns import array_of, integers
@@ -40,7 +40,7 @@ class Target:
         self.name = self.collection.name
         self.writer: CollectionWriter = controller.open_writer(self.name, rendition=rendition)
         self._rendition = None if rendition is None else controller.catalog.fetch().renditions[(id_, rendition)]
-        self._reader: CollectionReader | None = None
+        self._reader: RenditionReader | None = None
         self._checked: dict[str, int] = {}
         self._said = ""
 
@@ -58,7 +58,7 @@ class Target:
 
     def promise(self, end: int, deadline: Deadline) -> list[str]:
         """See to it that no handover can be before `end`; answers which commands made its renditions, newest last."""
-        timeline = self.writer.promise(end, timeout=max(0.001, deadline.remaining_s()))
+        timeline = promise(self.writer, end, timeout=max(0.001, deadline.remaining_s()))
         return [span.rendition.command for span in timeline.spans]
 
     def _check(self, updates: pa.Table, start: int, end: int) -> None:
@@ -91,7 +91,7 @@ class Target:
         self.writer.append(updates, start, end, timeout=max(0.001, deadline.remaining_s()))
         for name, checked in self._checked.items():
             version = self._controller.client.machine(name).version
-            others = set(version.state.writers) - {self.writer.shard(name).id}
+            others = set(version.state.writers) - {place_of(self.writer, name).id}
             # SUBTLE: an append needs a writer's registration, whose end is a transition too. So one that appended
             # since the check is registered still, or has left more than one transition.
             if others or version.seqno > checked + 1:
@@ -133,19 +133,19 @@ class Target:
         if self._reader is not None:
             self._reader.close()
 
-    def _opened(self) -> CollectionReader:
+    def _opened(self) -> RenditionReader:
         if self._reader is None:
             if self._rendition is None:
-                self._reader = self._controller.open_reader(self.name, self.schema, owner=self._owner)
+                self._reader = inner_of(self._controller.open_reader(self.name, self.schema, owner=self._owner))
             else:
                 client = self._controller.client
-                self._reader = CollectionReader(client, self.collection, self.schema.times, None, self._owner)
+                self._reader = RenditionReader(client, self.collection, self.schema.times, None, self._owner)
         return self._reader
 
     def _seqnos(self) -> dict[str, int]:
         """The newest seqnos of the shards that are written now, read from the location. They are registered at."""
         rendition = self._rendition or self._opened().timeline(is_known=True).last.rendition
-        return {name: self.writer.shard(name).machine.fetch().seqno for name in rendition.names}
+        return {name: place_of(self.writer, name).machine.fetch().seqno for name in rendition.names}
 
     def _diverged(self, differing: pa.Table, shard: str) -> Diverged:
         time = int(integers(differing.column(TIME)).min())

@@ -21,7 +21,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
-from persist_lib.catalog.reader import CollectionReader
+from persist_lib.catalog.reader import RenditionReader
 from persist_lib.catalog.records import CollectionRecord
 from persist_lib.client import Client
 from persist_lib.convert.times import shown_times
@@ -97,7 +97,7 @@ def look(given: Mapping[str, str], *, batch: bool | None = None) -> Table:
     section, refusal = None, None
     with _opened(client, options) as handle:
         as_of = options.time("as_of")
-        if isinstance(handle, CollectionReader) and as_of is not None and as_of != LATEST and kind != "updates":
+        if isinstance(handle, RenditionReader) and as_of is not None and as_of != LATEST and kind != "updates":
             handle.adopt_at(as_of)
         try:
             if batch is not False and not _is_stream(options):
@@ -107,7 +107,7 @@ def look(given: Mapping[str, str], *, batch: bool | None = None) -> Table:
                 raise
             refusal = error
         schema, collection, shard = handle.schema, None, options.table
-        if isinstance(handle, CollectionReader):
+        if isinstance(handle, RenditionReader):
             collection, shard = handle.collection, handle.collection.shard
     names = chosen(schema, options.names("columns"), f"table {options.table}") or tuple(schema.names)
     text = options.text("filter")
@@ -120,7 +120,7 @@ def look(given: Mapping[str, str], *, batch: bool | None = None) -> Table:
 
 
 @contextmanager
-def _opened(client: Client, options: Options) -> Iterator[ReadHandle | CollectionReader]:
+def _opened(client: Client, options: Options) -> Iterator[ReadHandle | RenditionReader]:
     """What reads the table of this name, without a lease. A shard that a layer keeps for its own is read as any."""
     if (record := find_record(client, options.table)) is not None:
         with unleased(client, record) as reader:
@@ -162,7 +162,7 @@ def frame_of(schema: Schema, kind: Kind, names: tuple[str, ...]) -> StructType:
     return spark_schema(pa.schema([whole.field(name) for name in (*names, *own)]), schema.times)
 
 
-def section_of(options: Options, kind: Kind, handle: ReadHandle | CollectionReader) -> Section | None:
+def section_of(options: Options, kind: Kind, handle: ReadHandle | RenditionReader) -> Section | None:
     """What a batch reads, decided now: the contents as of a time, or the updates between two."""
     if kind == "updates":
         from_, to = options.time("from"), options.time("to")
@@ -192,7 +192,7 @@ def section_of(options: Options, kind: Kind, handle: ReadHandle | CollectionRead
     return Section(time) if time >= 0 else None
 
 
-def newest(handle: ReadHandle | CollectionReader, as_of: int | str | None = None, timeout: float = 0) -> int:
+def newest(handle: ReadHandle | RenditionReader, as_of: int | str | None = None, timeout: float = 0) -> int:
     """The newest complete time, or that of `as_of`. -1: there is none yet."""
     with handle.snapshot(as_of, timeout=timeout) as snapshot:
         return snapshot.as_of

@@ -20,7 +20,7 @@ import pyarrow as pa
 from persist_lib.catalog.comparing import in_columns
 from persist_lib.catalog.controller import Controller
 from persist_lib.catalog.difference_cache import difference
-from persist_lib.catalog.reader import CollectionReader
+from persist_lib.catalog.reader import RenditionReader
 from persist_lib.catalog.records import CollectionRecord
 from persist_lib.catalog.renditions import Span, Timeline
 from persist_lib.catalog.schema_compat import check_additive
@@ -148,7 +148,7 @@ class _Guard:
             ) from error
 
 
-class TimelineReader(CollectionReader):
+class TimelineReader(RenditionReader):
     """Reads the shards of a table of a timeline, once they have all that was committed to it.
 
     They may be complete before the time that is asked for: then nothing happened to the table in between, and what is
@@ -192,20 +192,20 @@ class TimelineReader(CollectionReader):
         return self._tables.timeline_of(self.name)[0]
 
 
-def unleased(client: Client, collection: CollectionRecord, schema: Schema | None = None) -> CollectionReader:
+def unleased(client: Client, collection: CollectionRecord, schema: Schema | None = None) -> RenditionReader:
     """A reader of the collection for those who plan. It holds nothing."""
     with Controller(client) as controller:
         renditions = controller.catalog.fetch().renditions_of(collection.id)
     if not renditions:
         raise NotFound(f"collection {collection.name!r} was dropped", collection=collection.name)
-    kind = TimelineReader if collection.kind == "table" else CollectionReader
+    kind = TimelineReader if collection.kind == "table" else RenditionReader
     return kind(client, collection, renditions[0].columns.times, schema, PURPOSE, is_leased=False)
 
 
 class Steps:
     """Plans sections of one collection."""
 
-    def __init__(self, reader: CollectionReader, shown: Shown, slice_bytes: int | None, slots: int) -> None:
+    def __init__(self, reader: RenditionReader, shown: Shown, slice_bytes: int | None, slots: int) -> None:
         self._reader, self._shown, self._slice_bytes, self._slots = reader, shown, slice_bytes, slots
         self._timeline: Timeline = reader.timeline()
 

@@ -26,7 +26,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from persist_lib.catalog.reader import CollectionReader
+from persist_lib.catalog.reader import RenditionReader
 from persist_lib.catalog.records import CollectionRecord
 from persist_lib.catalog.renditions import Span, upper_of
 from persist_lib.errors import InvalidUsage, SinceViolation
@@ -54,7 +54,7 @@ class Following(ABC):
     difference; a large one is cut by key into several batches.
     """
 
-    handle: ReadHandle | CollectionReader
+    handle: ReadHandle | RenditionReader
 
     def __init__(self, table: Table, limits: Limits, hold: str | None, slice_bytes: int | None) -> None:
         self.table, self.slice_bytes = table, slice_bytes
@@ -112,7 +112,7 @@ class FollowingShard(Following):
 class FollowingCollection(Following):
     """A collection."""
 
-    handle: CollectionReader
+    handle: RenditionReader
 
     def __init__(
         self, table: Table, collection: CollectionRecord, limits: Limits, hold: str | None, slice_bytes: int | None

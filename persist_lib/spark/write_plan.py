@@ -27,6 +27,7 @@ from persist_lib.catalog import CollectionWriter, Controller
 from persist_lib.catalog.records import CollectionRecord
 from persist_lib.catalog.schema_compat import is_additive
 from persist_lib.catalog.staged import CollectionStaged, CollectionTicket
+from persist_lib.catalog.writer import fetch_schema
 from persist_lib.catalog.writing import Written
 from persist_lib.client import Client
 from persist_lib.convert.casts import cast_column
@@ -144,7 +145,7 @@ def collection_writer(client: Client, name: str, id_: str | None = None) -> Coll
 def _is_current(controller: Controller, writer: CollectionWriter) -> bool:
     """Whether it is the collection of its name still, and has its newest columns."""
     named = controller.catalog.fetch().named(writer.name)
-    return named is not None and named.id == writer.collection.id and writer.fetch_schema() == writer.schema
+    return named is not None and named.id == writer.collection.id and fetch_schema(writer) == writer.schema
 
 
 PLAIN = "none"

@@ -12,6 +12,7 @@ import msgspec
 from persist_lib.catalog.collection_arguments import parse_hold, parse_retention
 from persist_lib.catalog.copying import HOLDS
 from persist_lib.catalog.effects import HOLD
+from persist_lib.catalog.reader import inner_of
 from persist_lib.core import commands as c
 from persist_lib.core.cost import Cost
 from persist_lib.core.leases import keepers
@@ -236,10 +237,11 @@ class CollectionCarrier(_Listed, OpenHandles):
 
     def changes(self, from_: TimeLike | None, to: TimeLike | None, *, timeout: float | None) -> Changes:
         def between(reader: Any) -> Any:
-            if to is not None and (span := reader.of_other_columns(to)) is not None:
-                reader = self._open("read")
-                reader.adopt(span)  # in the columns of then
-            return reader.changes(from_, to, timeout=timeout)
+            inner = inner_of(reader)
+            if to is not None and (span := inner.of_other_columns(to)) is not None:
+                inner = inner_of(self._open("read"))
+                inner.adopt(span)  # in the columns of then
+            return inner.changes(from_, to, timeout=timeout)
 
         return self._reading(between)
 

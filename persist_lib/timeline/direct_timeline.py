@@ -13,7 +13,7 @@ import pyarrow as pa
 from persist_lib.catalog.catalog import Catalog
 from persist_lib.catalog.records import CollectionRecord, TimelineRecord
 from persist_lib.catalog.renditions import Renditions, Span
-from persist_lib.catalog.writer import CollectionWriter
+from persist_lib.catalog.writer import CollectionWriter, append_on
 from persist_lib.errors import Indeterminate, InvalidUsage, SinceViolation, UpperMismatch
 from persist_lib.frontier import at
 from persist_lib.kernel.columns import at_time
@@ -83,7 +83,7 @@ class YoloLine(Line):
         def send(doubt: Indeterminate | None) -> bool:
             left_s = deadline.left_s()
             try:
-                write.append_on(span.command, rows, lower, time + 1, timeout=left_s, token=name.token)
+                append_on(write, span.command, rows, lower, time + 1, timeout=left_s, token=name.token)
             except UpperMismatch:
                 return doubt is not None and self._is_there(span, name, view, deadline)
             return True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from persist_lib.catalog.reader import CollectionReader
+from persist_lib.catalog.reader import RenditionReader
 from persist_lib.catalog.records import CollectionRecord, RenditionRecord
 from persist_lib.catalog.renditions import Span, Timeline, upper_by
 from persist_lib.catalog.writer import CollectionWriter
@@ -56,7 +56,7 @@ class View:
 
     def __init__(self, client: Client, record: CollectionRecord, owner: str, schema: Schema | None = None) -> None:
         self.client, self.record, self._stays = client, record, schema is not None
-        self.reader = CollectionReader(client, record, "ms", schema, owner or "table")
+        self.reader = RenditionReader(client, record, "ms", schema, owner or "table")
         self.command = self.timeline().last.command
         self.checked = -1
         """Up to which time the WAL was known to be applied when all shards were read last."""

@@ -151,7 +151,7 @@ def handles(write: Any) -> list[persist.WriteHandle]:
             return [line.writer()]
         return [handle for _, writer in line._writers.values() for handle in handles(writer)]  # type: ignore[attr-defined]
     names = (*write._timeline().last.rendition.names, write.collection.shard)
-    return [write.shard(name) for name in names]
+    return [write._place(name) for name in names]
 
 
 def ready(write: Any) -> Ids:

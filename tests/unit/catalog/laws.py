@@ -19,7 +19,7 @@ from persist_lib.catalog.catalog import setting
 from persist_lib.catalog.controller import Controller
 from persist_lib.catalog.difference_cache import difference
 from persist_lib.catalog.metadata_shard import unheld
-from persist_lib.catalog.reader import CollectionReader
+from persist_lib.catalog.reader import RenditionReader
 from persist_lib.catalog.renditions import schema_for
 from persist_lib.client import Client
 from persist_lib.frontier import at
@@ -110,13 +110,13 @@ def asking_for_a_time_far_ahead_puts_no_handover_off(world: World) -> None:
 
 
 def promise_as_asked(patch: pytest.MonkeyPatch) -> None:
-    known = CollectionReader.known
+    known = RenditionReader.known
 
     def promising(self: Any, time: int, deadline: Any) -> Any:
         self.promise(at(time + 1), deadline)
         return known(self, time, deadline)
 
-    patch.setattr(CollectionReader, "known", promising)
+    patch.setattr(RenditionReader, "known", promising)
 
 
 def a_handover_below_a_promise_is_refused(world: World) -> None:
@@ -187,7 +187,7 @@ def who_registers_first_can_read_what_it_found(world: World) -> None:
         for _ in range(3):
             controller.tend("c")
 
-    shards_of, acts = CollectionReader.shards_of, [everything_goes]
+    shards_of, acts = RenditionReader.shards_of, [everything_goes]
 
     def late(self: Any, rendition: Any) -> Any:
         while acts:
@@ -195,7 +195,7 @@ def who_registers_first_can_read_what_it_found(world: World) -> None:
         return shards_of(self, rendition)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(CollectionReader, "shards_of", late)
+        patch.setattr(RenditionReader, "shards_of", late)
         with world.client().controller().open_reader("c") as reader:
             assert not acts
             for time in (2, 3, 5):

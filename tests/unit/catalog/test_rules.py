@@ -10,6 +10,7 @@ import pytest
 import persist_lib as persist
 from persist_lib.catalog import catalog as catalogs
 from persist_lib.catalog import collection_status, effects
+from persist_lib.catalog.reader import inner_of
 from persist_lib.frontier import at
 from persist_lib.testing import Model, contents_of
 from tests.renditions import Listening, Told, check, create, handed, write
@@ -457,7 +458,8 @@ def test_a_reader_does_not_pause_where_its_shards_have_come_further_meanwhile(wo
     told, controller = Told(), create(world.client())
     write(controller, told, range(3))
     with controller.open_reader("c") as reader:
-        span = reader.known(1, reader.client.runtime.deadline(5))
+        inner, deadline = inner_of(reader), controller.client.runtime.deadline(5)
+        span = inner.known(1, deadline)
         started = world.clock()
-        reader.pause(span, 1, reader.client.runtime.deadline(5))
+        inner.pause(span, 1, deadline)
         assert world.clock() == started

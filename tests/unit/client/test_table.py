@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 
 import persist_lib as persist
 from persist_lib import events, pending_area, streams
+from persist_lib.catalog import CollectionReader, CollectionWriter
 from persist_lib.catalog.controller import Controller
 from persist_lib.catalog.listen import CollectionListen
 from persist_lib.catalog.snapshot import CollectionSnapshot
@@ -1051,7 +1052,10 @@ def test_what_a_client_opened_ends_with_it(world: World) -> None:
 # --- the surface -----------------------------------------------------------------------------------------------------
 
 
-ANSWERS = (Controller, Tables, TableSnapshot, CollectionSnapshot, CollectionListen, TableListen, Transaction, Worker)
+ANSWERS = (
+    Controller, CollectionReader, CollectionWriter, CollectionSnapshot, CollectionListen, Tables, TableSnapshot,
+    TableListen, Transaction, Worker,
+)  # fmt: skip
 """Classes that public calls answer, beside those that have a public name."""
 
 
