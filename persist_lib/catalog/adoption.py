@@ -11,7 +11,7 @@ from persist_lib.catalog.names import LAYER
 from persist_lib.catalog.records import CollectionRecord, RenditionRecord, schema_form
 from persist_lib.catalog.renditions import schema_for
 from persist_lib.catalog.wal import SCHEMA as WAL
-from persist_lib.catalog.wal import append_of, has_wal, wal_shard
+from persist_lib.catalog.wal import append_of, has_wal, make_wal, wal_shard
 from persist_lib.client import Client
 from persist_lib.core import commands as c
 from persist_lib.core.formats import MEMBERS
@@ -120,6 +120,7 @@ def _commit_with_mark(
     SUBTLE: at or beyond both uppers. Else a read of the timeline would leave out what was written before, or a
     transaction that read before would overwrite it.
     """
+    make_wal(client, str(collection.timeline))  # the timeline may be made with the table
     with client.open_writer(wal_shard(str(collection.timeline)), WAL, layer=LAYER) as write:
         lower = write.fetch_upper()
         time = max(lower.time or 0, least, *(place.state.upper.time or 0 for place in places))

@@ -28,7 +28,7 @@ from persist_lib.catalog.maintenance import tend
 from persist_lib.catalog.names import minted, parse_collection_name
 from persist_lib.catalog.promotion import Promoting
 from persist_lib.catalog.reader import CollectionReader, RenditionReader
-from persist_lib.catalog.records import CollectionRecord, CommandRecord, Kind, Mode, TimelineRecord
+from persist_lib.catalog.records import CollectionRecord, CommandRecord, Kind, Mode
 from persist_lib.catalog.wal import has_wal
 from persist_lib.catalog.writer import CollectionWriter
 from persist_lib.core.holds import is_of_layer
@@ -36,7 +36,6 @@ from persist_lib.core.state import RETENTION
 from persist_lib.errors import InvalidUsage, NameTaken, StillRead
 from persist_lib.relation.reader import PURPOSE_LETTERS
 from persist_lib.relation.writer import Batching
-from persist_lib.runtime.ambient import Deadline
 from persist_lib.runtime.resource import Resource
 from persist_lib.schema.schema import Schema, check_schema
 from persist_lib.shard.admin import Downgraded
@@ -322,12 +321,6 @@ class Controller(Promoting, Evolving, Handovers, Resource):
         from persist_lib.timeline import Tables  # noqa: PLC0415 - they stand on the controller
 
         return Tables(self)
-
-    def _wal_timeline(self, name: str, deadline: Deadline) -> TimelineRecord:
-        from persist_lib.timeline.tables import with_wal  # noqa: PLC0415 - as they do
-
-        with self.tables() as tables:
-            return with_wal(tables, name, deadline)
 
     def _apply_wal(self, timeline: str, timeout: float) -> None:
         with self.tables() as tables:

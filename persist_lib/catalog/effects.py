@@ -17,7 +17,7 @@ import msgspec
 from persist_lib.catalog.adoption import adopt, claim_member, join
 from persist_lib.catalog.catalog import Catalog, Changes, Contents, has_shard, setting, without
 from persist_lib.catalog.metadata_shard import append_once, out_of_time
-from persist_lib.catalog.names import LAYER
+from persist_lib.catalog.names import HOLD, LAYER
 from persist_lib.catalog.parallel import at_once
 from persist_lib.catalog.records import OF_PLACES, CollectionRecord, CommandRecord, RenditionRecord, schema_of
 from persist_lib.catalog.renditions import Renditions, Timeline, handed_over_at, is_copied, row_of, schema_for
@@ -45,8 +45,6 @@ from persist_lib.schema.schema import Schema
 from persist_lib.shard.commit import Wanted
 
 R = TypeVar("R", CollectionRecord, RenditionRecord)
-HOLD = "collection"
-"""The durable hold that each shard of a collection has from its creation on."""
 
 
 def settle(catalog: Catalog, command: CommandRecord, deadline: Deadline) -> CommandRecord:

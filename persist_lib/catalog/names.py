@@ -17,6 +17,8 @@ COMMAND = re.compile(r"[!-~]{1,200}")
 
 LAYER, OF_SOURCES, OF_CATALOGS = "collection", "source", "catalog"
 """As which layer (`core.holds`) a shard is written: those of collections and tables, of sources, and the catalogs."""
+HOLD = "collection"
+"""The durable hold that each shard of a collection has from its creation on."""
 
 
 def parse_collection_name(name: object) -> str:

@@ -9,7 +9,6 @@ joins a timeline, one transaction of all of its shards and the WAL decides.
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Sequence
 
 import msgspec
@@ -32,6 +31,7 @@ from persist_lib.catalog.records import (
     schema_form,
 )
 from persist_lib.catalog.renditions import Span, is_copied, meet
+from persist_lib.catalog.wal import minted_timeline
 from persist_lib.core import commands as c
 from persist_lib.core.formats import MEMBERS
 from persist_lib.core.state import State
@@ -40,7 +40,6 @@ from persist_lib.errors import InvalidUsage, NameTaken, NotFound
 from persist_lib.frontier import at
 from persist_lib.ids import CATALOG, SeqNo
 from persist_lib.location.api import KnowsClients
-from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import Schema
 
 AHEAD_MS = 1_000
@@ -91,63 +90,56 @@ class Promoting(Making):
         if found is not None and (found.kind == "table" or is_done):
             return describe(self.client, contents, self._on(contents, found, timeline))
         if timeline is not None:
-            self._check_timeline(contents, name, timeline, make=make_timeline)
+            self._line(contents, name, timeline, make=make_timeline)
         self._check_access(name, timeline, losing)
         if timeline is not None and found is not None:
-            return self._join(contents, found, timeline, dry_run=dry_run, command=command, timeout=timeout)
+            if has_shard(self.client, name):
+                raise self._beside(name)
+            self._check_collection(contents, found)
+            return None if dry_run else self._join(found, timeline, make_timeline, command, timeout)
         state = self._check_promotion(name)
         if found is not None:
             raise self._beside(name)
         if timeline is not None:
             self._check_times(name, [state])
-        return None if dry_run else self._promote(name, state, timeline, command, timeout)
+        return None if dry_run else self._promote(name, state, timeline, make_timeline, command, timeout)
 
     def _promote(
-        self, name: str, state: State, timeline: str | None, command: str | None, timeout: float | None
+        self, name: str, state: State, timeline: str | None, make: bool, command: str | None, timeout: float | None
     ) -> Description:  # fmt: skip
-        line = None if timeline is None else self._wal_timeline(timeline, self._deadline(timeout)).id
-
         def intent(contents: Contents, record: CommandRecord) -> tuple[Changes, CommandRecord]:
             if contents.named(name) is not None:
                 raise NameTaken(f"there is a collection {name!r} by now. Nothing was changed", collection=name)
-            collection, first = _promoted(minted(self.client.runtime.entropy()), name, state.schemas[-1], line, record)
-            return setting(collection, first), msgspec.structs.replace(record, collection=collection.id, pending=True)
+            lines = [] if timeline is None else [self._line(contents, name, timeline, make=make)]
+            on = lines[0].id if lines else None
+            collection, first = _promoted(minted(self.client.runtime.entropy()), name, state.schemas[-1], on, record)
+            record = msgspec.structs.replace(record, collection=collection.id, pending=True)
+            return setting(collection, first, *lines), record
 
-        asked = {"name": name} if line is None else {"name": name, "timeline": line}
+        asked = {"name": name} if timeline is None else {"name": name, "line": timeline}
         record = self._command("promote", None, asked, intent, command, timeout)
         _check_done(record, name)
         self._tended(timeout, record.collection)  # without a reader by the shard's name, nothing is kept for one
         return self._described(record)
 
     def _join(
-        self, contents: Contents, found: CollectionRecord, timeline: str, *, dry_run: bool, command: str | None,
-        timeout: float | None,
-    ) -> Description | None:  # fmt: skip
+        self, found: CollectionRecord, timeline: str, make: bool, command: str | None, timeout: float | None
+    ) -> Description:
         """Let a collection join a timeline as a table, in place."""
-        if has_shard(self.client, found.name):
-            raise self._beside(found.name)
-        self._check_collection(contents, found)
-        if dry_run:
-            return None
-        line = self._wal_timeline(timeline, self._deadline(timeout))
 
         def intent(contents: Contents, record: CommandRecord) -> tuple[Changes, CommandRecord]:
             current = contents.collections[found.id]
             if current.kind == "table":  # by another call
                 self._on(contents, current, timeline)
                 return {}, record
-            span = self._check_collection(contents, current)
-            asked = {**record.asked, "rendition": span.rendition.number, "start": span.start}
-            return {}, msgspec.structs.replace(record, asked=asked, pending=True, v=OF_PLACES)
+            span, line = self._check_collection(contents, current), self._line(contents, name, timeline, make=make)
+            asked = {**record.asked, "timeline": line.id, "rendition": span.rendition.number, "start": span.start}
+            return setting(line), msgspec.structs.replace(record, asked=asked, pending=True, v=OF_PLACES)
 
-        asked = {"name": found.name, "timeline": line.id}
+        asked = {"name": (name := found.name), "line": timeline}
         record = self._command("join", found.id, asked, intent, command, timeout)
         _check_done(record, found.name)
         return self._described(record)
-
-    @abstractmethod
-    def _wal_timeline(self, name: str, deadline: Deadline) -> TimelineRecord:
-        """The timeline of this name, which has a WAL; made if it is not there."""
 
     @staticmethod
     def _beside(name: str) -> NameTaken:
@@ -157,8 +149,11 @@ class Promoting(Making):
             collection=name, shard=name,
         )  # fmt: skip
 
-    @staticmethod
-    def _check_timeline(contents: Contents, name: str, timeline: str, *, make: bool) -> None:
+    def _line(self, contents: Contents, name: str, timeline: str, *, make: bool) -> TimelineRecord:
+        """The timeline with a WAL that a table joins; with `make` as it will be, where it is not there.
+
+        It is set by the change of the catalog that says that the table joins it, so that none is there without one.
+        """
         lines = {one.name: one for one in contents.timelines.values()}
         found = lines.get(timeline)
         if found is None and not make:
@@ -173,6 +168,8 @@ class Promoting(Making):
                 "covers several of its tables. Nothing was changed; name another one",
                 table=name, timeline=timeline,
             )  # fmt: skip
+        id_ = minted_timeline(self.client.runtime.entropy(), "wal")
+        return found or TimelineRecord(id=id_, name=timeline, mode="wal")
 
     @staticmethod
     def _on(contents: Contents, found: CollectionRecord, timeline: str | None) -> CollectionRecord:

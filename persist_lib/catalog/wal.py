@@ -8,11 +8,13 @@ changes of this shard looks at what was added alone.
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from persist_lib.catalog.metadata_shard import out_of_time
-from persist_lib.catalog.names import LAYER
+from persist_lib.catalog.names import HOLD, LAYER
 from persist_lib.catalog.records import CollectionRecord
 from persist_lib.client import Client
-from persist_lib.errors import Indeterminate, InvalidUsage, UpperMismatch
+from persist_lib.errors import HoldConflict, Indeterminate, InvalidUsage, ShardFinished, SinceViolation, UpperMismatch
 from persist_lib.frontier import Antichain
 from persist_lib.relation.append_many import Append
 from persist_lib.relation.writer import WriteHandle
@@ -43,6 +45,18 @@ def has_wal(collection: CollectionRecord) -> bool:
 def wal_shard(timeline: str) -> str:
     """The shard that is the WAL of a timeline."""
     return f"{timeline}.wal"
+
+
+def make_wal(client: Client, timeline: str) -> None:
+    """Make the WAL of a timeline: it has a hold from the beginning, and its first time is complete. May be repeated."""
+    shard = wal_shard(timeline)
+    known = client.machine(shard).try_fetch()
+    if known is not None and HOLD in known.state.holds and known.state.upper.time:
+        return
+    with client.open_writer(shard, SCHEMA, layer=LAYER) as write:
+        with suppress(HoldConflict, ShardFinished, SinceViolation):
+            client.set_hold(shard, HOLD, 0, expected=None)
+        write.advance_upper(1)
 
 
 def mark_of(table: str, what: int, time: int) -> dict[str, object]:

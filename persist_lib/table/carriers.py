@@ -11,7 +11,7 @@ import msgspec
 
 from persist_lib.catalog.collection_arguments import parse_hold, parse_retention
 from persist_lib.catalog.copying import HOLDS
-from persist_lib.catalog.effects import HOLD
+from persist_lib.catalog.names import HOLD
 from persist_lib.catalog.reader import inner_of
 from persist_lib.core import commands as c
 from persist_lib.core.cost import Cost

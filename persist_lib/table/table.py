@@ -315,9 +315,9 @@ class Table(Resource):
         read them and write them once. A call that was cut short is repeated; on a collection only the copy is left to
         do. With a `timeline`, which has a WAL, the table joins that instead, whether one shard or a collection carries
         it: from then on it is changed in transactions with others. One that is not there is made with `make_timeline`,
-        and is NotFound without. Through a shard server, it is refused where clients would lose access whose rights are
-        by the shard's name, unless all of them are in `losing`. With `dry_run` nothing is changed, but what would be
-        raised is.
+        in the change by which the table begins to join it, and is NotFound without. Through a shard server, it is
+        refused where clients would lose access whose rights are by the shard's name, unless all of them are in
+        `losing`. With `dry_run` nothing is changed, but what would be raised is.
 
         Needs format 5 of its shards (`db.upgrade`), and from then on programs of the release before cannot read the
         location's catalog. Raises InvalidUsage where it cannot be: in an older format, on a timeline, on a store

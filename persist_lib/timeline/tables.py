@@ -14,7 +14,7 @@ from persist_lib.catalog.controller import create_table
 from persist_lib.catalog.describe import Description, Tended
 from persist_lib.catalog.effects import settle
 from persist_lib.catalog.names import parse_collection_name
-from persist_lib.catalog.records import Mode, TableMode, TimelineRecord
+from persist_lib.catalog.records import Mode, TableMode
 from persist_lib.errors import InvalidUsage
 from persist_lib.frontier import TOP
 from persist_lib.ids import parse_token
@@ -353,8 +353,3 @@ def execute(
     In an older one, rows that have something in newer columns are not changed: SchemaMismatch.
     """
     return tables._execute(name, make, timeout, dry_run=dry_run, schema=schema)
-
-
-def with_wal(tables: Tables, timeline: str, deadline: Deadline) -> TimelineRecord:
-    """The timeline of this name, made if it is not there. Raises InvalidUsage for one without a WAL."""
-    return tables._timelines.make(parse_collection_name(timeline), "wal", deadline)

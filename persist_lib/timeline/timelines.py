@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
 from persist_lib.catalog.catalog import Catalog, Changes, Contents, setting
-from persist_lib.catalog.effects import HOLD
-from persist_lib.catalog.names import LAYER, parse_collection_name
+from persist_lib.catalog.names import parse_collection_name
 from persist_lib.catalog.records import TableMode, TimelineRecord
-from persist_lib.catalog.wal import SCHEMA as WAL
-from persist_lib.catalog.wal import minted_timeline, wal_shard
-from persist_lib.errors import HoldConflict, InvalidUsage, ShardFinished, SinceViolation
+from persist_lib.catalog.wal import make_wal, minted_timeline
+from persist_lib.errors import InvalidUsage
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.timeline.direct_timeline import YoloLine
 from persist_lib.timeline.timeline import Line
@@ -20,7 +17,6 @@ from persist_lib.timeline.wal_timeline import WalLine
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from persist_lib.client import Client
 
 T = TypeVar("T")
 
@@ -47,6 +43,8 @@ class Timelines:
             raise InvalidUsage(
                 f"there is no timeline {name!r}: there are {names}. One is created with its first table", timeline=name
             )
+        if record.mode == "wal" and not self._catalog.client.read_only:
+            make_wal(self._catalog.client, record.id)  # who began it may have died
         return self._open(record)
 
     def of_table(self, name: str) -> TimelineRecord:
@@ -90,7 +88,7 @@ class Timelines:
                 timeline=name, mode=mode,
             )  # fmt: skip
         if record.mode == "wal":
-            _make_wal(client, wal_shard(record.id))
+            make_wal(client, record.id)
         return record
 
     def close(self) -> None:
@@ -110,14 +108,3 @@ def line_of(catalog: Catalog, record: TimelineRecord, owner: str) -> Line:
 
 def _named(contents: Contents, name: str) -> TimelineRecord | None:
     return next((record for record in contents.timelines.values() if record.name == name), None)
-
-
-def _make_wal(client: Client, shard: str) -> None:
-    """Make a WAL: it has a hold from the beginning, and its first time is complete. May be repeated."""
-    known = client.machine(shard).try_fetch()
-    if known is not None and HOLD in known.state.holds and known.state.upper.time:
-        return
-    with client.open_writer(shard, WAL, layer=LAYER) as write:
-        with suppress(HoldConflict, ShardFinished, SinceViolation):
-            client.set_hold(shard, HOLD, 0, expected=None)
-        write.advance_upper(1)

@@ -216,14 +216,14 @@ def test_what_cannot_be_promoted_is_refused_and_stays_as_it_is(world: World) -> 
     assert client.table("booked").promote(timeline="bank").carrier == "timeline 'bank'", "it is there already"
 
 
-def die_after_the_intent(world: World) -> None:
+def die_after_the_intent(world: World, **how: Any) -> None:
     """A process that promotes `t` dies as soon as the catalog says so, and nothing else was done."""
     plan = DiesAt(1)
     dying = world.client(LATER, plan=plan)
     for number in range(1, 40):
         plan.number, plan.seen, plan.is_armed = number, 0, True
         with pytest.raises(Killed):
-            dying.controller().promote("t")
+            dying.controller().promote("t", **how)
         plan.is_armed = False
         if world.client(LATER).controller().catalog.fetch().collections:
             break
@@ -519,6 +519,23 @@ def test_what_cannot_join_a_timeline_stays_as_it_is(world: World) -> None:
     assert clocked.promote(timeline="fresh", make_timeline=True).carrier == "timeline 'fresh'"
 
 
+def test_of_one_that_is_refused_for_ever_no_more_than_an_empty_timeline_stays(world: World) -> None:
+    """As others may be about to make a table there. The next call that names it finds it, without make_timeline."""
+    client = world.client(LATER)
+    client.table("t", CLOCK).append([row_of(1)])
+    die_after_the_intent(world, timeline="fresh", make_timeline=True)
+    with client.open_writer("t", CLOCK) as write:
+        write.finish()
+    with pytest.raises(InvalidUsage, match="closed"):
+        client.controller().promote("t", timeline="fresh", make_timeline=True)
+    client.maintain()
+    assert not client.controller().catalog.fetch().collections
+    assert client.inspect("t").state.member == ""
+    client.table("u", CLOCK).append([row_of(1)])
+    assert client.table("u").promote(timeline="fresh").carrier == "timeline 'fresh'"
+    assert ids(client.table("u")) == [1]
+
+
 def lone_by_a_clock_named(client: persist.Client, name: str) -> persist.Table:
     table = client.table(name, CLOCK)
     table.append([row_of(1)])
@@ -611,9 +628,12 @@ def test_a_promoted_shard_joins_a_timeline_later(world: World) -> None:
     assert other.carrier == "timeline 'bank'"
 
 
+@pytest.mark.parametrize("timeline", ["bank", "fresh"])
 @pytest.mark.parametrize("make", [lone_by_a_clock, collected])
-def test_whoever_dies_while_a_table_joins_a_timeline_loses_nothing(make: Any) -> None:
+def test_whoever_dies_while_a_table_joins_a_timeline_loses_nothing(make: Any, timeline: str) -> None:
+    """A timeline that is made with it is there if, and only if, the table joins it, without a second call."""
     left: Counter[str] = Counter()
+    how: dict[str, Any] = {"timeline": timeline, "make_timeline": timeline == "fresh"}
     for number in by_day(range(1, 1_000), 4):
         fresh = World(seed=number)
         make(fresh)
@@ -621,25 +641,31 @@ def test_whoever_dies_while_a_table_joins_a_timeline_loses_nothing(make: Any) ->
         table = fresh.client(LATER, plan=plan).table("t")
         plan.is_armed = True
         try:
-            table.promote(timeline="bank")
+            table.promote(**how)
         except Killed:
             plan.is_armed = False
         else:
             break
+        lines = {one.name for one in fresh.client(LATER).controller().catalog.fetch().timelines.values()}
+        if timeline in lines:
+            fresh.client(LATER).transaction(timeline).rollback()
         found = fresh.client(LATER).table("t")
         left[found.carrier] += 1
         found.append([row_of(3)])
         assert ids(found) == [0, 1, 3], number
         other = fresh.client(LATER)
         other.maintain()
-        assert other.table("t").promote(timeline="bank").carrier == "timeline 'bank'"
-        with other.transaction("bank") as transaction:
+        if timeline == "fresh":
+            assert ("fresh" in lines) == (other.table("t").carrier == "timeline 'fresh'"), number
+        assert other.table("t").promote(**how).carrier == f"timeline {timeline!r}"
+        with other.transaction(timeline) as transaction:
             transaction.insert("t", [row_of(5)])
-            transaction.insert("other", [row_of(5)])
+            if timeline == "bank":
+                transaction.insert("other", [row_of(5)])
         assert ids(other.table("t")) == [0, 1, 3, 5], number
         assert not other.controller().describe("t").pending
         fresh.close()
-    assert set(left) == {"shard" if make is lone_by_a_clock else "collection", "timeline 'bank'"}
+    assert set(left) == {"shard" if make is lone_by_a_clock else "collection", f"timeline {timeline!r}"}
     assert number > 10
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import persist_lib as persist
-from persist_lib.catalog.effects import HOLD as COLLECTION
+from persist_lib.catalog.names import HOLD as COLLECTION
 from persist_lib.core.holds import LAYER_HOLDS
 from persist_lib.streams.lock import HOLD as STREAM
 from tests.worlds import World

@@ -10,6 +10,7 @@ import pytest
 import persist_lib as persist
 from persist_lib.catalog import catalog as catalogs
 from persist_lib.catalog import collection_status, effects
+from persist_lib.catalog.names import HOLD
 from persist_lib.catalog.reader import inner_of
 from persist_lib.frontier import at
 from persist_lib.testing import Model, contents_of
@@ -220,10 +221,10 @@ def test_a_lost_hold_is_set_again(world: World) -> None:
     write(controller, told, range(3))
     shards = controller.describe("c").renditions[0].shards
     for shard in shards:
-        controller.client.release_hold(shard, effects.HOLD)
+        controller.client.release_hold(shard, HOLD)
     controller.tend("c")
     for shard in shards:
-        assert effects.HOLD in controller.client.inspect(shard).state.holds
+        assert HOLD in controller.client.inspect(shard).state.holds
 
 
 def test_a_copy_that_is_given_up_holds_nothing(world: World) -> None:
@@ -288,7 +289,7 @@ def test_a_rendition_is_finished_before_it_is_written(world: World, monkeypatch:
     other = world.client().controller()
     with other.open_writer("c", rendition=2) as writer:
         for shard in (one for one in other.client.shards() if ".r2." in one):
-            assert effects.HOLD in other.client.inspect(shard).state.holds
+            assert HOLD in other.client.inspect(shard).state.holds
         writer.compare_and_append([row(1, "x", 0)], 0, 1)
 
 
