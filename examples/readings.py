@@ -76,8 +76,8 @@ def main() -> None:
     parser.add_argument("location", nargs="?", default="file:./data")
     parser.add_argument("--seconds", type=float, default=10)
     options = parser.parse_args()
-    with streams.open(options.location, reentrance_id="gateway", owner="examples.readings") as runtime:
-        write, _ = runtime.create_or_load("readings", SCHEMA)
+    with persist.open(options.location) as db:
+        write, _ = db.stream("readings", SCHEMA, reentrance_id="gateway", owner="examples.readings")
         arrived = measured(random.Random(), time.time_ns() // 1_000_000, round(options.seconds * 10))
 
         def pace() -> Iterator[list[Reading]]:
@@ -87,8 +87,8 @@ def main() -> None:
 
         gateway = threading.Thread(target=lambda: print(f"(taken, dropped) by lot: {list(ingest(write, pace()))[-5:]}"))
         gateway.start()
-        with streams.open(options.location, mode="read") as reading:
-            read = reading.load("readings")
+        with persist.open(options.location, read_only=True) as reading:
+            read = reading.stream("readings")
             while gateway.is_alive():
                 print(f"sealed up to {SCHEMA.show(read.fetch_upper())}")
                 print(dashboard(read).to_pandas().sort_values(["sensor", "final"]).to_string(index=False))
