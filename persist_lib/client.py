@@ -341,6 +341,8 @@ class Client(Shards):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is not None:
+            for streams in list(self._streams.values()):
+                streams.__exit__(kind, error, trace)
             for handle in list(self._handles.values()):
                 if isinstance(handle, WriteHandle):
                     mute(handle)

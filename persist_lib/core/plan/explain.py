@@ -119,7 +119,11 @@ def _compaction(state: State, policy: Policy) -> str:
 
 def _rollups(version: Version, every: int) -> str:
     newest, lag = version.state.newest_rollup, version.seqno - version.state.newest_rollup
-    at = f"the newest is of v{newest}, {lag:,} transitions ago" if newest else f"there was never one, in {lag:,} transitions"
+    at = (
+        f"the newest is of v{newest}, {lag:,} transitions ago"
+        if newest
+        else f"there was never one, in {lag:,} transitions"
+    )
     if not rollup_is_due(version.state, version.seqno, every):
         return f"none is due: {at}, and each {every:,}th is due"
     return f"one is due: {at}" + ("" if lag >= every else ", and garbage waits for a newer one")

@@ -92,6 +92,17 @@ def test_errors_are_those_of_the_long_way(world: World) -> None:
     again.write([update(2, 3)]).result()
 
 
+def test_an_error_of_the_block_is_raised_as_it_is_and_what_failed_with_it_is_its_note(tmp_path: Any) -> None:
+    url = f"file:{tmp_path}/data"
+    with pytest.raises(ValueError, match="mine") as caught, persist.open(url) as db:  # noqa: PT012 - the block is it
+        write, _ = db.stream("s", SCHEMA, reentrance_id="a")
+        with persist.open(url) as other:
+            other.stream("s", SCHEMA, reentrance_id="a")
+            write.write([update(1, 3)])
+            raise ValueError("mine")
+    assert "Fenced" in caught.value.__notes__[0]
+
+
 def test_a_program_that_reads_takes_no_lock_and_may_write_later(world: World) -> None:
     with streams.open(world.client(), reentrance_id="a") as runtime:
         runtime.create_or_load("s", SCHEMA)[0].write([update(1, 3)]).result()
