@@ -6,6 +6,7 @@ at the top of the report; with that number in its place the same histories come 
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import secrets
@@ -16,7 +17,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests import built, circles, durations
+from tests import built, circles, durations, jvms
 
 VARIABLE = "PERSIST_SEED"
 
@@ -42,6 +43,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Choose how random histories are drawn; workers of pytest-xdist inherit the number."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.default_int_handler)  # some shells have it ignored
+    jvms.be_light()
     seed = os.environ.get(VARIABLE)
     if seed == "fresh":
         seed = os.environ[VARIABLE] = str(secrets.randbits(32))
@@ -64,14 +66,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """What was collected stays to the end: the garbage collector need not go through it with each test again."""
+    """What was collected stays to the end: the garbage collector need not go through it with each test again.
+
+    Nor five times where pytest looks for what was never closed. After that extensions count what of theirs is left.
+    """
     gc.collect()
     gc.freeze()
-
-
-def pytest_unconfigure() -> None:
-    """At the end extensions count what of theirs is left."""
-    gc.unfreeze()
+    atexit.register(gc.unfreeze)
 
 
 def pytest_report_header() -> str:

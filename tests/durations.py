@@ -1,8 +1,8 @@
 """Where the time of a run of tests goes: seconds by the clock and of CPU, by folder, file, fixture and kind of start.
 
 PERSIST_DURATIONS=folder has each worker write what it measured there, one JSON line a phase of a test;
-`python -m tests.durations folder` prints the tables. CPU is that of the worker and of its children that have ended: a
-server that outlives the test counts where it is stopped. What is left of the clock's seconds is waiting.
+`python -m tests.durations folder` prints the tables. CPU is that of the worker and of all processes below it: what
+a JVM or a server that outlives the test does counts where it is done. What is left of the clock's seconds is waiting.
 """
 
 from __future__ import annotations
@@ -24,11 +24,29 @@ import pytest
 VARIABLE = "PERSIST_DURATIONS"
 
 Row = dict[str, Any]
+TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def _cpu() -> float:
     own, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
-    return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
+    return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime + _below(os.getpid())
+
+
+def _below(pid: int) -> float:
+    """The CPU of the processes below one that still run, and of their children that have ended."""
+    spent = 0.0
+    for listed in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            children = listed.read_text().split()
+        except OSError:  # the thread has ended
+            continue
+        for child in children:
+            try:
+                fields = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            spent += sum(map(int, fields[11:15])) / TICKS + _below(int(child))
+    return spent
 
 
 class Recorder:

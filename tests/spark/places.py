@@ -16,9 +16,15 @@ import pyspark
 
 from jobs.java import find_java_home
 from persist_lib.testing.servers import free_port
+from tests.jvms import LIGHT
 
 START_S = 90.0
 HOME = Path(pyspark.__file__).parent
+CONF = (
+    "spark.driver.host 127.0.0.1\nspark.executor.memory 512m\nspark.executor.cores 1\nspark.cores.max 2\n"
+    f"spark.executor.extraJavaOptions {LIGHT}\n"
+)
+"""Of a program on a cluster (`spark-defaults.conf`): an executor of one core on each of its two workers."""
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -48,7 +54,7 @@ class ConnectServer:
         conf = {
             "spark.connect.grpc.binding.address": "127.0.0.1", "spark.connect.grpc.binding.port": str(self._port),
             "spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1",
-            "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+            "spark.driver.extraJavaOptions": LIGHT,
         }  # fmt: skip
         command = [
             str(HOME / "bin" / "spark-submit"), "--class", "org.apache.spark.sql.connect.service.SparkConnectServer",

@@ -21,7 +21,7 @@ import pytest
 
 import persist_lib as persist
 from tests import servers
-from tests.spark.places import Cluster, ConnectServer, environment
+from tests.spark.places import CONF, Cluster, ConnectServer, environment
 from tests.unit.spark.worlds import SCHEMA, TINY, World
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
@@ -52,9 +52,7 @@ def on_cluster(cluster: Cluster, folder: Path) -> dict[str, str]:
     """The environment of a program that uses this cluster, with an executor of one core on each of its workers."""
     conf = folder / "conf"
     conf.mkdir()
-    (conf / "spark-defaults.conf").write_text(
-        "spark.driver.host 127.0.0.1\nspark.executor.memory 512m\nspark.executor.cores 1\nspark.cores.max 2\n"
-    )
+    (conf / "spark-defaults.conf").write_text(CONF)
     return {"PERSIST_SPARK_MASTER": cluster.url, "SPARK_CONF_DIR": str(conf)}
 
 

@@ -24,7 +24,7 @@ import persist_lib as persist
 from persist_lib.testing import check_swept, check_world
 from tests import servers
 from tests.spark.collections import SMALL, Model, check, referred, stored, write
-from tests.spark.places import START_S, Cluster
+from tests.spark.places import CONF, START_S, Cluster
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 PROGRAM = Path(__file__).parent.parent.parent / "jobs" / "compact.py"
@@ -67,10 +67,7 @@ def start(
     command = [sys.executable, str(PROGRAM), "--location", blobs, "--consensus", consensus, "--engine", "spark"]
     conf = log.parent / "spark-defaults"
     conf.mkdir(exist_ok=True)
-    (conf / "spark-defaults.conf").write_text(
-        f"spark.driver.host 127.0.0.1\nspark.executor.memory {memory}\nspark.executor.cores 1\nspark.cores.max 2\n"
-        + more
-    )
+    (conf / "spark-defaults.conf").write_text(CONF.replace("512m", memory) + more)
     with log.open("wb") as out:
         return subprocess.Popen(command, env={**env, "SPARK_CONF_DIR": str(conf)}, stdout=out, stderr=out)
 

@@ -24,7 +24,7 @@ from persist_lib.relation.stage import LEASE_S
 from persist_lib.testing import check_swept, check_world
 from tests import servers
 from tests.spark.killing import CONFIG, SCHEMA, Driver, fed, kill_one
-from tests.spark.places import Cluster
+from tests.spark.places import CONF, Cluster
 from tests.torture.roles import open_ahead
 from tests.unit.maintain.test_maintain import settle
 
@@ -35,7 +35,6 @@ pytestmark = [
     pytest.mark.timeout(300 + 60 * KILLS),
     pytest.mark.skipif("PERSIST_CLUSTER_KILLS" not in os.environ, reason="takes many minutes: make cluster-kills"),
 ]
-CONF = "spark.driver.host 127.0.0.1\nspark.executor.memory 512m\nspark.executor.cores 1\nspark.cores.max 2\n"
 SPECULATION = """
 spark.speculation true
 spark.speculation.interval 10ms

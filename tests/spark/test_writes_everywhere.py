@@ -22,7 +22,7 @@ import pytest
 
 import persist_lib as persist
 from persist_lib.testing import contents_of
-from tests.spark.places import Cluster, environment
+from tests.spark.places import CONF, Cluster, environment
 from tests.spark.test_reads_everywhere import client, place  # noqa: F401 - fixtures
 from tests.unit.spark.worlds import TINY
 
@@ -122,8 +122,7 @@ def test_a_write_goes_on_when_an_executor_is_killed(client: persist.Client, tmp_
         conf = tmp_path / "conf"
         conf.mkdir()
         (conf / "spark-defaults.conf").write_text(
-            "spark.driver.host 127.0.0.1\nspark.executor.memory 512m\nspark.executor.cores 1\nspark.cores.max 2\n"
-            "spark.speculation true\nspark.speculation.multiplier 1.1\nspark.speculation.quantile 0.3\n"
+            f"{CONF}spark.speculation true\nspark.speculation.multiplier 1.1\nspark.speculation.quantile 0.3\n"
         )
         slow = (
             "SELECT id, concat('w', coalesce(reflect('java.lang.Thread', 'sleep', 2L), '')) AS word "

@@ -107,7 +107,7 @@ def outcome(place: Place, what: str, **changed: Any) -> str:
 def test_legal_arguments_and_what_is_like_them_never_fail_raw_and_harm_no_shard(tmp_path: Path):
     """numpy's numbers are Python's. At the end another process reads all that there is, and the same."""
     place, closed = Place(tmp_path / "used"), Place(tmp_path / "closed")
-    for what, (_, kinds) in by_day([*LEGAL.items()], 3):
+    for what, (_, kinds) in by_day([*LEGAL.items()], 4):
         place.renew()
         assert outcome(closed if what == "Client.close" else place, what) == "done"
         for argument, is_legal in kinds.items():

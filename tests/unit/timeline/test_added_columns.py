@@ -15,6 +15,7 @@ from persist_lib.core.formats import GROUPS, MEMBERS
 from persist_lib.errors import InvariantViolated
 from persist_lib.format import log
 from persist_lib.timeline.wal_apply import apply_table
+from tests.circles import by_day
 from tests.worlds import DiesAt, Killed, World
 
 OLD = persist.Schema({"id": "int64 not null"}, {"n": "int64"}, unique=True, times="ms")
@@ -221,9 +222,8 @@ def test_an_evolution_between_the_look_and_the_commit_of_a_statement(world: Worl
 
 @BOTH
 def test_whoever_dies_at_whichever_request_leaves_the_old_columns_or_the_new(mode: str) -> None:
-    number, left = 0, Counter[int]()
-    while True:
-        number += 1
+    left = Counter[int]()
+    for number in by_day(range(1, 1_000), 3):
         world = World(seed=number)
         made(world, mode)
         other = tables_of(world.client())
