@@ -24,6 +24,7 @@
     │   ├── NameTaken              there is a collection of that name already (collection)
     │   ├── HandoverRefused        a rendition cannot become the collection as asked (collection)
     │   ├── WriteConflict          a transaction changed what another one had changed before it (table)
+    │   ├── DeletesForgotten       a key may have been deleted later than this row is (table, keys, count, floor)
     │   ├── SchemaChanged          a collection's rows cannot be given in this reader's columns any more (time)
     │   ├── Gone                   a source cannot give messages that are still needed (partition, address)
     │   ├── Diverged               a source or a pending area gives others than before (time, partition or collection)
@@ -215,6 +216,14 @@ class HandoverRefused(Refused):
 
 class WriteConflict(Refused):
     """Another transaction changed what this one changes, and was first. Run it again. Fields: table, keys (a few)."""
+
+
+class DeletesForgotten(Refused):
+    """Rows to upsert may be older than deletes of their keys that a table kept for a time and has forgotten.
+
+    Nothing was written. Fields: table, column (by which changes are ordered), floor (the greatest of the deletes that
+    are forgotten: rows beyond it are certainly not older), count (of the rows), keys (a few of them).
+    """
 
 
 class SchemaChanged(Refused):

@@ -87,6 +87,16 @@ class Contents(NamedTuple):
         """The collection that has this name."""
         return next((c for c in self.collections.values() if c.name == name and c.state != "dropping"), None)
 
+    def names(self) -> list[str]:
+        """What lists show, sorted."""
+        return sorted(c.name for c in self.collections.values() if c.state == "live" and not c.marks_of)
+
+    def marks_of(self, collection: CollectionRecord) -> list[CollectionRecord]:
+        """The table of its deleted keys, where it keeps these."""
+        kept = collection.keep_deletes
+        found = None if kept is None else self.collections.get(kept.marks)
+        return [] if found is None else [found]
+
     def renamed(self, name: str) -> str | None:
         """What the collection is called now that had this name last, as far as commands are remembered."""
         renames = (c for c in self.commands.values() if c.what == "rename" and not c.refused)
@@ -97,7 +107,7 @@ class Contents(NamedTuple):
     def find(self, name: str) -> CollectionRecord:
         """The same. Raises NotFound."""
         if (found := self.named(name)) is None:
-            raise no_collection(name, [c.name for c in self.collections.values() if c.state == "live"])
+            raise no_collection(name, self.names())
         return found
 
     def renditions_of(self, collection: str) -> list[RenditionRecord]:

@@ -94,7 +94,14 @@ class Commanding(Acting):
         contents = self.catalog.fetch()
         known = None if command is None else contents.commands.get(parse_command_id(command))
         if known is None:
-            return self._find(name)
+            contents, collection = self._find(name)
+            if collection.marks_of:
+                raise InvalidUsage(
+                    f"{name!r} has the deleted keys of another table, and is changed and dropped with that alone: with "
+                    "set_keep_deletes, drop or set_retention of that table. Nothing was changed",
+                    collection=name,
+                )
+            return contents, collection
         found = contents.collections.get(known.collection)
         if found is None and is_drop:
             found = CollectionRecord(id=known.collection, name=name, state="dropping")

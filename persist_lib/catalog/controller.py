@@ -22,6 +22,7 @@ from persist_lib.catalog.collection_arguments import (
 )
 from persist_lib.catalog.collection_status import capabilities, describe
 from persist_lib.catalog.creation import Evolving
+from persist_lib.catalog.deleted_keys import KeepDeletes, KeepingDeletes, keeping, parse_keeping, parse_kept
 from persist_lib.catalog.describe import Capability, Description, Tended
 from persist_lib.catalog.handover import Handovers
 from persist_lib.catalog.maintenance import tend
@@ -50,7 +51,7 @@ COPY_S = 7 * 86_400.0
 """How long a copy may take where no timeout is given."""
 
 
-class Controller(Promoting, Evolving, Handovers, Resource):
+class Controller(Promoting, Evolving, Handovers, KeepingDeletes, Resource):
     """Creates, changes, describes and drops the collections of a location. Safe to use from several threads.
 
     `catalog` names the shard that lists the collections; a location may have several catalogs, which know nothing of
@@ -85,6 +86,7 @@ class Controller(Promoting, Evolving, Handovers, Resource):
     def _create(
         self, name: str, schema: Schema, shards: int, mode: Mode, hash_columns: Sequence[str] | None,
         retention: Retention, timeline: str | None, command: str | None, timeout: float | None,
+        keep_deletes: KeepDeletes = None,
     ) -> Description:  # fmt: skip
         """Create a collection, or with a `timeline`, which is its minted id, a table on it."""
         name, schema = parse_collection_name(name), check_schema(schema)
@@ -96,6 +98,8 @@ class Controller(Promoting, Evolving, Handovers, Resource):
             "hash_columns": list(rendition.hash_columns), "retention": distance,
         }  # fmt: skip
         asked |= {} if timeline is None else {"timeline": timeline}
+        kept = None if keep_deletes is None else parse_keeping(name, schema, *parse_kept(keep_deletes))
+        asked |= {} if kept is None else {"keep_deletes": [kept.column, kept.span_ms]}
         kind: Kind = "collection" if timeline is None else "table"
 
         def intent(contents: Contents, record: CommandRecord) -> tuple[Changes, CommandRecord]:
@@ -108,6 +112,9 @@ class Controller(Promoting, Evolving, Handovers, Resource):
             )
             first = msgspec.structs.replace(rendition, collection=id_, command=record.id)
             record = msgspec.structs.replace(record, collection=id_, pending=True)
+            if kept is not None:
+                collection, *more = keeping(self.client, collection, kept, record)
+                return setting(collection, first, *more), record
             return setting(collection, first), record
 
         return self._named(name, self._command("create", None, asked, intent, command, timeout))
@@ -132,7 +139,7 @@ class Controller(Promoting, Evolving, Handovers, Resource):
 
     def list(self) -> list[str]:
         """The names of all collections, sorted. One that is being created is there once its command is done."""
-        return sorted(c.name for c in self.catalog.fetch().collections.values() if c.state == "live")
+        return self.catalog.fetch().names()
 
     def describe(self, name: str) -> Description:
         """What a collection is, and how far it has come. Raises NotFound."""
@@ -154,8 +161,9 @@ class Controller(Promoting, Evolving, Handovers, Resource):
         distance = parse_retention(retention, schema, self.client.consensus.now)
 
         def intent(contents: Contents, record: CommandRecord) -> tuple[Changes, CommandRecord]:
-            altered = msgspec.structs.replace(contents.collections[collection.id], retention=distance)
-            return setting(altered), record
+            current = contents.collections[collection.id]
+            its = [current, *contents.marks_of(current)]  # so that both can be restored to as many times
+            return setting(*(msgspec.structs.replace(one, retention=distance) for one in its)), record
 
         asked = {"name": name, "retention": distance}
         return self._described(self._command("alter", collection.id, asked, intent, command, timeout))
@@ -204,8 +212,9 @@ class Controller(Promoting, Evolving, Handovers, Resource):
             current = contents.collections[collection.id]
             return setting(msgspec.structs.replace(current, state="dropping")), record
 
+        marks = self.catalog.latest().marks_of(collection)
         self._command("drop", collection.id, {"name": name}, intent, command, timeout)
-        return self._tended(timeout, collection.id)
+        return Tended(sum((self._tended(timeout, one.id).steps for one in (collection, *marks)), ()))
 
     def _check_not_held(self, name: str, shard: str) -> None:
         version = self.client.machine(shard).try_fetch()
@@ -339,10 +348,10 @@ class Controller(Promoting, Evolving, Handovers, Resource):
 
 def create_table(
     controller: Controller, name: str, schema: Schema, shards: int, mode: Mode, retention: Retention, timeline: str,
-    command: str | None, timeout: float | None,
+    command: str | None, timeout: float | None, keep_deletes: KeepDeletes,
 ) -> Description:  # fmt: skip
     """Create a table on the timeline with this minted id."""
-    return controller._create(name, schema, shards, mode, None, retention, timeline, command, timeout)
+    return controller._create(name, schema, shards, mode, None, retention, timeline, command, timeout, keep_deletes)
 
 
 def _taken(name: str) -> NameTaken:

@@ -13,6 +13,7 @@ from persist_lib.catalog.catalog import Changes, Contents, setting
 from persist_lib.catalog.collection_arguments import MOST_SHARDS, parse_hash_columns, parse_rendition
 from persist_lib.catalog.collection_status import timeline_of
 from persist_lib.catalog.command_log import Commanding
+from persist_lib.catalog.deleted_keys import check_columns
 from persist_lib.catalog.describe import Description, Evolved, RenditionDescription, Tended
 from persist_lib.catalog.effects import refuse_older_programs
 from persist_lib.catalog.records import CollectionRecord, CommandRecord, RenditionRecord, schema_form
@@ -68,6 +69,8 @@ class Making(Commanding):
                     f"{_unit(columns)}",
                     collection=name,
                 )
+            for marks in contents.marks_of(current):
+                check_columns(current, contents.renditions[(marks.id, 1)].columns, columns)
             hashed = active.hash_columns if hash_columns is None and columns.key == active.columns.key else hash_columns
             wanted = parse_rendition(self.client, columns, shards or active.shards, active.mode, hashed)
             made = msgspec.structs.replace(

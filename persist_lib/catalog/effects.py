@@ -21,7 +21,7 @@ from persist_lib.catalog.names import HOLD, LAYER
 from persist_lib.catalog.parallel import at_once
 from persist_lib.catalog.records import OF_PLACES, CollectionRecord, CommandRecord, RenditionRecord, schema_of
 from persist_lib.catalog.renditions import Renditions, Timeline, handed_over_at, is_copied, row_of, schema_for
-from persist_lib.catalog.wal import DROPPED, EVOLVED, append_of, has_wal, mark, wal_shard
+from persist_lib.catalog.wal import DROPPED, EVOLVED, HANDED_OVER, append_of, has_wal, mark, wal_shard
 from persist_lib.catalog.wal import SCHEMA as WAL
 from persist_lib.client import Client
 from persist_lib.core import commands as c
@@ -60,8 +60,7 @@ def settle(catalog: Catalog, command: CommandRecord, deadline: Deadline) -> Comm
         case "create" | "rename" if _is_a_shards(catalog.client, collection.name):
             refused = "there is a shard of that name"
         case "create":
-            make_shards(catalog.client, contents.renditions[(collection.id, 1)])
-            begin(catalog.client, collection, contents.renditions[(collection.id, 1)])
+            _make(catalog.client, contents, collection, *contents.marks_of(collection))
         case "promote":
             first = contents.renditions[(collection.id, 1)]
             begin(catalog.client, collection, first)
@@ -88,12 +87,36 @@ def settle(catalog: Catalog, command: CommandRecord, deadline: Deadline) -> Comm
             else:
                 answer = {"at": found}
                 close(catalog.client, contents, collection, current, found)
-        case "drop":  # of a table with a WAL
-            # SUBTLE: the mark decides. Until then transactions commit to the table, and it is read; then neither.
-            mark(catalog.client, collection, DROPPED, deadline)
+        case "drop" | "keep deletes":  # of a table with a WAL
+            _mark(catalog.client, contents, collection, current, deadline)
         case _:  # the others are done by the append that decides them
             pass
     return catalog.change(lambda now: _done(now, current, answer, refused), deadline, from_latest=True)
+
+
+def _make(client: Client, contents: Contents, *collections: CollectionRecord) -> None:
+    """Make the first renditions of collections, and their rendition shards."""
+    for one in collections:
+        make_shards(client, contents.renditions[(one.id, 1)])
+        begin(client, one, contents.renditions[(one.id, 1)])
+
+
+def _mark(
+    client: Client, contents: Contents, collection: CollectionRecord, command: CommandRecord, deadline: Deadline
+) -> None:  # fmt: skip
+    """Say in its WAL that a table is dropped, or keeps its deleted keys from now on, or does not any more."""
+    if command.what == "drop":
+        # SUBTLE: the mark decides. Until then transactions commit to the table, and it is read; then neither.
+        for one in (collection, *contents.marks_of(collection)):
+            mark(client, one, DROPPED, deadline)
+        return
+    marks = contents.collections[command.asked["marks"]]
+    if is_kept := command.asked["column"] is not None:
+        _make(client, contents, marks)
+    # SUBTLE: the catalog says so already. Who has read it before this mark loses the race, and reads it again.
+    mark(client, collection, HANDED_OVER, deadline)
+    if not is_kept:
+        mark(client, marks, DROPPED, deadline)
 
 
 def _done(
@@ -110,7 +133,7 @@ def _done(
         first = contents.renditions[(collection.id, 1)]
         changes = {**setting(finished, msgspec.structs.replace(collection, state="dropping")), **without(first)}
     elif collection is not None and refused and known.what == "create":
-        changes = setting(finished, msgspec.structs.replace(collection, state="dropping"))
+        changes = setting(finished, *(_dropping(one) for one in (collection, *contents.marks_of(collection))))
     elif collection is not None and refused and known.what == "rename":
         was = known.asked["was"]
         back = was if contents.named(was) is None else collection.id  # others have its name by now
@@ -121,6 +144,7 @@ def _done(
             first = msgspec.structs.replace(first, schema=answer["schema"])
             collection = msgspec.structs.replace(collection, retention=answer["retention"])
         changes |= setting(_live(collection), _live(first))
+        changes |= setting(*(one for marks in contents.marks_of(collection) for one in _begun(contents, marks)))
     elif collection is not None and known.what == "join" and not refused:
         # SUBTLE: all of them, as one that is handed over to again is written by the WAL's appliers, too.
         modes = (msgspec.structs.replace(one, mode="append") for one in contents.renditions_of(collection.id))
@@ -131,8 +155,8 @@ def _done(
         changes |= setting(
             *(msgspec.structs.replace(one, schema=known.asked["schema"]) for one in _evolving(contents, known))
         )
-    elif collection is not None and known.what == "drop":
-        changes |= setting(msgspec.structs.replace(collection, state="dropping"))
+    elif collection is not None and known.what in {"drop", "keep deletes"}:
+        changes |= setting(*_marked(contents, collection, known))
     elif collection is not None and known.what == "hand over" and not refused:
         new = contents.renditions[(collection.id, known.asked["rendition"])]
         changes |= setting(msgspec.structs.replace(new, begun=True))
@@ -144,6 +168,27 @@ def _joined(collection: CollectionRecord, command: CommandRecord) -> CollectionR
     return msgspec.structs.replace(
         collection, kind="table", timeline=command.asked["timeline"], epoch=collection.epoch + 1, v=OF_PLACES
     )
+
+
+def _marked(
+    contents: Contents, collection: CollectionRecord, command: CommandRecord
+) -> Sequence[CollectionRecord | RenditionRecord]:
+    """What changes once a table is dropped, or its deleted keys are kept, or not any more."""
+    if command.what == "drop":
+        return [_dropping(one) for one in (collection, *contents.marks_of(collection))]
+    if (marks := contents.collections.get(command.asked["marks"])) is None:
+        return []
+    return _begun(contents, marks) if command.asked["column"] is not None else [_dropping(marks)]
+
+
+def _dropping(collection: CollectionRecord) -> CollectionRecord:
+    return msgspec.structs.replace(collection, state="dropping")
+
+
+def _begun(contents: Contents, collection: CollectionRecord) -> tuple[CollectionRecord, RenditionRecord]:
+    """The records of a collection whose first rendition it is now."""
+    first = msgspec.structs.replace(contents.renditions[(collection.id, 1)], begun=True)
+    return _live(collection), _live(first)
 
 
 def _live(record: R) -> R:

@@ -51,6 +51,11 @@ def rendition_shard(collection: str) -> str:
     return f"{collection}.renditions"
 
 
+def marks_name(collection: str) -> str:
+    """The name of the table of deleted keys with this id. It is minted, so that another table's rename needs none."""
+    return f"deleted-keys/{collection}"
+
+
 def data_shard(collection: str, rendition: int, index: int) -> str:
     """One of a rendition's shards."""
     return f"{collection}.r{rendition}.s{index}"

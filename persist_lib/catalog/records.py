@@ -14,15 +14,25 @@ from persist_lib.catalog.names import data_shard, kept_shard, member_of, renditi
 from persist_lib.errors import Corrupt, NewerFormat
 from persist_lib.schema.schema import Schema, stored_form
 
-VERSION, OF_PLACES = 1, 2
-"""The version of records, and that of those that a release before promotions must not take for what they are not."""
+VERSION, OF_PLACES, OF_DELETES = 1, 2, 3
+"""The version of records, and those of what a release before promotions, or before kept deletes, must not write to."""
 
 Mode = Literal["append", "compare_and_append"]
 State = Literal["making", "live", "dropping"]
 Kind = Literal["collection", "table"]
 TableMode = Literal["yolo", "wal"]
 What = Literal[
-    "create", "alter", "rename", "drop", "evolve", "make rendition", "drop rendition", "hand over", "promote", "join"
+    "create",
+    "alter",
+    "rename",
+    "drop",
+    "evolve",
+    "make rendition",
+    "drop rendition",
+    "hand over",
+    "promote",
+    "join",
+    "keep deletes",
 ]
 
 
@@ -77,10 +87,19 @@ class RenditionRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
         return schema_of(self.schema)
 
 
+class KeptDeletes(msgspec.Struct, frozen=True):
+    """How a table keeps deleted keys: by which column, for how long (ms), and the id of the table of its marks."""
+
+    column: str
+    span_ms: int
+    marks: str
+
+
 class CollectionRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     """One collection. `made` counts the renditions that were ever made for it; `retention` is in times of its own.
 
-    From `epoch` 1 on it was a collection and has joined a timeline: then all of its shards are members.
+    From `epoch` 1 on it was a collection and has joined a timeline: then all of its shards are members. `marks_of` is
+    the id of the table whose deleted keys it has; it is shown in no list, and changed with that table alone.
     """
 
     id: str
@@ -92,6 +111,8 @@ class CollectionRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     timeline: str | None = None
     command: str = ""
     epoch: int = 0
+    keep_deletes: KeptDeletes | None = None
+    marks_of: str = ""
 
     @property
     def shard(self) -> str:
@@ -146,11 +167,11 @@ def decode(kind: type[R], body: str, where: str, dec_hook: Callable[[type, Any],
     """The record in the body of a row. Raises NewerFormat for one of a newer release, Corrupt for anything else."""
     decoder = _DECODERS.get(kind) or _DECODERS.setdefault(kind, msgspec.json.Decoder(kind, dec_hook=dec_hook))
     try:
-        if (version := msgspec.json.decode(body, type=_Versioned).v) > OF_PLACES:
+        if (version := msgspec.json.decode(body, type=_Versioned).v) > OF_DELETES:
             raise NewerFormat(
-                f"{where} is written in version {version}, and this release knows {OF_PLACES}: use a newer release of "
+                f"{where} is written in version {version}, and this release knows {OF_DELETES}: use a newer release of "
                 "persist-lib. Nothing was changed",
-                version=version, known=OF_PLACES,
+                version=version, known=OF_DELETES,
             )  # fmt: skip
         record: R = decoder.decode(body)
     except msgspec.MsgspecError as error:

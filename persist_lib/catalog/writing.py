@@ -46,6 +46,7 @@ class Written(msgspec.Struct, frozen=True):
     updated: int = 0
     unchanged: int = 0
     deleted: int = 0
+    late: int = 0
 
 
 class Active(NamedTuple):

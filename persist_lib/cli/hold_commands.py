@@ -19,6 +19,7 @@ from persist_lib.times import Times, show_frontier
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
     from persist_lib.core.state import State
+    from persist_lib.table.carrier import KeptDeletes
 
 Expected = Annotated[str | None, typer.Option(metavar="TEXT", help="Only if this is its fencing value now.")]
 
@@ -162,6 +163,54 @@ def set_retention(
         what = "would be" if dry_run else "is"
         said += f"; since {what} {times.show(moved.after)}{kept}"
     session.answer(value, said)
+
+
+def set_keep_deletes(
+    session: Session,
+    name: opt.AnyTable,
+    column: Annotated[
+        str | None,
+        typer.Argument(metavar="[COLUMN|none]", help="The value column by which changes are ordered; none: end it."),
+    ] = None,
+    span: Annotated[
+        str | None, typer.Argument(metavar="[DURATION]", help="For how long a deleted key is remembered: '7 days'.")
+    ] = None,
+    dry_run: opt.DryRun = False,
+) -> None:
+    """Show whether a table remembers deleted keys, or set it: then late changes do not bring them back.
+
+    `persist apply` orders the changes of each key by the column from then on, in whatever order they come, and counts
+    those that are late. The table is on a timeline with a WAL: `persist promote --timeline` lets any other one join.
+    `persist maintain` forgets what was kept for so long; then a row that may be older than a forgotten delete is
+    refused (DeletesForgotten). Ending it forgets all. Programs of the release before cannot read the location's catalog
+    from then on.
+
+    \b
+    persist set-keep-deletes orders                  show it
+    persist set-keep-deletes orders seq '7 days' --dry-run
+    persist set-keep-deletes orders none             forget all of them
+    """
+    is_asked = column is not None
+    with session.open(read_only=not is_asked or dry_run) as client:
+        table = table_of(client, name)
+        if is_asked:
+            length = int(span) if span is not None and opt.NUMBER.fullmatch(span) else span
+            table.set_keep_deletes(None if column == "none" else column, length, dry_run=dry_run)
+        kept = table.describe().keep_deletes
+    value = {"table": name, "keep_deletes": jsonable(kept), "dry_run": dry_run}
+    if is_asked and dry_run:
+        said = f"{name}: it could be set so; nothing was changed"
+    else:
+        said = f"{name}: {kept_text(kept)}"
+    session.answer(value, said)
+
+
+def kept_text(kept: KeptDeletes | None) -> str:
+    """How a table keeps deleted keys."""
+    if kept is None:
+        return "deleted keys are not remembered"
+    span = Times("ms", lambda: 0).show_distance(kept.span_ms)
+    return f"deleted keys are remembered for {span}, by {kept.column} (in {kept.table})"
 
 
 def drop(

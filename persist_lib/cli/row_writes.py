@@ -59,7 +59,7 @@ class Created(NamedTuple):
             make_table(client, name, schema)
 
 
-COUNTS = ("inserted", "updated", "unchanged", "deleted")
+COUNTS = ("inserted", "updated", "unchanged", "deleted", "late")
 MS = Times("ms", lambda: 0)
 
 
@@ -206,7 +206,11 @@ def apply(
     name: opt.AnyTable,
     file: opt.Input,
     deletes: Annotated[
-        str | None, typer.Option(metavar="FILE", help="The keys to delete, as in `persist delete`.")
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="The keys to delete, as in `persist delete`; of a table that keeps deleted keys, with its column.",
+        ),
     ] = None,
     newer: Annotated[
         str | None,
@@ -221,8 +225,9 @@ def apply(
     """Upsert the rows of a file and delete the keys of another one, in one commit, as changes come from elsewhere.
 
     Rows may lack columns, as those of `persist upsert`. A key that is in both is refused. With --newer, rows that are
-    late are left out, and count as unchanged. --newer does not go with --deletes, as a late row would bring its key
-    back: keep deleted keys as rows, with true in a column `deleted`, and leave these out when reading.
+    late are left out, and count as unchanged. --newer goes with --deletes on a table that keeps deleted keys (`persist
+    set-keep-deletes`), which orders all changes by its column without being told, and counts late ones. On others a
+    late row would bring its key back: keep deleted keys as rows there, with true in a column `deleted`.
 
     \b
     persist apply orders changed.jsonl --deletes gone.jsonl --dry-run
@@ -239,10 +244,12 @@ def apply(
 
         from persist_lib.relation.statements import old
 
-        only_if = None if newer is None else pc.field(newer) > old(newer)
+        kept = None if deletes is None and newer is None else table.describe().keep_deletes
+        column = None if kept is None else kept.column
+        only_if = None if newer in {None, column} else pc.field(newer) > old(newer)
         done = table.apply(
-            _partial(path, file, table.schema), None if deletes is None else _keys(gone, table.schema), only_if=only_if,
-            order_by=newer, dry_run=dry_run,
+            _partial(path, file, table.schema), None if deletes is None else _keys(gone, table.schema, column),
+            only_if=only_if, order_by=newer, dry_run=dry_run,
         )  # fmt: skip
     _answer(session, name, table.schema, done, by_key=True, dry_run=dry_run)
 
@@ -342,10 +349,11 @@ def _partial(path: Path | None, file: str, schema: Schema) -> Iterator[Any]:
     return iter(()) if path is None else rows_by_line(path, _named(file), schema)
 
 
-def _keys(file: Path | None, schema: Schema) -> Iterator[Any]:
+def _keys(file: Path | None, schema: Schema, column: str | None = None) -> Iterator[Any]:
+    """Keys, with a value column where one is named."""
     from persist_lib.schema.schema import Schema as Columns
 
-    return _rows(file, Columns(schema.key))
+    return _rows(file, Columns(schema.key, [one for one in schema.value if one.name == column]))
 
 
 def _rows(file: Path | None, schema: Schema) -> Iterator[Any]:

@@ -121,6 +121,14 @@ Retention = Annotated[
         help="Keep this many times behind upper or, of a clock, as in '7 days'. none: all history.",
     ),
 ]
+KeepDeletes = Annotated[
+    str | None,
+    typer.Option(
+        metavar="COLUMN:DURATION",
+        help="On a timeline with a WAL: remember deleted keys for this long, as in 'seq:7 days', so that late changes "
+        "by this column do not bring them back.",
+    ),
+]
 
 # Which rows are read, and how they are printed.
 Time = Annotated[
@@ -221,6 +229,16 @@ def _words(inner: str, text: str, what: str, more: str) -> int | str:
         )
     LAST.as_of(inner, what)
     return inner
+
+
+def parse_kept(text: str | None) -> tuple[str, int | str] | None:
+    """The column and the span of `COLUMN:DURATION`."""
+    if text is None:
+        return None
+    column, colon, span = text.rpartition(":")
+    if not colon:
+        raise InvalidUsage(f"--keep-deletes is a column and a duration, as in 'seq:7 days': got {text!r}")
+    return column, int(span) if NUMBER.fullmatch(span) else span
 
 
 def parse_distance(text: str | None) -> int | str | None:

@@ -11,6 +11,7 @@ import typer
 from persist_lib.cli import shared_options as opt
 from persist_lib.cli import units
 from persist_lib.cli.collection_commands import description_value, renditions_table, retention_text, state_text
+from persist_lib.cli.hold_commands import kept_text
 from persist_lib.cli.json_values import clock, jsonable, messages
 from persist_lib.cli.render import labelled, plain_table
 from persist_lib.cli.row_reads import table_of
@@ -173,6 +174,7 @@ def describe(
         ("since", show(found.since)), ("upper", show(found.upper)), ("retention", kept),
         ("holds", ", ".join(f"{hold} at {show(since)}" for hold, since in found.holds.items()) or "none"),
         ("used by", f"{units.of(readers, 'reader')}, {units.of(writers, 'writer')}"),
+        *((("deletes", kept_text(found.keep_deletes)),) if found.keep_deletes else ()),
         *(_lines(its, found.schema, now) if its else ()),
     )  # fmt: skip
     value = {"all_holds": jsonable(state.holds), **(its.value(now) if its else {}), **_value(found)}
@@ -199,6 +201,7 @@ def _value(found: TableDescription) -> dict[str, Any]:
     value = {
         "table": found.name, "carrier": found.carrier, "schema": schema_value(found.schema), "since": found.since,
         "upper": found.upper, "retention": found.retention, "holds": found.holds, "shards": found.shards,
+        "keep_deletes": found.keep_deletes,
     }  # fmt: skip
     return {name: jsonable(each) for name, each in value.items()} | clock(found.schema.times)
 
@@ -242,11 +245,14 @@ class Carried(NamedTuple):
     ] = None
     hash_: opt.Hashed = None
     retention: opt.Retention = None
+    keep_deletes: opt.KeepDeletes = None
     command: opt.Command = None
 
     def kind(self, times: str | None) -> str:
         """What carries it. Raises InvalidUsage for options that do not go together."""
         if self.timeline is None and self.mode not in {"yolo", "wal"}:
+            if self.keep_deletes is not None:
+                raise InvalidUsage("--keep-deletes takes a timeline with a WAL: add --mode wal, or --timeline")
             return "collection" if any(one is not None for one in self) else OF_A_SHARD
         if self.hash_ is not None or self.mode in {"append", "compare_and_append"}:
             raise InvalidUsage(
@@ -316,7 +322,9 @@ def create(
             made = Listed(controller.create(name, schema, mode=mode or "append", hash_columns=hashed, **terms))
         said = f"created {name}: {of}, {made.found.mode}, {schema}"
     else:
+        kept = opt.parse_kept(carried.keep_deletes)
         with session.tables(read_only=False, create=True) as its:
-            made = Listed(its.create(name, schema, timeline=timeline, mode=mode, **terms), *its.timeline_of(name))
+            found = its.create(name, schema, timeline=timeline, mode=mode, keep_deletes=kept, **terms)
+            made = Listed(found, *its.timeline_of(name))
         said = f"created {name} on timeline {timeline} ({made.timeline_mode}): {of}, {schema}"
     session.answer({"table": name, **made.value(0)}, said)

@@ -42,6 +42,24 @@ def parse_keys(schema: Schema, keys: object) -> pa.Table:
     return pa.table([canonical_column(found.column(name), name, 0)], schema=found.schema)
 
 
+def parse_deletes(schema: Schema, deletes: Any) -> pa.Table:
+    """Keys, or rows with a key and value columns: as `parse_keys` or, where they have others, as `parse_partial`."""
+    held = list(deletes) if isinstance(deletes, Iterator) else deletes
+    parts = [held] if _has_columns(held) else held if isinstance(held, (list, tuple)) else []
+    names = {name for part in parts for name in _names_in(part)}
+    if schema.codec == "columns" and not names.isdisjoint(column.name for column in schema.value):
+        return parse_partial(schema, held)
+    return parse_keys(schema, held)
+
+
+def _names_in(part: Any) -> Iterable[str]:
+    if _has_columns(part):
+        return _columns(part)
+    if is_instance(part):
+        return list(values_of(part))
+    return list(part) if isinstance(part, Mapping) else []
+
+
 def parse_rows(schema: Schema, rows: object, *, whole: bool = True) -> pa.Table:
     """Rows of the schema's columns, in their order, each there once. `whole` is as in `iter_updates`.
 

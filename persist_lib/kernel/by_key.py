@@ -23,12 +23,16 @@ SHOWN = 5
 
 
 class Counts(NamedTuple):
-    """How many keys got their first row, another row, kept what they had, and lost all they had."""
+    """How many keys got their first row, another row, kept what they had, and lost all they had.
+
+    `late` are those whose change was left out, as a later one is there (tables that keep deleted keys).
+    """
 
     inserted: int = 0
     updated: int = 0
     unchanged: int = 0
     deleted: int = 0
+    late: int = 0
 
 
 def one_row_each(schema: Schema, rows: pa.Table) -> pa.Table:

@@ -55,6 +55,7 @@ class Changed(Appended, frozen=True):
     updated: int = 0
     unchanged: int = 0
     deleted: int = 0
+    late: int = 0
 
 
 class Batching(msgspec.Struct, frozen=True):

@@ -66,13 +66,17 @@ def completed(table: str, schema: Schema, rows: pa.Table, old: pa.Table) -> pa.T
     return pa.table(columns, schema=schema.contents)
 
 
-def last_of_each(table: str, schema: Schema, rows: pa.Table, order_by: str) -> pa.Table:
-    """Of the rows of each key the one with the greatest value in a column; null is less than all others."""
+def check_order_by(table: str, schema: Schema, order_by: object) -> None:
+    """Raise InvalidUsage unless it is a value column."""
     values = [column.name for column in schema.value]
     if not isinstance(order_by, str) or order_by not in values:
         raise InvalidUsage(
             f"table {table!r}: order_by is one of the value columns, {values}: got {shown(order_by)}", table=table
         )
+
+
+def last_of_each(table: str, schema: Schema, rows: pa.Table, order_by: str) -> pa.Table:
+    """Of the rows of each key the one with the greatest value in a column; null is less than all others."""
     if not rows.num_rows:
         return rows
     if pa.types.is_floating(rows.schema.field(order_by).type) and pc.any(pc.is_nan(rows.column(order_by))).as_py():

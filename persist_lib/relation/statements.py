@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import msgspec
@@ -12,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist_lib.arguments import did_you_mean, parse_text, shown
-from persist_lib.convert.by_key import parse_keys, parse_partial, parse_rows
+from persist_lib.convert.by_key import parse_deletes, parse_keys, parse_partial, parse_rows
 from persist_lib.core.cost import Cost
 from persist_lib.errors import ConstraintViolated, InvalidUsage
 from persist_lib.format.predicate import evaluated
@@ -21,7 +22,7 @@ from persist_lib.kernel.columns import array_of, at_time, joined
 from persist_lib.kernel.constraints import find_violation
 from persist_lib.kernel.keyset import Keys
 from persist_lib.kernel.order import adjacent_ties, take
-from persist_lib.relation.partial_rows import completed, has_several, last_of_each
+from persist_lib.relation.partial_rows import check_order_by, completed, has_several, last_of_each
 from persist_lib.relation.row_selection import RowSelection, added_up, by_keys
 from persist_lib.relation.view import in_older_columns
 from persist_lib.schema.empty import empty_table
@@ -45,6 +46,7 @@ class Done(msgspec.Struct, frozen=True):
     updated: int = 0
     unchanged: int = 0
     deleted: int = 0
+    late: int = 0
 
 
 class Statement(ABC):
@@ -126,11 +128,14 @@ class Delete(Statement):
 
 
 class Restore(Statement):
-    """Makes the contents what they were: `rows`, in canonical order with `_diff`. It looks at all that is there."""
+    """Makes the contents what they were: `rows`, in canonical order with `_diff`. It looks at all that is there.
 
-    def __init__(self, table: str, schema: Schema, rows: pa.Table) -> None:
+    `marks` are the deleted keys of then, of a table that keeps them; None: what goes now is marked as deleted.
+    """
+
+    def __init__(self, table: str, schema: Schema, rows: pa.Table, marks: pa.Table | None = None) -> None:
         super().__init__(table, schema, wanted=RowSelection.of(schema))
-        self._rows = rows
+        self._rows, self.marks = rows, marks
 
     def changes(self, old: pa.Table) -> tuple[pa.Table, Counts]:
         """What is there out, what was there in; without what is in both. Keys are not counted."""
@@ -201,49 +206,78 @@ def old(column: str) -> pc.Expression:
 class Apply(Statement):
     """Upserts, deletes and appends as one change.
 
-    Of the upserts, those that a condition takes, and of each key the last one.
+    Of the upserts, those that a condition takes, and of each key the last one. A table that keeps deleted keys does it
+    otherwise (`relation.deleted_keys`), of the same `upserts` and `deletes`, which are as they were given.
     """
 
     def __init__(
         self, table: str, schema: Schema, upserts: object, deletes: object, appends: object = None, *,
         only_if: pc.Expression | None = None, order_by: str | None = None,
     ) -> None:  # fmt: skip
-        rows = empty_table(schema.data) if upserts is None else parse_partial(schema, upserts)
-        gone = Keys.of(schema, rows.slice(0, 0) if deletes is None else parse_keys(schema, deletes))
+        self.upserts = empty_table(schema.data) if upserts is None else parse_partial(schema, upserts)
+        keys = self.upserts.select(schema.key_names)
+        self.deletes = keys.slice(0, 0) if deletes is None else parse_deletes(schema, deletes)
+        self.only_if, self.order_by = only_if, order_by
         if order_by is not None:
-            rows = last_of_each(table, schema, rows, order_by)
-        self._rows, self._only_if, self._gone = one_row_each(schema, rows), only_if, gone
-        self._keys = Keys.of(schema, self._rows)
-        self._added = None if appends is None else Insert(table, schema, appends)
-        keyed = [self._keys.table.select(schema.key_names), gone.table]
-        added = None if self._added is None else self._added.rows.select(schema.key_names)
-        if added is not None and schema.constraints:
-            keyed.append(added)
+            check_order_by(table, schema, order_by)
+        self.added = None if appends is None else Insert(table, schema, appends)
+        keyed = [keys, self.deletes.select(schema.key_names)]
+        if self.added is not None and schema.constraints:
+            keyed.append(self.added.rows.select(schema.key_names))
         super().__init__(table, schema, keyed=pa.concat_tables(keyed))
-        self._check_apart(self._keys, gone.table, "the rows to upsert and the keys to delete")
-        if added is not None:
-            for other, what in ((self._keys, "the rows to upsert"), (gone, "the keys to delete")):
-                self._check_apart(other, added, f"{what} and the rows to append")
         if only_if is not None:
-            self._check_condition(len(gone) > 0)
+            self._check_condition()
+
+    @cached_property
+    def _parts(self) -> tuple[pa.Table, Keys]:
+        """One row of each key to upsert, and the keys to delete. Raises InvalidUsage, before anything is written."""
+        schema = self.schema
+        is_bare = self.deletes.column_names == schema.key_names
+        gone = Keys.of(schema, self.deletes if is_bare else parse_keys(schema, self.deletes))  # refuses value columns
+        if self.only_if is not None and len(gone):
+            raise self._no_condition(
+                "a deleted key keeps no row to compare with, so that a late upsert would bring it back. On a timeline "
+                "with a WAL a table can keep deleted keys (Table.set_keep_deletes). Elsewhere keep them as rows: with "
+                "a column 'deleted', upserted as true under the same condition and left out by filter= when reading "
+                '(docs/recipes.md, "Deletes that come out of order"). Or delete in a call of its own'
+            )
+        rows = self.upserts
+        if self.order_by is not None:
+            rows = last_of_each(self.table, schema, rows, self.order_by)
+        rows = one_row_each(schema, rows)
+        keys = Keys.of(schema, rows)
+        self._check_apart(keys, gone.table, "the rows to upsert and the keys to delete")
+        self.check_added(keys, gone)
+        return rows, gone
+
+    def check_added(self, keys: Keys, gone: Keys) -> None:
+        """Raise InvalidUsage where a key is appended, and upserted or deleted, too."""
+        if self.added is not None:
+            added = self.added.rows.select(self.schema.key_names)
+            for other, what in ((keys, "the rows to upsert"), (gone, "the keys to delete")):
+                self._check_apart(other, added, f"{what} and the rows to append")
 
     def changes(self, old: pa.Table) -> tuple[pa.Table, Counts]:
         """The old rows out, the new ones in."""
-        schema = self.schema
-        mine, gone = take(old, self._keys.find(old)), take(old, self._gone.find(old))
-        rows = completed(self.table, schema, self._rows, mine)
-        if self._only_if is not None and mine.num_rows:
-            takes = self._takes(rows, mine)
+        (given, gone), schema = self._parts, self.schema
+        keys = Keys.of(schema, given)
+        mine, removed = take(old, keys.find(old)), take(old, gone.find(old))
+        rows = completed(self.table, schema, given, mine)
+        if self.only_if is not None and mine.num_rows:
+            takes = self.takes(rows, mine)
             late = Keys.of(schema, mine).find(rows)[~takes]
             rows, mine = take(rows, np.delete(np.arange(rows.num_rows), late)), take(mine, np.flatnonzero(takes))
-        changes = replacing(schema, pa.concat_tables([mine, gone]), rows)
-        up, down = count_upserted(self._keys, old, changes), count_deleted(self._gone, gone)
-        counts = up._replace(unchanged=up.unchanged + down.unchanged, deleted=down.deleted)
-        if self._added is None:
+        changes = replacing(schema, pa.concat_tables([mine, removed]), rows)
+        up, down = count_upserted(keys, old, changes), count_deleted(gone, removed)
+        return self.with_added(old, changes, up._replace(unchanged=up.unchanged + down.unchanged, deleted=down.deleted))
+
+    def with_added(self, old: pa.Table, changes: pa.Table, counts: Counts) -> tuple[pa.Table, Counts]:
+        """Changes and counts, with those of the rows to append."""
+        if self.added is None:
             return changes, counts
-        there = old if self._added.wanted is None else self._added.wanted.kept(old)
-        added, more = self._added.changes(there)
-        return added_up(schema, changes, added), counts._replace(inserted=counts.inserted + more.inserted)
+        there = old if self.added.wanted is None else self.added.wanted.kept(old)
+        added, more = self.added.changes(there)
+        return added_up(self.schema, changes, added), counts._replace(inserted=counts.inserted + more.inserted)
 
     def _check_apart(self, keys: Keys, others: pa.Table, what: str) -> None:
         """Raise InvalidUsage where a key is in both."""
@@ -255,7 +289,7 @@ class Apply(Statement):
                 table=self.table, problem="key twice",
             )  # fmt: skip
 
-    def _takes(self, rows: pa.Table, mine: pa.Table) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    def takes(self, rows: pa.Table, mine: pa.Table) -> np.ndarray[Any, np.dtype[np.bool_]]:
         """For each of the rows that are there, one a key, whether the new row of its key replaces it."""
         if has_several(self.schema, mine):
             raise InvalidUsage(
@@ -269,22 +303,15 @@ class Apply(Statement):
     def _compared(self, rows: pa.Table, mine: pa.Table) -> pa.Table:
         had = [joined(mine.column(name)) for name in self.schema.names]
         both = rows.drop_columns([DIFF]).append_column(OLD, pa.StructArray.from_arrays(had, self.schema.names))
-        return evaluated(both, {"takes": self._only_if})
+        return evaluated(both, {"takes": self.only_if})
 
-    def _check_condition(self, deletes: bool) -> None:
+    def _check_condition(self) -> None:
         """Raise InvalidUsage unless the condition can be one."""
         why, empty = "", empty_table(self.schema.contents)
-        if not isinstance(self._only_if, pc.Expression):
-            why = f"it is an Arrow expression, such as pc.field('seq') > persist.old('seq'): got {shown(self._only_if)}"
+        if not isinstance(self.only_if, pc.Expression):
+            why = f"it is an Arrow expression, such as pc.field('seq') > persist.old('seq'): got {shown(self.only_if)}"
         elif OLD in self.schema.names:
             why = f"a column of the table has the name {OLD!r}, which here is the row that is there"
-        elif deletes:
-            why = (
-                "a deleted key keeps no row to compare with, so that a late upsert would bring it back. Keep deleted "
-                "keys as rows instead: with a column 'deleted', upserted as true under the same condition and left out "
-                'by filter= when reading (docs/recipes.md, "Deletes that come out of order"). Or delete in a call of '
-                "its own"
-            )
         else:
             try:
                 kind = self._compared(empty, empty).column(0).type
@@ -293,9 +320,12 @@ class Apply(Statement):
             else:
                 why = "" if pa.types.is_boolean(kind) else f"it is a {kind}, not true or false"
         if why:
-            raise InvalidUsage(
-                f"table {self.table!r}: only_if cannot be used: {why}. Nothing was written", table=self.table
-            )
+            raise self._no_condition(why)
+
+    def _no_condition(self, why: str) -> InvalidUsage:
+        return InvalidUsage(
+            f"table {self.table!r}: only_if cannot be used: {why}. Nothing was written", table=self.table
+        )
 
 
 def _chosen(table: str, schema: Schema, keys: object, filter: pc.Expression | None) -> dict[str, Any]:

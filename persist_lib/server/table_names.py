@@ -67,10 +67,13 @@ class TableNames:
 
 
 def _names(contents: Contents) -> dict[str, Sequence[str]]:
-    found: dict[str, Sequence[str]] = {id_: (one.name,) for id_, one in contents.collections.items()}
+    every = contents.collections
+    # The deleted keys that a table keeps are that table's: who may use it may use them.
+    found: dict[str, Sequence[str]] = {id_: (every.get(one.marks_of, one).name,) for id_, one in every.items()}
     for (collection, _), rendition in contents.renditions.items():
         found |= {place: found.get(collection, ()) for place in rendition.places}
     for id_ in contents.timelines:
-        on = [one.name for one in contents.collections.values() if one.timeline == id_ and one.state != "dropping"]
+        tables = (one for one in every.values() if one.timeline == id_ and not one.marks_of)
+        on = [one.name for one in tables if one.state != "dropping"]
         found[wal_shard(id_)] = tuple(on)
     return found

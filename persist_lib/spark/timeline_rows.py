@@ -80,8 +80,10 @@ class RowsWriter:
         rows = self._read(staged)
         gone = pc.equal(rows.column(DIFF), DELETE)
         upserts = rows.filter(pc.invert(gone)).drop_columns([DIFF])
-        keys = rows.filter(gone).select(self._schema.key_names)
-        return self._execute(lambda schema: Apply(self._table, schema, upserts, keys))
+        kept = self._tables.controller.catalog.fetch().find(self._table).keep_deletes
+        ordered = [kept.column] if kept is not None and kept.column in self._schema.names else []
+        deletes = rows.filter(gone).select([*self._schema.key_names, *ordered])
+        return self._execute(lambda schema: Apply(self._table, schema, upserts, deletes))
 
     def overwrite_staged(self, staged: Sequence[StagedRows], *, producer: object) -> Done:  # noqa: ARG002
         rows = added_up(self._schema, self._read(staged))

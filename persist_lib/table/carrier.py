@@ -19,6 +19,7 @@ from persist_lib.shard.admin import Downgraded
 
 if TYPE_CHECKING:
     from persist_lib.catalog.collection_arguments import Retention
+    from persist_lib.catalog.deleted_keys import Span
     from persist_lib.client import Client
     from persist_lib.relation.changes import Changes
     from persist_lib.relation.listen import Listener
@@ -28,12 +29,25 @@ Make = Callable[[Schema], Statement]
 """Makes a statement for the columns that the table has."""
 
 
+class KeptDeletes(msgspec.Struct, frozen=True):
+    """How a table keeps deleted keys: the column by which changes are ordered, and for how long, in milliseconds.
+
+    `table` is the name of the table that has them, `shards` those that have its rows.
+    """
+
+    column: str
+    span_ms: int
+    table: str
+    shards: tuple[str, ...]
+
+
 class TableDescription(msgspec.Struct, frozen=True):
     """What a table is, and how far it has come. Times from `since` on and before `upper` can be read.
 
     `retention` is how many times of history are kept behind upper by a policy; None where there is none. `holds` are by
     name, with the time from which on each keeps history. `shards` are those that have its rows now. `collection` is
-    what the catalog says of it, its renditions among others; None where one shard carries it.
+    what the catalog says of it, its renditions among others; None where one shard carries it. `keep_deletes` is how it
+    keeps deleted keys; None: not at all.
     """
 
     name: str
@@ -45,6 +59,7 @@ class TableDescription(msgspec.Struct, frozen=True):
     holds: dict[str, Antichain]
     shards: tuple[str, ...]
     collection: Description | None = None
+    keep_deletes: KeptDeletes | None = None
 
 
 class Carrier(ABC):
@@ -76,6 +91,8 @@ class Carrier(ABC):
     def evolve(self, schema: Schema, *, dry_run: bool) -> tuple[str, ...]: ...
     @abstractmethod
     def set_retention(self, distance: Retention, *, dry_run: bool) -> Downgraded: ...
+    @abstractmethod
+    def set_keep_deletes(self, column: str | None, span: Span, *, dry_run: bool) -> None: ...
     @abstractmethod
     def kept_by(self) -> str:
         """The shard that keeps the table's history."""

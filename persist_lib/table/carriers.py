@@ -11,6 +11,7 @@ import msgspec
 
 from persist_lib.catalog.collection_arguments import parse_hold, parse_retention
 from persist_lib.catalog.copying import HOLDS
+from persist_lib.catalog.deleted_keys import no_carrier, parse_span
 from persist_lib.catalog.names import HOLD
 from persist_lib.catalog.reader import inner_of
 from persist_lib.core import commands as c
@@ -30,13 +31,14 @@ from persist_lib.runtime.each import Each
 from persist_lib.schema.schema import Schema, comes_before
 from persist_lib.shard.admin import Downgraded
 from persist_lib.shard.refusals import refused
-from persist_lib.table.carrier import Carrier, Make, TableDescription
+from persist_lib.table.carrier import Carrier, KeptDeletes, Make, TableDescription
 from persist_lib.table.open_handles import OpenHandles
 from persist_lib.timeline.tables import execute
 
 if TYPE_CHECKING:
     from persist_lib.catalog.collection_arguments import Retention
     from persist_lib.catalog.controller import Controller
+    from persist_lib.catalog.deleted_keys import Span
     from persist_lib.client import Client
     from persist_lib.relation.changes import Changes
     from persist_lib.relation.listen import Listener
@@ -95,6 +97,11 @@ class ShardCarrier(OpenHandles):
         after = self._state()
         return Downgraded(before.since, after.since, tuple(keepers(after)))
 
+    def set_keep_deletes(self, column: str | None, span: Span, *, dry_run: bool) -> None:  # noqa: ARG002 - it cannot
+        self._state()
+        if parse_span(column, span) is not None:
+            raise no_carrier(self.name, "one shard")
+
     def kept_by(self) -> str:
         return self.name
 
@@ -152,8 +159,21 @@ class _Listed(Carrier):
         state = self.client.inspect(self.kept_by()).state
         return TableDescription(
             self.name, self.kind, found.schema, found.since, found.upper, found.retention, _holds_in(state),
-            found.active.shards, found,
+            found.active.shards, found, self._kept_deletes(),
         )  # fmt: skip
+
+    def _kept_deletes(self) -> KeptDeletes | None:
+        """How it keeps deleted keys."""
+        contents = self.controller.catalog.latest()
+        record = contents.named(self.name)
+        marks = [] if record is None else contents.marks_of(record)
+        if record is None or record.keep_deletes is None or not marks:
+            return None
+        shards = tuple(name for one in contents.renditions_of(marks[0].id) for name in one.names)
+        return KeptDeletes(record.keep_deletes.column, record.keep_deletes.span_ms, marks[0].name, shards)
+
+    def set_keep_deletes(self, column: str | None, span: Span, *, dry_run: bool) -> None:
+        self.controller.set_keep_deletes(self.name, column, span, dry_run=dry_run)
 
     def evolve(self, schema: Schema, *, dry_run: bool) -> tuple[str, ...]:
         return self.controller.evolve(self.name, schema, dry_run=dry_run).added
@@ -188,8 +208,11 @@ class _Listed(Carrier):
 
     def maintain(self, *, dry_run: bool) -> dict[str, Maintained]:
         self.controller.tend(self.name, dry_run=dry_run)
-        found = self.controller.describe(self.name)
+        found, contents = self.controller.describe(self.name), self.controller.catalog.latest()
         shards = [self.kept_by(), *(shard for one in found.renditions for shard in one.shards)]
+        for marks in contents.marks_of(contents.find(self.name)):
+            self.controller.tend(marks.name, dry_run=dry_run)
+            shards += [marks.shard, *(name for one in contents.renditions_of(marks.id) for name in one.names)]
         tried = Each[Maintained]().add(shards, lambda shard: self.client.maintain(shard, dry_run=dry_run))
         tried.check(f"table {self.name!r}: {{}} shards")
         return tried.done
@@ -283,6 +306,16 @@ class TimelineCarrier(_Listed):
     def _let_all_go(self) -> None:  # a timeline lets go of what it has read by itself, at the next renewal of leases
         self.read(None, Asked(keys=[]), newest=True, timeout=None).release()
         self.client.heartbeat()
+
+    def restore(self, to: TimeLike, *, dry_run: bool, timeout: float | None) -> Done:
+        with self.read(to, Asked(diff=True), newest=False, timeout=timeout) as then:
+            rows, time = then.to_arrow(), then.as_of
+        marks = None
+        if (kept := self._kept_deletes()) is not None:
+            with self._tables.read(kept.table, time, diff=True, timeout=timeout) as known:
+                marks = known.to_arrow()
+        made = partial(Restore, self.name, rows=rows, marks=marks)
+        return self.execute(made, token=None, timeout=timeout, dry_run=dry_run)
 
     def hold_of(self, hold: object) -> tuple[str, str]:
         found = super().hold_of(hold)

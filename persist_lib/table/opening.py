@@ -160,7 +160,7 @@ def tables_in(client: Client) -> list[str]:
     lone = {n for n, state in zip(names, states, strict=True) if not state.is_finished() and is_table(state)}
     catalog = Catalog(client)
     try:
-        found = {record.name for record in catalog.fetch().collections.values() if record.state == "live"}
+        found = set(catalog.fetch().names())
     finally:
         catalog.close()
     return sorted(lone | found)

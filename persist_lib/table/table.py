@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     import pyarrow.compute as pc
 
     from persist_lib.catalog.collection_arguments import Retention
+    from persist_lib.catalog.deleted_keys import Span
     from persist_lib.maintain.duties import Maintained
     from persist_lib.relation.changes import Changes
     from persist_lib.relation.listen import Listener
@@ -147,8 +148,15 @@ class Table(Resource):
         expression of the new row (`pc.field`), completed by the old one, and of the old one (`persist.old`): where it
         is false or null, the old row stays, and its key counts as unchanged. So late changes do not overwrite newer
         ones. A key without a row is inserted without asking: a late upsert after a delete brings the row back. So
-        deletes beside it are refused: where they come out of order, keep deleted keys as rows (docs/recipes.md). Keys
-        of several rows are refused with it. With `dry_run` nothing is written. Raises as `upsert` does.
+        deletes beside it are refused, but where the table keeps deleted keys. Keys of several rows are refused with it.
+        With `dry_run` nothing is written. Raises as `upsert` does.
+
+        A table that keeps deleted keys (`set_keep_deletes`) orders all changes by its column: upserts and deletes are
+        rows with it, `order_by` is not needed, and of a key that is in both the later one counts, where they tie the
+        delete. A row takes effect if it has more than the row that is there, and than the delete that is remembered; a
+        delete also if it has as much as the row. Otherwise its key counts as `late` or, with as much, as unchanged.
+        Then the contents are the same in whatever order, and however often, changes come. `only_if` is asked of rows
+        that are there, in addition. DeletesForgotten: a row may be older than a delete that is forgotten.
         """
         made = partial(
             Apply, self.name, upserts=upserts, deletes=deletes, appends=appends, only_if=only_if, order_by=order_by
@@ -267,6 +275,26 @@ class Table(Resource):
         """
         dry_run = parse_flag(dry_run, "dry_run")
         return self._ask(lambda on: on.set_retention(distance, dry_run=dry_run))
+
+    def set_keep_deletes(self, column: str | None, span: Span = None, *, dry_run: bool = False) -> None:
+        """Remember deleted keys for `span` from now on, so that late changes do not bring them back; None: no more.
+
+            orders.set_keep_deletes("seq", "7 days")
+            orders.apply(changed, deletes=gone)     # both with the column seq, in any order and in any batches
+
+        The column is a value column whose values can be compared: integers, decimals, dates, timestamps, texts. `span`
+        is a duration or a number of milliseconds. From then on `apply` orders the changes of each key by the column,
+        whatever order they come in: see there. A delete without a value (`delete`, or what an overwrite takes away)
+        has that of its row; `upsert` and `append` ask for no order, and end what is remembered of their keys. `restore`
+        restores what was remembered, too. `maintain` forgets what was kept for the span, and an `apply` of rows that
+        may be older than a delete that is forgotten raises DeletesForgotten.
+
+        Another span may be set at any time. To order by another column, end it first: all deleted keys are forgotten
+        then. The table is on a timeline with a WAL; others are refused with InvalidUsage, which names the step. With
+        `dry_run` nothing is changed. Programs of the release before cannot read the location's catalog from then on.
+        """
+        dry_run = parse_flag(dry_run, "dry_run")
+        self._ask(lambda on: on.set_keep_deletes(column, span, dry_run=dry_run))
 
     def set_hold(self, hold: str, since: TimeLike, *, opaque: bytes = b"") -> None:
         """Keep history from `since` on, durably, whatever the retention, until `release_hold`.

@@ -11,6 +11,7 @@ from persist_lib.catalog.changes import integer_times
 from persist_lib.catalog.collection_arguments import Retention
 from persist_lib.catalog.command_log import Acting
 from persist_lib.catalog.controller import create_table
+from persist_lib.catalog.deleted_keys import KeepDeletes, no_carrier
 from persist_lib.catalog.describe import Description, Tended
 from persist_lib.catalog.effects import settle
 from persist_lib.catalog.names import parse_collection_name
@@ -73,13 +74,16 @@ class Tables(Acting, Resource):
 
     def create(
         self, name: str, schema: Schema, *, shards: int = 1, timeline: str = DEFAULT, mode: TableMode | None = None,
-        retention: Retention = None, command: str | None = None, timeout: float | None = None,
+        retention: Retention = None, keep_deletes: KeepDeletes = None, command: str | None = None,
+        timeout: float | None = None,
     ) -> Description:  # fmt: skip
         """Create a table of `shards` shards on a timeline, which is created with its first table, in this `mode`.
 
         `mode` is "yolo" (the default) or "wal"; for a timeline that is there, it is the timeline's if it is not given.
         The schema's times are milliseconds ("ms"), also if it does not say so. `retention` and `command` are those of
-        `controller.create`. Raises NameTaken when there is a collection or table of that name, and InvalidUsage.
+        `controller.create`. With `keep_deletes`, a column and a span as in `("seq", "7 days")`, the table remembers
+        deleted keys from the beginning on: see `Table.set_keep_deletes`. Raises NameTaken when there is a collection or
+        table of that name, and InvalidUsage.
         """
         parse_collection_name(name)
         if check_schema(schema).times not in {None, "ms"}:
@@ -91,12 +95,16 @@ class Tables(Acting, Resource):
         self._settle_drop(name, self._deadline(timeout))
         made = self._timelines.make(parse_collection_name(timeline), mode, self._deadline(timeout))
         append_mode: Mode = "append" if made.mode == "wal" else "compare_and_append"
-        return create_table(self.controller, name, schema, shards, append_mode, retention, made.id, command, timeout)
+        if keep_deletes is not None and made.mode != "wal":
+            raise no_carrier(name, "a timeline without a WAL")
+        return create_table(
+            self.controller, name, schema, shards, append_mode, retention, made.id, command, timeout, keep_deletes
+        )
 
     def list(self) -> list[str]:
         """The names of all tables, sorted."""
         contents = self.controller.catalog.fetch()
-        return sorted(c.name for c in contents.collections.values() if c.kind == "table" and c.state == "live")
+        return [name for name in contents.names() if contents.find(name).kind == "table"]
 
     def drop(
         self, name: str, *, dry_run: bool = False, command: str | None = None, timeout: float | None = None

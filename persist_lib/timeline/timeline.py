@@ -33,6 +33,7 @@ from persist_lib.errors import (
 )
 from persist_lib.frontier import at
 from persist_lib.ids import SeqNo
+from persist_lib.relation.deleted_keys import Keeping
 from persist_lib.relation.next_time import Named, bounds_of, store_time
 from persist_lib.relation.row_selection import RowSelection
 from persist_lib.relation.snapshot import PlaceContents
@@ -238,6 +239,29 @@ class Line(ABC):
         if current is None or current.state == "dropping":
             raise self.dropped(record.name)
         return self.view(current.name)
+
+    def keeping(self, view: View, schema: Schema) -> tuple[Keeping, View] | None:
+        """How the table of a view keeps deleted keys, and the table of these, as of the last look; None: not at all.
+
+        Raises InvalidUsage for such a table itself, which no caller changes.
+        """
+        record = view.record
+        if record.marks_of:
+            raise InvalidUsage(
+                f"table {record.name!r} has the deleted keys of another table, and changes with that alone. Nothing "
+                "was written",
+                table=record.name,
+            )
+        if (kept := record.keep_deletes) is None:
+            return None
+        contents = self.catalog.fetch(self.heads.get(self.catalog.shard))
+        if (marks := contents.collections.get(kept.marks)) is None or marks.state == "making":
+            for command in contents.pending(record.id):  # its process may be at it, or gone
+                settle(self.catalog, command, self.client.runtime.deadline(self.client.config.timeout_s))
+            if (marks := self.catalog.fetch().collections.get(kept.marks)) is None:
+                raise self.dropped(record.name)
+        found = self.view_of(marks)
+        return Keeping(view.name, schema, kept.column, found.schema), found
 
     def dropped(self, name: str) -> NotFound:
         """The error for a table that is not there any more."""

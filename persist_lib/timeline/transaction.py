@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, Unpack
+from typing import TYPE_CHECKING, NamedTuple, Self, Unpack
 
 import pyarrow as pa
 
@@ -15,7 +15,9 @@ from persist_lib.kernel.by_key import Counts
 from persist_lib.kernel.keyset import Keys
 from persist_lib.kernel.order import take
 from persist_lib.location.wrap.spending import Spending
-from persist_lib.relation.row_selection import Asked, ReadArguments, RowSelection, added_up
+from persist_lib.relation.deleted_keys import kept, keyed
+from persist_lib.relation.row_selection import Asked as Wanted
+from persist_lib.relation.row_selection import ReadArguments, RowSelection, added_up
 from persist_lib.relation.statements import Apply, Change, Delete, Done, Insert, Statement, Update, Upsert
 from persist_lib.relation.view import widened
 from persist_lib.runtime.ambient import Deadline
@@ -27,11 +29,36 @@ from persist_lib.timeline.view import View
 from persist_lib.timeline.wal_timeline import WalLine
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import pyarrow.compute as pc
 
 SHOWN = 3
+Look = Callable[[View, RowSelection], pa.Table]
+"""Reads rows of a table as of the time at which a statement looks."""
+
+
+class Asked(NamedTuple):
+    """What a statement asks for: changes of tables, the number of updates of its own one, and what became of keys.
+
+    `looked` are the tables and keys that it rests on beside those that change.
+    """
+
+    changes: list[tuple[View, pa.Table]]
+    updates: int
+    counts: Counts
+    looked: list[tuple[View, pa.Table]]
+
+
+def _asked(line: Line, view: View, statement: Statement, old: pa.Table, look: Look) -> Asked:
+    """What a statement makes of the rows that it looks at; of a table that keeps deleted keys, and of these."""
+    if (keeping := line.keeping(view, statement.schema)) is None:
+        changes, counts = statement.changes(old)
+        return Asked([(view, changes)] if changes.num_rows else [], changes.num_rows, counts, [])
+    rule, marks = keeping
+    found = kept(statement, rule, old, lambda wanted: look(marks, wanted), line.client.consensus.now())
+    both = [(one, rows) for one, rows in ((view, found.changes), (marks, found.marks)) if rows.num_rows]
+    # Without the floor: where it rises, a mark of these keys went, or it says nothing about them.
+    looked = [(view, found.keys), (marks, keyed(rule.marks, found.keys).slice(0, found.keys.num_rows))]
+    return Asked(both, found.changes.num_rows, found.counts, looked)
 
 
 def run(line: Line, view: View, statement: Statement, deadline: Deadline, *, dry_run: bool = False) -> Done:
@@ -59,12 +86,16 @@ def run(line: Line, view: View, statement: Statement, deadline: Deadline, *, dry
                 pins.close()
                 pins.push(newer.pop_all())
             had = statement.in_its_columns(old, f"table {view.name!r}", table=view.name)
-            changes, counts = statement.changes(had)
-            if dry_run or not changes.num_rows:
-                return Done(None, changes.num_rows, b"", spent.cost, *counts)
-            done = line.try_commit([(view, changes)], as_of, deadline)
+
+            def look(marks: View, wanted: RowSelection, as_of: int = as_of) -> pa.Table:
+                return line.contents(marks, as_of, wanted, deadline)
+
+            asked = _asked(line, view, statement, had, look)
+            if dry_run or not asked.changes:
+                return Done(None, asked.updates, b"", spent.cost, *asked.counts)
+            done = line.try_commit(asked.changes, as_of, deadline)
             if done is not None:
-                return Done(done.time, changes.num_rows, done.token, spent.cost, *counts)
+                return Done(done.time, asked.updates, done.token, spent.cost, *asked.counts)
             races += 1
             if deadline.has_passed():
                 raise line.out_of_time(deadline, f"others were first {races} times")
@@ -82,6 +113,7 @@ class Transaction:
         self._line, self._timeout_s, self._is_dry = line, timeout_s, dry_run
         self._pins = ExitStack()
         self._pending: dict[str, tuple[View, pa.Table]] = {}
+        self._looked: dict[str, tuple[View, pa.Table]] = {}
         self._is_open = True
         self.time: int | None = None
         self.token = b""
@@ -120,7 +152,7 @@ class Transaction:
     def read(self, table: str, **asked: Unpack[ReadArguments]) -> TableSnapshot:
         """The rows as of `as_of`, with what this transaction has changed. The arguments are those of a snapshot."""
         view = self._view(table)
-        wanted = Asked(**asked).of(view.schema)
+        wanted = Wanted(**asked).of(view.schema)
         return in_memory(table, self.as_of, wanted, self._contents(view, wanted.whole()), self._line.client.runtime)
 
     def commit(self) -> Done:
@@ -133,7 +165,8 @@ class Transaction:
         deadline = self._deadline()
         changes = [pending for pending in self._pending.values() if pending[1].num_rows]
         count = sum(rows.num_rows for _, rows in changes)
-        keys = {view.id: Keys.of(view.schema, rows) for view, rows in changes}
+        keys = self._rests_on(changes)
+        views = [self._looked[id_][0] if id_ in self._looked else self._pending[id_][0] for id_ in keys]
         checked, races = self.as_of, 0
         try:
             with Spending() as spent:
@@ -141,7 +174,7 @@ class Transaction:
                     return Done(None, count, b"", spent.cost)
                 while True:
                     newest = self._line.upper - 1
-                    self._check(changes, keys, checked, newest)
+                    self._check(views, keys, checked, newest)
                     checked = newest
                     done = self._line.try_commit(changes, newest, deadline, self._sending)
                     if done is not None:
@@ -175,10 +208,21 @@ class Transaction:
         old = empty_table(view.schema.contents)
         if statement.wanted is not None:
             old = self._contents(view, statement.wanted)
-        changes, counts = statement.changes(old)
-        before = self._pending.get(view.id, (view, old.slice(0, 0)))[1]
-        self._pending[view.id] = view, added_up(view.schema, widened(before, view.schema.contents), changes)
-        return counts
+        asked = _asked(self._line, view, statement, old, self._contents)
+        for of, rows in asked.changes:
+            before = self._pending.get(of.id, (of, rows.slice(0, 0)))[1]
+            self._pending[of.id] = of, added_up(of.schema, widened(before, of.schema.contents), rows)
+        for of, keys in asked.looked:
+            known = self._looked.get(of.id, (of, keys.slice(0, 0)))[1]
+            self._looked[of.id] = of, pa.concat_tables([known, keys])
+        return asked.counts
+
+    def _rests_on(self, changes: Sequence[tuple[View, pa.Table]]) -> dict[str, Keys]:
+        """By table the keys that no other commit may have changed: those that change, and those that it looked at."""
+        rows: dict[str, list[tuple[View, pa.Table]]] = {}
+        for view, table in (*changes, *self._looked.values()):
+            rows.setdefault(view.id, []).append((view, table.select(view.schema.key_names)))
+        return {id_: Keys.of(its[0][0].schema, pa.concat_tables(one for _, one in its)) for id_, its in rows.items()}
 
     def _contents(self, view: View, wanted: RowSelection) -> pa.Table:
         rows = self._line.contents(view, self.as_of, wanted, self._deadline())
@@ -192,17 +236,18 @@ class Transaction:
         self._check_open()
         return self._line.view(table)
 
-    def _check(self, changes: Sequence[tuple[View, pa.Table]], keys: dict[str, Keys], from_: int, to: int) -> None:
+    def _check(self, views: Sequence[View], keys: dict[str, Keys], from_: int, to: int) -> None:
         """Raise WriteConflict if anybody committed to a key of these changes in `(from_, to]`."""
         line = self._line
         with line.lock:
-            for view, _ in changes:
+            for view in views:
                 if view.id in line.gone:
                     raise line.dropped(view.name)
                 if from_ < line.since or (entries := line.entries(view.id, from_, to)).has_break():
                     raise WriteConflict(
-                        f"table {view.name!r} was handed over to another rendition, or this process was away for "
-                        "longer than its lease, since the transaction began. Nothing was written; run it again",
+                        f"table {view.name!r} was handed over to another rendition, or keeps deleted keys or none now, "
+                        "or this process was away for longer than its lease, since the transaction began. Nothing was "
+                        "written; run it again",
                         table=view.name, keys=[],
                     )  # fmt: skip
                 for entry in entries:

@@ -267,6 +267,8 @@ class WalLine(Line):
             marked |= {entry.table for entry in entries if entry.is_mark}
             evolved |= {entry.table for entry in entries if entry.chunk == EVOLVED}
         changes.release()
+        if marked:
+            self.catalog.fetch()  # SUBTLE: a table may keep deleted keys from its mark on, and the look was before
         for name in marked & self._views.keys():
             self._views[name].reader.timeline()  # read again: a handover that the look may not have seen
         for name in evolved & self._views.keys():

@@ -29,6 +29,7 @@ from persist_lib.relation.writer import WriteHandle
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import DIFF
+from persist_lib.timeline.forgetting import forgetting_steps
 from persist_lib.timeline.lag import Behind, Lag, fetch_lag
 from persist_lib.timeline.wal_apply import apply
 from persist_lib.timeline.wal_timeline import WalLine
@@ -112,6 +113,7 @@ def timeline_steps(
                 yield _applying(behind, lag), partial(_apply, line, behind, deadline)
         finally:
             line.close()
+    yield from forgetting_steps(catalog, record, deadline, only)
     if only is None:
         yield from expiry_steps(catalog.client, f"timeline {record.name}", [wal_shard(record.id)])
         yield from _tidying(catalog, record, lag, deadline, is_dry=dry_run, is_moved=bool(wanted))

@@ -22,7 +22,7 @@ from tests.integration.test_cli import Shell
 from tests.integration.test_cli_collections import jsonl
 
 WIDER = persist.Schema(SCHEMA.key, [*SCHEMA.value, *persist.Schema({"x": "int64"}).key], unique=True, times="ms")
-COUNTS = ("inserted", "updated", "unchanged", "deleted")
+COUNTS = ("inserted", "updated", "unchanged", "deleted", "late")
 Answer = object
 
 
@@ -77,6 +77,10 @@ class Python:
     def set_retention(self, distance: Any, *, dry_run: bool = False) -> Answer:
         found = self.table.set_retention(distance, dry_run=dry_run)
         return found.before == found.after
+
+    def keep_deletes(self) -> Answer:
+        self.table.set_keep_deletes("seq", "7 days")
+        return "kept"
 
     def hold(self, name: str, since: int) -> Answer:
         self.table.set_hold(name, since)
@@ -187,6 +191,10 @@ class Command:
     def set_retention(self, distance: Any, *, dry_run: bool = False) -> Answer:
         found = self.ask("set-retention", self.name, distance, *["--dry-run"] * dry_run)
         return found["before"] == found["after"]
+
+    def keep_deletes(self) -> Answer:
+        self.ask("set-keep-deletes", self.name, "seq", "7 days")
+        return "kept"
 
     def hold(self, name: str, since: int) -> Answer:
         self.ask("hold", "set", self.name, name, "--since", since)
@@ -318,6 +326,9 @@ def program(door: Any) -> Iterator[tuple[str, Callable[[], Answer]]]:
     yield "update of it", change("update", {"id": 31, "x": 6})
     yield "rows with more columns", door.read
     yield "a filter of it", door.new_column
+    yield "keep deletes", door.keep_deletes
+    yield "deletes with an order", change("apply", [row(40, 3)], [{"id": 30, "seq": 5}], newer="seq")
+    yield "a late one", change("apply", [row(30, 4)], newer="seq")
     yield "as of an earlier time", lambda: door.read(times[1])
     yield "tables", door.tables
     yield "rename", lambda: door.rename("u")
@@ -346,6 +357,10 @@ def transcript(door: Any) -> dict[str, Answer]:
 CANNOT: dict[str, dict[str, Answer]] = {
     "shard": {
         "rename": "InvalidUsage", "described with retention": None, "describe": None, "described with a hold": None
+    },
+    "wal": {
+        "keep deletes": "kept", "deletes with an order": (2, 1, 0, 0, 1, 0, False),
+        "a late one": (0, 0, 0, 0, 0, 1, True), "rows of the renamed": None,
     },
 }  # fmt: skip
 """What a carrier answers otherwise, by design: the error, or None where it is only compared between the doors."""

@@ -450,6 +450,10 @@ LEGAL: dict[str, tuple[Arguments, dict[str, Kind]]] = {
     "Table.set_retention": (
         lambda _: {"distance": 5, "dry_run": False}, {"distance": or_none(time), "dry_run": flag}
     ),
+    "Table.set_keep_deletes": (  # of a shard, which can only have it ended
+        lambda _: {"column": None, "span": None, "dry_run": False},
+        {"column": or_none(never), "span": or_none(never), "dry_run": flag},
+    ),
     "Table.set_hold": (
         lambda _: {"hold": "kept", "since": 4, "opaque": b"y"},
         {"hold": name, "since": frontier, "opaque": lambda value: isinstance(value, bytes) and len(value) <= 4096},
