@@ -196,7 +196,7 @@ def test_a_file_of_statements_is_one_transaction_over_several_tables(bank: Shell
     path = tmp_path / "transfer.jsonl"
     path.write_text("\n".join(TRANSFER) + "\n\n")
     found = bank.json("transact", path, "--dry-run")
-    counts = {"inserted": 0, "updated": 3, "unchanged": 0, "deleted": 1}
+    counts = {"inserted": 0, "updated": 3, "unchanged": 0, "deleted": 1, "late": 0}
     assert (found["tables"]["accounts"], found["tables"]["entries"]["inserted"], found["time"]) == (counts, 1, None)
     assert (read(bank), read(bank, "entries")) == ({1: 100, 2: 200, 3: 300, 4: 400}, {})
     found = bank.json("transact", path)
@@ -293,3 +293,37 @@ def test_formats_are_those_of_snapshots(bank: Shell, tmp_path: Path):
     assert "Parquet can only be written to a file" in bank.fails(2, "read", "accounts", "-f", "parquet")
     with persist.open(f"file:{bank.root}") as client:
         assert len(client.controller().tables().read("accounts").to_pylist()) == 4
+
+
+ORDERED = ("--key", "id:int64 not null", "--value", "seq:int64", "--value", "word:string", "--unique")
+
+
+def test_a_table_keeps_deleted_keys(sh: Shell, tmp_path: Path):
+    sh("create", "a", *ORDERED, "--mode", "wal", "--keep-deletes", "seq:7 days")
+    said = sh("set-keep-deletes", "a")
+    assert said.startswith("a: deleted keys are remembered for 7 days, by seq (in deleted-keys/")
+    assert "remembered for 7 days, by seq" in sh("describe", "a")
+    rows = jsonl(tmp_path / "rows.jsonl", {"id": 1, "seq": 5, "word": "w"}, {"id": 2, "seq": 5, "word": "w"})
+    gone = jsonl(tmp_path / "gone.jsonl", {"id": 1, "seq": 9}, {"id": 3, "seq": 9})
+    assert "1 inserted, 2 unchanged" in sh("apply", "a", rows, "--deletes", gone, "--newer", "seq")
+    late = sh.json("apply", "a", jsonl(tmp_path / "late.jsonl", {"id": 3, "seq": 8, "word": "late"}), "--newer", "seq")
+    assert (late["late"], late["updates"], late["time"]) == (1, 0, None)
+    assert [one["id"] for one in sh.json("read", "a")["rows"]] == [2]
+    assert sh("tables", "--names") == "a\n"
+    bare = jsonl(tmp_path / "bare.jsonl", {"id": 2})
+    assert "seq" in sh.fails(2, "apply", "a", rows, "--deletes", bare)
+    assert "could be set so" in sh("set-keep-deletes", "a", "seq", "5", "--dry-run")
+    assert "remembered for 2 h," in sh("set-keep-deletes", "a", "seq", "2 hours")
+    kept = sh.json("describe", "a")["keep_deletes"]
+    assert (kept["column"], kept["span_ms"]) == ("seq", 7_200_000)
+    assert sh("set-keep-deletes", "a", "none") == "a: deleted keys are not remembered\n"
+    assert sh.json("set-keep-deletes", "a")["keep_deletes"] is None
+
+
+def test_keeping_deleted_keys_takes_a_wal(sh: Shell):
+    for words in ((), ("--shards", 1), ("--mode", "yolo")):
+        assert "a timeline with a WAL" in sh.fails(2, "create", "a", *ORDERED, *words, "--keep-deletes", "seq:1 day")
+    assert "a column and a duration" in sh.fails(2, "create", "a", *ORDERED, "--mode", "wal", "--keep-deletes", "seq")
+    sh("create", "b", *ORDERED)
+    assert "promote(timeline" in sh.fails(2, "set-keep-deletes", "b", "seq", "1 day")
+    assert "not remembered" in sh("set-keep-deletes", "b", "none")

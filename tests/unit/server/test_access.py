@@ -500,6 +500,27 @@ def test_what_tables_share_takes_rights_on_each_of_them(site: Guarded) -> None:
     assert stranger.count() == 2
 
 
+def test_the_deleted_keys_of_a_table_are_that_tables(site: Guarded) -> None:
+    replaced(site.file, TOKENS + MORE)
+    tables = site.store.controller().tables()
+    ordered = persist.Schema(CLOCK.key, [*CLOCK.value, *persist.Schema({"seq": "int64"}).key], times="ms", unique=True)
+    tables.create("orders", ordered, timeline="shop", mode="wal")
+    owner = site.by("owner-0123456789abcdefghij").table("orders")
+    member = site.by("member-0123456789abcdefghij").table("orders")
+    member.append([row(1) | {"seq": 1}])
+    with pytest.raises(NotAllowed):
+        member.set_keep_deletes("seq", "1 day")
+    owner.set_keep_deletes("seq", "1 day")
+    time.sleep(1.1)
+    assert member.apply(deletes=[{"id": 1, "seq": 9}, {"id": 2, "seq": 9}]).deleted == 1
+    assert owner.apply([row(1) | {"seq": 8}, row(2) | {"seq": 10}]).late == 1
+    kept = owner.describe().keep_deletes
+    assert kept is not None
+    assert member.count() == member._carrier.client.table(kept.table).count() == 1
+    with pytest.raises(NotAllowed):
+        site.by("stranger-0123456789abcdefghij").table(kept.table).read()
+
+
 def test_one_client_gets_a_part_and_all_together_the_whole() -> None:
     load = Load(10, 4, 1000, 500)
     load.take("a", 4, 100)

@@ -133,6 +133,21 @@ def test_what_a_timeline_cannot_do_on_spark_is_one_refusal(
     assert client.table("t").count() == 0
 
 
+def test_a_table_that_keeps_deleted_keys_leaves_late_rows_out(driver: Driver, client: persist.Client) -> None:
+    CARRIERS["wal"](client)
+    table = client.table("t")
+    table.set_keep_deletes("seq", "1 day")
+    options: dict[str, Any] = {"upsert": "true", "deletes": "gone"}
+    driver.batch([[row(1, 5) | {"gone": False}], [row(2, 9) | {"gone": True}]], GONE, **options)
+    driver.batch([[row(1, 4, "late") | {"gone": True}], [row(2, 8, "late") | {"gone": False}]], GONE, **options)
+    driver.batch([[row(2, 9, "late")]], FRAME, upsert="true")
+    assert table.read().to_pylist() == [row(1, 5)]
+    with pytest.raises(persist.InvalidUsage, match="some have none"):
+        driver.batch([[{"id": 1, "seq": None, "word": None, "gone": True}]], GONE, **options)
+    driver.batch([[row(3, 1)]], FRAME, overwrite=True)
+    assert table.apply([row(1, 5)]).unchanged == 1, "what an overwrite takes away is deleted at the value of its row"
+
+
 def test_a_write_too_large_for_one_statement_is_refused(
     driver: Driver, client: persist.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
