@@ -96,7 +96,7 @@ commands(
 )  # fmt: skip
 commands(
     app, TABLES, tables.tables, tables.describe, tables.create, evolve, holds.promote, holds.rename, holds.drop,
-    holds.set_retention, holds.set_keep_deletes,
+    holds.set_retention,
 )  # fmt: skip
 hold = group(app, "hold", "Keep history by name, durably and without a lease.", TABLES)
 commands(hold, None, holds.set_, holds.release)

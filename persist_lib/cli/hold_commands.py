@@ -133,6 +133,7 @@ def set_retention(
             help="Keep this many times behind upper, or of a clock as in '7 days'; none: no policy.",
         ),
     ] = None,
+    keep_deletes: opt.KeepDeletes = None,
     dry_run: opt.DryRun = False,
 ) -> None:
     """Show how much history behind the newest time is kept, or set it: then what is older is given up at once.
@@ -140,19 +141,30 @@ def set_retention(
     What is given up can never be read again. Readers and holds keep history whatever the retention; later,
     `persist maintain` moves since on.
 
+    With --keep-deletes a table on a timeline with a WAL remembers deleted keys for so long: `persist apply` orders the
+    changes of each key by the column then, in whatever order they come, and counts those that are late. `persist
+    maintain` forgets what was kept for so long; after that, a row that may be older than a forgotten delete is refused
+    (DeletesForgotten). Programs of the release before cannot read the location's catalog from then on.
+
     \b
-    persist set-retention orders        show it
+    persist set-retention orders        show both
     persist set-retention orders 1000   as of any of the last 1,000 times
     persist set-retention orders '7 days' --dry-run     if its times are a clock
     persist set-retention orders none   no policy
+    persist set-retention orders --keep-deletes 'seq:7 days'
+    persist set-retention orders --keep-deletes none    remember none, and forget all
     """
     wanted = None if distance is None else opt.parse_distance(distance)
-    with session.open(read_only=distance is None or dry_run) as client:
+    column, span = opt.parse_kept(keep_deletes) or (None, None)
+    with session.open(read_only=(distance is None and keep_deletes is None) or dry_run) as client:
         table = table_of(client, name)
+        if keep_deletes is not None:
+            table.set_keep_deletes(column, span, dry_run=dry_run)
         moved = None if distance is None else table.set_retention(wanted, dry_run=dry_run)
         found = table.describe()
     times = Times(found.schema.times, lambda: 0)
     value: dict[str, Any] = {"table": name, "retention": found.retention, "dry_run": dry_run, **clock(times.unit)}
+    value["keep_deletes"] = jsonable(found.keep_deletes)
     said = (
         f"{name} has no retention policy" if found.retention is None
         else f"{name} keeps history for {times.show_distance(found.retention)} behind upper"
@@ -162,46 +174,10 @@ def set_retention(
         kept = f", kept by {', '.join(moved.kept_by)}" if moved.kept_by else ""
         what = "would be" if dry_run else "is"
         said += f"; since {what} {times.show(moved.after)}{kept}"
-    session.answer(value, said)
-
-
-def set_keep_deletes(
-    session: Session,
-    name: opt.AnyTable,
-    column: Annotated[
-        str | None,
-        typer.Argument(metavar="[COLUMN|none]", help="The value column by which changes are ordered; none: end it."),
-    ] = None,
-    span: Annotated[
-        str | None, typer.Argument(metavar="[DURATION]", help="For how long a deleted key is remembered: '7 days'.")
-    ] = None,
-    dry_run: opt.DryRun = False,
-) -> None:
-    """Show whether a table remembers deleted keys, or set it: then late changes do not bring them back.
-
-    `persist apply` orders the changes of each key by the column from then on, in whatever order they come, and counts
-    those that are late. The table is on a timeline with a WAL: `persist promote --timeline` lets any other one join.
-    `persist maintain` forgets what was kept for so long; then a row that may be older than a forgotten delete is
-    refused (DeletesForgotten). Ending it forgets all. Programs of the release before cannot read the location's catalog
-    from then on.
-
-    \b
-    persist set-keep-deletes orders                  show it
-    persist set-keep-deletes orders seq '7 days' --dry-run
-    persist set-keep-deletes orders none             forget all of them
-    """
-    is_asked = column is not None
-    with session.open(read_only=not is_asked or dry_run) as client:
-        table = table_of(client, name)
-        if is_asked:
-            length = int(span) if span is not None and opt.NUMBER.fullmatch(span) else span
-            table.set_keep_deletes(None if column == "none" else column, length, dry_run=dry_run)
-        kept = table.describe().keep_deletes
-    value = {"table": name, "keep_deletes": jsonable(kept), "dry_run": dry_run}
-    if is_asked and dry_run:
-        said = f"{name}: it could be set so; nothing was changed"
-    else:
-        said = f"{name}: {kept_text(kept)}"
+    if keep_deletes is not None and dry_run:
+        said += "; deleted keys could be kept so, and nothing was changed"
+    elif keep_deletes is not None or found.keep_deletes is not None:
+        said += f"; {kept_text(found.keep_deletes)}"
     session.answer(value, said)
 
 

@@ -124,9 +124,9 @@ Retention = Annotated[
 KeepDeletes = Annotated[
     str | None,
     typer.Option(
-        metavar="COLUMN:DURATION",
+        metavar="COLUMN:DURATION|none",
         help="On a timeline with a WAL: remember deleted keys for this long, as in 'seq:7 days', so that late changes "
-        "by this column do not bring them back.",
+        "by this column do not bring them back. none: remember none.",
     ),
 ]
 
@@ -232,8 +232,8 @@ def _words(inner: str, text: str, what: str, more: str) -> int | str:
 
 
 def parse_kept(text: str | None) -> tuple[str, int | str] | None:
-    """The column and the span of `COLUMN:DURATION`."""
-    if text is None:
+    """The column and the span of `COLUMN:DURATION`; None for `none`."""
+    if text is None or text == "none":
         return None
     column, colon, span = text.rpartition(":")
     if not colon:

@@ -300,8 +300,9 @@ ORDERED = ("--key", "id:int64 not null", "--value", "seq:int64", "--value", "wor
 
 def test_a_table_keeps_deleted_keys(sh: Shell, tmp_path: Path):
     sh("create", "a", *ORDERED, "--mode", "wal", "--keep-deletes", "seq:7 days")
-    said = sh("set-keep-deletes", "a")
-    assert said.startswith("a: deleted keys are remembered for 7 days, by seq (in deleted-keys/")
+    assert "a has no retention policy; deleted keys are remembered for 7 days, by seq (in deleted-keys/" in sh(
+        "set-retention", "a"
+    )
     assert "remembered for 7 days, by seq" in sh("describe", "a")
     rows = jsonl(tmp_path / "rows.jsonl", {"id": 1, "seq": 5, "word": "w"}, {"id": 2, "seq": 5, "word": "w"})
     gone = jsonl(tmp_path / "gone.jsonl", {"id": 1, "seq": 9}, {"id": 3, "seq": 9})
@@ -312,12 +313,12 @@ def test_a_table_keeps_deleted_keys(sh: Shell, tmp_path: Path):
     assert sh("tables", "--names") == "a\n"
     bare = jsonl(tmp_path / "bare.jsonl", {"id": 2})
     assert "seq" in sh.fails(2, "apply", "a", rows, "--deletes", bare)
-    assert "could be set so" in sh("set-keep-deletes", "a", "seq", "5", "--dry-run")
-    assert "remembered for 2 h," in sh("set-keep-deletes", "a", "seq", "2 hours")
+    assert "could be kept so" in sh("set-retention", "a", "--keep-deletes", "seq:5", "--dry-run")
+    assert "remembered for 2 h," in sh("set-retention", "a", "1 day", "--keep-deletes", "seq:2 hours")
     kept = sh.json("describe", "a")["keep_deletes"]
     assert (kept["column"], kept["span_ms"]) == ("seq", 7_200_000)
-    assert sh("set-keep-deletes", "a", "none") == "a: deleted keys are not remembered\n"
-    assert sh.json("set-keep-deletes", "a")["keep_deletes"] is None
+    assert sh("set-retention", "a", "--keep-deletes", "none").endswith("; deleted keys are not remembered\n")
+    assert sh.json("set-retention", "a")["keep_deletes"] is None
 
 
 def test_keeping_deleted_keys_takes_a_wal(sh: Shell):
@@ -325,5 +326,5 @@ def test_keeping_deleted_keys_takes_a_wal(sh: Shell):
         assert "a timeline with a WAL" in sh.fails(2, "create", "a", *ORDERED, *words, "--keep-deletes", "seq:1 day")
     assert "a column and a duration" in sh.fails(2, "create", "a", *ORDERED, "--mode", "wal", "--keep-deletes", "seq")
     sh("create", "b", *ORDERED)
-    assert "promote(timeline" in sh.fails(2, "set-keep-deletes", "b", "seq", "1 day")
-    assert "not remembered" in sh("set-keep-deletes", "b", "none")
+    assert "promote(timeline" in sh.fails(2, "set-retention", "b", "--keep-deletes", "seq:1 day")
+    assert "not remembered" in sh("set-retention", "b", "--keep-deletes", "none")

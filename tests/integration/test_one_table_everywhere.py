@@ -193,7 +193,7 @@ class Command:
         return found["before"] == found["after"]
 
     def keep_deletes(self) -> Answer:
-        self.ask("set-keep-deletes", self.name, "seq", "7 days")
+        self.ask("set-retention", self.name, "--keep-deletes", "seq:7 days")
         return "kept"
 
     def hold(self, name: str, since: int) -> Answer:
