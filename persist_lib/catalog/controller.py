@@ -212,9 +212,8 @@ class Controller(Promoting, Evolving, Handovers, KeepingDeletes, Resource):
             current = contents.collections[collection.id]
             return setting(msgspec.structs.replace(current, state="dropping")), record
 
-        marks = self.catalog.latest().marks_of(collection)
         self._command("drop", collection.id, {"name": name}, intent, command, timeout)
-        return Tended(sum((self._tended(timeout, one.id).steps for one in (collection, *marks)), ()))
+        return self._tended(timeout, collection.id)
 
     def _check_not_held(self, name: str, shard: str) -> None:
         version = self.client.machine(shard).try_fetch()

@@ -49,7 +49,7 @@ def tend(
     catalog: Catalog, deadline: Deadline, timeline_steps: TimelineSteps, *, only: str | None = None,
     dry_run: bool = False, as_if_dropped: bool = False, given_up: int | None = None,
 ) -> Tended:  # fmt: skip
-    """Look after the collection with this id, or after all, and then after the WALs of tables.
+    """Look after the collection with this id and its deleted keys, or after all, and then after the WALs of tables.
 
     With `dry_run` nothing is changed. One that cannot be looked after stops none of the others: at the end an error of
     the gravest failure's kind names all of them, with what was done in its field `done`.
@@ -68,7 +68,8 @@ def tend(
     def one(found: CollectionRecord) -> None:
         collection = msgspec.structs.replace(found, state="dropping") if as_if_dropped else found
         try:
-            for step, do in _Tending(catalog, collection, deadline, dry_run=dry_run, given_up=given_up).steps():
+            number = given_up if found.id == only else None
+            for step, do in _Tending(catalog, collection, deadline, dry_run=dry_run, given_up=number).steps():
                 take(step, do)
         except (NotFound, ShardFinished):
             now = catalog.fetch().collections.get(found.id)
@@ -83,7 +84,7 @@ def tend(
     wanted = {
         found.name if found.state == "live" else f"{found.name} ({id_})": found
         for id_, found in sorted(contents.collections.items())
-        if only in (None, id_)
+        if only in (None, id_, found.marks_of)
     }
     tried.add(wanted, lambda name: one(wanted[name]), PersistError)
     if not as_if_dropped:

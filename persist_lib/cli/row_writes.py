@@ -226,7 +226,7 @@ def apply(
 
     Rows may lack columns, as those of `persist upsert`. A key that is in both is refused. With --newer, rows that are
     late are left out, and count as unchanged. --newer goes with --deletes on a table that keeps deleted keys (`persist
-    set-retention --keep-deletes`), which orders all changes by its column without being told, and counts late ones. On others a
+    set-retention --keep-deletes`), which orders all changes by its column anyway, and counts late ones. On others a
     late row would bring its key back: keep deleted keys as rows there, with true in a column `deleted`.
 
     \b

@@ -211,7 +211,6 @@ class _Listed(Carrier):
         found, contents = self.controller.describe(self.name), self.controller.catalog.latest()
         shards = [self.kept_by(), *(shard for one in found.renditions for shard in one.shards)]
         for marks in contents.marks_of(contents.find(self.name)):
-            self.controller.tend(marks.name, dry_run=dry_run)
             shards += [marks.shard, *(name for one in contents.renditions_of(marks.id) for name in one.names)]
         tried = Each[Maintained]().add(shards, lambda shard: self.client.maintain(shard, dry_run=dry_run))
         tried.check(f"table {self.name!r}: {{}} shards")

@@ -105,7 +105,9 @@ def timeline_steps(
     The next step is found when the one before was done. A dry run says what would be done if all of them were.
     """
     lag = fetch_lag(catalog, record)
-    wanted = [behind for behind in lag.tables if only in (None, behind.id)]
+    every = catalog.latest().collections
+    its = {only, *(one.id for one in every.values() if one.marks_of == only)}
+    wanted = [behind for behind in lag.tables if only is None or behind.id in its]
     if wanted:
         line = WalLine(catalog, record, OWNER)
         try:

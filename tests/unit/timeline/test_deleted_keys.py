@@ -356,7 +356,7 @@ def test_the_deleted_keys_are_hidden_and_nobody_elses(tables: Tables, table: Tab
             call()
 
 
-def test_drop_and_retention_take_it_along(tables: Tables, table: Table) -> None:
+def test_drop_and_retention_take_it_along(world: World, tables: Tables, table: Table) -> None:
     table.apply(deletes=[gone(1, 1)])
     table.set_retention("1 hour")
     contents = tables.controller.catalog.fetch()
@@ -365,6 +365,23 @@ def test_drop_and_retention_take_it_along(tables: Tables, table: Table) -> None:
     assert {one.state for one in tables.controller.catalog.fetch().collections.values()} <= {"dropping"}
     tables.create("a", SCHEMA, keep_deletes=("seq", 7))
     assert marks(tables.client.table("a")) == {}
+    tables.client.table("a").drop()
+    world.clock.advance(3600)  # no lease lasts so long
+    for _ in range(2):
+        tables.controller.tend()
+    assert not tables.controller.catalog.fetch().collections
+
+
+def test_upkeep_of_one_table_is_that_of_its_deleted_keys(world: World, tables: Tables, table: Table) -> None:
+    table.apply([row(2, 1)], [gone(1, 1)])
+    world.clock.advance(SPAN_S * 2)
+    assert marks(table) == {1: 1}, "in the WAL alone"
+    dry = table.maintain(dry_run=True)
+    kept = table.describe().keep_deletes
+    assert kept is not None
+    assert set(kept.shards) <= dry.keys() == table.maintain().keys()
+    assert marks(table) == {None: 1}
+    assert tables.lag().tables == () or {one.table for one in tables.lag().tables} == {kept.table}
 
 
 def test_what_begun_it_and_died_is_finished_by_the_next_writer(world: World) -> None:
