@@ -11,7 +11,7 @@ from persist_lib.catalog.changes import integer_times
 from persist_lib.catalog.collection_arguments import Retention
 from persist_lib.catalog.command_log import Acting
 from persist_lib.catalog.controller import create_table
-from persist_lib.catalog.deleted_keys import KeepDeletes, no_carrier
+from persist_lib.catalog.deleted_keys import KeepDeletes, no_carrier, parse_keeping, parse_kept
 from persist_lib.catalog.describe import Description, Tended
 from persist_lib.catalog.effects import settle
 from persist_lib.catalog.names import parse_collection_name
@@ -92,11 +92,13 @@ class Tables(Acting, Resource):
         if mode is not None and mode not in get_args(TableMode):
             raise InvalidUsage(f"mode must be one of {get_args(TableMode)}: got {shown(mode)}", mode=mode)
         self._writable("create")
+        if keep_deletes is not None:
+            parse_keeping(name, schema, *parse_kept(keep_deletes))  # before a timeline is made
+            if {one.name: one.mode for one in self._timelines.records()}.get(timeline, mode) != "wal":
+                raise no_carrier(name, "a timeline without a WAL")
         self._settle_drop(name, self._deadline(timeout))
         made = self._timelines.make(parse_collection_name(timeline), mode, self._deadline(timeout))
         append_mode: Mode = "append" if made.mode == "wal" else "compare_and_append"
-        if keep_deletes is not None and made.mode != "wal":
-            raise no_carrier(name, "a timeline without a WAL")
         return create_table(
             self.controller, name, schema, shards, append_mode, retention, made.id, command, timeout, keep_deletes
         )

@@ -321,6 +321,8 @@ def test_what_cannot_be_is_refused_with_a_sentence(world: World, tables: Tables,
         (lambda: client.table("c").set_keep_deletes("seq", 7), "is on a collection.*promote\\(timeline"),
         (lambda: client.table("y").set_keep_deletes("seq", 7), "without a WAL.*make a table"),
         (lambda: tables.create("z", SCHEMA, timeline="quick", keep_deletes=("seq", 7)), "without a WAL"),
+        (lambda: tables.create("z", SCHEMA, timeline="none", keep_deletes=("seq", 7)), "without a WAL"),
+        (lambda: tables.create("z", SCHEMA, timeline="none", mode="wal", keep_deletes=("sec", 7)), "Did you mean"),
         (lambda: tables.create("z", SCHEMA, keep_deletes="seq"), "as in"),  # type: ignore[arg-type]
         (lambda: tables.create("z", SCHEMA, keep_deletes=("sec", 7)), "Did you mean"),
         (lambda: table.set_keep_deletes("word", 7), "by the column 'seq'.*end it first"),
@@ -336,7 +338,7 @@ def test_what_cannot_be_is_refused_with_a_sentence(world: World, tables: Tables,
     for call, says in cases:
         with pytest.raises(persist.InvalidUsage, match=f"(?s){says}"):
             call()
-    assert world.bytes("_catalog")[0] == before[0]
+    assert world.bytes("_catalog") == before
     client.table("s").set_keep_deletes(None)  # as it is
 
 
