@@ -14,6 +14,7 @@ from bench.figures import Figure
 
 BENCHMARKS = {
     "small-append": "bench.append:small_append",
+    "table-append": "bench.append:table_append",
     "bulk-append": "bench.append:bulk_append",
     "snapshot": "bench.snapshot:snapshot",
     "kernel": "bench.kernel:kernel",

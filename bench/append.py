@@ -63,6 +63,35 @@ def small_append(quick: bool) -> list[Figure]:
     ]  # fmt: skip
 
 
+def table_append(quick: bool) -> list[Figure]:
+    """The same row by `Table.append`, beside `append_now` of a shard's handle: two shards of one location, in turns.
+
+    So it says what the one front door costs over the shard level, for a table that one shard carries.
+    """
+    total, block = (300, 50) if quick else (5_000, 100)
+    schema = persist.Schema(SMALL.key, SMALL.value, times="ms")
+    ours: list[float] = []
+    peers: list[float] = []
+    with (
+        TemporaryDirectory(prefix="persist-bench-") as folder,
+        persist.open(f"file:{folder}/data") as client,
+        client.open_writer("shard", schema) as write,
+    ):
+        table = client.table("table", schema)
+        turns = [(ours, table.append), (peers, write.append_now)]
+        for start in range(0, total, block):
+            turns.reverse()
+            for found, append in turns:
+                for number in range(start, start + block):
+                    row = [{"id": number, "text": "x" * 1000}]
+                    found.append(timed(lambda append=append, row=row: append(row)))  # type: ignore[misc]
+    warm, others = ours[block:], peers[block:]
+    return [
+        Figure("table-append", statistics.median(warm) * 1e3, statistics.median(others) * 1e3, "ms",
+               "append_now of the shard's handle", at_most=1.05, note=f"p50 of {len(warm):,}, in turns"),
+    ]  # fmt: skip
+
+
 def _row_bytes(folder: str) -> int:
     """The average size of our rows at this moment, in bytes."""
     connection = apsw.Connection(f"{folder}/data/consensus.sqlite", flags=apsw.SQLITE_OPEN_READONLY)
