@@ -92,7 +92,7 @@ def alert_sensor(
         unsent = f"; {len(webhook.failed)} messages could not be sent: {webhook.failed[0]}" if webhook.failed else ""
         return dg.SensorResult(
             asset_events=events, cursor=dumps(Cursor(left, tuple(found), looked_ms)),
-            skip_reason=f"{len(there)} things are wrong{unsent}",
+            skip_reason=f"{len(there)} thing{' is' if len(there) == 1 else 's are'} wrong{unsent}",
         )  # fmt: skip
 
     return alerts

@@ -48,7 +48,8 @@ PAGES: Mapping[str, str] = {
     "wal": "tables.md#appliers", "writer": "streams.md#one-writer", "pending": "pending-area.md#absorption",
     "disagree": "pending-area.md#writers-that-disagree",
 }  # fmt: skip
-"""Where the manual has more of each check. Those of sources: `sources.md#watch`."""
+"""Where the manual has more of each check, of all but sources."""
+OF_SOURCES = "sources.md#watch"
 NAMED = 3
 """Shards that a problem of many names."""
 STALLED = {"orphans": 3 * 86_400, "scrub": 21 * 86_400}
@@ -210,7 +211,8 @@ class _Look:
     def _problem(
         self, check: Check, about: str, name: str, says: str, do: str, *, damage: bool = False
     ) -> Problem:  # fmt: skip
-        return Problem(check, about, name, says, do, f"docs/{PAGES.get(check, 'sources.md#watch')}", damage)
+        page = OF_SOURCES if about == "source" else PAGES.get(check, OF_SOURCES)
+        return Problem(check, about, name, says, do, f"docs/{page}", damage)
 
     def _looks(self) -> Iterator[tuple[str, _Place, Look]]:
         """Of each wanted shard that is there and was looked at."""

@@ -165,7 +165,7 @@ class Times:
         if seconds < 0:
             raise InvalidUsage(
                 f"{what} is {shown(value)}, and the shard's clock starts at 1970-01-01T00:00:00Z: what was before has "
-                "no time there. Use that time or a later one",
+                "no time there (-1 stands for contents without any time yet). Use that time or a later one",
                 **{what: value},
             )  # fmt: skip
         if seconds >= end_s:

@@ -244,7 +244,7 @@ def no_collection(name: str, names: list[str]) -> NotFound:
     meant = did_you_mean(name, names)
     return NotFound(
         f"there is no collection {name!r} in this location. {meant}Create it with controller.create, or look at "
-        "controller.list()",
+        "controller.list(). A table on one shard is not among them: db.table(name).promote()",
         collection=name,
     )
 

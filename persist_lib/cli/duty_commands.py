@@ -130,7 +130,8 @@ def maintain(
     for name in only or ():
         if name not in UPKEEP:
             meant = did_you_mean(name, UPKEEP)
-            raise InvalidUsage(f"there is no duty {name!r}. {meant}They are {', '.join(UPKEEP)}", only=name)
+            own = ". `persist shard scrub` is a command of its own" if name == "scrub" else ""
+            raise InvalidUsage(f"there is no duty {name!r}. {meant}They are {', '.join(UPKEEP)}{own}", only=name)
     chosen = [name for name in UPKEEP if name in (only or ())]
     if force and "rollups" not in chosen:
         raise InvalidUsage("--force writes a rollup that is not due: it goes with --only rollups")

@@ -274,8 +274,9 @@ def promote(
     value = {"table": name, "was": was, "carrier": found.carrier, "shards": list(found.shards), "dry_run": dry_run}
     value |= {"timeline_made": timeline} if is_new else {}
     said = f"{name} is on a {found.carrier} now, in {units.of(len(found.shards), 'shard')}"
+    can = "be promoted" if timeline is None else f"join the timeline {timeline}"
     makes = f"; the timeline {timeline} {'would be' if dry_run else 'was'} made" if is_new else ""
-    session.answer(value, (f"{name} is on a {was}, and can be promoted" if dry_run else said) + makes)
+    session.answer(value, (f"{name} is on a {was}, and can {can}" if dry_run else said) + makes)
 
 
 def _finish(session: Session, shard: str, *, yes: bool, dry_run: bool) -> None:

@@ -332,14 +332,20 @@ def _input(file: str) -> Iterator[Path | None]:
     if file != STDIN:
         path = Path(file)
         if not path.is_file():
-            raise InvalidUsage(f"there is no file {file}; - reads JSON lines from standard input")
+            wrong = "what is at {} is not a file" if path.exists() else "there is no file {}"
+            raise InvalidUsage(f"{wrong.format(file)}; - reads JSON lines from standard input")
         yield None if path.suffix.lower() == ".jsonl" and not path.stat().st_size else path  # no lines are no rows
         return
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "input.jsonl"
         with path.open("wb") as lines:
             shutil.copyfileobj(sys.stdin.buffer, lines)
-        yield path if path.stat().st_size else None
+        try:
+            yield path if path.stat().st_size else None
+        except InvalidUsage as error:
+            if (said := str(error)).startswith(str(path)):
+                raise InvalidUsage(said.replace(str(path), _named(file)), path=_named(file)) from error
+            raise
 
 
 def _partial(path: Path | None, file: str, schema: Schema) -> Iterator[Any]:

@@ -145,7 +145,7 @@ class Session:
             raise InvalidUsage(f"{what} needs a confirmation, and --json cannot ask for one: add --yes")
         self.err.print(f"This cannot be undone. Type the {kind}'s name: ", end="", markup=False, highlight=False)
         if sys.stdin.readline().strip() != name:
-            raise InvalidUsage(f"that is not {name!r}; nothing was changed")
+            raise InvalidUsage(f"that is not {name!r}; nothing was changed. --yes does not ask")
 
     def _told_by(self) -> str:
         given = self.settings.location
@@ -192,6 +192,8 @@ class Session:
         try:
             with self.open() as client, client.controller() as controller:
                 if isinstance(collection, str) and "rendition" not in error.fields:
+                    if collection not in controller.list() and collection in client.tables():
+                        return _lone(error, collection)
                     return _nothing(error, "collection", collection, controller.list(), self.location)
                 if isinstance(table := error.fields.get("table"), str):
                     return _nothing(error, "table", table, client.tables(), self.location)
@@ -228,6 +230,15 @@ MAKES = {
     "collection": "`persist create --shards` makes one",
     "table": "`persist create`, and `persist append --create`, make one",
 }
+
+
+def _lone(error: NotFound, name: str) -> PersistError:
+    """The error that a table is neither on a collection nor on a timeline."""
+    said = (
+        f"table {name!r} is on one shard, and not on a collection or a timeline. `persist promote {name}` makes it a "
+        "collection, and with --timeline it joins a timeline, for transactions over several tables"
+    )
+    return NotFound(said, collection=name).with_traceback(error.__traceback__)
 
 
 def _nothing(error: NotFound, kind: str, name: str, names: list[str], location: str) -> PersistError:

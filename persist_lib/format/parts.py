@@ -311,7 +311,11 @@ def _ranged(part: StoredPart) -> ChunkedReader:
 def _whole(part: StoredPart) -> bytes:
     data = part.fetch(0, part.size)
     if len(data) != part.size:
-        raise Corrupt(f"{part.key}: {len(data)} bytes where the state says {part.size}", key=part.key)
+        raise Corrupt(
+            f"{part.key}: {len(data)} bytes where the state says {part.size}. The object was damaged, truncated or "
+            "replaced; restore it from a copy",
+            key=part.key,
+        )
     verify(part.key, data, part.digests)
     return data
 

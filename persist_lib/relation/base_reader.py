@@ -166,7 +166,11 @@ class Reader(Leased, Generic[S, K]):
 
     def _not_there(self, upper: Antichain, target: int | Antichain | None, deadline: Deadline) -> TimedOut:
         is_clock = self.schema.times is not None
-        hint = '. If nothing came since then, write.advance_upper("now") says so' if is_clock else ""
+        hint = (
+            '. If that time has passed and nothing came since then, write.advance_upper("now") says so'
+            if is_clock
+            else ""
+        )
         waited = f"waited {deadline.timeout_s:g} s for upper to pass" if deadline.timeout_s else "upper has to pass"
         message = (
             f"{self.named}: {waited} {self._times().show(target)}, and upper is {self.schema.show(upper)}. "

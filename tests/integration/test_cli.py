@@ -260,6 +260,9 @@ def test_rows_are_upserted_and_deleted_from_files_by_key(tmp_path: Path):
     assert found == [(2, "placed"), (3, "placed")]
     typed = '{"order_id": 2, "state": "placed"}'
     assert "1 unchanged (0 updates)" in sh.run("upsert", "orders", "-", typed=typed).stdout
+    wrong = sh.run("append", "orders", "-", typed='{"order_id": "x", "state": "placed"}')
+    assert "InvalidUsage: standard input cannot be read: " in wrong.stderr
+    assert "is not a file; - reads" in sh.fails(2, "upsert", "orders", tmp_path)
     for kind in ("csv", "parquet", "jsonl"):  # what a snapshot writes can be upserted again
         again = tmp_path / f"again.{kind}"
         sh("read", "orders", "-f", kind, "-o", again)

@@ -234,6 +234,15 @@ def test_a_transaction_with_a_wrong_statement_writes_nothing(
     assert read(bank) == {1: 100, 2: 200, 3: 300, 4: 400}
 
 
+def test_a_transaction_on_a_lone_table_says_how_it_joins(bank: Shell, tmp_path: Path):
+    bank("create", "notes", "--key", "id:int64 not null")
+    path = tmp_path / "lone.jsonl"
+    path.write_text("\n".join([TRANSFER[0], statement("notes", "insert", id=1)]))
+    said = bank.fails(1, "transact", path)
+    assert "'notes' is on one shard" in said
+    assert "`persist promote notes`" in said
+
+
 def test_on_a_timeline_in_yolo_mode_there_are_no_transactions(sh: Shell, tmp_path: Path):
     sh("create", "--timeline", "default", "accounts", *COLUMNS)
     path = tmp_path / "t.jsonl"

@@ -57,7 +57,7 @@ def explain_object(version: Version, key: str) -> Why:
         waits = plan.held[0].why if entry.seqno >= since else plan.held[-1].why
         return Why(key, f"nothing refers to it since v{entry.seqno}, and it waits: {waits}")
     if parse_rollup_key(part) is None and not any(kind.fullmatch(uploader_of(part)) for kind in (WRITER, READER)):
-        return Why(key, "it is no key of an object of this shard")
+        return Why(key, "it is no key of an object of this shard, as in w1…/….parquet")
     if can_never_be_linked(part, state):
         return Why(key, "nothing refers to it, and nothing ever can: if it is there, the duty orphans deletes it")
     return Why(key, "nothing refers to it yet; its writer is live, and may link it, or leave it to the duty orphans")
@@ -104,7 +104,8 @@ def _retention(state: State) -> str:
 def _compaction(state: State, policy: Policy) -> str:
     plan = plan_compaction(state, policy)
     batches = sum(1 for batch in state.trace if batch.count)
-    at_rest = f"{batches:,} batches, and at rest there are at most {int(batch_bound(state.count))}"
+    there = "1 batch" if batches == 1 else f"{batches:,} batches"
+    at_rest = f"{there}, and at rest there are at most {int(batch_bound(state.count))}"
     if not plan.requests:
         if not batches:
             return "there are no updates"

@@ -50,6 +50,8 @@ def said(state: State, about: str, seqno: int = 50) -> str:
         (changed(trace=(batch(0, 0),)), "compaction", "there are no updates"),
         (changed(trace=(batch(0, 9), batch(1, 9)), count=18), "compaction",
          "nothing is due: 2 batches, and at rest there are at most 12; each holds at least 0.5 of what is newer"),
+        (changed(trace=(batch(0, 9),), count=9), "compaction",
+         "nothing is due: 1 batch, and at rest there are at most 10; each holds at least 0.5 of what is newer"),
         (CALM, "rollups", "none is due: the newest is of v40, 10 transitions ago, and each 30th is due"),
         (changed(garbage={PART: Garbage(SeqNo(45), 7)}), "rollups",
          "one is due: the newest is of v40, 10 transitions ago, and garbage waits for a newer one"),
@@ -95,7 +97,7 @@ def test_a_finished_shard_says_only_that() -> None:
         (changed(writers={WriterId(LIVE): Writer("ingest", NOW)}), MINE,
          "nothing refers to it yet; its writer is live, and may link it, or leave it to the duty orphans"),
         (CALM, MINE, "nothing refers to it, and nothing ever can: if it is there, the duty orphans deletes it"),
-        (CALM, "photo.jpg", "it is no key of an object of this shard"),
+        (CALM, "photo.jpg", "it is no key of an object of this shard, as in w1…/….parquet"),
     ],
 )  # fmt: skip
 def test_an_object_says_why_it_is_still_there(state: State, key: str, says: str) -> None:

@@ -223,6 +223,10 @@ def test_sources_are_judged_by_their_own_limits(world: World, tmp_path: Path) ->
     relaxed = Limits(sources=OfSources(instances=0))
     assert told(health.check(world.client(), relaxed)) == []
     assert told(health.check(world.client(), names=["s"])) == [("instances", "source", "s")]
+    (tmp_path / "in" / "a.jsonl").write_text("")
+    found = health.check(world.client(), relaxed)
+    assert told(found) == [("unread", "source", "s")]
+    assert found.problems[0].page == "docs/sources.md#watch", "not that of a shard"
 
 
 def test_what_cannot_be_looked_at_is_a_problem_and_the_others_are_told(
