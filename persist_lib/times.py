@@ -99,6 +99,13 @@ class Times:
         """The last time that is not after `value`: the contents as of both are the same."""
         return self._time(value, what, END_S, rounds=True)
 
+    def start(self, value: object, what: str = "as_of") -> int:
+        """After which time something begins: -1, before all times, for None, and for the -1 of contents without any."""
+        found = native(value)
+        if found is None or (isinstance(found, int) and not isinstance(found, bool) and found == -1):
+            return -1
+        return self.as_of(value, what)
+
     def frontier(self, value: object, what: str) -> Antichain:
         """The frontier at a time: a time, an Antichain, or `[]` for the empty one. It may be at the clock's end."""
         if isinstance(value, Antichain):
@@ -165,7 +172,7 @@ class Times:
         if seconds < 0:
             raise InvalidUsage(
                 f"{what} is {shown(value)}, and the shard's clock starts at 1970-01-01T00:00:00Z: what was before has "
-                "no time there (-1 stands for contents without any time yet). Use that time or a later one",
+                "no time there. Use that time or a later one",
                 **{what: value},
             )  # fmt: skip
         if seconds >= end_s:

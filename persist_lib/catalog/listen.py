@@ -47,7 +47,7 @@ class CollectionListen(Listener):
         while (upper := self._reached()) is not None:
             first = self.frontier.time or 0
             timeline = self._reader.timeline(is_known=True)
-            before, span = timeline.at(first - 1), timeline.at(first)
+            before, span = timeline.at(max(first - 1, 0)), timeline.at(first)
             yield from self._step(self._updates(before, span, first, upper), upper)
             if before.command != span.command:
                 self._reader.leave(before.rendition)
@@ -92,4 +92,4 @@ class CollectionListen(Listener):
         # Of one that is closed, up to the last time at which anything was written.
         last = max(reader.last_time(span), first - 1) if upper.time is None else upper.time - 1
         if last > start:
-            yield from updates_between(reader, start, last, deadline)
+            yield from updates_between(reader, None if start < 0 else start, last, deadline)

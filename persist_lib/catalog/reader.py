@@ -160,21 +160,21 @@ class RenditionReader(Reader[CollectionSnapshot, CollectionLease]):
         return [CollectionUpdates(self, from_, to, deadline)]
 
     def listen(
-        self, as_of: TimeLike, *, until: object = TOP, timeout: float | None = None, replace: bool = False
+        self, as_of: TimeLike | None, *, until: object = TOP, timeout: float | None = None, replace: bool = False
     ) -> CollectionListen:
         """See `CollectionReader.listen`."""
         times = self._times()
-        start, end = times.as_of(as_of), times.frontier(until, "until")
+        start, end = times.start(as_of), times.frontier(until, "until")
         timeout = None if timeout is None else parse_seconds(timeout)
-        replace = parse_flag(replace, "replace")
-        self._kept.check_since(start)
+        replace, first = parse_flag(replace, "replace"), max(start, 0)
+        self._kept.check_since(first)
         self.timeline()  # raises LeaseExpired
         reader = RenditionReader(self.client, self.collection, self.schema.times, None, self._owner or "listen")
         reader.schema = self.schema  # SUBTLE: the newest rendition may have other columns, and the one at `start` not
         try:
-            kept_of(reader).check_since(start)  # this handle's lease may have ended before the other one began
+            kept_of(reader).check_since(first)  # this handle's lease may have ended before the other one began
             if not self.read_only:
-                reader.downgrade_since(start)
+                reader.downgrade_since(first)
         except BaseException:
             reader.close()
             raise
@@ -390,7 +390,7 @@ class CollectionReader(Reader[CollectionSnapshot, CollectionLease]):
         return self._inner.fetch_upper()
 
     def listen(
-        self, as_of: TimeLike, *, until: object = TOP, timeout: float | None = None, replace: bool = False
+        self, as_of: TimeLike | None, *, until: object = TOP, timeout: float | None = None, replace: bool = False
     ) -> CollectionListen:
         """Return an iterator of what happens after `as_of`: updates at their exact times, and progress.
 

@@ -157,7 +157,7 @@ def changes(
     from persist_lib.table.history import kept_changes
 
     printing.form(session)
-    first, last = opt.parse_time(from_, "from"), opt.parse_time(to, "to")
+    first, last = opt.parse_start(from_, "from"), opt.parse_time(to, "to")
     with (
         session.open() as client,
         table_of(client, name) as table,
@@ -176,7 +176,7 @@ def changes(
 def listen(
     session: Session,
     name: opt.AnyTable,
-    as_of: opt.Start,
+    as_of: opt.Start = None,
     until: opt.End = "[]",
     timeout: opt.Idle = None,
     wait: opt.Waits = True,
@@ -192,10 +192,10 @@ def listen(
     does not hold history: it fails with a message if since passes the time that it has come to.
 
     \b
-    persist listen orders --as-of 9
+    persist listen orders
     persist listen orders --as-of 9 --no-wait --json
     """
-    start, end = opt.parse_time(as_of, "--as-of"), opt.parse_frontier(until, "until")
+    start, end = opt.parse_start(as_of, "--as-of"), opt.parse_frontier(until, "until")
     seconds = None if timeout is None else max(timeout, AT_ONCE_S)
     with (
         session.open() as client,
@@ -218,7 +218,7 @@ def history(
     persist history orders --from '1 day ago' --limit 10
     """
     printing.form(session)
-    first, last = opt.parse_time(from_, "from"), opt.parse_time(to, "to")
+    first, last = opt.parse_start(from_, "from"), opt.parse_time(to, "to")
     with session.open() as client, table_of(client, name) as table:
         wait = None if last is None else AT_ONCE_S
         found = completing(session, client, table, last, lambda last: table.history(first, last, timeout=wait))

@@ -146,7 +146,12 @@ From = Annotated[
 Until = Annotated[
     str | None, typer.Option("--to", metavar="T", help="Up to and with this time. Default: the newest complete time.")
 ]
-Start = Annotated[str, typer.Option("--as-of", metavar="TIME", help="Start just after this time: 9, or '1 hour ago'.")]
+Start = Annotated[
+    str | None,
+    typer.Option(
+        "--as-of", metavar="TIME", help="Start just after this time: 9, or '1 hour ago'. Default: at the beginning."
+    ),
+]
 End = Annotated[str, typer.Option("--until", metavar="FRONTIER", help="End there: 20, or [] for the end of all times.")]
 Idle = Annotated[
     float | None, typer.Option("--timeout", min=0, metavar="SECONDS", help="Fail if nothing comes for this long.")
@@ -216,6 +221,11 @@ def parse_time(text: str | None, what: str) -> int | str | None: ...
 def parse_time(text: str | None, what: str) -> int | str | None:
     """A time as it was typed: a number, or words, which are a time of a clock; None stays. InvalidUsage for others."""
     return None if text is None else _words(text.strip(), text, what, "")
+
+
+def parse_start(text: str | None, what: str) -> int | str | None:
+    """The same; None for -1, the time that an empty table answers, as both are before all times."""
+    return None if text == "-1" else parse_time(text, what)
 
 
 def _words(inner: str, text: str, what: str, more: str) -> int | str:

@@ -274,7 +274,7 @@ class PendingReader(Resource):
                 patience.pause(machine.version.seqno)
 
     def listen(
-        self, as_of: TimeLike, *, until: object = TOP, merged_only: bool = False, timeout: float | None = None
+        self, as_of: TimeLike | None, *, until: object = TOP, merged_only: bool = False, timeout: float | None = None
     ) -> PendingListen:  # fmt: skip
         """Return an iterator of what happens after `as_of`: Updates at their exact times, and Progress.
 
@@ -284,12 +284,12 @@ class PendingReader(Resource):
         clone of this reader, which keeps what it has not compared yet.
         """
         times = Times(self.merged.schema.times, self.merged.machine.consensus.now)
-        start, end = times.as_of(as_of, "as_of"), times.frontier(until, "until")
+        start, end = times.start(as_of), times.frontier(until, "until")
         timeout = None if timeout is None else parse_seconds(timeout)
         merged_only = parse_flag(merged_only, "merged_only")
         handle = self.merged.clone(purpose="listen") if not self.merged.read_only else self.merged
         try:
-            kept_of(handle).acquire(start).release()  # raises SinceViolation
+            kept_of(handle).acquire(max(start, 0)).release()  # raises SinceViolation
         except PersistError:
             if handle is not self.merged:
                 handle.close()

@@ -129,7 +129,7 @@ class Reader(Leased, Generic[S, K]):
         after `timeout` seconds. Times are given as in `snapshot`.
         """
         times, show = self._times(), self.schema.show
-        first = None if from_ is None else times.as_of(from_, "from_")
+        first = None if (start := times.start(from_, "from_")) < 0 else start
         last = None if to is None else times.as_of(to, "to")
         deadline = self._deadline(timeout)
         if first is not None and last is not None and last < first:

@@ -187,7 +187,7 @@ class Listen(Listener):
         """Make due what the newest known state has beyond the frontier, batch by batch."""
         if self.frontier.time is None:
             return
-        reading = self._lease.acquire(self.frontier.time - 1)
+        reading = self._lease.acquire(max(0, self.frontier.time - 1))
         try:
             for batch in reading.version.state.trace:
                 if self._is_done():

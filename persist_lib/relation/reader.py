@@ -80,24 +80,25 @@ class ReadHandle(Reader[Snapshot, ReaderLease]):
         self.machine.check_same(state)
         return state.upper
 
-    def listen(self, as_of: TimeLike, *, until: object = TOP, timeout: float | None = None) -> Listen:
+    def listen(self, as_of: TimeLike | None, *, until: object = TOP, timeout: float | None = None) -> Listen:
         """Return an iterator of what happens after `as_of`: updates at their exact times, and progress.
 
-        The iterator waits for updates, and ends at the frontier `until` or when the shard is closed for writing. It
+        None, and -1, which is the time of contents before anything was written, mean from the beginning on. The
+        iterator waits for updates, and ends at the frontier `until` or when the shard is closed for writing. It
         raises TimedOut when nothing comes for `timeout` seconds (None: it waits for ever). The listener has a lease of
         its own, and keeps back no history that others give up. Where the shard's times are a clock, `as_of` and `until`
         may be given as in `snapshot`, and `_time` is a timestamp in UTC.
         """
         times = self._times()
-        start, end = times.as_of(as_of), times.frontier(until, "until")
+        start, end = times.start(as_of), times.frontier(until, "until")
         timeout = None if timeout is None else parse_seconds(timeout)
         self._kept.check_not_closed()
-        self._kept.check(self.machine.fetch().state, start)
+        self._kept.check(self.machine.fetch().state, max(start, 0))
         handle = self
         if not self.read_only:
             handle = ReadHandle(self.machine, self._kept.leases, self.schema, self.urls, purpose="listen")
             self._listeners[handle.id or ""] = handle
-            handle._kept.let_go(at(start))
+            handle._kept.let_go(at(max(start, 0)))
             handle._kept.move_hold()
         return Listen(handle, start, end, timeout)
 

@@ -141,7 +141,8 @@ def _instances(found: SourceDescription, limits: Limits) -> Alert:
     newest = _newest(found)
     if newest is not None and newest["state"] == "failed" and not alive:
         return Alert("instances", False, f"the last one failed: {newest['why']}", alive)
-    why = "" if failed is None or passed else f"; one failed: {failed['why']}"
+    # Where none is at work, what the newest one said counts: a failure before it is over.
+    why = "" if failed is None or passed or not alive else f"; one failed: {failed['why']}"
     return Alert("instances", passed, f"{alive} at work, and {limits.instances or 0} should be{why}", alive)
 
 

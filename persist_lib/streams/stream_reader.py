@@ -309,7 +309,7 @@ class StreamReader:
         if ahead == "sealed":
             return self.sealed.listen(as_of, until=until, timeout=timeout)
         times = Times(self.schema.times, self._client.consensus.now)
-        start, end = times.as_of(as_of), times.frontier(until, "until")
+        start, end = times.start(as_of), times.frontier(until, "until")
         timeout_s = None if timeout is None else parse_seconds(timeout)
         return StreamListen(self._client, self, start, end, timeout_s, committer)
 

@@ -342,7 +342,7 @@ class TimelineCarrier(_Listed):
     def changes(self, from_: TimeLike | None, to: TimeLike | None, *, timeout: float | None) -> Changes:
         return self._tables.changes(self.name, from_, to, timeout=timeout, schema=self.schema)
 
-    def listen(self, as_of: TimeLike, *, until: object, replace: bool, timeout: float | None) -> Listener:
+    def listen(self, as_of: TimeLike | None, *, until: object, replace: bool, timeout: float | None) -> Listener:
         if replace:
             raise InvalidUsage(
                 f"table {self.name!r} is on a {self.kind}, whose listeners keep their columns: leave out replace",

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from persist_lib.errors import MemberOf
+from persist_lib.frontier import MAX_TIME
 from persist_lib.relation.listen import Event, Listener
 
 T = TypeVar("T")
@@ -44,7 +45,8 @@ class Continuing(Listener):
             return call(self._now)
         except MemberOf:
             # SUBTLE: what was delivered ends with a progress, as the next step begins with a look at the shard.
-            following = self._listen((self._now.frontier.time or 1) - 1)
+            time = self._now.frontier.time
+            following = self._listen(MAX_TIME if time is None else time - 1)
         former, self._now = self._now, following
         former.close()
         return call(self._now)

@@ -109,7 +109,7 @@ class OpenHandles(Carrier):
     def changes(self, from_: TimeLike | None, to: TimeLike | None, *, timeout: float | None) -> Changes:
         return self._reading(lambda reader: reader.changes(from_, to, timeout=timeout))
 
-    def listen(self, as_of: TimeLike, *, until: object, replace: bool, timeout: float | None) -> Listener:
+    def listen(self, as_of: TimeLike | None, *, until: object, replace: bool, timeout: float | None) -> Listener:
         more = {"replace": True} if replace and self.kind != "shard" else {}  # a shard is never handed over
         return self._reading(lambda reader: reader.listen(as_of, until=until, timeout=timeout, **more))
 

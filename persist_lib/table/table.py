@@ -199,18 +199,19 @@ class Table(Resource):
         return self._ask(lambda on: on.changes(from_, to, timeout=timeout))
 
     def listen(
-        self, as_of: TimeLike, *, until: object = TOP, replace: bool = False, timeout: float | None = None
+        self, as_of: TimeLike | None, *, until: object = TOP, replace: bool = False, timeout: float | None = None
     ) -> Listener:
         """An iterator of what happens after `as_of`: `Updates` at their exact times, then the `Progress` over them.
 
-        It ends at the frontier `until`, and raises TimedOut when nothing comes for `timeout` seconds (None: it waits
-        for ever). Close it, or use it in a `with` block: until then it keeps history from where it is. With `replace`,
-        at a handover of a collection to columns in which older rows cannot be given, all old rows go out and all new
-        ones come in; without it, that raises SchemaChanged.
+        None and -1, which `read` answers as long as nothing was written, mean from the beginning on. It ends at the
+        frontier `until`, and raises TimedOut when nothing comes for `timeout` seconds (None: it waits for ever). Close
+        it, or use it in a `with` block: until then it keeps history from where it is. With `replace`, at a handover of
+        a collection to columns in which older rows cannot be given, all old rows go out and all new ones come in;
+        without it, that raises SchemaChanged.
         """
         replace = parse_flag(replace, "replace")
 
-        def listen(as_of: TimeLike) -> Listener:
+        def listen(as_of: TimeLike | None) -> Listener:
             return self._ask(lambda on: on.listen(as_of, until=until, replace=replace, timeout=timeout))
 
         found = listen(as_of)

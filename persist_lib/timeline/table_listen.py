@@ -33,12 +33,12 @@ class TableListen(Listener):
     def __init__(
         self, line: Line, name: str, as_of: int, until: Antichain, timeout_s: float | None, schema: Schema | None
     ) -> None:  # fmt: skip
-        self._line, self._pins = line, line.pinned(as_of)
+        self._line, self._pins = line, line.pinned(max(as_of, 0))
         self._pins.__enter__()  # SUBTLE: first, as a view lets go of what is not pinned
         line.look()
         self._view = line.view(name, schema)
         super().__init__(self._view.reader, as_of, until, timeout_s)
-        kept_of(self._reader).check_since(as_of)
+        kept_of(self._reader).check_since(max(as_of, 0))
 
     def close(self) -> None:
         if not self._is_closed:
@@ -76,7 +76,7 @@ class TableListen(Listener):
         deadline = line.client.runtime.deadline(line.client.config.timeout_s)
         if isinstance(line, WalLine):
             return (table.combine_chunks() for table in self._wal_updates(line, first, upper, deadline))
-        return updates_between(view.reader, first - 1, upper - 1, deadline)
+        return updates_between(view.reader, first - 1 if first else None, upper - 1, deadline)
 
     def _upper(self) -> int:
         if isinstance(self._line, WalLine):
@@ -88,7 +88,8 @@ class TableListen(Listener):
         view = self._view
         _, own, _ = line.settled(view, upper - 1, deadline)
         own = min(own, upper)
-        found = list(updates_between(view.reader, first - 1, own - 1, deadline)) if own > first else []
+        before = first - 1 if first else None
+        found = list(updates_between(view.reader, before, own - 1, deadline)) if own > first else []
         # What is up to `floor` is in the table, as `settled` knows it, and may be gone from the WAL.
         entries = line.entries(view.id, max(first - 1, own - 1, line.floor), upper - 1)
         if rows := [at_time(entry.rows(view.schema), entry.time) for entry in entries]:

@@ -221,16 +221,17 @@ class Tables(Acting, Resource):
         return self._timelines.with_table(name, lambda line: line.snapshot(name, when, want, deadline))
 
     def listen(
-        self, name: str, as_of: TimeLike, *, until: object = TOP, timeout: float | None = None,
+        self, name: str, as_of: TimeLike | None, *, until: object = TOP, timeout: float | None = None,
         schema: Schema | None = None,
     ) -> TableListen:  # fmt: skip
         """An iterator of what happens to a table after `as_of`. The snapshot as of then and all updates add up.
 
-        It ends at the frontier `until`. It raises TimedOut when nothing comes for `timeout` seconds (None: it waits for
-        ever). `schema` is as in `read`; a listener keeps the columns that it began in.
+        None and -1 mean from the beginning on. It ends at the frontier `until`. It raises TimedOut when nothing comes
+        for `timeout` seconds (None: it waits for ever). `schema` is as in `read`; a listener keeps the columns that it
+        began in.
         """
         times = self._times()
-        time, end = times.as_of(as_of), times.frontier(until, "until")
+        time, end = times.start(as_of), times.frontier(until, "until")
         timeout = None if timeout is None else parse_seconds(timeout)
 
         def act(line: Line) -> TableListen:
@@ -251,13 +252,13 @@ class Tables(Acting, Resource):
         `read`.
         """
         times = self._times()
-        first = None if from_ is None else times.as_of(from_, "from_")
+        first = None if (start := times.start(from_, "from_")) < 0 else start
         last = None if to is None else times.as_of(to, "to")
         if first is not None and last is not None and last < first:
             raise InvalidUsage(f"changes go forward: to must be {first} or later, got {last}", from_=from_, to=to)
         with self.read(name, last, keys=[], timeout=timeout) as snapshot:  # waits, and advances a table that lags
-            end = max(first or 0, snapshot.as_of)
-        listening = self.listen(name, first or 0, until=end + 1, timeout=timeout, schema=schema)
+            end = max(start, snapshot.as_of)
+        listening = self.listen(name, first, until=end + 1, timeout=timeout, schema=schema)
         with Spending() as spent, listening as listener:
             found = [integer_times(event.table) for event in listener if isinstance(event, Updates)]
             had = listener.schema

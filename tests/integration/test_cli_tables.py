@@ -337,3 +337,13 @@ def test_keeping_deleted_keys_takes_a_wal(sh: Shell):
     sh("create", "b", *ORDERED)
     assert "promote(timeline" in sh.fails(2, "set-retention", "b", "--keep-deletes", "seq:1 day")
     assert "not remembered" in sh("set-retention", "b", "--keep-deletes", "none")
+
+
+def test_an_empty_table_is_followed_from_its_beginning_at_a_shell(sh: Shell, tmp_path: Path):
+    sh("create", "empty", "--key", "id:int64", "--times", "none")
+    assert sh.json("read", "empty")["as_of"] == -1
+    sh("append", "empty", jsonl(tmp_path / "rows.jsonl", {"id": 1}), "--lower", 0, "--upper", 1)
+    for start in ((), ("--as-of", "-1")):
+        first = json.loads(sh("listen", "empty", *start, "--no-wait", "--json").splitlines()[0])
+        assert [one["id"] for one in first["updates"]] == [1]
+    assert [one["id"] for one in sh.json("changes", "empty", "--from", "-1")["rows"]] == [1]

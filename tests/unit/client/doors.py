@@ -385,7 +385,7 @@ WRONG: dict[str, Any] = {
     "naive ISO": "2026-11-22T00:00:00",
     "naive Arrow": pa.scalar(NOON.replace(tzinfo=None)),
     "before 1970": dt.datetime(1969, 12, 31, 23, 59, tzinfo=dt.UTC),
-    "negative": -1,
+    "negative": -2,
     "after 9999": 10**18,
     "us for ms": T * 1000,
     "empty text": "",

@@ -118,7 +118,11 @@ def is_path(value: Any) -> bool:
 
 
 def is_start(value: Any) -> bool:
-    return value is None or integer(0, UPPER - 1)(value)
+    return value is None or integer(-1, UPPER - 1)(value)
+
+
+def is_after(value: Any) -> bool:
+    return value is None or time(value) or integer(-1, -1)(value)
 
 
 def is_key(value: Any) -> bool:
@@ -386,7 +390,7 @@ LEGAL: dict[str, tuple[Arguments, dict[str, Kind]]] = {
     "ReadHandle.fetch_upper": (lambda _: {}, {}),
     "ReadHandle.downgrade_since": (lambda _: {"since": 4}, {"since": frontier}),
     "ReadHandle.listen": (
-        lambda _: {"as_of": 4, "until": 8, "timeout": 0.05}, {"as_of": time, "until": frontier, "timeout": timeout}
+        lambda _: {"as_of": 4, "until": 8, "timeout": 0.05}, {"as_of": is_after, "until": frontier, "timeout": timeout}
     ),
     "ReadHandle.snapshot": (
         lambda _: keyed("key"),
@@ -432,7 +436,7 @@ LEGAL: dict[str, tuple[Arguments, dict[str, Kind]]] = {
     ),
     "Table.listen": (
         lambda _: {"as_of": 4, "until": 8, "replace": False, "timeout": 0.05},
-        {"as_of": time, "until": frontier, "replace": flag, "timeout": timeout},
+        {"as_of": is_after, "until": frontier, "replace": flag, "timeout": timeout},
     ),
     "Table.writer": (lambda _: {}, {}),
     "Table.kept_by": (lambda _: {}, {}),

@@ -28,6 +28,7 @@ from persist_lib.catalog.controller import Controller
 from persist_lib.catalog.listen import CollectionListen
 from persist_lib.catalog.snapshot import CollectionSnapshot
 from persist_lib.maintain import Worker
+from persist_lib.relation.listen import Updates
 from persist_lib.testing import Outcome
 from persist_lib.timeline.table_listen import TableListen
 from persist_lib.timeline.table_snapshot import TableSnapshot
@@ -129,6 +130,62 @@ def test_one_program_has_the_same_answers_on_each_carrier(world: World, carrier:
     heard = Heard(table.listen(first.time, until=third.time + 1), first.time)
     heard.take(heard.listener)
     assert {time for _, time in heard.updates} == {second.time, third.time}
+
+
+@over_all
+@pytest.mark.parametrize("start", ["the time of nothing", "none"])
+def test_a_table_is_followed_from_before_anything_was_written(world: World, carrier: Carrier, start: str) -> None:
+    """What an empty table says of its time is where to follow it from: nothing is missed, not at time 0 either."""
+    table = table_on(world, carrier)
+    as_of = table.read().as_of if start == "the time of nothing" else None
+    other = world.client().table("c")
+    with table.listen(as_of) as early, other.listen(as_of, timeout=0.5) as later:
+        early.poll()
+        times = [when(table.append(rows(1))), when(table.append(rows(2)))]
+        for listener in (early, later):
+            found = [updates for updates in listener.poll() if isinstance(updates, Updates)]
+            assert sorted(row["id"] for updates in found for row in updates.table.to_pylist()) == [1, 2]
+        assert early.poll() == []
+    assert sorted(row["id"] for row in table.changes(as_of).to_pylist()) == [1, 2]
+    assert len(table.changes(as_of, times[0]).to_pylist()) == 1
+    assert table.history(as_of).num_rows == 2
+
+
+@pytest.mark.parametrize("of", ["shard", "collection", "pending area", "stream"])
+def test_what_is_at_the_first_time_is_not_missed(world: World, of: str) -> None:
+    """Of integers, 0 is a time as any."""
+    client, row = world.client(), {"id": 1, "word": "w"}
+    if of == "shard":
+        with client.open_writer("c", PLAIN) as write:
+            write.compare_and_append([row], 0, 1)
+            write.compare_and_append([{**row, "id": 2}], 1, 2)
+    elif of == "collection":
+        client.controller().create("c", PLAIN, shards=2, mode="compare_and_append")
+        with client.controller().open_writer("c") as writer:
+            writer.compare_and_append([row], 0, 1)
+            writer.compare_and_append([{**row, "id": 2}], 1, 2)
+    elif of == "pending area":
+        pending_area.create(client, "c", PLAIN).close()
+        with pending_area.Writer(client.url, "c", "edge", PLAIN, runtime=world.clock.runtime(9)) as put:
+            put.put([{**row, "_time": 0}], 0, 1)
+            put.put([{**row, "id": 2, "_time": 1}], 1, 2)
+        pending_area.absorb(client, "c")
+    else:
+        written, _ = client.stream("c", PLAIN)
+        written.write([{**row, "_time": 0}, {**row, "id": 2, "_time": 1}])
+        written.seal(2).result()
+    table = client.table("c")
+    for start in (-1, None):
+        assert [row["id"] for row in table.changes(start).to_pylist()] == [1, 2]
+        with table.listen(start) as listener:
+            found = [updates for updates in listener.poll() if isinstance(updates, Updates)]
+        assert [row["id"] for updates in found for row in updates.table.to_pylist()] == [1, 2]
+    if of == "pending area":
+        with pending_area.acquire_read_handle(client, "c") as read, read.listen(None) as area:
+            assert sum(one.table.num_rows for one in area.poll() if isinstance(one, Updates)) == 2
+    if of == "stream":
+        with client.stream("c").listen(-1, ahead="durable") as durable:
+            assert sum(one.table.num_rows for one in durable.poll() if isinstance(one, Updates)) == 2
 
 
 @over_all

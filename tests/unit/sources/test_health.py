@@ -140,7 +140,21 @@ def test_a_failed_instance_says_why_in_the_alert(place: Place) -> None:
     with pytest.raises(persist.PersistError):
         place.catch_up()
     (says,) = [alert.says for alert in judge(place.sources.show("s")) if alert.check == "instances"]
-    assert "one failed: Refused" in says
+    assert says.startswith("the last one failed: Refused")
+
+
+def test_a_failure_that_is_over_is_not_told(place: Place) -> None:
+    """An instance failed, another one worked and ended: nothing is at work, and nothing failed last."""
+    place.create(meaning=Meaning(most_errors=0))
+    place.write("a.jsonl", b"bad")
+    with pytest.raises(persist.PersistError):
+        place.catch_up()
+    place.world.clock.advance(60)
+    later = report(place, "y")
+    later.say("running", "")
+    later.say("stopped", "")
+    (says,) = [alert.says for alert in judge(place.sources.show("s")) if alert.check == "instances"]
+    assert says == "0 at work, and 1 should be"
 
 
 @pytest.mark.parametrize("limits", [{"instances": -1}, {"behind_s": "1"}, {"errors_share": 2}, {"errors_share": True}])
