@@ -119,7 +119,8 @@ class Webhook:
             current, events = one, [] if one.was_sent else ["opened"]
             for event in [*events, *(["over"] if one.is_over else [])]:
                 count += 1
-                if count > MOST_SENT or not self._send(event, current, now):  # type: ignore[arg-type]
+                # After one that was not taken none is tried: a tick has to end, and each may wait for its time.
+                if self.failed or count > MOST_SENT or not self._send(event, current, now):  # type: ignore[arg-type]
                     left[key] = current
                     break
                 current = msgspec.structs.replace(current, was_sent=True)

@@ -241,6 +241,8 @@ class _Look:
                 continue
             try:
                 self._client.inspect(shard)  # what the survey remembers may be over
+            except NotFound:
+                continue  # it is gone
             except PersistError as error:
                 is_damaged = isinstance(error, Damage)
                 do = f"persist shard repair {shard} --dry-run" if is_damaged else f"persist shard show {shard}"

@@ -17,7 +17,7 @@ import urllib3
 
 import persist_lib as persist
 from orchestration import health
-from orchestration.alerts import MOST_OPEN, Open, Trouble, compared, loads
+from orchestration.alerts import MOST_OPEN, Open, Trouble, Webhook, compared, loads
 from orchestration.definitions import build_definitions
 from orchestration.resources import Persist
 from orchestration.settings import Settings, check
@@ -265,6 +265,17 @@ def test_only_what_health_found_is_kept_when_there_was_no_look() -> None:
     found = compared(known, [], 5, is_whole=False)
     assert Counter(one.is_over for one in found.values()) == {False: 1, True: 1}
     assert found["x:job:2"].is_over
+
+
+def test_after_a_message_that_is_not_taken_no_other_is_tried_in_that_tick(receiver: Receiver) -> None:
+    found = {one.key: Open(one, 1) for one in map(trouble, range(3))}
+    receiver.answers = [503]
+    webhook = Webhook(receiver.url, "", "file:x")
+    assert webhook.tell({}, found, 5) == found
+    assert len(receiver.keys) == len(webhook.failed) == 1
+    left = Webhook(receiver.url, "", "file:x").tell(found, found, 6)
+    assert all(one.was_sent for one in left.values())
+    assert len(receiver.got) == 3
 
 
 @pytest.mark.parametrize("cursor", [None, "", "no json", "[]", '{"open": 5}'])
