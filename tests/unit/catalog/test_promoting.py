@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -16,11 +18,28 @@ from persist_lib.errors import InvalidUsage, MemberOf, NameTaken, NotFound, OfLa
 from persist_lib.frontier import at
 from persist_lib.relation.next_time import format_since
 from persist_lib.testing import contents_of, updates_of
+from tests import servers
 from tests.circles import by_day
 from tests.served import ServedWorld
 from tests.worlds import SCHEMA, WIDER, DiesAt, Killed, World, row
 
 LATER = persist.Config(format=MEMBERS)
+
+
+STORES = pytest.mark.parametrize("store", ["memory", "S3 and PostgreSQL"])
+
+
+def world_in(store: str, number: int) -> World:
+    """A world of its own in memory, or in a bucket and a schema of real servers."""
+    if store == "memory":
+        return World(seed=number)
+    servers.use_test_credentials()
+    return World(servers.s3_url(), number, servers.postgres_at(persist_schema=f"t{os.urandom(6).hex()}"))
+
+
+def places_of(store: str, every: int) -> Sequence[int]:
+    """The requests at which a process dies; on servers some by day, as each takes a second."""
+    return by_day(range(1, 1_000), every if store == "memory" else 17)
 
 
 def lone(world: World, times: int = 3) -> persist.Client:
@@ -139,11 +158,12 @@ def test_every_verb_of_an_open_table_continues() -> None:
     assert len(done) == len(verbs)
 
 
-def test_whoever_dies_at_whichever_request_loses_nothing() -> None:
+@STORES
+def test_whoever_dies_at_whichever_request_loses_nothing(store: str) -> None:
     """Before the deciding one the shard is what it was, and another promotes it; after it, it is the collection."""
     left: Counter[str] = Counter()
-    for number in by_day(range(1, 1_000), 3):
-        fresh = World(seed=number)
+    for number in places_of(store, 3):
+        fresh = world_in(store, number)
         lone(fresh)
         plan = DiesAt(number)
         dying = fresh.client(LATER, plan=plan)
@@ -154,6 +174,8 @@ def test_whoever_dies_at_whichever_request_loses_nothing() -> None:
         except Killed:
             plan.is_armed = False
         else:
+            plan.is_armed = False
+            fresh.close()
             break
         other = fresh.client(LATER)
         with fresh.client(LATER).table("t") as found:
@@ -628,12 +650,13 @@ def test_a_promoted_shard_joins_a_timeline_later(world: World) -> None:
 
 @pytest.mark.parametrize("timeline", ["bank", "fresh"])
 @pytest.mark.parametrize("make", [lone_by_a_clock, collected])
-def test_whoever_dies_while_a_table_joins_a_timeline_loses_nothing(make: Any, timeline: str) -> None:
+@STORES
+def test_whoever_dies_while_a_table_joins_loses_nothing(make: Any, timeline: str, store: str) -> None:
     """A timeline that is made with it is there if, and only if, the table joins it, without a second call."""
     left: Counter[str] = Counter()
     how: dict[str, Any] = {"timeline": timeline, "make_timeline": timeline == "fresh"}
-    for number in by_day(range(1, 1_000), 4):
-        fresh = World(seed=number)
+    for number in places_of(store, 4):
+        fresh = world_in(store, number)
         make(fresh)
         plan = DiesAt(number)
         table = fresh.client(LATER, plan=plan).table("t")
@@ -643,6 +666,8 @@ def test_whoever_dies_while_a_table_joins_a_timeline_loses_nothing(make: Any, ti
         except Killed:
             plan.is_armed = False
         else:
+            plan.is_armed = False
+            fresh.close()
             break
         lines = {one.name for one in fresh.client(LATER).controller().catalog.fetch().timelines.values()}
         if timeline in lines:

@@ -172,7 +172,7 @@ def test_the_lease_of_a_killed_owner_ends_and_its_renewing_process_with_it(url: 
     try:
         owners[0].process.send_signal(signal.SIGKILL)
         owners[0].process.wait()
-        eventually(lambda: not renewers(owners[0].process.pid), 5)
+        eventually(lambda: not renewers(owners[0].process.pid))
         with persist.open(url, config=CONFIG) as client:
             eventually(lambda: client.expire("s").live == 0)
             state = client.inspect("s").state
@@ -272,7 +272,7 @@ def test_a_client_that_closes_leaves_no_process_and_no_lease(url: str) -> None:
         client.open_shard("s", SCHEMA)[0].compare_and_append([row(1)], 0, 1)
         eventually(lambda: renewer(client) in renewers(os.getpid()))
         mine = renewer(client)
-    eventually(lambda: mine not in renewers(os.getpid()), 5)
+    eventually(lambda: mine not in renewers(os.getpid()))
     with persist.open(url, read_only=True) as client:
         state = client.inspect("s").state
         assert not state.writers
