@@ -22,6 +22,7 @@ from functools import partial
 from typing import Any
 
 import dagster as dg
+from pydantic import Field
 
 from jobs import program
 from orchestration.io import loading
@@ -43,6 +44,9 @@ class PersistIOManager(dg.ConfigurableIOManager):
     """Stores tables of many kinds, and loads them as the type that the consumer's parameter is annotated with."""
 
     persist: dg.ResourceDependency[Persist]
+    times: str = Field(
+        default="ms", description="what the times of new tables are: ms, us, or none for integers; unless assets say it"
+    )
 
     def handle_output(self, context: dg.OutputContext, obj: Any) -> None:
         """Append what is new. The asset's metadata `persist/key` names the key columns; the others are values.
@@ -61,7 +65,9 @@ class PersistIOManager(dg.ConfigurableIOManager):
         for place, part in given.items():
             with Spending() as spent:
                 claim(client, place)
-                schema_of = partial(resolve, part, metadata=metadata, annotation=context.dagster_type.typing_type)
+                schema_of = partial(
+                    resolve, part, metadata=metadata, annotation=context.dagster_type.typing_type, clock=self.times
+                )
                 stored = store(client, place.table, part, schema_of)
             versions.append(stored.version(place.table))
             figures = _figures(place, part.rows, stored) | program.spent(spent.cost)

@@ -66,14 +66,21 @@ def take(obj: object) -> Given:
     return Given(obj, tuple(obj.schema.names), _types_of(obj.schema), obj.num_rows)
 
 
-def resolve(given: Given, stored: Schema | None, metadata: Mapping[str, Any], annotation: object) -> Schema:
+def resolve(
+    given: Given, stored: Schema | None, metadata: Mapping[str, Any], annotation: object, clock: str = "ms"
+) -> Schema:
     """The schema in which to store this: the shard's own, with the new columns at its end; or a new one.
+
+    `clock` is what the times of a new table are of which nothing else says it. Updates that bring their times, and do
+    not say what these are, have integers.
 
     Raises SchemaMismatch, in words, when a column is gone or has another type, and InvalidUsage when the type of a
     column cannot be known.
     """
-    key = _key_of(metadata)
-    times = _times_of(metadata)
+    key, times = _key_of(metadata), _times_of(metadata)
+    if stored is None and TIMES not in metadata and TIME not in given.names:
+        declared = _declared(metadata, annotation, None, None)
+        times = _times_of({TIMES: clock}) if declared is None or declared.times is None else None
     declared = _declared(metadata, annotation, key, times)
     _check_times(stored, declared, times)
     _check_constraints(stored, declared)
@@ -211,8 +218,9 @@ def _split(columns: tuple[Column, ...], key: list[str] | None, times: Unit | Non
 
 
 def _times_of(metadata: Mapping[str, Any]) -> Unit | None:
+    given = metadata.get(TIMES)
     try:
-        return parse_unit(metadata.get(TIMES))
+        return None if given == "none" else parse_unit(given)
     except InvalidUsage as error:
         raise InvalidUsage(f"{TIMES} in the asset's metadata: {error.message}", **error.fields) from error
 

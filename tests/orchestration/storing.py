@@ -14,8 +14,10 @@ from orchestration.resources import Persist
 from tests.spark.collections import SMALL
 
 
-def resources(folder: Path) -> dict[str, Any]:
-    return {"io_manager": PersistIOManager(persist=Persist(location=f"file:{folder}", config=SMALL, create=True))}
+def resources(folder: Path, times: str = "none") -> dict[str, Any]:
+    """Times are integers, so that a test can say them, unless it says what they are."""
+    persist = Persist(location=f"file:{folder}", config=SMALL, create=True)
+    return {"io_manager": PersistIOManager(persist=persist, times=times)}
 
 
 def run(folder: Path, instance: dg.DagsterInstance, *assets: Any, **options: Any) -> dg.ExecuteInProcessResult:

@@ -21,7 +21,7 @@ def materialize(
     folder: Path, instance: dg.DagsterInstance, *assets: dg.AssetsDefinition, **options: Any
 ) -> dg.ExecuteInProcessResult:
     resource = Persist(location=f"file:{folder}", config=SMALL, create=True)
-    manager = PersistIOManager(persist=resource)
+    manager = PersistIOManager(persist=resource, times="none")
     return dg.materialize(list(assets), instance=instance, resources={"io_manager": manager}, **options)
 
 

@@ -526,7 +526,7 @@ def test_three_hundred_partitions_are_read_with_a_bounded_number_of_requests_eac
     def streamed(orders: pa.RecordBatchReader) -> None:
         assert sum(batch.num_rows for batch in orders) == 300
 
-    manager = PersistIOManager(persist=Counted(location=f"file:{folder}", config=SMALL))
+    manager = PersistIOManager(persist=Counted(location=f"file:{folder}", config=SMALL), times="none")
     assets: list[Any] = [orders, streamed]
     dg.materialize(assets, instance=instance, resources={"io_manager": manager}, selection=[streamed])
     (count,) = counts

@@ -10,9 +10,10 @@ import pytest
 from dagster._core.definitions.data_version import StaleStatus
 
 import persist_lib as persist
+from orchestration.io_manager import PersistIOManager
 from orchestration.run import run_maintenance
 from persist_lib.errors import InvalidUsage, SchemaMismatch, SinceViolation
-from tests.orchestration.storing import failure, run
+from tests.orchestration.storing import failure, resources, run
 from tests.orchestration.test_io_runs import Rows, changing, consumer_of, observations, status
 
 pytestmark = pytest.mark.dagster
@@ -213,3 +214,32 @@ def test_the_duties_report_moments_beside_the_integers_that_are_drawn(client: pe
     assert says
     assert all("2026-11-22T" in text and "17953" not in text for text in says)
     assert "| upper_time | 2026-11-22T23:00:00.001Z |" in figures["census"]["report"]
+
+
+def test_the_times_of_a_new_table_are_those_of_the_manager_where_nothing_else_says_them(
+    folder: Path, instance: dg.DagsterInstance
+) -> None:
+    """By default milliseconds, as in a table that `db.table` makes."""
+    assert PersistIOManager.model_fields["times"].default == "ms"
+
+    def rows(name: str, *columns: str, **metadata: Any) -> dg.AssetsDefinition:
+        @dg.asset(name=name, metadata={"persist/key": ["id"], **metadata})
+        def made() -> list[dict[str, int]]:
+            return [{"id": 1, **dict.fromkeys(columns, 5)}]
+
+        return made
+
+    assets = [
+        rows("new"), rows("plain", **{"persist/times": "none"}), rows("fine", **{"persist/times": "us"}),
+        rows("brought", "_time"),
+        rows("told", **{"persist/schema": persist.Schema({"id": "int64"}, times="us")}),
+    ]  # fmt: skip
+    for _ in range(2):
+        dg.materialize(assets, instance=instance, resources=resources(folder, "ms"))
+    with persist.open(f"file:{folder}", read_only=True) as client:
+        found = {name: client.table(name).schema.times for name in ("new", "plain", "fine", "brought", "told")}
+        assert client.table("new").read().to_pylist() == [{"id": 1}]
+    assert found == {"new": "ms", "plain": None, "fine": "us", "brought": None, "told": "us"}
+    dg.materialize([rows("new")], instance=instance, resources=resources(folder, "none"))  # it is there, and stays
+    with pytest.raises(InvalidUsage, match="times"):
+        dg.materialize([rows("more")], instance=instance, resources=resources(folder, "s"))
