@@ -187,6 +187,12 @@ def by_day(places: Sequence[T], every: int) -> Sequence[T]:
     return places[int(_draw("", os.environ.get("PERSIST_SEED", "fixed")) * every) :: every] or places[:1]
 
 
+def has_met(found: Iterable[object], outcomes: Iterable[object]) -> bool:
+    """Whether all outcomes were met, and no other one; by day, where `by_day` leaves places out, at least one was."""
+    met, there = set(found), set(outcomes)
+    return met == there or (is_day() and bool(met) and met < there)
+
+
 def kept(nodeids: Iterable[str], seed: str) -> set[str]:
     """Those of these tests that run by day."""
     chosen: set[str] = set()
