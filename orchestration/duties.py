@@ -124,6 +124,7 @@ def look_after(client: Client, shard: str, duties: Sequence[Duty], options: Opti
         try:
             with Spending() as spent:
                 one = CALLS[duty](client, shard, options) if duty in CALLS else _plain(client, shard, duty, options)
+            lines = (*one.lines, *_why(client, shard, duty))
         except Busy as busy:
             left[duty] = str(busy)
         except Exception as error:  # noqa: BLE001 - whatever is wrong with one shard must not stop the others
@@ -131,14 +132,14 @@ def look_after(client: Client, shard: str, duties: Sequence[Duty], options: Opti
         else:
             seconds = round(time.monotonic() - started, 4)
             figures = {**one.numbers, **program.spent(spent.cost), "seqno": one.seqno, "seconds": seconds}
-            done.append(one._replace(numbers=figures, lines=(*one.lines, *_why(client, shard, duty))))
+            done.append(one._replace(numbers=figures, lines=lines))
     return ShardReport(shard, tuple(done), errors, left)
 
 
 def _why(client: Client, shard: str, duty: Duty) -> list[str]:
     """What is left for a duty, and why: what `persist shard show --why` says of the version that is known now."""
     version, now = client.machine(shard).version, client.consensus.now()
-    found = explain(version, now, client.policy(), client.config.rollup_every)
+    found = explain(version, now, client.policy(), client.config.rollup_every, duty)
     return [f"after it: {one.says}" for one in found if one.about == duty]
 
 

@@ -13,17 +13,18 @@ import pytest
 from dagster._core.errors import ScheduleExecutionError
 
 import persist_lib as persist
+from orchestration import duties
 from orchestration.definitions import build_definitions
 from orchestration.resources import Persist
 from orchestration.settings import Settings
 from persist_lib.catalog.describe import Tended
 from persist_lib.catalog.renditions import Renditions, Timeline
-from persist_lib.errors import Corrupt
+from persist_lib.errors import Corrupt, Determinate
 from persist_lib.sources import Custom, Files, SourceDescription, Sources
 from persist_lib.timeline import Lag, Tables
 from tests.orchestration.test_sensors_and_schedules import tick
 from tests.orchestration.test_sources import SCHEMA, Fed, asked, run
-from tests.spark.collections import SMALL
+from tests.spark.collections import SMALL, write
 
 pytestmark = pytest.mark.dagster
 ON_DISK = True
@@ -167,3 +168,20 @@ def test_tables_are_judged_beside_a_timeline_that_cannot_be_read(
     assert not found.passed
     assert "bad: Corrupt: its bytes are not what was written" in (found.description or "")
     assert "good" in str(found.metadata["timelines"])
+
+
+def test_a_sentence_that_cannot_be_made_is_that_shards_failure_and_stops_no_duty(
+    client: persist.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(client, "a", rows=5)
+
+    def broken(*given: object) -> Any:
+        if given[-1] == "retention":
+            raise Determinate("the store does not answer")
+        return []
+
+    monkeypatch.setattr(duties, "explain", broken)
+    report = duties.look_after(client, "a", ("retention", "rollups"), duties.Options())
+    assert [one.duty for one in report.done] == ["rollups"]
+    assert list(report.errors) == ["retention"]
+    assert "the store does not answer" in str(report.errors["retention"])

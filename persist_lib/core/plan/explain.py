@@ -5,6 +5,8 @@ They are made of the same pure plans that the duties carry out, so that a run, t
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from persist_lib.core.cost import S3_LIST, storage_dollars
@@ -27,16 +29,21 @@ class Why(NamedTuple):
     says: str
 
 
-def explain(version: Version, now: int, policy: Policy, rollup_every: int) -> list[Why]:
-    """What each duty would do with this version, and why not more. `now` is the store's clock in ms."""
+def explain(version: Version, now: int, policy: Policy, rollup_every: int, about: str | None = None) -> list[Why]:
+    """What each duty would do with this version, and why not more; or only the one that is named, if it is one of them.
+
+    `now` is the store's clock in ms.
+    """
     state = version.state
     if state.is_finished():
         return [Why("shard", "it is finished for good, and only its log and a rollup are kept")]
-    return [
-        Why("leases", _leases(state, now)), Why("since", _since(state)), Why("retention", _retention(state)),
-        Why("compaction", _compaction(state, policy)), Why("rollups", _rollups(version, rollup_every)),
-        Why("garbage", _garbage(version)), Why("cost", _cost(state, policy)),
-    ]  # fmt: skip
+    sentences: dict[str, Callable[[], str]] = {
+        "leases": partial(_leases, state, now), "since": partial(_since, state),
+        "retention": partial(_retention, state), "compaction": partial(_compaction, state, policy),
+        "rollups": partial(_rollups, version, rollup_every),
+        "garbage": partial(_garbage, version), "cost": partial(_cost, state, policy),
+    }  # fmt: skip
+    return [Why(one, say()) for one, say in sentences.items() if about in (None, one)]
 
 
 def explain_object(version: Version, key: str) -> Why:
