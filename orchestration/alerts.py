@@ -28,9 +28,8 @@ TIMEOUT_S = 10.0
 
 
 class Trouble(msgspec.Struct, frozen=True):
-    """One thing that is wrong, in the words of `persist_lib.health.Problem`. `link` is a path in Dagster's UI."""
+    """One thing that is wrong: a `persist_lib.health.Problem`, or one of Dagster's. `link` is a path in its UI."""
 
-    key: str
     check: str
     about: str
     name: str
@@ -39,6 +38,11 @@ class Trouble(msgspec.Struct, frozen=True):
     page: str = ""
     is_damage: bool = False
     link: str = ""
+
+    @property
+    def key(self) -> str:
+        """As that of a problem: the same in every look, whatever it says."""
+        return f"{self.check}:{self.about}:{self.name}"
 
 
 class Open(msgspec.Struct, frozen=True):
@@ -82,7 +86,7 @@ def compared(
     all_found = list(found)
     if (more := len(all_found) - MOST_OPEN) > 0:
         says = f"{more:,} more things are wrong, of {len(all_found):,}"
-        more_of = Trouble("more:location:all", "more", "location", "all", says, "persist health")
+        more_of = Trouble("more", "location", "all", says, "persist health")
         all_found = [*all_found[:MOST_OPEN], more_of]
     there = {one.key: one for one in all_found}
     after: dict[str, Open] = {}
@@ -140,7 +144,7 @@ class Webhook:
         trouble = one.trouble
         value: dict[str, Any] = {
             "event": event, "text": f"{event}: {line(trouble)}", "location": self._location, "since": one.since,
-            "now": now, **msgspec.to_builtins(trouble),
+            "now": now, "key": trouble.key, **msgspec.to_builtins(trouble),
         }  # fmt: skip
         name = hashlib.blake2b(f"{self._location} {trouble.key} {one.since} {event}".encode(), digest_size=16)
         body, headers = json.dumps(value).encode(), {"Content-Type": "application/json"}

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 import dagster as dg
+import msgspec
 from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
 
 from orchestration.alerts import Cursor, Open, Trouble, Webhook, compared, dumps, loads
@@ -103,7 +104,7 @@ def looked(persist: Persist) -> tuple[Trouble, ...]:
     try:
         return tuple(troubles(health.check(persist.client, limits())))
     except PersistError as error:
-        return (Trouble("unread:location:all", "unread", "location", "all", why(error), "persist health"),)
+        return (Trouble("unread", "location", "all", why(error), "persist health"),)
 
 
 def limits() -> health.Limits:
@@ -113,8 +114,7 @@ def limits() -> health.Limits:
 
 def troubles(found: health.Health) -> Iterator[Trouble]:
     """The problems that health found."""
-    for one in found.problems:
-        yield Trouble(one.key, one.check, one.about, one.name, one.says, one.do, one.page, one.is_damage)
+    return (Trouble(**msgspec.structs.asdict(one)) for one in found.problems)
 
 
 def failed_jobs(instance: dg.DagsterInstance, jobs: Sequence[str]) -> Iterator[Trouble]:
@@ -125,7 +125,7 @@ def failed_jobs(instance: dg.DagsterInstance, jobs: Sequence[str]) -> Iterator[T
             if run.status == dg.DagsterRunStatus.FAILURE:
                 says = f"its newest run failed: {_failure(instance, run.run_id)}"
                 yield Trouble(
-                    f"failed:job:{job}", "failed", "job", job, says, f"dagster job launch -j {job}",
+                    "failed", "job", job, says, f"dagster job launch -j {job}",
                     "docs/operations.md#what-to-do-at-each-red-in-dagster", link=f"/runs/{run.run_id}",
                 )  # fmt: skip
 
@@ -154,7 +154,7 @@ def bad_checks(instance: dg.DagsterInstance, mount: Mount) -> Iterator[Trouble]:
             asset, says = key.asset_key.to_user_string(), found.evaluation.description or "it failed"
             page = "docs/operations.md#what-to-watch"
             yield Trouble(
-                f"{name}:asset check:{asset}", name, "asset check", asset, says, "persist shard scrub --all", page,
+                name, "asset check", asset, says, "persist shard scrub --all", page,
                 is_damage=True,
             )  # fmt: skip
 

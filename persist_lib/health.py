@@ -187,9 +187,7 @@ class _Look:
             try:
                 found.extend(part())
             except PersistError as error:
-                damage = isinstance(error, Damage)
-                says = f"could not be looked at: {why(error)}"
-                found.append(self._problem("unread", "location", what, says, "persist health", damage=damage))
+                found.append(self._unread("location", what, "could not be looked at", error, "persist health"))
             yield found
 
     def _check_names(self) -> None:
@@ -213,6 +211,10 @@ class _Look:
     ) -> Problem:  # fmt: skip
         page = OF_SOURCES if about == "source" else PAGES.get(check, OF_SOURCES)
         return Problem(check, about, name, says, do, f"docs/{page}", damage)
+
+    def _unread(self, about: str, name: str, what: str, error: PersistError, do: str) -> Problem:
+        """The problem that something could not be looked at."""
+        return self._problem("unread", about, name, f"{what}: {why(error)}", do, damage=isinstance(error, Damage))
 
     def _looks(self) -> Iterator[tuple[str, _Place, Look]]:
         """Of each wanted shard that is there and was looked at."""
@@ -244,10 +246,9 @@ class _Look:
             except NotFound:
                 continue  # it is gone
             except PersistError as error:
-                is_damaged = isinstance(error, Damage)
-                do = f"persist shard repair {shard} --dry-run" if is_damaged else f"persist shard show {shard}"
-                says = f"{place.shown}its state cannot be read: {why(error)}"
-                yield self._problem("unread", place.about, place.name, says, do, damage=is_damaged)
+                repair, show = f"persist shard repair {shard} --dry-run", f"persist shard show {shard}"
+                do = repair if isinstance(error, Damage) else show
+                yield self._unread(place.about, place.name, f"{place.shown}its state cannot be read", error, do)
         if self._survey.waiting:
             says = f"{self._survey.waiting} shards moved and were not looked at within {self._limits.seconds:g} s"
             yield self._problem("unread", "location", "shards", says, "persist health --seconds 600")
@@ -276,10 +277,7 @@ class _Look:
                 with closing(self._client.table(name)) as table:
                     found = table.describe()
             except PersistError as error:
-                is_damaged = isinstance(error, Damage)
-                yield self._problem(
-                    "unread", "table", name, f"it cannot be described: {why(error)}", do, damage=is_damaged
-                )
+                yield self._unread("table", name, "it cannot be described", error, do)
                 continue
             behind_s, upper = self._behind_s(found.schema.times, found.upper), found.schema.show(found.upper)
             if behind_s > min(allowed):
@@ -364,9 +362,8 @@ class _Look:
             try:
                 yield from self._of_area(name)
             except PersistError as error:
-                says = f"its pending area cannot be looked at: {why(error)}"
-                damage = isinstance(error, Damage)
-                yield self._problem("unread", "pending area", name, says, f"persist pending show {name}", damage=damage)
+                do = f"persist pending show {name}"
+                yield self._unread("pending area", name, "its pending area cannot be looked at", error, do)
         self.looked_at["pending areas"] = count
 
     def _of_area(self, name: str) -> Iterator[Problem]:

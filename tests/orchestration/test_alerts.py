@@ -244,7 +244,7 @@ def test_a_receiver_that_is_gone_keeps_nothing_from_being_looked_at_and_all_is_s
 
 
 def trouble(number: int, about: str = "table") -> Trouble:
-    return Trouble(f"x:{about}:{number}", "x", about, str(number), "it is wrong", "persist health")
+    return Trouble("x", about, str(number), "it is wrong", "persist health")
 
 
 def test_what_is_too_much_to_tell_is_counted() -> None:

@@ -17,7 +17,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 import persist_lib as persist
 from persist_lib.relation.deleted_keys import DELETED_AT, FLOOR
 from persist_lib.testing import Rival
-from persist_lib.timeline import Tables, wal_cache
+from persist_lib.timeline import Tables
+from tests.properties.uncached import NothingKept
 from tests.worlds import World
 
 SCHEMA = persist.Schema({"id": "int64 not null"}, {"seq": "int64", "word": "string"}, unique=True)
@@ -220,16 +221,8 @@ class Model(RuleBasedStateMachine):
         self.world.close()
 
 
-class NothingKeptModel(Model):
-    """Nothing of the WAL is kept in memory: it is read each time."""
-
-    def __init__(self) -> None:
-        self.kept, wal_cache.MOST_BYTES = wal_cache.MOST_BYTES, 0
-        super().__init__()
-
-    def teardown(self) -> None:
-        wal_cache.MOST_BYTES = self.kept
-        super().teardown()
+class NothingKeptModel(NothingKept, Model):
+    """The same."""
 
 
 TestDeletedKeys = Model.TestCase

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 import persist_lib as persist
-from persist_lib.timeline import Tables, wal_cache
+from persist_lib.timeline import Tables
 from persist_lib.timeline.transaction import Transaction
+from tests.properties.uncached import NothingKept
 from tests.worlds import World
 
 SCHEMA = persist.Schema({"id": "int64 not null"}, {"cents": "int64"}, unique=True)
@@ -243,16 +244,8 @@ class WalModel(Model):
         self.clients[who].controller.tend()
 
 
-class NothingKeptModel(WalModel):
-    """Nothing of the WAL is kept in memory: it is read each time."""
-
-    def __init__(self) -> None:
-        self.kept, wal_cache.MOST_BYTES = wal_cache.MOST_BYTES, 0
-        super().__init__()
-
-    def teardown(self) -> None:
-        wal_cache.MOST_BYTES = self.kept
-        super().teardown()
+class NothingKeptModel(NothingKept, WalModel):
+    """The same."""
 
 
 TestYoloTables = Model.TestCase
