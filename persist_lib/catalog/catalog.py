@@ -22,6 +22,7 @@ from persist_lib.catalog.names import OF_CATALOGS
 from persist_lib.catalog.records import (
     CollectionRecord,
     CommandRecord,
+    Kind,
     Record,
     RenditionRecord,
     TimelineRecord,
@@ -87,9 +88,10 @@ class Contents(NamedTuple):
         """The collection that has this name."""
         return next((c for c in self.collections.values() if c.name == name and c.state != "dropping"), None)
 
-    def names(self) -> list[str]:
-        """What lists show, sorted."""
-        return sorted(c.name for c in self.collections.values() if c.state == "live" and not c.marks_of)
+    def names(self, *kinds: Kind) -> list[str]:
+        """What lists show, sorted: all, or those of some kinds."""
+        shown = (c for c in self.collections.values() if c.state == "live" and not c.marks_of)
+        return sorted(c.name for c in shown if not kinds or c.kind in kinds)
 
     def marks_of(self, collection: CollectionRecord) -> list[CollectionRecord]:
         """The table of its deleted keys, where it keeps these."""

@@ -37,7 +37,11 @@ class CollectionUpdates(UpdatesPart):
 
 
 def updates_between(reader: RenditionReader, from_: int | None, to: int, deadline: Deadline) -> Iterator[pa.Table]:
-    """The updates with times in `(from_, to]`, which are promised: tables of `schema.updates`."""
+    """The updates with times in `(from_, to]`, which are promised: tables of `schema.updates`.
+
+    None, and -1 (before all times), mean from the beginning on.
+    """
+    from_ = None if from_ == -1 else from_
     before: Span | None = None
     timeline = reader.timeline()
     for start, end, span in timeline.over(from_ or 0, to + 1):

@@ -92,4 +92,4 @@ class CollectionListen(Listener):
         # Of one that is closed, up to the last time at which anything was written.
         last = max(reader.last_time(span), first - 1) if upper.time is None else upper.time - 1
         if last > start:
-            yield from updates_between(reader, None if start < 0 else start, last, deadline)
+            yield from updates_between(reader, start, last, deadline)

@@ -76,7 +76,7 @@ class TableListen(Listener):
         deadline = line.client.runtime.deadline(line.client.config.timeout_s)
         if isinstance(line, WalLine):
             return (table.combine_chunks() for table in self._wal_updates(line, first, upper, deadline))
-        return updates_between(view.reader, first - 1 if first else None, upper - 1, deadline)
+        return updates_between(view.reader, first - 1, upper - 1, deadline)
 
     def _upper(self) -> int:
         if isinstance(self._line, WalLine):
@@ -88,8 +88,7 @@ class TableListen(Listener):
         view = self._view
         _, own, _ = line.settled(view, upper - 1, deadline)
         own = min(own, upper)
-        before = first - 1 if first else None
-        found = list(updates_between(view.reader, before, own - 1, deadline)) if own > first else []
+        found = list(updates_between(view.reader, first - 1, own - 1, deadline)) if own > first else []
         # What is up to `floor` is in the table, as `settled` knows it, and may be gone from the WAL.
         entries = line.entries(view.id, max(first - 1, own - 1, line.floor), upper - 1)
         if rows := [at_time(entry.rows(view.schema), entry.time) for entry in entries]:

@@ -106,7 +106,7 @@ class Tables(Acting, Resource):
     def list(self) -> list[str]:
         """The names of all tables, sorted."""
         contents = self.controller.catalog.fetch()
-        return [name for name in contents.names() if contents.find(name).kind == "table"]
+        return contents.names("table")
 
     def drop(
         self, name: str, *, dry_run: bool = False, command: str | None = None, timeout: float | None = None
