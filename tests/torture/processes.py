@@ -42,7 +42,7 @@ class Processes:
     """The four processes, forked by one that has imported everything."""
 
     def __init__(self, url: str, directory: Path, rng: random.Random, env: Mapping[str, str] | None = None) -> None:
-        self.rng = rng
+        self.rng, self.directory = rng, directory
         self.forker = subprocess.Popen(
             [sys.executable, "-m", "tests.torture.roles", url, str(directory)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT, env={**os.environ, **(env or {})},
@@ -61,6 +61,14 @@ class Processes:
             os.kill(pid, signal.SIGKILL)
         while Path(f"/proc/{pid}").exists():
             time.sleep(0.002)
+
+    def stacks(self) -> str:
+        """Where each thread of each process stands, and what each writer logged last."""
+        for pid in self.pids.values():
+            os.kill(pid, signal.SIGUSR1)
+        time.sleep(1)
+        found = [path for word in ("stacks-*", "log-*") for path in sorted(self.directory.glob(word))]
+        return "\n".join(f"{path.name}:\n{path.read_text()[-8000:]}" for path in found)
 
     def close(self) -> None:
         for name in [*self.pids]:

@@ -8,6 +8,7 @@ until it is killed. What a reader finds wrong goes to the file `failures`.
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import os
 import random
@@ -186,6 +187,7 @@ def read_for_a_while(handle: persist.ReadHandle, rng: random.Random, known: dict
 def run(role: str, url: str, directory: Path, name: str, seed: int) -> None:
     """Be one process until killed. Whatever ends it otherwise is a failure."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    faulthandler.register(signal.SIGUSR1, (directory / f"stacks-{name}").open("w"))
     logging.disable(logging.WARNING)  # what fails in the background is told there, and is no failure
     try:
         {"write": write, "maintain": maintain, "read": read}[role](url, directory, name, seed)

@@ -20,8 +20,9 @@ from tests.torture.roles import SCHEMA, SHARD
 KILLS = int(os.environ.get("PERSIST_TORTURE_KILLS", "30"))
 KILLS_ON_SERVERS = -(-KILLS // 5)
 PER_SHARD = 50
-PATIENCE_S = 60.0
 """Kills on one shard before it is judged and another one is begun."""
+
+PATIENCE_S = 60.0
 
 
 @pytest.mark.torture
@@ -38,7 +39,7 @@ def test_nothing_acknowledged_is_lost_or_doubled_and_nothing_else_is_left(tmp_pa
 def test_nor_is_it_on_s3_and_postgresql(tmp_path: Path, round_: int) -> None:
     servers.use_test_credentials()
     name = f"t{os.urandom(8).hex()}"
-    url = f"{servers.s3_server().location(name)} {servers.postgres_at(persist_schema=name)}"
+    url = f"{servers.s3_url()} {servers.postgres_at(persist_schema=name)}"
     torture(url, tmp_path, min(PER_SHARD, KILLS_ON_SERVERS - round_ * PER_SHARD))
 
 
@@ -63,7 +64,8 @@ def torture(url: str, tmp_path: Path, kills: int) -> None:
         time.sleep(0.3)
         deadline = time.monotonic() + PATIENCE_S
         while acknowledged(tmp_path) <= ENOUGH:
-            assert time.monotonic() < deadline, "too little happened"
+            assert failures(tmp_path) == ""
+            assert time.monotonic() < deadline, f"too little happened: {processes.stacks()}"
             time.sleep(0.2)  # on a busy machine, processes are killed before they have begun
     finally:
         processes.close()
