@@ -92,7 +92,7 @@ def group(within: typer.Typer, name: str, does: str, panel: str | None = None) -
 commands(app, READING, reads.read, reads.changes, reads.listen, sql, reads.history)
 commands(
     app, WRITING, writes.append, writes.upsert, writes.update, writes.delete, writes.apply, writes.transact,
-    recovery.restore, recovery.outcome,
+    writes.erase, recovery.restore, recovery.outcome,
 )  # fmt: skip
 commands(
     app, TABLES, tables.tables, tables.describe, tables.create, evolve, holds.promote, holds.rename, holds.drop,
@@ -120,4 +120,4 @@ commands(area, None, pending.show, pending.choose, pending.delete)
 stream = group(app, "streams", "Streams: written first, sealed later, by one writer a location.", PARTS)
 commands(stream, None, streams.show, streams.wipe, streams.unlock)
 event = group(app, "events", "Event logs, which programs replay: looking, checking, copying.", PARTS)
-commands(event, None, events.show, events.cat, events.check, events.copy, events.mark, events.repair)
+commands(event, None, events.show, events.cat, events.check, events.copy, events.mark)

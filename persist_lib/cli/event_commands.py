@@ -101,15 +101,31 @@ def check(
     session: Session,
     store: Where,
     other: Annotated[str | None, typer.Argument(metavar="[OTHER]", help="Another log, to compare it with.")] = None,
+    repair: Annotated[bool, typer.Option("--repair", help="Mend a damaged log. This cannot be undone.")] = False,
+    yes: Yes = False,
+    dry_run: DryRun = False,
 ) -> None:
     """Read every event and check that it is what was written; with OTHER, that it is the same there, byte for byte.
 
     Exit codes: 1 for two logs that differ, 3 for a damaged one. The message names the event or the record.
 
+    With --repair, what cannot be read goes, and all that lies behind it: the first events, up to the first that is not
+    as it was written, stay, and snapshots, which only shorten a start, go. Copy the files first: what is dropped is
+    gone. It ends a program that runs on the log.
+
     \b
     persist events check disk:./ledger
     persist events check disk:./ledger lmdb:./copy
+    persist events check disk:./ledger --repair --dry-run     what is wrong, and what would go
+    persist events check disk:./ledger --repair               asks for the store's name
     """
+    if repair:
+        if other is not None:
+            raise InvalidUsage("--repair mends one log: leave out the other one")
+        _repair(session, store, yes=yes, dry_run=dry_run)
+        return
+    if yes or dry_run:
+        raise InvalidUsage("--yes and --dry-run go with --repair: a check changes nothing")
     from persist_lib.events import check as check_log
     from persist_lib.events import compare
 
@@ -186,16 +202,7 @@ def mark(
     session.answer({"store": name, "before": found.released, "released": through, "dry_run": dry_run}, said)
 
 
-def repair(session: Session, store: Where, yes: Yes = False, dry_run: DryRun = False) -> None:
-    """Mend a damaged log: what cannot be read goes, and all that lies behind it. This cannot be undone.
-
-    The first events, up to the first that is not as it was written, stay. What lies behind them goes, and snapshots,
-    which only shorten a start. Copy the files first: what is dropped is gone. It ends a program that runs on the log.
-
-    \b
-    persist events repair disk:./ledger --dry-run     what is wrong, and what would go
-    persist events repair disk:./ledger               asks for the store's name
-    """
+def _repair(session: Session, store: str, *, yes: bool, dry_run: bool) -> None:
     from persist_lib.events import Repaired
     from persist_lib.events import repair as repair_log
 

@@ -14,7 +14,7 @@ import typer
 
 from persist_lib.cli import shared_options as opt
 from persist_lib.cli import units
-from persist_lib.cli.json_values import clock, jsonable
+from persist_lib.cli.json_values import clock, encode, jsonable
 from persist_lib.cli.session import Session
 from persist_lib.errors import InvalidUsage, NotFound
 from persist_lib.times import Times
@@ -22,6 +22,7 @@ from persist_lib.times import Times
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
     from persist_lib.client import Client
     from persist_lib.schema.schema import Schema
+    from persist_lib.table.erase import Erased
     from persist_lib.table.table import Table
 
 
@@ -175,6 +176,69 @@ def delete(session: Session, name: opt.AnyTable, file: opt.Input, dry_run: opt.D
     with _input(file) as path, _table(session, name, Created(), path, dry_run=dry_run) as table:
         done = table.delete(_keys(path, table.schema), dry_run=dry_run)
     _answer(session, name, table.schema, done, by_key=True, dry_run=dry_run)
+
+
+def erase(
+    session: Session,
+    name: opt.AnyTable,
+    keys: Annotated[str, typer.Option(metavar="FILE", help="The keys, as `persist delete` takes them.")],
+    receipt: Annotated[
+        Path | None, typer.Option(metavar="FILE", dir_okay=False, help="Write the answer there, too, as JSON.")
+    ] = None,
+    yes: opt.Yes = False,
+    dry_run: opt.DryRun = False,
+) -> None:
+    """Take the rows of some keys away for ever: no object and no row of the log has them any more.
+
+    Their rows are deleted first. The history of the whole table up to then is given up, whatever its retention keeps.
+    Then what had the keys is rewritten and deleted, and all that the table has is looked through again. What readers or
+    holds still keep is listed with the reason, and the exit code is 1: run it again once they are gone. Killed and
+    started again, it continues. Not looked at: caches of other programs, backups, versions that a bucket keeps, tables
+    made of this one, and what a source reads again.
+
+    \b
+    persist erase people --keys forgotten.csv --dry-run     what has them, and who is in the way
+    persist erase people --keys forgotten.csv --receipt receipt.json
+    """
+    with _input(keys) as path, _table(session, name, Created(), path, dry_run=dry_run) as table:
+        wanted, times = list(_keys(path, table.schema)), Times(table.schema.times, lambda: 0)
+        if not (dry_run or yes):
+            planned = table.erase(iter(wanted), dry_run=True)
+            session.confirm(name, "erasing", "table", *_erased(planned, times), yes=False)
+        with session.progress("erase") as advance:
+            done = table.erase(iter(wanted), dry_run=dry_run, progress=advance)
+    value = {**jsonable(done), **clock(table.schema.times), "left": list(done.left)}
+    if receipt is not None:
+        receipt.write_text(encode(value) + "\n")
+    session.answer(value, *_erased(done, times))
+    session.note(units.spent(done.cost))
+    if done.left and not dry_run:
+        raise typer.Exit(1)
+
+
+def _erased(done: Erased, times: Times) -> list[str]:
+    """What was done, or would be: counts, the history that goes with it, what is in the way, and what is left."""
+    would, is_ = ("would be ", "") if done.dry_run else ("", "is ")
+    looked = f"{units.of(len(done.shards), 'shard')}, {units.of(sum(one.objects for one in done.shards), 'object')}"
+    found = units.of(done.keys, "key")
+    said = [f"{done.table}: {found}; the rows of {done.deleted:,} of them {would or 'are '}deleted"]
+    if done.since_before < done.since:
+        kept = times.show(done.since_before)
+        said.append(f"history before {times.show(done.since)} {would}{is_}given up; it was kept from {kept} on")
+    said += [f"in the way: {one}" for one in done.in_the_way]
+    said += done.left[:SHOWN]
+    if (more := len(done.left) - SHOWN) > 0:
+        said.append(f"and {units.of(more, 'place')} more, which --json and --receipt have")
+    if not (done.left or done.dry_run):
+        gone = units.of(sum(len(one.gone) for one in done.shards), "object")
+        said.append(f"they are gone for ever: {gone} that had them deleted, and nothing found in {looked}")
+    elif not done.dry_run:
+        said.append(f"they are not gone yet: {units.of(len(done.left), 'place')} left of {looked}. Erase them again")
+    return said
+
+
+SHOWN = 20
+"""Places that are listed."""
 
 
 def update(session: Session, name: opt.AnyTable, file: opt.Input, dry_run: opt.DryRun = False) -> None:

@@ -52,11 +52,15 @@ def extend(state: State, ids: tuple[str, ...], lease_until: int) -> StateDiff | 
     return StateDiff(writers=tuple(writers), readers=tuple(readers))
 
 
-def keepers(state: State) -> list[str]:
-    """Which readers and holds keep the shard's since where it is."""
-    found = [f"reader {id_}" for id_, reader in sorted(state.readers.items()) if reader.since <= state.since]
+def keepers(state: State, from_: Antichain | None = None) -> list[str]:
+    """Which readers and holds keep the shard's since where it is; or from reaching `from_`."""
+
+    def keeps(since: Antichain) -> bool:
+        return since <= state.since if from_ is None else since < from_
+
+    found = [f"reader {id_}" for id_, reader in sorted(state.readers.items()) if keeps(reader.since)]
     holds = ((name, hold) for name, hold in sorted(state.holds.items()) if not is_mark(name, hold))
-    return found + [f"hold {name}" for name, hold in holds if hold.since <= state.since]
+    return found + [f"hold {name}" for name, hold in holds if keeps(hold.since)]
 
 
 def needed_by(state: State) -> tuple[str, ...]:

@@ -162,7 +162,7 @@ def damaged(what: str, why: str) -> Corrupt:
     return Corrupt(f"{what} is damaged: {why}. Nothing was changed; restore it from a copy", key=what)
 
 
-REPAIR = "`persist events repair` says what is left, and can continue from there"
+REPAIR = "`persist events check --repair` says what is left, and can continue from there"
 
 
 def lost(where: object, last: int, known: int, why: str, hint: str = "") -> Missing:

@@ -93,7 +93,7 @@ def set_released(store: Store, through: int) -> int:
     return before
 
 
-OWNER = "persist events repair"
+OWNER = "persist events check --repair"
 
 
 class Repaired(msgspec.Struct, frozen=True):

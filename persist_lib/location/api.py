@@ -263,6 +263,14 @@ class StaysInPlace(Protocol):
         """Raise HistoryRegressed unless the paths still lead to the open files. Cheap, and counted as no request."""
 
 
+@runtime_checkable
+class Overwrites(Protocol):
+    """An optional protocol of a Consensus whose files may have rows in them that were truncated."""
+
+    def overwrite(self) -> str:
+        """Leave nothing of truncated rows in the files. Answers why something may be left; empty for nothing."""
+
+
 class Object(NamedTuple):
     """The bytes of an object, or of a range of them, and its version. Two versions of an object are never equal."""
 

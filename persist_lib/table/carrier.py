@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -62,6 +62,14 @@ class TableDescription(msgspec.Struct, frozen=True):
     keep_deletes: KeptDeletes | None = None
 
 
+class Wal(NamedTuple):
+    """What a WAL has of a table: the shard that it is, the table's id there, and up to which time it was applied."""
+
+    shard: str
+    table: str
+    until: int
+
+
 class Carrier(ABC):
     """What a table needs of what carries it. `kind` is `shard`, `collection`, or `timeline NAME`."""
 
@@ -96,6 +104,18 @@ class Carrier(ABC):
     @abstractmethod
     def kept_by(self) -> str:
         """The shard that keeps the table's history."""
+
+    @abstractmethod
+    def shards_everywhere(self) -> list[str]:
+        """All shards that may have any of its rows, now or earlier."""
+
+    @abstractmethod
+    def give_up(self, until: int, timeout: float | None) -> None:
+        """Move the hold of the table's own retention to this time, or to the newest one that is before it."""
+
+    @abstractmethod
+    def settle(self, timeout: float | None, *, dry_run: bool) -> Wal | None:
+        """Bring all that was written to the shards of the table. Answers the WAL in which it was before, if any."""
 
     @abstractmethod
     def hold_of(self, hold: object) -> tuple[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -12,17 +13,19 @@ import msgspec
 from persist_lib.catalog.collection_arguments import parse_hold, parse_retention
 from persist_lib.catalog.copying import HOLDS
 from persist_lib.catalog.deleted_keys import no_carrier, parse_span
-from persist_lib.catalog.names import HOLD
+from persist_lib.catalog.names import HOLD, rendition_shard
 from persist_lib.catalog.reader import inner_of
+from persist_lib.catalog.wal import has_wal, wal_shard
 from persist_lib.core import commands as c
 from persist_lib.core.cost import Cost
+from persist_lib.core.holds import newest_time
 from persist_lib.core.leases import keepers
 from persist_lib.core.plan.upkeep import plan_retention
 from persist_lib.core.refusals import OfMember
 from persist_lib.core.state import MARK, NAMED, RETENTION, State
 from persist_lib.core.transitions import apply
-from persist_lib.errors import InvalidUsage
-from persist_lib.frontier import Antichain, at
+from persist_lib.errors import HoldConflict, InvalidUsage, SinceViolation
+from persist_lib.frontier import MAX_TIME, Antichain, at
 from persist_lib.ids import SeqNo, ShardId, parse_hold_name
 from persist_lib.maintain.duties import Maintained
 from persist_lib.relation.row_selection import Asked
@@ -31,7 +34,7 @@ from persist_lib.runtime.each import Each
 from persist_lib.schema.schema import Schema, comes_before
 from persist_lib.shard.admin import Downgraded
 from persist_lib.shard.refusals import refused
-from persist_lib.table.carrier import Carrier, KeptDeletes, Make, TableDescription
+from persist_lib.table.carrier import Carrier, KeptDeletes, Make, TableDescription, Wal
 from persist_lib.table.open_handles import OpenHandles
 from persist_lib.timeline.tables import execute
 
@@ -104,6 +107,12 @@ class ShardCarrier(OpenHandles):
 
     def kept_by(self) -> str:
         return self.name
+
+    def shards_everywhere(self) -> list[str]:
+        return [self.name]
+
+    def give_up(self, until: int, timeout: float | None) -> None:  # noqa: ARG002 - one commit, with its own
+        _move_hold(self, RETENTION, until)
 
     def hold_of(self, hold: object) -> tuple[str, str]:
         return self.name, parse_hold_name(hold)
@@ -193,6 +202,18 @@ class _Listed(Carrier):
 
     def kept_by(self) -> str:
         return self.controller.catalog.fetch().find(self.name).shard
+
+    def shards_everywhere(self) -> list[str]:
+        contents = self.controller.catalog.fetch()
+        record = contents.find(self.name)
+        its = [shard for one in contents.renditions_of(record.id) for shard in one.every]  # members keep their names
+        there = self.client.shards()
+        every = [shard for shard in there if shard.startswith(f"{record.id}.") or shard in its]
+        return [shard for shard in every if shard != rendition_shard(record.id)]
+
+    def give_up(self, until: int, timeout: float | None) -> None:
+        _move_hold(self, HOLD, until)
+        self.controller.tend(self.name, timeout=timeout)
 
     def hold_of(self, hold: object) -> tuple[str, str]:
         return self.kept_by(), parse_hold(hold)
@@ -327,6 +348,19 @@ class TimelineCarrier(_Listed):
         newest.release()  # what is in the WAL is the table's, too
         return msgspec.structs.replace(found, upper=found.upper.join(at(newest.as_of + 1)))
 
+    def settle(self, timeout: float | None, *, dry_run: bool) -> Wal | None:
+        line = self._tables.timelines()[self._timeline]
+        record = self.controller.catalog.latest().find(self.name)
+        if line != "wal" or dry_run:
+            return None if line != "wal" else Wal(wal_shard(str(record.timeline)), record.id, MAX_TIME)
+        upper = self._tables.apply(self._timeline, timeout=timeout).upper
+        self._tables.tidy(self._timeline, timeout=timeout)
+        return Wal(wal_shard(str(record.timeline)), record.id, upper - 1)
+
+    def shards_everywhere(self) -> list[str]:
+        record = self.controller.catalog.latest().find(self.name)
+        return [*super().shards_everywhere(), *([wal_shard(str(record.timeline))] if has_wal(record) else [])]
+
     def execute(self, make: Make, *, token: bytes | None, timeout: float | None, dry_run: bool = False) -> Done:
         if token is not None:  # it may have been done by the call of which this is the token
             time = self._tables.outcome(token, timeline=self._timeline, table=self.name)
@@ -349,6 +383,17 @@ class TimelineCarrier(_Listed):
                 table=self.name, carrier=self.kind,
             )  # fmt: skip
         return self._tables.listen(self.name, as_of, until=until, timeout=timeout, schema=self.schema)
+
+
+def _move_hold(on: Carrier, name: str, until: int) -> None:
+    """Move the hold of the table's own retention to `until`, unless it is beyond that, and since with it."""
+    machine = on.client.machine(on.kept_by())
+    state = machine.fetch().state
+    hold, to = state.holds.get(name), at(until).meet(newest_time(state)).join(state.since)
+    if state.since < to:  # also where the hold is there, and since waits for a transition to follow it
+        to = to if hold is None else to.join(hold.since)
+        with suppress(SinceViolation, HoldConflict):  # another process has moved it further
+            on.client.downgrade_hold(machine.shard, name, to)
 
 
 def _holds_in(state: State) -> dict[str, Antichain]:

@@ -82,6 +82,11 @@ class OpenHandles(Carrier):
         done = execute(self._writing(), make, token=token, timeout=timeout, dry_run=dry_run)
         return Done(**{field: getattr(done, field) for field in Done.__struct_fields__})
 
+    def settle(self, timeout: float | None, *, dry_run: bool) -> None:  # noqa: ARG002 - all of it is there
+        """Retire the writer, which may have uploaded rows that it did not append."""
+        if not dry_run and (write := self._handles.pop("write", None)) is not None:
+            write.close()
+
     def writer(self) -> Any:
         return self._open("write")
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from persist_lib.arguments import not_pickled, parse_flag, parse_integer, parse_seconds
+from persist_lib.arguments import check_callable, not_pickled, parse_flag, parse_integer, parse_seconds
 from persist_lib.catalog.collection_arguments import MOST_SHARDS
 from persist_lib.catalog.names import parse_collection_name
 from persist_lib.catalog.promotion import parse_losing, parse_timeline
@@ -36,10 +36,12 @@ if TYPE_CHECKING:
     from persist_lib.catalog.collection_arguments import Retention
     from persist_lib.catalog.deleted_keys import Span
     from persist_lib.maintain.duties import Maintained
+    from persist_lib.maintain.worker import Progress
     from persist_lib.relation.changes import Changes
     from persist_lib.relation.listen import Listener
     from persist_lib.relation.snapshot import SnapshotOf
     from persist_lib.shard.admin import Downgraded
+    from persist_lib.table.erase import Erased
     from persist_lib.times import TimeLike
 
 T = TypeVar("T")
@@ -385,6 +387,34 @@ class Table(Resource):
         for former in self._former:
             former.close()  # its own readers would be in the way
         return self._ask(lambda on: on.drop(dry_run=dry_run))
+
+    def erase(
+        self, keys: object, *, dry_run: bool = False, timeout: float | None = None, progress: Progress | None = None
+    ) -> Erased:
+        """Take the rows of these keys away for ever, as if they had never been written: no object has them any more.
+
+            receipt = people.erase([{"id": 17}])
+            receipt.left        # (): they are gone; else what still has them, and why
+
+        `keys` are as in `delete`, and their rows are deleted first. The history of the whole table up to that is given
+        up, whatever its retention keeps, as a time is read whole or not at all. Readers elsewhere and holds of users
+        are not moved: the answer names them, and the same call continues, as it does after a crash. Then what had the
+        keys is rewritten and deleted, replaced objects and the log's rows among it, and all is looked through again.
+        With `dry_run` nothing is changed, and the answer says what has them. `timeout` is in seconds, for the deletion,
+        and `progress` is called with how many shards are done and how many there are.
+
+        Copies elsewhere are not looked at: caches of other programs, backups, versions that a bucket keeps, tables that
+        were made of this one, and what a source reads again. Raises InvalidUsage for a table that keeps deleted keys,
+        and as `delete` does.
+        """
+        from persist_lib.table.erase import erase_keys  # noqa: PLC0415 - few programs need it
+
+        dry_run = parse_flag(dry_run, "dry_run")
+        if progress is not None:
+            check_callable(progress, "progress", "how many are done and how many there are, or None")
+        for former in self._former:
+            former.close()  # its own readers would be in the way
+        return self._ask(lambda on: erase_keys(on, keys, dry_run=dry_run, timeout=timeout, progress=progress))
 
     def maintain(self, *, dry_run: bool = False) -> dict[str, Maintained]:
         """Do all upkeep of what carries it, in this process. Answers what was done, by shard.

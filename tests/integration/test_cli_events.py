@@ -146,12 +146,12 @@ def test_a_shorter_log_is_neither_checked_nor_copied_and_repaired_when_asked(
     for arguments in (["check", place], ["copy", place, copied], ["show", place], ["check", place, copied]):
         assert "events 6 to 9 are gone" in " ".join(sh.fails(3, "events", *arguments).split())
     assert not (tmp_path / "copy").exists()
-    planned = json.loads(sh("events", "repair", place, "--dry-run", "--json"))
+    planned = json.loads(sh("events", "check", place, "--repair", "--dry-run", "--json"))
     assert (planned["events"], planned["dropped"], planned["applied"]) == (5, 4, False)
-    assert "that is not" in sh.run("events", "repair", place, typed="no\n").stderr
-    assert "add --yes" in sh.fails(2, "events", "repair", place, "--json")
+    assert "that is not" in sh.run("events", "check", place, "--repair", typed="no\n").stderr
+    assert "add --yes" in sh.fails(2, "events", "check", place, "--repair", "--json")
     assert "gone" in sh.fails(3, "events", "check", place), "nothing was changed"
-    assert "4 events behind them are dropped" in sh("events", "repair", place, typed=f"{place}\n")
+    assert "4 events behind them are dropped" in sh("events", "check", place, "--repair", typed=f"{place}\n")
     assert "5 events" in sh("events", "check", place)
-    assert "nothing is wrong" in sh("events", "repair", place)
+    assert "nothing is wrong" in sh("events", "check", place, "--repair")
     assert payloads(place) == WORDS

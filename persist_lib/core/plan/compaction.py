@@ -192,6 +192,18 @@ def plan_flush(state: State, policy: Policy = Policy()) -> Request | None:  # no
     return _request(state, state.trace[slice(*best)], "flush", policy) if most else None
 
 
+def plan_rewrite(state: State, ids: Sequence[tuple[int, int]], policy: Policy) -> list[Request]:
+    """Merge the batches with these ids, those in between, and what stands for them by now, whatever they weigh.
+
+    Where one merge cannot read them all, the first merges come alone: they are partial. None where nothing could become
+    less: one run, as of since.
+    """
+    first, last = min(ids)[0], max(ids)[1]
+    batches = tuple(batch for batch in state.trace if batch.hi > first and batch.lo < last)
+    settled = all(one.exact and len(one.runs) == 1 and one.since == state.since for one in batches)
+    return [] if len(batches) == 1 and settled else _merges(state, batches, policy)
+
+
 def is_filled(state: State) -> bool:
     """Whether somebody has to flush: inline batches take half of their room."""
     return state.inline_size >= INLINE_TOTAL_BYTES // 2

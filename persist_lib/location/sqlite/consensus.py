@@ -159,6 +159,13 @@ class SqliteConsensus(Database, SqliteReads):
 
         return self.transact(drop) or 0
 
+    def overwrite(self) -> str:
+        """Write the log into the database, whose deleted rows are overwritten, and empty it."""
+        busy, *_ = self.connections.use(
+            lambda session: session.cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()[0]
+        )
+        return f"other programs are reading {self.path.name}-wal, in which rows are that were deleted" if busy else ""
+
     def rewind(self, key: str, seqno: SeqNo, newest: Newest) -> int:
 
         def take_back(session: Session) -> int | None:

@@ -183,6 +183,7 @@ def connect(path: Path, when_busy: Callable[[int], bool], layout: Layout = CONSE
         connection.pragma("synchronous", "full")
         connection.pragma("wal_autocheckpoint", CHECKPOINT_PAGES)
         connection.pragma("journal_size_limit", LOG_LIMIT_BYTES)
+        connection.pragma("secure_delete", True)  # what is truncated is gone, and does not stay in free pages
         # Check again: an upgrade may still be in the log, which `check_format` does not read.
         _check_pragmas(connection, path, layout)
         connection.find_files(path, before)

@@ -17,6 +17,7 @@ from persist_lib.location.api import (
     KnowsClients,
     ListsPages,
     Newest,
+    Overwrites,
     Page,
     PushesRows,
     Row,
@@ -206,6 +207,10 @@ class AroundConsensus(Around[Consensus]):
         """Check as `StaysInPlace.check_in_place` does; do nothing if the wrapped store has no files. No request."""
         if isinstance(self.inner, StaysInPlace):
             self.inner.check_in_place()
+
+    def overwrite(self) -> str:
+        """Do as `Overwrites.overwrite` does; nothing if the wrapped store has no files. No request."""
+        return self.inner.overwrite() if isinstance(self.inner, Overwrites) else ""
 
     def now(self) -> int:
         return self.inner.now()

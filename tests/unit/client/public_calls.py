@@ -468,6 +468,10 @@ LEGAL: dict[str, tuple[Arguments, dict[str, Kind]]] = {
     "Table.release_hold": (lambda _: {"hold": "kept"}, {"hold": name}),
     "Table.rename": (lambda p: {"to": f"d{p.named}"}, {"to": name}),
     "Table.drop": (droppable, {"dry_run": flag}),
+    "Table.erase": (
+        lambda _: {"keys": [5], "dry_run": False, "timeout": 1.0, "progress": None},
+        {"keys": are_keys, "dry_run": flag, "timeout": timeout, "progress": progress},
+    ),
     "Table.maintain": (lambda _: {"dry_run": False}, {"dry_run": flag}),
     "Table.promote": (
         lambda _: {
