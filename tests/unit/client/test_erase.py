@@ -19,7 +19,8 @@ from persist_lib.testing import Fate
 from tests import servers
 from tests.circles import by_day
 from tests.commands import invoke
-from tests.unit.relation.carriers import THREE, Carrier, over_all
+from tests.served import ServedWorld
+from tests.unit.relation.carriers import SHARD, THREE, WAL, Carrier, over_all
 from tests.worlds import DiesAt, Killed, World
 
 SCHEMA = persist.Schema({"id": "int64 not null"}, {"mail": "string"}, times="ms")
@@ -178,6 +179,18 @@ def test_who_dies_at_any_request_leaves_what_the_next_call_finishes(world: World
         if ends:
             break
     assert ends, "the last one did not die"
+
+
+@pytest.mark.parametrize("carrier", [SHARD, THREE, WAL], ids=lambda one: one.name)
+def test_through_a_shard_server(carrier: Carrier) -> None:
+    served = ServedWorld()
+    try:
+        table = life(served, carrier)
+        assert places_with(served)
+        assert table.erase([17]).left == ()
+        assert places_with(served) == []
+    finally:
+        served.close()
 
 
 def test_an_object_that_was_never_linked_is_found_and_deleted(world: World) -> None:
