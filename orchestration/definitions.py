@@ -23,6 +23,7 @@ from orchestration.collections import (
     collections_asset,
     collections_check,
 )
+from orchestration.erasures import erasures_asset
 from orchestration.health import alert_sensor, health_asset, health_check
 from orchestration.io_manager import PersistIOManager
 from orchestration.jobs import sweeps
@@ -68,6 +69,7 @@ def build_definitions(
             collections_asset(mount),
             sources_asset(mount),
             pending_asset(mount),
+            erasures_asset(mount),
             health_asset(mount),
         ],
         asset_checks=[collections_check(mount), sources_check(mount), health_check(mount)],

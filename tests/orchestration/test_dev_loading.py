@@ -30,7 +30,7 @@ from tests.spark.collections import SMALL, write
 pytestmark = [pytest.mark.dagster, pytest.mark.timeout(400)]
 
 DUTIES = ["census", "compaction", "garbage", "leases", "orphans", "retention", "rollups", "scrub"]
-ASSETS = [*DUTIES, "collections", "sources", "pending", "health"]
+ASSETS = [*DUTIES, "collections", "sources", "pending", "erasures", "health"]
 JOBS = sorted([*DUTIES, "maintenance", "collections", "compare", "handover", "ingest", "pending", "rebuild"])
 SCHEDULES = [
     f"{name}_schedule"
