@@ -29,9 +29,8 @@ from jobs.watch import Tells, silent
 from jobs.works import carry_out, pieces
 from persist_lib.catalog import Controller
 from persist_lib.catalog.comparing import Comparison
-from persist_lib.catalog.copying import Copied
-from persist_lib.catalog.rebuilding import load_transform
-from persist_lib.catalog.rebuilding import run as run_work
+from persist_lib.catalog.copies import Copied, load_transform
+from persist_lib.catalog.copies import run as run_work
 from persist_lib.cli.schema_commands import build_schema
 from persist_lib.client import Client
 from persist_lib.errors import InvalidUsage

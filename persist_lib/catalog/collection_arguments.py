@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, get_args
 
 from persist_lib.arguments import did_you_mean, parse_integer, shown
-from persist_lib.catalog.copying import HOLDS
+from persist_lib.catalog.copies import HOLDS
 from persist_lib.catalog.names import HOLD
 from persist_lib.catalog.records import CommandRecord, Mode, RenditionRecord, schema_form
 from persist_lib.client import Client

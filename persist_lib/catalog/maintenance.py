@@ -15,7 +15,7 @@ import msgspec
 
 from persist_lib.catalog.catalog import Catalog, Changes, Contents, setting, without
 from persist_lib.catalog.collection_status import expiry_steps, holders
-from persist_lib.catalog.copying import HOLDS, hold_name
+from persist_lib.catalog.copies import HOLDS, hold_name
 from persist_lib.catalog.describe import Do, Step, Tended
 from persist_lib.catalog.effects import is_held_back, settle
 from persist_lib.catalog.names import HOLD, LAYER

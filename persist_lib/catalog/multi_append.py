@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from persist_lib.catalog.committing import send_all
 from persist_lib.catalog.parallel import states_of
 from persist_lib.catalog.records import RenditionRecord
-from persist_lib.catalog.staged import CollectionStage, CollectionStaged, by_shard
+from persist_lib.catalog.staging import CollectionStage, CollectionStaged, by_shard
 from persist_lib.catalog.writer import CollectionWriter, promise
 from persist_lib.frontier import at
 from persist_lib.location.wrap.spending import Spending

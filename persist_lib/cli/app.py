@@ -20,15 +20,13 @@ from persist_lib.cli import source_commands as sources
 from persist_lib.cli import stream_commands as streams
 from persist_lib.cli import table_commands as tables
 from persist_lib.cli.command import AsJson, Config, Consensus, Location, Prices, Shared, Verbose, command, prose
-from persist_lib.cli.config_command import config
-from persist_lib.cli.health_command import health
 from persist_lib.cli.history import log
-from persist_lib.cli.ingest_command import ingest
+from persist_lib.cli.location_commands import config, health, serve
 from persist_lib.cli.query import sql
 from persist_lib.cli.root import Group, Root
 from persist_lib.cli.root import commands as list_commands
 from persist_lib.cli.schema_commands import evolve
-from persist_lib.cli.serve_command import serve
+from persist_lib.cli.source_commands import ingest
 from persist_lib.cli.source_declaration import declare, mend
 
 app = typer.Typer(

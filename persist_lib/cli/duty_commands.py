@@ -14,10 +14,10 @@ import typer
 from persist_lib.arguments import did_you_mean
 from persist_lib.cli import duty_outcomes, units
 from persist_lib.cli import shared_options as opt
-from persist_lib.cli.collection_commands import steps_table
 from persist_lib.cli.duty_outcomes import Outcome
 from persist_lib.cli.json_values import error_value, jsonable
 from persist_lib.cli.pending_commands import sentences
+from persist_lib.cli.rendition_commands import steps_table
 from persist_lib.cli.root import UPKEEP
 from persist_lib.cli.row_reads import table_of
 from persist_lib.cli.session import Advance, Session

@@ -9,8 +9,8 @@ import typer
 
 from persist_lib.cli import shared_options as opt
 from persist_lib.cli import units
-from persist_lib.cli.collection_commands import drop_named
 from persist_lib.cli.json_values import clock, jsonable
+from persist_lib.cli.rendition_commands import drop_named
 from persist_lib.cli.row_reads import table_of
 from persist_lib.cli.session import Session
 from persist_lib.errors import InvalidUsage, NotFound, ShardFinished, StillRead

@@ -154,7 +154,7 @@ def changes(
     persist changes orders --from 7
     persist changes orders --from 7 --to 9 --format jsonl
     """
-    from persist_lib.table.history import kept_changes
+    from persist_lib.table.following import kept_changes
 
     printing.form(session)
     first, last = opt.parse_start(from_, "from"), opt.parse_time(to, "to")

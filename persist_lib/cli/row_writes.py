@@ -252,7 +252,7 @@ def update(session: Session, name: opt.AnyTable, file: opt.Input, dry_run: opt.D
     """
     import pyarrow as pa
 
-    from persist_lib.cli.statement_files import check_columns
+    from persist_lib.cli.input_files import check_columns
     from persist_lib.relation.statements import new_values
 
     with _input(file) as path, _table(session, name, Created(), path, dry_run=dry_run) as table:
@@ -329,7 +329,7 @@ def transact(session: Session, file: opt.Input, dry_run: opt.DryRun = False) -> 
     persist transact transfer.jsonl --dry-run
     echo '{"table": "accounts", "op": "upsert", "row": {"id": 1, "cents": 5}}' | persist transact -
     """
-    from persist_lib.cli.statement_files import carry_out, parse_statements
+    from persist_lib.cli.input_files import carry_out, parse_statements
 
     with _input(file) as path, session.tables(read_only=dry_run) as tables:
         statements = parse_statements(path, _named(file))
@@ -414,7 +414,7 @@ def _input(file: str) -> Iterator[Path | None]:
 
 def _partial(path: Path | None, file: str, schema: Schema) -> Iterator[Any]:
     """Rows of which each may lack columns."""
-    from persist_lib.cli.statement_files import rows_by_line
+    from persist_lib.cli.input_files import rows_by_line
 
     return iter(()) if path is None else rows_by_line(path, _named(file), schema)
 

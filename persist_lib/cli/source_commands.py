@@ -1,7 +1,13 @@
-"""`persist source`: outside data as collections. What is declared, and how it is."""
+"""Outside data as collections: `persist source` declares it, and shows how it is; `persist ingest` runs instances."""
 
 from __future__ import annotations
 
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -12,11 +18,11 @@ from persist_lib.cli.json_values import jsonable
 from persist_lib.cli.render import labelled, plain_table
 from persist_lib.cli.schema_commands import schema_value
 from persist_lib.cli.session import Session
-from persist_lib.cli.shared_options import Collection, SomeCollection, Yes
-from persist_lib.errors import InvalidUsage
+from persist_lib.cli.shared_options import Collection, Collections, SomeCollection, Yes
+from persist_lib.errors import Damage, Determinate, Indeterminate, InvalidUsage, PersistError
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
-    from persist_lib.sources import SourceDescription
+    from persist_lib.sources import Progress, SourceDescription, Sources
     from persist_lib.sources.records import Declaration
 
 
@@ -166,3 +172,155 @@ def value_of(found: SourceDescription) -> dict[str, Any]:
         "behind_ms": found.behind_ms, "errors": found.errors, "why": found.why, "left": jsonable(found.left), **marks,
         "instances": [jsonable({k: v for k, v in one.items() if k != "_diff"}) for one in found.instances],
     }  # fmt: skip
+
+
+ENDED = 4
+"""The exit code where an instance ended, and would end again: to start it again does not help."""
+LOOK_S = 0.2
+
+
+class _Instance:
+    """One source that is ingested here, and what came of it."""
+
+    def __init__(self, session: Session, name: str) -> None:
+        self._session, self.name = session, name
+        self.messages = self.errors = 0
+        self.error: PersistError | OSError | None = None
+        self._failures = 0
+        self._since_s = time.monotonic()
+
+    def told(self, what: Progress | PersistError) -> None:
+        """A step is done, or something failed that may pass."""
+        if isinstance(what, PersistError):
+            self._failures += 1
+            self._session.note(f"{self.name}: {what}; trying again")
+            return
+        if self._failures:
+            self._session.note(f"{self.name}: it continues, after {units.of(self._failures, 'failure')}")
+            self._failures = 0
+        self.messages, self.errors = self.messages + what.messages, self.errors + what.errors
+        before_s, self._since_s = self._since_s, time.monotonic()
+        if what.messages:
+            rate = what.messages / max(0.001, self._since_s - before_s)
+            lag = f", {sum(what.lag.values()):,} left" if what.lag else ""
+            behind = f", {what.behind_ms / 1000:,.1f} s behind"
+            counts = f"{units.of(what.messages, 'message')}, {units.of(what.errors, 'error')}"
+            self._session.note(f"{self.name}: {counts}, {rate:,.0f}/s{lag}{behind}")
+
+    def run(self, sources: Sources, stop: Callable[[], bool], every: float, *, once: bool) -> None:
+        """Run until `stop` says so, or it has nothing to do, or fails for good."""
+        try:
+            sources.run(self.name, stop=stop, told=self.told, interval_s=every, until_idle=once)
+        except (PersistError, OSError) as error:
+            self.error = error
+
+    @property
+    def counted(self) -> str:
+        """What came of it so far."""
+        return f"{self.name}: {units.of(self.messages, 'message')}, {units.of(self.errors, 'error')}"
+
+    @property
+    def exit_code(self) -> int:
+        """0 where it ended as it was told to, 1 where another attempt may help, 3 for damage, and 4 for all else."""
+        if self.error is None:
+            return 0
+        if isinstance(self.error, Damage):
+            return 3
+        return 1 if isinstance(self.error, (Determinate, Indeterminate, OSError)) else ENDED
+
+
+def ingest(
+    session: Session,
+    names: Collections,
+    every: Annotated[
+        float, typer.Option("--every", min=0.01, metavar="SECONDS", help="How often to look for what is new.")
+    ] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="End when nothing new is there.")] = False,
+) -> None:
+    """Run an instance of each source until Ctrl-C or a SIGTERM, or with --once until all that is there is durable.
+
+    Any number may run, anywhere; all of them make the same collections. One that is killed loses nothing. What may pass
+    is waited for. Where one ends by itself the others continue, and the exit code at the end is: 1 where to start it
+    again may help, 4 where it does not (messages are gone or have changed, too many are bad, it was dropped).
+
+    \b
+    persist ingest orders
+    persist ingest orders bills --once
+    """
+    if len(set(names)) < len(names):
+        raise InvalidUsage(f"each source once: got {' '.join(names)}")
+    stopped: list[int] = []
+    with session.sources() as sources:
+        for name in names:
+            sources.find(name)  # raises NotFound, before anything begins
+        instances = [_Instance(session, name) for name in names]
+        with _signals(stopped):
+            session.note(f"{', '.join(names)}: at work; Ctrl-C or a SIGTERM ends it after the step that it is at")
+            _run(sources, instances, lambda: bool(stopped), every, once=once)
+        found = {}
+        for one in instances:
+            if one.error is None or one.exit_code == ENDED:
+                found[one.name] = _found(sources, one)
+    said, value = [], []
+    for one in instances:
+        text, shown = found.get(one.name, (one.counted, {"source": one.name}))
+        said.append(text)
+        value.append({"messages": one.messages, "errors": one.errors, **shown})
+    if all(one.error is None for one in instances):
+        session.answer(value[0] if len(value) == 1 else {"sources": value}, *said)
+        return
+    for one in instances:
+        if one.error is not None:
+            error = one.error
+            session.complain(session.at_a_shell(error) if isinstance(error, PersistError) else error, f"{one.name}: ")
+    raise typer.Exit(max(one.exit_code for one in instances))
+
+
+def _run(
+    sources: Sources, instances: Sequence[_Instance], is_stopped: Callable[[], bool], every: float, *, once: bool
+) -> None:  # fmt: skip
+    """Run one instance here, or each of several in a thread. SUBTLE: signals come to this thread only."""
+    if len(instances) == 1:
+        instances[0].run(sources, is_stopped, every, once=once)
+        return
+
+    def run(one: _Instance) -> None:
+        own = sources.controller.sources()
+        try:
+            one.run(own, is_stopped, every, once=once)
+        finally:
+            own.close()
+
+    threads = [threading.Thread(target=run, args=[one], name=f"ingest {one.name}", daemon=True) for one in instances]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        for thread in threads:
+            thread.join(LOOK_S)
+
+
+@contextmanager
+def _signals(stopped: list[int]) -> Iterator[None]:
+    """Note the first SIGINT or SIGTERM; the second one does not wait for the step."""
+
+    def stop(number: int, _frame: FrameType | None) -> None:
+        stopped.append(number)
+        signal.signal(number, signal.default_int_handler)
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _found(sources: Sources, one: _Instance) -> tuple[str, dict[str, Any]]:
+    """What came of an instance and how far its source is, in words and as JSON."""
+    try:
+        found = sources.show(one.name)
+    except PersistError:
+        return one.counted, {"source": one.name}
+    if one.messages == 0 and found.state == "paused":
+        return f"{one.name} is paused: persist source resume {one.name}", value_of(found)
+    return f"{one.counted}, durable up to {up_to(found)}", value_of(found)

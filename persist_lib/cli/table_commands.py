@@ -10,10 +10,10 @@ import typer
 
 from persist_lib.cli import shared_options as opt
 from persist_lib.cli import units
-from persist_lib.cli.collection_commands import description_value, renditions_table, retention_text, state_text
 from persist_lib.cli.hold_commands import kept_text
 from persist_lib.cli.json_values import clock, jsonable, messages
 from persist_lib.cli.render import labelled, plain_table
+from persist_lib.cli.rendition_commands import description_value, renditions_table, retention_text, state_text
 from persist_lib.cli.row_reads import table_of
 from persist_lib.cli.schema_commands import Declared, make_shard, schema_value
 from persist_lib.cli.session import Session

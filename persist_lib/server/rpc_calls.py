@@ -36,9 +36,8 @@ from persist_lib.location.commands import Answered, Proposed
 from persist_lib.location.wrap.deadline import within
 from persist_lib.maintain.survey import Survey, Surveyor
 from persist_lib.runtime.ambient import Runtime
-from persist_lib.server.access import Access, Caller, Load, anybody
+from persist_lib.server.access import FRESH_S, Access, Caller, Load, TableNames, anybody
 from persist_lib.server.metrics import Measures, outcome_of
-from persist_lib.server.table_names import FRESH_S, TableNames
 from persist_lib.shard.funnels import Funnels, ask
 from persist_lib.shard.requests import Request
 

@@ -26,13 +26,12 @@ from persist_lib.format.push_messages import FOLLOW
 from persist_lib.location.rpc.credentials import is_loopback
 from persist_lib.location.rpc.grpc_forks import CORE
 from persist_lib.location.wrap.deadline import within
-from persist_lib.server.access import Access, Certificates
+from persist_lib.server.access import Access, Certificates, TableNames
 from persist_lib.server.log_watch import Announcing, Watching
 from persist_lib.server.metrics import CONTENT_TYPE, Measures, figures
 from persist_lib.server.probes import LOOK_S, Page, Pages, Readiness
 from persist_lib.server.row_push import Following, Pushing
 from persist_lib.server.rpc_calls import Calls, Looks
-from persist_lib.server.table_names import TableNames
 from persist_lib.shard.funnels import Funnels
 
 log = logging.getLogger("persist.server")

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from persist_lib.catalog.changes import integer_times, updates_between
+from persist_lib.catalog.answers import integer_times, updates_between
 from persist_lib.catalog.names import HOLD as COLLECTION
 from persist_lib.catalog.names import parse_collection_name, rendition_shard
 from persist_lib.catalog.reader import RenditionReader

@@ -18,9 +18,9 @@ import numpy as np
 import pyarrow as pa
 
 from persist_lib.arguments import parse_integer
+from persist_lib.catalog.answers import CollectionSplit
 from persist_lib.catalog.multi_append import append_staged, open_stage
-from persist_lib.catalog.splits import CollectionSplit
-from persist_lib.catalog.staged import CollectionStage, CollectionStaged, CollectionTicket
+from persist_lib.catalog.staging import CollectionStage, CollectionStaged, CollectionTicket
 from persist_lib.client import Client
 from persist_lib.client import open as open_client
 from persist_lib.config import Config

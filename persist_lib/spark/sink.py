@@ -25,7 +25,7 @@ from pyspark.sql.types import StructType
 
 from persist_lib import errors
 from persist_lib.arguments import shown
-from persist_lib.catalog.staged import CollectionStage
+from persist_lib.catalog.staging import CollectionStage
 from persist_lib.errors import Damage, DiffOverflow, InvalidUsage, PersistError, Refused
 from persist_lib.relation.stage import LEASE_S, Stage
 from persist_lib.spark.timeline_rows import RowsTicket

@@ -26,7 +26,7 @@ from persist_lib.arguments import did_you_mean, shown
 from persist_lib.catalog import CollectionWriter, Controller
 from persist_lib.catalog.records import CollectionRecord
 from persist_lib.catalog.schema_compat import is_additive
-from persist_lib.catalog.staged import CollectionStaged, CollectionTicket
+from persist_lib.catalog.staging import CollectionStaged, CollectionTicket
 from persist_lib.catalog.writer import fetch_schema
 from persist_lib.catalog.writing import Written
 from persist_lib.client import Client

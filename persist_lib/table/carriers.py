@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from persist_lib.catalog.collection_arguments import parse_hold, parse_retention
-from persist_lib.catalog.copying import HOLDS
+from persist_lib.catalog.copies import HOLDS
 from persist_lib.catalog.deleted_keys import no_carrier, parse_span
 from persist_lib.catalog.names import HOLD, rendition_shard
 from persist_lib.catalog.reader import inner_of

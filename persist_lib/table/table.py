@@ -26,8 +26,7 @@ from persist_lib.relation.statements import Apply, Change, Delete, Done, Update,
 from persist_lib.runtime.resource import Resource
 from persist_lib.schema.schema import Schema, check_schema, with_times
 from persist_lib.table.carrier import Carrier, Make, TableDescription
-from persist_lib.table.continuing import Continuing
-from persist_lib.table.history import counted_by_time, kept_changes
+from persist_lib.table.following import Continuing, counted_by_time, kept_changes
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import pyarrow as pa
 
-from persist_lib.catalog.changes import updates_between
+from persist_lib.catalog.answers import updates_between
 from persist_lib.errors import LeaseExpired, PersistError
 from persist_lib.frontier import Antichain, at
 from persist_lib.kernel.columns import at_time

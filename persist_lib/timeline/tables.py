@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeVar, Unpack, get_args
 import pyarrow.compute as pc
 
 from persist_lib.arguments import not_pickled, parse_flag, parse_seconds, parse_text, shown
-from persist_lib.catalog.changes import integer_times
+from persist_lib.catalog.answers import integer_times
 from persist_lib.catalog.collection_arguments import Retention
 from persist_lib.catalog.command_log import Acting
 from persist_lib.catalog.controller import create_table
@@ -30,13 +30,12 @@ from persist_lib.relation.statements import Change, Delete, Done, Insert, Statem
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.runtime.resource import Resource
 from persist_lib.schema.schema import Schema, check_schema, comes_before, with_times
-from persist_lib.timeline.lag import Lag, fetch_lag
 from persist_lib.timeline.table_listen import TableListen
 from persist_lib.timeline.table_snapshot import TableSnapshot
 from persist_lib.timeline.timeline import AsOf, Line
 from persist_lib.timeline.timelines import Timelines, line_of
 from persist_lib.timeline.transaction import Transaction, run
-from persist_lib.timeline.wal_apply import Applied, apply
+from persist_lib.timeline.wal_apply import Applied, Lag, apply, fetch_lag
 from persist_lib.timeline.wal_timeline import WalLine
 from persist_lib.timeline.wal_truncation import tidy
 from persist_lib.times import TimeLike, Times

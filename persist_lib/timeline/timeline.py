@@ -15,11 +15,11 @@ from typing import NamedTuple, TypeVar
 
 import pyarrow as pa
 
+from persist_lib.catalog.answers import view_of
 from persist_lib.catalog.catalog import Catalog
 from persist_lib.catalog.effects import settle
 from persist_lib.catalog.records import CollectionRecord, TimelineRecord
 from persist_lib.catalog.renditions import Span
-from persist_lib.catalog.snapshot import view_of
 from persist_lib.client import Client
 from persist_lib.core.state import Outcome
 from persist_lib.errors import (

@@ -15,7 +15,7 @@ import pytest
 
 import persist_lib as persist
 from persist_lib.catalog import Controller
-from persist_lib.catalog.staged import CollectionStaged
+from persist_lib.catalog.staging import CollectionStaged
 from persist_lib.location.wrap.around import Operation
 from persist_lib.testing import Fate, Outcome
 from tests import circles

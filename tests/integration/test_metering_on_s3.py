@@ -16,8 +16,8 @@ import persist_lib as persist
 from persist_lib.config import MIB
 from persist_lib.core.cost import Cost
 from persist_lib.location import open_location
+from persist_lib.location.open import metered, wrap
 from persist_lib.location.s3.objects import PIECE
-from persist_lib.location.stack import metered, wrap
 from persist_lib.location.wrap.metering import Meter
 from persist_lib.location.wrap.spending import Spending
 from persist_lib.runtime.ambient import Runtime

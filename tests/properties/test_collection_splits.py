@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import persist_lib as persist
+from persist_lib.catalog.answers import CollectionSplit
 from persist_lib.catalog.reader import inner_of
-from persist_lib.catalog.splits import CollectionSplit
 from tests.properties.kernel_updates import Row, build, read, schemas, totals, updates_of
 from tests.worlds import SMALL, World
 

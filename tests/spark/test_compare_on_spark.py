@@ -17,7 +17,7 @@ import pytest
 import persist_lib as persist
 from jobs.compare import compare, main
 from jobs.engine import SparkEngine
-from persist_lib.catalog import Controller, changes
+from persist_lib.catalog import Controller, answers
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 ROOT = Path(__file__).parent.parent.parent
@@ -64,7 +64,7 @@ def test_on_spark_it_is_what_the_library_finds_and_is_kept(
             controller.copy_rendition("orders", new, transform=corrected, to_end=True)
             with controller.open_writer("orders") as write:
                 write.upsert([{"id": 5, "name": "five", "cents": 5}])
-            monkeypatch.setattr(changes, "difference", None)  # so that nothing can be merged
+            monkeypatch.setattr(answers, "difference", None)  # so that nothing can be merged
             tables = [event.table for event in heard.poll() if isinstance(event, persist.Updates)]
         before, after = (reader.snapshot(time, diff=True).to_arrow().drop_columns(["_diff"]) for time in (0, 1))
         rows = {tuple(row.values()): 1 for row in before.to_pylist()}

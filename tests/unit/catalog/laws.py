@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 import persist_lib as persist
-from persist_lib.catalog import changes, committing, effects, listen, maintenance, writer
+from persist_lib.catalog import answers, committing, effects, maintenance, writer
 from persist_lib.catalog.catalog import setting
 from persist_lib.catalog.controller import Controller
 from persist_lib.catalog.difference_cache import difference
@@ -94,8 +94,7 @@ def diff_at_th(patch: pytest.MonkeyPatch) -> None:
             ]
             yield from difference(reader.schema, sides[0], sides[1], time, reader.client.config.merge_bytes)
 
-    patch.setattr(changes, "handed_over", handed_over)
-    patch.setattr(listen, "handed_over", handed_over)
+    patch.setattr(answers, "handed_over", handed_over)
 
 
 def asking_for_a_time_far_ahead_puts_no_handover_off(world: World) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 import persist_lib as persist
 from jobs.compare import compare
-from persist_lib.catalog import Controller, changes, difference_cache
+from persist_lib.catalog import Controller, answers, difference_cache
 from persist_lib.catalog.compare_task import run
 from persist_lib.catalog.difference_cache import difference
 from persist_lib.testing import contents_of
@@ -80,7 +80,7 @@ class Merged:
             self.times += 1
             return inner(*given)
 
-        monkeypatch.setattr(changes, "difference", counted)
+        monkeypatch.setattr(answers, "difference", counted)
 
 
 @pytest.mark.parametrize("is_after", [False, True])

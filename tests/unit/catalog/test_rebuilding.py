@@ -15,7 +15,7 @@ import pytest
 
 import persist_lib as persist
 from persist_lib.catalog import Controller, partition_rows
-from persist_lib.catalog.rebuilding import Copy, Work, load_transform, run
+from persist_lib.catalog.copies import Copy, Work, load_transform, run
 
 SCHEMA = persist.Schema(key={"id": "int64 not null"}, value={"name": "string", "cents": "int64"})
 DOLLARS = persist.Schema(key={"id": "int64 not null"}, value={"name": "string", "dollars": "double"})

@@ -16,7 +16,7 @@ import pytest
 
 import persist_lib as persist
 from persist_lib.catalog import Controller
-from persist_lib.catalog.staged import CollectionStaged
+from persist_lib.catalog.staging import CollectionStaged
 from persist_lib.format.paths import blob_key
 from persist_lib.testing import contents_of
 from tests.renditions import Told, create, handed, write

@@ -24,9 +24,8 @@ from hypothesis import strategies as st
 import persist_lib as persist
 from persist_lib import events, pending_area, streams
 from persist_lib.catalog import CollectionReader, CollectionWriter
+from persist_lib.catalog.answers import CollectionListen, CollectionSnapshot
 from persist_lib.catalog.controller import Controller
-from persist_lib.catalog.listen import CollectionListen
-from persist_lib.catalog.snapshot import CollectionSnapshot
 from persist_lib.maintain import Worker
 from persist_lib.relation.listen import Updates
 from persist_lib.testing import Outcome

@@ -1,14 +1,17 @@
-"""When something was written to a table, and how much."""
+"""Listening to a table while it is promoted; when something was written to it, and how much."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
-from persist_lib.errors import SinceViolation
+from persist_lib.errors import MemberOf, SinceViolation
+from persist_lib.frontier import MAX_TIME
 from persist_lib.kernel.columns import integers
+from persist_lib.relation.listen import Event, Listener
 from persist_lib.schema.schema import DIFF, TIME
 
 if TYPE_CHECKING:
@@ -44,3 +47,46 @@ def counted_by_time(changes: Changes, limit: int) -> pa.Table:
     columns = [pa.array(newest, pa.int64()).cast(changes.schema.field(TIME).type)]
     columns += [pa.array([counts[time][place] for time in newest], pa.int64()) for place in (0, 1)]
     return pa.table(columns, names=[TIME, "added", "retracted"])
+
+
+T = TypeVar("T")
+
+
+class Continuing(Listener):
+    """A listener of a table, and then of what it was promoted to. Each update comes once.
+
+    `listen` listens to the table after a time, on what carries it by then. History from there on is kept: by the lease
+    of the first listener, and by the hold that the collection has for such readers.
+    """
+
+    def __init__(self, first: Listener, listen: Callable[[int], Listener]) -> None:
+        self._now, self._listen = first, listen
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._now, name)
+
+    def __next__(self) -> Event:
+        return self._try(next)
+
+    def poll(self) -> list[Event]:
+        return self._try(lambda listener: listener.poll())
+
+    def close(self) -> None:
+        self._now.close()
+
+    def _fetch(self) -> Iterator[None]:
+        raise AssertionError("it is asked for nothing: the listener of now is")
+
+    def _pause(self) -> None:
+        self._fetch()
+
+    def _try(self, call: Callable[[Listener], T]) -> T:
+        try:
+            return call(self._now)
+        except MemberOf:
+            # SUBTLE: what was delivered ends with a progress, as the next step begins with a look at the shard.
+            time = self._now.frontier.time
+            following = self._listen(MAX_TIME if time is None else time - 1)
+        former, self._now = self._now, following
+        former.close()
+        return call(self._now)
