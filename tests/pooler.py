@@ -16,8 +16,8 @@ import select
 import socket
 import struct
 import threading
-from types import TracebackType
-from typing import Self
+
+from tests.loopback import Loopback, hang_up, without_delay
 
 CHUNK = 1 << 16
 SSL, GSS, CANCEL = 80877103, 80877104, 80877102
@@ -41,7 +41,7 @@ class _Line:
     def __init__(self, end: socket.socket) -> None:
         self.end = end
         self._data = bytearray()
-        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        without_delay(end)
 
     def exactly(self, size: int) -> bytes:
         while len(self._data) < size:
@@ -73,9 +73,7 @@ class _Line:
         return head[:1], head + self.exactly(size - 4)
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):
-            self.end.shutdown(socket.SHUT_RDWR)
-        self.end.close()
+        hang_up([self.end])
 
 
 class _Server(_Line):
@@ -103,7 +101,7 @@ class _Server(_Line):
                 return told
 
 
-class Pooler:
+class Pooler(Loopback):
     """Forwards a port of its own to `target`, through at most `most` connections. Counts `transactions`, and those that
     `moved`: went to another server connection than the one before them of the same client."""
 
@@ -118,25 +116,16 @@ class Pooler:
         self._made = 0
         self._gate = threading.Condition()
         self._lines: list[_Line] = []
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = int(self._listener.getsockname()[1])
-        threading.Thread(target=self._accept, daemon=True).start()
+        super().__init__()
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                end, _ = self._listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._client, args=(_Line(end),), daemon=True).start()
-
-    def _client(self, client: _Line) -> None:
-        self._lines.append(client)
+    def connected(self, client: socket.socket) -> None:
+        line = _Line(client)
+        self._lines.append(line)
         with contextlib.suppress(OSError, Gone):
-            who = self._greet(client)
+            who = self._greet(line)
             if who is not None:
-                self._forward(client, who)
-        client.close()
+                self._forward(line, who)
+        line.close()
 
     def _greet(self, client: _Line) -> tuple[bytes, bytes] | None:
         while True:
@@ -239,16 +228,6 @@ class Pooler:
                         return False
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
+        super().close()
         for line in self._lines:
             line.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

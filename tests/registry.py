@@ -6,10 +6,12 @@ import base64
 import json
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
-from typing import Any, Self
+from typing import Any
+
+from persist_lib.runtime.resource import Resource
 
 
-class RegistryServer:
+class RegistryServer(Resource):
     """Schemas by id, and by subject and version. What it says can be changed, as it should not be."""
 
     def __init__(self, login: str = "") -> None:
@@ -58,9 +60,3 @@ class RegistryServer:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

@@ -10,13 +10,13 @@ import ssl
 import struct
 import threading
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+
+from tests.loopback import Loopback
 
 SSL_REQUEST = struct.pack(">II", 8, 80877103)
 CHUNK = 1 << 16
@@ -71,7 +71,7 @@ class Authority:
         return chain, secret
 
 
-class Front:
+class Front(Loopback):
     """Ends TLS on a port of its own and passes the rest on to `target`. `is_postgres`: TLS begins when asked for."""
 
     def __init__(self, target: int, certificate: tuple[Path, Path], *, is_postgres: bool = False) -> None:
@@ -80,20 +80,10 @@ class Front:
         self._context.load_cert_chain(*certificate)
         self._ends: list[socket.socket] = []
         self.secured = 0
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = int(self._listener.getsockname()[1])
-        threading.Thread(target=self._accept, daemon=True).start()
+        super().__init__()
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                client, _ = self._listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._serve, args=(client,), daemon=True).start()
-
-    def _serve(self, client: socket.socket) -> None:
-        with contextlib.suppress(OSError), client:
+    def connected(self, client: socket.socket) -> None:
+        with client:
             if self._is_postgres:
                 if client.recv(8, socket.MSG_WAITALL) != SSL_REQUEST:
                     return
@@ -108,20 +98,10 @@ class Front:
                     back.join()
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
+        super().close()
         for end in self._ends:
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _pump(source: socket.socket, sink: socket.socket) -> None:

@@ -16,8 +16,9 @@ import contextlib
 import socket
 import threading
 from enum import Enum
-from types import TracebackType
-from typing import NamedTuple, Self
+from typing import NamedTuple
+
+from tests.loopback import Loopback, without_delay
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, RST_STREAM = 0, 1, 3
@@ -103,45 +104,28 @@ class Frames:
         return Frame(header[3], stream, header + self.read(int.from_bytes(header[:3], "big")))
 
 
-class CallProxy:
+class CallProxy(Loopback):
     """Forwards a port of its own to `target`, whose calls break as the plan says."""
 
     def __init__(self, target: int, plan: Plan) -> None:
         self._target, self.plan = target, plan
         self._links: list[_Link] = []
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = int(self._listener.getsockname()[1])
-        threading.Thread(target=self._accept, daemon=True).start()
+        super().__init__()
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                client, _ = self._listener.accept()
-            except OSError:
-                return
-            if self.plan.refuses():
-                client.close()
-                continue
-            server = socket.create_connection(("127.0.0.1", self._target))
-            for end in (client, server):
-                end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._links.append(_Link(self.plan, client, server))
-            self._links[-1].start()
+    def connected(self, client: socket.socket) -> None:
+        if self.plan.refuses():
+            client.close()
+            return
+        server = socket.create_connection(("127.0.0.1", self._target))
+        without_delay(client, server)
+        link = _Link(self.plan, client, server)
+        self._links.append(link)
+        link.start()
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
+        super().close()
         for link in self._links:
             link.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class _Link:

@@ -14,8 +14,8 @@ import socket
 import threading
 import time
 from enum import Enum
-from types import TracebackType
-from typing import Self
+
+from tests.loopback import Loopback, hang_up, without_delay
 
 CHUNK = 1 << 16
 
@@ -32,7 +32,7 @@ class Fault(Enum):
     BLACK_HOLE_REPLY = "the server acts on it, and nothing comes back"
 
 
-class Proxy:
+class Proxy(Loopback):
     """Forwards a port of its own to `target`. Since the last `at`: `requests`, and `struck`, how many of them broke.
 
     `target` may be changed for connections to come. Without one, each is closed at once.
@@ -49,10 +49,7 @@ class Proxy:
         self.struck = 0
         self.replied = 0
         self._links: list[_Link] = []
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = int(self._listener.getsockname()[1])
-        self._thread = threading.Thread(target=self._accept, daemon=True)
-        self._thread.start()
+        super().__init__()
 
     def at(self, index: int, fault: Fault | None, *, keep_bytes: int | None = None) -> None:
         """Break the `index`-th request from now on (from 1). `keep_bytes`: how much HALF_REPLY lets pass."""
@@ -73,24 +70,18 @@ class Proxy:
     def delay_s(self) -> float:
         return self._delay_s
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                client, _ = self._listener.accept()
-            except OSError:
-                return
-            try:
-                if (target := self.target) is None:
-                    raise ConnectionRefusedError
-                server = socket.create_connection(("127.0.0.1", target))
-            except OSError:
-                client.close()
-                continue
-            for end in (client, server):
-                end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            link = _Link(self, client, server)
-            self._links.append(link)
-            link.start()
+    def connected(self, client: socket.socket) -> None:
+        try:
+            if (target := self.target) is None:
+                raise ConnectionRefusedError
+            server = socket.create_connection(("127.0.0.1", target))
+        except OSError:
+            client.close()
+            return
+        without_delay(client, server)
+        link = _Link(self, client, server)
+        self._links.append(link)
+        link.start()
 
     def cut(self) -> None:
         """Close every connection there is now."""
@@ -99,18 +90,8 @@ class Proxy:
             link.close()
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
+        super().close()
         self.cut()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class _Link:
@@ -171,7 +152,4 @@ class _Link:
             self._client.sendall(data)
 
     def close(self) -> None:
-        for end in (self._client, self._server):
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-            end.close()
+        hang_up((self._client, self._server))

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from types import TracebackType
-from typing import Self
 
 from persist_lib.format import wire
+from persist_lib.runtime.resource import Resource
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, RST, SETTINGS, PING, GOAWAY = 0, 1, 3, 4, 6, 7
@@ -33,7 +32,7 @@ def headers(call: str, **more: str) -> bytes:
     return b"".join(_literal(name, value) for name, value in told.items())
 
 
-class Connection:
+class Connection(Resource):
     """One connection. Nothing is sent that is not said."""
 
     def __init__(self, port: int, *, begins: bool = True) -> None:
@@ -91,11 +90,3 @@ class Connection:
             self._read += more
         found, self._read = self._read[:count], self._read[count:]
         return found
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

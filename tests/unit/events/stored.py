@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import Any, Self
+from typing import Any
 
 from persist_lib.errors import Fenced, NotFound, NotSent
 from persist_lib.events.api import Event
+from persist_lib.runtime.resource import Resource
 
 
-class MemoryStore:
+class MemoryStore(Resource):
     """`hold` keeps writes from being acknowledged until `let` is called; `failures` are raised by the next writes."""
 
     def __init__(self, name: str = "memory") -> None:
@@ -57,14 +58,8 @@ class MemoryStore:
     def close(self) -> None:
         pass
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-class MemoryWriter:
+class MemoryWriter(Resource):
     def __init__(self, store: MemoryStore) -> None:
         self.store, self.epoch = store, store.epoch
         self.last = self.accepted = len(store.events)
@@ -128,14 +123,8 @@ class MemoryWriter:
     def close(self, timeout: float | None = None) -> None:
         self.is_closed = True
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-class MemoryReader:
+class MemoryReader(Resource):
     def __init__(self, store: MemoryStore) -> None:
         self.store = store
         self.last = len(store.events)
@@ -164,9 +153,3 @@ class MemoryReader:
 
     def close(self) -> None:
         pass
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

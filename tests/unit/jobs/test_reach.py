@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -14,6 +13,7 @@ from jobs import session
 from jobs.reach import STREAM_FAILURE, SparkUnreachable, check_master, check_remote
 from jobs.session import SparkSettings, build_session
 from persist_lib.testing.servers import free_port
+from tests.loopback import Loopback
 
 
 @pytest.fixture(autouse=True)
@@ -60,13 +60,13 @@ def test_an_unknown_host_is_told(scheme: str) -> None:
 
 
 def test_the_port_of_a_web_page_is_told() -> None:
-    with answering(b"HTTP/1.1 400 Bad Request\r\n\r\n") as port:
-        assert "as a web page does" in told(SparkSettings(master=f"spark://127.0.0.1:{port}"))
+    with Answering(b"HTTP/1.1 400 Bad Request\r\n\r\n") as server:
+        assert "as a web page does" in told(SparkSettings(master=f"spark://127.0.0.1:{server.port}"))
 
 
 def test_one_master_of_a_list_that_answers_is_enough(silent: int) -> None:
-    with answering(bytes(8) + bytes([STREAM_FAILURE])) as port:
-        check_master(f"spark://127.0.0.1:{silent},127.0.0.1:{port}")
+    with Answering(bytes(8) + bytes([STREAM_FAILURE])) as server:
+        check_master(f"spark://127.0.0.1:{silent},127.0.0.1:{server.port}")
     with pytest.raises(SparkUnreachable) as raised:
         check_master(f"spark://127.0.0.1:{silent},127.0.0.1:{free_port()},nowhere")
     said = raised.value.message
@@ -76,8 +76,8 @@ def test_one_master_of_a_list_that_answers_is_enough(silent: int) -> None:
 
 
 def test_a_connect_server_answers_the_start_of_a_connection() -> None:
-    with answering(bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])) as port:
-        check_remote(f"sc://127.0.0.1:{port}/;user_id=me")
+    with Answering(bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])) as server:
+        check_remote(f"sc://127.0.0.1:{server.port}/;user_id=me")
 
 
 def test_masters_that_are_no_server_are_not_asked() -> None:
@@ -85,26 +85,14 @@ def test_masters_that_are_no_server_are_not_asked() -> None:
     check_master("yarn")
 
 
-class answering:  # noqa: N801 - used as a function
+class Answering(Loopback):
     """A server that answers the first bytes of each connection."""
 
     def __init__(self, answer: bytes) -> None:
-        self._server, self._answer = socket.create_server(("127.0.0.1", 0)), answer
-        threading.Thread(target=self._serve, daemon=True).start()
+        self._answer = answer
+        super().__init__()
 
-    def _serve(self) -> None:
-        while True:
-            try:
-                connection, _ = self._server.accept()
-            except OSError:
-                return
-            with connection:
-                connection.recv(1024)
-                connection.sendall(self._answer)
-
-    def __enter__(self) -> int:
-        port: int = self._server.getsockname()[1]
-        return port
-
-    def __exit__(self, *_: object) -> None:
-        self._server.close()
+    def connected(self, client: socket.socket) -> None:
+        with client:
+            client.recv(1024)
+            client.sendall(self._answer)

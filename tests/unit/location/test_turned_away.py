@@ -10,7 +10,6 @@ import logging
 import pickle
 import socket
 import struct
-import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +28,7 @@ from persist_lib.location.postgres.consensus import PostgresConsensus
 from persist_lib.location.wrap.around import AroundConsensus, Operation, T
 from persist_lib.testing.servers import CREDENTIALS, PostgresServer, S3Server
 from tests.conformance.stores import CONSENSUSES
+from tests.loopback import Loopback
 from tests.tls import Authority
 from tests.unit.core.core_shard import Store, always
 from tests.worlds import SCHEMA, row
@@ -123,7 +123,7 @@ GERMAN = "Passwort-Authentifizierung für Benutzer »x« fehlgeschlagen"
 Place = str | tuple[str, str] | None
 
 
-class Speaker:
+class Speaker(Loopback):
     """A server that answers each login with one error, by its SQLSTATE and text; without any, it hangs up.
 
     `tls` is what it says to who asks for TLS. It cannot continue after "S".
@@ -131,16 +131,11 @@ class Speaker:
 
     def __init__(self, error: Place, tls: bytes = b"N") -> None:
         self._error, self._tls, self.logins = error, tls, 0
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = int(self._listener.getsockname()[1])
-        threading.Thread(target=self._accept, daemon=True).start()
+        super().__init__()
 
-    def _accept(self) -> None:
-        with suppress(OSError):
-            while True:
-                client, _ = self._listener.accept()
-                with suppress(OSError, struct.error), client:
-                    self._answer(client)
+    def connected(self, client: socket.socket) -> None:
+        with suppress(struct.error), client:
+            self._answer(client)
 
     def _answer(self, client: socket.socket) -> None:
         while (size := struct.unpack(">I", client.recv(4, socket.MSG_WAITALL))[0]) == 8:  # asks for TLS, or for GSS
@@ -154,11 +149,6 @@ class Speaker:
             code, text = self._error
             told = b"".join(f"{field}\0".encode() for field in ("SFATAL", f"C{code}", f"M{text}")) + b"\0"
             client.sendall(b"E" + struct.pack(">I", len(told) + 4) + told)
-
-    def close(self) -> None:
-        with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
 
 
 def fails(said: Sequence[Place], *, host: str = "127.0.0.1", mode: str = "prefer", tls: bytes = b"N") -> PersistError:
