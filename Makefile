@@ -126,11 +126,11 @@ kafka: $(PROJECT) ## two instances of a source of topics paused and killed at ra
 
 pending: $(PROJECT) ## a pending area with BATCHES=100000 batches of WRITERS=1000 writers, DEVICES=100 edge writers on S3, and KILLS=50 of processes
 	PERSIST_PENDING_BATCHES=$(or $(BATCHES),100000) PERSIST_PENDING_WRITERS=$(or $(WRITERS),1000) $(PYTEST) -s -n 0 --timeout=0 tests/integration/test_pending_at_size.py
-	PERSIST_PENDING_DEVICES=$(or $(DEVICES),100) $(PYTEST) -s -n 0 --timeout=0 tests/integration/test_pending_on_s3.py -k devices
+	PERSIST_PENDING_DEVICES=$(or $(DEVICES),100) $(PYTEST) -s -n 0 --timeout=0 tests/integration/test_pending_at_size.py -k devices
 	PERSIST_PENDING_KILLS=$(or $(KILLS),50) PERSIST_SEED=fresh $(PYTEST) -s -n 0 --timeout=0 tests/torture/test_pending_areas.py
 
 events: $(PROJECT) ## event logs on every store: all limits, each record damaged, each step of a writer interrupted by its successor
-	PERSIST_EVENTS=all PERSIST_FAULTS=all $(PYTEST) -n 0 --timeout=0 tests/unit/events tests/conformance/test_event_stores.py tests/faults/test_event_stores.py tests/faults/test_events_on_a_full_disk.py
+	PERSIST_EVENTS=all PERSIST_FAULTS=all $(PYTEST) -n 0 --timeout=0 tests/unit/events tests/conformance/test_event_stores.py tests/faults/test_event_stores.py tests/faults/test_full_disk.py
 
 powercut: $(PROJECT) ## disks as power cuts leave them, CUTS=5000 of them
 	PERSIST_POWER_CUTS=$(or $(CUTS),5000) $(PYTEST) -n 2 --timeout=0 tests/powercut

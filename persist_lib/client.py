@@ -24,7 +24,8 @@ from persist_lib.core.plan.compaction import Policy
 from persist_lib.errors import InvalidUsage, PersistError
 from persist_lib.ids import CATALOG, ShardId
 from persist_lib.location import Location
-from persist_lib.location.open import Place, open_stack, scheme_of, wrap
+from persist_lib.location.open import Place, scheme_of
+from persist_lib.location.stack import open_stack, wrap
 from persist_lib.location.wrap.metering import Metrics
 from persist_lib.maintain import Survey, Surveyor
 from persist_lib.maintain.compaction import Engine

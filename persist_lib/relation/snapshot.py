@@ -26,7 +26,7 @@ from persist_lib.frontier import MAX_TIME
 from persist_lib.ids import ShardId
 from persist_lib.kernel.multiplicity import built, repeated
 from persist_lib.location.api import Blob
-from persist_lib.location.open import open_stack
+from persist_lib.location.stack import open_stack
 from persist_lib.location.wrap.spending import Spending
 from persist_lib.relation import projection
 from persist_lib.relation.conversions import Rows

@@ -35,7 +35,7 @@ from persist_lib.errors import InvalidUsage, LeaseExpired
 from persist_lib.frontier import Antichain
 from persist_lib.ids import ShardId, WriterId
 from persist_lib.kernel.consolidate import I64_MAX
-from persist_lib.location.open import open_stack
+from persist_lib.location.stack import open_stack
 from persist_lib.location.wrap.spending import Spending
 from persist_lib.relation.registration import Lent, lease_ended
 from persist_lib.runtime.ambient import Runtime

@@ -20,7 +20,7 @@ import sys
 from persist_lib.config import Config
 from persist_lib.errors import PersistError
 from persist_lib.ids import ShardId
-from persist_lib.location.open import Stack, open_stack
+from persist_lib.location.stack import Stack, open_stack
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.shard.commit import Machine
 from persist_lib.shard.leases import RESCUE_BELOW, renew

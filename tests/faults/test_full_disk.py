@@ -1,4 +1,7 @@
-"""A location on a file system that is really full: small, in memory, and mounted for the test."""
+"""A location on a file system that is really full: small, in memory, and mounted for the test.
+
+Event logs on a file system that is really full: what was acknowledged stays, and more room helps.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,9 @@ from typing import cast
 import pytest
 
 import persist_lib as persist
-from persist_lib.errors import DiskFull
+from persist_lib.errors import DiskFull, Indeterminate, NotSent
 from persist_lib.testing import check_world
+from tests.eventlogs import contents, store_of
 from tests.worlds import SCHEMA, row
 
 
@@ -59,3 +63,33 @@ def test_appends_to_a_full_disk_fail_at_once_and_go_on_when_there_is_room(small_
         check_world(client, "s")
         temporary = [path for path in (small_disk / "data/blob/.tmp").rglob("*") if path.is_file()]
         assert {path.name for path in temporary} <= {"lock"}
+
+
+__all__ = ["small_disk"]
+
+
+@pytest.mark.parametrize("kind", ["disk", "sqlt", "lmdb", "rock"])
+def test_a_full_disk_loses_nothing_that_was_acknowledged(kind: str, small_disk: Path) -> None:
+    store = store_of(kind, small_disk)
+    acknowledged: list[bytes] = []
+    with store.writer() as writer:
+        writer.write(1, b"one").result(60)
+        acknowledged.append(b"one")
+        failure: BaseException | None = None
+        while failure is None:
+            payload = os.urandom(100_000)
+            future = writer.write(writer.accepted + 1, payload)
+            if (failure := future.exception(60)) is None:
+                acknowledged.append(payload)
+        # LMDB says that there was no room, or that a write was short; RocksDB does not say what it wrote.
+        assert isinstance(failure, DiskFull if kind in ("disk", "sqlt") else (DiskFull, Indeterminate)), failure
+        with pytest.raises(NotSent, match="earlier write failed"):
+            writer.write(writer.accepted + 1, b"")
+    found = contents(store) if kind != "rock" else acknowledged  # RocksDB opens nothing without room for its own log
+    assert found == acknowledged
+    subprocess.run(["mount", "-o", "remount,size=200m", str(small_disk)], check=True)
+    with store.writer() as writer:
+        assert len(acknowledged) <= writer.last <= len(acknowledged) + (kind == "rock")
+        writer.write(writer.last + 1, b"afterwards").result(60)
+    assert contents(store)[: len(acknowledged)] == acknowledged
+    assert contents(store)[-1] == b"afterwards"

@@ -1,11 +1,14 @@
 """A server under strangers and crowds: what is no call, what never ends, and a thousand at once. Others are served on.
 
 Servers are processes of their own. What is counted is what was answered, refused or passed; times are not.
+
+A shard server that has more to do than it takes: what it refuses, and that the leases of its clients stay.
 """
 
 from __future__ import annotations
 
 import resource
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,16 +20,21 @@ import pytest
 
 import persist_lib as persist
 from persist_lib.core import commands as c
-from persist_lib.errors import NotAuthenticated
+from persist_lib.errors import NotAuthenticated, Overloaded
 from persist_lib.format import wire
 from persist_lib.format.log import decode_row
-from persist_lib.ids import SeqNo
+from persist_lib.frontier import MINIMUM
+from persist_lib.ids import SeqNo, ShardId
 from persist_lib.location.rpc.credentials import SCHEME
+from persist_lib.runtime.ambient import Runtime
+from persist_lib.shard.request_queue import OF_A_CLIENT_MOST, WAITING_MOST
+from persist_lib.shard.requests import Request
 from persist_lib.testing import check_world
 from tests.conformance.stores import CONSENSUSES
 from tests.faults.raw_http2 import DATA, END_HEADERS, HEADERS, PREFACE, SETTINGS, Connection, frame, headers
 from tests.faults.relay import Relay
 from tests.faults.served import Served, until
+from tests.served import PATIENT_S, Sharing
 from tests.worlds import SCHEMA, row
 
 CONFIG = persist.Config(format=4, timeout_s=60)
@@ -222,3 +230,46 @@ def _dsn(site: Site) -> str:
 
 def _schema(site: Site) -> Any:
     return str(site.consensus).partition("persist_schema=")[2].partition("&")[0] or "persist"
+
+
+SHARD = ShardId("s")
+RUNTIME = Runtime()
+
+
+def asked(number: int, client: int) -> Request:
+    command = c.SetHold("hold", MINIMUM, b"never", b"x")
+    deadline = RUNTIME.deadline(PATIENT_S)
+    return Request(SHARD, command, b"%d" % number, f"client {client}", deadline, SeqNo(0))
+
+
+def test_leases_stay_while_a_server_has_more_to_do_than_it_takes() -> None:
+    world = Sharing()
+    try:
+        client = world.client(persist.Config(lease_ms=20_000))
+        write = client.open_writer(SHARD, SCHEMA)
+        assert write.id
+        funnels = world.slots[0].server._funnels
+        funnel = funnels.funnel(SHARD)
+        world.clock.advance(15)
+        beat = threading.Thread(target=client.heartbeat, daemon=True)
+        with funnel.machine.turn:  # nothing gets on meanwhile
+            flood = [asked(number, number // OF_A_CLIENT_MOST) for number in range(WAITING_MOST)]
+            for request in flood:
+                funnels.submit(request)
+            refused = asked(WAITING_MOST, 99)
+            funnels.submit(refused)
+            with pytest.raises(Overloaded):
+                refused.answer.result(0)
+            beat.start()
+            patience = RUNTIME.deadline(PATIENT_S)
+            while not funnel.queue._urgent:
+                assert not patience.has_passed(), "the heartbeat was not taken"
+                patience.pause(0.001)
+        beat.join(PATIENT_S)
+        assert all(request.answer.result(PATIENT_S).refusal for request in flood), "each is answered"
+        world.clock.advance(15)
+        world.client().expire(SHARD)
+        found = check_world(world.client(), SHARD)
+        assert write.id in found.state.writers
+    finally:
+        world.close()

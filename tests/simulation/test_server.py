@@ -19,7 +19,7 @@ from persist_lib.format.log import decode_row
 from persist_lib.location import Location, open_location
 from persist_lib.location.api import Newest
 from persist_lib.location.commands import Answered, MakesHeart, Proposed
-from persist_lib.location.open import wrap
+from persist_lib.location.stack import wrap
 from persist_lib.location.wrap.around import Operation
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.shard.funnels import Funnels, ask

@@ -14,7 +14,7 @@ from persist_lib.ids import SeqNo
 from persist_lib.location import open_location
 from persist_lib.location.api import Change
 from persist_lib.location.memory.location import MemoryBlob, MemoryConsensus
-from persist_lib.location.open import wrap
+from persist_lib.location.stack import wrap
 from persist_lib.location.wrap.chunk_cache import CachingBlob
 from persist_lib.location.wrap.deadline import RetryingBlob, RetryingConsensus, within
 from persist_lib.location.wrap.metering import MeteredBlob, MeteredConsensus

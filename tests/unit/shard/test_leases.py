@@ -22,9 +22,9 @@ from persist_lib.core.plan.upkeep import LONGEST_LEASE_MS
 from persist_lib.errors import Determinate, LeaseExpired
 from persist_lib.ids import SeqNo, format_writer_id
 from persist_lib.location.api import Row
-from persist_lib.location.open import Stack, open_stack
 from persist_lib.location.sqlite import consensus
 from persist_lib.location.sqlite.consensus import SqliteConsensus
+from persist_lib.location.stack import Stack, open_stack
 from persist_lib.relation.held import kept_of
 from persist_lib.shard import heartbeat
 from persist_lib.shard.leases import RENEW_BELOW, Registering
