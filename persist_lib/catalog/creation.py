@@ -15,7 +15,7 @@ from persist_lib.catalog.collection_status import timeline_of
 from persist_lib.catalog.command_log import Commanding
 from persist_lib.catalog.deleted_keys import check_columns
 from persist_lib.catalog.describe import Description, Evolved, RenditionDescription, Tended
-from persist_lib.catalog.effects import refuse_older_programs
+from persist_lib.catalog.evolution import refuse_older_programs
 from persist_lib.catalog.records import CollectionRecord, CommandRecord, RenditionRecord, schema_form
 from persist_lib.catalog.renditions import Timeline, handed_over_at, is_copied
 from persist_lib.catalog.wal import check_together

@@ -16,33 +16,30 @@ import msgspec
 
 from persist_lib.catalog.adoption import adopt, claim_member, join
 from persist_lib.catalog.catalog import Catalog, Changes, Contents, has_shard, setting, without
+from persist_lib.catalog.evolution import add_columns, evolve, evolving, older_columns
 from persist_lib.catalog.metadata_shard import append_once, out_of_time
 from persist_lib.catalog.names import HOLD, LAYER
 from persist_lib.catalog.parallel import at_once
-from persist_lib.catalog.records import OF_PLACES, CollectionRecord, CommandRecord, RenditionRecord, schema_of
+from persist_lib.catalog.records import OF_PLACES, CollectionRecord, CommandRecord, RenditionRecord
 from persist_lib.catalog.renditions import Renditions, Timeline, handed_over_at, is_copied, row_of, schema_for
-from persist_lib.catalog.wal import DROPPED, EVOLVED, HANDED_OVER, append_of, has_wal, mark, wal_shard
+from persist_lib.catalog.wal import DROPPED, HANDED_OVER, append_of, has_wal, mark, wal_shard
 from persist_lib.catalog.wal import SCHEMA as WAL
 from persist_lib.client import Client
-from persist_lib.core import commands as c
-from persist_lib.core.formats import MEMBERS
 from persist_lib.core.state import State
 from persist_lib.errors import (
     HoldConflict,
     Indeterminate,
     NameTaken,
     NotAllowed,
-    SchemaMismatch,
     ShardFinished,
     SinceViolation,
     UpperMismatch,
 )
 from persist_lib.frontier import Antichain, at
 from persist_lib.ids import CATALOG
-from persist_lib.relation.append_many import Append, append_together
+from persist_lib.relation.append_many import Append
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import Schema
-from persist_lib.shard.commit import Wanted
 
 R = TypeVar("R", CollectionRecord, RenditionRecord)
 
@@ -77,7 +74,7 @@ def settle(catalog: Catalog, command: CommandRecord, deadline: Deadline) -> Comm
             )  # fmt: skip
         case "make rendition":
             made = contents.renditions[(collection.id, current.asked["rendition"])]
-            make_shards(catalog.client, made, _older_columns(catalog.client, contents, made), collection)
+            make_shards(catalog.client, made, older_columns(catalog.client, contents, made), collection)
         case "evolve":
             evolve(catalog.client, contents, current, deadline)
         case "hand over":
@@ -153,7 +150,7 @@ def _done(
         changes |= setting(_live(contents.renditions[(collection.id, known.asked["rendition"])]))
     elif collection is not None and known.what == "evolve":
         changes |= setting(
-            *(msgspec.structs.replace(one, schema=known.asked["schema"]) for one in _evolving(contents, known))
+            *(msgspec.structs.replace(one, schema=known.asked["schema"]) for one in evolving(contents, known))
         )
     elif collection is not None and known.what in {"drop", "keep deletes"}:
         changes |= setting(*_marked(contents, collection, known))
@@ -253,101 +250,12 @@ def make_shards(
             client.open_writer(name, rendition.columns if is_made else first, layer=LAYER).close()
             for schema in added:
                 if not is_made:
-                    _add_columns(client, name, schema)
+                    add_columns(client, name, schema)
         _hold(client, name)
         if collection is not None and collection.epoch:
             claim_member(client, name, collection.member)
 
     at_once(client.runtime, make, rendition.names)
-
-
-def _older_columns(client: Client, contents: Contents, rendition: RenditionRecord) -> list[Schema]:
-    """What the columns of a rendition were before some were added, as those know who read the renditions before it."""
-    for record in reversed(contents.renditions_of(rendition.collection)):
-        if record.state == "live" and record.columns == rendition.columns:
-            schemas = client.inspect(record.names[0]).state.schemas
-            if rendition.columns in schemas:
-                return list(schemas[: schemas.index(rendition.columns)])
-    return []
-
-
-def _add_columns(client: Client, name: str, schema: Schema) -> None:
-    """Add columns to a shard, unless it has them. Other processes may be first, and continue from there."""
-    if schema not in client.inspect(name).state.schemas:
-        try:
-            client.evolve_schema(name, schema)
-        except SchemaMismatch:
-            if schema not in client.inspect(name).state.schemas:
-                raise
-
-
-def _evolving(contents: Contents, command: CommandRecord) -> list[RenditionRecord]:
-    found = (contents.renditions.get((command.collection, number)) for number in command.asked["renditions"])
-    return [record for record in found if record is not None]
-
-
-def refuse_older_programs(client: Client, collection: CollectionRecord, renditions: Sequence[RenditionRecord]) -> None:
-    """Write a table's shards, and its WAL, in the format that programs of the release before refuse.
-
-    They would apply rows of the WAL without the columns that they do not know, and retract rows without these. SUBTLE:
-    before any column is said to come, as such a program also finishes what the catalog says is pending.
-    """
-    wal = [wal_shard(str(collection.timeline))] if has_wal(collection) else []
-    for name in (*wal, *(name for record in renditions for name in record.names)):
-        client.machine(name).try_commit(lambda _state, _now: c.Upgrade(MEMBERS))
-
-
-def evolve(client: Client, contents: Contents, command: CommandRecord, deadline: Deadline) -> None:
-    """Add columns to the shards of renditions.
-
-    SUBTLE: the first shard of each comes last. Its schema is the collection's for whoever opens it.
-    """
-    schema, collection = schema_of(command.asked["schema"]), contents.collections[command.collection]
-    if has_wal(collection):
-        names = [name for record in _evolving(contents, command) for name in record.names]
-        _evolve_with_wal(client, collection, names, schema, deadline)
-        return
-
-    def add(name: str) -> None:
-        with suppress(ShardFinished):  # dropped since, by processes that were faster
-            _add_columns(client, name, schema)
-
-    for record in _evolving(contents, command):
-        at_once(client.runtime, add, record.names[1:])
-        add(record.names[0])
-
-
-class _First(Exception):
-    """Another process has added the columns, or taken the shard away."""
-
-
-def _evolve_with_wal(
-    client: Client, collection: CollectionRecord, names: Sequence[str], schema: Schema, deadline: Deadline
-) -> None:
-    """Add columns to all shards, and put the mark, in one transaction: each process has them from one time on.
-
-    SUBTLE: a process that has read the mark and then reads a shard finds the columns there, so that no applier, and no
-    reader of what the WAL has, goes beyond the mark in the older ones.
-    """
-
-    def add(state: State, _now: int) -> c.EvolveSchema:
-        if state.is_finished() or schema in state.schemas:
-            raise _First
-        return c.EvolveSchema(len(state.schemas) - 1, schema)
-
-    with client.open_writer(wal_shard(str(collection.timeline)), WAL, layer=LAYER) as write:
-        while True:
-            states = {name: client.inspect(name).state for name in names}
-            lacking = [name for name, s in states.items() if not s.is_finished() and schema not in s.schemas]
-            if not lacking:
-                return
-            if deadline.has_passed():
-                raise out_of_time(f"table {collection.name!r}", deadline, "others always changed it first")
-            lower = write.fetch_upper()
-            marking = append_of(write, collection, lower, lower.time or 0, EVOLVED)
-            beside = [Wanted(client.machine(name), add) for name in lacking]
-            with suppress(UpperMismatch, Indeterminate, _First):  # twice does no harm
-                append_together([marking], client.consensus, client.machine, deadline, None, beside)
 
 
 def begin(client: Client, collection: CollectionRecord, rendition: RenditionRecord) -> None:

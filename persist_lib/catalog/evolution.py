@@ -1,0 +1,118 @@
+"""Adding columns to a collection: to its renditions' shards and, of a table with a WAL, to all of them at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+
+from persist_lib.catalog.catalog import Contents
+from persist_lib.catalog.metadata_shard import out_of_time
+from persist_lib.catalog.names import LAYER
+from persist_lib.catalog.parallel import at_once
+from persist_lib.catalog.records import CollectionRecord, CommandRecord, RenditionRecord, schema_of
+from persist_lib.catalog.wal import EVOLVED, append_of, has_wal, wal_shard
+from persist_lib.catalog.wal import SCHEMA as WAL
+from persist_lib.client import Client
+from persist_lib.core import commands as c
+from persist_lib.core.formats import MEMBERS
+from persist_lib.core.state import State
+from persist_lib.errors import (
+    Indeterminate,
+    SchemaMismatch,
+    ShardFinished,
+    UpperMismatch,
+)
+from persist_lib.relation.append_many import append_together
+from persist_lib.runtime.ambient import Deadline
+from persist_lib.schema.schema import Schema
+from persist_lib.shard.commit import Wanted
+
+
+def older_columns(client: Client, contents: Contents, rendition: RenditionRecord) -> list[Schema]:
+    """What the columns of a rendition were before some were added, as those know who read the renditions before it."""
+    for record in reversed(contents.renditions_of(rendition.collection)):
+        if record.state == "live" and record.columns == rendition.columns:
+            schemas = client.inspect(record.names[0]).state.schemas
+            if rendition.columns in schemas:
+                return list(schemas[: schemas.index(rendition.columns)])
+    return []
+
+
+def add_columns(client: Client, name: str, schema: Schema) -> None:
+    """Add columns to a shard, unless it has them. Other processes may be first, and continue from there."""
+    if schema not in client.inspect(name).state.schemas:
+        try:
+            client.evolve_schema(name, schema)
+        except SchemaMismatch:
+            if schema not in client.inspect(name).state.schemas:
+                raise
+
+
+def evolving(contents: Contents, command: CommandRecord) -> list[RenditionRecord]:
+    """The renditions to which a command adds columns."""
+    found = (contents.renditions.get((command.collection, number)) for number in command.asked["renditions"])
+    return [record for record in found if record is not None]
+
+
+def refuse_older_programs(client: Client, collection: CollectionRecord, renditions: Sequence[RenditionRecord]) -> None:
+    """Write a table's shards, and its WAL, in the format that programs of the release before refuse.
+
+    They would apply rows of the WAL without the columns that they do not know, and retract rows without these. SUBTLE:
+    before any column is said to come, as such a program also finishes what the catalog says is pending.
+    """
+    wal = [wal_shard(str(collection.timeline))] if has_wal(collection) else []
+    for name in (*wal, *(name for record in renditions for name in record.names)):
+        client.machine(name).try_commit(lambda _state, _now: c.Upgrade(MEMBERS))
+
+
+def evolve(client: Client, contents: Contents, command: CommandRecord, deadline: Deadline) -> None:
+    """Add columns to the shards of renditions.
+
+    SUBTLE: the first shard of each comes last. Its schema is the collection's for whoever opens it.
+    """
+    schema, collection = schema_of(command.asked["schema"]), contents.collections[command.collection]
+    if has_wal(collection):
+        names = [name for record in evolving(contents, command) for name in record.names]
+        _evolve_with_wal(client, collection, names, schema, deadline)
+        return
+
+    def add(name: str) -> None:
+        with suppress(ShardFinished):  # dropped since, by processes that were faster
+            add_columns(client, name, schema)
+
+    for record in evolving(contents, command):
+        at_once(client.runtime, add, record.names[1:])
+        add(record.names[0])
+
+
+class _First(Exception):
+    """Another process has added the columns, or taken the shard away."""
+
+
+def _evolve_with_wal(
+    client: Client, collection: CollectionRecord, names: Sequence[str], schema: Schema, deadline: Deadline
+) -> None:
+    """Add columns to all shards, and put the mark, in one transaction: each process has them from one time on.
+
+    SUBTLE: a process that has read the mark and then reads a shard finds the columns there, so that no applier, and no
+    reader of what the WAL has, goes beyond the mark in the older ones.
+    """
+
+    def add(state: State, _now: int) -> c.EvolveSchema:
+        if state.is_finished() or schema in state.schemas:
+            raise _First
+        return c.EvolveSchema(len(state.schemas) - 1, schema)
+
+    with client.open_writer(wal_shard(str(collection.timeline)), WAL, layer=LAYER) as write:
+        while True:
+            states = {name: client.inspect(name).state for name in names}
+            lacking = [name for name, s in states.items() if not s.is_finished() and schema not in s.schemas]
+            if not lacking:
+                return
+            if deadline.has_passed():
+                raise out_of_time(f"table {collection.name!r}", deadline, "others always changed it first")
+            lower = write.fetch_upper()
+            marking = append_of(write, collection, lower, lower.time or 0, EVOLVED)
+            beside = [Wanted(client.machine(name), add) for name in lacking]
+            with suppress(UpperMismatch, Indeterminate, _First):  # twice does no harm
+                append_together([marking], client.consensus, client.machine, deadline, None, beside)
