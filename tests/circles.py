@@ -82,7 +82,6 @@ NIGHTLY: Mapping[str, str] = {
     "tests/bench/test_bench.py::test_throughput_over": "`make bench`, in the same night; the other phases, a sample",
     "tests/bench/test_bench.py::test_spark_s_own_plan": "the other phases, a sample",
     "tests/bench/test_bench.py::test_the_requests_of_every": "test_request_counts.py; `make bench`, in the same night",
-    "tests/conformance/test_crowds.py": "fewer processes, in test_consensus.py",
     "tests/docs/test_pages.py::test_the_snippets_of_a_page_run_and_answer_what_it_says[docs/collections": "other pages",
     "tests/docs/test_pages.py::test_the_snippets_of_a_page_run_and_answer_what_it_says[docs/recipes": "other pages",
     "tests/torture/test_transfers.py::test_nor_is_it_on_postgresql": "on files; kills on PostgreSQL",

@@ -12,12 +12,18 @@ import os
 import secrets
 import signal
 import threading
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from tests import built, circles, durations, jvms
+
+if TYPE_CHECKING:
+    from persist_lib import Client
+    from tests.worlds import World
 
 VARIABLE = "PERSIST_SEED"
 
@@ -92,3 +98,22 @@ def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def wheels(shared_folder: Path) -> built.Wheels:
     """The wheels of both distributions of this tree, built once for all workers."""
     return built.built_in(shared_folder / "wheels")
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    """A location in memory, whose clients and clock a test decides."""
+    from tests.worlds import World  # noqa: PLC0415 - not each test needs the library
+
+    made = World()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def client() -> Iterator[Client]:
+    """A client of a location in memory."""
+    import persist_lib as persist  # noqa: PLC0415
+
+    with persist.open("memory:") as opened:
+        yield opened

@@ -16,7 +16,6 @@ from persist_lib.location.api import Blob, Consensus
 from tests.conformance.stores import BLOBS, CONSENSUSES, BlobKind, ConsensusKind, stop_servers
 
 PROCESSES = 8
-CROWD = 32
 IMPORTED_ONCE = [
     "tests.conformance.racers",
     "persist_lib.location.postgres.consensus",
@@ -83,35 +82,17 @@ def processes() -> Iterator[ProcessPoolExecutor]:
         yield few
 
 
-@pytest.fixture(scope="session")
-def crowd() -> Iterator[ProcessPoolExecutor]:
-    """Many of them."""
-    with pool(CROWD) as many:
-        yield many
-
-
 Race = Callable[[list[tuple[Any, ...]]], list[Any]]
 
 
 @pytest.fixture
 def race(processes: ProcessPoolExecutor, tmp_path: Path) -> Race:
     """Run `(function, *arguments)` each in a process of its own, all at the same moment; answers their results."""
-    return racing(processes, tmp_path)
-
-
-@pytest.fixture
-def crowd_race(crowd: ProcessPoolExecutor, tmp_path: Path) -> Race:
-    """`race` among up to 32."""
-    return racing(crowd, tmp_path)
-
-
-def racing(pool: ProcessPoolExecutor, folder: Path) -> Race:
-    """The runner of a race in `pool`."""
 
     def run(calls: list[tuple[Any, ...]]) -> list[Any]:
-        start = folder / "start"
+        start = tmp_path / "start"
         start.mkdir()
-        futures = [pool.submit(partial(call[0], *call[1:], str(start))) for call in calls]
+        futures = [processes.submit(partial(call[0], *call[1:], str(start))) for call in calls]
         while len(list(start.iterdir())) < len(calls):
             for future in futures:
                 if future.done():

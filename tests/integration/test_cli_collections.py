@@ -30,11 +30,6 @@ def jsonl(path: Path, *rows: dict[str, object]) -> Path:
 
 
 @pytest.fixture
-def sh(tmp_path: Path) -> Shell:
-    return Shell(tmp_path / "data")
-
-
-@pytest.fixture
 def made(sh: Shell, tmp_path: Path) -> Shell:
     """A collection of three shards with ten rows."""
     sh("create", "orders", *COLUMNS, "--shards", 3, "--mode", "compare_and_append")

@@ -21,11 +21,6 @@ PROGRAM: events.Program[int] = events.Program(
 
 
 @pytest.fixture
-def sh(tmp_path: Path) -> Shell:
-    return Shell(tmp_path / "data")
-
-
-@pytest.fixture
 def log(tmp_path: Path) -> str:
     """A log of five events."""
     specifier = f"disk:{tmp_path}/log"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -14,11 +13,6 @@ from tests.integration.test_cli_doors import Shell
 
 OLD = persist.Schema({"id": "int64 not null"}, {"cents": "int64"}, times="ms")
 NEW = persist.Schema({"id": "int64 not null"}, {"amount": "int64"}, times="ms")
-
-
-@pytest.fixture
-def sh(tmp_path: Path) -> Shell:
-    return Shell(tmp_path / "data")
 
 
 def renamed(table: pa.Table) -> pa.Table:

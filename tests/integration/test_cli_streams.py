@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
@@ -11,11 +10,6 @@ import persist_lib as persist
 from persist_lib import streams
 from tests.integration.test_cli import Shell
 from tests.streaming import SCHEMA, update
-
-
-@pytest.fixture
-def sh(tmp_path: Path) -> Shell:
-    return Shell(tmp_path / "data")
 
 
 @pytest.fixture

@@ -20,11 +20,6 @@ def row(id_: int, cents: int, note: str | None = None) -> dict[str, object]:
 
 
 @pytest.fixture
-def sh(tmp_path: Path) -> Shell:
-    return Shell(tmp_path / "data")
-
-
-@pytest.fixture
 def bank(sh: Shell, tmp_path: Path) -> Shell:
     """Two tables on a timeline with a WAL, of which one has rows."""
     sh("create", "accounts", *COLUMNS, "--mode", "wal", "--shards", 2)

@@ -32,11 +32,6 @@ CREATE = ("--create", "--key", "id", "--times", "ms")
 
 
 @pytest.fixture
-def sh(tmp_path: Path) -> Shell:
-    return Shell(tmp_path / "data")
-
-
-@pytest.fixture
 def made(sh: Shell, tmp_path: Path) -> Shell:
     said = sh("append", "orders", csv(tmp_path / "in.csv", *ISO), "--lower", 0, "--upper", "2026-11-22T15:00Z", *CREATE)
     assert said == "orders v3: 3 updates, upper is [2026-11-22T15:00:00Z]\n"

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,12 +24,6 @@ from tests.integration.synthetic_git import ODD, Git
 ROOT = Path(__file__).resolve().parents[2]
 COMMITS = int(os.environ.get("PERSIST_COMMITS", "20000"))
 """Of the longest history. `make long-history` has 100,000 of them."""
-
-
-@pytest.fixture
-def client() -> Iterator[persist.Client]:
-    with persist.open("memory:") as client:
-        yield client
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,12 +13,6 @@ from examples.order_book import ORDERS, Book
 from examples.orders import Ingested, ingest, verify
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture
-def client() -> Iterator[persist.Client]:
-    with persist.open("memory:") as client:
-        yield client
 
 
 def check(client: persist.Client, book: Book, upper: int, count: int = 10) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -19,13 +18,6 @@ from tests.properties.kernel_updates import Row, build, read, schemas, totals, u
 from tests.worlds import SMALL, World
 
 TIMES = 3
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    made = World()
-    yield made
-    made.close()
 
 
 def counted(schema: persist.Schema, table: pa.Table) -> Counter[Row]:

@@ -5,7 +5,7 @@ Whatever both do, each either is done once or is refused with a reason that is t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -89,13 +89,6 @@ ALLOWED: dict[str, tuple[type[Exception], ...]] = {
     "set hold": (HoldConflict,),
     "finish": (StillRead,),
 }
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    world = World()
-    yield world
-    world.close()
 
 
 def prepare(world: World) -> tuple[Side, Side, Rival]:

@@ -5,7 +5,7 @@ Each decodes, and its length, columns and format are as said. Only the digest in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,13 +18,6 @@ from persist_lib.ids import ShardId
 from tests.worlds import SCHEMA, SMALL, World, row
 
 SHARD = "s"
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    world = World()
-    yield world
-    world.close()
 
 
 def swap(world: World, client: persist.Client) -> set[str]:

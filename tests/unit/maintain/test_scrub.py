@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
@@ -26,13 +25,6 @@ from tests.shards import EAGER, TINY, filled
 from tests.worlds import SCHEMA, World, row
 
 S = ShardId("s")
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    world = World()
-    yield world
-    world.close()
 
 
 def marks_of(world: World) -> list[str]:

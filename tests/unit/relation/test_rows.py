@@ -93,12 +93,6 @@ DOORS: dict[str, Callable[[Any], list[dict[str, Any]]]] = {
 }
 
 
-@pytest.fixture
-def client() -> Iterator[persist.Client]:
-    with persist.open("memory:") as client:
-        yield client
-
-
 @pytest.fixture(params=READERS)
 def reader(request: pytest.FixtureRequest, client: persist.Client) -> Callable[..., Rows]:
     """Reads the bag, once a test."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -134,13 +134,6 @@ def test_what_a_client_keeps_is_bounded() -> None:
     assert seqnos(one.after(SeqNo(101), 0.0)) == [102]
     one.lose()
     assert kept.bytes == 0
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    world = World()
-    yield world
-    world.close()
 
 
 class Given(AroundConsensus):

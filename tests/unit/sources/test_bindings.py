@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis.strategies as st
@@ -24,13 +23,6 @@ NAME = "s1.bindings"
 def opened(client: persist.Client) -> Bindings:
     client.open_writer(NAME, SCHEMA).close()
     return Bindings(client, NAME)
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    world = World()
-    yield world
-    world.close()
 
 
 def marks(**addresses: int) -> dict[str, Mark]:

@@ -23,13 +23,6 @@ NEW = persist.Schema({"id": "int64 not null"}, {"n": "int64", "x": "string"}, un
 BOTH = pytest.mark.parametrize("mode", ["wal", "yolo"])
 
 
-@pytest.fixture
-def world() -> Any:
-    made = World()
-    yield made
-    made.close()
-
-
 def made(world: World, mode: Any, shards: int = 2) -> persist.Client:
     """A table `t` with two rows, and `u` beside it."""
     client = world.client()

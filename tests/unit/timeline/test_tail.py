@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pyarrow.compute as pc
@@ -15,12 +14,6 @@ from tests.unit.timeline.banks import UNIQUE, read, rows
 
 WORDS = persist.Schema({"id": "int64 not null"}, {"word": "string"}, unique=True)
 BYTES = 100_000
-
-
-@pytest.fixture
-def client() -> Iterator[persist.Client]:
-    with persist.open("memory:") as client:
-        yield client
 
 
 @pytest.fixture(params=["some", "none"])

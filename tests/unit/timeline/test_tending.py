@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 import persist_lib as persist
@@ -14,12 +12,6 @@ from persist_lib.testing import Rival
 from persist_lib.timeline import Tables
 from tests.unit.timeline.banks import SCHEMA, UNIQUE, read, rows
 from tests.worlds import World
-
-
-@pytest.fixture
-def client() -> Iterator[persist.Client]:
-    with persist.open("memory:") as client:
-        yield client
 
 
 @pytest.fixture

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -12,12 +10,6 @@ import pytest
 import persist_lib as persist
 from persist_lib.timeline import Tables, wal_apply, wal_timeline
 from tests.unit.timeline.banks import SCHEMA, UNIQUE, read, rows
-
-
-@pytest.fixture
-def client() -> Iterator[persist.Client]:
-    with persist.open("memory:") as client:
-        yield client
 
 
 @pytest.fixture
