@@ -7,7 +7,7 @@ is the same command however often it is sent with its id, and is finished by ano
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -51,6 +51,19 @@ COPY_S = 7 * 86_400.0
 """How long a copy may take where no timeout is given."""
 
 
+class New(NamedTuple):
+    """A collection to be created; with a `timeline`, which is its minted id, a table on it."""
+
+    name: str
+    schema: Schema
+    shards: int
+    mode: Mode
+    retention: Retention
+    hash_columns: Sequence[str] | None = None
+    timeline: str | None = None
+    keep_deletes: KeepDeletes = None
+
+
 class Controller(Promoting, Evolving, Handovers, KeepingDeletes, Resource):
     """Creates, changes, describes and drops the collections of a location. Safe to use from several threads.
 
@@ -81,24 +94,19 @@ class Controller(Promoting, Evolving, Handovers, KeepingDeletes, Resource):
 
         Raises NameTaken when there is a collection of that name, and InvalidUsage.
         """
-        return self._create(name, schema, shards, mode, hash_columns, retention, None, command, timeout)
+        return self._create(New(name, schema, shards, mode, retention, hash_columns), command, timeout)
 
-    def _create(
-        self, name: str, schema: Schema, shards: int, mode: Mode, hash_columns: Sequence[str] | None,
-        retention: Retention, timeline: str | None, command: str | None, timeout: float | None,
-        keep_deletes: KeepDeletes = None,
-    ) -> Description:  # fmt: skip
-        """Create a collection, or with a `timeline`, which is its minted id, a table on it."""
-        name, schema = parse_collection_name(name), check_schema(schema)
+    def _create(self, new: New, command: str | None, timeout: float | None) -> Description:
+        name, schema, timeline = parse_collection_name(new.name), check_schema(new.schema), new.timeline
         self._writable("create")
-        rendition = parse_rendition(self.client, schema, shards, mode, hash_columns)
-        distance = parse_retention(retention, schema, self.client.consensus.now)
+        rendition = parse_rendition(self.client, schema, new.shards, new.mode, new.hash_columns)
+        distance = parse_retention(new.retention, schema, self.client.consensus.now)
         asked = {
-            "name": name, "schema": rendition.schema, "shards": rendition.shards, "mode": mode,
+            "name": name, "schema": rendition.schema, "shards": rendition.shards, "mode": new.mode,
             "hash_columns": list(rendition.hash_columns), "retention": distance,
         }  # fmt: skip
         asked |= {} if timeline is None else {"timeline": timeline}
-        kept = None if keep_deletes is None else parse_keeping(name, schema, *parse_kept(keep_deletes))
+        kept = None if new.keep_deletes is None else parse_keeping(name, schema, *parse_kept(new.keep_deletes))
         asked |= {} if kept is None else {"keep_deletes": [kept.column, kept.span_ms]}
         kind: Kind = "collection" if timeline is None else "table"
 
@@ -345,12 +353,9 @@ class Controller(Promoting, Evolving, Handovers, KeepingDeletes, Resource):
         self.catalog.close()
 
 
-def create_table(
-    controller: Controller, name: str, schema: Schema, shards: int, mode: Mode, retention: Retention, timeline: str,
-    command: str | None, timeout: float | None, keep_deletes: KeepDeletes,
-) -> Description:  # fmt: skip
-    """Create a table on the timeline with this minted id."""
-    return controller._create(name, schema, shards, mode, None, retention, timeline, command, timeout, keep_deletes)
+def create_table(controller: Controller, new: New, command: str | None, timeout: float | None) -> Description:
+    """Create a table on its timeline."""
+    return controller._create(new, command, timeout)
 
 
 def _taken(name: str) -> NameTaken:

@@ -96,6 +96,18 @@ def _duties(_context: typer.Context, incomplete: str) -> list[str]:
     return [name for name in UPKEEP if name.startswith(incomplete)]
 
 
+def _chosen(only: Sequence[str], *, force: bool) -> list[str]:
+    """The duties that were named, in their order. Raises InvalidUsage."""
+    for name in only:
+        if name not in UPKEEP:
+            meant = did_you_mean(name, UPKEEP)
+            own = ". `persist shard scrub` is a command of its own" if name == "scrub" else ""
+            raise InvalidUsage(f"there is no duty {name!r}. {meant}They are {', '.join(UPKEEP)}{own}", only=name)
+    if force and "rollups" not in only:
+        raise InvalidUsage("--force writes a rollup that is not due: it goes with --only rollups")
+    return [name for name in UPKEEP if name in only]
+
+
 def maintain(
     session: Session,
     names: opt.AnyTables = None,
@@ -127,14 +139,7 @@ def maintain(
     persist maintain orders --only compaction --dry-run     the plan, and its price
     persist maintain --json | jq '.shards[] | {shard, before: .before.batches, after: .after.batches}'
     """
-    for name in only or ():
-        if name not in UPKEEP:
-            meant = did_you_mean(name, UPKEEP)
-            own = ". `persist shard scrub` is a command of its own" if name == "scrub" else ""
-            raise InvalidUsage(f"there is no duty {name!r}. {meant}They are {', '.join(UPKEEP)}{own}", only=name)
-    chosen = [name for name in UPKEEP if name in (only or ())]
-    if force and "rollups" not in chosen:
-        raise InvalidUsage("--force writes a rollup that is not due: it goes with --only rollups")
+    chosen = _chosen(only or (), force=force)
     of_shards = [name for name in chosen if BY_NAME[name].carrier == "shard"]
     with session.open(read_only=dry_run, maintains=True) as client:
         answer = _Answer(session, client, chosen[0] if len(chosen) == 1 else "maintain", dry_run)

@@ -163,21 +163,27 @@ def _told(problem: Problem) -> Flow:
     )
 
 
+class Admitted(NamedTuple):
+    """Who may use a server, and how it shows who it is."""
+
+    token_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="TOML: clients, their tokens or hashes, and their rights.")
+    ] = None
+    tls_cert: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The server's certificate chain, in PEM; with --tls-key.")
+    ] = None
+    tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Its private key, in PEM, unencrypted.")] = None
+    tls_client_ca: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Authorities (PEM) that clients' certificates must come from.")
+    ] = None
+
+
 def serve(
     session: Session,
     listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where to listen; port 0 takes a free one.")] = (
         "127.0.0.1:7600"
     ),
-    token_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="TOML: clients, their tokens or hashes, and their rights.")
-    ] = None,
-    tls_cert: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The server's certificate chain, in PEM; with --tls-key.")
-    ] = None,
-    tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Its private key, in PEM, unencrypted.")] = None,
-    tls_client_ca: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Authorities (PEM) that clients' certificates must come from.")
-    ] = None,
+    admitted: Admitted = Admitted(),  # noqa: B008 - it cannot be changed
     http: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="Where /healthz, /readyz and /metrics are, over plain HTTP.")
     ] = None,
@@ -210,15 +216,14 @@ def serve(
     ShardServer = with_extra("persist_lib.server.shard_server", "a shard server", "server").ShardServer  # noqa: N806
     _open_more_files()
     with session.open(read_only=False) as client, _told_to_end() as ends:
-        server = ShardServer(client, listen, token_file=token_file, tls_cert=tls_cert, tls_key=tls_key,
-            tls_client_ca=tls_client_ca, http=http, named_shards=metrics_shards)  # fmt: skip
+        server = ShardServer(client, listen, **admitted._asdict(), http=http, named_shards=metrics_shards)
         port = server.start()
         try:
             address = f"{listen.rpartition(':')[0]}:{port}"
             pages = f"{http.rpartition(':')[0]}:{server.http_port}" if http else None
             session.answer(
                 {"listening": address, "http": pages},
-                f"serving {client.url} on {'persists' if tls_cert else 'persist'}://{address}"
+                f"serving {client.url} on {'persists' if admitted.tls_cert else 'persist'}://{address}"
                 f"{f', and http://{pages}' if pages else ''}",
             )
             while not ends.wait(1.0):

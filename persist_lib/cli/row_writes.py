@@ -68,6 +68,35 @@ Lower = Annotated[str | None, typer.Option(metavar="FRONTIER", help="What upper 
 Upper = Annotated[str | None, typer.Option(metavar="FRONTIER", help="What upper becomes; [] closes it for writing.")]
 
 
+class Between(NamedTuple):
+    """The times of an append that brings its own."""
+
+    lower: Lower = None
+    upper: Upper = None
+    skip_covered: Annotated[
+        bool,
+        typer.Option(
+            "--skip-covered",
+            help="Skip times that it already has, instead of refusing: for several writers of the same data.",
+        ),
+    ] = False
+
+    def frontiers(self, *, has_file: bool, dry_run: bool) -> list[Any]:
+        """Both, or none at the next time. Raises InvalidUsage for what does not go together."""
+        if (self.lower is None) != (self.upper is None):
+            raise InvalidUsage("--lower and --upper go together: the times of the file are in [lower, upper)")
+        between = ((self.lower, "lower"), (self.upper, "upper"))
+        bounds = [opt.parse_frontier(text, what) for text, what in between if text is not None]
+        if bounds and dry_run:
+            raise InvalidUsage("--dry-run is for appends at the next time: leave out --lower and --upper")
+        if not bounds and (self.skip_covered or not has_file):
+            raise InvalidUsage(
+                "give a FILE to append at the next time; an append without one, or with --skip-covered, takes --lower "
+                "and --upper"
+            )
+        return bounds
+
+
 @contextmanager
 def _table(
     session: Session, name: str, created: Created, file: Path | None, *, dry_run: bool = False
@@ -85,6 +114,7 @@ def append(
     session: Session,
     name: opt.AnyTable,
     created: Created,
+    between: Between,
     file: Annotated[
         str | None,
         typer.Argument(
@@ -92,15 +122,6 @@ def append(
             help="A .parquet, .csv or .jsonl file; - reads JSON lines from standard input. Without: only upper moves.",
         ),
     ] = None,
-    lower: Lower = None,
-    upper: Upper = None,
-    skip_covered: Annotated[
-        bool,
-        typer.Option(
-            "--skip-covered",
-            help="Skip times that it already has, instead of refusing: for several writers of the same data.",
-        ),
-    ] = False,
     dry_run: opt.DryRun = False,
 ) -> None:
     """Append the rows of a file at the next time; or its updates with times in \\[lower, upper).
@@ -120,17 +141,7 @@ def append(
     persist append orders --lower 20 --upper 30      nothing happened before 30
     persist append orders --lower 30 --upper '[]'    nothing will ever happen again
     """
-    if (lower is None) != (upper is None):
-        raise InvalidUsage("--lower and --upper go together: the times of the file are in [lower, upper)")
-    between = ((lower, "lower"), (upper, "upper"))
-    bounds = [opt.parse_frontier(text, what) for text, what in between if text is not None]
-    if bounds and dry_run:
-        raise InvalidUsage("--dry-run is for appends at the next time: leave out --lower and --upper")
-    if not bounds and (skip_covered or file is None):
-        raise InvalidUsage(
-            "give a FILE to append at the next time; an append without one, or with --skip-covered, takes --lower and "
-            "--upper"
-        )
+    bounds = between.frontiers(has_file=file is not None, dry_run=dry_run)
     with (
         nullcontext() if file is None else _input(file) as path,
         _table(session, name, created, path, dry_run=dry_run) as table,
@@ -140,7 +151,7 @@ def append(
             done: Any = table.append(_rows(path, schema), dry_run=dry_run)
         else:
             with table.writer() as write:
-                is_identical = skip_covered or getattr(write, "mode", "") == "append"
+                is_identical = between.skip_covered or getattr(write, "mode", "") == "append"
                 done = (write.append if is_identical else write.compare_and_append)(_rows(path, schema), *bounds)
     _answer(session, name, schema, done, dry_run=dry_run)
 

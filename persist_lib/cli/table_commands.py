@@ -248,6 +248,11 @@ class Carried(NamedTuple):
     keep_deletes: opt.KeepDeletes = None
     command: opt.Command = None
 
+    def terms(self) -> dict[str, Any]:
+        """What a collection and a table of a timeline have alike."""
+        retention = opt.parse_distance(self.retention)
+        return {"shards": self.shards or 1, "retention": retention, "command": self.command}
+
     def kind(self, times: str | None) -> str:
         """What carries it. Raises InvalidUsage for options that do not go together."""
         if self.timeline is None and self.mode not in {"yolo", "wal"}:
@@ -301,11 +306,7 @@ def create(
         make_shard(session, name, schema, may_be_plain=times is None, dry_run=dry_run)
         return
     timeline, count = carried.timeline or "default", carried.shards or 1
-    terms: dict[str, Any] = {
-        "shards": count,
-        "retention": opt.parse_distance(carried.retention),
-        "command": carried.command,
-    }
+    terms = carried.terms()
     of = units.of(count, "shard")
     if dry_run:
         from persist_lib.catalog.names import parse_collection_name

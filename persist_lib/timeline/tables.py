@@ -10,7 +10,7 @@ from persist_lib.arguments import not_pickled, parse_flag, parse_seconds, parse_
 from persist_lib.catalog.answers import integer_times
 from persist_lib.catalog.collection_arguments import Retention
 from persist_lib.catalog.command_log import Acting
-from persist_lib.catalog.controller import create_table
+from persist_lib.catalog.controller import New, create_table
 from persist_lib.catalog.deleted_keys import KeepDeletes, no_carrier, parse_keeping, parse_kept
 from persist_lib.catalog.describe import Description, Tended
 from persist_lib.catalog.effects import settle
@@ -98,9 +98,8 @@ class Tables(Acting, Resource):
         self._settle_drop(name, self._deadline(timeout))
         made = self._timelines.make(parse_collection_name(timeline), mode, self._deadline(timeout))
         append_mode: Mode = "append" if made.mode == "wal" else "compare_and_append"
-        return create_table(
-            self.controller, name, schema, shards, append_mode, retention, made.id, command, timeout, keep_deletes
-        )
+        new = New(name, schema, shards, append_mode, retention, timeline=made.id, keep_deletes=keep_deletes)
+        return create_table(self.controller, new, command, timeout)
 
     def list(self) -> list[str]:
         """The names of all tables, sorted."""
