@@ -62,7 +62,7 @@ class Filling(Commanding):
         check_transform(transform)
         old, new, collection = self._copy_of(name, rendition)
         reading = Reading(progress)
-        with self._copier(collection, new) as reader:
+        with self._reader(collection, new, f"copy to rendition {new.number}") as reader:
             while True:
                 copied = copy_step(reader, old, new, transform, deadline, reading)
                 if copied.is_complete or (not to_end and copied.goal <= copied.upper):
@@ -80,7 +80,7 @@ class Filling(Commanding):
         """
         self._writable("begin_rebuild")
         old, new, collection = self._copy_of(name, rendition)
-        with self._copier(collection, new) as reader:
+        with self._reader(collection, new, f"copy to rendition {new.number}") as reader:
             begun = begin(reader, old, new, transform)
             if begun is None:
                 yield None
@@ -106,12 +106,7 @@ class Filling(Commanding):
         columns.
         """
         deadline = self._deadline(timeout)
-        contents, collection = self._find(name)
-        new = self._of(contents, collection, parse_integer(rendition, "rendition", 1))
-        timeline = timeline_of(self.client, collection, new)
-        old = timeline.last.rendition if to is None else self._of(contents, collection, parse_integer(to, "to", 1))
-        unit = new.columns.times
-        with RenditionReader(self.client, collection, unit, None, f"compare rendition {new.number}") as reader:
+        with self._sides(name, rendition, to) as (reader, old, new):
             return compare_renditions(reader, old, new, as_of, deadline, progress)
 
     @contextmanager
@@ -127,19 +122,25 @@ class Filling(Commanding):
         if keep := parse_flag(keep, "keep"):
             self._writable("begin_comparison with keep")
         deadline = self._deadline(timeout)
-        contents, collection = self._find(name)
-        new = self._of(contents, collection, parse_integer(rendition, "rendition", 1))
-        timeline = timeline_of(self.client, collection, new)
-        old = timeline.last.rendition if to is None else self._of(contents, collection, parse_integer(to, "to", 1))
-        owner = f"compare rendition {new.number}"
         with (
-            RenditionReader(self.client, collection, new.columns.times, None, owner) as reader,
+            self._sides(name, rendition, to) as (reader, old, new),
             compare_task.begin(reader, old, new, as_of, deadline, keep=keep) as begun,
         ):
             yield begun
 
-    def _copier(self, collection: CollectionRecord, new: RenditionRecord) -> RenditionReader:
-        owner = f"copy to rendition {new.number}"
+    @contextmanager
+    def _sides(
+        self, name: str, rendition: int, to: int | None
+    ) -> Iterator[tuple[RenditionReader, RenditionRecord, RenditionRecord]]:
+        """A reader for a comparison, the rendition that is compared to, and the one that is compared."""
+        contents, collection = self._find(name)
+        new = self._of(contents, collection, parse_integer(rendition, "rendition", 1))
+        timeline = timeline_of(self.client, collection, new)
+        old = timeline.last.rendition if to is None else self._of(contents, collection, parse_integer(to, "to", 1))
+        with self._reader(collection, new, f"compare rendition {new.number}") as reader:
+            yield reader, old, new
+
+    def _reader(self, collection: CollectionRecord, new: RenditionRecord, owner: str) -> RenditionReader:
         return RenditionReader(self.client, collection, new.columns.times, None, owner)
 
     def _copy_of(self, name: str, rendition: object) -> tuple[RenditionRecord, RenditionRecord, CollectionRecord]:
@@ -169,19 +170,10 @@ class Handovers(Filling):
         """Copy what is in the WAL of a timeline to its tables."""
 
     def hand_over(
-        self,
-        name: str,
-        rendition: int,
-        *,
-        at: TimeLike | None = None,
-        force: bool = False,
-        advance: bool = False,
-        transform: Transform | None = None,
-        wait: bool = False,
-        dry_run: bool = False,
-        command: str | None = None,
+        self, name: str, rendition: int, *, at: TimeLike | None = None, force: bool = False, advance: bool = False,
+        transform: Transform | None = None, wait: bool = False, dry_run: bool = False, command: str | None = None,
         timeout: float | None = None,
-    ) -> int:
+    ) -> int:  # fmt: skip
         """Make a rendition the collection from a time on, and return that time.
 
         Nothing before it changes. `at` is the time (default: the earliest possible); it must not be promised already.
