@@ -73,6 +73,11 @@ class Shell:
         assert len(lines) == 1
         return json.loads(lines[0])
 
+    def rows(self, *words: object) -> list[dict[str, Any]]:
+        found = self.json(*words)["rows"]
+        assert isinstance(found, list)
+        return found
+
     def fails(self, code: int, *words: object) -> str:
         done = self.run(*words)
         assert (done.exit_code, done.stdout) == (code, ""), done.output

@@ -11,39 +11,12 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from typer.testing import Result
 
 import persist_lib as persist
-from tests.commands import invoke
+from tests.integration.test_cli import Shell
 
 SCHEMA = persist.Schema(key={"order_id": "int64"}, value={"state": "string", "cents": "int64"})
 SMALL = persist.Config(inline_bytes=0)
-
-
-class Shell:
-    """Runs commands in this process on a location that is given as a plain path."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-
-    def run(self, *words: str, typed: str | None = None) -> Result:
-        return invoke(*words, typed=typed, PERSIST_LOCATION=str(self.root))
-
-    def __call__(self, *words: str, typed: str | None = None) -> str:
-        done = self.run(*words, typed=typed)
-        assert done.exit_code == 0, done.output
-        return done.stdout
-
-    def rows(self, *words: str) -> list[dict[str, Any]]:
-        found = json.loads(self(*words, "--json"))["rows"]
-        assert isinstance(found, list)
-        return found
-
-    def fails(self, code: int, *words: str) -> str:
-        done = self.run(*words)
-        assert (done.exit_code, done.stdout) == (code, ""), done.output
-        assert "Traceback" not in done.stderr
-        return done.stderr
 
 
 @pytest.fixture

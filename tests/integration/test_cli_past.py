@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 import persist_lib as persist
-from tests.integration.test_cli_doors import Shell
+from tests.integration.test_cli import Shell
 
 OLD = persist.Schema({"id": "int64 not null"}, {"cents": "int64"}, times="ms")
 NEW = persist.Schema({"id": "int64 not null"}, {"amount": "int64"}, times="ms")
