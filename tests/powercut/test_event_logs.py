@@ -6,36 +6,21 @@ import os
 import random
 import shutil
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
-from persist_lib.errors import NotFound, PersistError
+from persist_lib.errors import NotFound
 from persist_lib.events import open_store
 from persist_lib.events.stores import disk as disk_store
-from tests.powercut.disk import Disk, Event, Named, Said, Synced, fates, moments
+from tests.powercut.cuts import History, finds, forgetting, look, sample
+from tests.powercut.disk import Named, Said
 from tests.powercut.recording import Recorder
+from tests.powercut.work import ACKED, OPENED, TRIED
 
 CUTS = int(os.environ.get("PERSIST_POWER_CUTS", "120"))
 PER_HISTORY = 120
-TRIED, ACKED, NOTED, OPENED = "tried", "acked", "noted", "opened"
-
-
-class History(NamedTuple):
-    """What was written, and what happened on disk."""
-
-    payloads: list[bytes]
-    events: list[Event]
-    folders: set[int]
-
-
-@pytest.fixture
-def rng() -> random.Random:
-    seed = random.SystemRandom().getrandbits(32)
-    print(f"seed {seed}")
-    return random.Random(seed)
+NOTED = "noted"
 
 
 @pytest.fixture
@@ -73,10 +58,10 @@ def record(folder: Path, rng: random.Random, events: int = 40) -> History:
         for writer in left:
             writer.close()
     shutil.rmtree(folder)
-    return History(payloads, recorder.events, recorder.folders)
+    return History(payloads, recorder.events, recorder.folders, judge)
 
 
-def judge(folder: Path, history: History, said: list[Said]) -> None:
+def judge(folder: Path, history: History, said: list[Said], _rng: random.Random) -> None:
     """What was acknowledged is there, nothing else is, and a writer continues."""
     words = Counter(one.word for one in said)
     noted = max((one.number for one in said if one.word == NOTED), default=None)
@@ -90,7 +75,7 @@ def judge(folder: Path, history: History, said: list[Said]) -> None:
             assert not words[OPENED]
             found, snapshot = [], None
         assert words[ACKED] <= len(found) - again <= words[TRIED], f"{len(found)} events after {dict(words)}"
-        assert found[: len(found) - again] == history.payloads[: len(found) - again]
+        assert found[: len(found) - again] == history.todo[: len(found) - again]
         if noted is not None:
             assert snapshot is not None
             assert snapshot[0] >= noted
@@ -101,47 +86,14 @@ def judge(folder: Path, history: History, said: list[Said]) -> None:
                 writer.write(writer.last + 1, b"afterwards").result(30)
 
 
-def look(history: History, at: dict[int, list[str]], rng: random.Random, place: Path) -> int:
-    """Cut the power after so many events, with each of these fates. Returns how many disks were right."""
-    disk, choices, right = Disk(), fates(rng), 0
-    for number, event in enumerate([*history.events, None]):
-        for name in at.get(number, ()):
-            disk.image(choices[name](), history.folders, place)
-            try:
-                judge(place, history, disk.said)
-            except Exception as error:
-                error.add_note(f"cut after event {number} of {len(history.events)}, kept: {name}")
-                raise
-            shutil.rmtree(place)
-            right += 1
-        if event is not None:
-            disk.follow(event)
-    return right
-
-
 @pytest.mark.usefixtures("small_segments")
 @pytest.mark.parametrize("number", range(-(-CUTS // PER_HISTORY)))
 def test_events_that_were_acknowledged_survive_a_power_cut_at_any_moment(
     tmp_path: Path, rng: random.Random, number: int
 ) -> None:
     history = record(tmp_path / "recorded", rng)
-    worst, names, chosen = [*moments(history.events)], [*fates(rng)], dict[int, list[str]]()
     cuts = min(PER_HISTORY, CUTS - number * PER_HISTORY)
-    for _ in range(cuts):
-        moment = rng.choice(worst) if rng.random() < 0.7 else rng.randrange(len(history.events) + 1)
-        chosen.setdefault(moment, []).append(rng.choice(names))
-    assert look(history, chosen, rng, tmp_path / "disk") == cuts
-
-
-def finds(history: History, rng: random.Random, place: Path) -> bool:
-    """Whether a cut right after an acknowledgement is found to have harmed."""
-    acks = [n + 1 for n, event in enumerate(history.events) if isinstance(event, Said) and event.word == ACKED]
-    try:
-        look(history, {number: ["nothing"] for number in acks}, rng, place)
-    except (AssertionError, PersistError):
-        shutil.rmtree(place)
-        return True
-    return False
+    assert look(history, sample(history, rng, cuts), rng, tmp_path / "disk") == cuts
 
 
 @pytest.mark.usefixtures("small_segments")
@@ -157,9 +109,5 @@ def test_a_forgotten_fsync_of_a_log_is_found(tmp_path: Path, rng: random.Random)
     folders = {event.parent for event in history.events if isinstance(event, Named) and event.node in segments}
     assert len(segments) > 3
 
-    def forgetting(is_forgotten: Callable[[int | None], bool]) -> History:
-        events = [one for one in history.events if not (isinstance(one, Synced) and is_forgotten(one.node))]
-        return history._replace(events=events)
-
-    assert finds(forgetting(segments.__contains__), rng, place), "of segments"
-    assert finds(forgetting(folders.__contains__), rng, place), "of their directory"
+    assert finds(forgetting(history, segments.__contains__), rng, place), "of segments"
+    assert finds(forgetting(history, folders.__contains__), rng, place), "of their directory"

@@ -9,20 +9,20 @@ import os
 import random
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import apsw
 import pytest
 
 import persist_lib as persist
-from persist_lib.errors import PersistError
 from persist_lib.location import directories, open_location
 from persist_lib.location.file.blob import FileBlob
 from persist_lib.location.sqlite import file as sqlite_file
 from persist_lib.testing import ManualClock
-from tests.powercut.disk import Disk, Event, Named, Said, Synced, Written, fates, moments
+from tests.powercut.cuts import History, finds, forgetting, look, sample
+from tests.powercut.disk import Disk, Named, Said, Written, fates
 from tests.powercut.recording import Recorder
 from tests.powercut.work import ACKED, OPENED, SHARD, TRIED, Append, client_at, judge, plan, work
 from tests.worlds import SCHEMA, row
@@ -32,66 +32,25 @@ PER_HISTORY = 60
 """Disks of one history before another one is recorded."""
 
 
-class History(NamedTuple):
-    """What was asked for, and what happened on disk."""
-
-    todo: list[Append]
-    events: list[Event]
-    folders: set[int]
-
-
 def record(folder: Path, rng: random.Random, appends: int = 40) -> History:
     folder.mkdir()
     recorder, todo = Recorder(folder), plan(rng, appends)
     with recorder.recording():
         work(folder / "data", recorder, todo, rng)
     shutil.rmtree(folder)
-    return History(todo, recorder.events, recorder.folders)
+    return History(todo, recorder.events, recorder.folders, judge_files)
 
 
-def look(history: History, at: dict[int, list[str]], rng: random.Random, place: Path) -> int:
-    """Cut the power after so many events, with each of these fates; answers how many disks were right."""
-    disk, choices, right = Disk(), fates(rng), 0
-    for number, event in enumerate([*history.events, None]):
-        for name in at.get(number, ()):
-            seed = rng.getrandbits(32)
-            rng_of_cut = random.Random(seed)
-            disk.image(choices[name](), history.folders, place)
-            for left in place.glob("data/consensus.sqlite"):
-                left.with_name(left.name + "-shm").write_bytes(rng_of_cut.randbytes(rng_of_cut.choice([0, 32768])))
-            try:
-                judge(place / "data", history.todo, disk.said, rng_of_cut)
-            except Exception as error:
-                error.add_note(f"cut after event {number} of {len(history.events)}, kept: {name}")
-                raise
-            shutil.rmtree(place)
-            right += 1
-        if event is not None:
-            disk.follow(event)
-    return right
-
-
-def sample(history: History, rng: random.Random, cuts: int) -> dict[int, list[str]]:
-    """The worst moments with the worst fates, and any with any."""
-    worst, names = [*moments(history.events)], [*fates(rng)]
-    chosen: dict[int, list[str]] = {}
-    for _ in range(cuts):
-        number = rng.choice(worst) if rng.random() < 0.8 else rng.randrange(len(history.events) + 1)
-        chosen.setdefault(number, []).append(rng.choice(names))
-    return chosen
+def judge_files(place: Path, history: History, said: list[Said], rng: random.Random) -> None:
+    for left in place.glob("data/consensus.sqlite"):
+        left.with_name(left.name + "-shm").write_bytes(rng.randbytes(rng.choice([0, 32768])))
+    judge(place / "data", history.todo, said, rng)
 
 
 @pytest.fixture
 def often_written_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """SQLite writes its log back, and begins it again, every few appends instead of every few hundred."""
     monkeypatch.setattr(sqlite_file, "CHECKPOINT_PAGES", 12)
-
-
-@pytest.fixture
-def rng() -> random.Random:
-    seed = random.SystemRandom().getrandbits(32)
-    print(f"seed {seed}")
-    return random.Random(seed)
 
 
 @pytest.mark.slow
@@ -119,30 +78,11 @@ def check_it_covers(history: History) -> None:
     assert max(starts[node, 0] for node in logs if node is not None) > 1, "no log was begun again"
 
 
-def forgetting(history: History, is_forgotten: Callable[[int], bool]) -> History:
-    """The same without some fsyncs: what code that forgot them would have done."""
-    events = [one for one in history.events if not (isinstance(one, Synced) and is_forgotten(one.node))]
-    return history._replace(events=events)
-
-
 def holders(history: History, ending: str) -> Iterator[tuple[int, int]]:
     """The directory and the file of each name that ends so."""
     for event in history.events:
         if isinstance(event, Named) and event.node is not None and event.name.endswith(ending):
             yield event.parent, event.node
-
-
-def finds(history: History, rng: random.Random, place: Path, names: Sequence[str] = ("nothing",)) -> bool:
-    """Whether some cut right after an acknowledgement is found to have harmed."""
-    acks = [
-        number + 1 for number, event in enumerate(history.events) if isinstance(event, Said) and event.word == ACKED
-    ]
-    try:
-        look(history, {number: list(names) for number in acks}, rng, place)
-    except (AssertionError, PersistError):
-        shutil.rmtree(place)
-        return True
-    return False
 
 
 @pytest.mark.slow
@@ -227,7 +167,7 @@ def test_nobody_relies_on_what_another_had_not_made_durable_yet(tmp_path: Path, 
                 recorder.say(TRIED, append.number)
                 write.compare_and_append([row(append.number, "a", append.number)], append.number, append.number + 1)
                 recorder.say(ACKED, append.number)
-    history = History(todo, recorder.events, recorder.folders)
+    history = History(todo, recorder.events, recorder.folders, judge_files)
     acks = [number + 1 for number, event in enumerate(history.events) if isinstance(event, Said)]
     assert look(history, {number: ["nothing"] for number in acks}, rng, tmp_path / "disk") == len(acks)
 

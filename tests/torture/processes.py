@@ -39,12 +39,15 @@ class Attempt(NamedTuple):
 
 
 class Processes:
-    """The four processes, forked by one that has imported everything."""
+    """Processes with these roles, forked by a program that has imported everything."""
 
-    def __init__(self, url: str, directory: Path, rng: random.Random, env: Mapping[str, str] | None = None) -> None:
-        self.rng, self.directory = rng, directory
+    def __init__(
+        self, url: str, directory: Path, rng: random.Random, env: Mapping[str, str] | None = None, *,
+        roles: Mapping[str, str] = ROLES, program: str = "tests.torture.roles",
+    ) -> None:  # fmt: skip
+        self.rng, self.directory, self.roles = rng, directory, roles
         self.forker = subprocess.Popen(
-            [sys.executable, "-m", "tests.torture.roles", url, str(directory)],
+            [sys.executable, "-m", program, url, str(directory)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT, env={**os.environ, **(env or {})},
         )  # fmt: skip
         self.pids: dict[str, int] = {}
@@ -52,7 +55,7 @@ class Processes:
     def start(self, name: str) -> None:
         assert self.forker.stdin is not None
         assert self.forker.stdout is not None
-        print(ROLES[name], name, self.rng.randrange(10**5), file=self.forker.stdin, flush=True)
+        print(self.roles[name], name, self.rng.randrange(10**5), file=self.forker.stdin, flush=True)
         self.pids[name] = int(self.forker.stdout.readline())
 
     def kill(self, name: str) -> None:

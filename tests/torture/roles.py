@@ -17,7 +17,7 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib import import_module
 from itertools import count
@@ -32,6 +32,7 @@ from persist_lib.location.wrap.around import AroundConsensus, Operation
 from persist_lib.testing import ManualClock, contents_of, updates_of
 
 T = TypeVar("T")
+Role = Callable[[str, Path, str, int], None]
 SHARD = "s"
 SCHEMA = persist.Schema(key={"id": "int64 not null"}, value={"word": "string"})
 LEASE_MS = 60_000
@@ -184,15 +185,15 @@ def read_for_a_while(handle: persist.ReadHandle, rng: random.Random, known: dict
             handle.downgrade_since(max(first, newest - 10))
 
 
-def run(role: str, url: str, directory: Path, name: str, seed: int) -> None:
+def run(work: Role, url: str, directory: Path, name: str, seed: int) -> None:
     """Be one process until killed. Whatever ends it otherwise is a failure."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     faulthandler.register(signal.SIGUSR1, (directory / f"stacks-{name}").open("w"))
     logging.disable(logging.WARNING)  # what fails in the background is told there, and is no failure
     try:
-        {"write": write, "maintain": maintain, "read": read}[role](url, directory, name, seed)
+        work(url, directory, name, seed)
     except BaseException:  # noqa: BLE001 - told to whoever started us
-        Log(directory / "failures").say(role, name, seed, traceback.format_exc())
+        Log(directory / "failures").say(work.__name__, name, seed, traceback.format_exc())
     os._exit(1)
 
 
@@ -211,17 +212,17 @@ def warm_up() -> None:
         client.maintain(SHARD, policy=EAGER)
 
 
-def serve(url: str, directory: Path) -> None:
+def serve(roles: Mapping[str, Role], url: str, directory: Path) -> None:
     """Fork as asked."""
-    warm_up()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     for line in sys.stdin:
         role, name, seed = line.split()
         pid = os.fork()
         if pid == 0:
-            run(role, url, directory, name, int(seed))
+            run(roles[role], url, directory, name, int(seed))
         print(pid, flush=True)
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1], Path(sys.argv[2]))
+    warm_up()
+    serve({"write": write, "maintain": maintain, "read": read}, sys.argv[1], Path(sys.argv[2]))

@@ -8,12 +8,8 @@ from __future__ import annotations
 import json
 import os
 import random
-import signal
-import subprocess
-import sys
 import time
 from collections import Counter
-from contextlib import suppress
 from pathlib import Path
 
 import pyarrow.compute as pc
@@ -23,6 +19,7 @@ import persist_lib as persist
 from persist_lib.timeline import Tables
 from tests import servers
 from tests.torture.isolation import Key, Recorded, Value, anomalies
+from tests.torture.processes import Processes, failures
 from tests.torture.transfers import ACCOUNTS, START_CENTS, TABLES, TIMELINE, create, finish_copies, name_of
 
 KILLS = int(os.environ.get("PERSIST_TRANSFER_KILLS", "12"))
@@ -30,37 +27,6 @@ ROOT = Path(__file__).resolve().parents[2]
 ROLES = {**{f"t{i}": "transfer" for i in range(6)}, "app": "apply", "rex": "read"}
 ENOUGH = 20
 PATIENCE_S = 90.0
-
-
-class Bank:
-    """The processes, forked by one that has imported everything."""
-
-    def __init__(self, url: str, directory: Path, rng: random.Random, roles: dict[str, str]) -> None:
-        self.rng, self.roles = rng, roles
-        self.forker = subprocess.Popen(
-            [sys.executable, "-m", "tests.torture.transfers", url, str(directory)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,
-        )  # fmt: skip
-        self.pids: dict[str, int] = {}
-
-    def start(self, name: str) -> None:
-        assert self.forker.stdin is not None
-        assert self.forker.stdout is not None
-        print(self.roles[name], name, self.rng.randrange(10**6), file=self.forker.stdin, flush=True)
-        self.pids[name] = int(self.forker.stdout.readline())
-
-    def kill(self, name: str) -> None:
-        pid = self.pids.pop(name)
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-        while Path(f"/proc/{pid}").exists():
-            time.sleep(0.002)
-
-    def close(self) -> None:
-        for name in [*self.pids]:
-            self.kill(name)
-        self.forker.kill()
-        self.forker.communicate()
 
 
 @pytest.mark.timeout(600)
@@ -90,7 +56,7 @@ def bank(url: str, directory: Path, kills: int, roles: dict[str, str]) -> None:
     rng = random.Random(seed)
     with persist.open(*url.split(" ")) as client:
         start = create(client.controller().tables())
-    processes = Bank(url, directory, rng, roles)
+    processes = Processes(url, directory, rng, roles=roles, program="tests.torture.transfers")
     try:
         for name in roles:
             processes.start(name)
@@ -108,11 +74,6 @@ def bank(url: str, directory: Path, kills: int, roles: dict[str, str]) -> None:
         processes.close()
     assert failures(directory) == ""
     judge(url, directory, start)
-
-
-def failures(directory: Path) -> str:
-    path = directory / "failures"
-    return path.read_text() if path.exists() else ""
 
 
 def acknowledged(directory: Path) -> int:

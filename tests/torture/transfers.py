@@ -9,14 +9,9 @@ transaction is a line in the process's log before it is sent, and one after. Wha
 from __future__ import annotations
 
 import json
-import logging
-import os
 import random
-import signal
 import sys
 import time
-import traceback
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -27,7 +22,7 @@ from persist_lib.catalog import Controller
 from persist_lib.errors import Determinate, Indeterminate, NotSent, Refused, TimedOut
 from persist_lib.timeline import Tables
 from persist_lib.timeline.transaction import Transaction
-from tests.torture.roles import Log
+from tests.torture.roles import Log, serve
 
 TABLES = 10
 ACCOUNTS = 4
@@ -174,37 +169,16 @@ def finish_copies(controller: Controller) -> None:
             controller.copy_rendition(name_of(index), active.number, to_end=True)
 
 
-ROLES: dict[str, Callable[[str, Path, str, int], None]] = {
-    "transfer": transfer, "apply": apply, "read": read, "hand_over": hand_over
-}  # fmt: skip
-
-
-def run(role: str, url: str, directory: Path, name: str, seed: int) -> None:
-    """Be one process until killed. Whatever ends it otherwise is a failure."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    logging.disable(logging.WARNING)
-    try:
-        ROLES[role](url, directory, name, seed)
-    except BaseException:  # noqa: BLE001 - told to whoever started us
-        Log(directory / "failures").say(role, name, seed, traceback.format_exc())
-    os._exit(1)
-
-
-def serve(url: str, directory: Path) -> None:
-    """Fork as asked, once everything is imported."""
+def warm_up() -> None:
+    """Have everything imported."""
     with persist.open("memory:") as client:
         tables = client.controller().tables()
         create(tables)
         assert isinstance(tables.transaction(TIMELINE), Transaction)
         tables.apply(TIMELINE)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    for line in sys.stdin:
-        role, name, seed = line.split()
-        pid = os.fork()
-        if pid == 0:
-            run(role, url, directory, name, int(seed))
-        print(pid, flush=True)
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1], Path(sys.argv[2]))
+    warm_up()
+    roles = {"transfer": transfer, "apply": apply, "read": read, "hand_over": hand_over}
+    serve(roles, sys.argv[1], Path(sys.argv[2]))

@@ -241,4 +241,6 @@ class Heard:
 def updates_in(table: pa.Table) -> list[tuple[Any, int, int]]:
     """The updates of a table: data, time as a number, and diff."""
     times = table.schema.get_field_index("_time")
+    if pa.types.is_integer(table.schema.field(times).type):
+        return updates_of(table)
     return updates_of(table.set_column(times, "_time", table.column(times).cast(pa.int64())))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -10,33 +9,10 @@ import pytest
 
 import persist_lib as persist
 from persist_lib.errors import Determinate, ShardFinished, SinceViolation
-from persist_lib.testing import Outcome, contents_of, updates_of
-from persist_lib.testing.model import summed
+from persist_lib.testing import Outcome, contents_of
 from tests.shards import TINY, filled
+from tests.unit.relation.carriers import Heard
 from tests.worlds import SCHEMA, WIDER, Storm, World, row
-
-
-class Heard:
-    """What a listener has delivered, checked as it comes: no time before what progress said, progress only forward."""
-
-    def __init__(self, as_of: int) -> None:
-        self.frontier = persist.at(as_of + 1)
-        self.found: Counter[Any] = Counter()
-
-    def take(self, events: Any) -> Heard:
-        for event in events:
-            if isinstance(event, persist.Progress):
-                assert self.frontier < event.frontier
-                self.frontier = event.frontier
-            else:
-                news = updates_of(event.table)
-                assert news
-                assert all(self.frontier.is_before(time) for _, time, _ in news), "nothing of what was complete"
-                self.found.update(news)
-        return self
-
-    def summed(self) -> Counter[Any]:
-        return summed(((data, time), diff * n) for (data, time, diff), n in self.found.items())
 
 
 @pytest.mark.parametrize("config", [persist.Config(), TINY])
@@ -48,14 +24,16 @@ def test_a_listener_hears_exactly_what_happened_after_its_start(
     model = filled(client)
     for _ in range(2):
         with client.open_reader("s") as read:
-            heard = Heard(as_of).take(read.listen(as_of, until=40))
+            heard = Heard(None, as_of).take(read.listen(as_of, until=40))
             assert heard.frontier == persist.at(40)
-            assert heard.summed() == model.between(as_of + 1, persist.at(40))
+            assert heard.updates == model.between(as_of + 1, persist.at(40))
             together = contents_of(read.snapshot(as_of, diff=True).to_arrow())
-            for (data, _), diff in heard.summed().items():
+            for (data, _), diff in heard.updates.items():
                 together[data] += diff
             assert {k: v for k, v in together.items() if v} == model.contents(39)
-            assert Heard(as_of).take(read.listen(as_of, until=20)).summed() == model.between(as_of + 1, persist.at(20))
+            assert Heard(None, as_of).take(read.listen(as_of, until=20)).updates == model.between(
+                as_of + 1, persist.at(20)
+            )
         client.maintain("s", policy=persist.Policy(weight=1e9))
 
 
@@ -75,8 +53,8 @@ def test_a_listener_waits_for_news_and_backs_off(world: World) -> None:
             ends.finish()
 
     client.machine("s").runtime = replace(client.runtime, sleep=sleep)
-    heard = Heard(0).take(read.listen(0))
-    assert heard.summed() == {((2, "w"), 3): 1}
+    heard = Heard(None, 0).take(read.listen(0))
+    assert heard.updates == {((2, "w"), 3): 1}
     assert heard.frontier == persist.TOP, "it ends where the shard is closed for writing"
     assert pauses[0] <= 0.015
     assert 0.015 < max(pauses) <= 0.03, "and is never long in hearing of news"
@@ -100,8 +78,8 @@ def test_a_failure_is_told_again_and_loses_nothing(world: World) -> None:
         with pytest.raises(Determinate):
             verb(listener)
         assert listener.frontier == persist.at(2), "continue from here"
-        again = Heard(0).take(first).take(read.listen(1, until=10)).summed()
-        assert again == Heard(0).take(read.listen(0, until=10)).summed()
+        again = Heard(None, 0).take(first).take(read.listen(1, until=10)).updates
+        assert again == Heard(None, 0).take(read.listen(0, until=10)).updates
 
 
 def test_a_poll_that_fails_half_way_has_delivered_nothing(world: World) -> None:
@@ -142,7 +120,7 @@ def test_listening_at_the_last_time_of_all_is_over_at_once(world: World) -> None
     write, read = client.open_shard("s", SCHEMA)
     write.compare_and_append([row(1, time=2**64 - 1)], 0, [])
     assert list(read.listen(2**64 - 1)) == []
-    assert Heard(5).take(read.listen(5)).summed() == {((1, "w"), 2**64 - 1): 1}
+    assert Heard(None, 5).take(read.listen(5)).updates == {((1, "w"), 2**64 - 1): 1}
 
 
 def test_a_tombstone_ends_a_read_only_listener_with_an_error(world: World) -> None:
@@ -162,6 +140,6 @@ def test_an_older_schema_hears_the_columns_that_it_has(world: World) -> None:
     client.evolve_schema("s", WIDER)
     rows = [row(1, "n", 3) | {"more": 5}, row(1, "n", 3) | {"more": 6}]
     client.open_writer("s", WIDER).compare_and_append(rows, 3, 4)
-    assert Heard(2).take(old.listen(2, until=4)).summed() == {((1, "n"), 3): 2}
+    assert Heard(None, 2).take(old.listen(2, until=4)).updates == {((1, "n"), 3): 2}
     new = client.open_reader("s")
-    assert Heard(2).take(new.listen(2, until=4)).summed() == {((1, "n", 5), 3): 1, ((1, "n", 6), 3): 1}
+    assert Heard(None, 2).take(new.listen(2, until=4)).updates == {((1, "n", 5), 3): 1, ((1, "n", 6), 3): 1}
