@@ -107,6 +107,21 @@ def test_two_that_create_at_once_agree_on_one_shard():
     assert len(rows(store)) == 1
 
 
+class Disturbed(AroundConsensus):
+    """Of the rows that are sent, `act` gets the `number`-th call before it is made."""
+
+    def __init__(self, inner, act, number=1):
+        super().__init__(inner)
+        self.act, self.number, self.sent = act, number, 0
+
+    def around(self, operation, call):
+        if operation.kind == "compare_and_set":
+            self.sent += 1
+            if self.sent == self.number:
+                self.act(call)
+        return call()
+
+
 def faulty(store, *fates):
     plan = Script({("compare_and_set", at_): fate for at_, fate in fates})
     return store.machine(consensus=FaultyConsensus(store.consensus, plan))
@@ -135,18 +150,11 @@ def test_an_unknown_outcome_that_a_rival_decided_is_a_lost_race_like_any_other()
     store.created()
     other = store.machine()
 
-    class LostThenRival(AroundConsensus):
-        sent = 0
+    def lost_then_rival(_call):
+        append_next(other)
+        raise Indeterminate("no answer")
 
-        def around(self, operation, call):
-            if operation.kind == "compare_and_set":
-                self.sent += 1
-                if self.sent == 1:
-                    append_next(other)
-                    raise Indeterminate("no answer")
-            return call()
-
-    machine = store.machine(consensus=LostThenRival(store.consensus))
+    machine = store.machine(consensus=Disturbed(store.consensus, lost_then_rival))
     assert append_next(machine).seqno == 4
     assert store.machine().fetch().state.count == 2
     with pytest.raises(UpperMismatch):
@@ -280,18 +288,12 @@ def test_an_interrupt_in_mid_commit_leaves_a_machine_that_works_and_tells(happen
     store = Store()
     store.created()
 
-    class Interrupted(AroundConsensus):
-        armed = True
+    def interrupted(call):
+        if happened:
+            call()
+        raise KeyboardInterrupt
 
-        def around(self, operation, call):
-            if operation.kind == "compare_and_set" and self.armed:
-                self.armed = False
-                if happened:
-                    call()
-                raise KeyboardInterrupt
-            return call()
-
-    machine = store.machine(consensus=Interrupted(store.consensus))
+    machine = store.machine(consensus=Disturbed(store.consensus, interrupted))
     with pytest.raises(KeyboardInterrupt):
         machine.commit(appending(0, 1, b"t"), token=b"t")
     answer = machine.commit(appending(0, 1, b"t"), token=b"t")
@@ -307,20 +309,13 @@ def test_an_unknown_outcome_whose_row_was_truncated_since_is_told_by_the_token_i
     store.created()
     other = store.machine()
 
-    class Slow(AroundConsensus):
-        sent = 0
+    def slow(call):
+        call()
+        append_next(other)
+        store.consensus.truncate(SHARD, roll_up(other))
+        raise Indeterminate("no answer")
 
-        def around(self, operation, call):
-            if operation.kind == "compare_and_set":
-                self.sent += 1
-                if self.sent == 1:
-                    call()
-                    append_next(other)
-                    store.consensus.truncate(SHARD, roll_up(other))
-                    raise Indeterminate("no answer")
-            return call()
-
-    machine = store.machine(consensus=Slow(store.consensus))
+    machine = store.machine(consensus=Disturbed(store.consensus, slow))
     answer = machine.commit(appending(0, 1, b"t"), token=b"t")
     assert (answer.seqno, answer.token) == (3, b"t")
     assert machine.version == store.machine().fetch(), "it looked at newer states meanwhile, and does not go back"
@@ -335,20 +330,13 @@ def test_an_unknown_outcome_that_has_left_no_trace_stays_unknown():
     store.created()
     other = store.machine()
 
-    class Slow(AroundConsensus):
-        sent = 0
+    def slow(call):
+        call()
+        other.commit(always(c.SetRetention(None)))
+        store.consensus.truncate(SHARD, roll_up(other))
+        raise Indeterminate("no answer")
 
-        def around(self, operation, call):
-            if operation.kind == "compare_and_set":
-                self.sent += 1
-                if self.sent == 1:
-                    call()
-                    other.commit(always(c.SetRetention(None)))
-                    store.consensus.truncate(SHARD, roll_up(other))
-                    raise Indeterminate("no answer")
-            return call()
-
-    machine = store.machine(consensus=Slow(store.consensus))
+    machine = store.machine(consensus=Disturbed(store.consensus, slow))
     with pytest.raises(Indeterminate, match="not known"):
         machine.commit(always(c.SetRetention(5)))
     assert store.machine().fetch().state.retention is None
@@ -361,19 +349,12 @@ def test_an_unknown_outcome_on_a_history_that_was_replaced_is_told_as_neither(me
     store.created()
     older = store.consensus.scan(SHARD, SeqNo(1), 99)
 
-    class Restored(AroundConsensus):
-        sent = 0
+    def restored(_call):
+        store.consensus._logs[SHARD] = list(older)  # type: ignore[attr-defined]
+        append_next(store.machine(), meanwhile)
+        raise Indeterminate("no answer")
 
-        def around(self, operation, call):
-            if operation.kind == "compare_and_set":
-                self.sent += 1
-                if self.sent == 3:
-                    store.consensus._logs[SHARD] = list(older)  # type: ignore[attr-defined]
-                    append_next(store.machine(), meanwhile)
-                    raise Indeterminate("no answer")
-            return call()
-
-    consensus = Restored(store.consensus)
+    consensus = Disturbed(store.consensus, restored, 3)
     machine = store.machine(consensus=consensus)
     machine.commit(always(c.SetRetention(7)))
     machine.commit(always(c.SetRetention(8)))
