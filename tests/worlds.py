@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import persist_lib as persist
 from persist_lib.format.log import StoredState, encode_state
 from persist_lib.location import Location, open_location
 from persist_lib.location.api import Consensus
-from persist_lib.location.wrap.around import AroundConsensus, Operation
+from persist_lib.location.wrap.around import AroundBlob, AroundConsensus, Operation
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.testing import Fate, FaultyBlob, FaultyConsensus, ManualClock, Outcome, Rival
 from persist_lib.testing.faults import Plan, RecordingBlob, RecordingConsensus
@@ -21,6 +21,20 @@ SCHEMA = persist.Schema(key={"id": "int64 not null"}, value={"word": "string"})
 WIDER = persist.Schema(key={"id": "int64 not null"}, value={"word": "string", "more": "int64"})
 SMALL = persist.Config(part_bytes=64 * 1024, inline_bytes=0)
 """No inline batches."""
+
+
+def around_both(location: Location, around: Callable[[Operation, Callable[[], Any]], Any]) -> Location:
+    """The location, with that around every operation of both of its stores."""
+
+    class Blobs(AroundBlob):
+        def around(self, operation: Operation, call: Callable[[], T]) -> T:
+            return cast("T", around(operation, call))
+
+    class Rows(AroundConsensus):
+        def around(self, operation: Operation, call: Callable[[], T]) -> T:
+            return cast("T", around(operation, call))
+
+    return replace(location, blob=Blobs(location.blob), consensus=Rows(location.consensus))
 
 
 class Clocked(AroundConsensus):

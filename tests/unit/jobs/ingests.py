@@ -8,7 +8,6 @@ import gzip
 import json
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,8 +18,9 @@ from jobs.ingesting.settings import Settings
 from jobs.ingesting.work import Done, Work, run_task
 from jobs.stop import Stop
 from persist_lib.location import open_location
-from persist_lib.location.wrap.around import AroundBlob, AroundConsensus, Operation
+from persist_lib.location.wrap.around import Operation
 from persist_lib.testing import check_world
+from tests.worlds import around_both
 
 T = TypeVar("T")
 SCHEMA = persist.Schema(key={"id": "int64 not null"}, value={"name": "string"})
@@ -50,30 +50,10 @@ class Kills:
         return call()
 
 
-class KillsBlob(AroundBlob):
-    def __init__(self, inner: Any, kills: Kills) -> None:
-        super().__init__(inner)
-        self._kills = kills
-
-    def around(self, operation: Operation, call: Callable[[], T]) -> T:
-        return self._kills.around(operation, call)
-
-
-class KillsConsensus(AroundConsensus):
-    def __init__(self, inner: Any, kills: Kills) -> None:
-        super().__init__(inner)
-        self._kills = kills
-
-    def around(self, operation: Operation, call: Callable[[], T]) -> T:
-        return self._kills.around(operation, call)
-
-
 def client_of(url: str, kills: Kills | None = None, config: persist.Config | None = None) -> persist.Client:
     location = open_location(url, create=True)
     if kills is not None:
-        location = replace(
-            location, blob=KillsBlob(location.blob, kills), consensus=KillsConsensus(location.consensus, kills)
-        )
+        location = around_both(location, kills.around)
     runtime = persist.Runtime(background=False)
     return persist.open(location, config=config or persist.Config(inline_bytes=0, part_bytes=65536), runtime=runtime)
 

@@ -23,13 +23,13 @@ from persist_lib.errors import Determinate
 from persist_lib.format.paths import blob_key
 from persist_lib.ids import PartKey, ShardId
 from persist_lib.location import open_location
-from persist_lib.location.api import Blob, BlobEntry, Consensus
+from persist_lib.location.api import BlobEntry
 from persist_lib.location.s3.blob import S3Blob
-from persist_lib.location.wrap.around import AroundBlob, AroundConsensus, Operation
+from persist_lib.location.wrap.around import Operation
 from persist_lib.maintain import Audited
 from persist_lib.testing import ManualClock, check_world, contents_of
 from tests import servers
-from tests.worlds import SCHEMA, SMALL, World, row
+from tests.worlds import SCHEMA, SMALL, World, around_both, row
 
 servers.use_test_credentials()
 CONFIG = persist.Config(lease_ms=1000, inline_bytes=0)
@@ -262,31 +262,10 @@ class Between:
             self._act()
 
 
-class BlobBetween(AroundBlob):
-    def __init__(self, inner: Blob, between: Between) -> None:
-        super().__init__(inner)
-        self.between = between
-
-    def around(self, operation: Operation, call: Callable[[], T]) -> T:
-        return self.between.around(operation, call)
-
-
-class ConsensusBetween(AroundConsensus):
-    def __init__(self, inner: Consensus, between: Between) -> None:
-        super().__init__(inner)
-        self.between = between
-
-    def around(self, operation: Operation, call: Callable[[], T]) -> T:
-        return self.between.around(operation, call)
-
-
 def auditor(world: World, between: Between) -> persist.Client:
     """A client that knows the shard, and is disturbed once it is armed."""
     inner = open_location(world.inner.url, clock=world.clock)
-    disturbed = replace(
-        inner, blob=BlobBetween(inner.blob, between), consensus=ConsensusBetween(inner.consensus, between)
-    )
-    client = persist.open(disturbed, config=SMALL, runtime=world.clock.runtime(OTHER))
+    client = persist.open(around_both(inner, between.around), config=SMALL, runtime=world.clock.runtime(OTHER))
     world.clients.append(client)
     client.inspect("s")
     between.is_armed = True
