@@ -418,8 +418,9 @@ def _input(file: str) -> Iterator[Path | None]:
         try:
             yield path if path.stat().st_size else None
         except InvalidUsage as error:
-            if (said := str(error)).startswith(str(path)):
-                raise InvalidUsage(said.replace(str(path), _named(file)), path=_named(file)) from error
+            if error.fields.get("path") == str(path):
+                said = error.message.replace(str(path), _named(file))
+                raise InvalidUsage(said, **{**error.fields, "path": _named(file)}) from error
             raise
 
 
