@@ -58,7 +58,9 @@ def infer_schema(path: Path, key: list[str], times: Unit | None = None, *, uniqu
         raise InvalidUsage(f"{path} is empty, so no schema can be made from it", path=str(path))
     if missing := [name for name in key if name not in first.column_names]:
         meant = did_you_mean(missing[0], first.column_names)
-        raise InvalidUsage(f"{path} has no columns {missing}. {meant}It has {first.column_names}", key=key, path=str(path))
+        raise InvalidUsage(
+            f"{path} has no columns {missing}. {meant}It has {first.column_names}", key=key, path=str(path)
+        )
     types = {field.name: field.type for field in first.schema if field.name not in (TIME, DIFF)}
     value = {name: type_ for name, type_ in types.items() if name not in key}
     return Schema(key={name: types[name] for name in key}, value=value, times=times, unique=unique)
