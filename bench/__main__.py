@@ -41,6 +41,8 @@ BENCHMARKS = {
     "scale": "bench.scale:scale",
     "whole": "bench.whole:whole",
     "upsert": "bench.upsert:upsert",
+    "life": "bench.life:life",
+    "life-long": "bench.life:life_long",
     "tables": "bench.tables:tables",
     "streams": "bench.streams:streams",
     "collections": "bench.collections:collections",
@@ -52,7 +54,7 @@ BENCHMARKS = {
     "imports": "bench.imports:imports",
     "push": "bench.push:push",
 }
-ON_REQUEST = {"kernel-100m", "spark-100m", "spark-sizes"}
+ON_REQUEST = {"kernel-100m", "life-long", "spark-100m", "spark-sizes"}
 """Benchmarks that take many minutes and run only if they are named."""
 console = Console(width=None if sys.stdout.isatty() else 150)
 

@@ -274,10 +274,13 @@ class PartFile:
         columns = [group.column(index) for group in groups for index in range(group.num_columns)]
         return [_span(c) for c in columns if names is None or c.path_in_schema.partition(".")[0] in names]
 
-    def read(self, lo: bytes | None = None, hi: bytes | None = None, *, use_threads: bool = True) -> pa.Table:
-        """All rows in `[lo, hi)` at once."""
+    def read(
+        self, lo: bytes | None = None, hi: bytes | None = None, groups: Sequence[int] | None = None, *,
+        use_threads: bool = True,
+    ) -> pa.Table:  # fmt: skip
+        """All rows in `[lo, hi)` at once, or those of them in some of the row groups. Threads may read side by side."""
         names = self._wanted(lo, hi)
-        groups = self.groups(lo, hi)
+        groups = self.groups(lo, hi) if groups is None else groups
         with undamaged(self._key):
             if len(groups) == len(self._bounds):
                 table = self._file.read(columns=names, use_threads=use_threads)

@@ -216,9 +216,24 @@ def decode_part(
     Columns that are newer than the part are null. Row groups without a row that `where` keeps are not decoded; the
     others come whole. With `at`, all updates are at that time.
     """
-    verify(key, memoryview(data), digests)
-    file = PartFile(key, _source(data), schema, columns, times=times, where=where, at=at)
+    file = open_part(key, data, digests, schema, columns=columns, times=times, where=where, at=at)
     return file.read(lo, hi, use_threads=use_threads)
+
+
+def open_part(
+    key: str,
+    data: bytes | memoryview | pa.Buffer,
+    digests: bytes,
+    schema: Schema,
+    *,
+    columns: Sequence[str] | None = None,
+    times: bool = True,
+    where: Where | None = None,
+    at: int | None = None,
+) -> PartFile:
+    """A part whose bytes are all here, verified, for reading. Arguments are those of `decode_part`."""
+    verify(key, memoryview(data), digests)
+    return PartFile(key, _source(data), schema, columns, times=times, where=where, at=at)
 
 
 def open_run(

@@ -14,7 +14,8 @@ import pyarrow as pa
 
 from persist_lib.kernel.columns import Flags, Rows, joined, plain
 from persist_lib.kernel.keys import encode_row, slice_sorted
-from persist_lib.kernel.order import Digit, adjacent_ties, digits_of, sort_order, take
+from persist_lib.kernel.order import adjacent_ties, sort_order, take
+from persist_lib.kernel.search import equal_ranges
 from persist_lib.schema.schema import Schema
 
 
@@ -66,18 +67,9 @@ class Keys:
 
     def _places(self, table: pa.Table) -> tuple[Rows, Rows]:
         """For each key, where its rows in the table start and end."""
-        wanted, rows = len(self), table.num_rows
-        if not wanted or not rows:
-            return np.zeros(wanted, np.int64), np.zeros(wanted, np.int64)
-        # SUBTLE: words are comparable only within one array, so the keys are laid before the table's rows.
         names = self._schema.key_names
-        both = [pa.concat_arrays([joined(self.table.column(name)), plain(table.column(name))]) for name in names]
-        digits = list(digits_of(both))
-        if len(digits) == 1:
-            words = digits[0](None)
-            return tuple(np.searchsorted(words[wanted:], words[:wanted], side) for side in ("left", "right"))  # type: ignore[return-value]
-        starts = _search(digits, wanted, rows, np.zeros(wanted, np.int64), counts_equal=False)
-        return starts, _search(digits, wanted, rows, starts, counts_equal=True)
+        wanted = [joined(column) for column in self.table.columns]
+        return equal_ranges([plain(table.column(name)) for name in names], wanted, len(names))
 
 
 def distinct(columns: Sequence[pa.Array | pa.ChunkedArray]) -> Rows:
@@ -105,29 +97,3 @@ class _Encoded(Sequence[bytes]):
         if found is None:
             found = self._known[index] = encode_row(self._schema, self._table, index)
         return found
-
-
-def _search(digits: Sequence[Digit], wanted: int, rows: int, low: Rows, *, counts_equal: bool) -> Rows:
-    """For each of the first `wanted` rows, how many of the `rows` sorted rows after them are below it (or equal)."""
-    low, high = low.copy(), np.full(wanted, rows, np.int64)
-    while (still := np.flatnonzero(low < high)).size:
-        middle = (low[still] + high[still]) // 2
-        is_below = _below(digits, wanted + middle, still, counts_equal=counts_equal)
-        low[still[is_below]] = middle[is_below] + 1
-        high[still[~is_below]] = middle[~is_below]
-    return low
-
-
-def _below(digits: Sequence[Digit], left: Rows, right: Rows, *, counts_equal: bool) -> Flags:
-    """For each pair of rows whether the left one is below the right one; `counts_equal` is what equal ones answer."""
-    found = np.full(len(left), counts_equal, np.bool_)
-    tied = np.arange(len(left))
-    for digit in digits:
-        if not tied.size:
-            break
-        both = digit(np.concatenate([left[tied], right[tied]]))
-        before, after = both[: tied.size], both[tied.size :]
-        differs = before != after
-        found[tied[differs]] = (before < after)[differs]
-        tied = tied[~differs]
-    return found

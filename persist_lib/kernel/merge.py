@@ -24,7 +24,7 @@ from persist_lib.frontier import MAX_TIME
 from persist_lib.kernel.columns import Rows, array_of, integers, joined, plain, plain_table
 from persist_lib.kernel.consolidate import I64_MAX, I64_MIN, OnOverflow, add_up, consolidate
 from persist_lib.kernel.keys import encode_cell
-from persist_lib.kernel.order import adjacent_ties, columns_in_order, sort_order
+from persist_lib.kernel.order import adjacent_ties, columns_in_order, shared_prefix, sort_order
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import DIFF, TIME, TIME_FIELD, Schema
 
@@ -142,7 +142,7 @@ class _Merge:
         order = None
         ties = adjacent_ties(columns, self._candidates(taken[0])) if len(taken) == 1 else None
         if ties is None:
-            order, ties = sort_order(columns, _shared_prefix([table.column(0) for table in tables]))
+            order, ties = sort_order(columns, shared_prefix([table.column(0) for table in tables]))
         # SUBTLE: never "raise" here. What a window carries into the next may yet be retracted there.
         return add_up(table, order, ties, "split")
 
@@ -262,17 +262,6 @@ def _end_to_end(tables: list[pa.Table]) -> pa.Table:
 def _without_dictionary(table: pa.Table, index: int, name: str) -> pa.Table:
     array = plain(table.column(index))
     return table.set_column(index, pa.field(name, array.type, table.schema.field(index).nullable), array)
-
-
-def _shared_prefix(columns: list[pa.ChunkedArray]) -> int:
-    """How many bytes all values of a text column start with, each of these pieces of it being sorted."""
-    texts = all(pa.types.is_string(column.type) or pa.types.is_binary(column.type) for column in columns)
-    if not texts or any(column.null_count for column in columns):
-        return 0
-    ends = [column[index].as_buffer().to_pybytes() for column in columns for index in (0, -1)]
-    first, last = min(ends), max(ends)
-    differing = (at for at, (a, b) in enumerate(zip(first, last, strict=False)) if a != b)
-    return next(differing, min(len(first), len(last)))
 
 
 def _joined(pieces: list[pa.Table], name: str) -> npt.NDArray[Any]:

@@ -93,11 +93,11 @@ def sort_order(columns: Sequence[pa.Array], shared: int = 0) -> tuple[Rows, Flag
         words = words.take(order, axis=1)
         return order, (words[:, 1:] == words[:, :-1]).all(axis=0)
     places = max(1, (len(columns[0]) - 1).bit_length()) if columns else 1
-    codes, used = _pack(digits, None, 64 - places)
+    codes, used = pack(digits, None, 64 - places)
     if used:
         order, ordered = _sort_beside_places(codes, places)
     else:
-        codes, used = _pack(digits, None, 64)
+        codes, used = pack(digits, None, 64)
         order = np.argsort(codes, kind="stable")
         ordered = codes.take(order)
     ties = ordered[1:] == ordered[:-1]
@@ -144,6 +144,17 @@ def digits_of(columns: Sequence[pa.Array], shared: int = 0) -> Iterator[Digit]:
             yield _length_digit(words.lengths)
 
 
+def shared_prefix(columns: Sequence[pa.Array | pa.ChunkedArray]) -> int:
+    """How many bytes all values of a text column start with, each of these pieces of it being sorted."""
+    texts = all(pa.types.is_string(column.type) or pa.types.is_binary(column.type) for column in columns)
+    if not texts or any(column.null_count for column in columns):
+        return 0
+    ends = [column[index].as_buffer().to_pybytes() for column in columns for index in (0, -1)]
+    first, last = min(ends), max(ends)
+    differing = (at for at, (a, b) in enumerate(zip(first, last, strict=False)) if a != b)
+    return next(differing, min(len(first), len(last)))
+
+
 def _validity_digit(valid: Flags) -> Digit:
     return lambda rows: (valid if rows is None else valid[rows]).astype(np.uint64)
 
@@ -158,18 +169,19 @@ def _length_digit(lengths: Rows) -> Digit:
 
 def _rank_digit(column: pa.Array) -> Digit:
     # SUBTLE: ranks are comparable only among the rows of one call.
-    def rank(rows: Rows | None) -> U64:
-        chosen = column if rows is None else column.take(array_of(rows))
-        distinct = chosen.dictionary_encode()
-        by_bytes = integers(pc.array_sort_indices(distinct.dictionary))
-        ranks = np.zeros(max(1, len(by_bytes)), np.uint64)
-        ranks[by_bytes] = np.arange(len(by_bytes), dtype=np.uint64)
-        return ranks.take(integers(distinct.indices))
-
-    return rank
+    return lambda rows: ranks_of(column if rows is None else column.take(array_of(rows)))
 
 
-def _pack(digits: Sequence[Digit], rows: Rows | None, room: int) -> tuple[U64, int]:
+def ranks_of(values: pa.Array) -> U64:
+    """The place of each value among the distinct ones, by bytes; 0 for nulls."""
+    distinct = values.dictionary_encode()
+    by_bytes = integers(pc.array_sort_indices(distinct.dictionary))
+    ranks = np.zeros(max(1, len(by_bytes)), np.uint64)
+    ranks[by_bytes] = np.arange(len(by_bytes), dtype=np.uint64)
+    return ranks.take(integers(distinct.indices))
+
+
+def pack(digits: Sequence[Digit], rows: Rows | None, room: int) -> tuple[U64, int]:
     """As many leading digits as fit into `room` bits; also how many of them are in there whole.
 
     A digit takes the bits by which its values differ at all. What does not fit gives its leading bits and is not
@@ -255,7 +267,7 @@ def _refine(digits: Sequence[Digit], used: int, order: Rows, ties: Flags) -> int
     group = np.cumsum(starts).astype(np.uint64)
     width = 64 - int(group[-1]).bit_length()
     beside = max(0, width - (len(rows) - 1).bit_length())
-    codes, now_used = _pack(digits[used:], rows, beside)
+    codes, now_used = pack(digits[used:], rows, beside)
     if now_used:
         by, ordered = _sort_beside_places((group << np.uint64(beside)) | codes, width - beside)
         same = ordered[1:] == ordered[:-1]
@@ -272,7 +284,7 @@ def _sort_in_groups(digits: Sequence[Digit], rows: Rows, group: U64, width: int)
 
     `width` bits are free beside the group's number.
     """
-    codes, used = _pack(digits, rows, width)
+    codes, used = pack(digits, rows, width)
     if used:
         combined = (group << np.uint64(width)) | codes
         by = np.argsort(combined, kind="stable")

@@ -2,71 +2,79 @@
 
 All updates of the runs are at or before that time. The sum of each distinct data is exact; one that does not fit raises
 DiffOverflow.
+
+The heaviest run is the base: it is read row group by row group, and never sorted. All other runs are gathered and added
+up, and each row group meets those of these changes that belong into its range (`kernel.meeting`). Runs are merged
+instead where the others weigh half as much as the base or do not fit into memory, or where sums may not fit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from functools import partial
-from itertools import chain
+from itertools import chain, starmap
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist_lib.core.plan.compaction import TaskInput
-from persist_lib.core.plan.fan_in import SHARE
-from persist_lib.kernel.columns import Rows, integers
+from persist_lib.core.plan.fan_in import SHARE, weight
+from persist_lib.core.trace import GROUP_ROWS
+from persist_lib.kernel.columns import Rows, at_time, integers
 from persist_lib.kernel.consolidate import I64_MAX, I64_MIN, add_up, consolidate
 from persist_lib.kernel.keyset import Keys
-from persist_lib.kernel.merge import Run, merge_contents
+from persist_lib.kernel.meeting import count_through, is_wide, met
+from persist_lib.kernel.merge import WINDOW_BYTES, merge_contents
 from persist_lib.kernel.order import adjacent_ties, columns_in_order
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import DIFF, TIME, Schema
+from persist_lib.schema.width import row_bytes
 from persist_lib.shard.lookup import look_up
-from persist_lib.shard.runs import Parallel, Stored, read_whole
-from persist_lib.shard.small_runs import Gathered, gather_contents
+from persist_lib.shard.runs import Stored, ahead, read_groups
+from persist_lib.shard.small_runs import Gathered, gather_contents, pieces
 
-SLICE_ROWS = 1 << 17
-"""Rows of one part that a thread adds up at a time."""
+LIGHT = 2
+"""The base weighs this many times what all other runs do, at least; otherwise all of them are put in order together."""
 
 
 def stream(stored: Stored, inputs: Sequence[TaskInput], merge_bytes: int, pool: Executor) -> Iterator[pa.Table]:
     """The contents in key order, as tables of bounded size."""
-    if is_one_time(inputs):
-        return _settled(stored.streams(inputs), stored.schema, merge_bytes)
-    return _merged(stored, gather_contents(stored, inputs, merge_bytes // SHARE, pool), merge_bytes)
+    base, others = _apart(stored, inputs)
+    found = gather_contents(stored, others, merge_bytes // SHARE, pool)
+    read: Iterator[pa.Table] = chain.from_iterable(stored.streams(base))
+    if is_one_time(base):
+        contents: Iterator[pa.Table] = map(_timeless, read)
+    else:
+        contents = _seamless(stored.schema, map(partial(_settle, stored.schema), read))
+    tables = starmap(partial(met, stored.schema), _meetings(stored, contents, found, merge_bytes))
+    return (piece for table in tables for piece in pieces(table, WINDOW_BYTES))
 
 
 def at_once(
     stored: Stored,
     inputs: Sequence[TaskInput],
     columns: Sequence[str] | None,
+    shown: Callable[[pa.Table], pa.Table],
     merge_bytes: int,
     pool: Executor,
-) -> pa.Table | None:
-    """The contents as one table with at least the wanted columns; None when the caller has to stream them.
-
-    They have to be streamed when compaction split a sum. That sum has to be added up again, to raise DiffOverflow if it
-    does not fit.
-    """
-    empty = empty_table(stored.schema.contents)
-    if is_one_time(inputs):
-        found = read_whole(stored, inputs, columns, lambda table, _: table, pool, times=False)
-        empty = empty.select([name for name in empty.schema.names if columns is None or name in (*columns, DIFF)])
-        table = pa.concat_tables([empty, *(piece.select(empty.schema.names) for piece in found)])
-    elif len(inputs) == 1:
-        settle = partial(_settle, stored.schema)
-        table = pa.concat_tables(
-            [empty, *_joined(stored.schema, read_whole(stored, inputs, None, settle, pool, times=True))]
-        )
-    else:
-        gathered = gather_contents(stored, inputs, merge_bytes, pool)
-        if gathered.rest or gathered.table is None:
-            return pa.concat_tables([empty, *_merged(stored, gathered, merge_bytes)])
-        table = gathered.table.drop_columns([TIME])
-    return None if may_be_split(table) else table
+) -> list[pa.Table]:
+    """The contents, with at least the wanted columns, in pieces, each as `shown` makes it."""
+    base, others = _apart(stored, inputs)
+    spread = partial(ahead, pool) if sum(part.rows for run in base for part in run.parts) > GROUP_ROWS else map
+    is_plain = is_one_time(base)
+    if columns is not None and is_plain and not others:
+        narrow = [table for run in base for table in read_groups(stored, run, columns, _as_it_is, pool, times=False)]
+        if not any(map(is_wide, narrow)):
+            return list(spread(shown, narrow))
+    finish = _as_it_is if is_plain else partial(_settle, stored.schema)
+    # Begun before the others are read: the pool decodes the first row groups while these are put in order.
+    read = [read_groups(stored, run, None, finish, pool, times=not is_plain) for run in base]
+    contents = chain.from_iterable(read) if is_plain else _seamless(stored.schema, chain.from_iterable(read))
+    found = gather_contents(stored, others, merge_bytes, pool)
+    meetings = _meetings(stored, contents, found, merge_bytes)
+    return list(spread(lambda pair: shown(met(stored.schema, *pair)), meetings))
 
 
 def of_keys(
@@ -86,26 +94,49 @@ def is_one_time(inputs: Sequence[TaskInput]) -> bool:
     return len(inputs) <= 1 and len(times) <= 1
 
 
-def _merged(stored: Stored, gathered: Gathered, merge_bytes: int) -> Run:
-    """The contents of the gathered table, whose updates all have one time, and of the runs beside it."""
-    runs = gathered.streams(stored)
-    if gathered.table is not None and not gathered.rest:
-        return _settled(runs, stored.schema, merge_bytes)
-    return merge_contents(runs, stored.schema, merge_bytes=merge_bytes)
+def _apart(stored: Stored, inputs: Sequence[TaskInput]) -> tuple[Sequence[TaskInput], Sequence[TaskInput]]:
+    """The base, if there is one, and the other runs."""
+    each = row_bytes(stored.schema)
+    weights = [weight(run.parts, each) for run in inputs]
+    heaviest = max(weights, default=0)
+    if heaviest < LIGHT * (sum(weights) - heaviest):
+        return (), inputs
+    base = weights.index(heaviest) if weights else 0
+    return inputs[base : base + 1], [*inputs[:base], *inputs[base + 1 :]]
 
 
-def _settled(runs: Sequence[Run], schema: Schema, merge_bytes: int) -> Run:
-    """The contents of one consolidated run.
+def _meetings(
+    stored: Stored, contents: Iterator[pa.Table], found: Gathered, merge_bytes: int
+) -> Iterator[tuple[pa.Table, pa.Table]]:
+    """Pieces of contents in order, each with the changes up to its last row; the last piece has no rows.
 
     SUBTLE: compaction splits a sum that does not fit into 64 bits. Such a sum shows in diffs as large as they can be,
-    and has to be added up again, to raise DiffOverflow if it does not fit.
+    and has to be added up again, to raise DiffOverflow if it does not fit. So from the first diff on that is large, all
+    that is left is merged; and all of it where some changes do not fit into memory.
     """
-    for run in runs:
-        for table in run:
-            if may_be_split(table):
-                yield from merge_contents([chain([table], run)], schema, merge_bytes=merge_bytes)
-                return
-            yield table.drop_columns([TIME])
+    none = empty_table(stored.schema.contents)
+    left = none if found.table is None else found.table
+    must_merge = bool(found.rest) or is_wide(left)
+    for piece in chain((piece for piece in contents if piece.num_rows), [none]):
+        if must_merge or is_wide(piece):
+            runs = [_timed(chain([piece], contents)), _timed(pieces(left)), *stored.streams(found.rest)]
+            yield from ((window, none) for window in merge_contents(runs, stored.schema, merge_bytes=merge_bytes))
+            return
+        count = count_through(stored.schema, left, piece) if piece.num_rows else left.num_rows
+        yield piece, left.slice(0, count)
+        left = left.slice(count)
+
+
+def _timed(contents: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    return (at_time(table, 0) for table in contents if table.num_rows)
+
+
+def _timeless(updates: pa.Table) -> pa.Table:
+    return updates.drop_columns([TIME])
+
+
+def _as_it_is(table: pa.Table) -> pa.Table:
+    return table
 
 
 def may_be_split(table: pa.Table) -> bool:
@@ -114,14 +145,8 @@ def may_be_split(table: pa.Table) -> bool:
     return extremes["min"] == I64_MIN or extremes["max"] == I64_MAX
 
 
-def _settle(schema: Schema, table: pa.Table, parallel: Parallel) -> pa.Table:
-    """The contents of a part of a consolidated run, by slices."""
-    slices = [table.slice(start, SLICE_ROWS) for start in range(0, table.num_rows, SLICE_ROWS)]
-    found = _joined(schema, list(parallel(partial(_settle_slice, schema), slices)))
-    return pa.concat_tables(found) if found else table.slice(0, 0).drop_columns([TIME])
-
-
-def _settle_slice(schema: Schema, table: pa.Table) -> pa.Table:
+def _settle(schema: Schema, table: pa.Table) -> pa.Table:
+    """The contents of some updates of a consolidated run."""
     data = table.drop_columns([TIME])
     ties = adjacent_ties(columns_in_order(schema, data), _may_tie(table))
     # A run is in order, so the ties are known. If it were not, `consolidate` would sort it.
@@ -140,25 +165,24 @@ def _may_tie(table: pa.Table) -> Rows | None:
     return np.flatnonzero(times[:-1] < times[1:])
 
 
-def _joined(schema: Schema, tables: Sequence[pa.Table]) -> list[pa.Table]:
-    """Join contents that follow one another, so that each data is there once.
+def _seamless(schema: Schema, tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """Contents that follow one another, such that each data is there once.
 
     The last data of one may be the first data of the next. SUBTLE: two rows at a seam are two data, or one data whose
-    sum did not fit and was split. The shares of a split sum are kept as they are, so that a reader can see the split.
+    sum did not fit and was split. The shares of a split sum are kept as they are, so that it shows that it was split.
     """
-    found: list[pa.Table] = []
+    last: pa.Table | None = None
     for table in tables:
         if not table.num_rows:
             continue
-        if not found:
-            found.append(table)
-            continue
-        last = found.pop()
-        end = last.num_rows - 1
-        seam = consolidate(schema, pa.concat_tables([last.slice(end), table.slice(0, 1)]), "split")
-        if seam.num_rows == 2 and not may_be_split(seam):
-            found += [last, table]
-        else:
-            met = (last.slice(0, end), pa.concat_tables([seam, table.slice(1)]))
-            found += [piece for piece in met if piece.num_rows]
-    return found
+        if last is not None:
+            end = last.num_rows - 1
+            seam = consolidate(schema, pa.concat_tables([last.slice(end), table.slice(0, 1)]), "split")
+            if seam.num_rows == 2 and not may_be_split(seam):
+                yield last
+            else:
+                yield last.slice(0, end)
+                table = pa.concat_tables([seam, table.slice(1)])  # noqa: PLW2901 - with what it has of the last one
+        last = table if table.num_rows else None
+    if last is not None:
+        yield last

@@ -10,10 +10,9 @@ memory, and beyond a share of `merge_bytes` in sorted runs in temporary files, w
 from __future__ import annotations
 
 import tempfile
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Executor, Future
-from typing import IO, NamedTuple, Self, TypeVar
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Executor
+from typing import IO, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
@@ -30,14 +29,10 @@ from persist_lib.kernel.order import adjacent_ties, columns_in_order
 from persist_lib.relation import contents
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import DIFF, Column, Schema
-from persist_lib.shard.runs import Stored, read_part
+from persist_lib.shard.runs import Stored, ahead, read_part
 from persist_lib.shard.small_runs import MOST_BYTES, pieces
 
-A = TypeVar("A")
-
 SPILL_ROWS = 1 << 14
-AHEAD = 4
-"""Parts that are read ahead while rows are added up."""
 
 
 class Shown(NamedTuple):
@@ -99,16 +94,15 @@ def stream(
     return (table.select(names) for table in tables)
 
 
-def at_once(
-    stored: Stored, inputs: Sequence[TaskInput], shown: Shown, merge_bytes: int, pool: Executor
-) -> pa.Table | None:
-    """The same as one table, read in parallel; None when it has to be streamed."""
+def at_once(stored: Stored, inputs: Sequence[TaskInput], shown: Shown, merge_bytes: int, pool: Executor) -> pa.Table:
+    """The same as one table, read in parallel."""
     schema = stored.schema
     names = shown.schema(schema).names
     if is_projection(schema, shown.columns):
         return _projected_at_once(stored, inputs, shown, merge_bytes, pool).select(names)
-    table = contents.at_once(stored, inputs, shown.needed(schema), merge_bytes, pool)
-    return None if table is None else shown.kept(table).select(names)
+    needed = shown.needed(schema)
+    tables = contents.at_once(stored, inputs, needed, lambda table: shown.kept(table).select(names), merge_bytes, pool)
+    return pa.concat_tables([empty_table(shown.schema(schema)), *tables])
 
 
 def of_keys(stored: Stored, inputs: Sequence[TaskInput], keys: Keys, shown: Shown, pool: Executor) -> pa.Table:
@@ -204,23 +198,12 @@ def _projected_at_once(
 
     def settled(pair: tuple[TaskInput, Part]) -> pa.Table:
         # SUBTLE: not the pool's `map`: this runs in the pool's threads, which would wait for each other.
-        (table,) = _projected([read_part(stored, *pair, needed, times=False, use_threads=False)], shown, stored.schema)
+        (table,) = _projected([read_part(stored, *pair, needed, times=False)], shown, stored.schema)
         return table if projected is None else consolidate(projected, table, "split")
 
-    tables = _ahead(pool, settled, [(run, part) for run in inputs for part in run.parts])
+    tables = ahead(pool, settled, [(run, part) for run in inputs for part in run.parts])
     empty = empty_table(narrowed(stored.schema.contents, shown.columns))
     return pa.concat_tables([empty, *added_up(tables, projected, merge_bytes)]).combine_chunks()
-
-
-def _ahead(pool: Executor, call: Callable[[A], pa.Table], items: Sequence[A]) -> Iterator[pa.Table]:
-    """What the calls give, in order. They are made in the pool, a few of them ahead, which bounds memory."""
-    waiting: deque[Future[pa.Table]] = deque()
-    for item in items:
-        if len(waiting) >= AHEAD:
-            yield waiting.popleft().result()
-        waiting.append(pool.submit(call, item))
-    while waiting:
-        yield waiting.popleft().result()
 
 
 def by_key(tables: Iterable[pa.Table], schema: Schema, columns: Sequence[str]) -> Iterator[pa.Table]:

@@ -147,8 +147,8 @@ def streamed(split: Split, blob: Blob, pool: Executor) -> Iterator[pa.Table]:
     return projection.stream(split._stored(blob), split.inputs, split._shown, split.merge_bytes, pool)
 
 
-def _at_once(split: Split, blob: Blob, pool: Executor) -> pa.Table | None:
-    """Its distinct rows as one table, read in parallel; None when they have to be streamed."""
+def _at_once(split: Split, blob: Blob, pool: Executor) -> pa.Table:
+    """Its distinct rows as one table, read in parallel."""
     if split.keys is not None:
         return split._of_keys(blob, split.keys, pool)
     return projection.at_once(split._stored(blob), split.inputs, split._shown, split.merge_bytes, pool)
@@ -181,14 +181,11 @@ class PlaceContents(Place):
         machine = self.handle.machine
         try:
             with machine.runtime.pool(machine.config.read_threads, "persist-read") as pool:
-                table = _at_once(self._split(self._keys), machine.reads, pool)
+                return _at_once(self._split(self._keys), machine.reads, pool)
         except Missing as missing:
             self.look_again(missing)
-            table = None
-        if table is None:
-            empty = empty_table(self._shown.schema(self.handle.schema))
-            return pa.concat_tables([empty, *self.stream()]).combine_chunks()
-        return table
+        empty = empty_table(self._shown.schema(self.handle.schema))
+        return pa.concat_tables([empty, *self.stream()]).combine_chunks()
 
     def splits(self, n: int) -> list[Split]:
         """At most `n` disjoint key ranges of about equal size."""

@@ -6,10 +6,12 @@ Snapshots, listeners, splits in other processes and merge tasks all read through
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
-from itertools import chain
-from typing import Any, NamedTuple
+from functools import partial
+from itertools import chain, islice
+from typing import NamedTuple, TypeVar
 
 import pyarrow as pa
 
@@ -20,7 +22,7 @@ from persist_lib.errors import Missing
 from persist_lib.format.descriptions import add_up
 from persist_lib.format.digest import CHUNK
 from persist_lib.format.parquet import PartFile
-from persist_lib.format.parts import ALONE_ROWS, BATCH_ROWS, StoredPart, decode_inline, decode_part, open_run, within
+from persist_lib.format.parts import ALONE_ROWS, BATCH_ROWS, StoredPart, decode_inline, open_part, open_run, within
 from persist_lib.format.paths import blob_key
 from persist_lib.format.predicate import Where
 from persist_lib.format.range_reader import ChunkedReader, Map
@@ -30,8 +32,10 @@ from persist_lib.location.api import Blob
 from persist_lib.location.wrap import chunk_cache
 from persist_lib.schema.schema import TIME, Schema
 
-Parallel = Callable[..., Iterable[Any]]
-"""`map`, or the `map` of a pool."""
+A = TypeVar("A")
+B = TypeVar("B")
+AHEAD = 4
+"""Parts, and row groups, that are read ahead."""
 
 
 def inputs_of(batches: Iterable[Batch], lower: int = 0, upper: int | None = None) -> tuple[TaskInput, ...]:
@@ -119,75 +123,90 @@ class Stored(NamedTuple):
         return add_up(self.schema, chain.from_iterable(self.streams(inputs)))
 
 
-def read_whole(
+def read_groups(
     stored: Stored,
-    inputs: Sequence[TaskInput],
+    run: TaskInput,
     columns: Sequence[str] | None,
-    settle: Callable[[pa.Table, Parallel], pa.Table],
+    finish: Callable[[pa.Table], pa.Table],
     pool: Executor,
     *,
     times: bool,
-) -> list[pa.Table]:
-    """All parts of the runs, one after the other, each as `settle` makes it. They are fetched and decoded in the pool.
+) -> Iterator[pa.Table]:
+    """The wanted updates of a run in order, a row group at a time, each as `finish` makes it.
 
-    `settle` also gets a `map` to work with: that of the pool if it may use the pool, the plain one if it must not.
+    Parts are fetched and row groups decoded and finished in the pool, a few of them ahead.
     """
-    parts = [(run, part) for run in inputs for part in run.parts]
-    if len(parts) == 1:
-        return [settle(read_part(stored, *parts[0], columns, pool.map, times=times), pool.map)]
 
-    def read(pair: tuple[TaskInput, Part]) -> pa.Table:
-        # Not `pool.map`: this runs in the pool's threads, which would wait for each other.
-        return settle(read_part(stored, *pair, columns, times=times), map)
+    def opened(part: Part, parallel: Map = map) -> list[Callable[[], pa.Table]]:
+        return _groups(stored, run, part, columns, parallel, times=times)
 
-    return list(pool.map(read, parts))
+    # The pool's `map` is not for the pool's threads, which would wait for each other.
+    alone = len(run.parts) == 1
+    parts = iter([opened(run.parts[0], pool.map)]) if alone else ahead(pool, opened, run.parts)
+    return ahead(pool, lambda group: finish(group()), chain.from_iterable(parts))
 
 
 def read_part(
-    stored: Stored,
-    run: TaskInput,
-    part: Part,
-    columns: Sequence[str] | None = None,
-    parallel: Map = map,
-    *,
-    times: bool,
-    use_threads: bool = True,
+    stored: Stored, run: TaskInput, part: Part, columns: Sequence[str] | None = None, *, times: bool
 ) -> pa.Table:
-    """A part's wanted updates, verified, as a table. It always has `_diff`, and `_time` if `times` is true.
+    """A part's wanted updates, verified, as a table. It always has `_diff`, and `_time` if `times` is true."""
+    [whole] = _groups(stored, run, part, columns, map, times=times, is_cut=False)
+    return whole()
+
+
+def ahead(pool: Executor, call: Callable[[A], B], items: Iterable[A]) -> Iterator[B]:
+    """What the calls give, in order. They are made in the pool, a few of them ahead, which bounds memory.
+
+    The first ones are begun at once.
+    """
+    left = iter(items)
+    waiting = deque(pool.submit(call, item) for item in islice(left, AHEAD))
+
+    def results() -> Iterator[B]:
+        while waiting:
+            done = waiting.popleft()
+            waiting.extend(pool.submit(call, item) for item in islice(left, 1))
+            yield done.result()
+
+    return results()
+
+
+def _groups(
+    stored: Stored, run: TaskInput, part: Part, columns: Sequence[str] | None, parallel: Map, *, times: bool,
+    is_cut: bool = True,
+) -> list[Callable[[], pa.Table]]:  # fmt: skip
+    """How to decode the wanted updates of a part, which is fetched and verified: by row groups, or (uncut) at once.
 
     Of a large part that is not wanted whole, only the chunks around the wanted row groups and columns are fetched.
     """
     source, lo, hi = source_of(stored.blob, stored.shard, part, run, stored.schemas), stored.key_lower, stored.key_upper
     needed = times or source.time_lower is not None or source.time_upper is not None
+
+    def wanted(table: pa.Table) -> pa.Table:
+        table = within(table, source.time_lower, source.time_upper)
+        if stored.where is not None:
+            table = stored.where.roughly(table)
+        return table if times or TIME not in table.schema.names else table.drop_columns([TIME])
+
     if part.inline is not None:
-        table = decode_inline(
+        inline = decode_inline(
             source.key, part.inline, source.schema, stored.schema, columns=columns, lo=lo, hi=hi, at=part.at
         )
-    elif part.size > CHUNK and not (stored.is_unbounded() and columns is None):
-        table = _some_of(source, stored, columns, parallel, times=needed)
+        return [lambda: wanted(inline)]
+    if part.size > CHUNK and not (stored.is_unbounded() and columns is None):
+        reader = ChunkedReader(source.key, source.size, source.digests, source.fetch, parallel=parallel)
+        file = PartFile(source.key, reader, stored.schema, columns, times=needed, where=stored.where, at=source.at)
+        reader.prefetch(file.wanted_ranges(lo, hi))
     else:
-        table = decode_part(
-            source.key, source.fetch(0, part.size), part.digests, stored.schema,
-            columns=columns, lo=lo, hi=hi, times=needed, use_threads=use_threads, where=stored.where,
-            at=part.at,
+        data = source.fetch(0, part.size)
+        file = open_part(
+            source.key, data, part.digests, stored.schema,
+            columns=columns, times=needed, where=stored.where, at=part.at,
         )  # fmt: skip
-    table = within(table, source.time_lower, source.time_upper)
-    if stored.where is not None:
-        table = stored.where.roughly(table)
-    return table if times or TIME not in table.schema.names else table.drop_columns([TIME])
-
-
-def _some_of(
-    source: StoredPart, stored: Stored, columns: Sequence[str] | None, parallel: Map, *, times: bool
-) -> pa.Table:
-    """Some columns or rows of a large part.
-
-    `parallel` must not be the pool that this runs in: its threads would wait for each other.
-    """
-    reader = ChunkedReader(source.key, source.size, source.digests, source.fetch, parallel=parallel)
-    file = PartFile(source.key, reader, stored.schema, columns, times=times, where=stored.where, at=source.at)
-    reader.prefetch(file.wanted_ranges(stored.key_lower, stored.key_upper))
-    return file.read(stored.key_lower, stored.key_upper)
+    groups = file.groups(lo, hi)
+    if not is_cut or len(groups) < 2:
+        return [lambda: wanted(file.read(lo, hi, use_threads=is_cut))]
+    return [partial(lambda group: wanted(file.read(lo, hi, [group], use_threads=False)), group) for group in groups]
 
 
 def _may_hold(part: Part, run: TaskInput, key_lower: bytes | None, key_upper: bytes | None) -> bool:

@@ -18,7 +18,7 @@ import pyarrow as pa
 from persist_lib.core.plan.compaction import TaskInput
 from persist_lib.core.plan.fan_in import SMALL, weight
 from persist_lib.format.digest import CHUNK
-from persist_lib.kernel.columns import array_of, at_time, integers, joined
+from persist_lib.kernel.columns import array_of, integers, joined
 from persist_lib.kernel.consolidate import consolidate
 from persist_lib.schema.schema import TIME, TIME_FIELD
 from persist_lib.schema.width import row_bytes
@@ -53,18 +53,15 @@ def gather(
 
 
 def gather_contents(stored: Stored, inputs: Sequence[TaskInput], limit_bytes: int, pool: Executor) -> Gathered:
-    """The same for contents as of a time that no update is after. `_time` is 0 everywhere, and is not read."""
-    found = _gather(stored, inputs, limit_bytes, pool, None, times=False)
-    if found.table is None:
-        return found
-    return found._replace(table=at_time(found.table, 0))
+    """The same for contents as of a time that no update is after, as `schema.contents`. A single run is gathered."""
+    return _gather(stored, inputs, limit_bytes, pool, None, times=False)
 
 
 def _gather(
     stored: Stored, inputs: Sequence[TaskInput], limit: int, pool: Executor, advance_to: int | None, *, times: bool
 ) -> Gathered:
     chosen = _chosen(stored, inputs, limit := min(limit, MOST_BYTES), small_only=times)
-    if len(chosen) < 2:
+    if len(chosen) < 1 + times:
         return Gathered(None, list(inputs))
     tables = _read(stored, inputs, chosen, limit, pool, times=times)
     rest = [run for place, run in enumerate(inputs) if place not in tables]
@@ -83,9 +80,9 @@ def advanced(table: pa.Table, advance_to: int | None) -> pa.Table:
     return table.set_column(at, TIME_FIELD, array_of(np.maximum(integers(table.column(at)), np.uint64(advance_to))))
 
 
-def pieces(table: pa.Table) -> Iterator[pa.Table]:
+def pieces(table: pa.Table, piece_bytes: int = PIECE_BYTES) -> Iterator[pa.Table]:
     """The table in small pieces, like those of a streamed run."""
-    rows = max(1, PIECE_BYTES * table.num_rows // max(1, table.nbytes))
+    rows = max(1, piece_bytes * table.num_rows // max(1, table.nbytes))
     return (table.slice(start, rows) for start in range(0, table.num_rows, rows))
 
 
@@ -126,5 +123,5 @@ def _read(
 
 
 def _read_run(stored: Stored, run: TaskInput, *, times: bool) -> pa.Table:
-    tables = [read_part(stored, run, part, times=times, use_threads=False) for part in run.parts]
+    tables = [read_part(stored, run, part, times=times) for part in run.parts]
     return tables[0] if len(tables) == 1 else pa.concat_tables(tables)

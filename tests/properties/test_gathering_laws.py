@@ -6,7 +6,7 @@ Laws of comparisons: they say what a plain comparison of two multisets by key sa
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import count, pairwise
 from typing import Any
 from unittest import mock
@@ -22,6 +22,7 @@ from persist_lib.catalog.comparing import Comparison, compare
 from persist_lib.core.plan.compaction import MergeTask, TaskInput
 from persist_lib.core.state import Part
 from persist_lib.errors import Corrupt, DiffOverflow
+from persist_lib.format import parquet
 from persist_lib.format.parts import decode_part, encode_inline, encode_part
 from persist_lib.format.paths import blob_key
 from persist_lib.ids import PartKey, ShardId, WriterId
@@ -65,7 +66,8 @@ def part_of(data: st.DataObject, blob: MemoryBlob, schema: Schema, table: pa.Tab
 def stored_part(data: st.DataObject, blob: MemoryBlob, schema: Schema, table: pa.Table) -> Part:
     if data.draw(st.booleans()):
         return as_part(encode_inline(schema, 0, table), None, 0)
-    key, encoded = PartKey(f"n/{next(NUMBERS)}"), encode_part(schema, 0, table)
+    with mock.patch.object(parquet, "GROUP_ROWS", data.draw(st.sampled_from([1, 2, 100]))):
+        key, encoded = PartKey(f"n/{next(NUMBERS)}"), encode_part(schema, 0, table)
     blob.set(blob_key(SHARD, key), encoded.data)
     return as_part(encoded, key, 0)
 
@@ -83,9 +85,9 @@ def world(
     return Stored(blob, SHARD, [schema, newer], chosen, data.draw(bound), data.draw(bound)), runs
 
 
-def at_once(stored: Stored, runs: list[TaskInput], limit: int, threads: int) -> pa.Table | None:
+def at_once(stored: Stored, runs: list[TaskInput], limit: int, threads: int) -> pa.Table:
     with Runtime(background=threads > 1).pool(threads, "test") as pool:
-        return contents.at_once(stored, runs, None, limit, pool)
+        return together(stored.schema, contents.at_once(stored, runs, None, lambda table: table, limit, pool))
 
 
 def streamed(stored: Stored, runs: list[TaskInput], limit: int) -> Iterator[pa.Table]:
@@ -93,7 +95,7 @@ def streamed(stored: Stored, runs: list[TaskInput], limit: int) -> Iterator[pa.T
         return contents.stream(stored, runs, limit, pool)
 
 
-def together(schema: Schema, tables: Iterator[pa.Table]) -> pa.Table:
+def together(schema: Schema, tables: Iterable[pa.Table]) -> pa.Table:
     return pa.concat_tables([schema.contents.empty_table(), *tables])
 
 
@@ -104,9 +106,8 @@ def test_contents_at_once_and_streamed_are_those_of_the_merge(data):
     stored, runs = world(data, schema, data.draw(updates_of(schema)))
     expected = read(stored.schema, together(stored.schema, merge_contents(stored.streams(runs), stored.schema)))
     limit = data.draw(LIMITS)
-    with mock.patch.object(contents, "SLICE_ROWS", data.draw(st.sampled_from([1, 2, 3, 100]))):
+    with mock.patch.object(contents, "GROUP_ROWS", data.draw(st.sampled_from([0, 100]))):
         found = at_once(stored, runs, limit, data.draw(st.sampled_from([1, 2])))
-    assert found is not None
     assert read(stored.schema, found) == expected
     assert found.schema.equals(stored.schema.contents)
     assert read(stored.schema, together(stored.schema, streamed(stored, runs, limit))) == expected
@@ -121,17 +122,15 @@ def test_each_type_is_gathered_and_added_up_by_its_bits(kind, data):
     blob = MemoryBlob()
     runs = [store(data, blob, schema, run) for run in dealt(data, schema, updates) if run.num_rows]
     runs = [TaskInput(run.parts, 0, None) for run in runs]
-    with mock.patch.object(contents, "SLICE_ROWS", 2):
-        found = at_once(Stored(blob, SHARD, [schema], schema), runs, 1 << 28, 1)
+    found = at_once(Stored(blob, SHARD, [schema], schema), runs, 1 << 28, 1)
     expected = totals((row, 0, diff) for row, _, diff in updates)
-    assert found is not None
     assert read(schema, found) == in_order(schema, [(row, 0, diff) for (row, _), diff in expected.items()])
 
 
 @settings(max_examples=40)
 @given(st.data())
-def test_sums_beyond_64_bits_are_never_answered_at_once(data):
-    """They are streamed, which says that they do not fit, unless what else there is makes them fit."""
+def test_sums_beyond_64_bits_are_an_error_however_they_are_read(data):
+    """Unless what else there is makes them fit."""
     schema = Schema({"k": "int8"})
     stored, runs = world(data, schema, data.draw(updates_of(schema, diffs=HUGE)), wide=False)
     try:
@@ -147,7 +146,7 @@ def test_sums_beyond_64_bits_are_never_answered_at_once(data):
         except DiffOverflow:
             assert expected is None
         else:
-            assert found is None or read(stored.schema, found) == expected
+            assert read(stored.schema, found) == expected
 
 
 @settings(max_examples=40)

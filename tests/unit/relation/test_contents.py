@@ -1,13 +1,18 @@
-"""Contents of one run that was compacted with its history: slices that threads add up, and where slices meet."""
+"""Contents of one run that was compacted with its history: row groups that threads add up, and where these meet."""
 
 from __future__ import annotations
+
+from unittest import mock
 
 import pyarrow as pa
 import pytest
 
 from persist_lib.core.plan.compaction import TaskInput
-from persist_lib.format.parts import encode_inline
-from persist_lib.ids import ShardId
+from persist_lib.errors import DiffOverflow
+from persist_lib.format import parquet
+from persist_lib.format.parts import encode_part
+from persist_lib.format.paths import blob_key
+from persist_lib.ids import PartKey, ShardId
 from persist_lib.kernel.consolidate import consolidate
 from persist_lib.location.memory.location import MemoryBlob
 from persist_lib.relation import contents
@@ -19,20 +24,34 @@ from persist_lib.shard.runs import Stored
 SCHEMA = Schema({"k": "int64"})
 
 
-def one_run(updates: list[tuple[int, int, int]], parts: int = 1) -> tuple[Stored, list[TaskInput]]:
-    """Updates (key, time, diff) as one run, cut into parts evenly."""
+def one_run(
+    updates: list[tuple[int, int, int]], parts: int = 1, group_rows: int = 100
+) -> tuple[Stored, list[TaskInput]]:
+    """Updates (key, time, diff) as one run, cut into parts evenly, and these into row groups."""
     columns = [
         pa.array(column, field.type) for column, field in zip(zip(*updates, strict=True), SCHEMA.updates, strict=True)
     ]
     table = consolidate(SCHEMA, pa.table(columns, schema=SCHEMA.updates))
     rows = -(-table.num_rows // parts)
     cut = [table.slice(start, rows) for start in range(0, table.num_rows, rows)]
-    found = tuple(as_part(encode_inline(SCHEMA, 0, piece), None, 0) for piece in cut)
-    return Stored(MemoryBlob(), ShardId("s"), [SCHEMA], SCHEMA), [TaskInput(found, 0, None)]
+    blob, shard = MemoryBlob(), ShardId("s")
+    found = []
+    with mock.patch.object(parquet, "GROUP_ROWS", group_rows):
+        for place, piece in enumerate(cut):
+            encoded, key = encode_part(SCHEMA, 0, piece), PartKey(f"n/{place}")
+            blob.set(blob_key(shard, key), encoded.data)
+            found.append(as_part(encoded, key, 0))
+    return Stored(blob, shard, [SCHEMA], SCHEMA), [TaskInput(tuple(found), 0, None)]
+
+
+def at_once(stored: Stored, inputs: list[TaskInput]) -> pa.Table:
+    with Runtime().pool(2, "test") as pool:
+        found = contents.at_once(stored, inputs, None, lambda table: table, 1 << 20, pool)
+    return pa.concat_tables([SCHEMA.contents.empty_table(), *found])
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3])
-@pytest.mark.parametrize("slice_rows", [1, 2, 3, 100])
+@pytest.mark.parametrize("group_rows", [1, 2, 3, 100])
 @pytest.mark.parametrize(
     ("diffs", "left"),
     [
@@ -41,31 +60,21 @@ def one_run(updates: list[tuple[int, int, int]], parts: int = 1) -> tuple[Stored
         ([1, 1, 1, -1, -1, 3], [(1, 1), (2, 4), (3, 1)]),
     ],
 )
-def test_data_that_goes_over_slices_and_parts_is_added_up_once(
-    monkeypatch: pytest.MonkeyPatch, parts: int, slice_rows: int, diffs: list[int], left: list[tuple[int, int]]
+def test_data_that_goes_over_row_groups_and_parts_is_added_up_once(
+    parts: int, group_rows: int, diffs: list[int], left: list[tuple[int, int]]
 ) -> None:
-    monkeypatch.setattr(contents, "SLICE_ROWS", slice_rows)
-    stored, inputs = one_run([(1, 0, 1), *[(2, time, diff) for time, diff in enumerate(diffs)], (3, 9, 1)], parts)
-    with Runtime().pool(2, "test") as pool:
-        found = contents.at_once(stored, inputs, None, 1 << 20, pool)
-    assert found is not None
+    updates = [(1, 0, 1), *[(2, time, diff) for time, diff in enumerate(diffs)], (3, 9, 1)]
+    found = at_once(*one_run(updates, parts, group_rows))
     assert [(row["k"], row["_diff"]) for row in found.to_pylist()] == left
 
 
-@pytest.mark.parametrize("slice_rows", [1, 2, 100])
-def test_a_sum_beyond_64_bits_that_only_a_seam_adds_up_is_left_to_the_stream(
-    monkeypatch: pytest.MonkeyPatch, slice_rows: int
-) -> None:
-    monkeypatch.setattr(contents, "SLICE_ROWS", slice_rows)
-    stored, inputs = one_run([(2, 0, 2**62), (2, 1, 2**62 + 3)])
-    with Runtime().pool(2, "test") as pool:
-        assert contents.at_once(stored, inputs, None, 1 << 20, pool) is None
+@pytest.mark.parametrize("group_rows", [1, 2, 100])
+def test_a_sum_beyond_64_bits_that_only_a_seam_adds_up_is_an_error(group_rows: int) -> None:
+    with pytest.raises(DiffOverflow, match="2"):
+        at_once(*one_run([(2, 0, 2**62), (2, 1, 2**62 + 3)], 1, group_rows))
 
 
 def test_nothing_is_left_where_all_of_a_run_was_retracted() -> None:
-    stored, inputs = one_run([(1, 0, 1), (1, 1, -1)])
-    with Runtime().pool(2, "test") as pool:
-        found = contents.at_once(stored, inputs, None, 1 << 20, pool)
-    assert found is not None
+    found = at_once(*one_run([(1, 0, 1), (1, 1, -1)]))
     assert found.num_rows == 0
     assert found.schema.equals(SCHEMA.contents)

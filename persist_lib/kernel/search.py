@@ -1,0 +1,136 @@
+"""Searching rows in canonical order for others that are in order: where the rows equal to each of these lie.
+
+Only the first digit of the rows is made of all of them, or those of the key where many rows are wanted. Each further
+one narrows the ranges that are left, and is made of the few rows that a search in them looks at. Columns behind the key
+are only looked at where the key is the same. So neither side is sorted, whatever the types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
+from typing import Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist_lib.kernel.columns import POOL, U64, ByteWords, Flags, Rows, Words, array_of, words_of
+from persist_lib.kernel.order import DEEP, Digit, pack, ranks_of, shared_prefix
+
+DENSE: Final = 16
+"""Where there are this many rows for one that is wanted, or fewer, all of the key is made of all rows."""
+
+
+class _Both(NamedTuple):
+    """One digit of both sides."""
+
+    rows: Digit
+    wanted: Digit
+
+    def every(self, _: Rows | None = None) -> U64:
+        """The digit of all wanted rows, then of all rows."""
+        return np.concatenate([self.wanted(None), self.rows(None)])
+
+
+def equal_ranges(rows: Sequence[pa.Array], wanted: Sequence[pa.Array], keys: int) -> tuple[Rows, Rows]:
+    """For each wanted row, where the rows that equal it start and end: where they would be, if there are none.
+
+    Both sides are columns of the same types, without dictionaries, in canonical order; the first `keys` of them mostly
+    tell rows apart.
+    """
+    count = len(wanted[0])
+    if not count or not len(rows[0]):
+        return np.zeros(count, np.int64), np.zeros(count, np.int64)
+    digits = list(_digits(rows[:keys], wanted[:keys], is_sorted=True))
+    low, high = np.zeros(count, np.int64), np.full(count, len(rows[0]), np.int64)
+    if digits:  # otherwise all keys are the same
+        packed = digits if count * DENSE > len(rows[0]) else digits[:1]
+        codes, used = pack([digit.every for digit in packed], None, 64)
+        low, high = (np.searchsorted(codes[count:], codes[:count], side) for side in ("left", "right"))
+        _narrow(digits[used:], low, high)
+    if len(rows) > keys and (same := np.flatnonzero(low < high)).size:
+        # Ranges are the same or have no row in common. Their rows are laid end to end.
+        starts, place = np.unique(low[same], return_inverse=True)
+        counts = np.zeros(len(starts), np.int64)
+        counts[place] = (high - low)[same]
+        before = np.cumsum(counts) - counts
+        some = array_of(np.repeat(starts - before, counts) + np.arange(int(counts.sum())))
+        ours = [pc.take(column, some, memory_pool=POOL) for column in rows[keys:]]
+        theirs = [pc.take(column, array_of(same), memory_pool=POOL) for column in wanted[keys:]]
+        first, last = before[place], (before + counts)[place]
+        _narrow(_digits(ours, theirs, is_sorted=False), first, last)
+        low[same], high[same] = low[same] + first - before[place], low[same] + last - before[place]
+    return low, high
+
+
+def _narrow(digits: Iterable[_Both], low: Rows, high: Rows) -> None:
+    """Narrow the range of each wanted row, in place, to the rows that are equal to it in these digits."""
+    for digit in digits:
+        left = np.flatnonzero(low < high)
+        if not left.size:
+            return
+        words, ends = digit.wanted(left), high[left]
+        low[left] = _search(digit.rows, words, low[left], ends, np.less)
+        high[left] = _search(digit.rows, words, low[left], ends, np.less_equal)
+
+
+def _search(digit: Digit, words: U64, low: Rows, high: Rows, is_below: Callable[[U64, U64], Flags]) -> Rows:
+    """The first row of each range whose digit is not below the word there."""
+    low, high = low.copy(), high.copy()
+    while (left := np.flatnonzero(low < high)).size:
+        middle = (low[left] + high[left]) // 2
+        below = is_below(digit(middle), words[left])
+        low[left[below]] = middle[below] + 1
+        high[left[~below]] = middle[~below]
+    return low
+
+
+def _digits(rows: Sequence[pa.Array], wanted: Sequence[pa.Array], *, is_sorted: bool) -> Iterator[_Both]:
+    """The digits of `kernel.order`, such that those of one side can be compared with those of the other."""
+    for ours, theirs in zip(rows, wanted, strict=True):
+        one, other = words_of(ours), words_of(theirs)
+        if is_sorted and isinstance(one, ByteWords) and isinstance(other, ByteWords):
+            shared = shared_prefix([ours, theirs])
+            one, other = one.without(shared), other.without(shared)
+        is_sorted = False
+        if one.valid is not None or other.valid is not None:
+            yield _Both(_validity(one, len(ours)), _validity(other, len(theirs)))
+        width = max(one.width, other.width)
+        for index in range(min(width, DEEP)):
+            yield _Both(_word(one, index, len(ours)), _word(other, index, len(theirs)))
+        if width > DEEP:
+            yield _ranks(ours, theirs)
+        elif isinstance(one, ByteWords) and isinstance(other, ByteWords) and _vary(one, other):
+            yield _Both(_lengths(one), _lengths(other))
+
+
+def _vary(one: ByteWords, other: ByteWords) -> bool:
+    return len({one.longest, one.shortest, other.longest, other.shortest}) > 1
+
+
+def _validity(words: Words, count: int) -> Digit:
+    valid = np.ones(count, np.bool_) if words.valid is None else words.valid
+    return lambda rows: (valid if rows is None else valid[rows]).astype(np.uint64)
+
+
+def _word(words: Words, index: int, count: int) -> Digit:
+    """A word; zeros beyond the longest value of its side."""
+    if index >= words.width:
+        return lambda rows: np.zeros(count if rows is None else len(rows), np.uint64)
+    return lambda rows: words.word(index, rows)
+
+
+def _lengths(words: ByteWords) -> Digit:
+    return lambda rows: (words.lengths if rows is None else words.lengths[rows]).astype(np.uint64)
+
+
+def _ranks(ours: pa.Array, theirs: pa.Array) -> _Both:
+    """Long values by their place among all of both sides."""
+    ranks = cache(lambda: ranks_of(pa.concat_arrays([theirs, ours])))
+
+    def digit(rows: Rows | None, start: int, end: int) -> U64:
+        return ranks()[start:end] if rows is None else ranks()[start:end][rows]
+
+    count, every = len(theirs), len(theirs) + len(ours)
+    return _Both(lambda rows: digit(rows, count, every), lambda rows: digit(rows, 0, count))
