@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -82,9 +83,7 @@ def _life(rows: int, steps: int) -> list[Figure]:
                 if (have := calls["scan"]()) != other.ask("scan"):
                     raise SystemExit(f"{peer} has {other.answer} rows, not {have}")
                 for read in READS:
-                    mine, its = beside(
-                        lambda read=read: timed(calls[read]), lambda read=read: other.run(call=read)[0], ROUNDS
-                    )
+                    mine, its = beside(partial(timed, calls[read]), partial(_once, other, read), ROUNDS)
                     target = most if read == "scan" else None
                     found.append(Figure(f"life: {read}", mine * 1e3, its * 1e3, "ms", peer, at_most=target))
     return found
@@ -101,7 +100,7 @@ def ours(folder: str, rows: int, steps: int) -> dict[str, Callable[[], object]]:
             write.compare_and_append(loads(rows), 0, 1)
             for step in range(1, steps + 1):
                 table, deleted = changes(rows, step)
-                ends.append(write.upsert(table).time)
+                ends.append(write.upsert(table).time or 0)
                 if deleted.size:
                     write.delete(pa.table({"k": deleted}))
                 if step % MAINTAINS == 0:
@@ -127,6 +126,10 @@ def ours(folder: str, rows: int, steps: int) -> dict[str, Callable[[], object]]:
         "look-up": lambda: scans({"keys": pa.table({"k": looked_up(rows)})}),
         "versions": lambda: scans(*({"as_of": ends[at]} for at in _some(steps))),
     }  # fmt: skip
+
+
+def _once(peer: Peer, call: str) -> float:
+    return peer.run(call=call)[0]
 
 
 def _some(steps: int) -> list[int]:
@@ -196,7 +199,8 @@ def ducklake(folder: str, rows: str, steps: str) -> Iterator[Ready]:
 
     def asked(*queries: str) -> int:
         with opened() as connection:
-            return sum(int(connection.execute(query).to_arrow_table().num_rows) for query in queries)
+            tables: list[pa.Table] = [connection.execute(query).to_arrow_table() for query in queries]
+        return sum(len(table) for table in tables)
 
     def live() -> None:
         with opened() as connection:

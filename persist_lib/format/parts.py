@@ -205,19 +205,13 @@ def decode_part(
     columns: Sequence[str] | None = None,
     lo: bytes | None = None,
     hi: bytes | None = None,
-    use_threads: bool = True,
-    times: bool = True,
-    where: Where | None = None,
     at: int | None = None,
 ) -> pa.Table:
-    """The updates of a part with `lo <= key < hi`, as the reader's schema has them.
+    """The updates of a part with `lo <= key < hi`, as the reader's schema has them; other arguments as in `open_part`.
 
-    `columns` are the wanted ones of the schema's; `_diff` always comes along, `_time` unless no `times` are wanted.
-    Columns that are newer than the part are null. Row groups without a row that `where` keeps are not decoded; the
-    others come whole. With `at`, all updates are at that time.
+    `_diff` and `_time` always come along.
     """
-    file = open_part(key, data, digests, schema, columns=columns, times=times, where=where, at=at)
-    return file.read(lo, hi, use_threads=use_threads)
+    return open_part(key, data, digests, schema, columns=columns, at=at).read(lo, hi)
 
 
 def open_part(
@@ -231,7 +225,12 @@ def open_part(
     where: Where | None = None,
     at: int | None = None,
 ) -> PartFile:
-    """A part whose bytes are all here, verified, for reading. Arguments are those of `decode_part`."""
+    """A part whose bytes are all here, verified, for reading.
+
+    `columns` are the wanted ones of the schema's; `_diff` always comes along, `_time` unless no `times` are wanted.
+    Columns that are newer than the part are null. Row groups without a row that `where` keeps are not decoded; the
+    others come whole. With `at`, all updates are at that time.
+    """
     verify(key, memoryview(data), digests)
     return PartFile(key, _source(data), schema, columns, times=times, where=where, at=at)
 

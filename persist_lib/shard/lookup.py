@@ -15,9 +15,9 @@ import pyarrow as pa
 
 from persist_lib.core.plan.compaction import TaskInput
 from persist_lib.core.state import Part
-from persist_lib.format.digest import CHUNK, verify
+from persist_lib.format.digest import CHUNK
 from persist_lib.format.parquet import PartFile
-from persist_lib.format.parts import decode_inline, within
+from persist_lib.format.parts import decode_inline, open_part, within
 from persist_lib.format.range_reader import ChunkedReader, Map
 from persist_lib.kernel.columns import Rows
 from persist_lib.kernel.keyset import Keys
@@ -112,8 +112,7 @@ def _of_part(
         found = take(table, keys.find(table))
     elif part.size <= CHUNK:
         data = source.fetch(0, part.size)
-        verify(source.key, memoryview(data), part.digests)
-        file = PartFile(source.key, pa.BufferReader(data), stored.schema, columns, times=times, at=part.at)
+        file = open_part(source.key, data, part.digests, stored.schema, columns=columns, times=times, at=part.at)
         found = find_rows(file, keys, use_threads=parallel is not None)
     else:
         reader = ChunkedReader(source.key, source.size, source.digests, source.fetch, parallel=parallel or map)
