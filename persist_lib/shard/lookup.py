@@ -7,9 +7,9 @@ each thread, and the updates that were found.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -18,7 +18,7 @@ from persist_lib.core.state import Part
 from persist_lib.format.digest import CHUNK
 from persist_lib.format.parquet import PartFile
 from persist_lib.format.parts import decode_inline, open_part, within
-from persist_lib.format.range_reader import ChunkedReader, Map
+from persist_lib.format.range_reader import ChunkedReader
 from persist_lib.kernel.columns import Rows
 from persist_lib.kernel.keyset import Keys
 from persist_lib.kernel.order import take
@@ -28,6 +28,8 @@ from persist_lib.shard.runs import Stored, source_of
 
 Prefetch = Callable[[Iterable[tuple[int, int]]], None]
 """Fetches byte ranges of the object at once."""
+Spread = Callable[..., Iterator[Any]]
+"""`map`, or the `map` of a pool."""
 
 
 class _Hit(NamedTuple):
@@ -38,25 +40,31 @@ class _Hit(NamedTuple):
     keys: pa.Table
 
 
-def find_rows(file: PartFile, keys: Keys, prefetch: Prefetch | None = None, *, use_threads: bool = True) -> pa.Table:
+def find_rows(file: PartFile, keys: Keys, prefetch: Prefetch | None = None, spread: Spread | None = None) -> pa.Table:
     """The rows of a part that have one of the keys, in canonical order, with the columns that the file was opened for.
 
     `prefetch` is called with the bytes that are about to be read: first the key columns of the row groups that can
-    hold a key, then the other columns of those that do.
+    hold a key, then the other columns of those that do. `spread` is a pool's `map`, to read
+    row groups in parallel.
     """
     names, rest = file.key_columns()
     chosen = [
         (group, within) for group, (least, most) in enumerate(file.bounds) if len(within := keys.between(least, most))
     ]
-    _ahead(prefetch, file, [group for group, _ in chosen], names)
-    hits: list[_Hit] = []
-    for group, within in chosen:
+    # A row group that is alone is read by all columns in parallel instead.
+    use_threads, each = spread is not None and len(chosen) < 2, map if spread is None or len(chosen) < 2 else spread
+
+    def look(wanted: tuple[int, Keys]) -> _Hit:
+        group, within = wanted
         table = file.read_group(group, names, use_threads=use_threads)
-        if (rows := within.find(table)).size:
-            hits.append(_Hit(group, rows, take(table, rows)))
+        rows = within.find(table)
+        return _Hit(group, rows, take(table, rows))
+
+    _ahead(prefetch, file, [group for group, _ in chosen], names)
+    hits = [hit for hit in each(look, chosen) if hit.rows.size]
     _ahead(prefetch, file, [hit.group for hit in hits], rest)
-    found = [_whole(hit, file.read_group(hit.group, rest, use_threads=use_threads)) for hit in hits]
-    return file.conformed(found)
+    found = each(lambda hit: _whole(hit, file.read_group(hit.group, rest, use_threads=use_threads)), hits)
+    return file.conformed(list(found))
 
 
 def _ahead(prefetch: Prefetch | None, file: PartFile, groups: Sequence[int], names: Sequence[str]) -> None:
@@ -93,16 +101,18 @@ def look_up(
     if wanted is not None:
         target = pa.schema([field for field in target if field.name in {*wanted, target.names[-1]}])
     pairs = [(run, part) for run in holding(inputs, keys) for part in run.parts]
-    if len(pairs) == 1:
-        found = [_of_part(stored, *pairs[0], keys, wanted, pool.map)]
-    else:
-        # Not `pool.map` inside: this runs in the pool's threads, which would wait for each other.
-        found = list(pool.map(lambda pair: _of_part(stored, pair[0], pair[1], keys, wanted, None), pairs))
+    # The pool's `map` is not for the pool's threads, which would wait for each other. So the heaviest part, mostly the
+    # base of all, is looked through by this thread, which gives its row groups to the pool.
+    heaviest = max(pairs, key=lambda pair: pair[1].rows, default=None)
+    light = [pool.submit(_of_part, stored, *pair, keys, wanted, None) for pair in pairs if pair is not heaviest]
+    heavy = [] if heaviest is None else [_of_part(stored, *heaviest, keys, wanted, pool.map)]
+    results = iter([future.result() for future in light])
+    found = [heavy[0] if pair is heaviest else next(results) for pair in pairs]
     return pa.concat_tables([empty_table(target), *(table.select(target.names) for table in found)])
 
 
 def _of_part(
-    stored: Stored, run: TaskInput, part: Part, keys: Keys, columns: Sequence[str] | None, parallel: Map | None
+    stored: Stored, run: TaskInput, part: Part, keys: Keys, columns: Sequence[str] | None, parallel: Spread | None
 ) -> pa.Table:
     source = source_of(stored.blob, stored.shard, part, run, stored.schemas)
     times = source.time_lower is not None or source.time_upper is not None
@@ -113,10 +123,10 @@ def _of_part(
     elif part.size <= CHUNK:
         data = source.fetch(0, part.size)
         file = open_part(source.key, data, part.digests, stored.schema, columns=columns, times=times, at=part.at)
-        found = find_rows(file, keys, use_threads=parallel is not None)
+        found = find_rows(file, keys, None, parallel)
     else:
         reader = ChunkedReader(source.key, source.size, source.digests, source.fetch, parallel=parallel or map)
         file = PartFile(source.key, reader, stored.schema, columns, times=times, at=part.at)
-        found = find_rows(file, keys, reader.prefetch, use_threads=parallel is not None)
+        found = find_rows(file, keys, reader.prefetch, parallel)
     found = within(found, source.time_lower, source.time_upper)
     return found.drop_columns([TIME]) if TIME in found.schema.names else found
