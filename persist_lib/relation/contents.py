@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from itertools import chain, starmap
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -24,6 +25,7 @@ from persist_lib.core.plan.fan_in import SHARE, weight
 from persist_lib.core.trace import GROUP_ROWS
 from persist_lib.kernel.columns import Rows, at_time, integers
 from persist_lib.kernel.consolidate import I64_MAX, I64_MIN, add_up, consolidate
+from persist_lib.kernel.keys import encode_cell
 from persist_lib.kernel.keyset import Keys
 from persist_lib.kernel.meeting import count_through, is_wide, met
 from persist_lib.kernel.merge import WINDOW_BYTES, merge_contents
@@ -39,16 +41,35 @@ LIGHT = 2
 """The base weighs this many times what all other runs do, at least; otherwise all of them are put in order together."""
 
 
+class Form(NamedTuple):
+    """What pieces of runs are made to before they meet: rows of a schema, in its order, each data once in a piece.
+
+    `columns` are those to read (None: all). Pieces are joined where the last row of one and the first row of the next
+    are equal in the columns `joined`.
+    """
+
+    schema: Schema
+    columns: Sequence[str] | None
+    finish: Callable[[pa.Table], pa.Table]
+    times: bool
+    joined: Sequence[str]
+
+    @classmethod
+    def whole(cls, schema: Schema, base: Sequence[TaskInput]) -> Form:
+        """All columns. Updates of several times are added up."""
+        if is_one_time(base):
+            return cls(schema, None, _as_it_is, False, ())
+        return cls(schema, None, partial(_settle, schema), True, schema.names)
+
+
 def stream(stored: Stored, inputs: Sequence[TaskInput], merge_bytes: int, pool: Executor) -> Iterator[pa.Table]:
     """The contents in key order, as tables of bounded size."""
     base, others = _apart(stored, inputs)
     found = gather_contents(stored, others, merge_bytes // SHARE, pool)
+    form = Form.whole(stored.schema, base)
     read: Iterator[pa.Table] = chain.from_iterable(stored.streams(base))
-    if is_one_time(base):
-        contents: Iterator[pa.Table] = map(_timeless, read)
-    else:
-        contents = _seamless(stored.schema, map(partial(_settle, stored.schema), read))
-    tables = starmap(partial(met, stored.schema), _meetings(stored, contents, found, merge_bytes))
+    finished = map(form.finish, read) if form.times else map(_timeless, read)
+    tables = starmap(partial(met, stored.schema), _meetings(stored, form, finished, found, merge_bytes))
     return (piece for table in tables for piece in pieces(table, WINDOW_BYTES))
 
 
@@ -62,19 +83,40 @@ def at_once(
 ) -> list[pa.Table]:
     """The contents, with at least the wanted columns, in pieces, each as `shown` makes it."""
     base, others = _apart(stored, inputs)
-    spread = partial(ahead, pool) if sum(part.rows for run in base for part in run.parts) > GROUP_ROWS else map
-    is_plain = is_one_time(base)
-    if columns is not None and is_plain and not others:
+    if columns is not None and is_one_time(base) and not others:
         narrow = [table for run in base for table in read_groups(stored, run, columns, _as_it_is, pool, times=False)]
         if not any(map(is_wide, narrow)):
-            return list(spread(shown, narrow))
-    finish = _as_it_is if is_plain else partial(_settle, stored.schema)
-    # Begun before the others are read: the pool decodes the first row groups while these are put in order.
-    read = [read_groups(stored, run, None, finish, pool, times=not is_plain) for run in base]
-    contents = chain.from_iterable(read) if is_plain else _seamless(stored.schema, chain.from_iterable(read))
-    found = gather_contents(stored, others, merge_bytes, pool)
-    meetings = _meetings(stored, contents, found, merge_bytes)
-    return list(spread(lambda pair: shown(met(stored.schema, *pair)), meetings))
+            return list(_spread(base, pool)(shown, narrow))
+    form = Form.whole(stored.schema, base)
+    read, found = _begun(stored, base, others, form, merge_bytes, pool)
+    meetings = _meetings(stored, form, read, found, merge_bytes)
+    return list(_spread(base, pool)(lambda pair: shown(met(form.schema, *pair)), meetings))
+
+
+def projected_at_once(
+    stored: Stored, inputs: Sequence[TaskInput], form: Form, merge_bytes: int, pool: Executor
+) -> list[pa.Table] | None:
+    """A projection of the contents with all key columns, in pieces. None where the changes do not fit into memory."""
+    base, others = _apart(stored, inputs)
+    read, found = _begun(stored, base, others, form, merge_bytes, pool)
+    if found.rest:
+        return None
+    meetings = _meetings(stored, form, read, found, merge_bytes)
+    return list(_spread(base, pool)(lambda pair: met(form.schema, *pair), meetings))
+
+
+def _begun(
+    stored: Stored, base: Sequence[TaskInput], others: Sequence[TaskInput], form: Form, merge_bytes: int, pool: Executor
+) -> tuple[Iterator[pa.Table], Gathered]:
+    """The base, finished, and the others. The pool decodes the first of the base while the others are put in order."""
+    read = [read_groups(stored, run, form.columns, form.finish, pool, times=form.times) for run in base]
+    narrow = None if form.schema is stored.schema else form
+    return chain.from_iterable(read), gather_contents(stored, others, merge_bytes, pool, narrow)
+
+
+def _spread(base: Sequence[TaskInput], pool: Executor) -> Callable[..., Iterator[pa.Table]]:
+    """`map`, in the pool if there is much to do."""
+    return partial(ahead, pool) if sum(part.rows for run in base for part in run.parts) > GROUP_ROWS else map
 
 
 def of_keys(
@@ -106,7 +148,7 @@ def _apart(stored: Stored, inputs: Sequence[TaskInput]) -> tuple[Sequence[TaskIn
 
 
 def _meetings(
-    stored: Stored, contents: Iterator[pa.Table], found: Gathered, merge_bytes: int
+    stored: Stored, form: Form, read: Iterator[pa.Table], found: Gathered, merge_bytes: int
 ) -> Iterator[tuple[pa.Table, pa.Table]]:
     """Pieces of contents in order, each with the changes up to its last row; the last piece has no rows.
 
@@ -114,15 +156,17 @@ def _meetings(
     and has to be added up again, to raise DiffOverflow if it does not fit. So from the first diff on that is large, all
     that is left is merged; and all of it where some changes do not fit into memory.
     """
-    none = empty_table(stored.schema.contents)
+    schema = form.schema
+    none = empty_table(schema.contents)
     left = none if found.table is None else found.table
     must_merge = bool(found.rest) or is_wide(left)
-    for piece in chain((piece for piece in contents if piece.num_rows), [none]):
+    contents = _seamless(schema, form.joined, read)
+    for piece in chain(contents, [none]):
         if must_merge or is_wide(piece):
             runs = [_timed(chain([piece], contents)), _timed(pieces(left)), *stored.streams(found.rest)]
-            yield from ((window, none) for window in merge_contents(runs, stored.schema, merge_bytes=merge_bytes))
+            yield from ((window, none) for window in merge_contents(runs, schema, merge_bytes=merge_bytes))
             return
-        count = count_through(stored.schema, left, piece) if piece.num_rows else left.num_rows
+        count = count_through(schema, left, piece) if piece.num_rows else left.num_rows
         yield piece, left.slice(0, count)
         left = left.slice(count)
 
@@ -165,24 +209,24 @@ def _may_tie(table: pa.Table) -> Rows | None:
     return np.flatnonzero(times[:-1] < times[1:])
 
 
-def _seamless(schema: Schema, tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """Contents that follow one another, such that each data is there once.
+def _seamless(schema: Schema, joined: Sequence[str], tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """The tables that have rows, such that no two that follow one another have equal `joined` columns at their seam.
 
-    The last data of one may be the first data of the next. SUBTLE: two rows at a seam are two data, or one data whose
-    sum did not fit and was split. The shares of a split sum are kept as they are, so that it shows that it was split.
+    SUBTLE: a sum that does not fit stays split, so that it shows that it does not.
     """
     last: pa.Table | None = None
     for table in tables:
         if not table.num_rows:
             continue
-        if last is not None:
-            end = last.num_rows - 1
-            seam = consolidate(schema, pa.concat_tables([last.slice(end), table.slice(0, 1)]), "split")
-            if seam.num_rows == 2 and not may_be_split(seam):
-                yield last
-            else:
-                yield last.slice(0, end)
-                table = pa.concat_tables([seam, table.slice(1)])  # noqa: PLW2901 - with what it has of the last one
-        last = table if table.num_rows else None
+        if last is None:
+            last = table
+        elif joined and all(
+            encode_cell(last.column(name), last.num_rows - 1) == encode_cell(table.column(name), 0) for name in joined
+        ):
+            both = consolidate(schema, pa.concat_tables([last, table]), "split")
+            last = both if both.num_rows else None
+        else:
+            yield last
+            last = table
     if last is not None:
         yield last

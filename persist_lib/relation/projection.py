@@ -193,8 +193,19 @@ def _projected_at_once(
     stored: Stored, inputs: Sequence[TaskInput], shown: Shown, merge_bytes: int, pool: Executor
 ) -> pa.Table:
     """The projection as one table. Some parts at a time are read and added up in the pool."""
-    projected = projection_of(stored.schema, shown.columns or ())
-    needed = shown.needed(stored.schema)
+    schema, chosen = stored.schema, shown.columns or ()
+    projected = projection_of(schema, chosen)
+    needed = shown.needed(schema)
+    empty = empty_table(narrowed(schema.contents, chosen))
+    if set(chosen).issuperset(schema.key_names):
+        narrow = Schema(schema.key, _chosen(Schema(schema.value), chosen))
+
+        def finish(table: pa.Table) -> pa.Table:
+            return consolidate(narrow, shown.kept(table).select(empty.schema.names), "split")
+
+        form = contents.Form(narrow, needed, finish, False, schema.key_names)
+        if (found := contents.projected_at_once(stored, inputs, form, merge_bytes, pool)) is not None:
+            return pa.concat_tables([empty, *found])
 
     def settled(pair: tuple[TaskInput, Part]) -> pa.Table:
         # SUBTLE: not the pool's `map`: this runs in the pool's threads, which would wait for each other.
@@ -202,7 +213,6 @@ def _projected_at_once(
         return table if projected is None else consolidate(projected, table, "split")
 
     tables = ahead(pool, settled, [(run, part) for run in inputs for part in run.parts])
-    empty = empty_table(narrowed(stored.schema.contents, shown.columns))
     return pa.concat_tables([empty, *added_up(tables, projected, merge_bytes)]).combine_chunks()
 
 

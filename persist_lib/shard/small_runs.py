@@ -8,9 +8,9 @@ that are too large for that are streamed beside it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +20,7 @@ from persist_lib.core.plan.fan_in import SMALL, weight
 from persist_lib.format.digest import CHUNK
 from persist_lib.kernel.columns import array_of, integers, joined
 from persist_lib.kernel.consolidate import consolidate
-from persist_lib.schema.schema import TIME, TIME_FIELD
+from persist_lib.schema.schema import TIME, TIME_FIELD, Schema
 from persist_lib.schema.width import row_bytes
 from persist_lib.shard.runs import Stored, read_part
 
@@ -49,27 +49,52 @@ def gather(
 
     Times become `max(t, advance_to)`. A sum beyond 64 bits stays several updates. A single run is not gathered.
     """
-    return _gather(stored, inputs, limit_bytes, pool, advance_to, times=True)
+
+    def read(run: TaskInput) -> pa.Table:
+        return advanced(_read_run(stored, run, None, times=True), advance_to)
+
+    return _gather(stored, stored.schema, inputs, limit_bytes, pool, read, fewest=2)
 
 
-def gather_contents(stored: Stored, inputs: Sequence[TaskInput], limit_bytes: int, pool: Executor) -> Gathered:
+class Narrow(Protocol):
+    """Some columns that are gathered, as rows of another schema."""
+
+    @property
+    def schema(self) -> Schema: ...
+    @property
+    def columns(self) -> Sequence[str] | None: ...
+    @property
+    def finish(self) -> Callable[[pa.Table], pa.Table]: ...
+
+
+def gather_contents(
+    stored: Stored, inputs: Sequence[TaskInput], limit_bytes: int, pool: Executor, narrow: Narrow | None = None
+) -> Gathered:
     """The same for contents as of a time that no update is after, as `schema.contents`. A single run is gathered."""
-    return _gather(stored, inputs, limit_bytes, pool, None, times=False)
+
+    def read(run: TaskInput) -> pa.Table:
+        if narrow is None:
+            return _read_run(stored, run, None, times=False)
+        return narrow.finish(_read_run(stored, run, narrow.columns, times=False))
+
+    schema = stored.schema if narrow is None else narrow.schema
+    return _gather(stored, schema, inputs, limit_bytes, pool, read, fewest=1)
 
 
 def _gather(
-    stored: Stored, inputs: Sequence[TaskInput], limit: int, pool: Executor, advance_to: int | None, *, times: bool
-) -> Gathered:
-    chosen = _chosen(stored, inputs, limit := min(limit, MOST_BYTES), small_only=times)
-    if len(chosen) < 1 + times:
+    stored: Stored, schema: Schema, inputs: Sequence[TaskInput], limit: int, pool: Executor,
+    read: Callable[[TaskInput], pa.Table], fewest: int,
+) -> Gathered:  # fmt: skip
+    chosen = _chosen(stored, inputs, limit := min(limit, MOST_BYTES), small_only=fewest > 1)
+    if len(chosen) < fewest:
         return Gathered(None, list(inputs))
-    tables = _read(stored, inputs, chosen, limit, pool, times=times)
+    tables = _read(inputs, chosen, limit, pool, read)
     rest = [run for place, run in enumerate(inputs) if place not in tables]
     # If no two runs share keys, this is the final order already, and nothing is sorted.
     places = sorted(tables, key=lambda place: inputs[place].parts[0].key_lower)
     table = pa.concat_tables([tables.pop(place) for place in places])
     table = pa.table([joined(column) for column in table.columns], schema=table.schema)
-    return Gathered(consolidate(stored.schema, advanced(table, advance_to), "split"), rest)
+    return Gathered(consolidate(schema, table, "split"), rest)
 
 
 def advanced(table: pa.Table, advance_to: int | None) -> pa.Table:
@@ -106,8 +131,9 @@ def _chosen(stored: Stored, inputs: Sequence[TaskInput], limit: int, *, small_on
 
 
 def _read(
-    stored: Stored, inputs: Sequence[TaskInput], chosen: Sequence[int], limit: int, pool: Executor, *, times: bool
-) -> dict[int, pa.Table]:
+    inputs: Sequence[TaskInput], chosen: Sequence[int], limit: int, pool: Executor,
+    read: Callable[[TaskInput], pa.Table],
+) -> dict[int, pa.Table]:  # fmt: skip
     """The chosen runs by place; not all of them if they turn out to be larger than estimated."""
     found: dict[int, pa.Table] = {}
     waiting: deque[tuple[int, Future[pa.Table]]] = deque()
@@ -118,10 +144,10 @@ def _read(
             found[done] = future.result()
             held += found[done].nbytes
         if place is not None and held < limit:
-            waiting.append((place, pool.submit(_read_run, stored, inputs[place], times=times)))
+            waiting.append((place, pool.submit(read, inputs[place])))
     return found
 
 
-def _read_run(stored: Stored, run: TaskInput, *, times: bool) -> pa.Table:
-    tables = [read_part(stored, run, part, times=times) for part in run.parts]
+def _read_run(stored: Stored, run: TaskInput, columns: Sequence[str] | None, *, times: bool) -> pa.Table:
+    tables = [read_part(stored, run, part, columns, times=times) for part in run.parts]
     return tables[0] if len(tables) == 1 else pa.concat_tables(tables)

@@ -34,7 +34,8 @@ from persist_lib.kernel.merge import merge_contents, merge_runs
 from persist_lib.kernel.order import is_sorted, sort_updates
 from persist_lib.location.memory.location import MemoryBlob
 from persist_lib.maintain.compaction import run_task
-from persist_lib.relation import contents
+from persist_lib.relation import contents, projection
+from persist_lib.relation.projection import Shown, projected_rows
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.schema.schema import Schema
 from persist_lib.shard.batches import as_part
@@ -111,6 +112,23 @@ def test_contents_at_once_and_streamed_are_those_of_the_merge(data):
     assert read(stored.schema, found) == expected
     assert found.schema.equals(stored.schema.contents)
     assert read(stored.schema, together(stored.schema, streamed(stored, runs, limit))) == expected
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_a_projection_with_all_keys_is_added_up_over_row_groups_and_runs(data):
+    schema = data.draw(st.one_of(schemas(), st.just(Schema({"k": "bool"}, {"a": "bool", "b": "bool"}))))
+    stored, runs = world(data, schema, data.draw(updates_of(schema)))
+    others = [name for name in stored.schema.names if name not in schema.key_names]
+    columns = (*schema.key_names, *(name for name in others if data.draw(st.booleans())))
+    shown = Shown(columns, None, None)
+    whole = together(stored.schema, merge_contents(stored.streams(runs), stored.schema))
+    expected = projected_rows(stored.schema, columns, whole)
+    with Runtime(background=False).pool(1, "test") as pool:
+        found = projection.at_once(stored, runs, shown, data.draw(LIMITS), pool)
+    assert found.schema.equals(shown.schema(stored.schema))
+    seen = Schema(schema.key, tuple(column for column in stored.schema.value if column.name in columns))
+    assert read(seen, found) == read(seen, expected)
 
 
 @pytest.mark.parametrize("kind", sorted(TYPES))
