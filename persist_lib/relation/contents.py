@@ -65,7 +65,7 @@ class Form(NamedTuple):
 def stream(stored: Stored, inputs: Sequence[TaskInput], merge_bytes: int, pool: Executor) -> Iterator[pa.Table]:
     """The contents in key order, as tables of bounded size."""
     base, others = _apart(stored, inputs)
-    found = gather_contents(stored, others, merge_bytes // SHARE, pool)
+    found = gather_contents(stored, others, merge_bytes // SHARE, pool)()
     form = Form.whole(stored.schema, base)
     read: Iterator[pa.Table] = chain.from_iterable(stored.streams(base))
     finished = map(form.finish, read) if form.times else map(_timeless, read)
@@ -109,9 +109,10 @@ def _begun(
     stored: Stored, base: Sequence[TaskInput], others: Sequence[TaskInput], form: Form, merge_bytes: int, pool: Executor
 ) -> tuple[Iterator[pa.Table], Gathered]:
     """The base, finished, and the others. The pool decodes the first of the base while the others are put in order."""
-    read = [read_groups(stored, run, form.columns, form.finish, pool, times=form.times) for run in base]
     narrow = None if form.schema is stored.schema else form
-    return chain.from_iterable(read), gather_contents(stored, others, merge_bytes, pool, narrow)
+    found = gather_contents(stored, others, merge_bytes, pool, narrow)
+    read = [read_groups(stored, run, form.columns, form.finish, pool, times=form.times) for run in base]
+    return chain.from_iterable(read), found()
 
 
 def _spread(base: Sequence[TaskInput], pool: Executor) -> Callable[..., Iterator[pa.Table]]:

@@ -249,6 +249,11 @@ def is_ending() -> bool:
 class Threads(ThreadPoolExecutor):
     """A pool whose tasks run in the context of the submitting thread: with its deadline and its spending counters."""
 
+    @property
+    def width(self) -> int:
+        """The most threads that it has."""
+        return self._max_workers
+
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> futures.Future[T]:
         future: Future[T] = Future()
         # One copy per task, as two threads cannot enter the same context at once.

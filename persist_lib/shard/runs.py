@@ -141,9 +141,9 @@ def read_groups(
         return _groups(stored, run, part, columns, parallel, times=times)
 
     # The pool's `map` is not for the pool's threads, which would wait for each other.
-    alone = len(run.parts) == 1
-    parts = iter([opened(run.parts[0], pool.map)]) if alone else ahead(pool, opened, run.parts)
-    return ahead(pool, lambda group: finish(group()), chain.from_iterable(parts))
+    alone, threads = len(run.parts) == 1, getattr(pool, "width", AHEAD)
+    parts = iter([opened(run.parts[0], pool.map)]) if alone else ahead(pool, opened, run.parts, threads)
+    return ahead(pool, lambda group: finish(group()), chain.from_iterable(parts), threads)
 
 
 def read_part(
@@ -154,13 +154,13 @@ def read_part(
     return whole()
 
 
-def ahead(pool: Executor, call: Callable[[A], B], items: Iterable[A]) -> Iterator[B]:
-    """What the calls give, in order. They are made in the pool, a few of them ahead, which bounds memory.
+def ahead(pool: Executor, call: Callable[[A], B], items: Iterable[A], most: int = AHEAD) -> Iterator[B]:
+    """What the calls give, in order. They are made in the pool, `most` of them ahead, which bounds memory.
 
     The first ones are begun at once.
     """
     left = iter(items)
-    waiting = deque(pool.submit(call, item) for item in islice(left, AHEAD))
+    waiting = deque(pool.submit(call, item) for item in islice(left, most))
 
     def results() -> Iterator[B]:
         while waiting:

@@ -7,9 +7,9 @@ that are too large for that are streamed beside it.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor
+from itertools import takewhile
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -22,11 +22,13 @@ from persist_lib.kernel.columns import array_of, integers, joined
 from persist_lib.kernel.consolidate import consolidate
 from persist_lib.schema.schema import TIME, TIME_FIELD, Schema
 from persist_lib.schema.width import row_bytes
-from persist_lib.shard.runs import Stored, read_part
+from persist_lib.shard.runs import Stored, ahead, read_part
 
 MOST_BYTES = 1 << 30
 """Arrow's text columns have offsets of 32 bits; this stays well below."""
 PIECE_BYTES = 1 << 20
+FEW_ROWS = 1 << 13
+"""A run whose parts have so few rows is not filtered by itself: of hundreds of them that costs more than the rest."""
 AHEAD = 8
 """Runs that are read ahead while one is waited for."""
 
@@ -53,7 +55,7 @@ def gather(
     def read(run: TaskInput) -> pa.Table:
         return advanced(_read_run(stored, run, None, times=True), advance_to)
 
-    return _gather(stored, stored.schema, inputs, limit_bytes, pool, read, fewest=2)
+    return _gather(stored, stored.schema, inputs, limit_bytes, pool, read, fewest=2)()
 
 
 class Narrow(Protocol):
@@ -69,8 +71,11 @@ class Narrow(Protocol):
 
 def gather_contents(
     stored: Stored, inputs: Sequence[TaskInput], limit_bytes: int, pool: Executor, narrow: Narrow | None = None
-) -> Gathered:
-    """The same for contents as of a time that no update is after, as `schema.contents`. A single run is gathered."""
+) -> Callable[[], Gathered]:
+    """The same for contents as of a time that no update is after, as `schema.contents`. A single run is gathered.
+
+    Reading is begun; the answer waits for it.
+    """
 
     def read(run: TaskInput) -> pa.Table:
         if narrow is None:
@@ -84,17 +89,31 @@ def gather_contents(
 def _gather(
     stored: Stored, schema: Schema, inputs: Sequence[TaskInput], limit: int, pool: Executor,
     read: Callable[[TaskInput], pa.Table], fewest: int,
-) -> Gathered:  # fmt: skip
+) -> Callable[[], Gathered]:  # fmt: skip
     chosen = _chosen(stored, inputs, limit := min(limit, MOST_BYTES), small_only=fewest > 1)
     if len(chosen) < fewest:
-        return Gathered(None, list(inputs))
-    tables = _read(inputs, chosen, limit, pool, read)
-    rest = [run for place, run in enumerate(inputs) if place not in tables]
-    # If no two runs share keys, this is the final order already, and nothing is sorted.
-    places = sorted(tables, key=lambda place: inputs[place].parts[0].key_lower)
-    table = pa.concat_tables([tables.pop(place) for place in places])
-    table = pa.table([joined(column) for column in table.columns], schema=table.schema)
-    return Gathered(consolidate(schema, table, "split"), rest)
+        return lambda: Gathered(None, list(inputs))
+    tables: dict[int, pa.Table] = {}
+    held = 0
+    # Not all of them, if they turn out to be larger than estimated.
+    results = ahead(pool, lambda at: (at, read(inputs[at])), takewhile(lambda _: held < limit, chosen), AHEAD)
+
+    def result() -> Gathered:
+        nonlocal held
+        for place, table in results:
+            tables[place] = table
+            held += table.nbytes
+        rest = [run for place, run in enumerate(inputs) if place not in tables]
+        # If no two runs share keys, this is the final order already, and nothing is sorted.
+        places = sorted(tables, key=lambda place: inputs[place].parts[0].key_lower)
+        whole = pa.concat_tables([tables.pop(place) for place in places])
+        whole = pa.table([joined(column) for column in whole.columns], schema=whole.schema)
+        whole = consolidate(schema, whole, "split")
+        if stored.where is not None and schema is stored.schema:
+            whole = stored.where.roughly(whole)
+        return Gathered(whole, rest)
+
+    return result
 
 
 def advanced(table: pa.Table, advance_to: int | None) -> pa.Table:
@@ -130,24 +149,8 @@ def _chosen(stored: Stored, inputs: Sequence[TaskInput], limit: int, *, small_on
     return chosen
 
 
-def _read(
-    inputs: Sequence[TaskInput], chosen: Sequence[int], limit: int, pool: Executor,
-    read: Callable[[TaskInput], pa.Table],
-) -> dict[int, pa.Table]:  # fmt: skip
-    """The chosen runs by place; not all of them if they turn out to be larger than estimated."""
-    found: dict[int, pa.Table] = {}
-    waiting: deque[tuple[int, Future[pa.Table]]] = deque()
-    held = 0
-    for place in [*chosen, *[None] * AHEAD]:
-        if len(waiting) >= AHEAD or (place is None and waiting):
-            done, future = waiting.popleft()
-            found[done] = future.result()
-            held += found[done].nbytes
-        if place is not None and held < limit:
-            waiting.append((place, pool.submit(read, inputs[place])))
-    return found
-
-
 def _read_run(stored: Stored, run: TaskInput, columns: Sequence[str] | None, *, times: bool) -> pa.Table:
+    if all(part.rows <= FEW_ROWS and part.size <= CHUNK for part in run.parts):
+        stored = stored._replace(where=None)
     tables = [read_part(stored, run, part, columns, times=times) for part in run.parts]
     return tables[0] if len(tables) == 1 else pa.concat_tables(tables)
