@@ -107,11 +107,15 @@ def test_contents_at_once_and_streamed_are_those_of_the_merge(data):
     stored, runs = world(data, schema, data.draw(updates_of(schema)))
     expected = read(stored.schema, together(stored.schema, merge_contents(stored.streams(runs), stored.schema)))
     limit = data.draw(LIMITS)
-    with mock.patch.object(contents, "GROUP_ROWS", data.draw(st.sampled_from([0, 100]))):
+    with (
+        mock.patch.object(contents, "GROUP_ROWS", data.draw(st.sampled_from([0, 100]))),
+        mock.patch.object(contents, "LIGHT", light := data.draw(st.sampled_from([0, 2]))),
+    ):
         found = at_once(stored, runs, limit, data.draw(st.sampled_from([1, 2])))
     assert read(stored.schema, found) == expected
     assert found.schema.equals(stored.schema.contents)
-    assert read(stored.schema, together(stored.schema, streamed(stored, runs, limit))) == expected
+    with mock.patch.object(contents, "LIGHT", light):
+        assert read(stored.schema, together(stored.schema, streamed(stored, runs, limit))) == expected
 
 
 @settings(max_examples=60)
@@ -124,7 +128,8 @@ def test_a_projection_with_all_keys_is_added_up_over_row_groups_and_runs(data):
     shown = Shown(columns, None, None)
     whole = together(stored.schema, merge_contents(stored.streams(runs), stored.schema))
     expected = projected_rows(stored.schema, columns, whole)
-    with Runtime(background=False).pool(1, "test") as pool:
+    light = mock.patch.object(contents, "LIGHT", data.draw(st.sampled_from([0, 2])))
+    with light, Runtime(background=False).pool(1, "test") as pool:
         found = projection.at_once(stored, runs, shown, data.draw(LIMITS), pool)
     assert found.schema.equals(shown.schema(stored.schema))
     seen = Schema(schema.key, tuple(column for column in stored.schema.value if column.name in columns))
@@ -155,12 +160,14 @@ def test_sums_beyond_64_bits_are_an_error_however_they_are_read(data):
         expected = read(stored.schema, together(stored.schema, merge_contents(stored.streams(runs), stored.schema)))
     except DiffOverflow:
         expected = None
+    light = data.draw(st.sampled_from([0, 2]))
     for read_it in (
         lambda: at_once(stored, runs, data.draw(LIMITS), 1),
         lambda: together(stored.schema, streamed(stored, runs, data.draw(LIMITS))),
     ):
         try:
-            found = read_it()
+            with mock.patch.object(contents, "LIGHT", light):
+                found = read_it()
         except DiffOverflow:
             assert expected is None
         else:
