@@ -45,9 +45,15 @@ def equal_ranges(rows: Sequence[pa.Array], wanted: Sequence[pa.Array], keys: int
     digits = list(_digits(rows[:keys], wanted[:keys], is_sorted=True))
     low, high = np.zeros(count, np.int64), np.full(count, len(rows[0]), np.int64)
     if digits:  # otherwise all keys are the same
-        packed = digits if count * DENSE > len(rows[0]) else digits[:1]
-        codes, used = pack([digit.every for digit in packed], None, 64)
-        low, high = (np.searchsorted(codes[count:], codes[:count], side) for side in ("left", "right"))
+        used, codes, sought = 1, digits[0].rows(None), digits[0].wanted(None)
+        if len(digits) > 1 and count * DENSE > len(rows[0]):
+            both, used = pack([digit.every for digit in digits], None, 64)
+            codes, sought = both[count:], both[:count]
+        low = np.searchsorted(codes, sought)
+        if (codes[1:] == codes[:-1]).any():
+            high = np.searchsorted(codes, sought, "right")
+        else:
+            high = low + (codes.take(low, mode="clip") == sought)
         _narrow(digits[used:], low, high)
     if len(rows) > keys and (same := np.flatnonzero(low < high)).size:
         # Ranges are the same or have no row in common. Their rows are laid end to end.
@@ -70,9 +76,13 @@ def _narrow(digits: Iterable[_Both], low: Rows, high: Rows) -> None:
         left = np.flatnonzero(low < high)
         if not left.size:
             return
-        words, ends = digit.wanted(left), high[left]
-        low[left] = _search(digit.rows, words, low[left], ends, np.less)
-        high[left] = _search(digit.rows, words, low[left], ends, np.less_equal)
+        words, starts, ends = digit.wanted(left), low[left], high[left]
+        if int((ends - starts).max()) == 1:  # one look tells both
+            found = digit.rows(starts)
+            low[left], high[left] = starts + (found < words), ends - (found > words)
+        else:
+            low[left] = _search(digit.rows, words, starts, ends, np.less)
+            high[left] = _search(digit.rows, words, low[left], ends, np.less_equal)
 
 
 def _search(digit: Digit, words: U64, low: Rows, high: Rows, is_below: Callable[[U64, U64], Flags]) -> Rows:
