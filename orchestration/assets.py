@@ -21,6 +21,7 @@ from orchestration.duties import DUTIES
 from orchestration.mount import Mount
 from orchestration.reports import Event, Recording
 from orchestration.resources import Persist
+from orchestration.stopping import resume_cancelled
 from orchestration.sweep import look, spark_engine, sweep
 from persist_lib.core import duties as core
 from persist_lib.sources.kinds import owners_of
@@ -61,6 +62,8 @@ def duties_asset(mount: Mount) -> dg.AssetsDefinition:
         is_dry = config.dry_run or not wanted
         options, client = options_of(config, is_dry=is_dry), persist.client
         choice = told(look(context.log, client), backfills.partitions_of(context))
+        if choice.shards and not is_dry:
+            resume_cancelled(context.op_execution_context, client, choice.shards)
         if not choice.shards:
             context.log.info("an earlier run of this backfill takes these partitions")
             return

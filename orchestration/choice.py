@@ -18,11 +18,18 @@ class Choice:
 
     shards: tuple[str, ...]
     there: int
+    paused: int = 0
+    """How many are not visited, as what is due there is paused."""
 
     @property
     def idle(self) -> int:
         """How many shards have nothing due."""
-        return self.there - len(self.shards)
+        return self.there - len(self.shards) - self.paused
+
+    @property
+    def says(self) -> str:
+        """How many shards are paused, after what is said of the others; nothing for none."""
+        return f"; on {self.paused} of them it is paused" if self.paused else ""
 
 
 def triggers_of(duties: Sequence[Duty]) -> list[Duty]:
@@ -33,7 +40,8 @@ def triggers_of(duties: Sequence[Duty]) -> list[Duty]:
 def due(survey: Survey, duties: Sequence[Duty]) -> Choice:
     """The shards on which one of the duties is due."""
     found = dict.fromkeys(shard for duty in triggers_of(duties) for shard in survey.due(duty))
-    return Choice(tuple(found), len(survey.heads))
+    paused = {shard for duty in triggers_of(duties) for shard in survey.paused(duty)}
+    return Choice(tuple(found), len(survey.heads), len(paused.difference(found)))
 
 
 def told(survey: Survey, shards: Iterable[str]) -> Choice:

@@ -20,6 +20,7 @@ class DutyConfig(dg.Config):
     verify_reads: int = Field(
         default=3, description="at how many times contents are compared around a compaction; 0 for none"
     )
+    even_if_paused: bool = Field(default=False, description="also where upkeep is paused")
     scrub_all: bool = Field(default=False, description="scrub everything, not only what no scrub has found sound yet")
 
 
@@ -45,4 +46,5 @@ def options_of(config: DutyConfig, *, is_dry: bool) -> Options:
         dry_run=is_dry,
         verify_reads=config.verify_reads,
         scrub_all=config.scrub_all,
+        even_if_paused=config.even_if_paused,
     )

@@ -23,17 +23,20 @@ from orchestration.collections import (
     collections_asset,
     collections_check,
 )
-from orchestration.erasures import erasures_asset
-from orchestration.health import alert_sensor, health_asset, health_check
+from orchestration.erasures import ERASURES, erasures_asset
+from orchestration.health import HEALTH, alert_sensor, health_asset, health_check
 from orchestration.io_manager import PersistIOManager
 from orchestration.jobs import sweeps
 from orchestration.mount import parse_mount
 from orchestration.pending import PENDING, pending_asset, pending_jobs, pending_schedule
+from orchestration.pruning import prune_job, prune_schedule
 from orchestration.resources import Persist, Spark, spark_config
 from orchestration.schedules import schedules
 from orchestration.sensors import sensors
 from orchestration.settings import Settings, check
+from orchestration.source_reports import SOURCES
 from orchestration.sources import source_jobs, source_sensor, source_watch, sources_asset, sources_check
+from persist_lib.core.duties import DUTIES
 
 
 def build_definitions(
@@ -61,6 +64,10 @@ def build_definitions(
         {**collection_jobs(mount), **source_jobs(mount), **pending_jobs(mount)},
         settings.is_running,
     )
+    assets = [
+        *(mount.key(duty.name) for duty in DUTIES), *map(mount.key, (COLLECTIONS, SOURCES, PENDING, ERASURES, HEALTH)),
+    ]  # fmt: skip
+    prune = prune_job(mount, [job.name for job in (*jobs.values(), *kept.values())], assets)
     schedule_status = dg.DefaultScheduleStatus.RUNNING if is_running else dg.DefaultScheduleStatus.STOPPED
     sensor_status = dg.DefaultSensorStatus.RUNNING if is_running else dg.DefaultSensorStatus.STOPPED
     return dg.Definitions(
@@ -73,11 +80,12 @@ def build_definitions(
             health_asset(mount),
         ],
         asset_checks=[collections_check(mount), sources_check(mount), health_check(mount)],
-        jobs=[*jobs.values(), *kept.values()],
+        jobs=[*jobs.values(), *kept.values(), prune],
         schedules=[
             *schedules(mount, jobs, schedule_status),
             collection_schedule(mount, kept[COLLECTIONS], schedule_status),
             pending_schedule(mount, kept[PENDING], schedule_status),
+            prune_schedule(mount, prune, settings, schedule_status),
         ],
         sensors=[
             *sensors(mount, sensor_status),

@@ -25,12 +25,13 @@ from persist_lib.core.plan.compaction import Plan
 from persist_lib.core.plan.explain import explain
 from persist_lib.core.plan.garbage import plan_garbage
 from persist_lib.core.sums import Sums
-from persist_lib.errors import Busy
+from persist_lib.errors import Busy, Paused
 from persist_lib.frontier import Antichain
 from persist_lib.ids import SeqNo
 from persist_lib.location.wrap.spending import Spending
 from persist_lib.maintain import Census, Compacted
 from persist_lib.maintain.duties import carry_out
+from persist_lib.maintain.pauses import even_if_paused
 from persist_lib.runtime.each import why
 
 Duty = str
@@ -80,7 +81,7 @@ class Done(NamedTuple):
 
 
 class ShardReport(NamedTuple):
-    """One shard: the duties that were done, the errors of those that were not, and those left to another worker."""
+    """One shard: the duties that were done, the errors of others, and those left: to another worker, or paused."""
 
     shard: str
     done: tuple[Done, ...]
@@ -106,6 +107,8 @@ class Options:
     """The number of times at which the contents before and after a compaction are compared."""
     scrub_all: bool = False
     """Whether a scrub reads all batches again, also those that an earlier one found sound."""
+    even_if_paused: bool = False
+    """Whether duties also begin where they are paused."""
     stop: Stop = field(default_factory=Stop)
     """Once it is set, no further duty begins."""
     tells: Tells = silent
@@ -122,11 +125,11 @@ def look_after(client: Client, shard: str, duties: Sequence[Duty], options: Opti
             break
         started = time.monotonic()
         try:
-            with Spending() as spent:
+            with Spending() as spent, even_if_paused(options.even_if_paused):
                 one = CALLS[duty](client, shard, options) if duty in CALLS else _plain(client, shard, duty, options)
             lines = (*one.lines, *_why(client, shard, duty))
-        except Busy as busy:
-            left[duty] = str(busy)
+        except (Busy, Paused) as others:
+            left[duty] = str(others)
         except Exception as error:  # noqa: BLE001 - whatever is wrong with one shard must not stop the others
             errors[duty] = error
         else:

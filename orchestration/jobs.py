@@ -17,8 +17,10 @@ from orchestration.mount import Mount
 from orchestration.partitions import SHARDS, add_missing, shown
 from orchestration.reports import Event, Recording
 from orchestration.resources import Persist
+from orchestration.stopping import resume_cancelled
 from orchestration.sweep import Pass, look, spark_engine, sweep
 from persist_lib.core import duties as core
+from persist_lib.maintain.pauses import even_if_paused
 from persist_lib.maintain.survey import Survey
 from persist_lib.sources.kinds import owners_of
 
@@ -48,10 +50,13 @@ def sweep_op(mount: Mount, job_name: str, duties: tuple[Duty, ...], description:
     def of_shards(context: dg.OpExecutionContext, config: SweepConfig) -> Iterator[Event]:
         persist: Persist = getattr(context.resources, mount.persist)
         options, client = options_of(config, is_dry=config.dry_run), persist.client
-        survey = look(context.log, client)
+        if not config.dry_run:
+            resume_cancelled(context, client, config.shards)
+        with even_if_paused(config.even_if_paused):
+            survey = look(context.log, client)
         choice = chosen(survey, config, duties)
         context.log.info(
-            "%d of %d shards have something due%s", len(choice.shards), choice.there,
+            "%d of %d shards have something due%s%s", len(choice.shards), choice.there, choice.says,
             f"; {survey.waiting} were not looked at" if survey.waiting else "",
         )  # fmt: skip
         owners = owners_of(client)
@@ -61,7 +66,8 @@ def sweep_op(mount: Mount, job_name: str, duties: tuple[Duty, ...], description:
         )
         options = spark_engine(client, getattr(context.resources, mount.spark), options)
         done = yield from sweep(context, client, choice.shards, duties, options, recording, config.in_flight)
-        yield recording.summary(duties[-1], figures(choice, done))
+        counted = {"unrecorded": len(recording.unrecorded)} if recording.unrecorded else {}
+        yield recording.summary(duties[-1], figures(choice, done) | counted)
 
     return of_shards
 
@@ -78,7 +84,7 @@ def figures(choice: Choice, done: Pass) -> dict[str, float]:
     """A pass in figures."""
     return {
         "shards": choice.there, "visited": len(choice.shards), "idle": choice.idle, "failed": len(done.problems),
-        "left": len(done.left), "seconds": round(done.seconds, 3),
+        "left": len(done.left), "paused": choice.paused, "seconds": round(done.seconds, 3),
     }  # fmt: skip
 
 

@@ -68,7 +68,9 @@ def pending_schedule(mount: Mount, job: dg.JobDefinition, status: dg.DefaultSche
             return dg.SkipReason(f"the last run of {job.name} is not finished")
         due = due_collections(persist.client)
         if not due.failed and not any(due.done.values()):
-            return dg.SkipReason("nothing that could be absorbed is pending")
+            paused = [one.shown for one in persist.client.pauses() if one.holds_for(PENDING)]
+            but = f"; paused: {'; '.join(paused)}" if paused else ""
+            return dg.SkipReason(f"nothing that could be absorbed is pending{but}")
         return dg.RunRequest()
 
     return when_due

@@ -44,7 +44,7 @@ def schedule(
         survey = persist.client.survey(seconds=LOOK_S)
         choice = due(survey, JOBS[duty.name][0])
         if not choice.shards and not survey.waiting:
-            return dg.SkipReason(f"nothing is due on any of {choice.there} shards")
+            return dg.SkipReason(f"nothing is due on any of {choice.there} shards{choice.says}")
         return dg.RunRequest()
 
     return when_due

@@ -98,6 +98,8 @@ def debt_sensor(mount: Mount, status: dg.DefaultSensorStatus) -> dg.SensorDefini
             for chunk in chunks
         ]
         reason = f"{len(survey.heads)} shards: {asked.in_flight} in debt are being compacted, {asked.waiting} wait"
+        if paused := survey.paused("compaction"):
+            reason += f", {len(paused)} are not compacted, as that is paused"
         if asked.held:
             reason += (
                 f", {asked.held} are held back, as their run was cancelled: until a person compacts them, or until "

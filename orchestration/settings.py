@@ -16,6 +16,7 @@ from persist_lib.errors import InvalidUsage
 from persist_lib.location.open import scheme_of
 from persist_lib.settings import config_of
 
+KEEP_RUNS_DAYS = 30.0
 DEFAULTS: Mapping[str, Any] = {"lease_ms": MAINTENANCE_LEASE_MS}
 """The pipeline's own defaults. Its workers are kept up while they live. One that was killed keeps other workers from
 its shard until its lease ends."""
@@ -40,6 +41,9 @@ class Settings(BaseModel):
     """PERSIST_ALERT_URL: where each thing that is wrong is posted as JSON, once, and once more when it is over."""
     heartbeat_url: str | None = None
     """PERSIST_HEARTBEAT_URL: asked each minute that the watcher is well. What it belongs to raises the alarm else."""
+    keep_runs_days: float | None = None
+    """PERSIST_KEEP_RUNS_DAYS: finished runs of the pipeline go after so many days, with their events; 30 if neither is
+    set, and 0 keeps all."""
     is_running: bool = True
     """Whether schedules and sensors run from the start. The UI can turn them on and off."""
 
@@ -63,6 +67,18 @@ def check(settings: Settings, environ: Mapping[str, str] | None = None) -> None:
     _filled(settings, os.environ if environ is None else environ)
 
 
+def _days(given: float | None, text: str | None) -> float:
+    try:
+        days = float(text) if given is None and text else given
+    except ValueError:
+        days = -1
+    if days is not None and not 0 <= days < 1e5:
+        raise InvalidUsage(
+            f"keep_runs_days must be a number of days, or 0 for all: got {days if text is None else text!r}"
+        )
+    return KEEP_RUNS_DAYS if days is None else days
+
+
 def _filled(settings: Settings, environ: Mapping[str, str]) -> Settings:
     location = settings.location or environ.get("PERSIST_LOCATION")
     consensus = settings.consensus or environ.get("PERSIST_CONSENSUS")
@@ -84,6 +100,7 @@ def _filled(settings: Settings, environ: Mapping[str, str]) -> Settings:
     return settings.model_copy(
         update={
             **hooks,
+            "keep_runs_days": _days(settings.keep_runs_days, environ.get("PERSIST_KEEP_RUNS_DAYS")),
             "location": location, "consensus": consensus, "config": config, "prices": prices,
             "spark": settings.spark or SparkSettings.from_environment(environ),
         }

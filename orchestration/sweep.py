@@ -17,6 +17,7 @@ from jobs.watch import Watch
 from orchestration.duties import Duty, Options, ShardReport, look_after
 from orchestration.reports import Event, Recording, failure, listed, mark_failed, told
 from orchestration.resources import Spark
+from orchestration.stopping import CANCELS, pause_cancelled
 from persist_lib.client import Client
 from persist_lib.errors import CompactionRefused, Damage, DiffOverflow, InvalidUsage, NotFound, PersistError
 from persist_lib.maintain.survey import Survey
@@ -31,7 +32,7 @@ TOLD_EACH_S = 30.0
 
 @dataclass
 class Pass:
-    """How far a pass is: the shards that are done, that failed and why, and that were left to another worker."""
+    """How far a pass is: the shards that are done, that failed and why, and that were left (busy, or paused)."""
 
     shards: Sequence[str]
     settled: dict[Duty, list[str]] = field(default_factory=dict)
@@ -88,8 +89,10 @@ def sweep(
     far = Pass(shards)
     try:
         yield from _attempts(context.log, client, far, duties, options, recording, in_flight)
-    except BaseException:
+    except BaseException as stopped:
         options.stop.set()
+        if isinstance(stopped, CANCELS) and not options.dry_run:
+            pause_cancelled(context, client, far.unfinished, duties)
         context.log.error(  # noqa: TRY400 - the trace of an interrupt says nothing
             "this run was stopped. %s What was committed stays, and a later run does the rest",
             told(_named(far.problems, recording), [recording.named(one) for one in far.unfinished], len(far.done)),
@@ -127,10 +130,11 @@ def _attempts(
 
     def attempt(some: Sequence[str], *, is_last: bool) -> Iterator[Event]:
         told_at = time.monotonic()
-        for report in in_parallel(one, some, in_flight, options.stop):
-            if is_passing(report) and not is_last:
-                again.append(report)
+        for whole in in_parallel(one, some, in_flight, options.stop):
+            if is_passing(whole) and not is_last:
+                again.append(whole)
                 continue
+            report = recording.worth(whole)
             far.add(report)
             yield from recording.events(report)
             tell(log, report, recording.named(report.shard))
@@ -178,7 +182,7 @@ def tell(log: dg.DagsterLogManager, report: ShardReport, shard: str) -> None:
     if report.problems:
         log.error("%s failed: %s", shard, "; ".join(report.problems))
     for said in report.left.values():
-        log.warning("%s is left to another worker: %s", shard, said)
+        log.warning("%s is left: %s", shard, said)
     acted = [done.duty for done in report.done if done.has_acted and done.duty != "census"]
     if acted:
         log.info("%s: %s", shard, ", ".join(acted))

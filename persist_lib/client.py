@@ -30,6 +30,7 @@ from persist_lib.location.wrap.metering import Metrics
 from persist_lib.maintain import Survey, Surveyor
 from persist_lib.maintain.compaction import Engine
 from persist_lib.maintain.duties import Maintained
+from persist_lib.maintain.pauses import Pauses
 from persist_lib.maintain.worker import Progress
 from persist_lib.relation.ordered_writer import mute
 from persist_lib.relation.reader import ReadHandle
@@ -122,9 +123,12 @@ class Client(Shards):
         self.leases = Leases(config, runtime, (location.url, location.consensus_url) if shareable else None)
         self._machines = self.machine = Machines(weakref.WeakMethod(self._make_machine), self.url)
         self._inner: LayerClient | None = None
+        self._pauses = Pauses(
+            stack.blob, stack.consensus, runtime, config.timeout_s, partial(_owner_names, weakref.ref(self))
+        )  # fmt: skip
         self._surveyor = Surveyor(
             stack.blob, stack.reads, stack.consensus, self._machines.get, config, runtime, self.policy(),
-            read_only=self.read_only,
+            read_only=self.read_only, pauses=self._pauses,
         )  # fmt: skip
         self._handles: weakref.WeakValueDictionary[int, WriteHandle | ReadHandle] = weakref.WeakValueDictionary()
         self._opened = itertools.count()
@@ -144,6 +148,7 @@ class Client(Shards):
     def _make_machine(self, shard: ShardId, member: str) -> Machine:
         machine = Machine(shard, self.blob, self.consensus, self.config, self.runtime, self.reads, member)
         machine.table_of = partial(_table_of, weakref.ref(self))
+        machine.may_begin = self._pauses.check
         return machine
 
     def metrics(self) -> Metrics:
@@ -392,6 +397,14 @@ def _table_of(client: weakref.ref[Client], collection: str) -> str:
         with suppress(PersistError):
             return str(import_module("persist_lib.catalog.catalog").name_of(for_layers(found), collection))
     return ""
+
+
+def _owner_names(client: weakref.ref[Client]) -> Callable[[str], str]:
+    """What finds the name of what a shard belongs to, by one look at the catalog."""
+    if (found := client()) is None:
+        raise AssertionError("it is asked for a client that is there")
+    name_of: Callable[[str], str] = import_module("persist_lib.sources.kinds").owners_of(found).name_of
+    return name_of
 
 
 def timelines_of(client: Client) -> Tables:

@@ -19,6 +19,7 @@
     │   │   └── MemberOf           a collection alone writes it and opens readers of it (collection)
     │   ├── CompactionRefused      the output does not stand for its inputs (reason)
     │   ├── Busy                   another process is at maintenance work on the shard (worker, lease_until)
+    │   ├── Paused                 a person, or the cancel of a run, paused this duty here (shard, duty, owner, until)
     │   ├── Locked                 another runtime writes the streams of the location (epoch, owner, lease_until)
     │   ├── Fenced                 another runtime or writer took over what this one wrote (epoch, found, owner)
     │   ├── NameTaken              there is a collection of that name already (collection)
@@ -256,6 +257,13 @@ class Busy(Refused):
 
     Fields: worker (its id), lease_until (ms of the store's clock), shard. It is done when its id is retired, and it is
     gone when its lease has ended.
+    """
+
+
+class Paused(Refused):
+    """A duty is paused here, so it did not begin. Nothing was changed.
+
+    Fields: shard (or a table), duty, owner (who paused it), until (ms of the store's clock, or None), says (all of it).
     """
 
 

@@ -25,6 +25,7 @@ from persist_lib.catalog.describe import Owners
 from persist_lib.client import Client
 from persist_lib.core.cost import GIB, Cost
 from persist_lib.core.duties import BY_NAME
+from persist_lib.core.pauses import first_of
 from persist_lib.core.plan.look import Look, Signs
 from persist_lib.errors import Damage, InvalidUsage, NotFound, PersistError
 from persist_lib.format.paths import MARKS
@@ -38,15 +39,16 @@ from persist_lib.sources.kinds import fetch_owners
 from persist_lib.times import PER_SECOND, Times, Unit, show_frontier, show_time
 
 Check = Literal[
-    "damage", "unread", "slow", "upkeep", "leases", "holders", "garbage", "still", "wal", "writer", "pending",
-    "disagree", "instances", "lag", "errors", "held_back",
+    "damage", "unread", "slow", "upkeep", "paused", "leases", "holders", "kept", "garbage", "still", "wal", "writer",
+    "pending", "disagree", "instances", "lag", "errors", "held_back",
 ]  # fmt: skip
 PAGES: Mapping[str, str] = {
     "damage": "operations.md#backup-and-restore", "unread": "operations.md#a-shard-that-does-not-open",
     "slow": "operations.md#sizing", "upkeep": "operations.md#the-duties", "leases": "operations.md#first-look",
     "holders": "operations.md#first-look", "garbage": "operations.md#first-look", "still": "operations.md#first-look",
     "wal": "tables.md#appliers", "writer": "streams.md#one-writer", "pending": "pending-area.md#absorption",
-    "disagree": "pending-area.md#writers-that-disagree",
+    "disagree": "pending-area.md#writers-that-disagree", "kept": "operations.md#first-look",
+    "paused": "operations.md#pauses",
 }  # fmt: skip
 """Where the manual has more of each check, of all but sources."""
 OF_SOURCES = "sources.md#watch"
@@ -64,7 +66,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     behind the clock: a text, a timedelta or a number of seconds; other tables may be quiet for ever. `overdue_s` is for
     how long a lease may have ended, a WAL's row not be applied, and a pending batch not be absorbed, before upkeep
     counts as missing. `garbage` is how many bytes of a table may wait to be deleted, beyond its own size. `holders` is
-    how many live readers, writers and holds a shard may have; `slow_s` how long a small request may take; and `seconds`
+    how many live readers, writers and holds a shard may have; `kept` how many bytes one reader or hold may keep
+    alone (None: any number); `paused_s` how long upkeep may be paused where the pause
+    has no end; `slow_s` how long a small request may take; and `seconds`
     how long the look at shards that moved may take.
     """
 
@@ -73,14 +77,18 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     overdue_s: float = 86_400
     garbage: int = GIB
     holders: int = 1000
+    kept: int | None = None
+    paused_s: float = 7 * 86_400
     slow_s: float = 2.0
     seconds: float = 60.0
 
     def __post_init__(self) -> None:
-        for name in ("overdue_s", "slow_s", "seconds"):
+        for name in ("overdue_s", "paused_s", "slow_s", "seconds"):
             parse_seconds(getattr(self, name), name)
         parse_integer(self.garbage, "garbage", 0)
         parse_integer(self.holders, "holders", 0)
+        if self.kept is not None:
+            parse_integer(self.kept, "kept", 0)
         if not isinstance(self.still, Mapping) or not all(isinstance(one, str) for one in self.still):
             raise InvalidUsage(f"still has spans by patterns of names, as {{'orders*': '1 hour'}}: got {self.still!r}")
         for longest in self.still.values():
@@ -179,8 +187,8 @@ class _Look:
         ]  # fmt: skip
         if not self._names:
             everything += [
-                ("the stores", self._stores), ("upkeep", self._upkeep), ("timelines", self._timelines),
-                ("streams", self._streams),
+                ("the stores", self._stores), ("upkeep", self._upkeep), ("pauses", self._pauses),
+                ("timelines", self._timelines), ("streams", self._streams),
             ]  # fmt: skip
         for what, part in everything:
             found: list[Problem] = []
@@ -261,6 +269,9 @@ class _Look:
         if signs.held > most:
             says = f"{signs.held:,} bytes of garbage wait, beside {signs.size:,} of the table: {signs.waits_for}"
             yield "garbage", says, f"persist shard show {shard}"
+        if self._limits.kept is not None and signs.kept > self._limits.kept:
+            says = f"{signs.keeper} alone keeps {signs.kept:,} bytes, of garbage and of batches with history"
+            yield "kept", says, f"persist shard show {shard}"
         people = {"writers": signs.writers, "readers": signs.readers, "holds": signs.holds}
         if many := {what: count for what, count in people.items() if count > self._limits.holders}:
             says = f"it has {', '.join(f'{count:,} {what}' for what, count in many.items())}; is something not closed?"
@@ -290,6 +301,7 @@ class _Look:
         overdue_ms, every = self._limits.overdue_s * 1000, self._client.config.rollup_every
         for shard, place, look in self._looks():
             signs, shown = look.signs, f"{place.name} ({shard})" if place.name != shard else shard
+            pauses = self._survey.pauses.get(shard, ())
             late = {
                 "compaction": (signs.batches > 2 * signs.bound, f"{signs.batches} batches, of {signs.bound} at rest"),
                 "rollups": (signs.rollup_lag > 4 * every, f"{signs.rollup_lag:,} transitions since the newest one"),
@@ -307,12 +319,24 @@ class _Look:
                 late[duty] = (seqno != look.seqno and ago_s > longest_s, f"last done {ago_s / 86_400:,.0f} days ago")
             for duty, (is_late, says) in late.items():
                 if is_late:
-                    overdue.setdefault(duty, []).append((shown, says))
+                    is_free = first_of(pauses, duty) is None
+                    overdue.setdefault(duty, []).append((shown if is_free else f"{shown}, where it is paused", says))
         for duty, found in overdue.items():
             named = "; ".join(f"{shown}: {says}" for shown, says in found[:NAMED])
             says = f"{duty} is overdue on {len(found)} of the shards, such as {named}"
             do = f"persist maintain --only {duty}" if BY_NAME[duty].is_upkeep else f"persist shard {duty} --all"
             yield self._problem("leases" if duty == "leases" else "upkeep", "location", duty, says, do)
+
+    def _pauses(self) -> Iterator[Problem]:
+        """Pauses without an end that are old, and those of nothing that is there: both may be forgotten."""
+        held = {pattern for pauses in self._survey.pauses.values() for one in pauses for pattern in one.patterns}
+        for one in self._client.pauses():
+            ago_s = (self.now - one.set_ms) / 1000
+            is_old, is_vain = one.until_ms is None and ago_s > self._limits.paused_s, held.isdisjoint(one.patterns)
+            if is_old or is_vain:
+                why = "nothing has such a name" if is_vain else f"that is {ago_s / 86_400:,.1f} days ago"
+                do = f"persist maintain --resume '{one.patterns[0]}'"
+                yield self._problem("paused", "pause", one.patterns[0], f"{one.shown}: {one.says}; {why}", do)
 
     def _stores(self) -> Iterator[Problem]:
         client, runtime = self._client, self._client.runtime
@@ -407,12 +431,8 @@ def _place(owners: Owners, shard: str) -> _Place:
     """Whose a shard is. One that stands by itself is a table."""
     if not (owner := owners.of(shard)):
         return _Place("table", shard, "")
-    kind, _, rest = owner.partition(" ")
-    name = rest.replace(":", ",").partition(",")[0]
-    return _Place(kind, name, f"{owner} ({shard}): ") if kind in KINDS else _Place("shard", shard, f"{owner}: ")
-
-
-KINDS = ("collection", "table", "source", "timeline", "stream")
+    kind, name = owners.place_of(shard)
+    return _Place(kind, name, f"{owner} ({shard}): ") if kind else _Place("shard", shard, f"{owner}: ")
 
 
 def _seconds(longest: object) -> float:

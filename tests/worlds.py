@@ -116,14 +116,16 @@ class World:
 
 
 class Storm:
-    """While it blows, operations of these kinds (None: all) have this outcome; the first one may have another."""
+    """While it blows, operations of these kinds (None: all) have this outcome; the first one may have another.
 
-    def __init__(self, outcome: Outcome, *kinds: str, first: Outcome | None = None) -> None:
-        self._outcome, self._kinds, self._first = outcome, kinds, first
+    Keys that start with `but` are left out."""
+
+    def __init__(self, outcome: Outcome, *kinds: str, first: Outcome | None = None, but: str = "\0") -> None:
+        self._outcome, self._kinds, self._first, self._but = outcome, kinds, first, but
         self.blows = False
 
     def decide(self, operation: Operation) -> Fate:
-        if not self.blows or (self._kinds and operation.kind not in self._kinds):
+        if not self.blows or operation.key.startswith(self._but) or (self._kinds and operation.kind not in self._kinds):
             return Fate()
         outcome, self._first = self._first or self._outcome, None
         return Fate(outcome, 0.01)

@@ -237,13 +237,14 @@ class Controller(Promoting, Evolving, Handovers, KeepingDeletes, Resource):
         """Look after one collection, or after all and what is left of dropped ones: the duty of this layer.
 
         Finishes commands that were left, promises as far as the data is there, moves the holds that keep history,
-        and takes away renditions and collections that nobody can need any more. With `dry_run` it only says so.
+        and takes away renditions and collections that nobody can need any more. With `dry_run` it only says so. What
+        is paused waits.
         """
         dry_run = parse_flag(dry_run, "dry_run")
         if not dry_run:
             self._writable("tend")
         only = None if name is None else self._find(name)[1].id
-        return self._tended(timeout, only, dry_run=dry_run)
+        return self._tended(timeout, only, dry_run=dry_run, heeds_pauses=True)
 
     def _tended(self, timeout: float | None, only: str | None, **simulated: Any) -> Tended:
         from persist_lib.timeline.wal_truncation import timeline_steps  # noqa: PLC0415 - tables stand on the controller

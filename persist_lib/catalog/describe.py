@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 MINTED = re.compile(r"(?:c|s|t[a-z])[0-9a-f]{16}")
 """The ids of collections, sources and timelines, which the names of their shards begin with."""
+KINDS = ("collection", "table", "source", "timeline", "stream")
+"""What people named, and shards belong to."""
 RENDITION = re.compile(r"r(\d+)\.(?:s(\d+)|kept)")
 
 
@@ -53,6 +55,15 @@ class Owners(NamedTuple):
         if match is None:
             return f"{owner}: {rest}"
         return f"{owner}, rendition {match[1]}, " + ("kept differences" if match[2] is None else f"shard {match[2]}")
+
+    def place_of(self, shard: str) -> tuple[str, str]:
+        """The kind of what a shard belongs to, and its name; empty and the shard's own where it stands by itself."""
+        kind, _, rest = self.of(shard).partition(" ")
+        return (kind, rest.replace(":", ",").partition(",")[0]) if kind in KINDS else ("", shard)
+
+    def name_of(self, shard: str) -> str:
+        """The name of what a shard belongs to, or its own."""
+        return self.place_of(shard)[1]
 
     def is_gone(self, shard: str) -> bool:
         """Whether a shard belonged to a collection, rendition, source or timeline that was dropped."""

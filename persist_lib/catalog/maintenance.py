@@ -6,7 +6,7 @@ can be read any more, and a dropped collection when it has no reader and no hold
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing, suppress
 from functools import partial
 from typing import Protocol
@@ -31,7 +31,7 @@ from persist_lib.catalog.renditions import (
 )
 from persist_lib.core.holds import newest_time
 from persist_lib.core.state import NAMED, State
-from persist_lib.errors import HoldConflict, NotFound, PersistError, ShardFinished, SinceViolation, StillRead
+from persist_lib.errors import HoldConflict, NotFound, Paused, PersistError, ShardFinished, SinceViolation, StillRead
 from persist_lib.frontier import Antichain, at
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.runtime.each import Each
@@ -48,22 +48,22 @@ class TimelineSteps(Protocol):
 def tend(
     catalog: Catalog, deadline: Deadline, timeline_steps: TimelineSteps, *, only: str | None = None,
     dry_run: bool = False, as_if_dropped: bool = False, given_up: int | None = None,
+    heeds_pauses: bool = False,
 ) -> Tended:  # fmt: skip
     """Look after the collection with this id and its deleted keys, or after all, and then after the WALs of tables.
 
     With `dry_run` nothing is changed. One that cannot be looked after stops none of the others: at the end an error of
     the gravest failure's kind names all of them, with what was done in its field `done`.
 
-    `as_if_dropped` says what would be done once it is dropped, `given_up` once this rendition of it is given up.
+    With `heeds_pauses`, what is paused waits, and its step says for whom. `as_if_dropped` says what would be done once
+    it is dropped, `given_up` once this rendition of it is given up.
     """
     done: list[Step] = []
     tried = Each[None]()
     contents = catalog.fetch()
 
     def take(step: Step, do: Do, _name: str = "") -> None:
-        if not dry_run:
-            do()
-        done.append(step)
+        done.append(step if dry_run else _taken(step, do))
 
     def one(found: CollectionRecord) -> None:
         collection = msgspec.structs.replace(found, state="dropping") if as_if_dropped else found
@@ -86,15 +86,40 @@ def tend(
         for id_, found in sorted(contents.collections.items())
         if only in (None, id_, found.marks_of)
     }
-    tried.add(wanted, lambda name: one(wanted[name]), PersistError)
+    tried.add(_free(catalog, wanted, done) if heeds_pauses else wanted, lambda name: one(wanted[name]), PersistError)
     if not as_if_dropped:
         timelines = sorted(catalog.fetch().timelines.values(), key=lambda record: record.name)
         lines = {f"timeline {record.name}": record for record in timelines if record.mode == "wal"}
-        tried.add(lines, lambda name: timeline(lines[name]), PersistError)
+        tried.add(
+            _free(catalog, lines, done) if heeds_pauses else lines, lambda name: timeline(lines[name]), PersistError
+        )
     for error in tried.failed.values() if only is not None else ():
         raise error
     tried.check("tending: {} of them", Tended(tuple(done)))
     return Tended(tuple(done))
+
+
+def _taken(step: Step, do: Do) -> Step:
+    """Take a step. One that is paused waits."""
+    try:
+        do()
+    except Paused as paused:
+        return msgspec.structs.replace(step, action="wait", reason=paused.says)
+    return step
+
+
+def _free(
+    catalog: Catalog, records: Mapping[str, CollectionRecord] | Mapping[str, TimelineRecord], done: list[Step]
+) -> list[str]:  # fmt: skip
+    """Those that are not paused. Of the others, a step is `done` that says why they wait."""
+    may_begin, free = catalog.client.machine(catalog.shard).may_begin, list[str]()
+    for name, record in records.items():
+        try:
+            may_begin(record.name, "collections")
+            free.append(name)
+        except Paused as paused:
+            done.append(Step(record.name, "wait", "upkeep", paused.says))
+    return free
 
 
 class _Tending:

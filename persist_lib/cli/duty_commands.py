@@ -5,8 +5,9 @@ Each prints what was done, why, and what has to wait.
 
 from __future__ import annotations
 
+import getpass
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
@@ -23,7 +24,7 @@ from persist_lib.cli.row_reads import table_of
 from persist_lib.cli.session import Advance, Session
 from persist_lib.cli.shard_commands import damage_notes, damaged_shards, remembered
 from persist_lib.core.duties import BY_NAME
-from persist_lib.errors import InvalidName, InvalidUsage, NotFound, PersistError
+from persist_lib.errors import InvalidName, InvalidUsage, NotFound, Paused, PersistError
 from persist_lib.ids import CATALOG
 from persist_lib.runtime.each import Each
 
@@ -92,6 +93,40 @@ class _Answer:
         self.session.exit(self.tried, *self.codes)
 
 
+class Pausing(NamedTuple):
+    """What `persist maintain` pauses, or resumes, in place of upkeep."""
+
+    pause: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATTERN", help="Pause upkeep of tables and shards with such names, or --only these duties."
+        ),
+    ] = None
+    resume: Annotated[str | None, typer.Option(metavar="PATTERN", help="End the pause of this pattern.")] = None
+    reason: Annotated[str | None, typer.Option(metavar="TEXT", help="Why it is paused.")] = None
+    owner: Annotated[str | None, typer.Option(metavar="TEXT", help="Who pauses it. Default: the user here.")] = None
+    until: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Until then, as '2 days'. Default: until it is resumed.")
+    ] = None
+
+    def do(self, session: Session, only: Sequence[str]) -> None:
+        """Set a pause, or end one."""
+        if self.pause is None or self.resume is not None:
+            if self.resume is None or self != Pausing(resume=self.resume) or only:
+                raise InvalidUsage("--reason, --owner and --until go with --pause, and --resume goes alone")
+            with session.open(read_only=False) as client:
+                ended = client.resume(self.resume)
+            said = [f"no longer paused: {one.shown}" for one in ended]
+            session.answer({"resumed": self.resume, "ended": jsonable(ended)}, *said)
+            return
+        if not self.reason:
+            raise InvalidUsage("--pause needs a --reason, so that others know what to do about it")
+        owner = self.owner or getpass.getuser()
+        with session.open(read_only=False) as client:
+            set_ = client.pause(self.pause, owner=owner, reason=self.reason, only=only, until=self.until)
+        session.answer({"paused": jsonable(set_)}, f"{set_.shown}: {set_.says}")
+
+
 def _duties(_context: typer.Context, incomplete: str) -> list[str]:
     return [name for name in UPKEEP if name.startswith(incomplete)]
 
@@ -121,6 +156,8 @@ def maintain(
     force: Annotated[
         bool, typer.Option("--force", help="With --only rollups: write a rollup even if none is due.")
     ] = False,
+    pausing: Pausing = Pausing(),  # noqa: B008 - it cannot be changed
+    even_if_paused: opt.EvenIfPaused = False,
     dry_run: opt.DryRun = False,
 ) -> None:
     """Do the upkeep of all tables, or of those that are named.
@@ -132,16 +169,26 @@ def maintain(
     Without --only it does `collections` for what the catalog lists, and then all duties of each shard. `pending` is
     only done if it is named. The exit code is 3 where a scrub found damage that is still there.
 
+    With --pause it does nothing, and nor does anything else that looks after this location, Dagster included, until
+    --until or --resume: of tables and shards with such names, or --only some duties. What is paused is said.
+
     \b
     persist maintain --dry-run          what is due, and what has to wait for a reader or a hold
     persist maintain orders payments
     persist maintain --only garbage --only orphans
     persist maintain orders --only compaction --dry-run     the plan, and its price
+    persist maintain --pause 'orders*' --only compaction --reason 'copying the bucket' --until '2 days'
+    persist maintain --resume 'orders*'
     persist maintain --json | jq '.shards[] | {shard, before: .before.batches, after: .after.batches}'
     """
+    if pausing != Pausing():
+        if names or is_all or force or dry_run or even_if_paused:
+            raise InvalidUsage("--pause and --resume take a pattern, and go without names and other options but --only")
+        pausing.do(session, only or ())
+        return
     chosen = _chosen(only or (), force=force)
     of_shards = [name for name in chosen if BY_NAME[name].carrier == "shard"]
-    with session.open(read_only=dry_run, maintains=True) as client:
+    with session.open(read_only=dry_run, maintains=True) as client, passed_by(client, is_asked=even_if_paused):
         answer = _Answer(session, client, chosen[0] if len(chosen) == 1 else "maintain", dry_run)
         wanted = _named(names, is_all=is_all)
         carried = answer.each(wanted, lambda name: _shards_of(client, name)) if of_shards or not chosen else {}
@@ -177,6 +224,11 @@ maintain.__doc__ = "\n\n".join(
 )
 
 
+def passed_by(client: Client, *, is_asked: bool) -> AbstractContextManager[None]:
+    """A block that passes pauses by, if that is asked for."""
+    return client.even_if_paused() if is_asked else nullcontext()
+
+
 def _shards_of(client: Client, name: str) -> list[str]:
     """The shards that carry what has this name. A shard that is finished already is one still."""
     try:
@@ -203,7 +255,10 @@ def _done(
             return duty_outcomes.maintained(done, client.inspect(name), client.config.rollup_every, dry_run)
 
         def one(duty: str) -> Outcome:
-            return duty_outcomes.of_duty(client, duty, name, dry_run, advance, force=force)
+            try:
+                return duty_outcomes.of_duty(client, duty, name, dry_run, advance, force=force)
+            except Paused as paused:
+                return Outcome(paused.says, {"paused": paused.says})
 
         if len(chosen) == 1:
             return one(chosen[0])
@@ -238,6 +293,9 @@ def _absorb(answer: _Answer, names: list[str], *, dry_run: bool) -> None:
     def one(name: str) -> Absorbed | None:
         try:
             done = pending_area.absorb(client, name, dry_run=dry_run)
+        except Paused as paused:
+            answer.session.show(f"{name}: {paused.says}")
+            return None
         except NotFound:
             if not names:  # it was deleted since
                 return None
@@ -289,9 +347,10 @@ def scrub(
         ),
     ] = 0,
     new: Annotated[bool, typer.Option("--new", help="Only what no scrub has found sound yet.")] = False,
+    even_if_paused: opt.EvenIfPaused = False,
 ) -> None:
     """The duty `scrub`; its help is in the table of duties."""
-    with session.open(remembers=True, maintains=True) as client:
+    with session.open(remembers=True, maintains=True) as client, passed_by(client, is_asked=even_if_paused):
         answer = _Answer(session, client, "scrub", dry_run=False)
         answer.shards(which.chosen(client), "scrub", "", lambda name, advance: duty_outcomes.scrubbed(
             client.scrub(name, after=after, new_only=new, progress=advance)))  # fmt: skip

@@ -231,6 +231,7 @@ def maintained(done: Maintained, after: Version, rollup_every: int, dry_run: boo
         "orphans": lambda: audited(done.audited, dry_run),
     }
     parts = {name: words[name]() if name in words else plain(answer) for name, answer in done.done.items()}
+    parts |= {duty: Outcome(why, {"paused": why}) for duty, why in done.paused.items()}
     summary = f"{number(done.before.batches)} → {of(done.after.batches, 'batch')}"
     summary += f", {size(done.before.size)} → {size(done.after.size)}"
     all_ = together("what is due now" if dry_run else summary, parts)

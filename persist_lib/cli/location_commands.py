@@ -102,6 +102,12 @@ class Place(NamedTuple):
         int, typer.Option(min=0, metavar="BYTES", help="How much of a table may wait to be deleted, beyond its size.")
     ] = 1 << 30
     holders: Annotated[int, typer.Option(min=0, help="How many readers, writers or holds a shard may have.")] = 1000
+    kept: Annotated[
+        int | None, typer.Option(min=0, metavar="BYTES", help="How much one reader or hold may keep. Default: any.")
+    ] = None
+    paused_s: Annotated[
+        float, typer.Option("--paused", min=0, metavar="SECONDS", help="For how long a pause may have no end.")
+    ] = 7 * 86_400
     slow_s: Annotated[
         float, typer.Option("--slow", min=0, metavar="SECONDS", help="How long a small request may take.")
     ] = 2.0

@@ -16,6 +16,7 @@ from persist_lib.cli.session import Session
 from persist_lib.cli.shared_options import NamesOnly, Shard, Shards
 from persist_lib.cli.table_layout import Fitted, Flow
 from persist_lib.cli.watch import Watching, run
+from persist_lib.core.cost import storage_dollars
 from persist_lib.errors import InvalidUsage, PersistError
 from persist_lib.frontier import Antichain
 from persist_lib.ids import ShardId
@@ -23,7 +24,9 @@ from persist_lib.times import Unit, show_frontier, show_time
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
     from persist_lib.client import Client
+    from persist_lib.core.cost import Prices
     from persist_lib.core.plan.garbage import GarbagePlan
+    from persist_lib.core.plan.keepers import Keeper
     from persist_lib.core.state import Batch, State, Version
     from persist_lib.maintain import Census
     from persist_lib.maintain.scrub_memory import Remembered
@@ -37,6 +40,9 @@ def list_(
     names: Shards = None,
     names_only: NamesOnly = False,
     long: Annotated[bool, typer.Option("--long", help="All that can be counted: a block a shard.")] = False,
+    holding: Annotated[
+        bool, typer.Option("--holders", help="What each reader, hold and missing rollup keeps, most bytes first.")
+    ] = False,
     watching: Watching = Watching(),  # noqa: B008 - it cannot be changed
 ) -> None:
     """List shards, one line each: frontiers, size, batches, debt, garbage, readers and holds; or watch them live.
@@ -54,11 +60,12 @@ def list_(
     persist shard list --names | xargs -n 1 persist shard show
     persist shard list --json | jq '.shards[] | select(.debt > 1000000) | .shard'
     persist shard list orders --long
+    persist shard list --holders
     persist shard list orders payments --watch --every 0.5
     persist shard list --watch --count 60 --json | jq '.shards[] | {shard, appended_per_s}'
     """
-    if watching.checked() and (long or names_only):
-        raise InvalidUsage("--watch prints its own table: leave out --long and --names")
+    if watching.checked() and (long or names_only or holding):
+        raise InvalidUsage("--watch prints its own table: leave out --long, --names and --holders")
     with session.open() as client:
         if watching.watch:
             run(session, client, names or (), watching)
@@ -67,9 +74,13 @@ def list_(
         if names_only:
             session.answer({"shards": wanted}, *wanted)
             return
+        if holding:
+            _list_holders(session, client, wanted)
+            return
         found = session.each(wanted, client.census)
         of = whose(client, wanted)
         known = remembered(client, list(found.done))
+        pauses = client.pauses()
     done, failed = found.done, messages(found.failed)
     values = [
         {**jsonable(one), "owner": of.get(name, ""), **damage_value(known.get(name))} for name, one in done.items()
@@ -81,8 +92,28 @@ def list_(
         shown = [render.census_table(one, lines[name], of.get(name, "")) for name, one in done.items()]
     total = sum(census.dollars_month for census in done.values())
     said = f"{units.of(len(wanted), 'shard')} in {client.url}, {units.dollars(total)} a month for storage"
-    session.answer({"location": client.url, "shards": values, "failed": failed}, *shown, said)
+    shown += [f"paused: {one.shown}, {one.says}" for one in pauses]
+    value = {"location": client.url, "shards": values, "failed": failed, "pauses": jsonable(pauses)}
+    session.answer(value, *shown, said)
     session.exit(found, 3 if damaged else 0)
+
+
+def _list_holders(session: Session, client: Client, shards: Sequence[str]) -> None:
+    """All that keeps something of these shards."""
+    now = client.consensus.now()
+
+    def one(shard: str) -> list[dict[str, Any]]:
+        state = client.inspect(shard).state
+        people = holders(client.keepers(shard), state.since, now, client.prices)
+        return [{"shard": shard, "times": state.times, **who} for who in people]
+
+    found = session.each(shards, one)
+    people = [who for each in found.done.values() for who in each]
+    people.sort(key=lambda who: -who["garbage_size"] - who["history_size"])
+    total = sum(who["dollars_month"] for who in people)
+    said = f"{units.of(len(people), 'holder')} of {units.of(len(shards), 'shard')}, {units.dollars(total)} a month"
+    session.answer({"holders": people, "failed": messages(found.failed)}, holders_table(people), said)
+    session.exit(found)
 
 
 def whose(client: Client, shards: Sequence[str]) -> dict[str, str]:
@@ -166,8 +197,10 @@ def show(
     persist shard show orders --object orders/w0123456789abcdef/fedcba9876543210.parquet
     persist shard show orders --json | jq '.state.readers'
     """
+    from persist_lib.core.pauses import PAUSABLE
     from persist_lib.core.plan.garbage import plan_garbage
     from persist_lib.maintain import census_of
+    from persist_lib.maintain.duties import paused_among
 
     if why and key is not None:
         raise InvalidUsage("--why is about the shard, and --object about one of its objects: give one of them")
@@ -179,20 +212,30 @@ def show(
             return
         version, now = client.inspect(shard), client.consensus.now()
         known, owner = remembered(client, [shard]).get(shard), whose(client, [shard]).get(shard, "")
+        paused = paused_among(client.machine(shard), PAUSABLE)
+        people = holders(client.keepers(shard), version.state.since, now, client.prices)
     counted, collection = (census_of(shard, version, now, client.policy()), plan_garbage(version.state, version.seqno))
     value = {
         "shard": shard, "owner": owner, "location": client.url, "seqno": version.seqno, "now": now,
         "state": state_value(version.state), "census": jsonable(counted), "held": jsonable(collection.held),
-        "holders": holders(version, now), **damage_value(known),
+        "holders": people, "paused": paused, **damage_value(known),
     }  # fmt: skip
     title = Text.assemble((shard, "bold"), f"  v{version.seqno}", f"   {owner}" if owner else "")
-    session.answer(value, title, *_sections(version, counted, collection, now, damage_lines(shard, known), batches))
+    stopped = [_measure("paused", f"{duty}: {says}") for duty, says in paused.items()]
+    session.answer(
+        value, title, *stopped, *_sections(version, counted, collection, people, damage_lines(shard, known), batches)
+    )
     if known is not None and known.damaged:
         raise typer.Exit(3)
 
 
 def _sections(
-    version: Version, census: Census, collection: GarbagePlan, now: int, damaged: list[str], every_batch: bool
+    version: Version,
+    census: Census,
+    collection: GarbagePlan,
+    people: list[dict[str, Any]],
+    damaged: list[str],
+    every_batch: bool,
 ) -> Iterator[RenderableType]:
     state = version.state
     show = partial(show_frontier, unit=state.times)
@@ -207,7 +250,7 @@ def _sections(
         yield _measure(f"schema {number}", str(schema))
     yield Text("")
     yield (batches_table if every_batch else levels_table)(state.trace, state.times)
-    if people := holders(version, now):
+    if people:
         yield holders_table(people, state.times)
     else:
         yield "no readers, no writers, no holds\n"
@@ -266,59 +309,48 @@ def batches_table(trace: tuple[Batch, ...], times: Unit | None = None) -> Fitted
     return table
 
 
-def holders(version: Version, now: int) -> list[dict[str, Any]]:
-    """All readers, writers and holds, and what each keeps: the shard's since, and how much garbage.
+def holders(keepers: Sequence[Keeper], since: Antichain, now: int, prices: Prices) -> list[dict[str, Any]]:
+    """What each reader, writer and hold keeps, for machines: the fields of a keeper, and what follows of them.
 
-    Keys: name, kind, purpose, lease_ms (left; negative: overdue; None: no lease), since, seqno, holds_since, garbage,
-    garbage_size.
+    `lease_ms` is what is left (negative: overdue; None: no lease), `holds_since` whether it is one of those that keep
+    the shard's since, and `dollars_month` what the bytes cost that it alone keeps.
     """
-    state = version.state
-    found = [
-        _holder(id_, "writer", writer.owner or writer.purpose, writer.lease_until - now)
-        for id_, writer in sorted(state.writers.items())
-    ]
-    for id_, reader in sorted(state.readers.items()):
-        kept = [entry.size for entry in state.garbage.values() if entry.seqno >= reader.seqno]
-        entry = _holder(id_, "reader", reader.purpose, reader.lease_until - now)
-        found.append({**entry, **_since(reader.since, state), "seqno": reader.seqno, **_kept(kept)})
-    for name, hold in sorted(state.holds.items()):
-        found.append({**_holder(name, "hold", "", None), **_since(hold.since, state)})
-    return found
-
-
-def _holder(name: str, kind: str, purpose: str, lease_ms: int | None) -> dict[str, Any]:
-    nothing = {"since": None, "seqno": None, "holds_since": False, **_kept([])}
-    return {"name": name, "kind": kind, "purpose": purpose, "lease_ms": lease_ms, **nothing}
-
-
-def _since(since: Antichain, state: State) -> dict[str, Any]:
-    return {"since": jsonable(since), "holds_since": since <= state.since}
-
-
-def _kept(sizes: list[int]) -> dict[str, Any]:
-    return {"garbage": len(sizes), "garbage_size": sum(sizes)}
+    return [
+        {
+            **jsonable(one), "purpose": one.owner, "garbage": len(one.garbage), "batches": len(one.batches),
+            "garbage_keys": list(one.garbage), "batch_ids": [list(each) for each in one.batches],
+            "lease_ms": None if one.lease_until is None else one.lease_until - now,
+            "holds_since": one.since is not None and one.since <= since,
+            "dollars_month": storage_dollars(one.size, prices),
+        } for one in keepers
+    ]  # fmt: skip
 
 
 def holders_table(people: list[dict[str, Any]], times: Unit | None = None) -> Fitted:
-    """What has a lease or a hold, and what that keeps."""
-    table = render.plain_table("who", "what", "lease", "since", "reads from", "holds back")
+    """What has a lease or a hold, since when, and what that keeps."""
+    many = {who.get("shard", "") for who in people} != {""}
+    table = render.plain_table(*["shard"] * many, "who", "what", "there since", "lease", "since", "reads from", "keeps")
     for who in people:
         left = who["lease_ms"]
         lease = Text("none", "dim") if left is None else Text(f"{units.duration(left)} left")
         if left is not None and left < 0:
             lease = Text(f"overdue by {units.duration(-left)}", "yellow")
-        since = "" if who["since"] is None else show_frontier(Antichain(*who["since"]), times)
+        since = "" if who["since"] is None else show_frontier(Antichain(*who["since"]), who.get("times", times))
         reads = "" if who["seqno"] is None else f"v{who['seqno']}"
-        table.add_row(
-            who["name"], " ".join(filter(None, (who["kind"], who["purpose"]))), lease, since, reads, _held_back(who)
-        )
+        there = "" if who["set_ms"] is None else f"{'before ' * who['is_older']}{units.moment(who['set_ms'])}"
+        what = " ".join(filter(None, (who["kind"], who["owner"])))
+        table.add_row(*[who.get("shard", "")] * many, who["name"], what, there, lease, since, reads, _kept(who))
     return table
 
 
-def _held_back(who: dict[str, Any]) -> str:
+def _kept(who: dict[str, Any]) -> str:
     found = ["since"] if who["holds_since"] else []
     if who["garbage"]:
-        found.append(f"{units.of(who['garbage'], 'object')} ({units.size(who['garbage_size'])})")
+        found.append(f"{units.of(who['garbage'], 'object')} of garbage ({units.size(who['garbage_size'])})")
+    if who["batches"]:
+        found.append(f"history in {units.of(who['batches'], 'batch')} ({units.size(who['history_size'])})")
+    if who["shared_size"]:
+        found.append(f"with others {units.size(who['shared_size'])}")
     return ", ".join(found) or "-"
 
 

@@ -59,6 +59,7 @@ NamesOnly = Annotated[bool, typer.Option("--names", help="Print only the names, 
 
 # How it is done.
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Change nothing; print what would be done, and why.")]
+EvenIfPaused = Annotated[bool, typer.Option("--even-if-paused", help="Also where this is paused.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 Command = Annotated[
     str | None,

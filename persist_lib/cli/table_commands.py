@@ -107,7 +107,7 @@ def tables(session: Session, names_only: opt.NamesOnly = False) -> None:
                 described = client.table(name).describe()
                 return described, look(described)
 
-            found, now = session.each(names, one), client.consensus.now()
+            found, now, pauses = session.each(names, one), client.consensus.now(), client.pauses()
     rows = [
         {
             "table": one.name, "carried by": one.carrier, "shards": str(len(one.shards)),
@@ -121,8 +121,11 @@ def tables(session: Session, names_only: opt.NamesOnly = False) -> None:
     for row in rows:
         shown.add_row(*(row.get(head) or "-" for head in heads))
     values = [(its.value(now) if its else {}) | _value(one) for one, its in found.done.values()]
-    value = {"location": client.url, "tables": values, "failed": messages(found.failed)}
-    session.answer(value, shown, units.of(len(names), "table"))
+    value = {
+        "location": client.url, "tables": values, "failed": messages(found.failed), "pauses": jsonable(pauses),
+    }  # fmt: skip
+    shown_pauses = [f"paused: {one.shown}, {one.says}" for one in pauses]
+    session.answer(value, shown, *shown_pauses, units.of(len(names), "table"))
     session.exit(found)
 
 

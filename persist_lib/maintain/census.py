@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from persist_lib.core.cost import S3_LIST, storage_dollars
 from persist_lib.core.plan.compaction import Policy, batch_bound, plan_compaction, policy_of
 from persist_lib.core.plan.garbage import plan_garbage
+from persist_lib.core.plan.keepers import Keeper
 from persist_lib.core.plan.upkeep import plan_expiry
 from persist_lib.core.state import State, Version
 from persist_lib.core.trace import Level, levels
+from persist_lib.format.log import decode_row
 from persist_lib.frontier import Antichain
 from persist_lib.ids import SeqNo
 from persist_lib.shard.commit import Machine
+from persist_lib.shard.log import row_name
 from persist_lib.times import Unit
+
+MOST_ROWS = 1000
+"""Rows of the log in which is looked for since when a reader, writer or hold is there."""
 
 
 class Census(msgspec.Struct, frozen=True):
@@ -74,6 +82,25 @@ def take_census(machine: Machine, policy: Policy | None = None) -> Census:
     """Return the census of the shard's newest version. Reads only; never writes."""
     policy = policy_of(machine.config, policy)
     return census_of(machine.shard, machine.fetch(), machine.consensus.now(), policy)
+
+
+def known_since(machine: Machine, seqno: SeqNo, keepers: Sequence[Keeper]) -> tuple[Keeper, ...]:
+    """The same with the time (ms) at which each came, as far as the newest rows of the log say."""
+    if not keepers:
+        return ()
+    came: dict[str, int] = {}
+    first = SeqNo(max(1, seqno - MOST_ROWS + 1))
+    oldest: int | None = None
+    for stored in machine.consensus.scan(machine.shard, first, MOST_ROWS):
+        row = decode_row(stored.data, row_name(machine.shard, stored.seqno))
+        oldest = row.now if oldest is None else oldest
+        changed = (one for diff in row.diffs for one in (*diff.writers, *diff.readers, *diff.holds))
+        came |= {str(name): row.now for name, old, new in changed if old is None and new is not None}
+    return tuple(
+        msgspec.structs.replace(one, set_ms=came.get(one.name, oldest), is_older=one.name not in came)
+        for one in keepers
+        if one.kind != "rollup"
+    ) + tuple(one for one in keepers if one.kind == "rollup")
 
 
 def census_of(shard: str, version: Version, now: int, policy: Policy | None = None) -> Census:

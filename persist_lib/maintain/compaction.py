@@ -126,6 +126,8 @@ def compact(
     carried out; the others are, and then the first Damage is raised. Calling it again carries out what is left to do.
     With `dry_run` nothing changes and only the plan is returned. `progress` gets the updates merged and their total.
     """
+    if not dry_run:
+        machine.may_begin(machine.shard, "compaction")
     policy = policy_of(machine.config, policy)
     state = machine.fetch().state
     plan = plan_compaction(state, policy)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,10 +16,11 @@ from persist_lib.core.duties import DUTIES
 from persist_lib.core.formats import FIRST, NEWEST
 from persist_lib.core.plan.compaction import Policy, policy_of
 from persist_lib.core.plan.explain import Why, explain, explain_object
-from persist_lib.errors import PersistError
+from persist_lib.core.plan.keepers import Keeper, keepers_of
+from persist_lib.errors import Paused, PersistError
 from persist_lib.frontier import MAX_TIME
 from persist_lib.location.wrap.spending import charged
-from persist_lib.maintain.census import Census, take_census
+from persist_lib.maintain.census import Census, known_since, take_census
 from persist_lib.maintain.compaction import Compacted, Engine, compact
 from persist_lib.maintain.garbage import (
     Audited,
@@ -32,6 +33,7 @@ from persist_lib.maintain.garbage import (
     retain,
     together,
 )
+from persist_lib.maintain.pauses import Pausing
 from persist_lib.maintain.repair import Repaired, Upgraded, repair, upgrade
 from persist_lib.maintain.scrub import Adder, Scrubbed, scrub
 from persist_lib.maintain.worker import Progress, RolledUp, Worker, roll_up
@@ -48,36 +50,43 @@ class Maintained(msgspec.Struct, frozen=True):
     after: Census
     cost: Cost = Cost()
     """The requests that it made to the location. A dry run only reads."""
+    paused: Mapping[str, str] = {}
+    """The duties that are paused, and why. They were not done, and a dry run says what they would do."""
+
+    def _of(self, duty: str) -> Any:
+        if duty in self.paused and duty not in self.done:
+            raise Paused(f"{duty} is {self.paused[duty]}", duty=duty, says=self.paused[duty])
+        return self.done[duty]
 
     @property
     def expired(self) -> Expired:
         """What `leases` did."""
-        return self.done["leases"]
+        return self._of("leases")
 
     @property
     def retained(self) -> Retained:
         """What `retention` did."""
-        return self.done["retention"]
+        return self._of("retention")
 
     @property
     def compacted(self) -> Compacted:
         """What `compaction` did."""
-        return self.done["compaction"]
+        return self._of("compaction")
 
     @property
     def rolled_up(self) -> RolledUp:
         """What `rollups` did."""
-        return self.done["rollups"]
+        return self._of("rollups")
 
     @property
     def collected(self) -> Collected:
         """What `garbage` did."""
-        return self.done["garbage"]
+        return self._of("garbage")
 
     @property
     def audited(self) -> Audited:
         """What `orphans` did."""
-        return self.done["orphans"]
+        return self._of("orphans")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +122,7 @@ def _orphans(call: Call) -> Audited:
     """
     audited = audit_orphans(call.machine, dry_run=call.dry_run)
     if audited.loose_rollups and not call.dry_run:
-        with Worker(call.machine, call.leases, alone=call.worker.alone) as worker:
+        with suppress(Paused), Worker(call.machine, call.leases, alone=call.worker.alone) as worker:
             roll_up(call.machine, worker, force=True)
         audited = together(audited, audit_orphans(call.machine))
     return audited
@@ -165,22 +174,35 @@ def maintain(
     If a duty fails, the others are still done. At the end an error of the gravest failure's kind is raised (`Corrupt`
     for a damaged batch). It names every failure: its field `failed` has the message, and its field `done` has the
     answer, by duty. With `dry_run` nothing changes, and the answers say what would be done. With `alone`, the duties
-    that rewrite fail with Busy while another worker is at the shard; the others are done.
+    that rewrite fail with Busy while another worker is at the shard; the others are done. Paused ones are left out, and
+    `paused` says so.
     """
-    before, tried = take_census(machine, policy), Each[Any]()
+    before, tried, paused = take_census(machine, policy), Each[Any](), dict[str, str]()
     for is_last in (False, True):
         names = [duty.name for duty in DUTIES if duty.is_upkeep and duty.is_last is is_last]
         try:
             with Worker(machine, leases, alone=alone) as worker:
                 call = Call(worker, leases, policy=policy, engine=engine, dry_run=dry_run)
-                tried.add(names, call.do, PersistError)
+                paused |= paused_among(machine, names)
+                tried.add((name for name in names if dry_run or name not in paused), call.do, PersistError)
         except PersistError as error:
             tried.failed["retire the worker"] = error
     tried.check(f"shard {machine.shard}: {{}} duties")
-    return Maintained(tried.done, before, take_census(machine, policy))
+    return Maintained(tried.done, before, take_census(machine, policy), paused=paused)
 
 
-class Upkeep(ABC):
+def paused_among(machine: Machine, duties: Iterable[str]) -> dict[str, str]:
+    """Those of these duties that are paused on a shard, and why."""
+    found: dict[str, str] = {}
+    for duty in duties:
+        try:
+            machine.may_begin(machine.shard, duty)
+        except Paused as paused:
+            found[duty] = paused.says
+    return found
+
+
+class Upkeep(Pausing):
     """The calls of a client that look after a shard. Each may be repeated at any time, and none changes its contents.
 
     The one exception is `repair`, which takes back what cannot be read.
@@ -192,10 +214,6 @@ class Upkeep(ABC):
 
     machine: Callable[[str], Machine]
     """The machine of the shard with a name."""
-
-    @abstractmethod
-    def _writable(self, what: str) -> None:
-        """Raise InvalidUsage if this client is read-only. `what` names the call that would change something."""
 
     def policy(self, policy: Policy | None = None) -> Policy:
         """The policy by which this client plans compaction: `policy`, or one made of the client's settings.
@@ -209,6 +227,16 @@ class Upkeep(ABC):
     def census(self, name: str, policy: Policy | None = None) -> Census:
         """Return the shard's figures: batches, debt, garbage, leases, rollups and dollars. Changes nothing."""
         return take_census(self.machine(name), self.policy(policy))
+
+    def keepers(self, name: str) -> tuple[Keeper, ...]:
+        """Return what each reader, hold and missing rollup of a shard keeps, since when, and for whom. Changes nothing.
+
+        Most bytes first. It tells garbage, which goes as soon as its keeper does, from batches of which a compaction
+        could then forget changes. Costs a look at the state, and at most the newest 1,000 rows of the log.
+        """
+        machine = self.machine(name)
+        version = machine.fetch()
+        return known_since(machine, version.seqno, keepers_of(version.state, version.seqno))
 
     def explain(self, name: str, *, key: str | None = None) -> list[Why]:
         """Say why each duty would do what it does on a shard now, or nothing; or why an object is still there.

@@ -46,6 +46,8 @@ class Retained(msgspec.Struct, frozen=True):
 @charged
 def expire(machine: Machine, *, dry_run: bool = False) -> Expired:
     """Retire the ids whose lease has ended by the store's clock. Their next commit is refused with LeaseExpired."""
+    if not dry_run:
+        machine.may_begin(machine.shard, "leases")
     state, now = machine.fetch().state, machine.consensus.now()
     overdue = tuple(plan_expiry(state, now))
     if overdue and not dry_run and not state.is_finished():
@@ -58,6 +60,8 @@ def expire(machine: Machine, *, dry_run: bool = False) -> Expired:
 @charged
 def retain(machine: Machine, *, dry_run: bool = False) -> Retained:
     """Advance the shard's `retention` hold to as far behind upper as its policy says."""
+    if not dry_run:
+        machine.may_begin(machine.shard, "retention")
     state = machine.fetch().state
     target = plan_retention(state)
     if target is None or dry_run:
@@ -118,6 +122,8 @@ def collect(machine: Machine, *, dry_run: bool = False, progress: Progress | Non
 
     Doing it again finds nothing to do. An object that cannot be deleted is in `failed`, and the next call tries again.
     """
+    if not dry_run:
+        machine.may_begin(machine.shard, "garbage")
     version = machine.fetch()
     plan = plan_garbage(version.state, version.seqno)
     if dry_run:
@@ -136,6 +142,8 @@ def audit_orphans(machine: Machine, *, dry_run: bool = False, progress: Progress
 
     Doing it again finds nothing to do. An object that cannot be deleted is in `failed`, and the next call tries again.
     """
+    if not dry_run:
+        machine.may_begin(machine.shard, "orphans")
     listed = [
         (PartKey(entry.key.removeprefix(prefix(machine.shard))), entry.size)
         for entry in machine.blob.list(prefix(machine.shard))

@@ -245,6 +245,8 @@ def scrub(
     was replaced while it was read counts neither as sound nor as damaged. `progress` gets the batches read and their
     total. A scrub that fails, or is killed, has remembered most of what it found.
     """
+    if is_kept:
+        machine.may_begin(machine.shard, "scrub")
     # SUBTLE: first what is remembered, then the state. Otherwise a memory could be newer than the state without any
     # restore, and everything would be read again.
     known = recall(machine.blob, machine.shard)

@@ -15,6 +15,7 @@ from persist_lib.arguments import check_callable, parse_integer, parse_seconds, 
 from persist_lib.config import Config
 from persist_lib.core.cost import Cost
 from persist_lib.core.duties import NAMES
+from persist_lib.core.pauses import Pause, first_of
 from persist_lib.core.plan.compaction import Policy
 from persist_lib.core.plan.garbage import plan_garbage
 from persist_lib.core.plan.look import BY_MARK, Debts, Look, look_at, settings_of
@@ -25,6 +26,7 @@ from persist_lib.ids import SeqNo, ShardId, parse_shard_id
 from persist_lib.location.api import AnswersDebts, Blob, Consensus
 from persist_lib.location.wrap.deadline import within
 from persist_lib.location.wrap.spending import charged
+from persist_lib.maintain.pauses import Pauses
 from persist_lib.maintain.survey_cache import Remembered, latest
 from persist_lib.maintain.worker import Progress
 from persist_lib.runtime.ambient import Deadline, Runtime
@@ -55,13 +57,23 @@ class Survey(msgspec.Struct, frozen=True):
     waiting: int
     cost: Cost = Cost()
     """The requests that it made to the location."""
+    pauses: Mapping[str, tuple[Pause, ...]] = {}
+    """The pauses of each shard that has any."""
 
     def due(self, duty: str) -> list[str]:
         """Return the shards on which a duty has work: the one that has waited longest, or has most debt, first.
 
         A shard that could not be read comes last, whatever the duty, which then says why. A shard that waits to be
-        looked at is left out.
+        looked at is left out, and so is one on which the duty is paused: `paused` has those.
         """
+        return [name for name in self._due(duty) if first_of(self.pauses.get(name, ()), duty) is None]
+
+    def paused(self, duty: str) -> dict[str, str]:
+        """Return the shards on which a duty has work and is paused, and who paused it, since when and why."""
+        found = ((name, first_of(self.pauses.get(name, ()), duty)) for name in self._due(duty) if self.pauses)
+        return {name: pause.says for name, pause in found if pause is not None}
+
+    def _due(self, duty: str) -> list[str]:
         _check_duty(duty)
         current = ((name, look) for name, look in self.looks.items() if self._is_current(name, look))
         ranked = [(rank, name) for name, look in current if (rank := self._rank(duty, look)) is not None]
@@ -103,7 +115,9 @@ class Surveyor:
         *,
         read_only: bool,
         follows: bool = False,
+        pauses: Pauses | None = None,
     ) -> None:
+        self._pauses = pauses
         self._reads, self._consensus, self._machine = reads, consensus, machine
         self._config, self._runtime, self._policy = config, runtime, policy
         self._read_only, self._follows = read_only, follows
@@ -124,7 +138,8 @@ class Surveyor:
         if progress is not None:
             check_callable(progress, "progress", "how many are done and how many there are, or None")
         if (found := self._ask(marks, most, deadline, progress)) is not None:
-            return Survey(found.now, found.heads, found.looks, found.unread, found.waiting)
+            looked = Survey(found.now, found.heads, found.looks, found.unread, found.waiting)
+            return self._with_pauses(looked)
         memory = self._remembered.recall()
         heads = self._consensus.heads()
         now = self._consensus.now()
@@ -137,7 +152,12 @@ class Surveyor:
             has_marks = looking.mark(marks)
         finally:
             self._remembered.keep(looking.memory(memory.settings), now, has_marks=has_marks)
-        return looking.survey()
+        return self._with_pauses(looking.survey())
+
+    def _with_pauses(self, survey: Survey) -> Survey:
+        if self._pauses is None or not (pauses := self._pauses.fetch(survey.now).of(list(survey.heads))):
+            return survey
+        return msgspec.structs.replace(survey, pauses=pauses)
 
     def _ask(
         self, marks: Mapping[str, Sequence[str]], most: int | None, deadline: Deadline | None, progress: Progress | None

@@ -120,6 +120,8 @@ def roll_up(machine: Machine, worker: Worker, *, force: bool = False, dry_run: b
     With `dry_run` it only says how far the newest rollup lags. Without `force`, calling it again writes nothing until
     the next rollup is due.
     """
+    if not dry_run:
+        machine.may_begin(machine.shard, "rollups")
     version = machine.fetch()
     behind = version.seqno - version.state.newest_rollup
     if dry_run or not (force or rollup_is_due(version.state, version.seqno, machine.config.rollup_every)):

@@ -22,7 +22,7 @@ from persist_lib.core.holds import layer_of
 from persist_lib.core.state import Batch as TraceBatch
 from persist_lib.core.state import Part, State
 from persist_lib.core.sums import Sums, total
-from persist_lib.errors import Indeterminate, PersistError, ShardFinished
+from persist_lib.errors import Indeterminate, Paused, PersistError, ShardFinished
 from persist_lib.format.descriptions import describe
 from persist_lib.format.parts import within
 from persist_lib.frontier import MINIMUM, at
@@ -382,12 +382,14 @@ class _Pass:
         machine = self._machine
         if self._dry_run or len(machine.state.garbage) + more <= MOST_GARBAGE:
             return True
-        with Worker(machine, self._leases) as worker:
-            roll_up(machine, worker, force=True)
-        collected = collect(machine)
+        try:
+            with Worker(machine, self._leases) as worker:
+                roll_up(machine, worker, force=True)
+            why = "; ".join(held.why for held in collect(machine).held)
+        except Paused as paused:
+            why = paused.message
         if len(machine.state.garbage) + more <= MOST_HELD:
             return True
-        why = "; ".join(held.why for held in collected.held)
         self._tell(waits=f"{len(machine.state.garbage)} objects of garbage cannot be deleted yet: {why}")
         return False
 

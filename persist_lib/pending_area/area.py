@@ -18,7 +18,7 @@ from persist_lib.core import refusals as r
 from persist_lib.core.cost import Cost
 from persist_lib.core.formats import PENDING_AREA
 from persist_lib.core.leases import needed_by
-from persist_lib.errors import InvalidUsage, NotFound, ShardFinished, StillRead
+from persist_lib.errors import InvalidUsage, NotFound, Paused, ShardFinished, StillRead
 from persist_lib.frontier import MAX_TIME, MINIMUM, Antichain
 from persist_lib.ids import NAME, PENDING
 from persist_lib.location.wrap.around import next_page
@@ -67,6 +67,8 @@ def absorb(client: Client, name: str, *, dry_run: bool = False) -> Absorbed:
     Raises NotFound when there is no such shard, and Indeterminate when it is not known whether the last piece was
     absorbed: repeat the call.
     """
+    if not parse_flag(dry_run, "dry_run"):
+        _checked(client).machine(name).may_begin(name, "pending")
     return _absorb(client, name, None, dry_run=parse_flag(dry_run, "dry_run"))
 
 
@@ -219,8 +221,8 @@ def pending_collections(client: Client) -> Iterator[str]:
 def due_collections(client: Client) -> Each[bool]:
     """Of each collection with something pending: whether an absorption would find something to do, by listings alone.
 
-    Batches that are garbage already, or adopted, count for nothing. A name without a shard has nothing to do. One that
-    cannot be looked at stops none of the others.
+    Batches that are garbage already, or adopted, count for nothing. A name without a shard has nothing to do, nor has
+    what is paused. One that cannot be looked at stops none of the others.
     """
     return Each[bool]().add(pending_collections(client), partial(_is_due, client))
 
@@ -229,7 +231,8 @@ def _is_due(client: Client, name: str) -> bool:
     try:
         machine = client.machine(name)
         state = machine.fetch().state
-    except NotFound:
+        machine.may_begin(name, "pending")
+    except (NotFound, Paused):
         return False
     listing = fetch_listing(machine, known_of(state))
     late = len(listing.late(state.upper))

@@ -109,6 +109,8 @@ class Shard:
         self.pace = Pace()
         self.table_of: Callable[[str], str] = lambda _collection: ""
         """The name that a collection has now, by its id; empty where that is not known."""
+        self.may_begin: Callable[[str, str], None] = lambda _shard, _duty: None
+        """Raises Paused for a duty that is paused on a shard or a table."""
         enrol(self, Stage.SHARDS)
 
     def after_fork_in_child(self) -> None:

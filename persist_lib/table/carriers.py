@@ -96,7 +96,8 @@ class ShardCarrier(OpenHandles):
             planned = msgspec.structs.replace(before, retention=parsed)
             return _downgraded(before, RETENTION, plan_retention(planned))
         self.client.set_retention(self.name, parsed)
-        self.client.retain(self.name)
+        with self.client.even_if_paused():  # a person asked for this, and for nothing else
+            self.client.retain(self.name)
         after = self._state()
         return Downgraded(before.since, after.since, tuple(keepers(after)))
 
@@ -196,7 +197,8 @@ class _Listed(Carrier):
             target = None if parsed is None else at(max(0, newest - parsed))
             return _downgraded(self.client.inspect(keeper).state, HOLD, target)
         self.controller.alter(self.name, retention=parsed)
-        self.controller.tend(self.name)
+        with self.client.even_if_paused():  # a person asked for this, and for nothing else
+            self.controller.tend(self.name)
         kept_by = tuple(keepers(self.client.inspect(keeper).state))
         return Downgraded(found.since, self.controller.describe(self.name).since, kept_by)
 

@@ -66,6 +66,10 @@ class Erased(msgspec.Struct, frozen=True):
         )
 
 
+DUTIES = ("compaction", "rollups", "garbage", "orphans")
+"""What an erasure does of these on its own, and so does not begin where one is paused."""
+
+
 @charged
 def erase_keys(
     on: Carrier, keys: object, *, dry_run: bool, timeout: float | None, progress: Progress | None = None
@@ -80,6 +84,9 @@ def erase_keys(
         )
     if not len(wanted):
         return Erased(on.name, 0, 0, before.since, before.since, (), (), dry_run=dry_run)
+    for shard in () if dry_run else on.shards_everywhere():
+        for duty in DUTIES:
+            on.client.machine(shard).may_begin(shard, duty)
     if dry_run:
         with on.read(None, Asked(keys=wanted.table), newest=True, timeout=timeout) as now:
             deleted = len(Keys.of(on.schema, now.to_arrow()))

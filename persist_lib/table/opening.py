@@ -53,7 +53,8 @@ def open_promoted(client: Client, tables: Callable[[], Tables], collection: str,
     contents = controller.catalog.fetch()
     record = contents.collections.get(collection)
     if record is not None and not client.read_only and controller.catalog.latest().pending(collection):
-        controller.tend(record.name)  # its promotion is decided, and not yet said
+        with client.even_if_paused():
+            controller.tend(record.name)  # its promotion is decided, and not yet said
         contents = controller.catalog.fetch()
         record = contents.collections.get(collection)
     if record is None or record.state == "dropping":
@@ -102,7 +103,8 @@ def _listed(controller: Controller, name: str, contents: Contents) -> Collection
     found = contents.named(name)
     is_raised = found is not None and any(one.what == "join" for one in contents.pending(found.id))
     if found is not None and (found.state == "making" or is_raised) and not controller.client.read_only:
-        controller.tend(name)  # who began that may have died
+        with controller.client.even_if_paused():
+            controller.tend(name)  # who began that may have died
         found = controller.catalog.fetch().named(name)
     return found
 

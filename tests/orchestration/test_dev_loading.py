@@ -31,10 +31,10 @@ pytestmark = [pytest.mark.dagster, pytest.mark.timeout(400)]
 
 DUTIES = ["census", "compaction", "garbage", "leases", "orphans", "retention", "rollups", "scrub"]
 ASSETS = [*DUTIES, "collections", "sources", "pending", "erasures", "health"]
-JOBS = sorted([*DUTIES, "maintenance", "collections", "compare", "handover", "ingest", "pending", "rebuild"])
+JOBS = sorted([*DUTIES, "maintenance", "collections", "compare", "handover", "ingest", "pending", "prune", "rebuild"])
 SCHEDULES = [
     f"{name}_schedule"
-    for name in ("census", "collections", "compaction", "garbage", "leases", "orphans", "pending", "scrub")
+    for name in ("census", "collections", "compaction", "garbage", "leases", "orphans", "pending", "prune", "scrub")
 ]
 SENSORS = ["alerts", "compaction_debt", "shard_discovery", "source_news", "source_watch"]
 

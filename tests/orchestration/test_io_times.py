@@ -213,7 +213,6 @@ def test_the_duties_report_moments_beside_the_integers_that_are_drawn(client: pe
     says = [verdict.says for verdict in report.verdicts if verdict.check == "reads_identical"]
     assert says
     assert all("2026-11-22T" in text and "17953" not in text for text in says)
-    assert "| upper_time | 2026-11-22T23:00:00.001Z |" in figures["census"]["report"]
 
 
 def test_the_times_of_a_new_table_are_those_of_the_manager_where_nothing_else_says_them(

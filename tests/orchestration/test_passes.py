@@ -73,7 +73,7 @@ def test_idle_shards_are_one_observation_whatever_their_number(
         assert result.success
         assert recorded(result) == [(recorded(result)[0][0], None)], job
         assert {**summary(result), "seconds": 0} == {
-            "shards": 30, "visited": 0, "idle": 30, "failed": 0, "left": 0, "seconds": 0,
+            "shards": 30, "visited": 0, "idle": 30, "failed": 0, "left": 0, "paused": 0, "seconds": 0,
         }  # fmt: skip
         assert events(instance, result) <= 20, [entry.message for entry in instance.all_logs(result.run_id)]
 
@@ -95,7 +95,7 @@ def test_a_pass_visits_the_shards_on_which_something_is_due_and_no_other(
     assert recorded(run(folder, instance, "census")) == [("census", None)]
     models["c"] = write(client, "c", batches=1, rows=3, seed=9)
     census = run(folder, instance, "census")
-    assert [one for one in recorded(census) if one[1]] == [("census", "c")]
+    assert (summary(census)["visited"], summary(census)["unrecorded"]) == (1, 1), "c was recorded within the hour"
     assert client.census("b").debt == 0
     assert set(models) == {"a", "b", "c"}
 
@@ -275,7 +275,7 @@ def test_a_shard_that_another_worker_has_is_left_to_it_and_the_log_says_so(
         assert (client.census("mine").batches, client.census("theirs").batches) == (1, 6)
         assert summary(result)["left"] == 1
         said = "\n".join(entry.user_message for entry in instance.all_logs(result.run_id))
-        assert "theirs is left to another worker" in said
+        assert "theirs is left: " in said
         assert worker.id in said
     assert run(folder, instance, "compaction").success
     assert client.census("theirs").batches == 1

@@ -239,6 +239,7 @@ def test_every_schedule_requests_a_valid_run(
     assert {one.name for one in repository.schedule_defs} == {
         "collections_schedule",
         "pending_schedule",
+        "prune_schedule",
         *(f"{duty.name}_schedule" for duty in DUTIES if duty.schedule),
     }
     for schedule in repository.schedule_defs:
@@ -250,4 +251,5 @@ def test_every_schedule_requests_a_valid_run(
         for request in data.run_requests or ():
             assert dg.validate_run_config(repository.get_job(schedule.job_name), request.run_config)
             requested.add(schedule.name)
-    assert requested == {"compaction_schedule", "census_schedule", "orphans_schedule", "scrub_schedule"}
+    of_duties = {"compaction_schedule", "census_schedule", "orphans_schedule", "scrub_schedule"}
+    assert requested == {*of_duties, "prune_schedule"}

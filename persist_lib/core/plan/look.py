@@ -12,11 +12,12 @@ import msgspec
 
 from persist_lib.core.plan.compaction import Policy, batch_bound, plan_compaction
 from persist_lib.core.plan.garbage import GarbagePlan, plan_garbage
+from persist_lib.core.plan.keepers import keepers_of
 from persist_lib.core.plan.upkeep import has_ended, plan_retention, rollup_is_due
 from persist_lib.core.state import State, Version
 from persist_lib.ids import SeqNo
 
-RULES = 3
+RULES = 4
 """To be raised when a release makes another look of the same state. Looks of other rules are not used."""
 BY_STATE = ("retention", "compaction", "rollups", "garbage")
 """The duties whose work can be told from the state."""
@@ -41,6 +42,9 @@ class Signs(msgspec.Struct, frozen=True, array_like=True):
     writers: int = 0
     readers: int = 0
     holds: int = 0
+    kept: int = 0
+    keeper: str = ""
+    """How much one reader or hold keeps alone, and which keeps most. The retention is left out, as that is wanted."""
 
 
 class Look(msgspec.Struct, frozen=True, array_like=True):
@@ -94,11 +98,13 @@ def look_at(version: Version, now: int, policy: Policy, rollup_every: int, log_b
 
 def _signs(version: Version, garbage: GarbagePlan) -> Signs:
     state = version.state
+    people = [one for one in keepers_of(state, version.seqno) if one.kind in ("reader", "hold") and one.size]
+    kept, keeper = (people[0].size, f"{people[0].kind} {people[0].name}") if people else (0, "")
     return Signs(
         state.size, sum(1 for batch in state.trace if batch.count),
         int(batch_bound(state.count)), version.seqno - state.newest_rollup, garbage.size,
         sum(held.size for held in garbage.held), "; ".join(held.why for held in garbage.held),
-        len(state.writers), len(state.readers), len(state.holds),
+        len(state.writers), len(state.readers), len(state.holds), kept, keeper,
     )  # fmt: skip
 
 

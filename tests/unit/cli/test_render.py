@@ -17,8 +17,10 @@ from persist_lib.cli.history import changes
 from persist_lib.cli.row_formats import Counted, write_json
 from persist_lib.cli.shard_commands import holders, readable
 from persist_lib.cli.shared_options import parse_frontier
+from persist_lib.core.cost import S3_LIST
 from persist_lib.core.diff import StateDiff, TraceEdit
 from persist_lib.core.plan.compaction import plan_compaction
+from persist_lib.core.plan.keepers import keepers_of
 from persist_lib.core.state import Batch, Garbage, Hold, Part, Reader, State, Version, Writer
 from persist_lib.errors import InvalidUsage, PersistError
 from persist_lib.frontier import TOP, Antichain, at
@@ -161,7 +163,8 @@ def test_who_holds_what_back_is_told_apart():
         writers={WRITER: Writer("ingest", NOW + 1000)}, holds={"audit": Hold(at(0))},
         garbage={PartKey("a"): Garbage(SeqNo(6), 10), PartKey("b"): Garbage(SeqNo(2), 5)},
     )  # fmt: skip
-    people = {who["name"]: who for who in holders(version(found), NOW)}
+    keepers = keepers_of(found, version(found).seqno)
+    people = {who["name"]: who for who in holders(keepers, found.since, NOW, S3_LIST)}
     assert [people[READER][name] for name in ("holds_since", "garbage", "garbage_size", "lease_ms")] == [
         True,
         1,

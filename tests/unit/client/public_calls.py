@@ -237,6 +237,11 @@ def produced(p: Place) -> str:
     return p.name
 
 
+def paused(p: Place) -> str:
+    """A pattern that is paused."""
+    return p.client.pause(p.name, owner="ann", reason="a test").patterns[0]
+
+
 def appends(p: Place) -> dict[str, Any]:
     return {"updates": [{"id": 5, "word": "w"}], "expected_upper": UPPER, "new_upper": UPPER + 1, "timeout": 0.05,
             "token": b"token"}  # fmt: skip
@@ -310,7 +315,7 @@ ALL_USUAL = {
     "WriteHandle": "close fetch_upper advance_upper upsert resume_stage can_append flush",
     "Client": (
         "audit_orphans census close collect compact expire producers heartbeat inspect metrics open_shard policy "
-        "repair retain set_retention shards tables sources worker"
+        "repair retain set_retention shards tables sources worker keepers pauses even_if_paused"
     ),
 }
 """The methods of each class whose arguments are all usual; so are those of `at`."""
@@ -367,6 +372,7 @@ SPECIAL: dict[str, tuple[Arguments | None, dict[str, Kind]]] = {
     "Spending": (lambda _: {"tally": None}, {"tally": or_none(never)}),
     "Spending.over": (lambda _: {"items": [1]}, {"items": lambda value: hasattr(type(value), "__iter__")}),
     "Survey.due": (lambda _: {"duty": "scrub"}, {"duty": never}),
+    "Survey.paused": (lambda _: {"duty": "scrub"}, {"duty": never}),
     "Snapshot.of_keys": (
         lambda _: {"lower": None, "upper": None},
         {"lower": or_none(instance(bytes)), "upper": or_none(instance(bytes))},
@@ -426,6 +432,12 @@ SPECIAL: dict[str, tuple[Arguments | None, dict[str, Kind]]] = {
     "WriteHandle.finish": (lambda _: {"expected_upper": UPPER}, {"expected_upper": or_none(frontier)}),
     "Client.explain": (lambda _: {"key": "w/x"}, {"key": or_none(lambda value: isinstance(value, str))}),
     "Client.charge": (lambda _: {"cost": persist.Cost(gets=1)}, {"cost": instance(persist.Cost)}),
+    "Client.pause": (
+        lambda p: {"pattern": p.name, "owner": "ann", "reason": "a test", "only": [], "until": "2 days"},
+        {**dict.fromkeys(("pattern", "owner", "reason"), is_text(500, least=1)), "only": is_empty,
+         "until": or_none(instance(np.timedelta64))},
+    ),
+    "Client.resume": (lambda p: {"pattern": paused(p)}, {"pattern": is_text(500, least=1)}),
     "Client.compare_and_append_many": (
         lambda p: {"appends": [persist.Append(p.write, [], UPPER, UPPER + 1)], "token": b"token"},
         {"appends": is_empty, "token": token},

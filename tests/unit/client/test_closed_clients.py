@@ -34,8 +34,12 @@ CLIENT: dict[str, Callable[[Client], object]] = {
     "open_reader": lambda client: client.open_reader("s"),
     "worker": lambda client: client.worker("s"),
     "census": lambda client: client.census("s"),
+    "keepers": lambda client: client.keepers("s"),
     "explain": lambda client: client.explain("s"),
     "maintain": lambda client: client.maintain("s"),
+    "pauses": lambda client: client.pauses(),
+    "pause": lambda client: client.pause("s", owner="ann", reason="a test"),
+    "resume": lambda client: client.resume("s"),
     "compact": lambda client: client.compact("s"),
     "roll_up": lambda client: client.roll_up("s"),
     "expire": lambda client: client.expire("s"),
@@ -65,7 +69,7 @@ CLIENT: dict[str, Callable[[Client], object]] = {
     "sources": lambda client: client.sources(),
     "transaction": lambda client: client.transaction(),
 }
-HARMLESS = {"url", "consensus_url", "metrics", "charge", "policy", "close"}
+HARMLESS = {"even_if_paused", "url", "consensus_url", "metrics", "charge", "policy", "close"}
 """What a closed client tells all the same: it asks nothing of the location."""
 
 

@@ -51,8 +51,8 @@ def test_nothing_is_wrong_where_nothing_is_and_an_idle_location_costs_a_few_requ
     found = health.check(client)
     assert (told(found), found.is_sound, found.is_damaged, found.looked_at["shards"]) == ([], True, False, 30)
     idle = asked(world, lambda: health.check(client))
-    assert idle == {"list": 3, "heads": 1, "head": 4, "scan": 4, "get": 3}
-    assert health.check(client).cost.requests == 15
+    assert idle == {"list": 5, "heads": 1, "head": 4, "scan": 4, "get": 3}
+    assert health.check(client).cost.requests == 17
 
 
 def test_what_a_scrub_found_damaged_is_known_until_it_is_mended(world: World) -> None:

@@ -1,0 +1,242 @@
+"""The pauses of a location: read where duties are decided due and where one begins, and changed by people.
+
+They are in the location itself, so they hold for every program, and outlive Dagster. A client reads them again after
+`AGE_S` seconds: a duty that begins later than that does not pass by a new pause. One that has begun is not stopped.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
+from functools import cache, partial
+
+from persist_lib.arguments import did_you_mean, parse_text, shown
+from persist_lib.core.pauses import PAUSABLE, InForce, Pause, added, first_of, resumed, without
+from persist_lib.errors import Corrupt, InvalidUsage, NotFound, Paused
+from persist_lib.format.pause_list import EMPTY_SIZE, PREFIX, decode_pauses, encode_pauses, number_of, pause_key
+from persist_lib.location.api import Blob, Consensus
+from persist_lib.location.wrap.deadline import within
+from persist_lib.runtime.ambient import Backoff, Deadline, Runtime
+from persist_lib.times import Times, is_duration, is_time_text, show_time
+
+AGE_S = 10.0
+Known = tuple[int, tuple[Pause, ...]]
+"""The number of a list, and what is in it."""
+_is_passed_by: ContextVar[bool] = ContextVar("passes pauses by", default=False)
+
+
+@contextmanager
+def even_if_paused(is_asked: bool = True) -> Iterator[None]:
+    """In the block, duties that this thread begins pass pauses by."""
+    token = _is_passed_by.set(is_asked or _is_passed_by.get())
+    try:
+        yield
+    finally:
+        _is_passed_by.reset(token)
+
+
+class Pauses:
+    """The pauses of one location for one client. `owner` finds the name of what a shard belongs to, by one look.
+
+    What is known is only ever replaced as a whole, so that threads and forks need no lock.
+    """
+
+    def __init__(
+        self, blob: Blob, consensus: Consensus, runtime: Runtime, timeout_s: float,
+        owner: Callable[[], Callable[[str], str]],
+    ) -> None:  # fmt: skip
+        self._blob, self._consensus, self._runtime, self._timeout_s = blob, consensus, runtime, timeout_s
+        self._owner = owner
+        self._known: Known = (0, ())
+        self._in_force: tuple[float, InForce] | None = None
+
+    def fetch(self, now: int | None = None) -> InForce:
+        """The pauses in force: one listing, and a GET if the list is new here. None where they are passed by."""
+        if _is_passed_by.get():
+            return InForce((), self._owner)
+        at = self._runtime.monotonic()
+        deadline = self._runtime.deadline(self._timeout_s)
+        self._known = within(deadline, partial(self._read, deadline))
+        found = self._known[1]
+        if now is None and any(one.until_ms is not None for one in found):
+            now = within(deadline, self._consensus.now)
+        in_force = InForce((one for one in found if not one.is_over(now or 0)), cache(self._owner))
+        self._in_force = (at, in_force)
+        return in_force
+
+    def check(self, name: str, duty: str) -> None:
+        """Raise Paused if a duty may not begin on a shard or a table. Asks the location each ten seconds."""
+        if _is_passed_by.get():
+            return
+        at, in_force = self._in_force or (0.0, None)
+        if in_force is None or self._runtime.monotonic() - at > AGE_S:
+            in_force = self.fetch()
+        if (pause := first_of(in_force.of([name]).get(name, ()), duty)) is not None:
+            raise Paused(
+                f"{name}: {duty} is {pause.says}. Nothing was changed. `persist maintain --resume "
+                f"'{pause.patterns[0]}'` ends the pause, and --even-if-paused passes it by once",
+                shard=name, duty=duty, owner=pause.owner, until=pause.until_ms, says=pause.says,
+            )  # fmt: skip
+
+    def change(self, decide: Callable[[tuple[Pause, ...], int], tuple[Pause, ...]]) -> tuple[Pause, ...]:
+        """Store the list that `decide` makes of the one in force at a time (ms). Returns the list before.
+
+        `decide` is called again when another process changed the list, so it gives the same for a list that
+        has its change already.
+        """
+        deadline, backoff = self._runtime.deadline(self._timeout_s), Backoff(0.01, 0.5)
+        now = within(deadline, self._consensus.now)
+        first: tuple[Pause, ...] | None = None
+        while True:
+            number, stored = within(deadline, partial(self._read, deadline))
+            before = tuple(one for one in stored if not one.is_over(now))
+            first = before if first is None else first
+            wanted = decide(before, now)
+            if wanted == stored or self._has_stored(number + 1, wanted, deadline):
+                self._in_force = None
+                return first
+            if deadline.has_passed():
+                raise deadline.gave_up("the list of pauses", "as others change it all the time")
+            deadline.pause(backoff.take())
+
+    def _has_stored(self, number: int, wanted: tuple[Pause, ...], deadline: Deadline) -> bool:
+        """Store a list under its number. False when another process was first.
+
+        SUBTLE: older lists are deleted, so a number that is free may be one that was used. The list counts only if it
+        is the newest one after that; else it is made again from what is.
+        """
+        try:
+            within(deadline, partial(self._blob.set, pause_key(number), encode_pauses(wanted)))
+        except Corrupt:
+            return False
+        keys = [entry.key for entry in within(deadline, lambda: list(self._blob.list(PREFIX)))]
+        if max(map(number_of, keys), default=0) != number:
+            return False
+        if older := [key for key in keys if 0 < number_of(key) < number]:
+            self._blob.delete_many(older)
+        return True
+
+    def _read(self, deadline: Deadline) -> Known:
+        """The list with the greatest number."""
+        while True:
+            newest = max(self._blob.list(PREFIX), key=lambda entry: number_of(entry.key), default=None)
+            number = 0 if newest is None else number_of(newest.key)
+            if newest is None or number == self._known[0]:
+                return self._known if number else (0, ())
+            if newest.size == EMPTY_SIZE:
+                return number, ()
+            if (data := self._blob.get(newest.key)) is not None:
+                return number, decode_pauses(data, newest.key)
+            if deadline.has_passed():  # one that is gone was replaced by a newer one
+                raise deadline.gave_up("the list of pauses", "as others change it all the time")
+
+
+class Pausing(ABC):
+    """The calls of a client about pauses."""
+
+    _pauses: Pauses
+    consensus: Consensus
+
+    @abstractmethod
+    def _check_open(self) -> None:
+        """Raise InvalidUsage after `close`."""
+
+    @abstractmethod
+    def _writable(self, what: str) -> None:
+        """Raise InvalidUsage if this client is read-only. `what` names the call that would change something."""
+
+    def pauses(self) -> tuple[Pause, ...]:
+        """The pauses in force, in the order in which they were set. Changes nothing."""
+        self._check_open()
+        return self._pauses.fetch().pauses
+
+    def pause(
+        self, pattern: str, *, owner: str, reason: str, only: Sequence[str] = (), until: object = None
+    ) -> Pause:  # fmt: skip
+        """Pause upkeep of the shards and tables whose names match a pattern (`orders*`), also of those made later.
+
+        It is stored in the location, and holds for the library, `persist maintain` and Dagster alike: no duty begins
+        there from then on, or in programs that run, from ten seconds later on. What has begun is not stopped, and what
+        writers do by themselves (rollups, flushes) is not upkeep. `only` names duties; empty: all that can be paused.
+        `until` is a time, or a length of time from now on (`"2 days"`); None: until `resume`. A pause that has the same
+        pattern is replaced. Raises InvalidUsage for a duty that cannot be paused and for a time that has passed.
+        """
+        self._check_open()
+        self._writable("pause")
+        pattern, who, why = _text(pattern, "pattern"), _text(owner, "owner"), _text(reason, "reason")
+        duties = parse_pausable(only)
+        now = self.consensus.now()
+        until_ms = None if until is None else _until(until, now)
+        pause = Pause((pattern,), duties, who, why, now, until_ms)
+        self._pauses.change(lambda pauses, _now: added(pauses, pause))
+        return pause
+
+    def resume(self, pattern: str) -> tuple[Pause, ...]:
+        """End the pause of a pattern. Returns what was ended. Raises NotFound for a pattern that is not paused."""
+        self._check_open()
+        self._writable("resume")
+        pattern = _text(pattern, "pattern")
+        before = self._pauses.change(lambda pauses, _now: without(pauses, pattern))
+        if not (ended := tuple(one for one in before if pattern in one.patterns)):
+            known = sorted({each for one in before for each in one.patterns})
+            there = f"There are {', '.join(known[:20])}" if known else "There is no pause"
+            raise NotFound(f"nothing is paused as {pattern!r}. {did_you_mean(pattern, known)}{there}", pattern=pattern)
+        return ended
+
+    def even_if_paused(self) -> AbstractContextManager[None]:
+        """A block in which this thread's calls pass pauses by: for a person who knows of them.
+
+        with client.even_if_paused():
+            client.compact("orders")
+        """
+        return even_if_paused()
+
+
+def pause_rest(client: Pausing, shards: Iterable[str], until: Mapping[int, Sequence[str]], owner: str) -> None:
+    """Pause what a cancelled run left undone on shards: the duties of each time (ms) until then."""
+    names = tuple(shards)
+    reason = "it was cancelled before it was done; what a person starts there ends this"
+
+    def decide(pauses: tuple[Pause, ...], now: int) -> tuple[Pause, ...]:
+        for until_ms, duties in until.items():
+            pauses = added(pauses, Pause(names, tuple(duties), owner, reason, now, until_ms, is_cancel=True))
+        return pauses
+
+    client._pauses.change(decide)
+
+
+def resume_rest(client: Pausing, shards: Iterable[str]) -> None:
+    """End what cancelled runs left paused on these shards; none: on all."""
+    names = set(shards)
+    if any(one.is_cancel for one in client.pauses()):
+        client._pauses.change(lambda pauses, _now: resumed(pauses, names))
+
+
+def parse_pausable(only: object) -> tuple[str, ...]:
+    """Names of duties that can be paused, in the order of the table."""
+    named = (only,) if isinstance(only, str) else only
+    if not isinstance(named, (list, tuple)):
+        raise InvalidUsage(f"only must be a list of duties: got {shown(only)}", argument="only")
+    wanted = list(named)
+    for one in wanted:
+        if one not in PAUSABLE:
+            raise InvalidUsage(f"{shown(one)} cannot be paused; these can: {', '.join(PAUSABLE)}", argument="only")
+    return tuple(duty for duty in PAUSABLE if duty in wanted)
+
+
+def _text(value: object, what: str) -> str:
+    if not (found := parse_text(value, what, 500)):
+        raise InvalidUsage("a pause has a pattern, an owner and a reason: others have to know about it", argument=what)
+    return found
+
+
+def _until(value: object, now: int) -> int:
+    """A time in ms of the store's clock, or a length of time from now on."""
+    times = Times("ms", lambda: now)
+    is_length = is_duration(value) and not (isinstance(value, str) and is_time_text(value))
+    found = now + times.distance(value, "until") if is_length else times.as_of(value, "until")
+    if found <= now:
+        raise InvalidUsage(f"until must be a time to come: got {shown(value)}, and it is {show_time(now, 'ms')}")
+    return found
