@@ -108,8 +108,9 @@ NO_TIMES = (
     "Snapshot.of_keys(upper)",
     "Append(expected_upper)",
     "Append(new_upper)",
+    "Client.pause(until)",
 )
-"""A format, a name, keys; and what compare_and_append_many does when it is called."""
+"""A format, a name, keys; a time to come, by the store's clock, of no table; and what compare_and_append_many does when it is called."""
 
 
 def test_every_public_argument_that_is_a_time_is_among_the_doors():
