@@ -158,8 +158,8 @@ def surveyed_on_the_wire(place: tuple[str, str | None], *proxies: Proxy) -> tupl
         return found, sum(proxy.requests for proxy in proxies)
 
 
-def test_a_survey_of_idle_shards_takes_three_requests_however_many_they_are() -> None:
-    """The names and the looks from S3, and all heads from PostgreSQL."""
+def test_a_survey_of_idle_shards_takes_four_requests_however_many_they_are() -> None:
+    """The names, the looks and the pauses from S3, and all heads from PostgreSQL."""
     with Proxy(servers.s3_server().port) as s3, Proxy(servers.postgres_port()) as sql:
         name, log = os.urandom(8).hex(), servers.postgres_at(persist_schema=f"t{os.urandom(8).hex()}")
         through = s3_url(s3.port, name=name), log.replace(f":{servers.postgres_port()}/", f":{sql.port}/")
@@ -173,7 +173,7 @@ def test_a_survey_of_idle_shards_takes_three_requests_however_many_they_are() ->
             assert (len(found.looks), found.waiting, found.due("census")) == (shards, 0, [])
             assert found.cost.requests == requests
             counts.append(requests)
-    assert counts == [3, 3]
+    assert counts == [4, 4]
 
 
 def test_on_s3_alone_the_heads_take_a_page_for_each_1000_rows() -> None:
