@@ -110,7 +110,7 @@ NO_TIMES = (
     "Append(new_upper)",
     "Client.pause(until)",
 )
-"""A format, a name, keys; a time to come, by the store's clock, of no table; and what compare_and_append_many does when it is called."""
+"""A format, a name, keys; a time to come, of no table; and what compare_and_append_many does when it is called."""
 
 
 def test_every_public_argument_that_is_a_time_is_among_the_doors():
