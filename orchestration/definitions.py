@@ -23,7 +23,7 @@ from orchestration.collections import (
     collections_asset,
     collections_check,
 )
-from orchestration.erasures import ERASURES, erasures_asset
+from orchestration.erasures import ERASURES, erasure_jobs, erasures_asset
 from orchestration.health import HEALTH, alert_sensor, health_asset, health_check
 from orchestration.io_manager import PersistIOManager
 from orchestration.jobs import sweeps
@@ -61,7 +61,7 @@ def build_definitions(
     )  # fmt: skip
     jobs, kept, is_running = (
         sweeps(mount),
-        {**collection_jobs(mount), **source_jobs(mount), **pending_jobs(mount)},
+        {**collection_jobs(mount), **source_jobs(mount), **pending_jobs(mount), **erasure_jobs(mount)},
         settings.is_running,
     )
     assets = [

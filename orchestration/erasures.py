@@ -1,4 +1,4 @@
-"""Erasing keys in Dagster: an asset that a person materializes, and whose run fails while something still has them.
+"""Erasing keys in Dagster: a job that a person launches, which fails while something still has them, and its asset.
 
 The keys come from a file: what is in the configuration of a run stays in Dagster's database.
 """
@@ -13,6 +13,7 @@ import dagster as dg
 from pydantic import Field
 
 from orchestration.collection_reports import table
+from orchestration.collections import job_of
 from orchestration.mount import Mount
 from orchestration.reports import DRY_RUN, Event, figure
 from orchestration.resources import Persist
@@ -21,7 +22,7 @@ from persist_lib.errors import PersistError
 from persist_lib.runtime.each import why
 from persist_lib.schema.schema import Schema
 
-ERASURES = "erasures"
+ERASURES, ERASE = "erasures", "erase"
 MOST_ROWS = 100
 
 
@@ -33,21 +34,28 @@ class EraseConfig(dg.Config):
     dry_run: bool = Field(default=True, description="change nothing; say what has the keys, and who is in the way")
 
 
-def erasures_asset(mount: Mount) -> dg.AssetsDefinition:
-    """The asset, which is materialized by hand: each time, the keys of a file are erased from a table."""
+def erasures_asset(mount: Mount) -> dg.AssetSpec:
+    """The asset that the job reports to."""
+    return dg.AssetSpec(
+        mount.key(ERASURES), owners=["team:storage"], group_name=mount.group, kinds={"python"},
+        description="Rows of some keys, taken away for ever: launch the job `erase`, with a table and a file of keys.",
+    )  # fmt: skip
+
+
+def erasure_jobs(mount: Mount) -> dict[str, dg.JobDefinition]:
+    """The job, by its name."""
+    return {ERASE: job_of(mount, ERASE, erase_op(mount))}
+
+
+def erase_op(mount: Mount) -> dg.OpDefinition:
+    """Erase the keys of a file from a table. It fails while something still has them."""
     key = mount.key(ERASURES)
 
-    @dg.multi_asset(
-        name=mount.named(ERASURES),
-        specs=[
-            dg.AssetSpec(
-                key, owners=["team:storage"], group_name=mount.group, kinds={"python"}, skippable=True,
-                description="Rows of some keys, taken away for ever: `persist erase`. A dry run unless you say so.",
-            )
-        ],
-        required_resource_keys={mount.persist},
+    @dg.op(
+        name=mount.named("erasing_of_keys"), out={}, required_resource_keys={mount.persist},
+        description="Take rows of some keys away for ever, as `persist erase` does. A dry run unless you say so.",
     )  # fmt: skip
-    def erasures(context: dg.AssetExecutionContext, config: EraseConfig) -> Iterator[Event]:
+    def of_keys(context: dg.OpExecutionContext, config: EraseConfig) -> Iterator[Event]:
         persist: Persist = getattr(context.resources, mount.persist)
         try:
             on = persist.client.table(config.table)
@@ -71,4 +79,4 @@ def erasures_asset(mount: Mount) -> dg.AssetsDefinition:
         else:
             yield dg.AssetMaterialization(key, metadata=metadata)
 
-    return erasures
+    return of_keys

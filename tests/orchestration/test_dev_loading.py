@@ -31,7 +31,9 @@ pytestmark = [pytest.mark.dagster, pytest.mark.timeout(400)]
 
 DUTIES = ["census", "compaction", "garbage", "leases", "orphans", "retention", "rollups", "scrub"]
 ASSETS = [*DUTIES, "collections", "sources", "pending", "erasures", "health"]
-JOBS = sorted([*DUTIES, "maintenance", "collections", "compare", "handover", "ingest", "pending", "prune", "rebuild"])
+JOBS = sorted(
+    [*DUTIES, "maintenance", "collections", "compare", "erase", "handover", "ingest", "pending", "prune", "rebuild"]
+)
 SCHEDULES = [
     f"{name}_schedule"
     for name in ("census", "collections", "compaction", "garbage", "leases", "orphans", "pending", "prune", "scrub")

@@ -58,6 +58,8 @@ class Seen:
     backfill: str
     told: Counter[str]
     """What the alerts' receiver got, over several ticks: how often each key."""
+    url: str
+    """The location."""
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +111,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory, receiver: Receiver) -> Iterat
             first = dev.wait_tick("alerts", 0)["timestamp"]
             dev.wait_tick("alerts", dev.wait_tick("alerts", first)["timestamp"])
             dev.stop_sensor("alerts")
-            yield Seen(dev, compaction, scrub, backfill, Counter(one["key"] for one in receiver.got))
+            yield Seen(dev, compaction, scrub, backfill, Counter(one["key"] for one in receiver.got), url)
 
 
 @pytest.fixture(scope="module")
@@ -190,6 +192,19 @@ def test_what_is_wrong_is_red_and_was_told_once(seen: Seen, page: Page) -> None:
 def test_the_backfill_is_complete_and_one_run(seen: Seen, page: Page) -> None:
     with picture(seen, page, "backfill", f"/runs/b/{seen.backfill}"):
         shows(page, "compaction", re.compile("Completed|Succeeded"))
+
+
+def test_an_erasure_leaves_its_receipt(seen: Seen, page: Page, tmp_path: Path) -> None:
+    with persist.open(seen.url) as client:
+        columns = persist.Schema({"id": "int64 not null"}, {"mail": "string"}, times="ms")
+        client.table("people", columns).append([{"id": one, "mail": f"{one}@x.org"} for one in range(100)])
+    keys = tmp_path / "keys.jsonl"
+    keys.write_text(json.dumps({"id": 17}))
+    config = {"ops": {"erasing_of_keys": {"config": {"table": "people", "keys": str(keys), "dry_run": False}}}}
+    run = seen.dev.launch("erase", config)
+    assert seen.dev.wait_finished(run).status == "SUCCESS", seen.dev.why(run)
+    with picture(seen, page, "erasures", "/assets/erasures?view=events"):
+        shows(page, "objects_gone", "deleted", "people")
 
 
 def test_without_a_chromium_it_is_said_how_to_get_one(tmp_path: Path) -> None:

@@ -27,12 +27,14 @@ def folder(tmp_path: Path) -> Path:
 
 def run(folder: Path, instance: dg.DagsterInstance, table: str = "people", **more: object) -> dg.ExecuteInProcessResult:
     url = f"file:{folder / 'data'}"
-    job = build_definitions(Settings(location=url)).resolve_implicit_global_asset_job_def()
     config = {"table": table, "keys": str(folder / "keys.jsonl"), **more}
-    return job.execute_in_process(
-        instance=instance, raise_on_error=False,
-        asset_selection=[dg.AssetKey("erasures")], run_config={"ops": {"erasures": {"config": config}}},
-    )  # fmt: skip
+    return (
+        build_definitions(Settings(location=url))
+        .resolve_job_def("erase")
+        .execute_in_process(
+            instance=instance, raise_on_error=False, run_config={"ops": {"erasing_of_keys": {"config": config}}}
+        )
+    )
 
 
 def why_failed(done: dg.ExecuteInProcessResult) -> str:
