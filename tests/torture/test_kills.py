@@ -22,7 +22,7 @@ KILLS_ON_SERVERS = -(-KILLS // 5)
 PER_SHARD = 50
 """Kills on one shard before it is judged and another one is begun."""
 
-PATIENCE_S = 60.0
+PATIENCE_S = 240.0
 
 
 @pytest.mark.torture
