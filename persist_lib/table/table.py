@@ -204,7 +204,8 @@ class Table(Resource):
     ) -> Listener:
         """An iterator of what happens after `as_of`: `Updates` at their exact times, then the `Progress` over them.
 
-        None and -1, which `read` answers as long as nothing was written, mean from the beginning on. It ends at the
+        None and -1, which `read` answers as long as nothing was written, mean from the beginning on. In older columns,
+        updates that differ in newer ones alone come one by one. It ends at the
         frontier `until`, and raises TimedOut when nothing comes for `timeout` seconds (None: it waits for ever). Close
         it, or use it in a `with` block: until then it keeps history from where it is. With `replace`, at a handover of
         a collection to columns in which older rows cannot be given, all old rows go out and all new ones come in;

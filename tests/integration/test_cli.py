@@ -752,7 +752,7 @@ BUILT = typer.main.get_command(app)  # once: to build it takes longer than to sh
 
 
 def help_of(*words: str) -> str:
-    return ClickRunner().invoke(BUILT, [*words, "--help"]).stdout  # type: ignore[arg-type]
+    return ClickRunner(env={"COLUMNS": None}).invoke(BUILT, [*words, "--help"]).stdout  # type: ignore[arg-type]
 
 
 def every_command(group: Any = BUILT, *path: str) -> Iterator[tuple[str, ...]]:
