@@ -107,12 +107,12 @@ def _windows(
         (key, round(partitions.time_window_for_partition_key(key).end.timestamp() * tick))
         for key in partitions.get_partition_keys()  # those that have ended by now
     ]
+    upper = _upper(on)
     if seen is None:
-        upper = _upper(on)
         passed = [end for _, end in ends if end <= upper]
         seen = passed[-1] - 1 if passed else 0
     for key, end in [one for one in ends if one[1] > seen][:most]:
-        yield key, end, (found := is_complete(on, end))
+        yield key, end, (found := end <= upper or is_complete(on, end))
         if not found:
             return
 

@@ -5,8 +5,14 @@ magic (4) | format version (1) | xxh3_128 of version and body (16) | body
 
 from __future__ import annotations
 
+from typing import TypeVar
+
+import msgspec
 from xxhash import xxh3_128_digest
 
+from persist_lib.errors import Corrupt, NewerFormat
+
+T = TypeVar("T")
 HEADER_BYTES = 21
 
 
@@ -39,3 +45,26 @@ def checksum(data: bytes) -> bytes:
 def body_of(data: bytes) -> bytes:
     """What is in the frame."""
     return data[HEADER_BYTES:]
+
+
+def decode_framed(
+    data: bytes, key: str, magic: bytes, version: int, decoder: msgspec.msgpack.Decoder[T], *, what: str, kind: str,
+    then: str = "",
+) -> T:  # fmt: skip
+    """The value in a frame of this one version. Raises Corrupt or NewerFormat, which name `key`, and say what `then`.
+
+    The errors call it `what`, and its format that of this `kind`.
+    """
+    if not has_magic(data, magic):
+        raise Corrupt(f"{key} is not {what}: it starts with {data[:4]!r}{then}", key=key)
+    if checksum(data) != stored_checksum(data):
+        raise Corrupt(f"{key} is damaged: its checksum is another one than it says{then}", key=key)
+    if (found := version_of(data)) != version:
+        raise NewerFormat(
+            f"{key} has format {found}, and this release knows format {version} of {kind}{then}",
+            key=key, found=found, known=version,
+        )  # fmt: skip
+    try:
+        return decoder.decode(body_of(data))
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Corrupt(f"{key} has a valid checksum but does not decode: {error}{then}", key=key) from error

@@ -13,8 +13,7 @@ import re
 import msgspec
 
 from persist_lib.core.pauses import Pause
-from persist_lib.errors import Corrupt, NewerFormat
-from persist_lib.format.frame import body_of, checksum, framed, has_magic, stored_checksum, version_of
+from persist_lib.format.frame import decode_framed, framed
 
 PREFIX = "-pause/"
 NAME = re.compile(r"-pause/(\d{20})")
@@ -46,14 +45,7 @@ EMPTY_SIZE = len(encode_pauses(()))
 
 def decode_pauses(data: bytes, key: str) -> tuple[Pause, ...]:
     """The list that `data` holds. Raises Corrupt or NewerFormat, which name `key`."""
-    if not has_magic(data, MAGIC) or stored_checksum(data) != checksum(data):
-        raise Corrupt(f"{key} is not the list of pauses that was written there, so no duty begins", key=key)
-    if (version := version_of(data)) != VERSION:
-        raise NewerFormat(
-            f"{key} has format {version}, and this release knows format {VERSION} of pauses: upgrade it",
-            key=key, found=version, known=VERSION,
-        )  # fmt: skip
-    try:
-        return _decoder.decode(body_of(data))
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Corrupt(f"{key} has a valid checksum but does not decode: {error}", key=key) from error
+    return decode_framed(
+        data, key, MAGIC, VERSION, _decoder, what="the list of pauses that was written there", kind="pauses",
+        then=". So no duty begins",
+    )  # fmt: skip

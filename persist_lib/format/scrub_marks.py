@@ -13,8 +13,7 @@ import msgspec
 from xxhash import xxh3_128_digest
 
 from persist_lib.core.state import Batch
-from persist_lib.errors import Corrupt, NewerFormat
-from persist_lib.format.frame import body_of, checksum, framed, has_magic, stored_checksum, version_of
+from persist_lib.format.frame import decode_framed, framed
 from persist_lib.ids import SeqNo
 
 MAGIC = b"PSTm"
@@ -59,16 +58,6 @@ def encode_marks(marks: Marks) -> bytes:
 
 def decode_marks(data: bytes, key: str) -> Marks:
     """The marks that `data` holds. Raises Corrupt or NewerFormat, which name `key`."""
-    if not has_magic(data, MAGIC):
-        raise Corrupt(f"{key} is not what a scrub wrote there: it starts with {data[:4]!r}", key=key)
-    if checksum(data) != stored_checksum(data):
-        raise Corrupt(f"{key} is damaged: its checksum is another one than it says", key=key)
-    if (version := version_of(data)) != VERSION:
-        raise NewerFormat(
-            f"{key} has format {version}, and this release knows format {VERSION} of what scrubs remember",
-            key=key, found=version, known=VERSION,
-        )  # fmt: skip
-    try:
-        return _decoder.decode(body_of(data))
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Corrupt(f"{key} has a valid checksum but does not decode: {error}", key=key) from error
+    return decode_framed(
+        data, key, MAGIC, VERSION, _decoder, what="what a scrub wrote there", kind="what scrubs remember"
+    )

@@ -215,14 +215,13 @@ def _log(machine: Machine) -> Iterator[LogRow]:
             return
 
 
-def erase(machine: Machine, worker: Worker, sought: Sought, before: ErasedShard | None = None) -> ErasedShard:
+def erase(machine: Machine, worker: Worker, sought: Sought, found: Found, before: ErasedShard) -> ErasedShard:
     """Rewrite the batches that have the rows, and delete what had them. The rows must add up to nothing by since.
 
-    What since has not passed stays, and so does what readers may still read: `left` says both. Doing it again
-    continues; the answer then has what is `gone` of the answer `before`, too.
+    `found` is where a search has found them. What since has not passed stays, and so does what readers may still read:
+    `left` says both. Doing it again continues; the answer has what is `gone` of the answer `before`, too.
     """
-    policy = policy_of(machine.config)
-    found, gone = search(machine, sought), {} if before is None else {place.name: place for place in before.gone}
+    policy, gone = policy_of(machine.config), {place.name: place for place in before.gone}
     for _ in range(ROUNDS):
         gone |= {place.name: place for place in found.places if place.name}
         state = machine.fetch().state

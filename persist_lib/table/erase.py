@@ -124,7 +124,8 @@ def _erase_everywhere(
         for number, (shard, sought) in enumerate(soughts.items()):
             if done[shard].left:
                 with Worker(on.client.machine(shard), on.client.leases) as worker:
-                    done[shard] = erase(worker.machine, worker, sought, done[shard])
+                    where = search(worker.machine, sought) if turn else found[shard]
+                    done[shard] = erase(worker.machine, worker, sought, where, done[shard])
             if progress is not None and not turn:
                 progress(number + 1, len(soughts))
         before, left = left, tuple(one.left for one in done.values())
