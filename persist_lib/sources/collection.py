@@ -56,13 +56,16 @@ TABLE_ROWS = 1 << 16
 
 
 class Following:
-    """Reads one collection from a time on, in the columns that it had. It is a `SourceReader`, and its own bindings."""
+    """Reads one collection from a time on, in the columns that it had. It is a `SourceReader`, and its own bindings.
+
+    With `until`, its bindings end before that time.
+    """
 
     def __init__(
         self, controller: Controller, source: str, followed: Followed, partition: str, owner: str,
-        *, is_leased: bool = True,
+        *, is_leased: bool = True, until: int | None = None,
     ) -> None:  # fmt: skip
-        self._controller, self._client, self._owner = controller, controller.client, owner
+        self._controller, self._client, self._owner, self._until = controller, controller.client, owner, until
         self._is_leased = is_leased
         self._source, self._input = source, followed
         self.partition, self.schema = partition, followed.columns
@@ -74,6 +77,7 @@ class Following:
     def since(self, time: int) -> Bound:
         """What is there from `time` on, as bindings would say it: each step is from its time up to its mark."""
         upper, is_dropped = self._reached(time)
+        upper = upper if self._until is None else max(time, min(upper, self._until))
         if is_dropped and self._is_ingesting and upper <= time:
             raise Gone(
                 f"source {self._source!r}: the collection {self.partition!r} that it reads was dropped. All that it "

@@ -59,15 +59,23 @@ class Beside(Ingestion):
 
     def _tell(self) -> None: ...
 
+    def _progress(self, time: int, _marks: Marks, messages: int, errors: int) -> Progress:
+        return Progress(time, messages, errors, {}, 0, messages == 0)
+
 
 class Mending(Beside):
-    """Fills the renditions of a recipe from the messages that were kept. Any number may be at it."""
+    """Fills the renditions of a recipe from the messages that were kept. Any number may be at it.
 
-    def __init__(self, controller: Controller, record: SourceRecord, owner: str) -> None:
-        self._recipe = recipe_of(record)
+    With `until`, the time of a handover to them, it fills what is before that, in the former decoding: an instance that
+    died may have left less in one collection than in another, or less than it had promised.
+    """
+
+    def __init__(self, controller: Controller, record: SourceRecord, owner: str, until: int | None = None) -> None:
+        recipe = recipe_of(record)
+        self._renditions = recipe.renditions if until is None else {}
         raw = controller.catalog.fetch().collections[record.collections["raw"]].name
-        self._raw = Following(controller, record.name, followed(controller, raw), raw, owner)
-        super().__init__(controller, self._recipe.applied(record), owner, self._raw)
+        self._raw = Following(controller, record.name, followed(controller, raw), raw, owner, until=until)
+        super().__init__(controller, recipe.applied(record) if until is None else record, owner, self._raw)
 
     def _opened(self) -> Following:
         self._reader = self._raw
@@ -77,8 +85,7 @@ class Mending(Beside):
         if not self._targets:
             for role in ROLES:
                 id_ = self.record.collections[role]
-                number = self._recipe.renditions[role]
-                self._targets[role] = Target(self._controller, id_, self._owner, number)
+                self._targets[role] = Target(self._controller, id_, self._owner, self._renditions.get(role))
         return self._targets
 
     def _parts(self, window: Window) -> Iterable[tuple[Window, pa.Table]]:
@@ -117,9 +124,6 @@ class Ahead(Beside):
     def _made(self, messages: pa.Table, _window: Window, _deadline: Deadline) -> Made:
         empty = messages.slice(0, 0)
         return Made(empty, empty, raw_of(messages) if messages.num_rows else RAW.updates.empty_table(), empty)
-
-    def _progress(self, time: int, _marks: Marks, messages: int, errors: int) -> Progress:
-        return Progress(time, messages, errors, {}, 0, messages == 0)
 
 
 def recipe_of(record: SourceRecord) -> Recipe:
@@ -283,6 +287,9 @@ def finish(sources: Sources, record: SourceRecord, deadline: Deadline) -> int:
                     raise
                 deadline.pause(PAUSE_S)
         fill(mending, deadline, at)
+    # SUBTLE: both collections are level before the errors follow, and no instance decodes by the recipe before that.
+    with closing(Mending(controller, record, owner, until=at)) as before:
+        fill(before, deadline, at - 1)
     controller.hand_over(
         names["errors"], recipe.renditions["errors"], at=at, command=commands["errors"], timeout=deadline.left_s()
     )

@@ -10,6 +10,7 @@ from persist_lib.arguments import shown
 from persist_lib.catalog.answers import CollectionSnapshot
 from persist_lib.catalog.partition_rows import routed
 from persist_lib.catalog.reader import RenditionReader, inner_of
+from persist_lib.catalog.records import RenditionRecord
 from persist_lib.catalog.writer import CollectionWriter, place_of, promise
 from persist_lib.errors import Diverged, NotFound
 from persist_lib.format.parts import within
@@ -53,7 +54,7 @@ class Target:
 
     def check(self, updates: pa.Table, start: int, end: int) -> None:
         """Raise Diverged if what is committed in `[start, end)` is anything else than these consolidated updates."""
-        self._checked, self._said = self._seqnos(), "Nothing of these times was written"
+        self._checked, self._said = self._seqnos(end), "Nothing of these times was written"
         self._check(updates, start, end)
 
     def promise(self, end: int, deadline: Deadline) -> list[str]:
@@ -62,17 +63,24 @@ class Target:
         return [span.rendition.command for span in timeline.spans]
 
     def _check(self, updates: pa.Table, start: int, end: int) -> None:
-        reader, low, rendition = self._opened(), start, self._rendition
-        if rendition is None:
-            upper = self.fetch_upper()
-            if min(upper, end) > start:
-                with reader.changes(_before(start), min(upper, end) - 1) as changes:
-                    self._compare(within(updates, start, min(upper, end)), changes.to_arrow())
-            # A process that died between two shards left rows beyond the collection's upper.
-            span = reader.timeline(is_known=True).last
-            low, rendition = max(start, span.start, upper), span.rendition
-        for handle, rows in zip(reader.shards_of(rendition), routed(rendition, updates), strict=True):
-            reached = min(handle.fetch_upper().time or 0, end)
+        reader = self._opened()
+        if self._rendition is not None:
+            self._check_each(self._rendition, updates, start, end)
+            return
+        upper = self.fetch_upper()
+        if min(upper, end) > start:
+            with reader.changes(_before(start), min(upper, end) - 1) as changes:
+                self._compare(within(updates, start, min(upper, end)), changes.to_arrow())
+        # A process that died between two shards left rows beyond the collection's upper.
+        for span in reader.timeline(is_known=True).spans:
+            high = end if span.end is None else min(end, span.end)
+            self._check_each(span.rendition, updates, max(start, span.start, upper), high)
+
+    def _check_each(self, rendition: RenditionRecord, updates: pa.Table, low: int, high: int) -> None:
+        if high <= low:
+            return
+        for handle, rows in zip(self._opened().shards_of(rendition), routed(rendition, updates), strict=True):
+            reached = min(handle.fetch_upper().time or 0, high)
             if reached > low:
                 with handle.changes(_before(low), reached - 1) as changes:
                     self._compare(within(rows, low, reached), changes.to_arrow(), handle.shard)
@@ -142,9 +150,12 @@ class Target:
                 self._reader = RenditionReader(client, self.collection, self.schema.times, None, self._owner)
         return self._reader
 
-    def _seqnos(self) -> dict[str, int]:
-        """The newest seqnos of the shards that are written now, read from the location. They are registered at."""
-        rendition = self._rendition or self._opened().timeline(is_known=True).last.rendition
+    def _seqnos(self, end: int) -> dict[str, int]:
+        """The newest seqnos of the shards that are written up to `end`, read from the location: they are registered."""
+        rendition = self._rendition
+        if rendition is None:
+            spans = self._opened().timeline(is_known=True).spans
+            rendition = next(one.rendition for one in reversed(spans) if one.start < end)
         return {name: place_of(self.writer, name).machine.fetch().seqno for name in rendition.names}
 
     def _diverged(self, differing: pa.Table, shard: str) -> Diverged:

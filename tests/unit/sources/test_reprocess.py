@@ -22,6 +22,10 @@ ALL = os.environ.get("PERSIST_FAULTS") == "all"
 WRONG = Decoding(decoder="json", columns={"word": "wrd"}, extra="ignore")
 RIGHT = Decoding(decoder="json")
 KEPT = Meaning(envelope="upsert", keep_raw=True)
+WIDER: dict[str, Any] = {
+    "schema": persist.Schema(key={"id": "int64 not null"}, value={"word": "string", "where": "string"}),
+    "meaning": Meaning(envelope="upsert", keep_raw=True, include={"where": "partition"}),
+}
 
 
 def begin(place: Place, **options: Any) -> list[int]:
@@ -175,6 +179,39 @@ def story(folder: Path, dying: Dying, what: str) -> int:
         world.close()
 
 
+@pytest.mark.parametrize("happens", [True, False])
+@pytest.mark.parametrize("recipe", ["decoding", "columns"])
+def test_what_an_instance_left_is_decoded_as_before(tmp_path: Path, recipe: str, happens: bool) -> None:
+    """It died at any of its requests, and the handover comes before another one has done what it left."""
+    total = left_behind(tmp_path / "whole", Dying(None, happens=True), recipe)
+    assert total > 15
+    for k in range(1 + happens, total + 1, 1 if ALL else 5):
+        left_behind(tmp_path / f"{k}", Dying(k, happens=happens), recipe)
+
+
+def left_behind(folder: Path, dying: Dying, recipe: str) -> int:
+    world = World()
+    try:
+        place = Place(world, folder)
+        begin(place)
+        place.write("a.jsonl", row(1, "between"), b"bad")
+        place.sources.mend("s", decoding=RIGHT, **(WIDER if recipe == "columns" else {}))
+        world.clock.advance(1)
+        with suppress(Died):
+            Sources(world.client(plan=dying).controller()).open("s").step()
+        world.clock.advance(30)
+        at = place.sources.hand_over("s")
+        place.write("a.jsonl", row(2, "after"), b"bad")
+        place.catch_up()
+        assert place.words() == {1: "between", 2: "after", 3: "b"}
+        assert set(place.words(at - 1).values()) == {None}
+        assert len(place.contents("s/errors")) == 4
+        return dying.seen
+    finally:
+        dying.k = None
+        world.close()
+
+
 def test_it_is_mended_again_and_resharded_and_all_is_still_right(place: Place) -> None:
     begin(place)
     place.sources.mend("s", decoding=RIGHT)
@@ -201,9 +238,7 @@ def capitals(rows: pa.Table) -> pa.Table:
 
 def test_other_columns_and_a_transform(place: Place) -> None:
     begin(place)
-    wider = persist.Schema(key={"id": "int64 not null"}, value={"word": "string", "where": "string"})
-    meaning = Meaning(envelope="upsert", keep_raw=True, include={"where": "partition"})
-    place.sources.mend("s", schema=wider, decoding=RIGHT, meaning=meaning)
+    place.sources.mend("s", decoding=RIGHT, **WIDER)
     place.sources.hand_over("s")
     place.world.clock.advance(6)
     place.write("a.jsonl", row(1, "c"))
