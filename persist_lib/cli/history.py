@@ -131,6 +131,9 @@ def changes(diff: StateDiff, times: Unit | None = None) -> Iterator[str]:
     clock = Times(times, lambda: 0)
     if diff.trace is not None:
         yield from _trace(diff.trace, clock)
+    if diff.contents is not None:
+        before, after = ("none" if one is None else _batch(one, clock) for one in diff.contents)
+        yield f"contents ahead: {before} → {after}"
     if diff.since is not None:
         yield f"since {clock.show(diff.since[0])} → {clock.show(diff.since[1])}"
     for schema in diff.schemas:

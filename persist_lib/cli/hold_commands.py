@@ -306,8 +306,8 @@ def _at_stake(state: State) -> dict[str, Any]:
     """What finishing a shard makes garbage, and which readers prevent it."""
     from persist_lib.core.leases import needed_by
 
-    garbage = sum(len(batch.keys) for batch in state.trace) + len(state.garbage)
-    size = state.size - state.inline_size + sum(entry.size for entry in state.garbage.values())
+    garbage = sum(len(batch.keys) for batch in state.stored) + len(state.garbage)
+    size = state.stored_size - state.inline_size + sum(entry.size for entry in state.garbage.values())
     blocking = [f"reader {one}" if one in state.readers else one for one in needed_by(state)]
     return {
         "updates": state.count, "garbage": garbage, "garbage_size": size, "writers": len(state.writers),

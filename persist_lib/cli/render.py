@@ -131,6 +131,7 @@ def census_lines(census: Census) -> list[tuple[str, str]]:
         ("times", f"since {_shown(census, census.since)}, upper {_shown(census, census.upper)}"),
         ("updates", f"{n(census.updates)} in {size(census.size)}, of which {size(census.inline_size)} inline"),
         ("batches", f"{n(census.batches)}, at rest at most {n(census.batch_bound)}; {n(census.empty_batches)} empty"),
+        *([("ahead", f"{size(census.ahead)} of contents beside them, for reads")] if census.ahead else []),
         ("by level", by_level(census.levels, shown=64)),
         ("objects", f"{units.of(census.parts, 'part')} in {units.of(census.runs, 'sorted run')}, inline ones included"),
         ("debt", f"{units.of(census.debt, 'update')} in {units.of(census.debt_requests, 'request')}"),

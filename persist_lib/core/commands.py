@@ -216,6 +216,17 @@ class ApplyCompaction(msgspec.Struct, frozen=True):
     output: Batch
 
 
+class KeepContents(msgspec.Struct, frozen=True):
+    """Keep `contents` ahead: what the batches of the trace before `contents.hi` come to as of `contents.since`.
+
+    They replace those that were kept before; with None these are given up. A compaction may have replaced
+    batches that they were made of until then, as that changes no sum.
+    """
+
+    worker: WriterId
+    contents: Batch | None
+
+
 class AddRollup(msgspec.Struct, frozen=True):
     """Link a copy of the state at `seqno`, already in Blob."""
 
@@ -285,8 +296,8 @@ class Finish(NamesMember, frozen=True):
 Command = (
     Create | RegisterWriter | RegisterReader | CloneReader | CompareAndAppend | AppendNow | Append | Absorb
     | DiscardPending | Heartbeat | DowngradeSince | SetHold | DowngradeHold | ReleaseHold | ForgetProducer
-    | SetRetention | Expire | Retire | ApplyCompaction | AddRollup | ForgetGarbage | ForgetRetired | EvolveSchema
-    | Upgrade | Adopt | Inherit | Finish
+    | SetRetention | Expire | Retire | ApplyCompaction | KeepContents | AddRollup | ForgetGarbage | ForgetRetired
+    | EvolveSchema | Upgrade | Adopt | Inherit | Finish
 )  # fmt: skip
 
 STORED_AS: dict[type, str] = {AppendNow: CompareAndAppend.__name__, DowngradeHold: SetHold.__name__}

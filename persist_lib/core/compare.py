@@ -39,6 +39,7 @@ def compare(older: State, newer: State) -> Comparison:
         rollups=_entries(older.rollups, newer.rollups),
         retention=_moved(older.retention, newer.retention),
         format=_moved(older.format, newer.format),
+        contents=_moved(older.contents, newer.contents),
     )
     return Comparison(tuple(_edits(older.trace, newer.trace)), terms)
 

@@ -58,7 +58,10 @@ def _is_gone(state: State, command: c.Command) -> bool:
     second time. So no registration may be applied twice: whoever applies commands looks for their tokens first.
     """
     match command:
-        case c.CompareAndAppend(id_) | c.AppendNow(id_) | c.Append(id_) | c.Absorb(id_) | c.ApplyCompaction(id_):
+        case (
+            c.CompareAndAppend(id_) | c.AppendNow(id_) | c.Append(id_) | c.Absorb(id_) | c.ApplyCompaction(id_)
+            | c.KeepContents(id_)
+        ):  # fmt: skip
             return id_ not in state.writers
         case c.AddRollup(id_):
             return id_ not in state.writers and not state.is_finished()

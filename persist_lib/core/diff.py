@@ -54,6 +54,7 @@ class StateDiff(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_
     outcomes: OutcomesEdit | None = None
     producers: tuple[tuple[str, Produced | None, Produced | None], ...] = ()
     member: tuple[str, str] | None = None
+    contents: tuple[Batch | None, Batch | None] | None = None
 
 
 def apply_diff(state: State, diff: StateDiff) -> State:
@@ -63,6 +64,8 @@ def apply_diff(state: State, diff: StateDiff) -> State:
         if (edit := getattr(diff, name)) is not None:
             _expect(edit[0], getattr(state, name), name)
             changes[name] = edit[1]
+    if diff.contents is not None:
+        changes.update(_apply_contents(state, *diff.contents, is_moved=diff.trace is not None))
     if diff.outcomes is not None:
         changes["outcomes"] = state.outcomes[diff.outcomes.forgotten :] + diff.outcomes.added
     if diff.schemas:
@@ -73,6 +76,16 @@ def apply_diff(state: State, diff: StateDiff) -> State:
         if edits := getattr(diff, name):
             changes[name] = _apply_edits(getattr(state, name), edits, name)
     return msgspec.structs.replace(state, **changes)
+
+
+def _apply_contents(state: State, old: Batch | None, new: Batch | None, *, is_moved: bool) -> dict[str, object]:
+    """`is_moved`: they took their place in the trace, which counts what is new there."""
+    _expect(old, state.contents, "contents")
+    changes: dict[str, object] = {"contents": new}
+    if new is not None and not is_moved:
+        kept = () if old is None else old.keys
+        changes["maintained_bytes"] = state.maintained_bytes + sum(one.size for one in new.parts if one.key not in kept)
+    return changes
 
 
 def find_slice(trace: tuple[Batch, ...], ids: tuple[tuple[int, int], ...]) -> int | None:
@@ -102,7 +115,7 @@ def _apply_trace(state: State, edit: TraceEdit) -> dict[str, object]:
     if state.format >= COUNTS_BYTES:
         if not gone:  # an append
             changes["appended_bytes"] = state.appended_bytes + size - state.size
-        elif fresh := _fresh_bytes(gone, came):
+        elif fresh := _fresh_bytes((*gone, *(() if state.contents is None else (state.contents,))), came):
             changes["maintained_bytes"] = state.maintained_bytes + fresh
     return changes
 

@@ -14,6 +14,7 @@ fleet knows the next one. To add a format: raise `NEWEST`, and enter here each f
     4   a row may hold several commands (`core.groups`). A seqno is then the state after all of them, and several
         outcomes may have the same seqno. States have the same fields as before
     5   the state says whose member the shard is (`Adopt`, `core.members`)
+    6   the state may keep contents ahead of its trace (`KeepContents`)
 
 SUBTLE: `CREATED` follows `NEWEST` one release later. A fleet is upgraded machine by machine, and the shards that its
 new programs create during the upgrade must be readable for its old ones.
@@ -29,10 +30,11 @@ from persist_lib.ids import is_pending
 from persist_lib.schema.schema import Schema
 
 FIRST = 1
-NEWEST = 5
+NEWEST = 6
 CREATED = 3
 """The format in which shards are created, unless settings say otherwise. Nothing is released yet (0.1.0), so no release
-wrote a format older than 3. Format 4 is only for shards that a server serves, format 5 for members: by `Upgrade`."""
+wrote a format older than 3. Format 4 is only for shards that a server serves, format 5 for members, format 6 where
+contents are kept ahead: by `Upgrade`."""
 
 REMEMBERS_OUTCOMES = 2
 SCHEMAS_SAY_MORE = 3
@@ -55,7 +57,10 @@ GROUPS = 4
 MEMBERS = 5
 """The format from which on a shard may be a member."""
 
-STATE_FIELDS = {1: 14, 2: 16, 3: 18, 4: 18, 5: 20}
+CONTENTS = 6
+"""The format from which on a state may keep contents ahead."""
+
+STATE_FIELDS = {1: 14, 2: 16, 3: 18, 4: 18, 5: 20, 6: 21}
 """How many fields a stored state has: later ones are left out, and must have their defaults."""
 WITH_PRODUCERS = 19
 """The same of a state of format 3 or newer that remembers producers."""
@@ -63,12 +68,12 @@ PART_FIELDS = 11
 """How many fields a stored part has, unless it counts at a time of its own."""
 WRITER_FIELDS = 3
 """How many fields a stored writer has, unless it has an owner; one more if it remembers answers of tasks."""
-DIFF_FIELDS = {"format": 2, "outcomes": 2, "producers": PRODUCERS, "member": MEMBERS}
+DIFF_FIELDS = {"format": 2, "outcomes": 2, "producers": PRODUCERS, "member": MEMBERS, "contents": CONTENTS}
 """The fields of a diff that came after format 1."""
 COMMANDS = {
     "Upgrade": 2, "ForgetProducer": PRODUCERS,
     "Absorb": PENDING_AREA, "DiscardPending": PENDING_AREA, "CloneReader": PENDING_AREA,
-    "Adopt": MEMBERS, "Inherit": MEMBERS,
+    "Adopt": MEMBERS, "Inherit": MEMBERS, "KeepContents": CONTENTS,
 }  # fmt: skip
 """The commands that came after format 1."""
 
@@ -93,9 +98,9 @@ def least_for_writers(writers: Iterable[Writer | None]) -> int:
 
 def least_for_state(state: State) -> int:
     """The oldest format that can store what this state says, whichever it is written in."""
-    says = MEMBERS if state.member else PRODUCERS if state.producers else FIRST
+    says = CONTENTS if state.contents else MEMBERS if state.member else PRODUCERS if state.producers else FIRST
     writers = least_for_writers(state.writers.values())
-    return max(says, writers, least_for_batches(state.trace), *map(least_for, state.schemas))
+    return max(says, writers, least_for_batches(state.stored), *map(least_for, state.schemas))
 
 
 def stored_fields(state: State) -> int:

@@ -101,7 +101,7 @@ def is_alone(command: c.Command) -> bool:
     SUBTLE: a group also has what was refused, so that a command that came after groups is no part of one: programs that
     know groups and not the command could not read the row.
     """
-    return isinstance(command, (c.Create, c.Upgrade, c.Adopt, c.Inherit))
+    return isinstance(command, (c.Create, c.Upgrade, c.Adopt, c.Inherit, c.KeepContents))
 
 
 def changes_most(state: State) -> int:

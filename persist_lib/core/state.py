@@ -6,6 +6,7 @@ ever added at the end, with a default, and with a new format (`core.formats`). M
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping
 from typing import Literal
 
@@ -220,6 +221,33 @@ class State(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     producers: Mapping[str, Produced] = {}
     member: str = ""
     """Whose member the shard is: `<id of a collection>/<epoch>`. Empty for a shard that stands by itself."""
+    contents: Batch | None = None
+    """What the first batches of the trace come to as of their last time, in one run: kept ahead beside them for reads
+    from that time on, and taken in their place once since is there. Its id says which batches it stands for."""
+
+    @property
+    def stored(self) -> tuple[Batch, ...]:
+        """All batches that refer to objects: the trace, and the contents that are kept ahead."""
+        return self.trace if self.contents is None else (*self.trace, self.contents)
+
+    @property
+    def stored_size(self) -> int:
+        """Bytes of all parts: `size` is those of the trace."""
+        return self.size + (0 if self.contents is None else self.contents.size)
+
+    def batches_at(self, as_of: int | None = None) -> tuple[Batch, ...]:
+        """The batches that make the contents as of a time, or the newest: as few as there are. Some may be empty.
+
+        Their updates up to `as_of` add up to what those of the trace do.
+        """
+        kept = self.contents
+        if kept is None or (as_of is not None and as_of < (kept.since.time or 0)):
+            return self.trace
+        return (kept, *self.trace[self.index_of(kept.hi) :])
+
+    def index_of(self, lo: int) -> int:
+        """How many batches of the trace begin before `lo`, by their ids."""
+        return bisect_left(self.trace, lo, key=lambda batch: batch.lo)
 
     @property
     def upper(self) -> Antichain:

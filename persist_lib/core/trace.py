@@ -45,9 +45,13 @@ def levels(trace: Iterable[Batch]) -> list[Level]:
 
 
 def push(state: State, batch: Batch, seqno: SeqNo) -> TraceEdit:
-    """Put a batch at the end. An empty batch after an empty one extends that one, so idle time costs no space."""
+    """Put a batch at the end. An empty batch after an empty one extends that one, so idle time costs no space.
+
+    SUBTLE: not over the end of the contents that are kept ahead, which stand for whole batches.
+    """
     last = state.trace[-1] if state.trace else None
-    if last is not None and last.count == 0 and batch.count == 0:
+    ahead = -1 if state.contents is None else state.contents.hi
+    if last is not None and last.count == 0 and batch.count == 0 and last.hi != ahead:
         since = last.since.join(batch.since)
         fused = Batch(last.lo, last.hi + 1, last.lower, batch.upper, since, 0, 0, 0, born=seqno)
         return TraceEdit((last.id,), (fused,))
@@ -89,13 +93,13 @@ def is_encodable(frontier: Antichain) -> bool:
 
 
 def known_keys(state: State, keys: Iterable[PartKey]) -> list[PartKey]:
-    """Those of `keys` that the trace refers to or that are garbage: neither may ever be linked again.
+    """Those of `keys` that the state's batches refer to or that are garbage: neither may ever be linked again.
 
     SUBTLE: without keys it returns at once, so that appends without an object do not pay for a look through the trace.
     """
     if not (asked := set(keys)):
         return []
-    found = {part.key for batch in state.trace for part in batch.parts if part.key in asked}
+    found = {part.key for batch in state.stored for part in batch.parts if part.key in asked}
     return sorted(found.union(key for key in asked if key in state.garbage))
 
 

@@ -11,6 +11,7 @@ import msgspec
 
 from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
+from persist_lib.core.contents import is_across, is_replaced, keep_contents
 from persist_lib.core.diff import OutcomesEdit, StateDiff, TraceEdit, apply_diff, find_slice
 from persist_lib.core.formats import (
     FIRST,
@@ -131,6 +132,8 @@ def change(state: State, seqno: SeqNo, command: c.Command) -> StateDiff | r.Refu
             return retire(state, seqno, (id_,)) or r.NotLive((id_,))
         case c.ApplyCompaction():
             return _apply_compaction(state, seqno, command)
+        case c.KeepContents():
+            return keep_contents(state, seqno, command)
         case c.EvolveSchema(expected, schema):
             return _evolve_schema(state, expected, schema)
         case c.Upgrade(format_):
@@ -279,7 +282,12 @@ def _apply_compaction(state: State, seqno: SeqNo, command: c.ApplyCompaction) ->
     if start is None:
         return r.InputsGone(inputs)
     gone = state.trace[start : start + len(inputs)]
-    held = {part.key: part for batch in gone for part in batch.parts if part.inline is None}
+    if is_across(state, gone):
+        return r.InputsGone(inputs)
+    placed = msgspec.structs.replace(output, lo=gone[0].lo, hi=gone[-1].hi, born=seqno)
+    ahead = state.contents if is_replaced(state, placed) else None
+    replaced = gone if ahead is None else (*gone, ahead)
+    held = {part.key: part for batch in replaced for part in batch.parts if part.inline is None}
     fresh = tuple(key for key in output.keys if key not in held)
     if strangers := _dead_uploaders(state, fresh):
         return r.NotLive(strangers)
@@ -291,13 +299,13 @@ def _apply_compaction(state: State, seqno: SeqNo, command: c.ApplyCompaction) ->
         return r.NotEquivalent("a part that is kept is described differently")
     if known := known_keys(state, fresh):
         return r.Exists(known[0])
-    placed = msgspec.structs.replace(output, lo=gone[0].lo, hi=gone[-1].hi, born=seqno)
     if state.inline_size + output.inline_size - sum(b.inline_size for b in gone) > INLINE_TOTAL_BYTES:
         return r.InlineFull(state.inline_size)
-    freed = held.keys() - set(output.keys)
+    left = held.keys() - set(output.keys)
     return StateDiff(
         trace=TraceEdit(inputs, (placed,)),
-        garbage=tuple((key, None, Garbage(seqno, held[key].size)) for key in sorted(freed)),
+        garbage=tuple((key, None, Garbage(seqno, held[key].size)) for key in sorted(left)),
+        contents=None if ahead is None else (ahead, None),
     )
 
 
@@ -386,7 +394,7 @@ def _evolve_schema(state: State, expected: int, schema: object) -> StateDiff | r
 def _finish(state: State, seqno: SeqNo) -> StateDiff | r.Refusal:
     if by := needed_by(state):
         return r.Held(by)
-    parts = {part.key: part.size for batch in state.trace for part in batch.parts if part.inline is None}
+    parts = {part.key: part.size for batch in state.stored for part in batch.parts if part.inline is None}
     old = [(at, rollup) for at, rollup in sorted(state.rollups.items()) if at != state.newest_rollup]
     empty = Batch(0, state.next_id + 1, MINIMUM, TOP, MINIMUM, 0, 0, 0, born=seqno)
     gone = retire(state, seqno, tuple(sorted(state.writers)))
@@ -396,6 +404,7 @@ def _finish(state: State, seqno: SeqNo) -> StateDiff | r.Refusal:
         writers=gone.writers if gone else (),
         retired=gone.retired if gone else (),
         rollups=tuple((at, rollup, None) for at, rollup in old),
+        contents=None if state.contents is None else (state.contents, None),
         garbage=(
             *((PartKey(key), None, Garbage(seqno, size)) for key, size in sorted(parts.items())),
             *((rollup.key, None, Garbage(seqno, rollup.size)) for _, rollup in old),

@@ -11,6 +11,8 @@ from bisect import bisect_left
 from collections.abc import Collection, Iterable, Sequence
 from itertools import pairwise
 
+from persist_lib.core.contents import changed_contents
+from persist_lib.core.contents import problems as contents_problems
 from persist_lib.core.diff import StateDiff
 from persist_lib.core.formats import (
     FIRST,
@@ -44,13 +46,13 @@ from persist_lib.ids import READER, WRITER, PartKey, SeqNo, parse_rollup_key, up
 def check_state(state: State, seqno: SeqNo) -> None:
     """Raise InvariantViolated unless all state-local invariants hold."""
     found = _schemas(state) + _trace(state) + _totals(state) + _keys(state) + _outcomes(state, state.outcomes, seqno)
-    found += _producers(state, state.producers.items(), seqno) + _says_too_much(state)
+    found += _producers(state, state.producers.items(), seqno) + _says_too_much(state) + contents_problems(state)
     _refuse(found + _rollups(state, seqno) + _ids(state, seqno), seqno)
 
 
 def check_change(old: State, diff: StateDiff, new: State, seqno: SeqNo) -> None:
     """Raise InvariantViolated unless `new` keeps the invariants that `diff` could break. Costs O(change)."""
-    found = []
+    found = changed_contents(diff, new)
     if new.since < old.since or new.upper < old.upper:
         found.append(f"since or upper went back: {old.since}, {old.upper} -> {new.since}, {new.upper}")
     if diff.trace is not None:
@@ -102,10 +104,11 @@ def check_references(state: State, diffs: Iterable[StateDiff], seqno: SeqNo) -> 
     this before it is committed; `check_change` therefore leaves it out.
     """
     keys = {key for diff in diffs if diff.trace is not None for batch in diff.trace.added for key in batch.keys}
+    keys |= {key for diff in diffs if diff.contents is not None and diff.contents[1] for key in diff.contents[1].keys}
     keys |= {key for diff in diffs for key, _, after in diff.garbage if after is not None}
     if not keys:
         return
-    live = [part.key for batch in state.trace for part in batch.parts if part.key in keys]
+    live = [part.key for batch in state.stored for part in batch.parts if part.key in keys]
     live += [rollup.key for rollup in state.rollups.values() if rollup.key in keys]
     found = [f"{key} is both garbage and referred to" for key in live if key in state.garbage]
     if len(set(live)) != len(live):
@@ -196,7 +199,7 @@ def _totals(state: State) -> list[str]:
 
 
 def _keys(state: State) -> list[str]:
-    parts = [key for batch in state.trace for key in batch.keys]
+    parts = [key for batch in state.stored for key in batch.keys]
     rollups = [rollup.key for rollup in state.rollups.values()]
     live = parts + rollups
     found = [f"{key} is both garbage and referred to" for key in parts if key in state.garbage]
@@ -262,7 +265,7 @@ def _ids(state: State, seqno: SeqNo) -> list[str]:
     found += [f"{id_} is both live and retired" for id_ in (*state.writers, *state.readers) if id_ in state.retired]
     future = [
         *(r.seqno for r in state.readers.values()), *(g.seqno for g in state.garbage.values()),
-        *state.retired.values(), *(batch.born for batch in state.trace),
+        *state.retired.values(), *(batch.born for batch in state.stored),
     ]  # fmt: skip
     return found + [f"seqno {at} is beyond {seqno}" for at in future if at > seqno]
 

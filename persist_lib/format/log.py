@@ -82,8 +82,8 @@ ROW_MAGIC = b"PSTr"
 ROLLUP_MAGIC = b"PSTs"
 GROUP = "Group"
 """The command of a row that holds several. It is not among `COMMANDS`."""
-ALONE = frozenset({"Create", "Upgrade", "Adopt", "Inherit"})
-"""Commands that are never in a group, as they decide in which format the row is written."""
+ALONE = frozenset({"Create", "Upgrade", "Adopt", "Inherit", "KeepContents"})
+"""Commands that are never in a group: they decide in which format the row is written, or came after groups."""
 SINGLE_FIELDS = 7
 """How many fields a stored row has, unless it is a group."""
 GENESIS = bytes(16)
@@ -203,6 +203,7 @@ def encode_state(stored: StoredState) -> bytes:
     canonical = StoredState(stored.seqno, stored.digest, msgspec.structs.replace(state, **ordered))
     written = msgspec.structs.replace(
         canonical.state, schemas=tuple(map(stored_form, state.schemas)), trace=_stored_batches(state.trace),
+        contents=_stored_contents(state.contents),
         writers={id_: _stored_writer(writer) for id_, writer in canonical.state.writers.items()},
     )  # fmt: skip
     fields = msgspec.structs.astuple(written)[: stored_fields(state)]
@@ -244,6 +245,9 @@ def _stored_diff(diff: StateDiff | None) -> StateDiff | None:
     if diff.trace is not None:
         trace = msgspec.structs.replace(diff.trace, added=_stored_batches(diff.trace.added))
         diff = msgspec.structs.replace(diff, trace=trace)
+    if diff.contents is not None:
+        old, new = diff.contents
+        diff = msgspec.structs.replace(diff, contents=(_stored_contents(old), _stored_contents(new)))
     if diff.writers:
         written = tuple((id_, *map(_stored_writer, both)) for id_, *both in diff.writers)
         diff = msgspec.structs.replace(diff, writers=written)
@@ -254,6 +258,10 @@ def _stored_batches(batches: tuple[Batch, ...]) -> tuple[Batch, ...]:
     """Batches as they are stored: parts that count at the times they hold do not say so."""
     replace = msgspec.structs.replace
     return tuple([replace(batch, parts=tuple(map(_stored_part, batch.parts))) for batch in batches])
+
+
+def _stored_contents(contents: Batch | None) -> Batch | None:
+    return None if contents is None else _stored_batches((contents,))[0]
 
 
 def _stored_part(part: Part) -> object:

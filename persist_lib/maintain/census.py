@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from persist_lib.core.cost import S3_LIST, storage_dollars
-from persist_lib.core.plan.compaction import Policy, batch_bound, plan_compaction, policy_of
+from persist_lib.core.plan.compaction import Policy, bound_of, plan_compaction, policy_of
 from persist_lib.core.plan.garbage import plan_garbage
 from persist_lib.core.plan.keepers import Keeper
 from persist_lib.core.plan.upkeep import plan_expiry
@@ -68,6 +68,8 @@ class Census(msgspec.Struct, frozen=True):
     times: Unit | None = None
     """The clock that `since`, `upper` and `retention` count by; None: plain integers."""
     producers: int = 0
+    ahead: int = 0
+    """Bytes of the contents that are kept ahead of the trace. `size` is the trace alone."""
 
     @property
     def write_amplification(self) -> float | None:
@@ -111,7 +113,7 @@ def census_of(shard: str, version: Version, now: int, policy: Policy | None = No
     garbage_size = sum(garbage.size for garbage in state.garbage.values())
     return Census(
         shard=shard, seqno=version.seqno, since=state.since, upper=state.upper,
-        batches=len(filled), batch_bound=int(batch_bound(state.count)), empty_batches=len(state.trace) - len(filled),
+        batches=len(filled), batch_bound=bound_of(state), empty_batches=len(state.trace) - len(filled),
         parts=sum(len(batch.parts) for batch in filled), runs=sum(len(batch.runs) for batch in filled),
         updates=state.count, size=state.size, inline_size=state.inline_size,
         debt=plan.debt, debt_requests=len(plan.requests),
@@ -124,9 +126,9 @@ def census_of(shard: str, version: Version, now: int, policy: Policy | None = No
         dollars_month=storage_dollars(_stored(state) + garbage_size, policy.prices or S3_LIST),
         levels=tuple(levels(state.trace)), finished=state.is_finished(),
         appended_bytes=state.appended_bytes, maintained_bytes=state.maintained_bytes, times=state.times,
-        producers=len(state.producers),
+        producers=len(state.producers), ahead=state.stored_size - state.size,
     )  # fmt: skip
 
 
 def _stored(state: State) -> int:
-    return state.size + sum(rollup.size for rollup in state.rollups.values())
+    return state.stored_size + sum(rollup.size for rollup in state.rollups.values())

@@ -19,6 +19,7 @@ import msgspec
 from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
 from persist_lib.core.cost import Cost
+from persist_lib.core.formats import CONTENTS
 from persist_lib.core.plan.compaction import (
     MergeTask,
     Plan,
@@ -266,7 +267,7 @@ def merge_tasks(machine: Machine, worker: WriterId, request: Request, engine: En
     The engine may say how many; otherwise each reads about `task_bytes`, at most.
     """
     inputs = task_inputs(request)
-    if not inputs:
+    if not inputs or request.output is not None:
         return []
     edges = [*request.merges, len(inputs)]
     merged = [inputs[start:end] for start, end in pairwise(edges)]
@@ -306,7 +307,12 @@ def commit(
     `merges` is where the results of each merge start. The seqno is None if another compactor replaced the inputs first.
     """
     output = output_batch(request, results, merges)
-    answer = machine.try_commit(lambda _state, _now: c.ApplyCompaction(worker, request.ids, output))
+    if request.reason == "ahead":
+        if machine.state.format < CONTENTS:
+            machine.try_commit(lambda _state, _now: c.Upgrade(CONTENTS))
+        answer = machine.try_commit(lambda _state, _now: c.KeepContents(worker, output))
+    else:
+        answer = machine.try_commit(lambda _state, _now: c.ApplyCompaction(worker, request.ids, output))
     if isinstance(answer, Committed):
         return answer.seqno, answer.attempts
     is_other = isinstance(answer, r.NotEquivalent) and not still_there(machine.state, request)
@@ -340,8 +346,8 @@ def still_there(state: State, request: Request) -> bool:
     A batch that a compactor rewrote alone kept its id, but it is a different batch. So the batches are compared
     as a whole.
     """
-    batches = {batch.id: batch for batch in state.trace}
-    return all(batches.get(batch.id) == batch for batch in request.inputs)
+    batches = {(batch.id, batch.since): batch for batch in state.stored}
+    return all(batches.get((batch.id, batch.since)) == batch for batch in request.inputs)
 
 
 def run_task(task: MergeTask, blob: Blob, entropy: Callable[[], int], pool: Executor | None = None) -> TaskResult:

@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 import msgspec
 import pyarrow as pa
 
+from persist_lib.core import commands as c
 from persist_lib.core.leases import keepers
 from persist_lib.core.plan.compaction import Policy, Request, TaskInput, plan_rewrite, policy_of
 from persist_lib.core.plan.garbage import plan_garbage
@@ -125,15 +126,16 @@ class _Search:
     def __init__(self, machine: Machine, sought: Sought, version: Version) -> None:
         self._machine, self._sought, self._version = machine, sought, version
         self._schema = version.state.schemas[-1]
-        self._live = {part.key for batch in version.state.trace for part in batch.parts if part.inline is None}
+        self._live = {part.key for batch in version.state.stored for part in batch.parts if part.inline is None}
 
     def run(self, listed: Mapping[str, int], pending: Sequence[Place]) -> Found:
         state, places, until, batches = self._version.state, [*pending], -1, []
-        for batch in state.trace:
+        for batch in state.stored:
             for part in batch.parts:
                 if (time := self._last_time(part)) >= 0:
-                    until = max(until, time)
-                    batches.append(batch.id)
+                    if batch is not state.contents:
+                        until = max(until, time)
+                        batches.append(batch.id)
                     key = blob_key(self._machine.shard, part.key) if part.inline is None else ""
                     places.append(Place("batch", key, part.size, part.digests.hex()))
         others = {key: size for key, size in listed.items() if _part_key(self._machine, key) not in self._live}
@@ -143,7 +145,8 @@ class _Search:
         rows = 0
         for row in _log(self._machine):
             rows += 1
-            added = (batch for diff in row.diffs if diff.trace for batch in diff.trace.added)
+            added = [batch for diff in row.diffs if diff.trace for batch in diff.trace.added]
+            added += [kept for diff in row.diffs if diff.contents for kept in diff.contents if kept is not None]
             if any(self._refers(part) for batch in added for part in batch.parts):
                 places.append(Place("log", f"v{row.seqno}", 0))
         return Found(
@@ -186,7 +189,7 @@ class _Search:
             return None
         try:
             if parse_rollup_key(name) is not None:
-                parts = (part for batch in decode_state(data, key).state.trace for part in batch.parts)
+                parts = (part for batch in decode_state(data, key).state.stored for part in batch.parts)
                 return Place("rollup", key, size) if any(map(self._refers, parts)) else None
             found = self._times(PartFile(key, pa.BufferReader(data), self._schema))
         except Damage:
@@ -222,6 +225,8 @@ def erase(machine: Machine, worker: Worker, sought: Sought, found: Found, before
     `left` says both. Doing it again continues; the answer has what is `gone` of the answer `before`, too.
     """
     policy, gone = policy_of(machine.config), {place.name: place for place in before.gone}
+    if machine.fetch().state.contents is not None:  # the next compaction makes others
+        machine.try_commit(lambda _state, _now: c.KeepContents(worker.id, None))
     for _ in range(ROUNDS):
         gone |= {place.name: place for place in found.places if place.name}
         state = machine.fetch().state

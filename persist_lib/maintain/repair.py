@@ -141,7 +141,7 @@ def _missing(machine: Machine, kept: SeqNo) -> tuple[PartKey, ...]:
             shard=machine.shard,
         )
     there = set(_keys(machine.blob, machine.shard))
-    return tuple(sorted({key for batch in version.state.trace for key in batch.keys} - there))
+    return tuple(sorted({key for batch in version.state.stored for key in batch.keys} - there))
 
 
 def _keys(blob: Blob, shard: ShardId) -> Iterable[PartKey]:

@@ -128,7 +128,7 @@ class Findings:
         self._why_not = "" if is_kept else "it was not asked for"
         self._saved_s = machine.runtime.monotonic()
         self._is_urgent = False
-        self._batches = {identity_of(batch): batch for batch in version.state.trace if batch.count}
+        self._batches = {identity_of(batch): batch for batch in version.state.stored if batch.count}
         wanted = [
             identity
             for identity, batch in self._batches.items()
@@ -292,7 +292,7 @@ def judge(machine: Machine, batch: Batch, answers: Sequence[Sums | Damage]) -> s
     damage = [answer for answer in answers if isinstance(answer, Damage)]
     if not damage:
         return total(answer for answer in answers if isinstance(answer, Sums)).differences(batch.sums)
-    is_there = any(other == batch for other in machine.fetch().state.trace)
+    is_there = any(other == batch for other in machine.fetch().state.stored)
     return damage[0].message if is_there else None
 
 

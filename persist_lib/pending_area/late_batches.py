@@ -116,7 +116,7 @@ def delete_all(machine: Machine, done: Absorbed, *, dry_run: bool) -> Absorbed:
 
 def known_of(state: State) -> set[PartKey]:
     """The keys that the state refers to or that are garbage."""
-    return {key for batch in state.trace for key in batch.keys} | state.garbage.keys()
+    return {key for batch in state.stored for key in batch.keys} | state.garbage.keys()
 
 
 def _against(machine: Machine, fetcher: Fetcher, content: Content, *, dry_run: bool) -> Disagreement | None:

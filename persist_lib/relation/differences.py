@@ -171,7 +171,7 @@ class Source:
             state = held.state
             with self._machine.runtime.pool(self._machine.config.read_threads, "persist-difference") as pool:
                 stored = self._stored(state)
-                inputs = inputs_of(batch for batch in state.trace if batch.count)
+                inputs = inputs_of(batch for batch in state.batches_at() if batch.count)
                 if not self._everything:
                     least = min(part.key_lower for part in self._staged)
                     most = max(part.key_upper for part in self._staged)
@@ -189,7 +189,7 @@ class Source:
 
     def _everything_of(self, state: State, deadline: Deadline) -> pa.Table | None:
         """All contents, without a hold; None if they are collected by then."""
-        inputs = inputs_of(batch for batch in state.trace if batch.count)
+        inputs = inputs_of(batch for batch in state.batches_at() if batch.count)
         merge_bytes, threads = self._machine.config.merge_bytes, self._machine.config.read_threads
         with self._machine.runtime.pool(threads, "persist-difference") as pool:
             stored = self._stored(state)

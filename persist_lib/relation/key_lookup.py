@@ -62,7 +62,7 @@ class Looking:
             lower, tables = known[0], [known[2]]
             batches = [batch for batch in state.trace if lower < batch.upper]
         else:
-            lower, tables, batches = Antichain(0), [], list(state.trace)
+            lower, tables, batches = Antichain(0), [], list(state.batches_at())
         found = self._read(state, schema, [batch for batch in batches if batch.count], lower)
         contents = consolidate(schema, pa.concat_tables([*tables, found]))
         self._known = upper, schema, contents

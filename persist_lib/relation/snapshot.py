@@ -200,7 +200,8 @@ class PlaceContents(Place):
 
     def _split(self, keys: KeyRange, shown: Shown | None = None) -> Split:
         handle, state, shown = self.handle, self.state, shown or self._shown
-        batches = (b for b in state.trace if b.count and self._as_of >= 0 and b.lower.is_before(self._as_of))
+        found = state.batches_at(self._as_of) if self._as_of >= 0 else ()
+        batches = (b for b in found if b.count and b.lower.is_before(self._as_of))
         upper = None if self._as_of == MAX_TIME else self._as_of + 1
         inputs = tuple(overlapping(inputs_of(batches, 0, upper), keys.lower, keys.upper))
         wanted = None if self._wanted is None else self._wanted.in_range(keys.lower, keys.upper)

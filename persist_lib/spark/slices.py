@@ -69,7 +69,7 @@ class Section(NamedTuple):
     def inputs(self, state: State) -> tuple[TaskInput, ...]:
         if self.as_of is not None:
             as_of = self.as_of
-            batches = (batch for batch in state.trace if batch.count and batch.lower.is_before(as_of))
+            batches = (batch for batch in state.batches_at(as_of) if batch.count and batch.lower.is_before(as_of))
             return inputs_of(batches, 0, None if as_of == MAX_TIME else as_of + 1)
         first, end = self.lower, self.upper
         batches = (

@@ -193,6 +193,35 @@ class Commands:
         runs = tuple(range(len(kept)))
         return c.ApplyCompaction(worker, ids, Batch(0, 1, lower, upper, since, count, *sums, kept, runs, exact))
 
+    def contents(self, state: State) -> c.Command:
+        """What the first batches come to; or that they are taken in their place."""
+        worker, kept = self.writer(state), state.contents
+        if kept is not None and self.random.random() < 0.4:
+            gone = tuple(batch for batch in state.trace if batch.hi <= kept.hi)
+            output = replace(kept, since=max([state.since.meet(kept.upper), *(batch.since for batch in gone)]))
+            return c.ApplyCompaction(worker, tuple(batch.id for batch in gone), output)
+        ends = [batch for batch in state.trace if batch.upper.time]
+        if not ends or self.random.random() < 0.1:
+            return c.KeepContents(worker, None)
+        end = self.random.choice(ends[-3:])
+        gone = tuple(batch for batch in state.trace if batch.hi <= end.hi)
+        time = (end.upper.time or 1) - 1 if self.is_sane() else self.time()
+        part = replace(self.part(worker, at(time), TOP), at=None, earliest=0, time_lower=time, time_upper=time)
+        if part.inline is not None and self.is_sane():
+            part = replace(part, key=self.key(worker), inline=None)
+        kinds = [(part,), kept.parts if kept is not None else (part,)]
+        parts = self.random.choice(kinds) if any(batch.count for batch in gone) else ()
+        parts = tuple(replace(one, rows=1) for one in parts[:1]) if kept is None or parts != kept.parts else parts
+        if kept is not None and parts == kept.parts and self.is_sane():
+            parts = ()
+        sums = sum(b.diff_sum for b in gone), sum(b.fingerprint for b in gone) % 2**64
+        count = sum(one.rows for one in parts)
+        if self.random.random() < 0.1:
+            sums = (sums[0] + 1, sums[1])
+        runs = (0,) if parts else ()
+        batch = Batch(0, end.hi, MINIMUM, end.upper, at(time), count, *sums, parts, runs)
+        return c.KeepContents(worker, self.uploaded_by_others(state, batch))
+
     def maintenance(self, state: State, seqno: SeqNo) -> c.Command:
         at_ = SeqNo(self.random.randint(max(1, seqno - 20), seqno + 1))
         rollup = Rollup(rollup_key(at_, self.random.randrange(3)), 1000, bytes(16))
@@ -203,7 +232,7 @@ class Commands:
             c.ForgetGarbage(tuple(self.random.choices(garbage, k=self.random.randrange(3)))),
             c.ForgetRetired(tuple(self.random.choices(retired, k=self.random.randrange(3)))),
             c.Expire(self.random.randrange(800)),
-            c.Upgrade(self.random.choice([1, 2, 2, 2, 3, 4, 5])),
+            c.Upgrade(self.random.choice([1, 2, 2, 2, 3, 4, 5, 6])),
             self.adopt(state, seqno),
             c.EvolveSchema(self.random.randrange(3), self.schema(len(state.schemas) if self.is_sane() else 2)),
         ]  # fmt: skip
@@ -248,7 +277,7 @@ class Commands:
             lambda: self.append_now(state),
             lambda: self.absorb(state) if self.random.random() < 0.7 else self.discard(state),
             lambda: self.compaction(state), lambda: self.maintenance(state, seqno), lambda: self.holders(state, seqno),
-            lambda: self.holders(state, seqno),
+            lambda: self.holders(state, seqno), lambda: self.contents(state),
         ]  # fmt: skip
         if self.random.random() < 0.01:
             return c.Finish() if self.random.random() < 0.5 else c.Create(self.schema(0), self.random.randrange(5))

@@ -8,7 +8,7 @@ from random import Random
 from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
 from persist_lib.core.diff import StateDiff, apply_diff
-from persist_lib.core.formats import FIRST, GROUPS
+from persist_lib.core.formats import CONTENTS, FIRST, GROUPS
 from persist_lib.core.groups import Applied, apply_together
 from persist_lib.core.pending import parse_pending_key
 from persist_lib.core.state import Batch, State, Version
@@ -24,6 +24,8 @@ from tests.scripts.language import commit_and_check, commit_group_and_check, rol
 CREATED = c.Create(Commands(Random(0)).schema(0))
 
 CREATED_4 = c.Create(Commands(Random(0)).schema(0), GROUPS)
+
+CREATED_6 = c.Create(Commands(Random(0)).schema(0), CONTENTS)
 
 CREATED_1 = c.Create(Commands(Random(0)).schema(0), FIRST)
 
@@ -155,8 +157,8 @@ class Shard:
             "only what a live writer has uploaded is linked, or a pending batch by its own command"
         )
         assert len(old.trace) < 1 or new.trace[-1].hi >= old.trace[-1].hi
-        referred = {key for batch in old.trace for key in batch.keys} | {r.key for r in old.rollups.values()}
-        still = {key for batch in new.trace for key in batch.keys} | {r.key for r in new.rollups.values()}
+        referred = {key for batch in old.stored for key in batch.keys} | {r.key for r in old.rollups.values()}
+        still = {key for batch in new.stored for key in batch.keys} | {r.key for r in new.rollups.values()}
         gone_now = new.garbage.keys() - old.garbage.keys()
         late = {key for key in gone_now - (referred - still) if is_pending(key)}
         assert gone_now - late == referred - still, "exactly what is no longer referred to, and what is pending"
@@ -171,11 +173,12 @@ class Shard:
     def check_written(self, old: State, new: State, diff: StateDiff) -> None:
         """What appends and compactions wrote is counted, by objects rather than by the trace's own sums."""
         was, is_ = (old.appended_bytes, old.maintained_bytes), (new.appended_bytes, new.maintained_bytes)
-        if old.format < 3 or diff.trace is None or not new.schemas:
+        if old.format < 3 or (diff.trace is None and diff.contents is None) or not new.schemas:
             assert was == is_
             return
-        before = {part for batch in old.trace for part in batch.parts}
-        added = [part for batch in diff.trace.added for part in batch.parts]
+        before = {part for batch in old.stored for part in batch.parts}
+        ahead = [] if new.contents is None else [new.contents]
+        added = [part for batch in (*(diff.trace.added if diff.trace else ()), *ahead) for part in batch.parts]
         fresh = sum(part.size for part in added if part.inline is not None or part.key not in {p.key for p in before})
         grown = (is_[0] - was[0], is_[1] - was[1])
         assert grown == ((fresh, 0) if new.upper != old.upper and not new.is_finished() else (0, fresh))

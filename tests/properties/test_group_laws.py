@@ -218,7 +218,7 @@ def test_nearly_every_kind_of_command_is_out_for_ever_some_day_and_never_while_i
     for seed in range(20):
         shard, commands = grown(seed, steps=30)
         commands.sane = 0.5
-        for _ in range(60):
+        for _ in range(90):
             made = commands.any(shard.state, shard.next_seqno)
             applies = isinstance(change(shard.state, shard.next_seqno, made), StateDiff)
             is_out = is_out_for_ever(shard.state, made)

@@ -21,6 +21,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Literal, cast
 
+from msgspec.structs import replace
+
 from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
 from persist_lib.core.diff import StateDiff, apply_diff
@@ -289,6 +291,15 @@ def _compact(words: Words) -> c.Command:
     return c.ApplyCompaction(worker, tuple(inputs), batch(words))
 
 
+def _keep(words: Words) -> c.Command:
+    """`keep w1 0..2 [0,20) w1/3:2@19-19 since=19`, or `keep w1 none`."""
+    worker, ids = WriterId(identifier(words.take())), words.take()
+    if ids == "none":
+        return c.KeepContents(worker, None)
+    lo, hi = _ids(ids)
+    return c.KeepContents(worker, replace(batch(words), lo=lo, hi=hi))
+
+
 def _add_rollup(words: Words) -> c.Command:
     worker, blob = WriterId(identifier(words.take())), key(words.take())
     seqno = SeqNo(words.number("at", int(blob.partition("/v")[2].partition("-")[0] or 0)))
@@ -339,6 +350,7 @@ COMMANDS: dict[str, Callable[[Words], c.Command]] = {
     "expire": lambda w: c.Expire(w.number("now")),
     "retire": lambda w: c.Retire(identifier(w.take())),
     "compact": _compact,
+    "keep": _keep,
     "add-rollup": _add_rollup,
     "forget-garbage": lambda w: c.ForgetGarbage(tuple(map(key, w.plain))),
     "forget-retired": lambda w: c.ForgetRetired(tuple(map(identifier, w.plain))),
@@ -415,6 +427,8 @@ def _changes(diff: StateDiff) -> list[str]:
     if diff.trace is not None:
         lines += [f"- batch {lo}..{hi}" for lo, hi in diff.trace.removed]
         lines += [f"+ {_batch(added)}" for added in diff.trace.added]
+    if diff.contents is not None:
+        lines += [f"{sign} contents {_batch(one)}" for sign, one in zip("-+", diff.contents, strict=True) if one]
     lines += [f"+ schema {added}" for added in diff.schemas]
     if diff.format is not None:
         lines.append(f"format {diff.format[0]} -> {diff.format[1]}")
@@ -432,7 +446,8 @@ def _changes(diff: StateDiff) -> list[str]:
 
 def _shown(state: State, what: str) -> str:
     if what == "trace":
-        return "\n".join(_batch(found) for found in state.trace) or "empty"
+        ahead = [] if state.contents is None else [f"ahead: {_batch(state.contents)}"]
+        return "\n".join([*map(_batch, state.trace), *ahead]) or "empty"
     if what == "totals":
         digest = state.fingerprint * pow(MIX, -1, 2**64) % 2**64
         return (

@@ -7,6 +7,9 @@ rewritten finds itself in a batch at least 1.5 times larger, so it is rewritten 
 
 Besides, a batch is rewritten alone when since has passed a third of its updates, or when it has several
 runs; neighbouring empty batches fuse without I/O. The trailing empty batch is left alone: appends extend it.
+
+Where history that does not count outweighs a share of the contents, these are written beside the trace (`ahead`). Then
+what they stand for and what came after are two traces, each under the rule, until since has come to them (`settle`).
 """
 
 from __future__ import annotations
@@ -20,17 +23,21 @@ import msgspec
 from persist_lib.arguments import check_type, parse_integer, parse_number
 from persist_lib.config import Config
 from persist_lib.core.cost import S3_LIST, Cost, Prices
+from persist_lib.core.formats import CONTENTS, CREATED
 from persist_lib.core.plan.fan_in import Room, grouped, slices
 from persist_lib.core.state import INLINE_TOTAL_BYTES, Batch, Part, State
 from persist_lib.core.sums import Sums, total
 from persist_lib.core.trace import CHUNK_BYTES
-from persist_lib.frontier import MAX_TIME, Antichain
+from persist_lib.frontier import MAX_TIME, Antichain, at
 from persist_lib.schema.schema import Schema
 from persist_lib.schema.width import row_bytes
 from persist_lib.times import show_frontier
 
-Reason = Literal["merge", "fold", "advance", "sort", "flush", "fuse"]
-"""`fold`: a merge of neighbouring batches that comes first, as one merge cannot read all of their runs."""
+Reason = Literal["merge", "fold", "advance", "sort", "flush", "fuse", "ahead", "settle"]
+"""`fold`: a merge of neighbouring batches that comes first, as one merge cannot read all of their runs. `ahead`: the
+contents are written beside the trace. `settle`: they take the place of what they stand for, without I/O."""
+AHEAD_SHARE = 32
+"""A trace of less than this share of a part's bytes is cheap to read as it is: nothing is kept ahead of it."""
 
 
 class Policy(msgspec.Struct, frozen=True):
@@ -43,6 +50,9 @@ class Policy(msgspec.Struct, frozen=True):
     the batch holds three times what it has to."""
     part_bytes: int | None = None
     """Size of an output part. None: what the settings say."""
+    ahead: float = 1 / 16
+    """Contents are written ahead when the updates that do not count any more, and are kept as history, weigh more than
+    this share of the rows. 0: never. Smaller: reads have less to do, and more is written."""
     inline_fill: float = 0.5
     """Inline batches are flushed into parts when they fill this share of what a state may carry."""
     prices: Prices | None = None
@@ -51,7 +61,7 @@ class Policy(msgspec.Struct, frozen=True):
     """Memory of a merge, which bounds how many runs it reads at once. None: what the settings say."""
 
     def __post_init__(self) -> None:
-        for name in ("weight", "advance", "inline_fill"):
+        for name in ("weight", "advance", "ahead", "inline_fill"):
             parse_number(getattr(self, name), name)
         for name in ("part_bytes", "merge_bytes"):
             if getattr(self, name) is not None:
@@ -69,7 +79,11 @@ def policy_of(config: Config, policy: Policy | None = None, prices: Prices | Non
     This is the only place where settings become a policy. All code that plans for a location calls it.
     """
     if policy is None:
-        policy = Policy(weight=config.compaction_weight, advance=config.compaction_advance)
+        is_held_back = config.format is not None and config.format < CONTENTS  # for programs that know no newer one
+        policy = Policy(
+            weight=config.compaction_weight, advance=config.compaction_advance,
+            ahead=0 if is_held_back else config.compaction_ahead,
+        )  # fmt: skip
     part_bytes = config.part_bytes if policy.part_bytes is None else policy.part_bytes
     merge_bytes = config.merge_bytes if policy.merge_bytes is None else policy.merge_bytes
     return msgspec.structs.replace(
@@ -82,6 +96,7 @@ class Request(msgspec.Struct, frozen=True):
 
     `part_bytes` is about the size of the parts that are to be written. `merges` is where the groups of runs start that
     are merged with each other. If there are several, what comes out has a run for each, and calls for another request.
+    `output` is what replaces them where that is there already.
     """
 
     inputs: tuple[Batch, ...]
@@ -91,6 +106,7 @@ class Request(msgspec.Struct, frozen=True):
     cost: Cost
     part_bytes: int
     merges: tuple[int, ...] = (0,)
+    output: Batch | None = None
 
     @property
     def is_partial(self) -> bool:
@@ -161,9 +177,57 @@ def plan_compaction(state: State, policy: Policy = Policy()) -> Plan:  # noqa: B
     """The contiguous slices of the trace that are worth replacing as of the shard's since."""
     if state.is_finished():
         return Plan((), ())
-    start, end = _debt_slice(state.trace, policy)
-    requests = _merges(state, state.trace[start:end], policy) if start < end else []
-    older = state.trace[:start] if requests else state.trace
+    older, newer = _sides(state)
+    first = _settle(state, older) or _ahead(state, policy)
+    sides = [newer] if first and first.reason == "settle" else [older, newer]
+    plans = [_plan_side(state, side, policy) for side in sides]
+    requests = [request for found, _ in plans for request in found]
+    return Plan((*([first] if first else []), *requests), tuple(one for _, skipped in plans for one in skipped))
+
+
+def _sides(state: State) -> tuple[tuple[Batch, ...], tuple[Batch, ...]]:
+    """The batches that the contents stand for, if some are kept ahead, and the others: no merge is across."""
+    place = 0 if state.contents is None else state.index_of(state.contents.hi)
+    return state.trace[:place], state.trace[place:]
+
+
+def _settle(state: State, older: tuple[Batch, ...]) -> Request | None:
+    kept = state.contents
+    if kept is None or not kept.since <= state.since:
+        return None
+    output = msgspec.structs.replace(kept, since=state.since)
+    return Request(older, state.since, _schema_of((kept,)), "settle", Cost(), DEFAULTS.part_bytes, output=output)
+
+
+def _ahead(state: State, policy: Policy) -> Request | None:
+    """The contents as of the newest update, if the updates since the last ones that do not count outweigh a share.
+
+    An update that takes another one back does not count, nor does the other: of rows that are there once, it is the
+    updates less the sum of their diffs. What is only added is history and contents at once, and is not written twice.
+    """
+    found = state.batches_at()
+    filled = max((place for place, batch in enumerate(found) if batch.count), default=-1)
+    inputs = found[: filled + 1]
+    newer = inputs if state.contents is None else inputs[1:]
+    rows = sum(batch.diff_sum for batch in inputs)
+    last = inputs[-1].upper.time if inputs else None
+    dead = sum(batch.count - batch.diff_sum for batch in newer)
+    least = (policy.part_bytes or DEFAULTS.part_bytes) // AHEAD_SHARE
+    if not policy.ahead or not newer or last is None or state.size < least or dead <= policy.ahead * max(rows, 1):
+        return None
+    if at(last - 1) <= state.since or state.format < CREATED:
+        # Compactions say the same of them, and leave no history beside; or an older format is kept on purpose.
+        return None
+    request = _request(state, inputs, "ahead", policy)
+    return msgspec.structs.replace(request, since=at(last - 1)) if len(request.merges) == 1 else None
+
+
+def _plan_side(
+    state: State, trace: tuple[Batch, ...], policy: Policy
+) -> tuple[list[Request], list[Skipped]]:  # fmt: skip
+    start, end = _debt_slice(trace, policy)
+    requests = _merges(state, trace[start:end], policy) if start < end else []
+    older = trace[:start] if requests else trace
     skipped = []
     for batch in (b for b in older if b.count):
         if reason := _rewrite_reason(batch, state, policy):
@@ -171,7 +235,7 @@ def plan_compaction(state: State, policy: Policy = Policy()) -> Plan:  # noqa: B
         else:
             skipped.append(Skipped((batch.id,), _why_not(batch, state)))
     requests += [_request(state, fused, "fuse", policy) for fused in _empty_runs(older)]
-    return Plan(tuple(sorted(requests, key=lambda request: request.ids)), tuple(skipped))
+    return sorted(requests, key=lambda request: request.ids), skipped
 
 
 def plan_flush(state: State, policy: Policy = Policy()) -> Request | None:  # noqa: B008 - a frozen value
@@ -181,9 +245,10 @@ def plan_flush(state: State, policy: Policy = Policy()) -> Request | None:  # no
     """
     # From the end, and no further than needed: writers plan this whenever the state is full, however long the trace is.
     best, most, left = (0, 0), 0, state.inline_size
-    end = len(state.trace)
+    end, ahead = len(state.trace), len(_sides(state)[0])
     while left > most:
         start, end = _inline_run(state.trace, end)
+        start = max(start, ahead) if end > ahead else start
         size = sum(batch.inline_size for batch in state.trace[start:end])
         left -= size
         if size > most:
@@ -226,6 +291,11 @@ def _has_inline(batch: Batch) -> bool:
 def batch_bound(count: int) -> float:
     """At rest a trace with `count` updates has at most this many non-empty batches."""
     return 2.0 * (count + 1).bit_length() + 2
+
+
+def bound_of(state: State) -> int:
+    """The most non-empty batches that this trace has at rest: on both sides, where contents are kept ahead."""
+    return int(sum(batch_bound(sum(batch.count for batch in side)) for side in _sides(state) if side))
 
 
 def _debt_slice(trace: tuple[Batch, ...], policy: Policy) -> tuple[int, int]:
@@ -358,6 +428,8 @@ def output_batch(request: Request, results: Sequence[TaskResult], merges: Sequen
 
     `merges` is where the results of each merge start. Each merge is one run.
     """
+    if request.output is not None:
+        return request.output
     parts = tuple(part for result in results for part in result.parts)
     before = [0, *accumulate(len(result.parts) for result in results)]
     runs = sorted({before[start] for start in merges} - {len(parts)})

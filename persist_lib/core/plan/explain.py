@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from persist_lib.core.cost import S3_LIST, storage_dollars
 from persist_lib.core.leases import is_mark
-from persist_lib.core.plan.compaction import Policy, batch_bound, plan_compaction
+from persist_lib.core.plan.compaction import Policy, bound_of, plan_compaction
 from persist_lib.core.plan.garbage import can_never_be_linked, plan_garbage
 from persist_lib.core.plan.upkeep import plan_expiry, plan_retention, rollup_is_due
 from persist_lib.core.state import RETENTION, State, Version
@@ -53,6 +53,12 @@ def explain_object(version: Version, key: str) -> Why:
         if key in batch.keys:
             span = f"[{show_frontier(batch.lower, state.times)}, {show_frontier(batch.upper, state.times)})"
             return Why(key, f"batch {batch.lo}..{batch.hi} has it: updates with times in {span}")
+    kept = state.contents
+    if kept is not None and key in kept.keys:
+        return Why(
+            key,
+            f"it has the contents as of {show_frontier(kept.since, state.times)}, kept ahead for reads from then on",
+        )
     if (rolled := next((at for at, one in state.rollups.items() if one.key == key), None)) is not None:
         is_newest = rolled == state.newest_rollup
         return Why(key, f"it is the rollup of v{rolled}, {'the newest' if is_newest else 'which a newer one replaces'}")
@@ -112,7 +118,7 @@ def _compaction(state: State, policy: Policy) -> str:
     plan = plan_compaction(state, policy)
     batches = sum(1 for batch in state.trace if batch.count)
     there = "1 batch" if batches == 1 else f"{batches:,} batches"
-    at_rest = f"{there}, and at rest there are at most {int(batch_bound(state.count))}"
+    at_rest = f"{there}, and at rest there are at most {bound_of(state)}"
     if not plan.requests:
         if not batches:
             return "there are no updates"
@@ -149,8 +155,10 @@ def _garbage(version: Version) -> str:
 
 def _cost(state: State, policy: Policy) -> str:
     garbage, rollups = sum(one.size for one in state.garbage.values()), sum(one.size for one in state.rollups.values())
-    dollars = storage_dollars(state.size + garbage + rollups, policy.prices or S3_LIST)
+    dollars = storage_dollars(state.stored_size + garbage + rollups, policy.prices or S3_LIST)
+    ahead = state.stored_size - state.size
     kept = f"{state.size:,} bytes of {state.count:,} updates, {garbage:,} of garbage, {rollups:,} of rollups"
+    kept += f", {ahead:,} of contents ahead" if ahead else ""
     written = ""
     if state.appended_bytes:
         ratio = state.maintained_bytes / state.appended_bytes

@@ -80,7 +80,7 @@ def plan_orphans(state: State, listed: Iterable[tuple[PartKey, int]], uploads: I
     SUBTLE: the other order would delete objects that were linked in between. And a state may refer to the key of an
     unfinished upload, if its sender tried again and succeeded. Only the unfinished upload is given up, not the object.
     """
-    referred = {key for batch in state.trace for key in batch.keys} | {r.key for r in state.rollups.values()}
+    referred = {key for batch in state.stored for key in batch.keys} | {r.key for r in state.rollups.values()}
     orphans: dict[PartKey, int] = {}
     uploaders: set[str] = set()
     live = pending = 0

@@ -10,14 +10,14 @@ from collections.abc import Mapping
 
 import msgspec
 
-from persist_lib.core.plan.compaction import Policy, batch_bound, plan_compaction
+from persist_lib.core.plan.compaction import Policy, bound_of, plan_compaction
 from persist_lib.core.plan.garbage import GarbagePlan, plan_garbage
 from persist_lib.core.plan.keepers import keepers_of
 from persist_lib.core.plan.upkeep import has_ended, plan_retention, rollup_is_due
 from persist_lib.core.state import State, Version
 from persist_lib.ids import SeqNo
 
-RULES = 4
+RULES = 5
 """To be raised when a release makes another look of the same state. Looks of other rules are not used."""
 BY_STATE = ("retention", "compaction", "rollups", "garbage")
 """The duties whose work can be told from the state."""
@@ -101,8 +101,8 @@ def _signs(version: Version, garbage: GarbagePlan) -> Signs:
     people = [one for one in keepers_of(state, version.seqno) if one.kind in ("reader", "hold") and one.size]
     kept, keeper = (people[0].size, f"{people[0].kind} {people[0].name}") if people else (0, "")
     return Signs(
-        state.size, sum(1 for batch in state.trace if batch.count),
-        int(batch_bound(state.count)), version.seqno - state.newest_rollup, garbage.size,
+        state.stored_size, sum(1 for batch in state.trace if batch.count),
+        bound_of(state), version.seqno - state.newest_rollup, garbage.size,
         sum(held.size for held in garbage.held), "; ".join(held.why for held in garbage.held),
         len(state.writers), len(state.readers), len(state.holds), kept, keeper,
     )  # fmt: skip
@@ -120,7 +120,7 @@ def leases_until(state: State, now: int) -> int:
 
 def settings_of(policy: Policy, rollup_every: int) -> str:
     """The settings on which a look depends, as text. Looks of other settings are not used."""
-    return f"{RULES} {policy.weight!r} {policy.advance!r} {policy.inline_fill!r} {rollup_every}"
+    return f"{RULES} {policy.weight!r} {policy.advance!r} {policy.ahead!r} {policy.inline_fill!r} {rollup_every}"
 
 
 class Debts(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

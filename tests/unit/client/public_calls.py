@@ -347,10 +347,10 @@ SPECIAL: dict[str, tuple[Arguments | None, dict[str, Kind]]] = {
     ),
     "Cost.priced": (None, {"prices": instance(persist.Prices)}),
     "Policy": (
-        lambda _: {"weight": 0.5, "advance": 0.5, "part_bytes": 5, "inline_fill": 0.5, "prices": None,
+        lambda _: {"weight": 0.5, "advance": 0.5, "ahead": 0.5, "part_bytes": 5, "inline_fill": 0.5, "prices": None,
                    "merge_bytes": 5},
-        {"weight": share, "advance": share, "inline_fill": share, "part_bytes": or_none(integer(1, math.inf)),
-         "merge_bytes": or_none(integer(1, math.inf))},
+        {"weight": share, "advance": share, "ahead": share, "inline_fill": share,
+         "part_bytes": or_none(integer(1, math.inf)), "merge_bytes": or_none(integer(1, math.inf))},
     ),
     "Prices": (
         lambda _: dict.fromkeys(persist.Prices.__struct_fields__, 0.5),

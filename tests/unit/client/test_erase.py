@@ -27,6 +27,8 @@ SCHEMA = persist.Schema({"id": "int64 not null"}, {"mail": "string"}, times="ms"
 SECRET = "7f3c9d2e8b1a4056planted"
 """What must not be found anywhere. It does not compress, so that it stands in the bytes of parts as it is."""
 PARTS = persist.Config(inline_bytes=0)
+AHEAD = persist.Config(inline_bytes=0, part_bytes=1 << 16)
+"""So small that contents are kept ahead."""
 
 
 def people(ids: Sequence[int], word: str) -> list[dict[str, Any]]:
@@ -63,7 +65,7 @@ def rows_of(table: persist.Table) -> list[tuple[Any, ...]]:
 
 
 @over_all
-@pytest.mark.parametrize("config", [None, PARTS], ids=["inline", "objects"])
+@pytest.mark.parametrize("config", [None, PARTS, AHEAD], ids=["inline", "objects", "ahead"])
 def test_no_byte_of_them_is_left_and_all_else_stays(
     world: World, carrier: Carrier, config: persist.Config | None
 ) -> None:

@@ -90,7 +90,7 @@ ROW_3 = msgspec.structs.replace(ROW_2, diff=msgspec.structs.replace(ROW_2.diff, 
 STORED_3 = msgspec.structs.replace(
     STORED_2, state=msgspec.structs.replace(STORED_2.state, format=3, appended_bytes=70_000, maintained_bytes=2**40)
 )  # fmt: skip
-OLDEST = {1: 1, 2: 2, 3: 2, 4: 2, 5: 5}
+OLDEST = {1: 1, 2: 2, 3: 2, 4: 2, 5: 5, 6: 6}
 """These rows of formats 3 and 4 say no more than those of format 2."""
 CLOCK = Schema(SCHEMA.key, SCHEMA.value, times="us")
 ROW_CLOCK = msgspec.structs.replace(ROW, command="Create", diff=StateDiff(schemas=(CLOCK,), format=(1, 3)))
@@ -165,8 +165,16 @@ STORED_5 = msgspec.structs.replace(
     state=msgspec.structs.replace(STORED_PRODUCERS.state, format=5, outcomes=TOGETHER, member="c00000000000000ef/1"),
 )
 """A member of a collection."""
-ROWS = {1: ROW, 2: ROW_2, 3: ROW_3, 4: ROW_4, 5: ROW_5}
-STATES = {1: STORED, 2: STORED_2, 3: STORED_3, 4: STORED_4, 5: STORED_5}
+AHEAD = Batch(
+    0, 5, MINIMUM, at(8), at(7), 45, 5, 2**64 - 1, (msgspec.structs.replace(AT, at=None),), (0,), born=SeqNo(6)
+)
+ROW_6 = msgspec.structs.replace(
+    ROW_5, command="KeepContents", diff=msgspec.structs.replace(ROW_5.diff, contents=(AHEAD, None))
+)
+STORED_6 = msgspec.structs.replace(STORED_5, state=msgspec.structs.replace(STORED_5.state, format=6, contents=AHEAD))
+"""A shard that keeps contents ahead."""
+ROWS = {1: ROW, 2: ROW_2, 3: ROW_3, 4: ROW_4, 5: ROW_5, 6: ROW_6}
+STATES = {1: STORED, 2: STORED_2, 3: STORED_3, 4: STORED_4, 5: STORED_5, 6: STORED_6}
 FORMATS = pytest.mark.parametrize("format_", range(1, NEWEST + 1))
 
 
@@ -176,8 +184,10 @@ def golden(name: str, format_: int) -> bytes:
 
 def test_every_field_of_what_is_stored_has_a_value_of_its_own_in_the_golden_files():
     group = (ROW_GROUP, STEPS[1])
-    stored = (STORED_5, STORED_5.state, BATCH, AT, REMEMBERING, READER, ROLLUP, OUTCOME, PRODUCED)
-    diff = msgspec.structs.replace(ROW_2.diff, producers=ROW_5.diff.producers, member=ROW_5.diff.member)
+    stored = (STORED_6, STORED_6.state, BATCH, AT, REMEMBERING, READER, ROLLUP, OUTCOME, PRODUCED)
+    diff = msgspec.structs.replace(
+        ROW_2.diff, producers=ROW_5.diff.producers, member=ROW_5.diff.member, contents=ROW_6.diff.contents
+    )
     for value in (*group, *stored, diff):
         plain = type(value)
         for name, default in zip(plain.__struct_fields__[::-1], plain.__struct_defaults__[::-1], strict=False):
@@ -367,7 +377,8 @@ def test_what_each_format_brought_is_declared():
     """A field that is added without a format would be taken for "nothing changed" by older programs."""
     assert max(STATE_FIELDS) == NEWEST
     assert len(State.__struct_fields__) == STATE_FIELDS[NEWEST]
-    assert State.__struct_fields__[STATE_FIELDS[4] : -1] == ("producers",), "before format 5 only when there are some"
+    assert State.__struct_fields__[STATE_FIELDS[4] : -2] == ("producers",), "before format 5 only when there are some"
+    assert State.__struct_fields__[STATE_FIELDS[5] :] == ("contents",)
     assert Part.__struct_fields__[PART_FIELDS:] == ("at",), "stored only when it is set"
     assert Writer.__struct_fields__[WRITER_FIELDS:] == ("owner", "staged"), "stored only when they are set"
     first = {"since", "trace", "schemas", "writers", "readers", "holds", "retired", "garbage", "rollups", "retention"}
@@ -546,16 +557,16 @@ def test_a_command_that_this_release_does_not_know_is_a_newer_format():
 
 @pytest.mark.parametrize("path", [[], [2], [2, 3, "w0000000000000001"], [2, 9], [2, 18, "b"]], ids=str)
 def test_a_field_of_a_rollup_that_this_release_does_not_know_is_a_newer_format(path):
-    owned = msgspec.structs.replace(STORED_5.state, writers={W2: REMEMBERING})
-    state = msgspec.structs.replace(STORED_5, state=owned)
+    owned = msgspec.structs.replace(STORED_6.state, writers={W2: REMEMBERING})
+    state = msgspec.structs.replace(STORED_6, state=owned)
     stored = msgspec.msgpack.decode(encode_state(state)[HEADER_BYTES:], strict=False)
     if path == [2, 9]:
         stored[2][9] = [1]
         with pytest.raises(Corrupt):  # a value of another type is damage
-            decode_state(framed(ROLLUP_MAGIC, 5, msgspec.msgpack.encode(stored)), "key")
+            decode_state(framed(ROLLUP_MAGIC, 6, msgspec.msgpack.encode(stored)), "key")
         return
     with pytest.raises(NewerFormat):
-        decode_state(framed(ROLLUP_MAGIC, 5, msgspec.msgpack.encode(with_more(stored, path))), "key")
+        decode_state(framed(ROLLUP_MAGIC, 6, msgspec.msgpack.encode(with_more(stored, path))), "key")
 
 
 @pytest.mark.slow
