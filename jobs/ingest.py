@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import partial
 
 from jobs import program
@@ -174,15 +175,13 @@ def _ingest(
 
 
 def _dry_run(parsed: argparse.Namespace, settings: Settings) -> int:
-    try:
-        with program.opened_client(parsed) as client:
-            job, is_there = job_of(client, parsed, settings)
-            lines = list(describe(client, job, is_there))
-    except NotFound as error:
-        if "location" not in str(error):
-            raise
-        job, _ = job_of(None, parsed, settings)
-        lines = list(describe(None, job, False))
+    with ExitStack() as opened:
+        try:
+            client = opened.enter_context(program.opened_client(parsed))
+        except NotFound:  # there is no location yet
+            client = None
+        job, is_there = job_of(client, parsed, settings)
+        lines = list(describe(client, job, is_there))
     for line in lines:
         print(line)
     return 0

@@ -29,6 +29,8 @@ REASONS = {
     "advance": "since has passed enough of its times to make it shrink",
     "sort": "several runs, or more than its bounds, are read each time",
     "flush": "too many bytes in the state itself",
+    "ahead": "history outweighs the rows: the contents beside it",
+    "settle": "since has come to the contents ahead: no work",
     "fuse": "empty neighbours; no I/O",
 }
 BATCHES_NAMED = 4

@@ -49,17 +49,19 @@ class JsonLines:
             table = pyarrow.json.read_json(pa.BufferReader(data), reading, self._parsing)
             return file_columns.fitted(table, self._settings, self._schema, _read)
         except (pa.ArrowException, msgspec.ValidationError, ValueError, OverflowError) as error:
-            if "unexpected field" in str(error):
-                raise Refused(self._unknown(data)) from error
+            if self._extra == "refuse" and (extra := self._unknown(data)):
+                named = ", ".join(map(repr, extra[:5]))
+                raise Refused(
+                    f"the shard has no column for the field {named} (--extra ignore leaves them out)"
+                ) from error
             raise file_columns.said(error) from error
 
-    def _unknown(self, data: bytes) -> str:
+    def _unknown(self, data: bytes) -> list[str]:
+        """The fields of one line that no column is for. Where several lines failed, each is looked at by itself."""
         try:
-            extra = [name for name in _objects.decode(data) if name not in self._known]
+            return [name for name in _objects.decode(data) if name not in self._known]
         except msgspec.DecodeError:
-            extra = []
-        named = f" {', '.join(map(repr, extra[:5]))}" if extra else "s"
-        return f"the shard has no column for the field{named} (--extra ignore leaves them out)"
+            return []
 
     def suspect(self, lines: Sequence[bytes]) -> set[int]:
         """Lines that are no objects, or whose values are of another kind than the column's."""

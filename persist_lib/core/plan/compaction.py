@@ -36,7 +36,7 @@ from persist_lib.times import show_frontier
 Reason = Literal["merge", "fold", "advance", "sort", "flush", "fuse", "ahead", "settle"]
 """`fold`: a merge of neighbouring batches that comes first, as one merge cannot read all of their runs. `ahead`: the
 contents are written beside the trace. `settle`: they take the place of what they stand for, without I/O."""
-AHEAD_SHARE = 32
+AHEAD_SHARE = 128
 """A trace of less than this share of a part's bytes is cheap to read as it is: nothing is kept ahead of it."""
 
 
