@@ -71,15 +71,16 @@ def main(argv: Sequence[str] | None = None, unfinished: Unfinished | None = None
     parser = program.arguments(__doc__)
     parser.add_argument("--dry-run", action="store_true", help="only say what would be deleted")
     parsed = parser.parse_args(argv)
-    failed, unfinished = [], unfinished or Unfinished()
+    failed: dict[str, Exception] = {}
+    unfinished = unfinished or Unfinished()
     with program.telling() as tells, program.opened(parsed) as (client, shards):
         unfinished.begin(shards)
         tells.begin(len(shards), "auditing")
         for outcome in audit_shards(client, shards, dry_run=parsed.dry_run, in_flight=parsed.in_flight):
             unfinished.done(outcome.shard)
             if outcome.audited is None or outcome.audited.failed:
-                failed.append(outcome.shard)
-                tells.failed(outcome.shard, outcome.error or OSError(f"could not delete {outcome.audited}"))
+                failed[outcome.shard] = error = outcome.error or OSError(f"could not delete {outcome.audited}")
+                tells.failed(outcome.shard, error)
             else:
                 tells.done(outcome.shard, numbers(outcome.audited))
     return program.exit_status(failed)

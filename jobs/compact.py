@@ -123,7 +123,8 @@ def main(argv: Sequence[str] | None = None, unfinished: Unfinished | None = None
     parser.add_argument("--engine", choices=get_args(EngineName), default="auto")
     parser.add_argument("--dry-run", action="store_true", help="only say what would be done")
     parsed = parser.parse_args(argv)
-    failed, unfinished = [], unfinished or Unfinished()
+    failed: dict[str, Exception] = {}
+    unfinished = unfinished or Unfinished()
     with program.telling() as tells, program.opened(parsed, MAINTENANCE_LEASE_MS) as (client, shards):
         unfinished.begin(shards)
         tells.begin(len(shards), "planning compaction" if parsed.dry_run else "compacting")
@@ -134,8 +135,8 @@ def main(argv: Sequence[str] | None = None, unfinished: Unfinished | None = None
         ):  # fmt: skip
             unfinished.done(outcome.shard)
             if outcome.compacted is None:
-                failed.append(outcome.shard)
-                tells.failed(outcome.shard, outcome.error or RuntimeError("no outcome"))
+                failed[outcome.shard] = error = outcome.error or RuntimeError("no outcome")
+                tells.failed(outcome.shard, error)
             else:
                 for line in overtaken(outcome.compacted):
                     tells.says(f"{outcome.shard}: {line}")

@@ -65,9 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _run(
-    client: Client, controller: Controller, parsed: argparse.Namespace, tells: program.Terminal | program.Pipes
-) -> None:
+def _run(client: Client, controller: Controller, parsed: argparse.Namespace, tells: program.Tells) -> None:
     name, text = parsed.collection, parsed.as_of
     as_of = None if text is None else int(text) if text.isascii() and text.isdigit() else text
     tells.begin(1, "planning")

@@ -156,9 +156,7 @@ def main(argv: Sequence[str] | None = None, unfinished: Unfinished | None = None
     return 0
 
 
-def _ingest(
-    client: Client, parsed: argparse.Namespace, settings: Settings, tells: program.Terminal | program.Pipes
-) -> Outcome:
+def _ingest(client: Client, parsed: argparse.Namespace, settings: Settings, tells: program.Tells) -> Outcome:
     job, is_there = job_of(client, parsed, settings)
     if not is_there:
         tells.says(f"creating {parsed.shard}: {job.schema}")

@@ -54,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _load(
-    client: Client, controller: Controller, parsed: argparse.Namespace, tells: program.Terminal | program.Pipes
+    client: Client, controller: Controller, parsed: argparse.Namespace, tells: program.Tells
 ) -> None:  # fmt: skip
     name, stop, sources = parsed.source, Stop(), controller.sources()
     record = sources.find(name)

@@ -1,18 +1,21 @@
 """What the programs share: their arguments, the location they open, and their reports to a terminal or to Dagster.
 
-A program that was started by Dagster Pipes reports to Dagster; otherwise it prints one line a shard. Exit status: 0
-if all is done, 1 if a shard failed (the others are done), 2 for wrong arguments, 130 after Ctrl-C, 143 after SIGTERM.
+A program that was started by Dagster Pipes reports to Dagster; otherwise it prints one line a shard, of JSON with
+PERSIST_LOG=json. Exit status: 0 if all is done, 1 if a shard failed (the others are done; try again), 3 if stored data
+is damaged, 2 for wrong arguments, 130 after Ctrl-C, 143 after SIGTERM.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -21,6 +24,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 import persist_lib as persist
 from jobs.session import SparkSettings
 from jobs.signals import Unfinished
+from persist_lib.arguments import shown
+from persist_lib.cli.json_values import exit_code
 from persist_lib.client import Client
 from persist_lib.core.cost import Cost, parse_prices
 from persist_lib.errors import InvalidUsage, NotFound, PersistError
@@ -29,6 +34,7 @@ from persist_lib.settings import config_of
 if TYPE_CHECKING:
     from persist_lib.catalog import Controller
 
+LOG = "PERSIST_LOG"
 PIPES = "DAGSTER_PIPES_CONTEXT"
 Numbers = Mapping[str, float]
 
@@ -91,6 +97,62 @@ class Terminal:
             self._progress.advance(self._task)
 
 
+class JsonLines:
+    """Reports as JSON, one object a line: what a collector of logs reads. `PERSIST_LOG=json` asks for it.
+
+    Each has `time`, `event` (begin, step, done, failed, says, end), and what it is about: `shard`, `figures`,
+    `error`. What the library logs are lines of the event `log`.
+    """
+
+    def __init__(self) -> None:
+        handler = logging.StreamHandler(sys.stdout)
+        handler.setFormatter(_JsonFormatter())
+        logging.basicConfig(level=logging.INFO, handlers=[handler])
+
+    def _say(self, event: str, **fields: Any) -> None:
+        print(_line(event, datetime.now(UTC), fields), flush=True)
+
+    def begin(self, shards: int, doing: str) -> None:
+        """A line."""
+        self._say("begin", doing=doing, shards=shards)
+
+    def step(self, doing: str, done: float, of: float) -> None:
+        """A line."""
+        self._say("step", doing=doing, done=done, of=of)
+
+    def done(self, shard: str, numbers: Numbers, says: str = "") -> None:
+        """A line with the figures in `figures`."""
+        self._say("done", shard=shard, figures=dict(numbers), says=says)
+
+    def failed(self, shard: str, error: Exception) -> None:
+        """A line that names the error."""
+        self._say("failed", shard=shard, error=type(error).__name__, says=str(error))
+
+    def says(self, line: str) -> None:
+        """A line on what continues."""
+        self._say("says", says=line)
+
+    def moves(self, shard: str, what: str, done: int, total: int) -> None:
+        """Nothing: `says` tells it each half minute."""
+
+    def end(self) -> None:
+        """A line, so that a log that ends without it is of a program that was killed."""
+        self._say("end")
+
+
+class _JsonFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        fields = {"level": record.levelname, "logger": record.name, "says": record.getMessage()}
+        if record.exc_info:
+            fields["trace"] = self.formatException(record.exc_info)
+        return _line("log", datetime.fromtimestamp(record.created, UTC), fields)
+
+
+def _line(event: str, time: datetime, fields: Mapping[str, Any]) -> str:
+    kept = {name: value for name, value in fields.items() if value != ""}
+    return json.dumps({"time": time.isoformat(timespec="milliseconds"), "event": event, **kept}, default=str)
+
+
 class Pipes:
     """Reports to Dagster by Pipes: a log line for every shard, and at the end the sums of their figures.
 
@@ -144,11 +206,19 @@ class Pipes:
             self._context.report_asset_materialization(metadata=sums)
 
 
+Tells = Terminal | JsonLines | Pipes
+
+
 @contextmanager
-def telling() -> Iterator[Terminal | Pipes]:
-    """Yield where to report: `Pipes` if Dagster started this program by Pipes, else `Terminal`."""
+def telling() -> Iterator[Tells]:
+    """Yield where to report: `Pipes` if Dagster started this program by Pipes, else `JsonLines` or `Terminal`.
+
+    Raises InvalidUsage if PERSIST_LOG is neither json nor empty.
+    """
     if PIPES not in os.environ:
-        terminal = Terminal()
+        if (wanted := os.environ.get(LOG, "")) not in ("", "json"):
+            raise InvalidUsage(f"{LOG} must be json, or empty for lines to read: got {shown(wanted)}")
+        terminal = JsonLines() if wanted else Terminal()
         try:
             yield terminal
         finally:
@@ -231,7 +301,7 @@ def on_one(
     name: str,
     parsed: argparse.Namespace,
     unfinished: Unfinished,
-    act: Callable[[Client, Controller, argparse.Namespace, Terminal | Pipes], None],
+    act: Callable[[Client, Controller, argparse.Namespace, Tells], None],
 ) -> int:
     """Do something with the collection or source of this name; returns the exit status of the program."""
     try:
@@ -241,12 +311,12 @@ def on_one(
             unfinished.done(name)
     except PersistError as error:
         print(f"{name}  FAILED: {type(error).__name__}: {error}", file=sys.stderr)
-        return 2 if isinstance(error, InvalidUsage) else 1
+        return exit_code(error)
     return 0
 
 
-def exit_status(failed: list[str]) -> int:
-    """Return the exit status: 0, or 1 if shards failed. Their names are printed on standard error."""
+def exit_status(failed: Mapping[str, Exception]) -> int:
+    """Return the exit status: 0, or that of the gravest error of the shards that failed. Their names are printed."""
     if failed:
         print(f"failed: {', '.join(sorted(failed))}; everything else is done", file=sys.stderr)
-    return 1 if failed else 0
+    return max(map(exit_code, failed.values()), default=0)

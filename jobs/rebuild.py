@@ -91,9 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _run(
-    client: Client, controller: Controller, parsed: argparse.Namespace, tells: program.Terminal | program.Pipes
-) -> None:
+def _run(client: Client, controller: Controller, parsed: argparse.Namespace, tells: program.Tells) -> None:
     name = parsed.collection
     active = controller.describe(name).active
     schema = build_schema(parsed.key, parsed.value, times=active.schema.times) if parsed.key else None

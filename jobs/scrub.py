@@ -88,7 +88,8 @@ def main(argv: Sequence[str] | None = None, unfinished: Unfinished | None = None
     parser = program.arguments(__doc__)
     parser.add_argument("--engine", choices=get_args(EngineName), default="auto")
     parsed = parser.parse_args(argv)
-    failed, unfinished = [], unfinished or Unfinished()
+    failed: dict[str, Exception] = {}
+    unfinished = unfinished or Unfinished()
     with program.telling() as tells, program.opened(parsed) as (client, shards):
         unfinished.begin(shards)
         tells.begin(len(shards), "scrubbing")
@@ -99,8 +100,8 @@ def main(argv: Sequence[str] | None = None, unfinished: Unfinished | None = None
             unfinished.done(outcome.shard)
             found = outcome.scrubbed
             if found is None or found.damaged:
-                failed.append(outcome.shard)
-                tells.failed(outcome.shard, outcome.error or Corrupt(found.says if found else "no outcome"))
+                failed[outcome.shard] = error = outcome.error or Corrupt(found.says if found else "no outcome")
+                tells.failed(outcome.shard, error)
             else:
                 tells.done(outcome.shard, numbers(found), found.says)
     return program.exit_status(failed)

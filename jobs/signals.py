@@ -7,7 +7,12 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import NoReturn
+
+from persist_lib.cli.json_values import exit_code
+from persist_lib.errors import PersistError
+from persist_lib.telemetry import configure, flush, span
 
 INTERRUPTED, TERMINATED = 130, 143
 
@@ -45,7 +50,12 @@ def run(program: Callable[[Unfinished], int]) -> int:
     is_main = threading.current_thread() is threading.main_thread()
     former = signal.signal(signal.SIGTERM, _terminate) if is_main else None
     try:
-        return program(unfinished)
+        configure(os.environ)
+        with span("run", Path(sys.argv[0]).stem):
+            return program(unfinished)
+    except PersistError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return exit_code(error)
     except KeyboardInterrupt as stopped:
         status = TERMINATED if isinstance(stopped, Terminated) else INTERRUPTED
         how = "by SIGTERM" if status == TERMINATED else "by Ctrl-C"
@@ -60,6 +70,7 @@ def run(program: Callable[[Unfinished], int]) -> int:
 def end(status: int) -> NoReturn:
     """End this process. After a signal, threads that are stuck in a store or in Spark are not waited for."""
     if status in (INTERRUPTED, TERMINATED):
+        flush()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)

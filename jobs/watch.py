@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from jobs.stop import Stop
+from persist_lib.telemetry import span
 
 Tells = Callable[[str, int, int], None]
 """Called with what is being done, how many tasks of it are done, and how many there are."""
@@ -65,7 +66,8 @@ class Watch:
                 self._says(f"shard {shard}: {what}, {total} {'task' if total == 1 else 'tasks'}")
 
         try:
-            yield tells
+            with span("shard", shard):
+                yield tells
         finally:
             self._doing.pop(id(one), None)
             self._moves(shard, "", 0, 0)

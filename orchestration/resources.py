@@ -2,6 +2,7 @@
 
 # SUBTLE: no `from __future__ import annotations` here, as Dagster reads the annotations of what it decorates.
 
+import os
 from typing import Any
 
 import dagster as dg
@@ -12,6 +13,7 @@ import persist_lib as persist
 from jobs.session import SparkSettings, build_session
 from orchestration.settings import Settings, resolved
 from persist_lib.core.cost import parse_prices
+from persist_lib.telemetry import configure, flush
 
 
 class Persist(dg.ConfigurableResource):  # type: ignore[type-arg]
@@ -36,6 +38,7 @@ class Persist(dg.ConfigurableResource):  # type: ignore[type-arg]
                 prices=self.prices or None,
             )  # fmt: skip
             settings = resolved(given)
+            configure(os.environ)
             self._client = persist.open(
                 settings.location or "", settings.consensus, config=persist.Config.model_validate(settings.config),
                 prices=parse_prices(settings.prices) if settings.prices else None, create=self.create,
@@ -47,6 +50,7 @@ class Persist(dg.ConfigurableResource):  # type: ignore[type-arg]
         client, self._client = self._client, None
         if client is not None:
             client.close()
+        flush()  # a step's process may end without its exit functions
 
 
 class Spark(LazyPySparkResource):

@@ -42,6 +42,7 @@ from persist_lib.shard.commit import Machine
 from persist_lib.shard.leases import Leases
 from persist_lib.shard.machines import Machines
 from persist_lib.shards import H, Shards
+from persist_lib.telemetry import look
 
 if TYPE_CHECKING:
     from persist_lib.catalog.controller import Controller
@@ -85,6 +86,7 @@ def open(  # noqa: A001 - `persist.open` is what users write
         check_type(cache, CacheConfig, "cache", "persist.CacheConfig(memory_bytes=1 << 30)")
         config = config.model_copy(update={"cache": cache})
     read_only, create = parse_flag(read_only, "read_only"), parse_flag(create, "create")
+    look()
     return Client(url, consensus, config, runtime, prices=prices, read_only=read_only, create=create)
 
 

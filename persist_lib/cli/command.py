@@ -14,6 +14,7 @@ import typer
 
 from persist_lib.cli.session import DEFAULT_LOCATION, Session, failures, log_to_stderr
 from persist_lib.settings import PLACES, empty, resolve
+from persist_lib.telemetry import configure, span
 
 P = ParamSpec("P")
 
@@ -100,7 +101,7 @@ def command(
         session = open_session(own, before)
         with failures(session):
             session = placed(session, own, before)
-        with failures(session):  # it looks up near names at the location
+        with failures(session), span("run", name):  # it looks up near names at the location
             run(session, **arguments)  # type: ignore[call-arg] # `grouped` declares exactly these arguments
 
     context = inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
@@ -167,6 +168,7 @@ def placed(session: Session, own: Shared, before: Shared) -> Session:
     InvalidUsage for an empty value: an unset variable of a script looks like that.
     """
     options = {name: _given(name, own, before) for name in (*PLACES, "config")}
+    configure(os.environ)
     return replace(session, settings=resolve(options, os.environ))
 
 

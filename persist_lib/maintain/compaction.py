@@ -52,6 +52,7 @@ from persist_lib.shard.commit import Committed, Machine
 from persist_lib.shard.runs import Stored, overlapping
 from persist_lib.shard.small_runs import gather
 from persist_lib.shard.stretches import Within, stretches
+from persist_lib.telemetry import duty
 
 log = logging.getLogger("persist.compaction")
 
@@ -111,6 +112,7 @@ class Compacted(msgspec.Struct, frozen=True):
         return sum(applied.bytes_out for applied in self.applied)
 
 
+@duty("compaction")
 @charged
 def compact(
     machine: Machine,

@@ -40,6 +40,7 @@ from persist_lib.maintain.worker import Progress, RolledUp, Worker, roll_up
 from persist_lib.runtime.each import Each
 from persist_lib.shard.commit import Machine
 from persist_lib.shard.leases import Leases
+from persist_lib.telemetry import span
 
 
 class Maintained(msgspec.Struct, frozen=True):
@@ -184,7 +185,8 @@ def maintain(
             with Worker(machine, leases, alone=alone) as worker:
                 call = Call(worker, leases, policy=policy, engine=engine, dry_run=dry_run)
                 paused |= paused_among(machine, names)
-                tried.add((name for name in names if dry_run or name not in paused), call.do, PersistError)
+                with span("shard", machine.shard):
+                    tried.add((name for name in names if dry_run or name not in paused), call.do, PersistError)
         except PersistError as error:
             tried.failed["retire the worker"] = error
     tried.check(f"shard {machine.shard}: {{}} duties")

@@ -22,6 +22,7 @@ from persist_lib.location.wrap.around import sends_in_pieces
 from persist_lib.location.wrap.spending import charged
 from persist_lib.maintain.worker import Progress
 from persist_lib.shard.commit import Committed, Machine
+from persist_lib.telemetry import duty
 
 
 class Expired(msgspec.Struct, frozen=True):
@@ -43,6 +44,7 @@ class Retained(msgspec.Struct, frozen=True):
     """The requests that it made to the location. A dry run only reads."""
 
 
+@duty("leases")
 @charged
 def expire(machine: Machine, *, dry_run: bool = False) -> Expired:
     """Retire the ids whose lease has ended by the store's clock. Their next commit is refused with LeaseExpired."""
@@ -57,6 +59,7 @@ def expire(machine: Machine, *, dry_run: bool = False) -> Expired:
     return Expired(overdue, len(state.writers) + len(state.readers))
 
 
+@duty("retention")
 @charged
 def retain(machine: Machine, *, dry_run: bool = False) -> Retained:
     """Advance the shard's `retention` hold to as far behind upper as its policy says."""
@@ -116,6 +119,7 @@ class Audited(msgspec.Struct, frozen=True):
     cost: Cost = Cost()
 
 
+@duty("garbage")
 @charged
 def collect(machine: Machine, *, dry_run: bool = False, progress: Progress | None = None) -> Collected:
     """Delete the garbage that no reader can reach, remove it from the state, and truncate the log.
@@ -136,6 +140,7 @@ def collect(machine: Machine, *, dry_run: bool = False, progress: Progress | Non
     return Collected(gone, sum(plan.keys[key] for key in gone), rows, plan.held, failed)
 
 
+@duty("orphans")
 @charged
 def audit_orphans(machine: Machine, *, dry_run: bool = False, progress: Progress | None = None) -> Audited:
     """List the shard's objects, then read its state, then delete the objects that no writer can ever link.

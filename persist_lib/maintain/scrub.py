@@ -28,6 +28,7 @@ from persist_lib.maintain.worker import Progress
 from persist_lib.schema.schema import Schema
 from persist_lib.shard.commit import Machine
 from persist_lib.shard.runs import Stored, inputs_of
+from persist_lib.telemetry import duty
 
 BatchId = tuple[int, int]
 
@@ -225,6 +226,7 @@ Adder = Callable[[Sequence[SumTask]], Iterable[Sums | Damage]]
 """Carries out tasks, on any machine. Returns the sums or the damage that each found, in the order of the tasks."""
 
 
+@duty("scrub")
 @charged
 def scrub(
     machine: Machine,

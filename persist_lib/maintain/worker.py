@@ -26,6 +26,7 @@ from persist_lib.runtime.resource import Resource
 from persist_lib.shard.commit import Committed, Machine
 from persist_lib.shard.leases import Leases
 from persist_lib.shard.log import encode_rollup
+from persist_lib.telemetry import duty
 
 log = logging.getLogger("persist.maintenance")
 Progress = Callable[[int, int], None]
@@ -113,6 +114,7 @@ class RolledUp(msgspec.Struct, frozen=True):
     """The requests that it made to the location. A dry run only reads."""
 
 
+@duty("rollups")
 @charged
 def roll_up(machine: Machine, worker: Worker, *, force: bool = False, dry_run: bool = False) -> RolledUp:
     """Write and link a rollup if one is due, or always with `force`: one object, and one or two transitions.

@@ -53,11 +53,13 @@ class Measures:
     """The figures of one server. Safe to use from several threads.
 
     `named`: how many shards are named, those whose commits took the most time; the others are in the sums only.
-    `clock_s` tells seconds since 1970.
+    `clock_s` tells seconds since 1970. `location` shows what the server asks of its own location.
     """
 
-    def __init__(self, named: int, clock_s: Callable[[], float]) -> None:
+    def __init__(self, named: int, clock_s: Callable[[], float], location: Collector | None = None) -> None:
         self._registry = CollectorRegistry()
+        if location is not None:
+            self._registry.register(location)
         self.now = clock_s
         self._shards = None if named == 0 else _Shards(named)
         if self._shards is not None:

@@ -33,6 +33,7 @@ from persist_lib.server.probes import LOOK_S, Page, Pages, Readiness
 from persist_lib.server.row_push import Following, Pushing
 from persist_lib.server.rpc_calls import Calls, Looks
 from persist_lib.shard.funnels import Funnels
+from persist_lib.telemetry import collector
 
 log = logging.getLogger("persist.server")
 READERS = 32
@@ -100,7 +101,7 @@ class ShardServer:
         runtime, self._pushing = client.runtime, Pushing()
         consensus = Announcing(client.consensus, self._pushing)
         self._watching = Watching(consensus, self._pushing, runtime)
-        self._measures = Measures(named_shards, lambda: runtime.clock_ms() / 1000)
+        self._measures = Measures(named_shards, lambda: runtime.clock_ms() / 1000, collector(client))
         self._funnels = Funnels(
             client.blob, consensus, client.config, runtime, client.reads, observe=self._measures.committed,
             later=lambda seconds, call: self._loop.call_soon_threadsafe(self._loop.call_later, seconds, call),

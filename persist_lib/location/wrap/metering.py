@@ -17,6 +17,7 @@ from persist_lib.location.api import Blob, Consensus, Newest, Row
 from persist_lib.location.wrap.around import Around, AroundBlob, AroundConsensus, Operation, S
 from persist_lib.location.wrap.chunk_cache import CacheCounts
 from persist_lib.location.wrap.spending import (
+    CLASSES,
     COMMITS,
     DELETES,
     GETS,
@@ -31,6 +32,7 @@ from persist_lib.location.wrap.spending import (
     tallies,
 )
 from persist_lib.runtime.ambient import Runtime
+from persist_lib.telemetry import Observer, process
 
 T = TypeVar("T")
 
@@ -76,10 +78,11 @@ class Count(NamedTuple):
 class _Kind(Rates):
     """One kind of operation of one meter: its counts, prices, and request class if it is always one request."""
 
-    __slots__ = ("calls", "failures", "latencies", "longest", "request", "seconds", "sums")
+    __slots__ = ("calls", "failures", "latencies", "longest", "name", "request", "seconds", "sums")
 
     def __init__(self, kind: str, prices: Prices, by_request: bool) -> None:
         super().__init__(prices)
+        self.name = kind
         self.request = None if by_request else CLASS_OF.get(kind)
         self.clear()
 
@@ -100,6 +103,19 @@ class _Kind(Rates):
             self.latencies[min(BUCKETS - 1, int(seconds * 1e6).bit_length())] += 1
             self.longest = max(self.longest, seconds)
 
+    def is_operation(self, event: Event) -> bool:
+        """Whether an event is an operation, or one of the requests of an operation whose store tells them apart."""
+        return event[5] is None or self.request is not None
+
+    def tell(self, observer: Observer, event: Event) -> None:
+        """Tell of an operation, of a request, or of what is both."""
+        _, failed, sent, received, seconds, request = event
+        if self.is_operation(event):
+            observer.operated(self.name, seconds, sent, received, failed=failed)
+        if request is not None or received:
+            kind, count = ("", 0) if request is None else (CLASSES[request], 1)
+            observer.requested(kind, count, self.dollars(request, received))
+
     def count(self) -> Count:
         sums = self.sums
         return Count(
@@ -117,7 +133,7 @@ class _Kinds(Tally):
         for event in events:
             kind = event[0]
             if isinstance(kind, _Kind):
-                kind.add(event, is_operation=event[5] is None or kind.request is not None)
+                kind.add(event, is_operation=kind.is_operation(event))
         return _NOTHING
 
 
@@ -137,6 +153,10 @@ class Meter:
         """Add the cost of work that another process, such as a Spark task, did for this code."""
         for tally in (self._elsewhere, *tallies()):
             tally.add_cost(cost)
+        if process.observer is not None:
+            for kind in CLASSES:
+                process.observer.requested(kind, getattr(cost, kind), 0.0)
+            process.observer.requested("", 0, cost.dollars)
 
     def elsewhere(self) -> Cost:
         return self._elsewhere.cost()

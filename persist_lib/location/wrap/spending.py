@@ -21,6 +21,7 @@ import msgspec
 from persist_lib.arguments import check_type
 from persist_lib.core.cost import GIB, Cost, Prices
 from persist_lib.runtime.forks import Stage, enrol
+from persist_lib.telemetry import Observer, process
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -42,6 +43,9 @@ class Rates:
     def dollars(self, request: int | None, received: int) -> float:
         """Return the price of one request (None: of none) and of the bytes received."""
         return (0.0 if request is None else self.prices[request]) + received * self.egress
+
+    def tell(self, observer: Observer, event: Event) -> None:
+        """Tell of one event; what no meter counts is not told."""
 
 
 Event = tuple[Rates, bool, int, int, float, int | None]
@@ -131,6 +135,8 @@ enrol(_lock, Stage.COUNTS)
 def note(own: Tally, event: Event) -> None:
     """Count `event` for `own` and for every `Spending` in whose block it happened."""
     own.append(event)
+    if process.observer is not None:
+        event[0].tell(process.observer, event)
     for tally in _open.get():
         tally.append(event)
         if len(tally) >= MANY:

@@ -9,7 +9,7 @@ import pytest
 
 OPTIONAL = {
     "pandas", "polars", "boto3", "botocore", "psycopg", "psycopg_pool", "pyspark", "dagster", "duckdb", "typer", "rich",
-    "jobs", "orchestration",
+    "jobs", "orchestration", "opentelemetry", "prometheus_client",
 }  # fmt: skip
 """What only an extra, the command or the pipeline needs."""
 SLOW = {"pyarrow", "numpy", "pydantic", "msgspec", "apsw", "xxhash"} | OPTIONAL
