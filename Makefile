@@ -23,7 +23,7 @@ HEAVY := spark or dagster or torture
 # Where such tests are: to collect all others as well takes a minute a part. A test looks that no other folder has any.
 HEAVY_FOLDERS := tests/bench tests/docs tests/faults tests/integration tests/orchestration tests/spark tests/torture tests/unit/jobs tests/wheels
 
-.PHONY: help setup lint look check format test torture transfers handovers takeovers event-kills servers served-models serve kafka pending events powercut sim faults interrupts spark-kills sink-kills source-kills cluster-kills long-history tpch size skew left-alone demo demo-s3 dev ui bench docs docs-serve pythons wheels lock clean
+.PHONY: help setup lint look check format test torture transfers handovers takeovers event-kills servers served-models serve kafka pending events powercut sim faults interrupts spark-kills sink-kills source-kills cluster-kills long-history tpch size skew left-alone demo demo-s3 dev ui bench docs docs-serve pythons airflow wheels lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -209,6 +209,16 @@ docs: $(SITE) ## the site of the documents in build/site: pages, API and CLI ref
 docs-serve: $(SITE) ## the same on a local port, rebuilt at each change: PORT=8000
 	$(MKDOCS) serve --dev-addr 127.0.0.1:$(or $(PORT),8000)
 
+AIRFLOW := .venv-airflow/.packages
+
+$(AIRFLOW): $(PROJECT) requirements/airflow.txt
+	.venv/bin/uv venv --quiet --clear --python $(PYTHON_IN_VENV) .venv-airflow
+	.venv/bin/uv pip sync --quiet --python .venv-airflow/bin/python --require-hashes requirements/airflow.txt
+	@touch $@
+
+airflow: $(AIRFLOW) ## the DAGs of examples/airflow run by a real scheduler, in an environment of its own
+	PERSIST_AIRFLOW=$(CURDIR)/.venv-airflow/bin $(PYTEST) -n 0 --timeout=0 tests/integration/test_airflow.py
+
 pythons: $(PROJECT) ## the fast tests on other Pythons: PYTHONS="python3.12 /path/to/python3.13"
 	scripts/pythons $(or $(PYTHONS),python3.12 python3.13)
 
@@ -226,7 +236,8 @@ lock: ## pin requirements/*.txt anew after a change of ranges (UPGRADE=1: the ne
 	$(COMPILE) --all-extras --no-emit-package persist-lib pyproject.toml pipeline/pyproject.toml requirements/dev.in requirements/bench.in \
 		-o requirements/dev.txt
 	$(COMPILE) requirements/ducklake.in -o requirements/ducklake.txt
+	$(COMPILE) requirements/airflow.in -o requirements/airflow.txt
 	$(COMPILE) --constraint requirements/dev.txt pyproject.toml requirements/docs.in -o requirements/docs.txt
 
 clean: ## remove caches, demo output and the virtual environment; never data
-	rm -rf .venv build dist demo-output .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis spark-warehouse
+	rm -rf .venv .venv-airflow build dist demo-output .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis spark-warehouse

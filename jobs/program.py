@@ -260,6 +260,11 @@ def spark_settings(parsed: argparse.Namespace) -> SparkSettings:
     return SparkSettings.from_environment().model_copy(update=given)
 
 
+def letters(name: str) -> str:
+    """A name in the letters that names in Dagster may have."""
+    return "".join(one if one.isalnum() and one.isascii() else "_" for one in name)
+
+
 def spent(cost: Cost) -> dict[str, float]:
     """The requests to the location and their price, in figures that can be added up and drawn over time."""
     return {

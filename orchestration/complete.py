@@ -1,10 +1,22 @@
 """For definitions of your own: a sensor that asks for runs once a time of a table is complete, and a check of its lag.
 
+    import dagster as dg
+    from orchestration.complete import complete_sensor, lag_check
+    from orchestration.io_manager import PersistIOManager
+    from orchestration.resources import Persist
+
     days = dg.DailyPartitionsDefinition(start_date="2026-11-01")
+    persist = Persist(location="s3://bucket/prefix", consensus="postgresql://…")
+
+    @dg.asset(partitions_def=days)
+    def daily_report(context: dg.AssetExecutionContext, orders: list[dict]) -> None:
+        context.log.info("%s: %d orders", context.partition_key, len(orders))
+
     defs = dg.Definitions(
-        assets=[daily_report], resources={"persist": Persist(location="s3://bucket/prefix", consensus="postgresql://…")},
+        assets=[dg.AssetSpec("orders").with_io_manager_key("io_manager"), daily_report],
         sensors=[complete_sensor("report_days", "orders", daily_report, partitions=days)],
         asset_checks=[lag_check(dg.AssetKey("daily_report"), "orders", within="1 hour")],
+        resources={"persist": persist, "io_manager": PersistIOManager(persist=persist)},
     )
 
 What is complete is what upper has passed: nothing can be added to it any more, by any program. A table whose times are
@@ -19,6 +31,7 @@ from typing import Any
 
 import dagster as dg
 
+from jobs.program import letters
 from orchestration.io.times import AS_OF
 from orchestration.resources import Persist
 from persist_lib.arguments import parse_integer
@@ -61,9 +74,9 @@ def complete_sensor(
             seen = int(context.cursor) if context.cursor else None
             if partitions is not None:
                 return _asked_for(on, list(_windows(on, partitions, seen, most)))
-            upper = _upper(on)
+            upper = upper_of(on)
         if upper <= (seen or 0):
-            return dg.SensorResult(skip_reason=f"{table} is complete up to {_shown(on, upper)}, as before")
+            return dg.SensorResult(skip_reason=f"{table} is complete up to {time_shown(on, upper)}, as before")
         return dg.SensorResult(run_requests=[_request(table, f"{table}@{upper}", upper)], cursor=str(upper))
 
     return complete
@@ -77,18 +90,18 @@ def lag_check(asset: dg.AssetKey, table: str, within: object, *, resource: str =
     Times("ms", lambda: 0).distance(within, "within")
 
     @dg.asset_check(
-        asset=asset, name=f"{_letters(table)}_is_recent", required_resource_keys={resource},
+        asset=asset, name=f"{letters(table)}_is_recent", required_resource_keys={resource},
         description=f"The table {table} is complete up to {within} ago, or later.",
     )  # fmt: skip
     def is_recent(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
         persist: Persist = getattr(context.resources, resource)
         with persist.client.table(table) as on:
             unit = _unit(on, "lag_check")
-            upper, now_s = _upper(on), persist.client.consensus.now() / 1000
+            upper, now_s = upper_of(on), persist.client.consensus.now() / 1000
         behind_s = now_s - upper / PER_SECOND[unit]
         return dg.AssetCheckResult(
             passed=behind_s * PER_SECOND[unit] <= Times(unit, lambda: 0).distance(within, "within"),
-            description=f"{table} is complete up to {_shown(on, upper)}",
+            description=f"{table} is complete up to {time_shown(on, upper)}",
             metadata={"behind_s": round(behind_s, 3), "upper": upper},
         )
 
@@ -107,7 +120,7 @@ def _windows(
         (key, round(partitions.time_window_for_partition_key(key).end.timestamp() * tick))
         for key in partitions.get_partition_keys()  # those that have ended by now
     ]
-    upper = _upper(on)
+    upper = upper_of(on)
     if seen is None:
         passed = [end for _, end in ends if end <= upper]
         seen = passed[-1] - 1 if passed else 0
@@ -119,7 +132,7 @@ def _windows(
 
 def is_complete(on: Table, end: int) -> bool:
     """Whether nothing can come before `end` any more. Completes a quiet time that the store's clock has passed."""
-    if _upper(on) >= end:
+    if upper_of(on) >= end:
         return True
     try:
         on.read(end - 1, columns=[]).release()
@@ -132,7 +145,7 @@ def _asked_for(on: Table, found: list[tuple[str, int, bool]]) -> dg.SensorResult
     complete = [(key, end) for key, end, is_there in found if is_there]
     waits = next((key for key, _, is_there in found if not is_there), None)
     left = "no later partition has ended" if waits is None else f"{waits} is not complete"
-    says = f"{on.name} is complete up to {_shown(on, _upper(on))}; {left}"
+    says = f"{on.name} is complete up to {time_shown(on, upper_of(on))}; {left}"
     if not complete:
         return dg.SensorResult(skip_reason=says)
     requests = [_request(on.name, f"{on.name}@{key}", end, key) for key, end in complete]
@@ -144,7 +157,7 @@ def _request(table: str, run_key: str, end: int, partition: str | None = None) -
     return dg.RunRequest(run_key, partition_key=partition, tags={AS_OF: json.dumps(as_of)})
 
 
-def _upper(on: Table) -> int:
+def upper_of(on: Table) -> int:
     """Up to which time the table is complete; 2^63 - 1 where it is closed."""
     upper = on.describe().upper.time
     return (1 << 63) - 1 if upper is None else upper
@@ -160,9 +173,6 @@ def _unit(on: Table, what: str) -> Any:
     return on.schema.times
 
 
-def _shown(on: Table, time: int) -> str:
+def time_shown(on: Table, time: int) -> str:
+    """A time as people read it, where times are a clock."""
     return Times(on.schema.times, lambda: 0).show(time)
-
-
-def _letters(name: str) -> str:
-    return "".join(one if one.isalnum() and one.isascii() else "_" for one in name)

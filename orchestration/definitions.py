@@ -2,11 +2,29 @@
 
 To mount the pipeline in a code location of your own:
 
-    defs = dg.Definitions.merge(my_defs, build_definitions(Settings(location="s3://bucket/prefix", consensus="postgresql://…")))
+    import dagster as dg
+    from orchestration.definitions import build_definitions
+    from orchestration.settings import Settings
 
-Two locations in one code location, or names that are taken: `name` is the start of each name in Dagster.
+    @dg.asset
+    def report() -> None: ...
 
-    eu, us = build_definitions(eu_settings, name="eu"), build_definitions(us_settings, name="us")
+    defs = dg.Definitions.merge(
+        dg.Definitions(assets=[report]),
+        build_definitions(Settings(location="s3://bucket/prefix", consensus="postgresql://…")),
+    )
+
+Dagster takes one `Definitions` of a module. Two locations in one, or names that are taken: `name` is the start of each
+name in Dagster.
+
+    import dagster as dg
+    from orchestration.definitions import build_definitions
+    from orchestration.settings import Settings
+
+    defs = dg.Definitions.merge(
+        build_definitions(Settings(location="s3://bucket/eu", consensus="postgresql://…"), name="eu"),
+        build_definitions(Settings(location="s3://bucket/us", consensus="postgresql://…"), name="us"),
+    )
 """
 
 from __future__ import annotations

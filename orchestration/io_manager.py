@@ -1,10 +1,20 @@
 """`PersistIOManager`: the assets of users, stored in shards and read from them.
 
-    @dg.asset(io_manager_key="persist_io", metadata={"persist/key": ["customer_id"]})
+    import dagster as dg
+    import pyarrow as pa
+    from orchestration.io_manager import PersistIOManager
+    from orchestration.resources import Persist
+
+    @dg.asset(metadata={"persist/key": ["customer_id"]})
     def customers() -> pa.Table: ...            # the new contents: the differences are appended
 
-    @dg.asset(io_manager_key="persist_io", metadata={"persist/key": ["order_id"]})
+    @dg.asset(metadata={"persist/key": ["order_id"]})
     def order_updates() -> pa.Table: ...        # has `_time` and `_diff`: appended as they are
+
+    persist = Persist(location="s3://bucket/prefix", consensus="postgresql://…")
+    defs = dg.Definitions(
+        assets=[customers, order_updates], resources={"io_manager": PersistIOManager(persist=persist)}
+    )
 
 With the metadata `persist/times: "ms"` (or "us") the shard's times are a clock: `_time` may hold timestamps, and new
 contents are stored as of now.
@@ -91,6 +101,10 @@ class PersistIOManager(dg.ConfigurableIOManager):
         tags = context.step_context.dagster_run.tags if is_in_run else {}
         asked = Asked(lambda: context.instance, tags, context.definition_metadata or {})
         client = self.persist.client
+        if is_in_run and (context.definition_metadata or {}).get(loading.WINDOW):
+            source, found = loading.changes(client, places[0], *_window(context), build)
+            record_load(context, [source], [], found)
+            return found
         sources, missing = loading.find(client, places, asked.of, clock_of(context, client))
         if missing and not (sources and (context.definition_metadata or {}).get(loading.MISSING)):
             raise loading.absent(missing, client)
@@ -98,6 +112,14 @@ class PersistIOManager(dg.ConfigurableIOManager):
         if is_in_run:
             record_load(context, sources, missing, found)
         return found
+
+
+def _window(context: dg.InputContext) -> tuple[float, float]:
+    """The seconds since 1970 at which the window of the run's partitions begins and ends."""
+    if not context.step_context.has_partition_key and not context.step_context.has_partition_key_range:
+        raise InvalidUsage(f"{loading.WINDOW} is for an asset with partitions of time, and this one has none")
+    window = context.step_context.partition_time_window
+    return window.start.timestamp(), window.end.timestamp()
 
 
 def _places(context: dg.OutputContext | dg.InputContext, metadata: Mapping[str, Any]) -> list[Place]:

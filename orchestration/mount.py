@@ -1,7 +1,6 @@
 """How one pipeline is mounted: its names in Dagster. Two pipelines in one code location have different names.
 
-build_definitions(Settings(location="s3://eu/…"), name="eu")         # jobs eu_compaction …, assets eu/census …
-build_definitions(Settings(location="s3://us/…"), name="us")
+The docstring of `orchestration.definitions` shows it: `name="eu"` makes jobs eu_compaction …, and assets eu/census ….
 """
 
 from __future__ import annotations

@@ -45,6 +45,13 @@ class Persist(dg.ConfigurableResource):  # type: ignore[type-arg]
             )  # fmt: skip
         return self._client
 
+    def table(self, name: str, schema: persist.Schema | None = None) -> persist.Table:
+        """The table of this name, made with `schema` if it is not there. Closed with the client, at the end of a run.
+
+        Raises NotFound for one that is not there, without a schema.
+        """
+        return self.client.table(name, schema)
+
     def teardown_after_execution(self, context: dg.InitResourceContext) -> None:  # noqa: ARG002 - Dagster passes it by name
         """Close the client: its ids retire now, not when their leases end."""
         client, self._client = self._client, None

@@ -23,19 +23,21 @@ from persist_lib.schema.empty import empty_table
 from persist_lib.schema.models import Model, is_model, rebuild
 from persist_lib.schema.schema import Schema
 from persist_lib.table.opening import find_record
-from persist_lib.times import Times
+from persist_lib.times import PER_SECOND, Times
 
+WINDOW = "persist/window"
+"""The metadata of an input that has what happened in the window of the run's partition, of a table without any."""
 MISSING = "allow_missing_partitions"
 SMALL_BYTES = 4 << 20
 """The parts of shards that are read ahead, a few at a time, where there are several."""
 NAMED = 20
 """How many partitions a message names."""
 LOADS = (
-    "pa.Table, pa.RecordBatchReader (in bounded memory), pd.DataFrame, pl.DataFrame, pl.LazyFrame, list, list[dict] or "
-    "a list of a pydantic model"
+    "pa.Table, pa.RecordBatchReader (in bounded memory), pd.DataFrame, pl.DataFrame, pl.LazyFrame, list, list[dict], a "
+    "list of a pydantic model, or duckdb.DuckDBPyRelation"
 )
 Batches = Iterator[pa.Table]
-Build = Callable[[Schema, Batches], Any]
+Build = Callable[[pa.Schema, Batches], Any]
 
 
 class Found(NamedTuple):
@@ -84,7 +86,26 @@ def find(
 def read(client: Client, sources: Sequence[Source], build: Build) -> Any:
     """The contents of all of them, one after the other, as `build` makes them."""
     schema = _common(sources)
-    return build(schema, _one_after_the_other(client, sources, schema))
+    return build(schema.data, _one_after_the_other(client, sources, schema))
+
+
+def changes(client: Client, place: Place, start_s: float, end_s: float, build: Build) -> tuple[Source, Any]:
+    """What happened to a table in a window of its clock, as updates with `_time` and `_diff`.
+
+    Raises InvalidUsage where its times are plain integers, and NotComplete where more may still come in the window.
+    """
+    check_owner(client, place)
+    with client.table(place.table) as on:
+        schema = on.schema
+        if schema.times is None:
+            raise InvalidUsage(
+                f"{WINDOW} reads what happened in a window of time, and the times of table {place.table!r} are plain "
+                "integers. Create the table with times=ms",
+                table=place.table,
+            )
+        start, end = (round(second * PER_SECOND[schema.times]) for second in (start_s, end_s))
+        table = on.changes(start - 1, end - 1, timeout=0).to_arrow()
+        return Source(place, end - 1, None, schema), build(table.schema, iter([table]))
 
 
 def builder(wanted: Any) -> Build:
@@ -97,6 +118,10 @@ def builder(wanted: Any) -> Build:
         return lambda schema, batches: _table(schema, batches).to_pandas()
     if getattr(wanted, "__module__", "").startswith("polars"):
         return _polars(wanted)
+    if getattr(wanted, "__name__", "") == "DuckDBPyRelation":
+        import duckdb  # noqa: PLC0415 - an optional dependency, which the annotation has loaded
+
+        return lambda schema, batches: duckdb.connect().from_arrow(_table(schema, batches))
     arguments = get_args(wanted)
     if wanted is list or (get_origin(wanted) is list and _is_rows(arguments)):
         return lambda schema, batches: _table(schema, batches).to_pylist()
@@ -228,12 +253,12 @@ def _rows(contents: pa.Table, schema: Schema) -> pa.Table:
     return table.select(schema.names).cast(schema.data)
 
 
-def _table(schema: Schema, batches: Batches) -> pa.Table:
-    return pa.concat_tables([empty_table(schema.data), *batches])
+def _table(schema: pa.Schema, batches: Batches) -> pa.Table:
+    return pa.concat_tables([empty_table(schema), *batches])
 
 
-def _reader(schema: Schema, batches: Batches) -> pa.RecordBatchReader:
-    return pa.RecordBatchReader.from_batches(schema.data, (batch for table in batches for batch in table.to_batches()))
+def _reader(schema: pa.Schema, batches: Batches) -> pa.RecordBatchReader:
+    return pa.RecordBatchReader.from_batches(schema, (batch for table in batches for batch in table.to_batches()))
 
 
 def _is_rows(arguments: tuple[Any, ...]) -> bool:
@@ -253,7 +278,7 @@ def _polars(wanted: Any) -> Build:
 def _models(model: Model) -> Build:
     """Rows as instances. Columns that the model does not have are left out."""
 
-    def build(schema: Schema, batches: Batches) -> list[Any]:
+    def build(schema: pa.Schema, batches: Batches) -> list[Any]:
         names = [name for name in model.model_fields if name in schema.names]
         return [rebuild(model, row) for table in batches for row in table.select(names).to_pylist()]
 
