@@ -56,6 +56,8 @@ NIGHTLY: Mapping[str, str] = {
     "tests/integration/test_left_alone.py::test_one_run_brings_it_to_rest_on_files[program": "other doors",
     "tests/integration/test_left_alone.py::test_one_run_brings_it_to_rest_on_files[library": "by the command",
     "tests/integration/test_left_alone.py::test_one_run_brings_it_to_rest_on_s3": "files and SQLite, in the same file",
+    "tests/wheels/test_shop.py::test_its_tests_on_spark": "its other tests, beside it; tests/spark",
+    "tests/wheels/test_shop.py::test_the_processes": "its tests, and what its files say; test_dev_loading.py",
     "tests/wheels/test_types.py": "py.typed is in the wheels, in test_distributions.py; `make lint`",
     "tests/unit/location/test_s3.py::test_more_than_a_thousand": "the tests of pages beside it",
     "tests/unit/location/test_s3_cas.py::test_more_than_a_thousand": "tests of pages in test_s3.py, of truncation here",
