@@ -163,10 +163,15 @@ def test_figures_do_not_grow_with_shards_nor_name_them_unless_asked_to(site: Pro
     site.serve()
     with site.client() as client:
         client.open_writer("secret-0", SCHEMA).append_now([row(1)])
-        names = set(site.figures())
+
+        def names() -> set[str]:
+            """The server's own. Those of its location are by kinds of operations, some of which a timer begins."""
+            return {name for name in site.figures() if not name.startswith("persist_location_call")}
+
+        before = names()
         for n in range(1, 30):
             client.open_writer(f"secret-{n}", SCHEMA).append_now([row(1)])
-        assert set(site.figures()) == names
+        assert names() == before
         assert "secret" not in site.get("/metrics")[1]
 
 
