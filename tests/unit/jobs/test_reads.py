@@ -25,8 +25,12 @@ from tests.spark.collections import SCHEMA, SMALL, write
 
 @pytest.fixture
 def client(tmp_path: Path) -> Iterator[persist.Client]:
-    with persist.open(f"file:{tmp_path}/data", config=persist.Config(**SMALL)) as opened:
-        yield opened
+    with opened(tmp_path) as found:
+        yield found
+
+
+def opened(tmp_path: Path, ahead: float = 0.0) -> persist.Client:
+    return persist.open(f"file:{tmp_path}/data", config=persist.Config(**SMALL, compaction_ahead=ahead))
 
 
 def plan_bytes(client: persist.Client, name: str) -> int:
@@ -137,6 +141,16 @@ def test_a_whole_read_finds_a_lost_key_always(client: persist.Client) -> None:
     probe, agrees = measured(client, loses(client, lost), budget_bytes=plan_bytes(client, "s"), seed=1)
     assert probe.is_whole
     assert not agrees
+
+
+def test_a_lost_key_is_found_in_contents_that_are_kept_ahead(tmp_path: Path) -> None:
+    with opened(tmp_path, ahead=0.01) as client:
+        write(client, "s", batches=6, rows=8000)
+        lost = a_key(client, 5)
+        probe, agrees = measured(client, loses(client, lost), budget_bytes=plan_bytes(client, "s"), seed=1)
+        assert client.inspect("s").state.contents is not None
+        assert probe.is_whole
+        assert not agrees
 
 
 @pytest.mark.parametrize("seed", range(4))
