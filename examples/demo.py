@@ -31,8 +31,8 @@ from examples.picture import draw_moments, fetch_states
 from examples.places import Place
 from orchestration.run import RunReport, run_maintenance
 from persist_lib.cli.render import compare_table, plain_table, shards_table
-from persist_lib.cli.units import dollars, size
 from persist_lib.core.cost import Cost
+from persist_lib.core.units import dollars, size
 from persist_lib.location.wrap.spending import Spending
 from persist_lib.maintain import Census
 

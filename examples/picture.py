@@ -23,9 +23,9 @@ from matplotlib.figure import Figure
 
 import persist_lib as persist
 from examples import console
-from persist_lib.cli.units import number, of, size, size_class
 from persist_lib.core.state import Batch, State
 from persist_lib.core.trace import level_of
+from persist_lib.core.units import number, of, size, size_class
 
 PANEL_INCHES = (6.4, 2.8)
 FLOOR = 0.5

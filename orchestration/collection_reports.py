@@ -13,7 +13,7 @@ from orchestration.reports import figure
 from persist_lib.catalog import Description
 from persist_lib.catalog.comparing import Comparison
 from persist_lib.catalog.describe import Tended
-from persist_lib.cli.units import duration, size
+from persist_lib.core.units import duration, size
 from persist_lib.frontier import Antichain
 from persist_lib.timeline import Lag
 from persist_lib.times import Times

@@ -26,7 +26,7 @@ from persist_lib.client import Client
 from persist_lib.core.cost import GIB, Cost
 from persist_lib.core.duties import BY_NAME
 from persist_lib.core.pauses import first_of
-from persist_lib.core.plan.look import Look, Signs
+from persist_lib.core.plan.look import Look, Signs, overdue
 from persist_lib.errors import Damage, InvalidUsage, NotFound, PersistError
 from persist_lib.format.paths import MARKS
 from persist_lib.frontier import Antichain
@@ -54,8 +54,6 @@ PAGES: Mapping[str, str] = {
 OF_SOURCES = "sources.md#watch"
 NAMED = 3
 """Shards that a problem of many names."""
-STALLED = {"orphans": 3 * 86_400, "scrub": 21 * 86_400}
-"""Seconds after which a duty that was done before is overdue on a shard that has moved: three times its schedule."""
 TRIES = 3
 
 
@@ -297,31 +295,16 @@ class _Look:
 
     def _upkeep(self) -> Iterator[Problem]:
         """Duties that nothing seems to carry out: one problem a duty, however many shards."""
-        overdue: dict[str, list[tuple[str, str]]] = {}
-        overdue_ms, every = self._limits.overdue_s * 1000, self._client.config.rollup_every
+        found_on: dict[str, list[tuple[str, str]]] = {}
+        every = self._client.config.rollup_every
         for shard, place, look in self._looks():
-            signs, shown = look.signs, f"{place.name} ({shard})" if place.name != shard else shard
+            shown = f"{place.name} ({shard})" if place.name != shard else shard
             pauses = self._survey.pauses.get(shard, ())
-            late = {
-                "compaction": (signs.batches > 2 * signs.bound, f"{signs.batches} batches, of {signs.bound} at rest"),
-                "rollups": (signs.rollup_lag > 4 * every, f"{signs.rollup_lag:,} transitions since the newest one"),
-                "garbage": (
-                    signs.collectable > max(self._limits.garbage, signs.size), f"{signs.collectable:,} bytes can go"
-                ),
-                "leases": (
-                    0 < look.leases_until < self.now - overdue_ms,
-                    f"a lease ended {(self.now - look.leases_until) / 1000:,.0f} s ago",
-                ),
-            }  # fmt: skip
-            for duty, longest_s in STALLED.items():
-                seqno, done_ms = look.done.get(duty, (look.seqno, 0))
-                ago_s = (self.now - done_ms) / 1000
-                late[duty] = (seqno != look.seqno and ago_s > longest_s, f"last done {ago_s / 86_400:,.0f} days ago")
-            for duty, (is_late, says) in late.items():
-                if is_late:
-                    is_free = first_of(pauses, duty) is None
-                    overdue.setdefault(duty, []).append((shown if is_free else f"{shown}, where it is paused", says))
-        for duty, found in overdue.items():
+            late = overdue(look, self.now, self._limits.overdue_s, self._limits.garbage, every)
+            for duty, says in late.items():
+                is_free = first_of(pauses, duty) is None
+                found_on.setdefault(duty, []).append((shown if is_free else f"{shown}, where it is paused", says))
+        for duty, found in found_on.items():
             named = "; ".join(f"{shown}: {says}" for shown, says in found[:NAMED])
             says = f"{duty} is overdue on {len(found)} of the shards, such as {named}"
             do = f"persist maintain --only {duty}" if BY_NAME[duty].is_upkeep else f"persist shard {duty} --all"

@@ -23,6 +23,7 @@ from persist_lib.cli.command import AsJson, Config, Consensus, Location, Prices,
 from persist_lib.cli.history import log
 from persist_lib.cli.location_commands import config, health, serve
 from persist_lib.cli.query import sql
+from persist_lib.cli.report_command import report
 from persist_lib.cli.root import Group, Root
 from persist_lib.cli.root import commands as list_commands
 from persist_lib.cli.schema_commands import evolve
@@ -98,7 +99,7 @@ commands(
 )  # fmt: skip
 hold = group(app, "hold", "Keep history by name, durably and without a lease.", TABLES)
 commands(hold, None, holds.set_, holds.release)
-commands(app, LOCATION, health, duties.maintain, ingest, serve, config, commands=list_commands)
+commands(app, LOCATION, health, report, duties.maintain, ingest, serve, config, commands=list_commands)
 
 shard = group(app, "shard", "Shards, of which tables are made: their state, their log, and whether it is sound.", PARTS)
 commands(
@@ -110,7 +111,7 @@ rendition = group(collection, "rendition", "Make, fill and drop the renditions o
 commands(rendition, None, renditions.make, renditions.copy, renditions.drop)
 source = group(app, "source", "Outside data as collections: what is declared, and how it is.", PARTS)
 commands(
-    source, None, sources.show, mend, sources.pause, sources.resume, sources.reset, sources.drop,
+    source, None, sources.show, mend, sources.pause, sources.reset, sources.drop,
     create=declare,
 )  # fmt: skip
 area = group(app, "pending", "What writers without coordination put, and how far it is absorbed.", PARTS)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from persist_lib.arguments import did_you_mean
-from persist_lib.cli import duty_outcomes, units
+from persist_lib.cli import duty_outcomes
 from persist_lib.cli import shared_options as opt
 from persist_lib.cli.duty_outcomes import Outcome
 from persist_lib.cli.json_values import error_value, jsonable
@@ -23,6 +23,7 @@ from persist_lib.cli.root import UPKEEP
 from persist_lib.cli.row_reads import table_of
 from persist_lib.cli.session import Advance, Session
 from persist_lib.cli.shard_commands import damage_notes, damaged_shards, remembered
+from persist_lib.core import units
 from persist_lib.core.duties import BY_NAME
 from persist_lib.errors import InvalidName, InvalidUsage, NotFound, Paused, PersistError
 from persist_lib.ids import CATALOG

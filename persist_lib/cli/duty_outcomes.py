@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
 
-from persist_lib.cli import render, units
+from persist_lib.cli import render
 from persist_lib.cli.json_values import Json, clock, jsonable, plan_value
 from persist_lib.cli.table_layout import Fitted
-from persist_lib.cli.units import number, of, size
+from persist_lib.core import units
 from persist_lib.core.duties import figures_of
+from persist_lib.core.units import number, of, size
 from persist_lib.errors import PersistError
 from persist_lib.times import Times, Unit, show_frontier
 

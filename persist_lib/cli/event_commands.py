@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from persist_lib.cli import units
 from persist_lib.cli.json_values import Json, jsonable
 from persist_lib.cli.render import labelled, plain_table
 from persist_lib.cli.session import Session
 from persist_lib.cli.shared_options import DryRun, Yes
+from persist_lib.core import units
 from persist_lib.errors import InvalidUsage
 
 if TYPE_CHECKING:  # so that `persist --help` does not load what it does not need

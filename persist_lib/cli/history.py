@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from persist_lib.cli import render, units
+from persist_lib.cli import render
 from persist_lib.cli.json_values import batch_value, clock, jsonable
 from persist_lib.cli.session import Session
 from persist_lib.cli.shared_options import Shard
 from persist_lib.cli.table_layout import Fitted
+from persist_lib.core import units
 from persist_lib.errors import InvalidUsage, NotFound, PersistError
 from persist_lib.ids import SeqNo, parse_shard_id
 from persist_lib.times import Times, Unit

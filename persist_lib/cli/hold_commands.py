@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from persist_lib.cli import shared_options as opt
-from persist_lib.cli import units
 from persist_lib.cli.json_values import clock, jsonable
 from persist_lib.cli.rendition_commands import drop_named
 from persist_lib.cli.row_reads import table_of
 from persist_lib.cli.session import Session
+from persist_lib.core import units
 from persist_lib.errors import InvalidUsage, NotFound, ShardFinished, StillRead
 from persist_lib.ids import NAME as SHARD_NAME
 from persist_lib.times import Times, show_frontier

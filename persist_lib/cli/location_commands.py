@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 from rich.text import Text
 
-from persist_lib.cli import units
 from persist_lib.cli.json_values import jsonable
 from persist_lib.cli.session import DEFAULT_LOCATION, Session
 from persist_lib.cli.table_layout import Fitted, Flow
+from persist_lib.core import units
 from persist_lib.errors import InvalidUsage, redacted
 from persist_lib.settings import FILE, PLACES
 

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from persist_lib.cli import units
 from persist_lib.cli.json_values import clock, jsonable
 from persist_lib.cli.render import plain_table
 from persist_lib.cli.session import Session
 from persist_lib.cli.shared_options import Collection, DryRun, SomeCollection, Yes, parse_time
+from persist_lib.core import units
 from persist_lib.errors import NotFound
 from persist_lib.times import show_frontier, show_time
 

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from persist_lib.cli import units
 from persist_lib.cli.json_values import clock
 from persist_lib.cli.row_reads import Printing, completing, table_of
 from persist_lib.cli.session import Session
 from persist_lib.cli.shared_options import Diff, parse_time
+from persist_lib.core import units
 from persist_lib.errors import Determinate, InvalidUsage
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import RenderableType
 
-from persist_lib.cli import row_formats, units
+from persist_lib.cli import row_formats
 from persist_lib.cli import shared_options as opt
 from persist_lib.cli.json_values import clock, jsonable
 from persist_lib.cli.render import plain_table
 from persist_lib.cli.row_reads import table_of
 from persist_lib.cli.session import Session
+from persist_lib.core import units
 from persist_lib.errors import InvalidUsage
 from persist_lib.ids import parse_producer_name
 from persist_lib.times import Times, show_frontier

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from persist_lib.cli import units
 from persist_lib.cli.table_layout import Fitted
+from persist_lib.core import units
 from persist_lib.times import Times, Unit, show_frontier, show_time
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow

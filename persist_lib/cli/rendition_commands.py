@@ -15,13 +15,13 @@ import typer
 from rich.console import RenderableType
 
 from persist_lib.cli import shared_options as opt
-from persist_lib.cli import units
 from persist_lib.cli.json_values import clock, jsonable
 from persist_lib.cli.render import plain_table
 from persist_lib.cli.row_formats import cell
 from persist_lib.cli.schema_commands import Declared, schema_value
 from persist_lib.cli.session import Session
 from persist_lib.cli.table_layout import Fitted
+from persist_lib.core import units
 from persist_lib.errors import InvalidUsage
 from persist_lib.frontier import at as frontier
 from persist_lib.times import Times

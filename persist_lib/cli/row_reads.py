@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 import typer
 
-from persist_lib.cli import json_values, row_formats, units
+from persist_lib.cli import json_values, row_formats
 from persist_lib.cli import shared_options as opt
 from persist_lib.cli.session import Session
+from persist_lib.core import units
 from persist_lib.errors import InvalidName, InvalidUsage, NotComplete, OfLayer, PersistError
 from persist_lib.times import Times
 

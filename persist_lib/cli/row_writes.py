@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from persist_lib.cli import shared_options as opt
-from persist_lib.cli import units
 from persist_lib.cli.json_values import clock, encode, jsonable
 from persist_lib.cli.session import Session
+from persist_lib.core import units
 from persist_lib.errors import InvalidUsage, NotFound
 from persist_lib.times import Times
 

@@ -10,12 +10,13 @@ import typer
 from rich.console import RenderableType
 from rich.text import Text
 
-from persist_lib.cli import render, units
+from persist_lib.cli import render
 from persist_lib.cli.json_values import jsonable, messages, state_value
 from persist_lib.cli.session import Session
 from persist_lib.cli.shared_options import NamesOnly, Shard, Shards
 from persist_lib.cli.table_layout import Fitted, Flow
 from persist_lib.cli.watch import Watching, run
+from persist_lib.core import units
 from persist_lib.core.cost import storage_dollars
 from persist_lib.errors import InvalidUsage, PersistError
 from persist_lib.frontier import Antichain

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from persist_lib.cli import units
 from persist_lib.cli.json_values import jsonable
 from persist_lib.cli.render import labelled, plain_table
 from persist_lib.cli.schema_commands import schema_value
 from persist_lib.cli.session import Session
 from persist_lib.cli.shared_options import Collection, Collections, SomeCollection, Yes
+from persist_lib.core import units
 from persist_lib.errors import Damage, Determinate, Indeterminate, InvalidUsage, PersistError
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
@@ -92,26 +92,23 @@ def pause(
     session: Session,
     name: Collection,
     why: Annotated[str, typer.Option(metavar="TEXT", help="What `persist source show` says of it.")] = "",
+    resume: Annotated[bool, typer.Option("--resume", help="Let it continue.")] = False,
 ) -> None:
-    """Let all instances of a source stand still, wherever they run, after the step that they are at.
+    """Let all instances of a source stand still, wherever they run, after the step that they are at; or continue.
 
     \b
     persist source pause orders --why 'the disk is full'
+    persist source pause orders --resume
     """
+    if resume and why:
+        raise InvalidUsage("--why is said of a source that is paused: leave it out with --resume")
     with session.sources() as sources:
-        sources.pause(name, why=why)
-    session.answer({"source": name, "state": "paused"}, f"{name} is paused")
-
-
-def resume(session: Session, name: Collection) -> None:
-    """Let a paused source continue.
-
-    \b
-    persist source resume orders
-    """
-    with session.sources() as sources:
-        sources.resume(name)
-    session.answer({"source": name, "state": "running"}, f"{name} continues")
+        if resume:
+            sources.resume(name)
+        else:
+            sources.pause(name, why=why)
+    state, says = ("running", "continues") if resume else ("paused", "is paused")
+    session.answer({"source": name, "state": state}, f"{name} {says}")
 
 
 def reset(session: Session, name: Collection, yes: Yes = False) -> None:
@@ -322,5 +319,5 @@ def _found(sources: Sources, one: _Instance) -> tuple[str, dict[str, Any]]:
     except PersistError:
         return one.counted, {"source": one.name}
     if one.messages == 0 and found.state == "paused":
-        return f"{one.name} is paused: persist source resume {one.name}", value_of(found)
+        return f"{one.name} is paused: persist source pause {one.name} --resume", value_of(found)
     return f"{one.counted}, durable up to {up_to(found)}", value_of(found)

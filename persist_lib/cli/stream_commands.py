@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from persist_lib.cli import units
 from persist_lib.cli.json_values import clock, jsonable
 from persist_lib.cli.render import labelled, plain_table
 from persist_lib.cli.session import Session
 from persist_lib.cli.shared_options import DryRun, Yes
+from persist_lib.core import units
 from persist_lib.errors import Locked, NotFound
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow

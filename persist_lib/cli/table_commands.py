@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 import typer
 
 from persist_lib.cli import shared_options as opt
-from persist_lib.cli import units
 from persist_lib.cli.hold_commands import kept_text
 from persist_lib.cli.json_values import clock, jsonable, messages
 from persist_lib.cli.render import labelled, plain_table
@@ -17,6 +16,7 @@ from persist_lib.cli.rendition_commands import description_value, renditions_tab
 from persist_lib.cli.row_reads import table_of
 from persist_lib.cli.schema_commands import Declared, make_shard, schema_value
 from persist_lib.cli.session import Session
+from persist_lib.core import units
 from persist_lib.errors import InvalidUsage
 from persist_lib.times import Times
 

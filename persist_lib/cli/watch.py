@@ -12,10 +12,10 @@ import typer
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from persist_lib.cli import units
 from persist_lib.cli.json_values import clock, jsonable
 from persist_lib.cli.session import Session
 from persist_lib.cli.table_layout import Fitted
+from persist_lib.core import units
 from persist_lib.errors import Damage, InvalidUsage, NotFound, PersistError
 from persist_lib.ids import SeqNo, parse_shard_id
 from persist_lib.times import PER_SECOND, Times

@@ -10,8 +10,9 @@ from persist_lib.core.cost import S3_LIST, storage_dollars
 from persist_lib.core.plan.compaction import Policy, bound_of, plan_compaction, policy_of
 from persist_lib.core.plan.garbage import plan_garbage
 from persist_lib.core.plan.keepers import Keeper
+from persist_lib.core.plan.look import stored_bytes
 from persist_lib.core.plan.upkeep import plan_expiry
-from persist_lib.core.state import State, Version
+from persist_lib.core.state import Version
 from persist_lib.core.trace import Level, levels
 from persist_lib.format.log import decode_row
 from persist_lib.frontier import Antichain
@@ -123,12 +124,8 @@ def census_of(shard: str, version: Version, now: int, policy: Policy | None = No
         holds=len(state.holds), retired=len(state.retired), rollups=len(state.rollups),
         rollup_lag=version.seqno - state.newest_rollup, seqno_held=version.seqno - state.seqno_since(version.seqno),
         retention=state.retention, fingerprint=state.fingerprint,
-        dollars_month=storage_dollars(_stored(state) + garbage_size, policy.prices or S3_LIST),
+        dollars_month=storage_dollars(stored_bytes(state), policy.prices or S3_LIST),
         levels=tuple(levels(state.trace)), finished=state.is_finished(),
         appended_bytes=state.appended_bytes, maintained_bytes=state.maintained_bytes, times=state.times,
         producers=len(state.producers), ahead=state.stored_size - state.size,
     )  # fmt: skip
-
-
-def _stored(state: State) -> int:
-    return state.stored_size + sum(rollup.size for rollup in state.rollups.values())

@@ -285,7 +285,7 @@ class Ingestion:
             except HoldConflict as error:
                 raise HoldConflict(
                     f"source {self.record.name!r}: its hold on {shard} was taken away, so this instance ends. If the "
-                    "source was not dropped, `persist source resume` sets the hold again",
+                    "source was not dropped, `persist source pause --resume` sets the hold again",
                     **error.fields,
                 ) from error
         for target in self._writing().values():

@@ -790,6 +790,26 @@ def test_all_commands_are_listed(sh: Shell) -> None:
     assert all(each["help"] for each in sh.json("commands")["commands"])
 
 
+def test_a_report_is_text_json_and_one_file_of_html(sh: Shell, tmp_path: Path) -> None:
+    told = sh("report")
+    assert "2 shards" in told
+    assert "no damage is known" in told
+    debt = next(row for row in sh.json("report")["rows"] if row["shard"] == "orders")["debt"]
+    assert debt == sh.json("shard", "list", "orders")["shards"][0]["debt"] > 0
+    page = sh.json("report", "orders", "--days", "2")
+    assert (page["shard"], page["days"][-1]["levels"]) == ("orders", {"0": 1, "1": BATCHES - 1})
+    assert "compaction" in sh("report", "orders")
+    for name in ((), ("orders",)):
+        file = tmp_path / "report.html"
+        assert str(file) in sh("report", *name, "--html", str(file))
+        text = file.read_text()
+        assert text.startswith("<!doctype html>")
+        assert "data:image/png;base64," in text
+        assert "http" not in re.sub(r"base64,[^\"]*", "", text)
+    assert "there is no shard, table or source 'order'" in sh.fails(1, "report", "order")
+    assert "days" in sh.fails(2, "report", "orders", "--days", "0")
+
+
 @pytest.mark.parametrize("words", sorted(root.RENAMED))
 def test_of_a_spelling_of_before_the_new_one_is_told(sh: Shell, words: str) -> None:
     said = " ".join(sh.fails(2, *words.split(), "orders").replace("│", " ").split())

@@ -90,7 +90,7 @@ def test_a_life_of_a_source(sh: Fed):
     sh.write("a.jsonl", row(2, "c"))
     assert "paused" in sh("ingest", "orders", "--once")
     assert len(sh.contents()) == 1
-    sh("source", "resume", "orders")
+    sh("source", "pause", "orders", "--resume")
     sh("ingest", "orders", "--once")
     assert len(sh.contents()) == 2
     (sh.folder / "a.jsonl").write_text("")

@@ -16,13 +16,16 @@ from persist_lib.core.plan.keepers import keepers_of
 from persist_lib.core.plan.upkeep import has_ended, plan_retention, rollup_is_due
 from persist_lib.core.state import State, Version
 from persist_lib.ids import SeqNo
+from persist_lib.times import Unit
 
-RULES = 5
+RULES = 6
 """To be raised when a release makes another look of the same state. Looks of other rules are not used."""
 BY_STATE = ("retention", "compaction", "rollups", "garbage")
 """The duties whose work can be told from the state."""
 BY_MARK = ("orphans", "scrub", "census")
 """The duties whose work cannot: they are due once the shard has moved since they were done."""
+STALLED = {"orphans": 3 * 86_400, "scrub": 21 * 86_400}
+"""Seconds after which a duty that was done before is overdue on a shard that has moved: three times its schedule."""
 
 
 class Signs(msgspec.Struct, frozen=True, array_like=True):
@@ -45,6 +48,12 @@ class Signs(msgspec.Struct, frozen=True, array_like=True):
     kept: int = 0
     keeper: str = ""
     """How much one reader or hold keeps alone, and which keeps most. The retention is left out, as that is wanted."""
+    stored: int = 0
+    """All that is stored: batches, garbage and rollups."""
+    updates: int = 0
+    upper: int | None = 0
+    """None: it is closed. By the clock `times`; None: plain integers."""
+    times: Unit | None = None
 
 
 class Look(msgspec.Struct, frozen=True, array_like=True):
@@ -105,7 +114,34 @@ def _signs(version: Version, garbage: GarbagePlan) -> Signs:
         bound_of(state), version.seqno - state.newest_rollup, garbage.size,
         sum(held.size for held in garbage.held), "; ".join(held.why for held in garbage.held),
         len(state.writers), len(state.readers), len(state.holds), kept, keeper,
+        stored_bytes(state), state.count, state.upper.time, state.times,
     )  # fmt: skip
+
+
+def stored_bytes(state: State) -> int:
+    """Bytes of all that is stored of a shard: batches, contents, garbage and rollups. The log is not counted."""
+    return sum(one.size for kind in (state.garbage, state.rollups) for one in kind.values()) + state.stored_size
+
+
+def overdue(look: Look, now: int, overdue_s: float, garbage: int, rollup_every: int) -> dict[str, str]:
+    """The duties that nothing seems to carry out on a shard, and what tells so.
+
+    `now` is the store's clock in ms; a lease may have ended for `overdue_s` seconds, and `garbage` bytes may wait.
+    """
+    signs, late = look.signs, dict[str, str]()
+    if signs.batches > 2 * signs.bound:
+        late["compaction"] = f"{signs.batches} batches, of {signs.bound} at rest"
+    if signs.rollup_lag > 4 * rollup_every:
+        late["rollups"] = f"{signs.rollup_lag:,} transitions since the newest one"
+    if signs.collectable > max(garbage, signs.size):
+        late["garbage"] = f"{signs.collectable:,} bytes can go"
+    if 0 < look.leases_until < now - overdue_s * 1000:
+        late["leases"] = f"a lease ended {(now - look.leases_until) / 1000:,.0f} s ago"
+    for duty, longest_s in STALLED.items():
+        seqno, done_ms = look.done.get(duty, (look.seqno, 0))
+        if seqno != look.seqno and (ago_s := (now - done_ms) / 1000) > longest_s:
+            late[duty] = f"last done {ago_s / 86_400:,.0f} days ago"
+    return late
 
 
 def leases_until(state: State, now: int) -> int:

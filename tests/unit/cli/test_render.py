@@ -12,11 +12,12 @@ import pytest
 from rich.console import Console, RenderableType
 
 from persist_lib import errors
-from persist_lib.cli import json_values, render, units
+from persist_lib.cli import json_values, render
 from persist_lib.cli.history import changes
 from persist_lib.cli.row_formats import Counted, write_json
 from persist_lib.cli.shard_commands import holders, readable
 from persist_lib.cli.shared_options import parse_frontier
+from persist_lib.core import units
 from persist_lib.core.cost import S3_LIST
 from persist_lib.core.diff import StateDiff, TraceEdit
 from persist_lib.core.plan.compaction import plan_compaction

@@ -38,7 +38,7 @@ def test_the_duties_are_those_of_the_table() -> None:
 
 
 def test_a_calm_shard_calls_for_nothing() -> None:
-    signs = Signs(batches=1, bound=16, rollup_lag=10)
+    signs = Signs(batches=1, bound=16, rollup_lag=10, stored=5, upper=1)
     assert look(CALM) == Look(SeqNo(50), NOW, (), 0, "1.0", 0, {"garbage": (SeqNo(40), NOW)}, signs)
 
 

@@ -17,7 +17,8 @@ from typing import Any, TypeVar
 import pytest
 
 import persist_lib as persist
-from persist_lib.cli import duty_outcomes, units
+from persist_lib.cli import duty_outcomes
+from persist_lib.core import units
 from persist_lib.core.commands import Retire
 from persist_lib.errors import Determinate
 from persist_lib.format.paths import blob_key

@@ -422,7 +422,7 @@ def test_an_instance_whose_hold_was_taken_away_ends_until_it_is_set_again(place:
     place.sources.client.release_hold(shard, HOLD)
     place.world.clock.advance(10)
     place.write("a.jsonl", row(2, "b"))
-    with pytest.raises(HoldConflict, match="persist source resume"):
+    with pytest.raises(HoldConflict, match="persist source pause --resume"):
         place.catch_up()
     place.sources.resume("s")
     place.catch_up()

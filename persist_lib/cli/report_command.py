@@ -1,0 +1,75 @@
+"""`persist report`: a location or a shard on one page, at the shell, as JSON, or as a file of HTML with pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import RenderableType
+from rich.text import Text
+
+from persist_lib.cli.completion import names_of_tables
+from persist_lib.cli.json_values import jsonable
+from persist_lib.cli.render import plain_table
+from persist_lib.cli.session import Session
+
+if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
+    from persist_lib.report import Document
+
+
+def report(
+    session: Session,
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="[NAME]", help="A shard or a table. Default: all.", autocompletion=names_of_tables),
+    ] = None,
+    to: Annotated[
+        Path | None,
+        typer.Option("--html", metavar="FILE", help="Write one HTML file with a picture; it needs no other."),
+    ] = None,
+    days: Annotated[int, typer.Option(min=1, max=366, help="Of a shard: how many days it goes back.")] = 30,
+    most: Annotated[int, typer.Option(min=1, metavar="COUNT", help="Of all: how many shards each table has.")] = 10,
+    seconds: Annotated[float, typer.Option(min=0, help="How long to look at shards that moved.")] = 60.0,
+) -> None:
+    """Report on all shards: damage, duties overdue, debt, dollars, garbage and who holds it; or on one, day by day.
+
+    Of a shard: its batches, bytes, writes and dollars of each day, what each duty did last and why the next is not due,
+    holds and leases. The days are those of its log, whose older rows upkeep truncates; how much is missing is said.
+    Changes nothing. Pictures need matplotlib: pip install 'persist-lib\\[pictures]'. The exit code is 3 where a scrub
+    found damage, or a shard cannot be read.
+
+    \b
+    persist report
+    persist report orders --days 7
+    persist report --html fleet.html
+    persist report --json | jq '.rows[] | select(.debt > 1000000) | .shard'
+    """
+    from persist_lib import report
+    from persist_lib.health import Limits
+
+    with session.open() as client:
+        found = report.look(client, name, days=days, limits=Limits(seconds=seconds))
+    document = report.shown(found, most=most, picture=to is not None)
+    if to is None:
+        session.answer(jsonable(found), *_printed(document))
+    else:
+        to.write_text(report.html(document), encoding="utf-8")
+        session.answer({"file": str(to), **jsonable(found)}, f"{to}: {document.title}", *document.lines)
+    if found.damaged if isinstance(found, report.Fleet) else found.damage:
+        raise typer.Exit(3)
+
+
+def _printed(document: Document) -> Iterator[RenderableType]:
+    """The page as text: the tables that have rows."""
+    yield Text(document.title, style="bold")
+    yield from document.lines
+    for table in document.tables:
+        if table.rows:
+            printed = plain_table(*table.columns, right=table.numbers, title=table.title)
+            for row in table.rows:
+                printed.add_row(*row)
+            yield Text("")
+            yield printed
+            yield from filter(None, [table.left_out])

@@ -1,0 +1,21 @@
+"""What a location and its shards look like, in one value each, as text, Markdown or HTML, with pictures.
+
+    from persist_lib import report
+
+    found = report.fleet(client)                     # all shards: debt, dollars, garbage, damage, duties overdue
+    page = report.shard(client, "orders")            # one shard: its last thirty days, holders, duties
+    page = report.look(client, "people")             # what has the name: a page, or the shards of a table
+    Path("fleet.html").write_text(report.html(report.shown(found)))
+
+To look changes nothing. Pictures need the package matplotlib: pip install 'persist-lib[pictures]'.
+"""
+
+from persist_lib.report.document import Document, Table, html, markdown, shown
+from persist_lib.report.fleet_report import Fleet, Row, fleet
+from persist_lib.report.looking import look
+from persist_lib.report.shard_page import Action, Day, ShardPage, shard
+
+__all__ = [
+    "Action", "Day", "Document", "Fleet", "Row", "ShardPage", "Table", "fleet", "html", "look", "markdown", "shard",
+    "shown",
+]  # fmt: skip
