@@ -41,7 +41,9 @@ from orchestration.collections import (
     collections_asset,
     collections_check,
 )
+from orchestration.data import data_assets, data_checks, data_specs
 from orchestration.erasures import ERASURES, erasure_jobs, erasures_asset
+from orchestration.fleet import FLEET, PAGE, fleet_assets, fleet_jobs, fleet_schedule
 from orchestration.health import HEALTH, alert_sensor, health_asset, health_check
 from orchestration.io_manager import PersistIOManager
 from orchestration.jobs import sweeps
@@ -51,7 +53,7 @@ from orchestration.pruning import prune_job, prune_schedule
 from orchestration.resources import Persist, Spark, spark_config
 from orchestration.schedules import schedules
 from orchestration.sensors import sensors
-from orchestration.settings import Settings, check
+from orchestration.settings import Data, Settings, check
 from orchestration.source_reports import SOURCES
 from orchestration.sources import source_jobs, source_sensor, source_watch, sources_asset, sources_check
 from persist_lib.core.duties import DUTIES
@@ -72,20 +74,27 @@ def build_definitions(
     Raises InvalidUsage for a setting that cannot be right, also for one in the environment, before anything is opened.
     """
     settings, mount = settings or Settings(), parse_mount(name, key_prefix, group)
-    check(settings)
+    data = check(settings).data or Data()
     persist = Persist(
         location=settings.location or "", consensus=settings.consensus or "", config=dict(settings.config),
         prices=settings.prices or "",
     )  # fmt: skip
     jobs, kept, is_running = (
         sweeps(mount),
-        {**collection_jobs(mount), **source_jobs(mount), **pending_jobs(mount), **erasure_jobs(mount)},
+        {**collection_jobs(mount), **source_jobs(mount), **pending_jobs(mount), **erasure_jobs(mount),
+         **fleet_jobs(mount, data)},
         settings.is_running,
-    )
+    )  # fmt: skip
     assets = [
-        *(mount.key(duty.name) for duty in DUTIES), *map(mount.key, (COLLECTIONS, SOURCES, PENDING, ERASURES, HEALTH)),
+        *(mount.key(duty.name) for duty in DUTIES),
+        *map(mount.key, (COLLECTIONS, SOURCES, PENDING, ERASURES, HEALTH, FLEET, PAGE)),
     ]  # fmt: skip
-    prune = prune_job(mount, [job.name for job in (*jobs.values(), *kept.values())], assets)
+    shown, declared = data_specs(mount, data, assets), data_assets(mount, data)
+    prune = prune_job(
+        mount,
+        [job.name for job in (*jobs.values(), *kept.values())],
+        [*assets, *(one.key for one in declared)],
+    )
     schedule_status = dg.DefaultScheduleStatus.RUNNING if is_running else dg.DefaultScheduleStatus.STOPPED
     sensor_status = dg.DefaultSensorStatus.RUNNING if is_running else dg.DefaultSensorStatus.STOPPED
     return dg.Definitions(
@@ -96,17 +105,20 @@ def build_definitions(
             pending_asset(mount),
             erasures_asset(mount),
             health_asset(mount),
+            *fleet_assets(mount),
+            *shown,
         ],
-        asset_checks=[collections_check(mount), sources_check(mount), health_check(mount)],
+        asset_checks=[collections_check(mount), sources_check(mount), health_check(mount), *data_checks(mount, data)],
         jobs=[*jobs.values(), *kept.values(), prune],
         schedules=[
             *schedules(mount, jobs, schedule_status),
             collection_schedule(mount, kept[COLLECTIONS], schedule_status),
             pending_schedule(mount, kept[PENDING], schedule_status),
+            fleet_schedule(mount, kept[FLEET], schedule_status),
             prune_schedule(mount, prune, settings, schedule_status),
         ],
         sensors=[
-            *sensors(mount, sensor_status),
+            *sensors(mount, sensor_status, [one.partitions for one in declared if one.partitions]),
             source_sensor(mount),
             source_watch(mount, sensor_status),
             alert_sensor(mount, settings, [job.name for job in (*jobs.values(), *kept.values())], sensor_status),

@@ -1,4 +1,4 @@
-"""What a location has as partitions: shards, collections, pending areas and sources. What was dropped is none any more.
+"""What a location has as partitions: shards, tables, collections, pending areas, sources. What was dropped is none.
 
 A sensor or a run adds each on first sight. The sensor takes away what was dropped; its events stay in Dagster's log.
 """
@@ -14,6 +14,7 @@ from persist_lib.catalog.describe import Owners
 from persist_lib.maintain.survey import Survey
 
 SHARDS, COLLECTIONS, PENDING, SOURCES = "persist_shards", "persist_collections", "persist_pending", "persist_sources"
+TABLES = "persist_tables"
 NONE_YET = "(none yet)"
 """The partition of an asset that has no other. Dagster draws an asset of which all partitions are materialized green,
 also where there are none; and nothing that never ran is green."""
@@ -34,9 +35,9 @@ def add_missing(instance: dg.DagsterInstance, mount: Mount, what: str, names: It
     return new
 
 
-def begin(instance: dg.DagsterInstance, mount: Mount) -> None:
+def begin(instance: dg.DagsterInstance, mount: Mount, more: Iterable[str] = ()) -> None:
     """Give each asset a partition that is missing, if it has none: before anything was found, or if nothing can be."""
-    for what in (SHARDS, COLLECTIONS, PENDING, SOURCES):
+    for what in (SHARDS, COLLECTIONS, PENDING, SOURCES, TABLES, *more):
         if not instance.get_dynamic_partitions(mount.named(what)):
             instance.add_dynamic_partitions(mount.named(what), [NONE_YET])
 

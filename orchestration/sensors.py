@@ -37,12 +37,17 @@ FIRST_WAIT_MS = 60_000
 LONGEST_WAIT_MS = 6 * HOUR_MS
 
 
-def sensors(mount: Mount, status: dg.DefaultSensorStatus) -> list[dg.SensorDefinition]:
-    """All sensors. SUBTLE: they name their jobs. Dagster rebuilds a sensor that holds its job, and warns of itself."""
-    return [discovery_sensor(mount, status), debt_sensor(mount, status)]
+def sensors(mount: Mount, status: dg.DefaultSensorStatus, more: Collection[str] = ()) -> list[dg.SensorDefinition]:
+    """All sensors. `more` are further partitions, of which each asset has one that says so where it has none.
+
+    SUBTLE: they name their jobs. Dagster rebuilds a sensor that holds its job, and warns of itself.
+    """
+    return [discovery_sensor(mount, status, more), debt_sensor(mount, status)]
 
 
-def discovery_sensor(mount: Mount, status: dg.DefaultSensorStatus) -> dg.SensorDefinition:
+def discovery_sensor(
+    mount: Mount, status: dg.DefaultSensorStatus, more: Collection[str] = ()
+) -> dg.SensorDefinition:  # fmt: skip
     """A sensor that keeps partitions what is there, and has new shards counted."""
 
     @dg.sensor(
@@ -52,7 +57,7 @@ def discovery_sensor(mount: Mount, status: dg.DefaultSensorStatus) -> dg.SensorD
     )  # fmt: skip
     def shard_discovery(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
         """Ask for all shards in one request, and then whose they are."""
-        begin(context.instance, mount)  # first, as the location may not open
+        begin(context.instance, mount, more)  # first, as the location may not open
         persist: Persist = getattr(context.resources, mount.persist)
         survey = persist.client.survey(seconds=LOOK_S)
         with persist.client.controller() as controller:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from jobs.session import SparkSettings
 from persist_lib.config import Config
@@ -20,6 +20,22 @@ KEEP_RUNS_DAYS = 30.0
 DEFAULTS: Mapping[str, Any] = {"lease_ms": MAINTENANCE_LEASE_MS}
 """The pipeline's own defaults. Its workers are kept up while they live. One that was killed keeps other workers from
 its shard until its lease ends."""
+
+
+class Data(BaseModel):
+    """Which tables and sources are assets. Without any of both there are none."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    tables: tuple[str, ...] = ("*",)
+    """Names, each an asset, and patterns (`events_*`), each an asset with a partition for each table of such a name. A
+    table belongs to the first that fits."""
+    sources: Mapping[str, tuple[str, ...]] = Field(default_factory=dict)
+    """Sources, each an asset, and the tables that each feeds."""
+    group: str = "data"
+    """Their group, after the name of the pipeline if it has one."""
+    key_prefix: tuple[str, ...] = ()
+    """What the keys of these assets start with, after what all keys of the pipeline do."""
 
 
 class Settings(BaseModel):
@@ -44,6 +60,8 @@ class Settings(BaseModel):
     keep_runs_days: float | None = None
     """PERSIST_KEEP_RUNS_DAYS: finished runs of the pipeline go after so many days, with their events; 30 if neither is
     set, and 0 keeps all."""
+    data: Data | None = None
+    """PERSIST_DATA, a JSON object of the fields of `Data`, or `off`. If neither is set: one asset, all tables."""
     is_running: bool = True
     """Whether schedules and sensors run from the start. The UI can turn them on and off."""
 
@@ -62,9 +80,9 @@ def resolved(settings: Settings, environ: Mapping[str, str] | None = None) -> Se
     return filled
 
 
-def check(settings: Settings, environ: Mapping[str, str] | None = None) -> None:
-    """Raise InvalidUsage for a setting that cannot be right, before anything is opened. A location may be missing."""
-    _filled(settings, os.environ if environ is None else environ)
+def check(settings: Settings, environ: Mapping[str, str] | None = None) -> Settings:
+    """Fill in what was left out. Raises InvalidUsage for a setting that cannot be right. A location may be missing."""
+    return _filled(settings, os.environ if environ is None else environ)
 
 
 def _days(given: float | None, text: str | None) -> float:
@@ -77,6 +95,20 @@ def _days(given: float | None, text: str | None) -> float:
             f"keep_runs_days must be a number of days, or 0 for all: got {days if text is None else text!r}"
         )
     return KEEP_RUNS_DAYS if days is None else days
+
+
+def _data(given: Data | None, text: str | None) -> Data:
+    if given is not None or not text:
+        return given or Data()
+    if text == "off":
+        return Data(tables=())
+    try:
+        return Data.model_validate_json(text)
+    except ValidationError as error:
+        raise InvalidUsage(
+            f"PERSIST_DATA must be 'off' or a JSON object of {', '.join(Data.model_fields)}, as in "
+            f'{{"tables": ["orders", "events_*"]}}: {error.errors()[0]["msg"]}'
+        ) from error
 
 
 def _filled(settings: Settings, environ: Mapping[str, str]) -> Settings:
@@ -100,6 +132,7 @@ def _filled(settings: Settings, environ: Mapping[str, str]) -> Settings:
     return settings.model_copy(
         update={
             **hooks,
+            "data": _data(settings.data, environ.get("PERSIST_DATA")),
             "keep_runs_days": _days(settings.keep_runs_days, environ.get("PERSIST_KEEP_RUNS_DAYS")),
             "location": location, "consensus": consensus, "config": config, "prices": prices,
             "spark": settings.spark or SparkSettings.from_environment(environ),

@@ -10,12 +10,12 @@
 To look changes nothing. Pictures need the package matplotlib: pip install 'persist-lib[pictures]'.
 """
 
-from persist_lib.report.document import Document, Table, html, markdown, shown
+from persist_lib.report.document import MOST, Document, Table, html, markdown, shown
 from persist_lib.report.fleet_report import Fleet, Row, fleet
 from persist_lib.report.looking import look
 from persist_lib.report.shard_page import Action, Day, ShardPage, shard
 
 __all__ = [
-    "Action", "Day", "Document", "Fleet", "Row", "ShardPage", "Table", "fleet", "html", "look", "markdown", "shard",
-    "shown",
+    "MOST", "Action", "Day", "Document", "Fleet", "Row", "ShardPage", "Table", "fleet", "html", "look", "markdown",
+    "shard", "shown",
 ]  # fmt: skip

@@ -10,6 +10,7 @@ import datetime as dt
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
+from operator import itemgetter
 from typing import NamedTuple
 
 import msgspec
@@ -123,7 +124,8 @@ def shard(client: Client, name: str, days: int = DAYS) -> ShardPage:
     """Look at one shard, at its log, and at what surveys and scrubs remember of it. Changes nothing.
 
     `days` is how many days the page goes back, 1 to 366. Costs some twenty requests, and one for each 1,000 rows of the
-    log, of which at most the newest 10,000 are read. Raises NotFound, and Damage where the state cannot be read.
+    log, of which the newest 10,000 are read, and those from the rollup before them on. Raises NotFound, and Damage
+    where the state cannot be read.
     """
     if not 1 <= parse_integer(days, "days") <= MOST_DAYS:
         raise InvalidUsage(f"days must be 1 to {MOST_DAYS}: got {days}", argument="days", value=days)
@@ -164,12 +166,7 @@ def fetch_log(client: Client, id_: ShardId, newest: Version, most: int = MOST_RO
     consensus = client.consensus
     oldest = consensus.scan(id_, SeqNo(0), 1)
     begins = oldest[0].seqno if oldest else newest.seqno
-    start, least = Version(SeqNo(0), State(), GENESIS), newest.seqno - most
-    if begins > 1 or least > 0:
-        places = sorted(at for at in newest.state.rollups if at >= begins)
-        wanted = [at for at in places if at >= least] or places[-1:]
-        found = (fetch_rollup(client.blob, id_, (at, newest.state.rollups[at])) for at in wanted)
-        start = next((one for one in found if one is not None), newest)
+    start = _oldest(client, id_, newest, begins, SeqNo(max(begins, newest.seqno - most)))
     stored: list[Row] = []
     at = SeqNo(max(1, start.seqno))  # with the row of the rollup, which says when that was
     while at <= newest.seqno and (more := consensus.scan(id_, at, min(SCAN_ROWS, newest.seqno - at + 1))):
@@ -180,6 +177,20 @@ def fetch_log(client: Client, id_: ShardId, newest: Version, most: int = MOST_RO
     rows = [decode_row(row.data, row_name(id_, row.seqno)) for row in stored]
     known_ms, after = rows[0].now if rows else consensus.now(), 1 if start.seqno else 0
     return Log(start, stored[after:], rows[after:], known_ms, begins - 1, max(0, start.seqno - begins))
+
+
+def _oldest(client: Client, id_: ShardId, newest: Version, begins: SeqNo, least: SeqNo) -> Version:
+    """The version to start at: what the row `least` starts at, if that is there; else the oldest rollup that is.
+
+    A row names the newest rollup by then. Newer states do not: it became garbage, and is there until that is deleted.
+    """
+    named = [decode_row(row.data, row_name(id_, row.seqno)).rollup for row in client.consensus.scan(id_, least, 1)]
+    if begins == 1 and named == [None]:
+        return Version(SeqNo(0), State(), GENESIS)
+    rollups = [one for one in named if one is not None and one[0] >= begins]
+    rollups += sorted((one for one in newest.state.rollups.items() if one[0] >= begins), key=itemgetter(0))
+    found = (fetch_rollup(client.blob, id_, one) for one in rollups)
+    return next((one for one in found if one is not None), newest)
 
 
 def days_of(shard: ShardId, log: Log, now: int, days: int, policy: Policy, prices: Prices) -> Iterator[Day]:

@@ -42,18 +42,28 @@ print(len(d.defs.resolve_all_asset_specs()))
 def test_definitions_load_and_validate_without_opening_anything() -> None:
     done = subprocess.run([sys.executable, "-B", "-c", OPENS_NOTHING], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == str(len(DUTIES) + 5)
+    assert done.stdout.strip() == str(len(DUTIES) + 8)
 
 
 def test_every_duty_is_an_asset_with_a_description_owner_group_and_kind() -> None:
     specs = {spec.key.to_user_string(): spec for spec in build_definitions().resolve_all_asset_specs()}
-    assert set(specs) == {*DUTIES, "collections", "sources", "pending", "erasures", "health"}
+    assert set(specs) == {
+        *DUTIES,
+        "collections",
+        "sources",
+        "pending",
+        "erasures",
+        "health",
+        "fleet",
+        "shard_page",
+        "tables",
+    }
     for name, spec in specs.items():
         assert spec.description
         assert spec.owners
         assert spec.kinds
-        assert spec.group_name == "maintenance"
-        if name not in {"erasures", "health"}:  # they are about all there is
+        assert spec.group_name == ("data" if name == "tables" else "maintenance")
+        if name not in {"erasures", "health", "fleet"}:  # they are about all there is
             assert isinstance(spec.partitions_def, dg.DynamicPartitionsDefinition)
 
 
@@ -131,4 +141,4 @@ def test_it_can_be_mounted_beside_other_definitions() -> None:
 
     merged = dg.Definitions.merge(dg.Definitions(assets=[mine]), build_definitions(Settings(location="memory:")))
     dg.Definitions.validate_loadable(merged)
-    assert len(merged.resolve_all_asset_specs()) == len(DUTIES) + 6
+    assert len(merged.resolve_all_asset_specs()) == len(DUTIES) + 9

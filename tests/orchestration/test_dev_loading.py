@@ -29,14 +29,37 @@ from tests.spark.collections import SMALL, write
 
 pytestmark = [pytest.mark.dagster, pytest.mark.timeout(400)]
 
-DUTIES = ["census", "compaction", "garbage", "leases", "orphans", "retention", "rollups", "scrub"]
-ASSETS = [*DUTIES, "collections", "sources", "pending", "erasures", "health"]
+DUTIES = ["census", "compaction", "fleet", "garbage", "leases", "orphans", "retention", "rollups", "scrub"]
+ASSETS = [*DUTIES, "collections", "sources", "pending", "erasures", "health", "fleet", "shard_page", "tables"]
 JOBS = sorted(
-    [*DUTIES, "maintenance", "collections", "compare", "erase", "handover", "ingest", "pending", "prune", "rebuild"]
+    [
+        *DUTIES,
+        "maintenance",
+        "collections",
+        "compare",
+        "erase",
+        "fleet",
+        "handover",
+        "ingest",
+        "pending",
+        "prune",
+        "rebuild",
+    ]
 )
 SCHEDULES = [
     f"{name}_schedule"
-    for name in ("census", "collections", "compaction", "garbage", "leases", "orphans", "pending", "prune", "scrub")
+    for name in (
+        "census",
+        "collections",
+        "compaction",
+        "fleet",
+        "garbage",
+        "leases",
+        "orphans",
+        "pending",
+        "prune",
+        "scrub",
+    )
 ]
 SENSORS = ["alerts", "compaction_debt", "shard_discovery", "source_news", "source_watch"]
 

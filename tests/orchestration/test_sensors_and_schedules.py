@@ -238,6 +238,7 @@ def test_every_schedule_requests_a_valid_run(
     requested: set[str] = set()
     assert {one.name for one in repository.schedule_defs} == {
         "collections_schedule",
+        "fleet_schedule",
         "pending_schedule",
         "prune_schedule",
         *(f"{duty.name}_schedule" for duty in DUTIES if duty.schedule),
@@ -252,4 +253,4 @@ def test_every_schedule_requests_a_valid_run(
             assert dg.validate_run_config(repository.get_job(schedule.job_name), request.run_config)
             requested.add(schedule.name)
     of_duties = {"compaction_schedule", "census_schedule", "orphans_schedule", "scrub_schedule"}
-    assert requested == {*of_duties, "prune_schedule"}
+    assert requested == {*of_duties, "fleet_schedule", "prune_schedule"}

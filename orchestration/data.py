@@ -1,0 +1,280 @@
+"""Tables and sources as assets of their own, in a group of their own, so that Dagster shows data and not only duties.
+
+    defs = build_definitions(Settings(data=Data(
+        tables=["orders", "people", "events_*"],        # one asset each; of a pattern one, with a partition a table
+        sources={"shop": ["orders", "people"]},         # what a source feeds, for lineage
+    )))
+
+    @dg.asset(ins={"orders": dg.AssetIn(key="orders", input_manager_key="persist_io")})
+    def report(orders: pa.Table) -> None: ...            # downstream of the table, and reads it
+
+What is declared is what Dagster loads: that opens nothing. The job `fleet` reports what moved, and what is wrong.
+"""
+
+# SUBTLE: no `from __future__ import annotations` here, as Dagster reads the annotations of what it decorates.
+
+import hashlib
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import closing
+from fnmatch import fnmatchcase
+from typing import Any, NamedTuple
+
+import dagster as dg
+from dagster._core.events import DagsterEventType
+
+from orchestration.io.names import TABLE
+from orchestration.mount import NAME, Mount
+from orchestration.partitions import TABLES, defined, keep
+from orchestration.reports import DATA_VERSION, Event, figure, judged
+from orchestration.resources import Persist
+from orchestration.settings import Data
+from persist_lib import report
+from persist_lib.client import Client
+from persist_lib.core.pauses import WILD
+from persist_lib.core.units import of
+from persist_lib.errors import InvalidUsage
+from persist_lib.report import Fleet, Row
+from persist_lib.times import Times
+
+SOURCE, CHECK = "source", "kept_well"
+NAMED = 3
+"""How many tables a verdict names."""
+
+
+class Asset(NamedTuple):
+    """An asset of data: its key, and the table, pattern or source that it shows. `partitions` is empty for none."""
+
+    key: dg.AssetKey
+    name: str
+    partitions: str = ""
+    is_source: bool = False
+
+
+def data_assets(mount: Mount, data: Data) -> list[Asset]:
+    """What is declared. Raises InvalidUsage for what cannot be a key, or would be one twice."""
+    found = [_asset(mount, data, name) for name in data.tables]
+    found += [Asset(_key(mount, data, SOURCE, name), name, is_source=True) for name in data.sources]
+    by_key: dict[dg.AssetKey, Asset] = {}
+    for one in found:
+        if (other := by_key.setdefault(one.key, one)) is not one:
+            raise InvalidUsage(f"data: {other.name!r} and {one.name!r} would be the same asset, {_shown(one.key)}")
+    if not NAME.fullmatch(data.group):
+        raise InvalidUsage(f"data: group must be letters, digits and '_': got {data.group!r}")
+    return found
+
+
+def _asset(mount: Mount, data: Data, name: str) -> Asset:
+    if not name or not WILD.intersection(name):
+        return Asset(_key(mount, data, *re.split(r"[./]", name)), name)
+    word = re.sub(r"[^A-Za-z0-9]+", "_", name).strip("_")
+    return Asset(_key(mount, data, word or "tables"), name, f"{TABLES}_{word}" if word else TABLES)
+
+
+def _key(mount: Mount, data: Data, *path: str) -> dg.AssetKey:
+    if not all(path) or any(set(part) & set("/[]") for part in path):
+        raise InvalidUsage(f"data: no asset can be called {'/'.join(path)!r}; name tables and sources")
+    return dg.AssetKey([*mount.key_prefix, *data.key_prefix, *path])
+
+
+def _shown(key: dg.AssetKey) -> str:
+    return key.to_user_string()
+
+
+def data_specs(mount: Mount, data: Data, taken: Collection[dg.AssetKey]) -> list[dg.AssetSpec]:
+    """The assets, with lineage from sources to tables. None of them is materialized by Dagster.
+
+    Raises InvalidUsage for a key that is `taken`, as by a duty.
+    """
+    declared = data_assets(mount, data)
+    for one in declared:
+        if one.key in taken:
+            raise InvalidUsage(
+                f"data: {one.name!r} would be the asset {_shown(one.key)}, which there is: give key_prefix"
+            )
+    feeds = {table: _key(mount, data, SOURCE, source) for source, tables in data.sources.items() for table in tables}
+    unknown = sorted(table for table in feeds if not any(_fits(one, table) for one in declared))
+    if unknown:
+        raise InvalidUsage(
+            f"data: sources feed {', '.join(unknown)}, of which none of the tables {list(data.tables)} is"
+        )
+    return [_spec(mount, data, one, feeds, declared) for one in declared]
+
+
+def _fits(one: Asset, table: str) -> bool:
+    return not one.is_source and fnmatchcase(table, one.name)
+
+
+def _spec(
+    mount: Mount, data: Data, one: Asset, feeds: Mapping[str, dg.AssetKey], declared: Sequence[Asset]
+) -> dg.AssetSpec:  # fmt: skip
+    """One asset. A table can be read through the IO manager, by those that are downstream of it."""
+    if one.is_source:
+        return dg.AssetSpec(
+            one.key, group_name=mount.named(data.group), kinds={"source"}, owners=["team:storage"],
+            description=f"The source `{one.name}`: `persist source show {one.name}`.",
+        )  # fmt: skip
+    deps = sorted({key for table, key in feeds.items() if asset_of(declared, table) == one}, key=_shown)
+    if one.partitions:
+        return dg.AssetSpec(
+            one.key, group_name=mount.named(data.group), kinds={"table"}, owners=["team:storage"], deps=deps,
+            partitions_def=defined(mount, one.partitions),
+            description=f"The tables `{one.name}`, a partition each.",
+        )  # fmt: skip
+    return dg.AssetSpec(
+        one.key, group_name=mount.named(data.group), kinds={"table"}, owners=["team:storage"], deps=deps,
+        metadata={TABLE: one.name},
+        description=f"The table `{one.name}`: `persist describe {one.name}`.",
+    ).with_io_manager_key(mount.io)  # fmt: skip
+
+
+def asset_of(declared: Sequence[Asset], table: str) -> Asset | None:
+    """The asset of a table: the first that fits."""
+    return next((one for one in declared if _fits(one, table)), None)
+
+
+def tables_of(found: Fleet) -> dict[str, list[Row]]:
+    """The shards of each table, of whatever carries it."""
+    tables: dict[str, list[Row]] = {}
+    for row in found.rows:
+        if row.kind in {"table", "collection"}:
+            tables.setdefault(row.table, []).append(row)
+    return tables
+
+
+def keep_tables(instance: dg.DagsterInstance, mount: Mount, data: Data, found: Fleet) -> None:
+    """Make the tables of each pattern its partitions, and no others."""
+    declared = data_assets(mount, data)
+    for one in declared:
+        if one.partitions:
+            names = [table for table in tables_of(found) if asset_of(declared, table) == one]
+            keep(instance, mount, one.partitions, names)
+
+
+def data_checks(mount: Mount, data: Data) -> list[dg.AssetChecksDefinition]:
+    """A check of each asset: nothing that is known is wrong with its shards. It looks at all of them at once."""
+    declared = data_assets(mount, data)
+    if not declared:
+        return []
+    says = "No damage is known, no duty is overdue, and all of it could be read."
+
+    @dg.multi_asset_check(
+        name=mount.named("data_kept_well"), specs=[dg.AssetCheckSpec(CHECK, asset=one.key, description=says)
+                                                  for one in declared],
+        required_resource_keys={mount.persist}, can_subset=True,
+    )  # fmt: skip
+    def kept_well(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
+        persist: Persist = getattr(context.resources, mount.persist)
+        found, feeds = report.fleet(persist.client), feeds_of(persist.client, data)
+        for one in declared:
+            if dg.AssetCheckKey(one.key, CHECK) in context.selected_asset_check_keys:
+                said = verdict(data, declared, one, found, feeds)
+                yield said
+
+    return [kept_well]
+
+
+def feeds_of(client: Client, data: Data) -> dict[str, set[str]]:
+    """The tables that each declared source feeds, as the location says; nothing is read where none is declared."""
+    if not data.sources:
+        return {}
+    with client.controller() as controller, closing(controller.sources()) as opened:
+        records, collections = opened.declared.fetch(), controller.catalog.fetch().collections
+    return {
+        name: {collections[id_].name for what, id_ in record.collections.items() if id_ in collections}
+        for name, record in records.items() if name in data.sources
+    }  # fmt: skip
+
+
+def verdict(
+    data: Data, declared: Sequence[Asset], one: Asset, found: Fleet, feeds: Mapping[str, set[str]]
+) -> dg.AssetCheckResult:  # fmt: skip
+    """What is wrong with the shards of an asset: an error where data is damaged, else a warning."""
+    rows = rows_of(declared, one, found)
+    wrong = [f"{row.owner or row.shard}: {says}" for row in rows if (says := _wrong(row))]
+    if one.is_source:
+        wrong += _undeclared(one.name, set(data.sources[one.name]), feeds.get(one.name))
+    elif not rows and not one.partitions:
+        wrong.append(f"there is no table {one.name!r}")
+    more = f"; and {len(wrong) - NAMED} more" if len(wrong) > NAMED else ""
+    is_damaged = any(row.damaged or row.unread.startswith(("Corrupt", "Missing")) for row in rows)
+    return dg.AssetCheckResult(
+        asset_key=one.key, check_name=CHECK, passed=not wrong, metadata={"shards": figure(len(rows))},
+        severity=dg.AssetCheckSeverity.ERROR if is_damaged else dg.AssetCheckSeverity.WARN,
+        description="; ".join(wrong[:NAMED]) + more or f"nothing is wrong with {of(len(rows), 'shard')}",
+    )  # fmt: skip
+
+
+def rows_of(declared: Sequence[Asset], one: Asset, found: Fleet) -> list[Row]:
+    """The shards of an asset."""
+    if one.is_source:
+        return [row for row in found.rows if row.kind == "source" and row.table == one.name]
+    return [row for table, rows in tables_of(found).items() if asset_of(declared, table) == one for row in rows]
+
+
+def _wrong(row: Row) -> str:
+    if row.damaged:
+        return f"{of(row.damaged, 'damaged batch')}: {row.damage}"
+    return row.unread or "; ".join(f"{duty} is overdue: {says}" for duty, says in row.overdue.items())
+
+
+def _undeclared(source: str, declared: set[str], feeds: set[str] | None) -> list[str]:
+    """What the lineage that is declared says, and is not so."""
+    if feeds is None:
+        return [f"there is no source {source!r}"]
+    extra, lacks = sorted(feeds - declared), sorted(declared - feeds)
+    found = [f"it feeds {', '.join(extra)}, which is not declared"] if extra else []
+    return found + ([f"it does not feed {', '.join(lacks)}, as is declared"] if lacks else [])
+
+
+def data_events(
+    instance: dg.DagsterInstance, mount: Mount, data: Data, found: Fleet, client: Client
+) -> Iterator[Event]:  # fmt: skip
+    """What moved since it was last recorded, a materialization each; and a verdict on each asset."""
+    declared, tables = data_assets(mount, data), tables_of(found)
+    feeds = feeds_of(client, data) if declared else {}
+    for one in declared:
+        known = _recorded(instance, one)
+        for name, rows in tables.items() if not one.is_source else [(one.name, rows_of(declared, one, found))]:
+            if not rows or (not one.is_source and asset_of(declared, name) != one):
+                continue
+            place, version = name if one.partitions else None, version_of(rows)
+            if known.get(place) != version:
+                yield dg.AssetMaterialization(
+                    one.key, partition=place, metadata=_metadata(rows), tags={DATA_VERSION: version}
+                )
+        said = verdict(data, declared, one, found, feeds)
+        yield dg.AssetCheckEvaluation(
+            asset_key=one.key, check_name=CHECK, passed=said.passed, severity=said.severity, metadata=said.metadata,
+            description=said.description, target_materialization_data=judged(instance, one.key),
+        )  # fmt: skip
+
+
+def _recorded(instance: dg.DagsterInstance, one: Asset) -> dict[str | None, str]:
+    """The version that was recorded last of each partition, or of the asset."""
+    if one.partitions:
+        tags = instance.event_log_storage.get_latest_tags_by_partition(
+            one.key, DagsterEventType.ASSET_MATERIALIZATION, [DATA_VERSION]
+        )
+        return {partition: tag[DATA_VERSION] for partition, tag in tags.items() if DATA_VERSION in tag}
+    last = instance.get_latest_materialization_event(one.key)
+    made = last.asset_materialization if last is not None else None
+    return {None: made.tags[DATA_VERSION]} if made is not None and made.tags and DATA_VERSION in made.tags else {}
+
+
+def version_of(rows: Sequence[Row]) -> str:
+    """What changes with the data of these shards and with their since, and with nothing else."""
+    text = "\n".join(f"{row.shard} {row.mark}" for row in sorted(rows, key=lambda row: row.shard))
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def _metadata(rows: Sequence[Row]) -> dict[str, Any]:
+    """Figures, which draw timelines. Of a table that one shard carries also how far it has come."""
+    found = {name: figure(sum(getattr(row, name) for row in rows))
+             for name in ("updates", "stored", "dollars_month", "batches", "debt", "held")}  # fmt: skip
+    found["shards"] = figure(len(rows))
+    if len(rows) == 1:
+        row = rows[0]
+        show = Times(row.times, lambda: 0).show
+        found["upper"] = figure("closed" if row.upper is None else show(row.upper) if row.times else row.upper)
+    return found
