@@ -2,7 +2,7 @@
 
     defs = build_definitions(Settings(data=Data(
         tables=["orders", "people", "events_*"],        # one asset each; of a pattern one, with a partition a table
-        sources={"shop": ["orders", "people"]},         # what a source feeds, for lineage
+        sources=["orders"],                             # each upstream of the table of its name
     )))
 
     @dg.asset(ins={"orders": dg.AssetIn(key="orders", input_manager_key="persist_io")})
@@ -15,8 +15,7 @@ What is declared is what Dagster loads: that opens nothing. The job `fleet` repo
 
 import hashlib
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Collection, Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
@@ -30,7 +29,6 @@ from orchestration.reports import DATA_VERSION, Event, figure, judged
 from orchestration.resources import Persist
 from orchestration.settings import Data
 from persist_lib import report
-from persist_lib.client import Client
 from persist_lib.core.pauses import WILD
 from persist_lib.core.units import of
 from persist_lib.errors import InvalidUsage
@@ -92,29 +90,21 @@ def data_specs(mount: Mount, data: Data, taken: Collection[dg.AssetKey]) -> list
             raise InvalidUsage(
                 f"data: {one.name!r} would be the asset {_shown(one.key)}, which there is: give key_prefix"
             )
-    feeds = {table: _key(mount, data, SOURCE, source) for source, tables in data.sources.items() for table in tables}
-    unknown = sorted(table for table in feeds if not any(_fits(one, table) for one in declared))
-    if unknown:
-        raise InvalidUsage(
-            f"data: sources feed {', '.join(unknown)}, of which none of the tables {list(data.tables)} is"
-        )
-    return [_spec(mount, data, one, feeds, declared) for one in declared]
+    return [_spec(mount, data, one, declared) for one in declared]
 
 
 def _fits(one: Asset, table: str) -> bool:
     return not one.is_source and fnmatchcase(table, one.name)
 
 
-def _spec(
-    mount: Mount, data: Data, one: Asset, feeds: Mapping[str, dg.AssetKey], declared: Sequence[Asset]
-) -> dg.AssetSpec:  # fmt: skip
+def _spec(mount: Mount, data: Data, one: Asset, declared: Sequence[Asset]) -> dg.AssetSpec:
     """One asset. A table can be read through the IO manager, by those that are downstream of it."""
     if one.is_source:
         return dg.AssetSpec(
             one.key, group_name=mount.named(data.group), kinds={"source"}, owners=["team:storage"],
             description=f"The source `{one.name}`: `persist source show {one.name}`.",
         )  # fmt: skip
-    deps = sorted({key for table, key in feeds.items() if asset_of(declared, table) == one}, key=_shown)
+    deps = [source.key for source in declared if source.is_source and asset_of(declared, source.name) == one]
     if one.partitions:
         return dg.AssetSpec(
             one.key, group_name=mount.named(data.group), kinds={"table"}, owners=["team:storage"], deps=deps,
@@ -165,37 +155,21 @@ def data_checks(mount: Mount, data: Data) -> list[dg.AssetChecksDefinition]:
     )  # fmt: skip
     def kept_well(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
         persist: Persist = getattr(context.resources, mount.persist)
-        found, feeds = report.fleet(persist.client), feeds_of(persist.client, data)
+        found = report.fleet(persist.client)
         for one in declared:
             if dg.AssetCheckKey(one.key, CHECK) in context.selected_asset_check_keys:
-                said = verdict(data, declared, one, found, feeds)
+                said = verdict(declared, one, found)
                 yield said
 
     return [kept_well]
 
 
-def feeds_of(client: Client, data: Data) -> dict[str, set[str]]:
-    """The tables that each declared source feeds, as the location says; nothing is read where none is declared."""
-    if not data.sources:
-        return {}
-    with client.controller() as controller, closing(controller.sources()) as opened:
-        records, collections = opened.declared.fetch(), controller.catalog.fetch().collections
-    return {
-        name: {collections[id_].name for what, id_ in record.collections.items() if id_ in collections}
-        for name, record in records.items() if name in data.sources
-    }  # fmt: skip
-
-
-def verdict(
-    data: Data, declared: Sequence[Asset], one: Asset, found: Fleet, feeds: Mapping[str, set[str]]
-) -> dg.AssetCheckResult:  # fmt: skip
+def verdict(declared: Sequence[Asset], one: Asset, found: Fleet) -> dg.AssetCheckResult:
     """What is wrong with the shards of an asset: an error where data is damaged, else a warning."""
     rows = rows_of(declared, one, found)
     wrong = [f"{row.owner or row.shard}: {says}" for row in rows if (says := _wrong(row))]
-    if one.is_source:
-        wrong += _undeclared(one.name, set(data.sources[one.name]), feeds.get(one.name))
-    elif not rows and not one.partitions:
-        wrong.append(f"there is no table {one.name!r}")
+    if not rows and not one.partitions:
+        wrong.append(f"there is no {'source' if one.is_source else 'table'} {one.name!r}")
     more = f"; and {len(wrong) - NAMED} more" if len(wrong) > NAMED else ""
     is_damaged = any(row.damaged or row.unread.startswith(("Corrupt", "Missing")) for row in rows)
     return dg.AssetCheckResult(
@@ -218,21 +192,9 @@ def _wrong(row: Row) -> str:
     return row.unread or "; ".join(f"{duty} is overdue: {says}" for duty, says in row.overdue.items())
 
 
-def _undeclared(source: str, declared: set[str], feeds: set[str] | None) -> list[str]:
-    """What the lineage that is declared says, and is not so."""
-    if feeds is None:
-        return [f"there is no source {source!r}"]
-    extra, lacks = sorted(feeds - declared), sorted(declared - feeds)
-    found = [f"it feeds {', '.join(extra)}, which is not declared"] if extra else []
-    return found + ([f"it does not feed {', '.join(lacks)}, as is declared"] if lacks else [])
-
-
-def data_events(
-    instance: dg.DagsterInstance, mount: Mount, data: Data, found: Fleet, client: Client
-) -> Iterator[Event]:  # fmt: skip
+def data_events(instance: dg.DagsterInstance, mount: Mount, data: Data, found: Fleet) -> Iterator[Event]:
     """What moved since it was last recorded, a materialization each; and a verdict on each asset."""
     declared, tables = data_assets(mount, data), tables_of(found)
-    feeds = feeds_of(client, data) if declared else {}
     for one in declared:
         known = _recorded(instance, one)
         for name, rows in tables.items() if not one.is_source else [(one.name, rows_of(declared, one, found))]:
@@ -243,7 +205,7 @@ def data_events(
                 yield dg.AssetMaterialization(
                     one.key, partition=place, metadata=_metadata(rows), tags={DATA_VERSION: version}
                 )
-        said = verdict(data, declared, one, found, feeds)
+        said = verdict(declared, one, found)
         yield dg.AssetCheckEvaluation(
             asset_key=one.key, check_name=CHECK, passed=said.passed, severity=said.severity, metadata=said.metadata,
             description=said.description, target_materialization_data=judged(instance, one.key),

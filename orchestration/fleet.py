@@ -108,7 +108,7 @@ def fleet_op(mount: Mount, data: Data) -> dg.OpDefinition:
                 named = partial(link, mount)
                 document = report.shown(found, most=config.most, picture=True)
                 keep_tables(context.instance, mount, data, found)
-                yield from data_events(context.instance, mount, data, found, client)
+                yield from data_events(context.instance, mount, data, found)
                 wanted = config.shards or stale(context.instance, mount, on_page(document, found))
                 yield from pages(context, mount, client, wanted, config.days)
         except PersistError as error:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from jobs.session import SparkSettings
 from persist_lib.config import Config
@@ -30,8 +30,8 @@ class Data(BaseModel):
     tables: tuple[str, ...] = ("*",)
     """Names, each an asset, and patterns (`events_*`), each an asset with a partition for each table of such a name. A
     table belongs to the first that fits."""
-    sources: Mapping[str, tuple[str, ...]] = Field(default_factory=dict)
-    """Sources, each an asset, and the tables that each feeds."""
+    sources: tuple[str, ...] = ()
+    """Sources, each an asset, upstream of the table of its name."""
     group: str = "data"
     """Their group, after the name of the pipeline if it has one."""
     key_prefix: tuple[str, ...] = ()

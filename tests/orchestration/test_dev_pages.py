@@ -11,10 +11,11 @@ import os
 import re
 import shutil
 import subprocess
+import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,8 @@ from playwright.sync_api import Page, expect, sync_playwright
 
 import persist_lib as persist
 from orchestration.partitions import NONE_YET
+from persist_lib.location.open import open_location
+from persist_lib.sources import Files
 from tests.orchestration.dagster_dev import ROOT, STOPPED, DagsterDev, dagster_dev, wait_until, workspace_of
 from tests.orchestration.test_alerts import Receiver
 from tests.spark.collections import SMALL, damage_a_part, write
@@ -36,15 +39,38 @@ SLOW_MS = 30_000
 """How long a page may take to show what it is to show, on a busy machine."""
 LARGEST = 150_000
 """The most bytes of one picture."""
-WITHOUT_PATHS = """root => {
+WITHOUT_PATHS = """paths => {
   const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT)
   while (walker.nextNode())
-    walker.currentNode.nodeValue = walker.currentNode.nodeValue.replaceAll(root, "~/persist")
+    for (const [path, shown] of Object.entries(paths))
+      walker.currentNode.nodeValue = walker.currentNode.nodeValue.replaceAll(path, shown)
 }"""
-"""Pictures of stack traces are the same wherever this repository lies."""
+"""Pictures of stack traces are the same wherever this repository lies, and its location."""
 HEALTHY = ["accounts", "customers", "events", "invoices", "orders", "payments"]
 INDEBTED = ["clicks", "sessions"]
+OLD = "ledger"
+"""A shard with thirty days behind it."""
 DAMAGED = "shipments"
+SHOP = """
+import dagster as dg
+import pyarrow as pa
+from orchestration.definitions import build_definitions
+from orchestration.settings import Data, Settings
+
+data = Data(tables=["orders", "people", "events_*"], sources=["orders", "people"])
+
+@dg.asset(ins={{"orders": dg.AssetIn(["shop", "orders"])}}, deps=[["shop", "people"]], group_name="reports")
+def revenue(orders: pa.Table) -> None: ...
+
+@dg.asset(deps=[["shop", "events"]], group_name="reports")
+def sessions() -> None: ...
+
+defs = dg.Definitions.merge(
+    build_definitions(Settings(location={url!r}, is_running=False, data=data), name="shop"),
+    dg.Definitions(assets=[revenue, sessions]),
+)
+"""
+"""A team's own definitions: its assets are downstream of tables, which sources feed."""
 HURRIED = STOPPED + "for sensor in defs.sensors:\n    sensor._min_interval = 5\n"
 
 
@@ -78,12 +104,15 @@ def seen(tmp_path_factory: pytest.TempPathFactory, receiver: Receiver) -> Iterat
     base = tmp_path_factory.mktemp("pages")
     url = f"file:{base / 'data'}"
     config = json.dumps({**SMALL, "spark_above_bytes": 1 << 40})
-    env = {"PERSIST_LOCATION": url, "PERSIST_CONFIG": config, "PERSIST_ALERT_URL": receiver.url}
+    env = {"PERSIST_LOCATION": url, "PERSIST_CONFIG": config, "PERSIST_ALERT_URL": receiver.url,
+           "PERSIST_PRICES": "s3"}  # fmt: skip
     with persist.open(url, config=persist.Config(**SMALL)) as client:
         for number, name in enumerate([*HEALTHY, DAMAGED]):
             write(client, name, batches=6, rows=400 * (number + 1), seed=number)
+        age(url)
         damage_a_part(base / "data", DAMAGED)
-        with dagster_dev(base / "home", workspace_of(base, persist=HURRIED), env) as dev:
+        shop = fed_shop(base)
+        with dagster_dev(base / "home", workspace_of(base, persist=HURRIED, shop=SHOP.format(url=shop)), env) as dev:
             dev.wait_loaded()
             dev.add_partitions("persist_shards", [*HEALTHY, *INDEBTED, DAMAGED])
             compaction = dev.launch("compaction", of_shards("compaction", [*HEALTHY[:4], DAMAGED]))
@@ -97,7 +126,9 @@ def seen(tmp_path_factory: pytest.TempPathFactory, receiver: Receiver) -> Iterat
             dev.start_sensor("shard_discovery")
             dev.wait_tick("shard_discovery", 0)
             dev.stop_sensor("shard_discovery")
-            census = dev.launch("census")
+            census, fleet = dev.launch("census"), dev.launch("fleet", pages_of(OLD, DAMAGED))
+            assert (own := replace(dev, location="shop")).wait_finished(own.launch("shop_fleet")).status == "SUCCESS"
+            assert dev.wait_finished(fleet).status == "SUCCESS", dev.why(fleet)
             dev.start_sensor("compaction_debt")
             wait_until(
                 lambda: [tick for tick in dev.sensor("compaction_debt")["ticks"] if tick["runIds"]], 240, "a tick"
@@ -194,6 +225,38 @@ def test_the_backfill_is_complete_and_one_run(seen: Seen, page: Page) -> None:
         shows(page, "compaction", re.compile("Completed|Succeeded"))
 
 
+def test_the_fleet_is_a_page_with_its_picture_and_links(seen: Seen, page: Page) -> None:
+    with picture(seen, page, "fleet", "/assets/fleet?view=overview"):
+        page.get_by_text("Show markdown", exact=False).first.click()
+        shows(page, "known since", DAMAGED)
+        assert drawn(page) > 500
+        link = page.get_by_role("link", name=DAMAGED).first
+        assert f"/assets/shard_page?view=partitions&partition={DAMAGED}" in (link.get_attribute("href") or "")
+        page.locator("img[src^='data:image/png']").first.scroll_into_view_if_needed()
+
+
+def test_a_shard_s_page_is_its_partition(seen: Seen, page: Page) -> None:
+    page.goto(f"{seen.dev.url}/assets/shard_page?view=partitions&partition={DAMAGED}")
+    page.get_by_text("Show markdown", exact=False).first.click()
+    shows(page, "did something last", "bytes do not match")
+    with picture(seen, page, "shard-page", f"/assets/shard_page?view=partitions&partition={OLD}"):
+        page.get_by_text("Show markdown", exact=False).first.click()
+        shows(page, "did something last", "the days are from its first transition on")
+        assert drawn(page) > 500
+
+
+def test_tables_have_lineage_from_their_sources_to_a_team_s_own_assets(seen: Seen, page: Page) -> None:
+    with picture(seen, page, "data-assets", "/locations/__repository__@shop/asset-groups/shop_data"):
+        shows(page, "Source", "orders", "people", "events", "revenue", "sessions")
+
+
+def drawn(page: Page) -> int:
+    """How wide the picture in a page of Markdown is: 0 where it is not shown."""
+    found = page.locator("img[src^='data:image/png']").first
+    expect(found).to_be_visible()
+    return int(found.evaluate("one => one.naturalWidth"))
+
+
 def test_an_erasure_leaves_its_receipt(seen: Seen, page: Page, tmp_path: Path) -> None:
     with persist.open(seen.url) as client:
         columns = persist.Schema({"id": "int64 not null"}, {"mail": "string"}, times="ms")
@@ -223,6 +286,35 @@ def test_without_a_chromium_it_is_said_how_to_get_one(tmp_path: Path) -> None:
     assert "CHROMIUM is /no/such" in wrong.stderr
 
 
+def fed_shop(base: Path) -> str:
+    """A location with two tables that sources feed, and others."""
+    url, rows = f"file:{base / 'shop'}", persist.Schema({"id": "int64 not null"}, {"cents": "int64"}, times="ms")
+    (base / "in").mkdir()
+    with persist.open(url) as client, client.controller() as controller, closing(controller.sources()) as sources:
+        for name in ("orders", "people"):
+            sources.create(name, Files(place=str(base / "in"), format="jsonl"), rows)
+        for name in ("events_eu", "events_us", "events_asia"):
+            client.table(name, rows).append([{"id": one, "cents": one} for one in range(100)])
+    return url
+
+
+def age(url: str) -> None:
+    """Thirty days of a shard: appends on each day, more of them later, and a compaction on each third."""
+    now, day_ns = [time.time_ns() - 30 * 86_400 * 10**9], 86_400 * 10**9
+    with closing(open_location(url, clock=lambda: now[0])) as location:
+        client = persist.open(location, config=persist.Config(**SMALL), prices=persist.Prices())
+        for day in range(30):
+            write(client, OLD, batches=2 + day % 5, rows=60 + 20 * day, seed=day)
+            if day % 3 == 2:
+                client.compact(OLD)
+            now[0] += day_ns
+
+
+def pages_of(*shards: str) -> dict[str, object]:
+    """The configuration of the fleet's job that makes the pages of these shards."""
+    return {"ops": {"reporting_of_shards": {"config": {"shards": list(shards)}}}}
+
+
 def of_shards(job: str, shards: list[str]) -> dict[str, object]:
     """The configuration of a job over some shards."""
     return {"ops": {f"{job}_of_shards": {"config": {"shards": shards}}}}
@@ -246,7 +338,7 @@ def picture(seen: Seen, page: Page, name: str, path: str) -> Iterator[None]:
         (seen.dev.home / f"{name}.txt").write_text(page.inner_text("body"))
         raise AssertionError(f"the page is in {failed}: {error}") from error
     page.wait_for_timeout(1500)  # what moves comes to rest
-    page.evaluate(WITHOUT_PATHS, str(ROOT))
+    page.evaluate(WITHOUT_PATHS, {str(ROOT): "~/persist", seen.url.removeprefix("file:"): "~/data"})
     colours = Image.open(io.BytesIO(page.screenshot())).convert("RGB").quantize(128)
     buffer = io.BytesIO()
     colours.save(buffer, "PNG", optimize=True)

@@ -26,7 +26,7 @@ from tests.spark.collections import SMALL, damage_a_part, write
 pytestmark = [pytest.mark.dagster, pytest.mark.timeout(300)]
 ON_DISK = True
 ROWS = persist.Schema({"id": "int64 not null"}, {"n": "int64"}, unique=True, times="ms")
-SHOP = Data(tables=("orders", "events_*", "*"), sources={"shop": ("orders",)})
+SHOP = Data(tables=("orders", "events_*", "*"), sources=("orders",))
 
 
 def run(
@@ -167,9 +167,9 @@ def test_a_verdict_says_what_is_wrong_with_a_table_and_whether_lineage_is_so(
     table(client, "orders", 1)
     found = verdicts(run(folder, instance, SHOP))
     assert {name: one.passed for name, one in found.items()} == {
-        "orders": True, "events": True, "tables": True, "source/shop": False,
+        "orders": True, "events": True, "tables": True, "source/orders": False,
     }  # fmt: skip
-    assert found["source/shop"].description == "there is no source 'shop'"
+    assert found["source/orders"].description == "there is no source 'orders'"
     write(client, "events_x", batches=6, rows=5)
     damage_a_part(folder, "events_x")
     assert not run_duty(folder, instance, "scrub").success
@@ -180,17 +180,25 @@ def test_a_verdict_says_what_is_wrong_with_a_table_and_whether_lineage_is_so(
     assert (missing.passed, missing.description) == (False, "there is no table 'absent'")
 
 
-def test_a_source_feeds_what_is_declared_or_its_verdict_says_what_else(
+def test_a_source_is_upstream_of_the_table_of_its_name_and_is_recorded_when_it_moves(
     client: persist.Client, folder: Path, instance: dg.DagsterInstance, tmp_path: Path
 ) -> None:
     fed = Fed(client, tmp_path / "in")
-    fed.create("shop")
+    fed.create("orders")
+    done = run(folder, instance, SHOP)
+    assert {asset for asset, _ in made(done)} >= {"source/orders", "orders", "tables"}
+    assert verdicts(done)["source/orders"].passed
+    assert ("source/orders", None) not in made(run(folder, instance, SHOP))
+    fed.write("orders", {"id": 1, "word": "a"})
+    fed.sources.run("orders", until_idle=True)
+    again = made(run(folder, instance, SHOP))
+    assert {("source/orders", None), ("orders", None)} <= set(again)
     fed.sources.close()
     fed.controller.close()
-    found = verdicts(run(folder, instance, Data(tables=("*",), sources={"shop": ("bills",)})))["source/shop"]
-    assert not found.passed
-    assert "it feeds shop" in found.description
-    assert "it does not feed bills, as is declared" in found.description
+    definitions = build_definitions(Settings(location=f"file:{folder}", data=SHOP))
+    graph = definitions.resolve_asset_graph()
+    assert graph.get(dg.AssetKey("orders")).parent_keys == {dg.AssetKey(["source", "orders"])}
+    assert graph.get(dg.AssetKey("events")).parent_keys == set()
 
 
 def test_the_button_of_the_check_looks_at_what_it_is_asked_for(
@@ -232,7 +240,6 @@ def test_a_users_asset_is_downstream_of_a_table_and_reads_it(
     [
         (Data(tables=("a.b", "a/b")), "would be the same asset, a/b"),
         (Data(tables=("census",)), "the asset census, which there is: give key_prefix"),
-        (Data(tables=("orders",), sources={"shop": ("bills",)}), "sources feed bills, of which none of the tables"),
         (Data(tables=("",)), "no asset can be called ''"),
         (Data(group="a b"), "group must be letters"),
     ],
