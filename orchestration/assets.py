@@ -20,7 +20,7 @@ from orchestration.config import DutyConfig, options_of
 from orchestration.duties import DUTIES
 from orchestration.mount import Mount
 from orchestration.reports import Event, Recording
-from orchestration.resources import Persist
+from orchestration.resources import Persist, traced
 from orchestration.stopping import resume_cancelled
 from orchestration.sweep import look, spark_engine, sweep
 from persist_lib.core import duties as core
@@ -53,6 +53,7 @@ def duties_asset(mount: Mount) -> dg.AssetsDefinition:
         backfill_policy=dg.BackfillPolicy.single_run(),
         required_resource_keys={mount.persist, mount.spark},
     )
+    @traced
     def shard_duties(context: dg.AssetExecutionContext, config: DutyConfig) -> Iterator[Event]:
         """Do the selected duties for the run's partitions. A run of checks without any asset changes nothing."""
         persist: Persist = getattr(context.resources, mount.persist)

@@ -31,7 +31,7 @@ from orchestration.mount import Mount
 from orchestration.partitions import COLLECTIONS as PARTITIONS
 from orchestration.partitions import add_missing, defined, keep
 from orchestration.reports import DRY_RUN, Event, figure
-from orchestration.resources import Persist
+from orchestration.resources import Persist, traced
 from orchestration.runs import is_unfinished
 from persist_lib.catalog import Controller, Description
 from persist_lib.catalog.describe import Step, Tended
@@ -285,7 +285,7 @@ def _lags(controller: Controller) -> Each[Lag]:
 def _op(mount: Mount, name: str, says: str, run: Callable[..., Iterator[Event]]) -> dg.OpDefinition:
     keys = {mount.persist, mount.spark} if name in ("compare", "rebuild") else {mount.persist}
     decorate = dg.op(name=mount.named(f"{name}_of_collections"), description=says, out={}, required_resource_keys=keys)
-    return decorate(run)
+    return decorate(traced(run))
 
 
 def job_of(mount: Mount, name: str, op: dg.OpDefinition) -> dg.JobDefinition:

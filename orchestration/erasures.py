@@ -16,7 +16,7 @@ from orchestration.collection_reports import table
 from orchestration.collections import job_of
 from orchestration.mount import Mount
 from orchestration.reports import DRY_RUN, Event, figure
-from orchestration.resources import Persist
+from orchestration.resources import Persist, traced
 from persist_lib.cli.input_files import read_file
 from persist_lib.errors import PersistError
 from persist_lib.runtime.each import why
@@ -55,6 +55,7 @@ def erase_op(mount: Mount) -> dg.OpDefinition:
         name=mount.named("erasing_of_keys"), out={}, required_resource_keys={mount.persist},
         description="Take rows of some keys away for ever, as `persist erase` does. A dry run unless you say so.",
     )  # fmt: skip
+    @traced
     def of_keys(context: dg.OpExecutionContext, config: EraseConfig) -> Iterator[Event]:
         persist: Persist = getattr(context.resources, mount.persist)
         try:

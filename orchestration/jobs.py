@@ -16,7 +16,7 @@ from orchestration.duties import DUTIES, Duty
 from orchestration.mount import Mount
 from orchestration.partitions import SHARDS, add_missing, shown
 from orchestration.reports import Event, Recording
-from orchestration.resources import Persist
+from orchestration.resources import Persist, traced
 from orchestration.stopping import resume_cancelled
 from orchestration.sweep import Pass, look, spark_engine, sweep
 from persist_lib.core import duties as core
@@ -47,6 +47,7 @@ def sweep_op(mount: Mount, job_name: str, duties: tuple[Duty, ...], description:
         required_resource_keys={mount.persist, mount.spark},
         tags={"dagster/compute_kind": "python"},
     )
+    @traced
     def of_shards(context: dg.OpExecutionContext, config: SweepConfig) -> Iterator[Event]:
         persist: Persist = getattr(context.resources, mount.persist)
         options, client = options_of(config, is_dry=config.dry_run), persist.client

@@ -16,7 +16,7 @@ from orchestration.mount import Mount
 from orchestration.partitions import PENDING as PARTITIONS
 from orchestration.partitions import add_missing, defined, keep, shown
 from orchestration.reports import DRY_RUN, Event, figure
-from orchestration.resources import Persist
+from orchestration.resources import Persist, traced
 from orchestration.runs import is_unfinished
 from orchestration.schedules import LOOK_S
 from persist_lib.core.duties import BY_NAME
@@ -82,6 +82,7 @@ def absorb_op(mount: Mount) -> dg.OpDefinition:
     @dg.op(
         name=mount.named("absorption_of_pending"), description=DUTY.does, out={}, required_resource_keys={mount.persist}
     )
+    @traced
     def of_pending(context: dg.OpExecutionContext, config: PendingConfig) -> Iterator[Event]:
         persist: Persist = getattr(context.resources, mount.persist)
         done: list[Absorbed] = []

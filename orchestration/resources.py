@@ -3,7 +3,9 @@
 # SUBTLE: no `from __future__ import annotations` here, as Dagster reads the annotations of what it decorates.
 
 import os
-from typing import Any
+from collections.abc import Callable, Iterator
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 import dagster as dg
 from dagster_pyspark import LazyPySparkResource
@@ -13,7 +15,23 @@ import persist_lib as persist
 from jobs.session import SparkSettings, build_session
 from orchestration.settings import Settings, resolved
 from persist_lib.core.cost import parse_prices
-from persist_lib.telemetry import configure, flush
+from persist_lib.telemetry import configure, flush, span
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def traced(call: Callable[P, Iterator[T]]) -> Callable[P, Iterator[T]]:
+    """Decorate the generator of an op: what it does is in a span of the run, where the process is observed."""
+
+    @wraps(call)
+    def run(*args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
+        context: Any = args[0]
+        configure(os.environ)
+        with span("run", context.run.job_name, run_id=context.run.run_id):
+            yield from call(*args, **kwargs)
+
+    return run
 
 
 class Persist(dg.ConfigurableResource):  # type: ignore[type-arg]

@@ -21,7 +21,7 @@ from orchestration.mount import Mount
 from orchestration.partitions import SOURCES as PARTITIONS
 from orchestration.partitions import add_missing, defined
 from orchestration.reports import Event
-from orchestration.resources import Persist
+from orchestration.resources import Persist, traced
 from orchestration.runs import UNFINISHED, Job, held_back
 from orchestration.source_reports import SOURCES, Run, described, evaluations, overview, remind_of, severity
 from orchestration.source_tries import asked_now, loads
@@ -83,6 +83,7 @@ def ingest_op(mount: Mount) -> dg.OpDefinition:
     """Ingest sources one after the other. One that fails is told at the end; the others are ingested all the same."""
 
     @dg.op(name=op_name(mount), description=DOES, out={}, required_resource_keys={mount.persist, mount.spark})
+    @traced
     def of_sources(context: dg.OpExecutionContext, config: IngestConfig) -> Iterator[Event]:
         persist: Persist = getattr(context.resources, mount.persist)
         failed: dict[str, str] = {}

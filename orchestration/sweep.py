@@ -21,7 +21,6 @@ from orchestration.stopping import CANCELS, pause_cancelled
 from persist_lib.client import Client
 from persist_lib.errors import CompactionRefused, Damage, DiffOverflow, InvalidUsage, NotFound, PersistError
 from persist_lib.maintain.survey import Survey
-from persist_lib.telemetry import span
 
 PERMANENT = (CompactionRefused, Damage, DiffOverflow, InvalidUsage, NotFound)
 """Errors that a second attempt would raise again."""
@@ -89,8 +88,7 @@ def sweep(
     """
     far = Pass(shards)
     try:
-        with span("run", context.job_name, run_id=context.run_id):
-            yield from _attempts(context.log, client, far, duties, options, recording, in_flight)
+        yield from _attempts(context.log, client, far, duties, options, recording, in_flight)
     except BaseException as stopped:
         options.stop.set()
         if isinstance(stopped, CANCELS) and not options.dry_run:

@@ -36,7 +36,7 @@ from jobs import program
 from orchestration.collections import stopping
 from orchestration.complete import time_shown, upper_of
 from orchestration.io.names import TABLE
-from orchestration.resources import Persist
+from orchestration.resources import Persist, traced
 from persist_lib.arguments import parse_number
 from persist_lib.errors import InvalidUsage, NotFound
 from persist_lib.location.wrap.spending import Spending
@@ -128,6 +128,7 @@ def source_asset(
         name=f"ingest_{program.letters(source)}", specs=specs, required_resource_keys={resource},
         retry_policy=dg.RetryPolicy(max_retries=2, delay=5.0, backoff=dg.Backoff.EXPONENTIAL),
     )  # fmt: skip
+    @traced
     def ingested(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult[Any]]:
         persist: Persist = getattr(context.resources, resource)
         runtime = persist.client.runtime
@@ -136,13 +137,14 @@ def source_asset(
             sources.run(
                 source, until_idle=True, stop=lambda: stop.is_set or runtime.monotonic() >= ends
             )  # fmt: skip
+        costs = program.spent(spent.cost)
         for table, key in keys.items():
             with persist.table(table) as on:
                 upper = upper_of(on)
-                figures = _figures(on, upper)
+                figures = _figures(on, upper) | costs
             yield dg.MaterializeResult(
-                asset_key=key, metadata={**figures, **program.spent(spent.cost)},
-                data_version=dg.DataVersion(f"{table}@{upper}"),
+                asset_key=key, metadata=figures, data_version=dg.DataVersion(f"{table}@{upper}")
             )  # fmt: skip
+            costs = {}  # they are the run's, and so are counted once
 
     return ingested

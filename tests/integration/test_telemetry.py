@@ -9,17 +9,13 @@ import os
 import re
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from datetime import datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
@@ -37,6 +33,7 @@ from persist_lib.location.memory.location import MemoryBlob
 from persist_lib.location.wrap.metering import Meter, MeteredBlob
 from persist_lib.server.metrics import Measures, figures
 from persist_lib.testing import FaultyBlob, Outcome, Script
+from tests.otlp import Receiver
 
 ROOT = Path(__file__).parents[2]
 SECRET = "hunter2-planted"
@@ -193,46 +190,6 @@ def test_another_word_is_refused() -> None:
         telemetry.configure({"PERSIST_TELEMETRY": "jaeger"})
 
 
-class Receiver:
-    """OTLP over HTTP on the loopback interface: what came, decoded, and the bytes as they came."""
-
-    def __init__(self) -> None:
-        self.traces: list[ExportTraceServiceRequest] = []
-        self.metrics: list[ExportMetricsServiceRequest] = []
-        self.bytes = b""
-        receiver = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                receiver.bytes += body
-                if self.path == "/v1/traces":
-                    receiver.traces.append(ExportTraceServiceRequest.FromString(body))
-                else:
-                    receiver.metrics.append(ExportMetricsServiceRequest.FromString(body))
-                self.send_response(200)
-                self.end_headers()
-
-            def log_message(self, *_: object) -> None: ...
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-
-    @property
-    def spans(self) -> list[Any]:
-        return [span for one in self.traces for r in one.resource_spans for s in r.scope_spans for span in s.spans]
-
-    @property
-    def names(self) -> set[str]:
-        found = (s for one in self.metrics for r in one.resource_metrics for s in r.scope_metrics)
-        return {metric.name for s in found for metric in s.metrics}
-
-
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
     one = Receiver()
@@ -243,10 +200,7 @@ def receiver() -> Iterator[Receiver]:
 
 
 def persist_command(receiver: Receiver, *words: str) -> subprocess.CompletedProcess[str]:
-    environ = {
-        **os.environ, "PERSIST_TELEMETRY": "otlp", "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.url,
-        "OTEL_EXPORTER_OTLP_COMPRESSION": "none", "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
-    }  # fmt: skip
+    environ = {**os.environ, **receiver.environ}
     command = [sys.executable, "-m", "persist_lib.cli", *words]
     return subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=120)
 
@@ -258,15 +212,7 @@ def test_the_command_sends_its_spans_and_figures_by_otlp(receiver: Receiver, tmp
             write.compare_and_append([{"id": time, "text": "x"}], time, time + 1)
     done = persist_command(receiver, "--location", f"file:{tmp_path}", "maintain", "orders")
     assert done.returncode == 0, done.stderr
-    of = {span.span_id: span for span in receiver.spans}
-    paths = set()
-    for span in receiver.spans:
-        path, one = [span.name], span
-        while one.parent_span_id:
-            one = of[one.parent_span_id]
-            path.insert(0, one.name)
-        paths.add(tuple(path))
-    assert ("run maintain", "shard orders", "duty compaction", "compare_and_set") in paths
+    assert ("run maintain", "shard orders", "duty compaction", "compare_and_set") in receiver.paths
     assert receiver.names == set(telemetry.ABOUT) - {"persist_location_dollars"}, "files are free"
 
 
