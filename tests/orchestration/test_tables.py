@@ -2,6 +2,7 @@
 
 # No `from __future__ import annotations` here, as Dagster reads the annotations of what it decorates.
 
+import asyncio
 import datetime as dt
 import json
 from pathlib import Path
@@ -10,6 +11,9 @@ from typing import Any
 import dagster as dg
 import duckdb
 import pytest
+from dagster._core.definitions.freshness_evaluator import TimeWindowFreshnessPolicyEvaluator
+from dagster._core.loader import LoadingContextForTest
+from dagster._core.test_utils import freeze_time
 
 import persist_lib as persist
 from orchestration.io_manager import PersistIOManager
@@ -71,6 +75,24 @@ def test_a_table_that_moved_is_reported_once_and_wakes_what_is_downstream(
     again = ticked(sensor, tmp_path, instance, first.cursor)
     assert json.loads(again.cursor) == {"raw.orders": 8}
     assert again.asset_events[0].tags["dagster/data_version"] == "raw.orders@8"
+
+
+def test_a_freshness_policy_judges_a_table_by_when_it_moved(tmp_path: Path, instance: dg.DagsterInstance) -> None:
+    policy = dg.FreshnessPolicy.time_window(fail_window=dt.timedelta(hours=2))
+    spec = table_spec("orders", freshness_policy=policy)
+    node: Any = dg.Definitions(assets=[spec]).resolve_asset_graph().get(spec.key)
+
+    def state() -> str:
+        found = TimeWindowFreshnessPolicyEvaluator().evaluate_freshness(LoadingContextForTest(instance), node)
+        return asyncio.run(found).value
+
+    assert state() == "UNKNOWN"
+    write(tmp_path, "orders", 1, 0, 6)
+    (event,) = ticked(table_sensor("moved", [spec]), tmp_path, instance, None).asset_events
+    instance.report_runless_asset_event(event)
+    assert state() == "PASS"
+    with freeze_time(dt.datetime.now(dt.UTC) + dt.timedelta(hours=3)):
+        assert state() == "FAIL"
 
 
 def test_a_declared_source_is_an_asset_that_ingests_what_is_new_once(
