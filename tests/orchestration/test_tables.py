@@ -134,6 +134,19 @@ def test_the_resource_gives_tables(tmp_path: Path) -> None:
         assert table.count() == 1
 
 
+def test_a_table_may_have_an_asset_of_another_name(tmp_path: Path) -> None:
+    write(tmp_path, "raw.orders", 7, 0, 6)
+    seen = []
+
+    @dg.asset
+    def report(mine: list[dict[str, Any]]) -> None:
+        seen.append([row["id"] for row in mine])
+
+    spec = table_spec("raw.orders", key=dg.AssetKey("mine"))
+    assert dg.materialize([spec, report], selection=[report], resources=resources(tmp_path)).success
+    assert seen == [[7]]
+
+
 def test_an_input_is_a_relation_of_duckdb_where_it_is_annotated_so(tmp_path: Path) -> None:
     seen = []
 

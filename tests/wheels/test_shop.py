@@ -21,6 +21,7 @@ from typing import Annotated, Literal
 import psycopg
 import pytest
 import yaml
+from packaging.requirements import Requirement
 from pydantic import BaseModel, ConfigDict, StringConstraints
 
 from tests import built, servers
@@ -132,6 +133,19 @@ def test_the_dockerfile_keeps_the_rules_of_images() -> None:
             assert isinstance(json.loads(rest), list), "the program gets signals itself"
         assert "PASSWORD" not in rest
         assert "sudo" not in rest
+
+
+def test_the_pins_that_the_dockerfile_makes_are_constraints_that_pip_takes() -> None:
+    (makes,) = [found[1] for _, rest in instructions() if (found := re.search(r"(sed .*) constraints\.txt", rest))]
+    (copied,) = [
+        rest.split()[0] for word, rest in instructions() if word == "COPY" and rest.endswith("constraints.txt")
+    ]
+    command = ["bash", "-c", f"{makes} {copied}"]
+    done = subprocess.run(command, cwd=built.ROOT, capture_output=True, text=True, check=True)
+    lines = (line.partition("#")[0].strip() for line in done.stdout.splitlines())
+    pins = [Requirement(line) for line in lines if line]
+    assert {"pyarrow", "dagster", "dagster-postgres", "pyspark"} <= {one.name for one in pins}
+    assert not [one for one in pins if one.extras or not str(one.specifier).startswith("==")]
 
 
 def test_programs_and_modules_that_the_files_start_are_there(compose: Compose) -> None:
