@@ -165,13 +165,13 @@ def data_checks(mount: Mount, data: Data) -> list[dg.AssetChecksDefinition]:
 
 
 def verdict(declared: Sequence[Asset], one: Asset, found: Fleet) -> dg.AssetCheckResult:
-    """What is wrong with the shards of an asset: an error where data is damaged, else a warning."""
+    """What is wrong with the shards of an asset: an error where data is damaged or cannot be read, else a warning."""
     rows = rows_of(declared, one, found)
     wrong = [f"{row.owner or row.shard}: {says}" for row in rows if (says := _wrong(row))]
     if not rows and not one.partitions:
         wrong.append(f"there is no {'source' if one.is_source else 'table'} {one.name!r}")
     more = f"; and {len(wrong) - NAMED} more" if len(wrong) > NAMED else ""
-    is_damaged = any(row.damaged or row.unread.startswith(("Corrupt", "Missing")) for row in rows)
+    is_damaged = any(row.damaged or row.unread for row in rows)
     return dg.AssetCheckResult(
         asset_key=one.key, check_name=CHECK, passed=not wrong, metadata={"shards": figure(len(rows))},
         severity=dg.AssetCheckSeverity.ERROR if is_damaged else dg.AssetCheckSeverity.WARN,
