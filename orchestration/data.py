@@ -1,12 +1,20 @@
 """Tables and sources as assets of their own, in a group of their own, so that Dagster shows data and not only duties.
 
-    defs = build_definitions(Settings(data=Data(
-        tables=["orders", "people", "events_*"],        # one asset each; of a pattern one, with a partition a table
-        sources=["orders"],                             # each upstream of the table of its name
-    )))
+    import dagster as dg
+    import pyarrow as pa
+    from orchestration.definitions import build_definitions
+    from orchestration.settings import Data, Settings
 
     @dg.asset(ins={"orders": dg.AssetIn(key="orders", input_manager_key="persist_io")})
     def report(orders: pa.Table) -> None: ...            # downstream of the table, and reads it
+
+    data = Data(
+        tables=["orders", "people", "events_*"],        # one asset each; of a pattern one, with a partition a table
+        sources=["orders"],                             # each upstream of the table of its name
+    )
+    defs = dg.Definitions.merge(dg.Definitions(assets=[report]), build_definitions(Settings(data=data)))
+
+Without `build_definitions` in the same code location, `orchestration.tables` has specs and a sensor.
 
 What is declared is what Dagster loads: that opens nothing. The job `fleet` reports what moved, and what is wrong.
 """

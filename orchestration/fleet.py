@@ -23,7 +23,7 @@ from orchestration.data import data_events, keep_tables
 from orchestration.mount import Mount
 from orchestration.partitions import SHARDS, add_missing, defined
 from orchestration.reports import DATA_VERSION, Event, figure
-from orchestration.resources import Persist
+from orchestration.resources import Persist, traced
 from orchestration.runs import is_unfinished
 from orchestration.settings import Data
 from persist_lib import report
@@ -99,6 +99,7 @@ def fleet_op(mount: Mount, data: Data) -> dg.OpDefinition:
         name=mount.named("reporting_of_shards"), out={}, required_resource_keys={mount.persist},
         description="Put all shards on one page, and each that it names on one of its own, as `persist report` does.",
     )  # fmt: skip
+    @traced
     def of_shards(context: dg.OpExecutionContext, config: FleetConfig) -> Iterator[Event]:
         persist: Persist = getattr(context.resources, mount.persist)
         client, began = persist.client, clock()

@@ -28,7 +28,7 @@ def snippets() -> Iterator[object]:
                 blocks.append([])
         for number, block in enumerate(blocks):
             code = textwrap.dedent("\n".join(block))
-            if "Definitions" in code:
+            if "defs = " in code:
                 yield pytest.param(code, id=f"{path.stem}-{number}")
 
 
@@ -36,7 +36,7 @@ FOUND = list(snippets())
 
 
 def test_there_are_some() -> None:
-    assert len(FOUND) >= 5
+    assert len(FOUND) >= 6
 
 
 @pytest.mark.parametrize("code", FOUND)
