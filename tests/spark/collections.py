@@ -19,6 +19,7 @@ SMALL: dict[str, Any] = {
     "task_bytes": 64 * 1024,
     "inline_bytes": 0,
     "spark_above_bytes": 100_000,
+    "compaction_ahead": 0.0,
 }
 """Parts and tasks as small as they may be, so that little data makes several of each."""
 

@@ -16,6 +16,7 @@ from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
 import persist_lib as persist
+import persist_lib.spark
 from jobs.compact import compact_shards
 from jobs.engine import SparkEngine, engine_for
 from jobs.stop import Stop
@@ -46,6 +47,23 @@ def test_spark_and_local_compaction_leave_what_the_model_says(client: persist.Cl
     assert [len(state.trace) for state in states] == [1, 1]
     parts = states[0].trace[0].parts
     assert all(one.key_upper < other.key_lower for one, other in pairwise(parts))
+
+
+def test_contents_are_kept_ahead_by_spark_and_read_there(tmp_path: Path, spark: SparkSession) -> None:
+    config = persist.Config(**{**SMALL, "compaction_ahead": 0.05})
+    with persist.open(f"file:{tmp_path}/ahead", config=config) as client:
+        model = write(client, "s", batches=6, seed=4)
+        engine = SparkEngine(client, lambda: spark)
+        assert on_spark(client, ["s"], engine) == {"s": None}
+        kept = client.inspect("s").state.contents
+        assert kept is not None
+        assert (kept.since, len(kept.parts) > 1) == (persist.at(5), True)
+        check(client, "s", model)
+        persist_lib.spark.register(spark)
+        for as_of in (3, 5):
+            options = {"location": client.url, "table": "s", "as_of": as_of, "diff": "true"}
+            rows = spark.read.format("persist").options(**options).load().collect()
+            assert {(row.k, row.v): row["_diff"] for row in rows} == model.contents(as_of)
 
 
 def test_contents_survive_when_history_is_given_up_and_merged(client: persist.Client, spark: SparkSession) -> None:

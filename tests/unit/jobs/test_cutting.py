@@ -68,9 +68,7 @@ class Recorded:
 
 @pytest.fixture
 def client(tmp_path: Path) -> Iterator[persist.Client]:
-    with persist.open(
-        f"file:{tmp_path}/data", config=persist.Config(**{**SMALL, "compaction_ahead": 0.0, "spark_above_bytes": 0})
-    ) as opened:
+    with persist.open(f"file:{tmp_path}/data", config=persist.Config(**{**SMALL, "spark_above_bytes": 0})) as opened:
         yield opened
 
 
@@ -82,7 +80,7 @@ def compacted(client: persist.Client, name: Any, spark: Recorded) -> list[tuple[
 
 
 def test_what_is_one_task_runs_here_whatever_its_size_is_said_to_be(tmp_path: Path) -> None:
-    config = persist.Config(**{**SMALL, "compaction_ahead": 0.0, "spark_above_bytes": 0, "task_bytes": 128 * MIB})
+    config = persist.Config(**{**SMALL, "spark_above_bytes": 0, "task_bytes": 128 * MIB})
     with persist.open(f"file:{tmp_path}/data", config=config) as client:
         model, spark = write(client, "s"), Recorded(client, 8)
         told = compacted(client, "auto", spark)

@@ -30,7 +30,7 @@ def client(tmp_path: Path) -> Iterator[persist.Client]:
 
 
 def opened(tmp_path: Path, ahead: float = 0.0) -> persist.Client:
-    return persist.open(f"file:{tmp_path}/data", config=persist.Config(**SMALL, compaction_ahead=ahead))
+    return persist.open(f"file:{tmp_path}/data", config=persist.Config(**{**SMALL, "compaction_ahead": ahead}))
 
 
 def plan_bytes(client: persist.Client, name: str) -> int:
