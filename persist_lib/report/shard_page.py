@@ -195,7 +195,7 @@ def _oldest(client: Client, id_: ShardId, newest: Version, begins: SeqNo, least:
 
 def days_of(shard: ShardId, log: Log, now: int, days: int, policy: Policy, prices: Prices) -> Iterator[Day]:
     """The days from the first that is known on, at most so many. Pure; raises Corrupt where the rows are no chain."""
-    today, seen = now // DAY_MS, {key for batch in log.start.state.trace for key in batch.keys}
+    today, seen = now // DAY_MS, {key for batch in log.start.state.stored for key in batch.keys}
     on = list(accumulate((min(today, row.now // DAY_MS) for row in log.rows), max))
     known = min(today, log.known_ms // DAY_MS)
     begins, version = max(today - days + 1, known), log.start
@@ -228,6 +228,8 @@ def _linked(row: LogRow) -> Iterator[PartKey]:
     for diff in row.diffs:
         if diff.trace is not None:
             yield from (key for batch in diff.trace.added for key in batch.keys)
+        if diff.contents is not None and diff.contents[1] is not None:
+            yield from diff.contents[1].keys
         yield from (new.key for _, old, new in diff.rollups if old is None and new is not None)
 
 
