@@ -16,7 +16,8 @@
 
 Without `build_definitions` in the same code location, `orchestration.tables` has specs and a sensor.
 
-What is declared is what Dagster loads: that opens nothing. The job `fleet` reports what moved, and what is wrong.
+What is declared is what Dagster loads: that opens nothing. The job `fleet` reports each hour what moved, and what is
+wrong, by one survey for all of them; `tables.table_sensor` reports single tables within a minute.
 """
 
 # SUBTLE: no `from __future__ import annotations` here, as Dagster reads the annotations of what it decorates.
@@ -30,12 +31,12 @@ from typing import Any, NamedTuple
 import dagster as dg
 from dagster._core.events import DagsterEventType
 
-from orchestration.io.names import TABLE
 from orchestration.mount import NAME, Mount
 from orchestration.partitions import TABLES, defined, keep
 from orchestration.reports import DATA_VERSION, Event, figure, judged
 from orchestration.resources import Persist
 from orchestration.settings import Data
+from orchestration.tables import key_of, table_spec
 from persist_lib import report
 from persist_lib.core.pauses import WILD
 from persist_lib.core.units import of
@@ -72,7 +73,7 @@ def data_assets(mount: Mount, data: Data) -> list[Asset]:
 
 def _asset(mount: Mount, data: Data, name: str) -> Asset:
     if not name or not WILD.intersection(name):
-        return Asset(_key(mount, data, *re.split(r"[./]", name)), name)
+        return Asset(_key(mount, data, *key_of(name).path), name)
     word = re.sub(r"[^A-Za-z0-9]+", "_", name).strip("_")
     return Asset(_key(mount, data, word or "tables"), name, f"{TABLES}_{word}" if word else TABLES)
 
@@ -119,11 +120,10 @@ def _spec(mount: Mount, data: Data, one: Asset, declared: Sequence[Asset]) -> dg
             partitions_def=defined(mount, one.partitions),
             description=f"The tables `{one.name}`, a partition each.",
         )  # fmt: skip
-    return dg.AssetSpec(
-        one.key, group_name=mount.named(data.group), kinds={"table"}, owners=["team:storage"], deps=deps,
-        metadata={TABLE: one.name},
-        description=f"The table `{one.name}`: `persist describe {one.name}`.",
-    ).with_io_manager_key(mount.io)  # fmt: skip
+    return table_spec(
+        one.name, io_manager=mount.io, key=one.key, group_name=mount.named(data.group), kinds={"table"},
+        owners=["team:storage"], deps=deps, description=f"The table `{one.name}`: `persist describe {one.name}`.",
+    )  # fmt: skip
 
 
 def asset_of(declared: Sequence[Asset], table: str) -> Asset | None:
@@ -241,7 +241,7 @@ def version_of(rows: Sequence[Row]) -> str:
 def _metadata(rows: Sequence[Row]) -> dict[str, Any]:
     """Figures, which draw timelines. Of a table that one shard carries also how far it has come."""
     found = {name: figure(sum(getattr(row, name) for row in rows))
-             for name in ("updates", "stored", "dollars_month", "batches", "debt", "held")}  # fmt: skip
+             for name in ("updates", "stored", "dollars_month")}  # fmt: skip
     found["shards"] = figure(len(rows))
     if len(rows) == 1:
         row = rows[0]

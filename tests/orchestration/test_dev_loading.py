@@ -125,8 +125,8 @@ def assert_both_pipelines_work_side_by_side(dev: DagsterDev) -> None:
     assert not dev.load_error()
     (repository,) = dev.locations()["two"]["locationOrLoadError"]["repositories"]
     assert assets_of(repository) == {
-        **{f"eu/{name}": "eu" for name in ASSETS},
-        **{f"lake/us/{name}": "storage" for name in ASSETS},
+        **{f"eu/{name}": "eu_data" if name == "tables" else "eu" for name in ASSETS},
+        **{f"lake/us/{name}": "us_data" if name == "tables" else "storage" for name in ASSETS},
     }
     assert names_of(repository, "jobs") == sorted(f"{name}_{job}" for name in ("eu", "us") for job in JOBS)
     assert names_of(repository, "sensors") == sorted(f"{name}_{one}" for name in ("eu", "us") for one in SENSORS)
@@ -146,7 +146,7 @@ def test_make_dev_starts_without_a_warning_and_loads_what_is_listed(tmp_path: Pa
         (location,) = dev.wait_loaded().values()
         assert location["name"] == "persist"
         (repository,) = location["locationOrLoadError"]["repositories"]
-        assert assets_of(repository) == dict.fromkeys(ASSETS, "maintenance")
+        assert assets_of(repository) == {**dict.fromkeys(ASSETS, "maintenance"), "tables": "data"}
         assert names_of(repository, "jobs") == JOBS
         assert names_of(repository, "schedules") == SCHEDULES
         assert names_of(repository, "sensors") == SENSORS

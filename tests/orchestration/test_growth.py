@@ -15,7 +15,7 @@ from dagster._core.events import DagsterEventType
 from dagster._serdes import serialize_value
 
 import persist_lib as persist
-from orchestration import reports
+from orchestration import fleet, reports
 from orchestration.definitions import build_definitions
 from orchestration.settings import KEEP_RUNS_DAYS, Settings, resolved
 from persist_lib.errors import InvalidUsage
@@ -199,6 +199,48 @@ def test_every_duty_runs_on_this_storage(client: persist.Client, folder: Path, i
     for _ in range(2):  # the first one counts what the rollups moved
         idle = run(folder, instance, "maintenance")
     assert summary(idle)["visited"] == 0
+
+
+def test_what_the_fleet_stores_is_bounded_and_goes_but_for_the_newest_pages(
+    client: persist.Client, folder: Path, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("busy", "calm"):
+        write(client, name, batches=40 if name == "busy" else 1, rows=5)
+
+    def report() -> str:
+        job = build_definitions(Settings(location=f"file:{folder}", config=SMALL)).resolve_job_def("fleet")
+        done = job.execute_in_process(instance=instance)
+        assert done.success
+        return done.run_id
+
+    def stored(run_id: str) -> dict[str, int]:
+        events = (one for one in instance.all_logs(run_id) if one.dagster_event and one.dagster_event.asset_key)
+        found: dict[str, int] = {}
+        for one in events:
+            key = str(one.dagster_event and one.dagster_event.asset_key and one.dagster_event.asset_key.path[-1])
+            found[key] = max(found.get(key, 0), len(serialize_value(one)))
+        return found
+
+    first = report()
+    sizes = stored(first)
+    assert (set(sizes), sizes["fleet"] < 50_000, sizes["shard_page"] < 60_000, sizes["tables"] < 3000) == (
+        {"fleet", "shard_page", "tables"}, True, True, True,
+    ), sizes  # fmt: skip
+    second = report()
+    assert set(stored(second)) == {"fleet"}, "pages are made once a day, and of tables that did not move only a verdict"
+    third = report()
+    assert prune(folder, instance) == 1, "the second one; the first has the newest page"
+    assert {one.run_id for one in instance.get_runs()} >= {first, third}
+    now = fleet.clock()
+    monkeypatch.setattr(fleet, "clock", lambda: now + fleet.PAGES_EACH_S + 5)
+    move(client, "busy")
+    move(client, "calm")
+    last = report()
+    assert prune(folder, instance) == 3, "what is newer has all of it; and the two runs of this"
+    assert {first, third}.isdisjoint(one.run_id for one in instance.get_runs())
+    assert materialized(instance, "shard_page") == {"busy"}
+    assert materialized(instance, "tables") == {"busy", "calm"}
+    assert last in {one.run_id for one in instance.get_runs()}
 
 
 def test_the_schedule_prunes_unless_all_runs_are_to_be_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
