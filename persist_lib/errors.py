@@ -267,6 +267,13 @@ class Paused(Refused):
     """
 
 
+class PlanMoved(Refused):
+    """A shard is not as it was when a plan was made of it, or the plan was carried out before. Nothing was changed.
+
+    Fields: shard, made (the seqno that it was made at), now (the shard's), why (what moved).
+    """
+
+
 class ShardFinished(Refused):
     """The shard is a tombstone. It can neither be read nor written, and never comes back."""
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import getpass
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
 
 import typer
 
@@ -31,6 +32,7 @@ from persist_lib.runtime.each import Each
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
     from persist_lib.client import Client
+    from persist_lib.core.plan.written import ShardPlan
     from persist_lib.pending_area import Absorbed
 
 Doing = Callable[[str, Advance], Outcome]
@@ -128,6 +130,62 @@ class Pausing(NamedTuple):
         session.answer({"paused": jsonable(set_)}, f"{set_.shown}: {set_.says}")
 
 
+class Planning(NamedTuple):
+    """What `persist maintain` writes, or carries out, in place of upkeep."""
+
+    plan: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Show what would be done, what it frees and costs, and write it down."),
+    ] = None
+    apply: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Do exactly what was written down, or nothing where a shard has moved."),
+    ] = None
+
+    def check(self, only: Sequence[str], *, is_else: bool) -> None:
+        """Raise InvalidUsage for what does not go together. `is_else`: there is something else than names and --all."""
+        if self.apply is not None and (self.plan is not None or only or is_else):
+            raise InvalidUsage("--apply does what the file says, and goes without other options but names")
+        if self.plan is not None and is_else:
+            raise InvalidUsage("--plan changes nothing, and goes with names, --all and --only")
+        if others := [name for name in only if BY_NAME[name].carrier != "shard" and self.plan is not None]:
+            raise InvalidUsage(f"--plan is about duties of shards, and {', '.join(others)} decides as it goes")
+
+    def write(self, answer: _Answer, shards: Sequence[str], only: Sequence[str]) -> None:
+        """Show the plan of these shards, and write it to the file."""
+        from persist_lib.core.plan.written import Plan
+
+        plans: list[ShardPlan] = []
+
+        def one(name: str, _advance: Advance) -> Outcome:
+            plan = answer.client.plan(name, only=only).of(name)
+            plans.append(plan)
+            return duty_outcomes.planned(plan)
+
+        answer.shards(shards, "plan", " (plan)", one)
+        try:
+            cast("Path", self.plan).write_text(Plan(tuple(plans)).to_json() + "\n")
+        except OSError as error:
+            raise InvalidUsage(f"the plan cannot be written to {self.plan}: {error.strerror}") from error
+        answer.session.note(f"written to {self.plan}; `persist maintain --apply {self.plan}` does it")
+
+    def carry_out(self, answer: _Answer, names: Sequence[str]) -> None:
+        """Do what the file says of these shards; without names of all that it has."""
+        from persist_lib.core.plan.written import Plan, parse_plan
+
+        client, every = answer.client, answer.client.config.rollup_every
+        try:
+            plan = parse_plan(cast("Path", self.apply).read_bytes())
+        except OSError as error:
+            raise InvalidUsage(f"{self.apply} cannot be read: {error.strerror}") from error
+
+        def one(name: str, _advance: Advance) -> Outcome:
+            done = client.apply(Plan((plan.of(name),)))[name]
+            return duty_outcomes.maintained(done, client.inspect(name), every, dry_run=False)
+
+        answer.shards(names or [one.shard for one in plan.shards], "apply", "", one)
+
+
 def _duties(_context: typer.Context, incomplete: str) -> list[str]:
     return [name for name in UPKEEP if name.startswith(incomplete)]
 
@@ -158,6 +216,7 @@ def maintain(
         bool, typer.Option("--force", help="With --only rollups: write a rollup even if none is due.")
     ] = False,
     pausing: Pausing = Pausing(),  # noqa: B008 - it cannot be changed
+    planning: Planning = Planning(),  # noqa: B008 - it cannot be changed
     even_if_paused: opt.EvenIfPaused = False,
     dry_run: opt.DryRun = False,
 ) -> None:
@@ -173,26 +232,42 @@ def maintain(
     With --pause it does nothing, and nor does anything else that looks after this location, Dagster included, until
     --until or --resume: of tables and shards with such names, or --only some duties. What is paused is said.
 
+    A plan is of one version of each shard. --apply claims it by one commit, and refuses a shard (exit code 1) on which
+    anything but leases has moved since, or whose plan was carried out before. The other shards are done.
+
     \b
     persist maintain --dry-run          what is due, and what has to wait for a reader or a hold
     persist maintain orders payments
     persist maintain --only garbage --only orphans
     persist maintain orders --only compaction --dry-run     the plan, and its price
+    persist maintain --plan plan.json   what, why, bytes, requests and price of each step
+    persist maintain --apply plan.json  those steps, and no others
     persist maintain --pause 'orders*' --only compaction --reason 'copying the bucket' --until '2 days'
     persist maintain --resume 'orders*'
     persist maintain --json | jq '.shards[] | {shard, before: .before.batches, after: .after.batches}'
     """
     if pausing != Pausing():
-        if names or is_all or force or dry_run or even_if_paused:
+        if names or is_all or force or dry_run or even_if_paused or planning != Planning():
             raise InvalidUsage("--pause and --resume take a pattern, and go without names and other options but --only")
         pausing.do(session, only or ())
         return
     chosen = _chosen(only or (), force=force)
+    planning.check(chosen, is_else=force or dry_run or even_if_paused)
+    dry_run = dry_run or planning.plan is not None
     of_shards = [name for name in chosen if BY_NAME[name].carrier == "shard"]
     with session.open(read_only=dry_run, maintains=True) as client, passed_by(client, is_asked=even_if_paused):
         answer = _Answer(session, client, chosen[0] if len(chosen) == 1 else "maintain", dry_run)
         wanted = _named(names, is_all=is_all)
+        if planning.apply is not None:
+            planning.carry_out(answer, wanted)
+            answer.end()
+            return
         carried = answer.each(wanted, lambda name: _shards_of(client, name)) if of_shards or not chosen else {}
+        if planning.plan is not None:
+            found = list(dict.fromkeys(shard for each in carried.values() for shard in each))
+            planning.write(answer, found if wanted else client.shards(), of_shards)
+            answer.end()
+            return
         if "collections" in chosen:
             _tend(answer, wanted or [None], dry_run=dry_run)
         elif not chosen:

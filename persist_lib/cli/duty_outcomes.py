@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
     from persist_lib.cli.session import Advance
     from persist_lib.client import Client
     from persist_lib.core.plan.garbage import Held
+    from persist_lib.core.plan.written import ShardPlan
     from persist_lib.core.state import Version
     from persist_lib.maintain import (
         Audited,
@@ -239,6 +240,26 @@ def maintained(done: Maintained, after: Version, rollup_every: int, dry_run: boo
     figures = {"before": jsonable(done.before), "after": jsonable(done.after), "cost": jsonable(done.cost)}
     compared = [] if dry_run else [render.compare_table([done.before], [done.after])]
     return replace(all_, value=all_.value | figures, details=[*all_.details, *compared])
+
+
+def planned(plan: ShardPlan) -> Outcome:
+    """The steps of a plan, and what they free and cost together."""
+    value = {"seqno": plan.seqno, "steps": jsonable(plan.steps), "cost": jsonable(plan.cost), "freed": plan.freed}
+    if not plan.steps:
+        return Outcome(f"nothing to do at v{plan.seqno}", value)
+    table = render.plain_table(
+        "duty", "what", "frees", "bytes", "requests", "price", "why", right=("frees", "bytes", "requests", "price")
+    )
+    for step in plan.steps:
+        cost = step.cost
+        table.add_row(
+            step.duty, step.what, size(step.freed), size(cost.bytes_read + cost.bytes_written), number(cost.requests),
+            units.dollars(cost.dollars), step.why,
+        )  # fmt: skip
+    price = units.dollars(plan.cost.dollars)
+    return Outcome(
+        f"{of(len(plan.steps), 'step')} from v{plan.seqno}, frees {size(plan.freed)}, {price}", value, [table]
+    )
 
 
 def together(summary: str, parts: Mapping[str, Outcome]) -> Outcome:

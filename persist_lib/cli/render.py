@@ -23,16 +23,6 @@ if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
 
 LEVELS_SHOWN = 5
 """How many size classes a cell names; the others are summed up."""
-REASONS = {
-    "merge": "small batches behind what is newer than them",
-    "fold": "it is in debt, and has more runs than one merge may read: these come first",
-    "advance": "since has passed enough of its times to make it shrink",
-    "sort": "several runs, or more than its bounds, are read each time",
-    "flush": "too many bytes in the state itself",
-    "ahead": "history outweighs the rows: the contents beside it",
-    "settle": "since has come to the contents ahead: no work",
-    "fuse": "empty neighbours; no I/O",
-}
 BATCHES_NAMED = 4
 """How many batches of a request a cell names one by one."""
 
@@ -177,6 +167,8 @@ def batch_ids(ids: Sequence[tuple[int, int]]) -> str:
 
 
 def _request_cells(request: Request, times: Unit | None) -> list[str]:
+    from persist_lib.core.plan.compaction import REASONS
+
     cost = request.cost
     return [
         request.reason, batch_ids(request.ids), f"[{_time(request.lower, times)}, {_time(request.upper, times)})",

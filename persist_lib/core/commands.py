@@ -37,6 +37,7 @@ class RegisterWriter(NamesMember, frozen=True, omit_defaults=True):
     """Let a freshly minted id write: `ingest` appends, `maintenance` compacts and rolls up.
 
     `layer` says for which layer an id appends. A shard that belongs to a layer refuses all others (`core.layers`).
+    With `at`, only if this is the shard's transition of that seqno: what was planned from the version before it holds.
     """
 
     writer: WriterId
@@ -44,6 +45,7 @@ class RegisterWriter(NamesMember, frozen=True, omit_defaults=True):
     lease_until: int
     owner: str = ""
     layer: str = ""
+    at: SeqNo | msgspec.UnsetType = msgspec.UNSET
 
 
 class RegisterReader(NamesMember, frozen=True):

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
 from persist_lib.core.diff import StateDiff, apply_diff
@@ -98,10 +100,13 @@ def size_of(command: c.Command) -> int:
 def is_alone(command: c.Command) -> bool:
     """Whether the command is never one of several: it decides in which format the row is written, or may be too new.
 
+    One that is for a certain seqno is alone as well: what is before it in a row has moved the shard.
+
     SUBTLE: a group also has what was refused, so that a command that came after groups is no part of one: programs that
     know groups and not the command could not read the row.
     """
-    return isinstance(command, (c.Create, c.Upgrade, c.Adopt, c.Inherit, c.KeepContents))
+    is_claim = isinstance(command, c.RegisterWriter) and command.at is not msgspec.UNSET
+    return is_claim or isinstance(command, (c.Create, c.Upgrade, c.Adopt, c.Inherit, c.KeepContents))
 
 
 def changes_most(state: State) -> int:

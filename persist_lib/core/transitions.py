@@ -93,6 +93,8 @@ def change(state: State, seqno: SeqNo, command: c.Command) -> StateDiff | r.Refu
             return r.Exists(writer)
         case c.RegisterWriter() if refusal := refuses_writer(state, command):
             return refusal
+        case c.RegisterWriter(at=at) if at is not msgspec.UNSET and at != seqno:
+            return r.Overtaken(at, seqno)
         case c.RegisterWriter(writer, purpose, lease_until, owner):
             return StateDiff(writers=((writer, None, _writer(state, purpose, lease_until, owner)),))
         case c.RegisterReader(reader) if not READER.fullmatch(reader):

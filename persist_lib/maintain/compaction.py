@@ -122,8 +122,9 @@ def compact(
     engine: Engine | None = None,
     dry_run: bool = False,
     progress: Progress | None = None,
+    plan: Plan | None = None,
 ) -> Compacted:
-    """Carry out the shard's compaction plan, one transition per request.
+    """Carry out the shard's compaction plan, one transition per request; or exactly `plan`, and then nothing more.
 
     A request whose inputs another compactor replaced first is skipped. A request whose inputs are damaged is not
     carried out; the others are, and then the first Damage is raised. Calling it again carries out what is left to do.
@@ -132,8 +133,8 @@ def compact(
     if not dry_run:
         machine.may_begin(machine.shard, "compaction")
     policy = policy_of(machine.config, policy)
-    state = machine.fetch().state
-    plan = plan_compaction(state, policy)
+    state, is_given = (machine.fetch() if plan is None else machine.version).state, plan is not None
+    plan = plan_compaction(state, policy) if plan is None else plan
     before = filled(state)
     if dry_run:
         return Compacted(plan, (), before, before, state.since)
@@ -148,7 +149,7 @@ def compact(
                     damaged.append(one)  # the other requests concern other batches
                 else:
                     applied.append(one)
-            if damaged or not any(request.is_partial for request in plan.requests):
+            if is_given or damaged or not any(request.is_partial for request in plan.requests):
                 break
             plan = plan_compaction(machine.fetch().state, policy)
             requests += plan.requests

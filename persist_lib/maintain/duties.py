@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from persist_lib.arguments import check_callable, check_type, parse_flag, parse_integer
+from persist_lib.arguments import check_callable, check_type, parse_flag, parse_integer, shown
 from persist_lib.config import Config
 from persist_lib.core.cost import Cost, Prices
 from persist_lib.core.duties import DUTIES
@@ -17,10 +18,14 @@ from persist_lib.core.formats import FIRST, NEWEST
 from persist_lib.core.plan.compaction import Policy, policy_of
 from persist_lib.core.plan.explain import Why, explain, explain_object
 from persist_lib.core.plan.keepers import Keeper, keepers_of
-from persist_lib.errors import Paused, PersistError
+from persist_lib.core.plan.look import settings_of
+from persist_lib.core.plan.written import PLANNED, Intended, Plan, Seen, ShardPlan, intend, parse_plan, plan_shard
+from persist_lib.core.state import Version
+from persist_lib.errors import InvalidUsage, Paused, PersistError, PlanMoved
 from persist_lib.frontier import MAX_TIME
+from persist_lib.ids import parse_shard_id
 from persist_lib.location.wrap.spending import charged
-from persist_lib.maintain.census import Census, known_since, take_census
+from persist_lib.maintain.census import Census, census_of, known_since, take_census
 from persist_lib.maintain.compaction import Compacted, Engine, compact
 from persist_lib.maintain.garbage import (
     Audited,
@@ -31,6 +36,7 @@ from persist_lib.maintain.garbage import (
     collect,
     expire,
     retain,
+    see,
     together,
 )
 from persist_lib.maintain.pauses import Pausing
@@ -53,6 +59,8 @@ class Maintained(msgspec.Struct, frozen=True):
     """The requests that it made to the location. A dry run only reads."""
     paused: Mapping[str, str] = {}
     """The duties that are paused, and why. They were not done, and a dry run says what they would do."""
+    plan: ShardPlan | None = None
+    """What a dry run would do, to be carried out by `client.apply`; or what was carried out."""
 
     def _of(self, duty: str) -> Any:
         if duty in self.paused and duty not in self.done:
@@ -95,7 +103,7 @@ class Call:
     """One shard, and how to do a duty there. A duty ignores the fields that it does not need.
 
     `worker` registers when a duty first asks for its id. With `dry_run` the duty changes nothing and returns what it
-    would do.
+    would do. With `seen` and what was planned of it (`intended`), it does that and nothing else.
     """
 
     worker: Worker
@@ -103,6 +111,8 @@ class Call:
     policy: Policy | None = None
     engine: Engine | None = None
     dry_run: bool = False
+    seen: Seen | None = None
+    intended: Intended | None = None
 
     @property
     def machine(self) -> Machine:
@@ -113,7 +123,8 @@ class Call:
 
 
 def _compaction(call: Call) -> Compacted:
-    return compact(call.machine, call.worker, policy=call.policy, engine=call.engine, dry_run=call.dry_run)
+    plan = call.intended.compaction if call.intended else None
+    return compact(call.machine, call.worker, policy=call.policy, engine=call.engine, dry_run=call.dry_run, plan=plan)
 
 
 def _orphans(call: Call) -> Audited:
@@ -121,8 +132,8 @@ def _orphans(call: Call) -> Audited:
 
     A loose rollup may still be linked by its writer. A newer rollup prevents that; then a second audit can delete it.
     """
-    audited = audit_orphans(call.machine, dry_run=call.dry_run)
-    if audited.loose_rollups and not call.dry_run:
+    audited = audit_orphans(call.machine, dry_run=call.dry_run, seen=call.seen)
+    if audited.loose_rollups and not call.dry_run and call.seen is None:
         with suppress(Paused), Worker(call.machine, call.leases, alone=call.worker.alone) as worker:
             roll_up(call.machine, worker, force=True)
         audited = together(audited, audit_orphans(call.machine))
@@ -130,11 +141,11 @@ def _orphans(call: Call) -> Audited:
 
 
 FUNCTIONS: Mapping[str, Callable[[Call], Any]] = {
-    "leases": lambda call: expire(call.machine, dry_run=call.dry_run),
-    "retention": lambda call: retain(call.machine, dry_run=call.dry_run),
+    "leases": lambda call: expire(call.machine, dry_run=call.dry_run, seen=call.seen),
+    "retention": lambda call: retain(call.machine, dry_run=call.dry_run, seen=call.seen),
     "compaction": _compaction,
     "rollups": lambda call: roll_up(call.machine, call.worker, dry_run=call.dry_run),
-    "garbage": lambda call: collect(call.machine, dry_run=call.dry_run),
+    "garbage": lambda call: collect(call.machine, dry_run=call.dry_run, seen=call.seen),
     "orphans": _orphans,
     "scrub": lambda call: scrub(call.machine, is_kept=not call.dry_run),
     "census": lambda call: take_census(call.machine, call.policy),
@@ -178,19 +189,81 @@ def maintain(
     that rewrite fail with Busy while another worker is at the shard; the others are done. Paused ones are left out, and
     `paused` says so.
     """
+    if dry_run:
+        return planned(machine, leases, PLANNED, policy_of(machine.config, policy))
     before, tried, paused = take_census(machine, policy), Each[Any](), dict[str, str]()
     for is_last in (False, True):
         names = [duty.name for duty in DUTIES if duty.is_upkeep and duty.is_last is is_last]
         try:
             with Worker(machine, leases, alone=alone) as worker:
-                call = Call(worker, leases, policy=policy, engine=engine, dry_run=dry_run)
+                call = Call(worker, leases, policy=policy, engine=engine)
                 paused |= paused_among(machine, names)
                 with span("shard", machine.shard):
-                    tried.add((name for name in names if dry_run or name not in paused), call.do, PersistError)
+                    tried.add((name for name in names if name not in paused), call.do, PersistError)
         except PersistError as error:
             tried.failed["retire the worker"] = error
     tried.check(f"shard {machine.shard}: {{}} duties")
     return Maintained(tried.done, before, take_census(machine, policy), paused=paused)
+
+
+@charged
+def planned(machine: Machine, leases: Leases, duties: Sequence[str], policy: Policy) -> Maintained:
+    """What these duties would do, and the plan of that: all of one version of the shard. Changes nothing."""
+    every = machine.config.rollup_every
+    seen = see(machine, duties)
+    intended = intend(seen, policy, every)
+    with Worker(machine, leases) as worker:
+        call = Call(worker, leases, policy, dry_run=True, seen=seen, intended=intended)
+        done = {duty: call.do(duty) for duty in PLANNED if duty in duties}
+    plan = plan_shard(machine.shard, seen, intended, duties, policy, every)
+    census = census_of(machine.shard, seen.version, seen.now, policy)
+    return Maintained(done, census, census, paused=paused_among(machine, duties), plan=plan)
+
+
+@charged
+def apply(
+    machine: Machine, leases: Leases, plan: ShardPlan, *, policy: Policy, engine: Engine | None = None
+) -> Maintained:
+    """Carry out exactly what was planned, or raise PlanMoved, Paused or Busy and change nothing.
+
+    One commit claims the plan: it registers the worker as the transition after a version in which nothing but leases is
+    another thing than when the plan was made, and of which the plan is the same. What comes after it is decided by what
+    was planned alone: batches, keys and ids, which each commit checks for itself.
+    """
+    every, duties = machine.config.rollup_every, [step.duty for step in plan.steps]
+    for duty in duties:
+        machine.may_begin(machine.shard, duty)
+    first = see(machine, plan.duties, plan.made_ms)
+    settings, found = settings_of(policy, every), [(first, intend(first, policy, every))]
+
+    def judge(version: Version) -> None:
+        seen = first._replace(version=version)
+        intended = intend(seen, policy, every)
+        steps = plan_shard(machine.shard, seen, intended, plan.duties, policy, every).steps
+        if why := plan.why_not(seen, steps, settings):
+            raise moved(plan, version.seqno, why)
+        found[0] = (seen, intended)
+
+    judge(first.version)
+    before, tried = census_of(machine.shard, first.version, first.now, policy), Each[Any]()
+    if plan.steps:
+        with Worker(machine, leases, alone=True, judge=judge) as worker:
+            if not first.version.state.is_finished():
+                _ = worker.id
+            call = Call(worker, leases, policy, engine, False, *found[0])
+            tried.add(dict.fromkeys(duties), call.do, PersistError)
+        tried.check(f"shard {machine.shard}: {{}} duties")
+    return Maintained(tried.done, before, take_census(machine, policy), plan=plan)
+
+
+def moved(plan: ShardPlan, now: int, why: str) -> PlanMoved:
+    """The error for a plan that is not carried out."""
+    return PlanMoved(
+        f"shard {plan.shard}: this plan was made at v{plan.seqno}, and the shard is at v{now}: {why}. Where the plan "
+        "was carried out before, it is done. Nothing was changed; plan again: "
+        f"`persist maintain {plan.shard} --plan FILE`",
+        shard=plan.shard, made=plan.seqno, now=now, why=why,
+    )  # fmt: skip
 
 
 def paused_among(machine: Machine, duties: Iterable[str]) -> dict[str, str]:
@@ -216,6 +289,9 @@ class Upkeep(Pausing):
 
     machine: Callable[[str], Machine]
     """The machine of the shard with a name."""
+
+    @abstractmethod
+    def shards(self) -> list[str]: ...
 
     def policy(self, policy: Policy | None = None) -> Policy:
         """The policy by which this client plans compaction: `policy`, or one made of the client's settings.
@@ -275,6 +351,41 @@ class Upkeep(Pausing):
         policy, dry_run, alone = self.policy(policy), parse_flag(dry_run, "dry_run"), parse_flag(alone, "alone")
         _check_engine(engine)
         return maintain(self.machine(name), self.leases, policy=policy, engine=engine, dry_run=dry_run, alone=alone)
+
+    def plan(self, name: str | None = None, *, only: Sequence[str] = (), policy: Policy | None = None) -> Plan:
+        """Return what upkeep would do with a shard (None: with each that there is), for `apply`. Changes nothing.
+
+        `only` names duties; empty: all of `maintain`. Each step says what, why, how many bytes it frees, and what it
+        costs; `to_json` writes it all as text.
+        """
+        policy, wanted = self.policy(policy), parse_planned(only)
+        shards = self.shards() if name is None else [parse_shard_id(name)]
+        found = (planned(self.machine(name), self.leases, wanted, policy).plan for name in shards)
+        return Plan(tuple(one for one in found if one is not None))
+
+    def apply(
+        self, plan: Plan | str | bytes, *, policy: Policy | None = None, engine: Engine | None = None
+    ) -> dict[str, Maintained]:
+        """Carry out exactly what a plan says, or nothing: shard by shard, and the answers are by shard.
+
+        Where anything but leases has moved since it was made, PlanMoved is raised, and nothing is done; the first
+        commit decides that, so that nothing can come in between. What was planned is not done a second time. A shard
+        that is refused stops none of the others, and the gravest error is raised at the end. Its fields `failed`
+        (messages) and `done` (answers) are by shard. With another `policy` than that of the plan, it is refused. Raises
+        InvalidUsage for a text that is no plan, or one of another format.
+        """
+        plan, policy = parse_plan(plan), self.policy(policy)
+        _check_engine(engine)
+        self._writable("apply")
+
+        def one(name: str) -> Maintained:
+            return apply(self.machine(name), self.leases, plan.of(name), policy=policy, engine=engine)
+
+        if len(plan.shards) == 1:
+            return {plan.shards[0].shard: one(plan.shards[0].shard)}
+        tried = Each[Maintained]().add([each.shard for each in plan.shards], one, PersistError)
+        tried.check("apply: {} shards")
+        return tried.done
 
     @charged
     def compact(
@@ -375,6 +486,15 @@ class Upkeep(Pausing):
         if not dry_run:
             self._writable("repair")
         return repair(self.machine(name), dry_run=dry_run)
+
+
+def parse_planned(only: object) -> tuple[str, ...]:
+    """Names of duties that can be planned, in their order; all of them for none. Raises InvalidUsage."""
+    named = (only,) if isinstance(only, str) else only
+    if not isinstance(named, (list, tuple)) or (unknown := [one for one in named if one not in PLANNED]):
+        got = shown(unknown[0] if isinstance(named, (list, tuple)) else only)
+        raise InvalidUsage(f"{got} cannot be planned; these duties can: {', '.join(PLANNED)}", argument="only")
+    return tuple(duty for duty in PLANNED if duty in named) or PLANNED
 
 
 def _check_engine(engine: object) -> None:

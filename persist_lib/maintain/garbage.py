@@ -6,12 +6,15 @@ object that cannot be deleted stays on the list. If a listing fails, less is del
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import msgspec
 
 from persist_lib.core import commands as c
 from persist_lib.core.cost import Cost
 from persist_lib.core.plan.garbage import GarbagePlan, Held, Orphans, plan_garbage, plan_orphans
 from persist_lib.core.plan.upkeep import Overdue, plan_expiry, plan_retention
+from persist_lib.core.plan.written import Seen, given_up
 from persist_lib.core.state import RETENTION, State
 from persist_lib.errors import PersistError
 from persist_lib.format.paths import blob_key, prefix
@@ -46,14 +49,17 @@ class Retained(msgspec.Struct, frozen=True):
 
 @duty("leases")
 @charged
-def expire(machine: Machine, *, dry_run: bool = False) -> Expired:
-    """Retire the ids whose lease has ended by the store's clock. Their next commit is refused with LeaseExpired."""
+def expire(machine: Machine, *, dry_run: bool = False, seen: Seen | None = None) -> Expired:
+    """Retire the ids whose lease has ended by the store's clock. Their next commit is refused with LeaseExpired.
+
+    Those of `seen`, if it is given, by the clock of then.
+    """
     if not dry_run:
         machine.may_begin(machine.shard, "leases")
-    state, now = machine.fetch().state, machine.consensus.now()
+    state, now = (seen.version.state, seen.now) if seen else (machine.fetch().state, machine.consensus.now())
     overdue = tuple(plan_expiry(state, now))
     if overdue and not dry_run and not state.is_finished():
-        answer = machine.try_commit(lambda _state, now: c.Expire(now))
+        answer = machine.try_commit(lambda _state, later: c.Expire(seen.now if seen else later))
         if not isinstance(answer, Committed):
             overdue = ()  # another process renewed or retired them first
     return Expired(overdue, len(state.writers) + len(state.readers))
@@ -61,17 +67,17 @@ def expire(machine: Machine, *, dry_run: bool = False) -> Expired:
 
 @duty("retention")
 @charged
-def retain(machine: Machine, *, dry_run: bool = False) -> Retained:
-    """Advance the shard's `retention` hold to as far behind upper as its policy says."""
+def retain(machine: Machine, *, dry_run: bool = False, seen: Seen | None = None) -> Retained:
+    """Advance the shard's `retention` hold to as far behind upper as its policy says, or said when it was `seen`."""
     if not dry_run:
         machine.may_begin(machine.shard, "retention")
-    state = machine.fetch().state
-    target = plan_retention(state)
-    if target is None or dry_run:
-        return Retained(state.retention, state.since, state.since if target is None else target)
+    state = (seen.version if seen else machine.fetch()).state
+    planned = plan_retention(state)
+    if planned is None or dry_run:
+        return Retained(state.retention, state.since, state.since if planned is None else planned)
 
     def move(state: State, _now: int) -> c.DowngradeHold:
-        hold, target = state.holds.get(RETENTION), plan_retention(state)
+        hold, target = state.holds.get(RETENTION), planned if seen else plan_retention(state)
         since = target if target is not None else hold.since if hold else state.since
         return c.DowngradeHold(RETENTION, since, hold.opaque if hold else None, hold.opaque if hold else b"")
 
@@ -121,14 +127,17 @@ class Audited(msgspec.Struct, frozen=True):
 
 @duty("garbage")
 @charged
-def collect(machine: Machine, *, dry_run: bool = False, progress: Progress | None = None) -> Collected:
+def collect(
+    machine: Machine, *, dry_run: bool = False, progress: Progress | None = None, seen: Seen | None = None
+) -> Collected:
     """Delete the garbage that no reader can reach, remove it from the state, and truncate the log.
 
-    Doing it again finds nothing to do. An object that cannot be deleted is in `failed`, and the next call tries again.
+    That of `seen`, if it is given: what no reader can reach, none ever can. Doing it again finds nothing to do. An
+    object that cannot be deleted is in `failed`, and the next call tries again.
     """
     if not dry_run:
         machine.may_begin(machine.shard, "garbage")
-    version = machine.fetch()
+    version = seen.version if seen else machine.fetch()
     plan = plan_garbage(version.state, version.seqno)
     if dry_run:
         return Collected(tuple(plan.keys), plan.size, 0, plan.held, {})
@@ -142,29 +151,47 @@ def collect(machine: Machine, *, dry_run: bool = False, progress: Progress | Non
 
 @duty("orphans")
 @charged
-def audit_orphans(machine: Machine, *, dry_run: bool = False, progress: Progress | None = None) -> Audited:
+def audit_orphans(
+    machine: Machine, *, dry_run: bool = False, progress: Progress | None = None, seen: Seen | None = None
+) -> Audited:
     """List the shard's objects, then read its state, then delete the objects that no writer can ever link.
 
-    Doing it again finds nothing to do. An object that cannot be deleted is in `failed`, and the next call tries again.
+    Those of `seen`, if it is given. Doing it again finds nothing to do. An object that cannot be deleted is in
+    `failed`, and the next call tries again.
     """
     if not dry_run:
         machine.may_begin(machine.shard, "orphans")
-    listed = [
-        (PartKey(entry.key.removeprefix(prefix(machine.shard))), entry.size)
-        for entry in machine.blob.list(prefix(machine.shard))
-    ]
-    uploads, failed = _unfinished(machine)
-    plan = plan_orphans(machine.fetch().state, listed, uploads)
-    abandoned = [upload for key in sorted(uploads) for upload in uploads[key] if key in plan.uploads or upload.is_dead]
+    seen = seen or see(machine, ("orphans",), now=0)
+    listed, uploads, failed = seen.listed, seen.uploads, dict(seen.failed)
+    plan = plan_orphans(seen.version.state, listed, uploads)
+    abandoned = given_up(plan, uploads)
     if not dry_run:
         failed |= _delete(machine, tuple(plan.keys), progress) | _abort(machine, abandoned)
         _forget_retired(machine, plan)
     gone = tuple(key for key in plan.keys if key not in failed)
     size = sum(plan.keys[key] for key in gone)
-    newest = machine.state.newest_rollup
+    newest = seen.version.state.newest_rollup
     loose = sum(1 for key, _ in listed if (parse_rollup_key(key) or 0) > newest)
     aborted = [upload.size for upload in abandoned if upload.id not in failed]
     return Audited(gone, size, plan.live, plan.pending, plan.swept, failed, loose, len(aborted), sum(aborted))
+
+
+def see(machine: Machine, duties: Collection[str] = (), now: int | None = None) -> Seen:
+    """What these duties are planned from: one version, and what has to be listed before it is read.
+
+    `now` is ms of the store's clock; None: that of now.
+    """
+    listed, uploads, failed = list[tuple[PartKey, int]](), dict[PartKey, list[Upload]](), dict[str, str]()
+    if "orphans" in duties:
+        below = prefix(machine.shard)
+        listed = [(PartKey(entry.key.removeprefix(below)), entry.size) for entry in machine.blob.list(below)]
+        uploads, failed = _unfinished(machine)
+    version, begins = machine.fetch(), SeqNo(1)
+    if "garbage" in duties and plan_garbage(version.state, version.seqno).truncate_below > 1:
+        oldest = machine.consensus.scan(machine.shard, SeqNo(0), 1)
+        begins = oldest[0].seqno if oldest else begins
+    now = machine.consensus.now() if now is None else now
+    return Seen(version, now, begins, listed, uploads, failed)
 
 
 def together(first: Audited, second: Audited) -> Audited:

@@ -16,7 +16,7 @@ from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
 from persist_lib.core.cost import Cost
 from persist_lib.core.plan.upkeep import has_ended, last_deletion, rollup_is_due
-from persist_lib.core.state import State
+from persist_lib.core.state import State, Version
 from persist_lib.errors import Busy, PersistError
 from persist_lib.format.paths import blob_key, rollup_key
 from persist_lib.ids import SeqNo, ShardId, WriterId
@@ -45,13 +45,15 @@ class Worker(Resource):
 
     With `alone`, `id` raises Busy while another maintenance writer of this shard is live. That saves work done twice;
     correctness does not rest on it, as every result is decided by a compare-and-set. A worker that did not ask to be
-    alone is not kept out, but keeps out those that do.
+    alone is not kept out, but keeps out those that do. `judge` is as in `Registration`.
     """
 
-    def __init__(self, machine: Machine, leases: Leases, *, alone: bool = False) -> None:
+    def __init__(
+        self, machine: Machine, leases: Leases, *, alone: bool = False, judge: Callable[[Version], object] | None = None
+    ) -> None:
         self.machine = machine
         self.alone = alone
-        self._registration = Registration(machine, leases, "maintenance")
+        self._registration = Registration(machine, leases, "maintenance", judge=judge)
 
     @property
     def id(self) -> WriterId:

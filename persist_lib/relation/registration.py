@@ -6,13 +6,15 @@ import weakref
 from collections.abc import Callable
 from typing import Literal
 
+from msgspec.structs import replace
+
 from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
 from persist_lib.core.producers import last_of
-from persist_lib.core.state import INLINE_TOTAL_BYTES, Batch, State
+from persist_lib.core.state import INLINE_TOTAL_BYTES, Batch, State, Version
 from persist_lib.errors import Determinate, Indeterminate, InvalidUsage, LeaseExpired, SchemaMismatch, TimedOut
 from persist_lib.frontier import Antichain
-from persist_lib.ids import ShardId, WriterId, format_writer_id
+from persist_lib.ids import SeqNo, ShardId, WriterId, format_writer_id
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import Schema
 from persist_lib.shard.batches import Built
@@ -100,7 +102,8 @@ def whole(built: Built, _state: State) -> Batch:
 class Registration:
     """At most one writer id at a time, for one handle or worker, which guards it.
 
-    `purpose` and `owner` are for people to read, `layer` is the one that this id appends for.
+    `purpose` and `owner` are for people to read, `layer` is the one that this id appends for. A `judge` raises for a
+    version after which it must not be registered: the registration is the transition after one that it let pass.
     Its lease is kept up from its registration until it is forgotten or
     closed. When the handle is dropped without `close`, the id is abandoned, and the thread that keeps leases
     up retires it.
@@ -109,9 +112,10 @@ class Registration:
     def __init__(
         self, machine: Machine, leases: Leases, purpose: Literal["ingest", "maintenance"], owner: str = "",
         layer: str = "",
+        judge: Callable[[Version], object] | None = None,
     ) -> None:  # fmt: skip
         self._machine = machine
-        self.owner, self.layer = owner, layer
+        self.owner, self.layer, self._judge = owner, layer, judge
         self._leases = leases
         self._purpose = purpose
         self._id: WriterId | None = None
@@ -140,7 +144,14 @@ class Registration:
                 raise timed_out(self._machine.shard, deadline, "the steps before its registration took that long")
             fresh = format_writer_id(self._machine.runtime.entropy())
             lease_ms, said = self._machine.config.lease_ms, (self.owner, self.layer)
-            build = lambda _state, now: c.RegisterWriter(fresh, self._purpose, now + lease_ms, *said)  # noqa: E731
+
+            def build(_state: State, now: int) -> c.RegisterWriter:
+                made = c.RegisterWriter(fresh, self._purpose, now + lease_ms, *said)
+                if self._judge is None:
+                    return made
+                self._judge(version := self._machine.version)  # it is `_state`'s, as the committing thread has the turn
+                return replace(made, at=SeqNo(version.seqno + 1))
+
             self._leases.prepare()
             with Registering(self._leases, self._machine, fresh):
                 committed = self._commit(build, deadline)

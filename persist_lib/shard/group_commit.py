@@ -279,4 +279,6 @@ def _is_certain(refusal: r.Refusal, state: State, request: Request) -> bool:
     """
     if isinstance(refusal, r.NothingDue) and isinstance(request.command, NO_MATTER):
         return True
+    if isinstance(refusal, r.Overtaken) and refusal.expected < refusal.actual:
+        return True
     return isinstance(refusal, r.AlreadyDone) or is_out_for_ever(state, request.command)

@@ -839,3 +839,27 @@ def test_what_a_command_asked_of_the_location_is_said_in_a_line_and_priced_as_wi
     assert "prices are" in sh.fails(2, "maintain", "--only", "compaction", "--dry-run", "orders", "--prices", "gold")
     appended = sh.json("append", "tidy", "--lower", 1, "--upper", 2)
     assert appended["cost"]["commits"] > 0
+
+
+def test_a_plan_is_written_shown_and_done_once(sh: Shell):
+    path = sh.root.parent / "plan.json"
+    before = sh.json("shard", "list")["shards"]
+    planned = sh.run("maintain", "--plan", path, "orders")
+    assert "small batches behind what is newer than them" in planned.stdout
+    assert f"persist maintain --apply {path}" in planned.stderr
+    assert sh.json("shard", "list")["shards"] == before
+    assert [one["shard"] for one in json.loads(path.read_text())["shards"]] == ["orders"]
+    assert "→ 1 batch" in sh("maintain", "--apply", path)
+    assert "PlanMoved: shard orders: this plan was made at v" in sh.fails(1, "maintain", "--apply", path)
+
+
+def test_what_does_not_go_with_a_plan_is_refused(sh: Shell):
+    path = sh.root.parent / "plan.json"
+    for more in (["--dry-run"], ["--only", "garbage"], ["--plan", path], ["--force"]):
+        sh.fails(2, "maintain", "--apply", path, *more)
+    for more in (["--dry-run"], ["--only", "collections"], ["--even-if-paused"]):
+        sh.fails(2, "maintain", "--plan", path, *more)
+    sh.fails(2, "maintain", "--apply", path)
+    path.write_text("{}")
+    assert "this is no plan" in sh.fails(2, "maintain", "--apply", path)
+    assert sh.run("maintain", "--plan", path / "none" / "plan.json", "orders").exit_code == 2

@@ -14,7 +14,7 @@ what they stand for and what came after are two traces, each under the rule, unt
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate, groupby
 from typing import Literal
 
@@ -38,6 +38,18 @@ Reason = Literal["merge", "fold", "advance", "sort", "flush", "fuse", "ahead", "
 contents are written beside the trace. `settle`: they take the place of what they stand for, without I/O."""
 AHEAD_SHARE = 128
 """A trace of less than this share of a part's bytes is cheap to read as it is: nothing is kept ahead of it."""
+
+
+REASONS: Mapping[Reason, str] = {
+    "merge": "small batches behind what is newer than them",
+    "fold": "it is in debt, and has more runs than one merge may read: these come first",
+    "advance": "since has passed enough of its times to make it shrink",
+    "sort": "several runs, or more than its bounds, are read each time",
+    "flush": "too many bytes in the state itself",
+    "fuse": "empty neighbours; no I/O",
+    "ahead": "history outweighs the rows: the contents beside it",
+    "settle": "since has come to the contents ahead: no work",
+}
 
 
 class Policy(msgspec.Struct, frozen=True):

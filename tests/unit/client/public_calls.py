@@ -437,6 +437,8 @@ SPECIAL: dict[str, tuple[Arguments | None, dict[str, Kind]]] = {
         {**dict.fromkeys(("pattern", "owner", "reason"), is_text(500, least=1)), "only": is_empty,
          "until": or_none(instance(np.timedelta64))},
     ),
+    "Client.plan": (lambda p: {"name": p.name, "only": []}, {"name": or_none(name), "only": is_empty}),
+    "Client.apply": (lambda p: {"plan": p.client.plan(p.name)}, {"plan": never}),
     "Client.resume": (lambda p: {"pattern": paused(p)}, {"pattern": is_text(500, least=1)}),
     "Client.compare_and_append_many": (
         lambda p: {"appends": [persist.Append(p.write, [], UPPER, UPPER + 1)], "token": b"token"},

@@ -10,11 +10,15 @@ import pytest
 
 import persist_lib as persist
 from persist_lib.client import Client
+from persist_lib.core.plan.written import Plan, ShardPlan
 from persist_lib.errors import InvalidUsage, LeaseExpired, PersistError
+from persist_lib.ids import SeqNo
 from persist_lib.relation.held import kept_of
 from persist_lib.relation.reader import ReadHandle
 from persist_lib.relation.writer import WriteHandle
 from tests.worlds import SCHEMA, World, row
+
+PLAN = Plan((ShardPlan("s", SeqNo(1), 0, ("leases",), "", {}),))
 
 
 @pytest.fixture(params=["memory", "file"])
@@ -37,6 +41,8 @@ CLIENT: dict[str, Callable[[Client], object]] = {
     "keepers": lambda client: client.keepers("s"),
     "explain": lambda client: client.explain("s"),
     "maintain": lambda client: client.maintain("s"),
+    "plan": lambda client: client.plan("s"),
+    "apply": lambda client: client.apply(PLAN),
     "pauses": lambda client: client.pauses(),
     "pause": lambda client: client.pause("s", owner="ann", reason="a test"),
     "resume": lambda client: client.resume("s"),
