@@ -182,6 +182,8 @@ demo-s3: $(PROJECT) ## the same on PostgreSQL and an S3 server, started and stop
 dev: export DAGSTER_HOME := $(CURDIR)/.dagster
 dev: DEFAULT_LOCATION := $(if $(PERSIST_LOCATION),,file:$(CURDIR)/data)
 dev: export PERSIST_LOCATION ?= $(DEFAULT_LOCATION)
+dev: export PERSIST_RUNNING ?= 1
+dev: export PERSIST_MAY_DELETE ?= 1
 dev: $(PROJECT) ## the Dagster UI on PERSIST_LOCATION (default: ./data), PORT=3000
 	@$(PYTHON_IN_VENV) scripts/dagster_home.py "$$DAGSTER_HOME" $(DEFAULT_LOCATION)
 	@# From its home, as Dagster warns of any other dagster.yaml in the folder where it starts. So paths are made absolute.

@@ -46,7 +46,7 @@ class World:
 
     def __init__(self, url: str, consensus: str | None, instance: dg.DagsterInstance) -> None:
         self.client = persist.open(url, consensus)
-        self.settings = Settings(location=url, consensus=consensus)
+        self.settings = Settings(location=url, consensus=consensus, may_delete=True)
         self.instance = instance
         self.repository = build_definitions(self.settings).get_repository_def()
 

@@ -61,7 +61,7 @@ def duties_asset(mount: Mount) -> dg.AssetsDefinition:
         checks = {key.name for key in context.selected_asset_check_keys}
         duties = [duty for duty in DUTIES if duty in wanted or any(CHECKS[name][0] == duty for name in checks)]
         is_dry = config.dry_run or not wanted
-        options, client = options_of(config, is_dry=is_dry), persist.client
+        options, client = options_of(config, is_dry=is_dry, may_delete=persist.settings.may_delete), persist.client
         choice = told(look(context.log, client), backfills.partitions_of(context))
         if choice.shards and not is_dry:
             resume_cancelled(context.op_execution_context, client, choice.shards)

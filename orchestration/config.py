@@ -31,9 +31,10 @@ class SweepConfig(DutyConfig):
     everything: bool = Field(
         default=False, description="visit also shards on which nothing is due, and record also what found nothing to do"
     )
+    apply: str = Field(default="", description="`at once`, or `by a person`: only plan; empty: as the settings say")
 
 
-def options_of(config: DutyConfig, *, is_dry: bool) -> Options:
+def options_of(config: DutyConfig, *, is_dry: bool, may_delete: bool | None) -> Options:
     """Turn a run's configuration into the options of the duties. Raises Failure for a value that cannot be."""
     if config.engine not in ("auto", "spark", "local"):
         raise dg.Failure(f"engine must be auto, spark or local: got {config.engine!r}. Nothing was done")
@@ -44,6 +45,7 @@ def options_of(config: DutyConfig, *, is_dry: bool) -> Options:
     return Options(
         engine=config.engine,  # type: ignore[arg-type]
         dry_run=is_dry,
+        may_delete=bool(may_delete),
         verify_reads=config.verify_reads,
         scrub_all=config.scrub_all,
         even_if_paused=config.even_if_paused,

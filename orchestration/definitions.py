@@ -33,6 +33,7 @@ from collections.abc import Sequence
 
 import dagster as dg
 
+from orchestration.applied_plans import plan_jobs
 from orchestration.assets import duties_asset
 from orchestration.collections import (
     COLLECTIONS,
@@ -49,6 +50,7 @@ from orchestration.io_manager import PersistIOManager
 from orchestration.jobs import sweeps
 from orchestration.mount import parse_mount
 from orchestration.pending import PENDING, pending_asset, pending_jobs, pending_schedule
+from orchestration.plans import PLANS, plans_asset
 from orchestration.pruning import prune_job, prune_schedule
 from orchestration.resources import Persist, Spark, spark_config
 from orchestration.schedules import schedules
@@ -74,21 +76,22 @@ def build_definitions(
     Raises InvalidUsage for a setting that cannot be right, also for one in the environment, before anything is opened.
     """
     settings, mount = settings or Settings(), parse_mount(name, key_prefix, group)
-    data = check(settings).data or Data()
+    checked = check(settings)
+    data, is_running = checked.data or Data(), checked.is_running
     persist = Persist(
         location=settings.location or "", consensus=settings.consensus or "", config=dict(settings.config),
-        prices=settings.prices or "",
+        prices=settings.prices or "", apply=settings.apply or "",
+        may_delete="" if settings.may_delete is None else str(int(settings.may_delete)),
     )  # fmt: skip
-    jobs, kept, is_running = (
-        sweeps(mount),
-        {**collection_jobs(mount), **source_jobs(mount), **pending_jobs(mount), **erasure_jobs(mount),
-         **fleet_jobs(mount, data)},
-        settings.is_running,
-    )  # fmt: skip
+    jobs = sweeps(mount)
+    kept = {
+        **collection_jobs(mount), **source_jobs(mount), **pending_jobs(mount), **erasure_jobs(mount),
+        **plan_jobs(mount), **fleet_jobs(mount, data),
+    }  # fmt: skip
     assets = [
         *(mount.key(duty.name) for duty in DUTIES),
-        *map(mount.key, (COLLECTIONS, SOURCES, PENDING, ERASURES, HEALTH, FLEET, PAGE)),
-    ]  # fmt: skip
+        *map(mount.key, (COLLECTIONS, SOURCES, PENDING, ERASURES, PLANS, HEALTH, FLEET, PAGE)),
+    ]
     shown, declared = data_specs(mount, data, assets), data_assets(mount, data)
     prune = prune_job(
         mount,
@@ -104,6 +107,7 @@ def build_definitions(
             sources_asset(mount),
             pending_asset(mount),
             erasures_asset(mount),
+            plans_asset(mount),
             health_asset(mount),
             *fleet_assets(mount),
             *shown,

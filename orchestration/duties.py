@@ -42,6 +42,9 @@ DUTIES: tuple[Duty, ...] = NAMES
 """All duties, in the order that frees the most."""
 
 
+MAY_NOT = "this pipeline may not delete (PERSIST_MAY_DELETE, `may_delete`)"
+
+
 class Finding(NamedTuple):
     """The verdict of one check on one shard. If `fatal`, a failed check fails the run.
 
@@ -76,6 +79,8 @@ class Done(NamedTuple):
     lines: tuple[str, ...] = ()
     has_acted: bool = True
     is_settled: bool = True
+    withheld: str = ""
+    """What it would have done and may not."""
     texts: Mapping[str, str] = {}
     """Times for people, where the shard's times are a clock, beside the integers in `numbers`."""
 
@@ -107,6 +112,8 @@ class Options:
     """The number of times at which the contents before and after a compaction are compared."""
     scrub_all: bool = False
     """Whether a scrub reads all batches again, also those that an earlier one found sound."""
+    may_delete: bool = True
+    """Whether objects may be deleted and logs cut. If not, what would go is counted."""
     even_if_paused: bool = False
     """Whether duties also begin where they are paused."""
     stop: Stop = field(default_factory=Stop)
@@ -136,6 +143,8 @@ def look_after(client: Client, shard: str, duties: Sequence[Duty], options: Opti
             seconds = round(time.monotonic() - started, 4)
             figures = {**one.numbers, **program.spent(spent.cost), "seqno": one.seqno, "seconds": seconds}
             done.append(one._replace(numbers=figures, lines=lines))
+            if one.withheld:
+                left[duty] = one.withheld
     return ShardReport(shard, tuple(done), errors, left)
 
 
@@ -273,31 +282,45 @@ def _rollups(client: Client, shard: str, options: Options) -> Done:
 
 
 def _collected(client: Client, shard: str, options: Options) -> Done:
-    collected = client.collect(shard, dry_run=options.dry_run)
+    collected = client.collect(shard, dry_run=options.dry_run or not options.may_delete)
+    withheld = _withheld(options, "objects", len(collected.keys), collected.size)
     version = client.inspect(shard)
     left = plan_garbage(version.state, version.seqno)
     says = f"{len(left.keys)} objects that no reader can reach are still there" if left.keys else "nothing is overdue"
+    says = withheld or says
     found = {"overdue": len(left.keys), "overdue_bytes": left.size}
     held = {"held": sum(held.keys for held in left.held), "held_bytes": sum(held.size for held in left.held)}
+    would = "would_be_" if withheld else ""
     figures = {
-        "deleted": len(collected.keys), "deleted_bytes": collected.size, "log_rows": collected.rows,
+        f"{would}deleted": len(collected.keys), f"{would}deleted_bytes": collected.size, "log_rows": collected.rows,
         "failed": len(collected.failed), **held,
-        "dollars_month_saved": storage_dollars(collected.size, client.prices),
+        "dollars_month_saved": 0.0 if withheld else storage_dollars(collected.size, client.prices),
     }  # fmt: skip
     lines = [f"held: {held.keys} objects, {held.size} bytes: {held.why}" for held in left.held]
     lines += [f"could not delete {key}: {why}" for key, why in collected.failed.items()]
     finding = Finding("no_overdue_garbage", "garbage", not left.keys, found, says)
     has_acted = bool(collected.keys or collected.rows or collected.failed or left.keys)
     return Done(
-        "garbage", figures, (finding,), version.seqno, None, tuple(lines), has_acted, is_settled=not collected.failed
-    )
+        "garbage", figures, (finding,), version.seqno, None, tuple(lines), has_acted,
+        is_settled=not (collected.failed or withheld), withheld=withheld,
+    )  # fmt: skip
+
+
+def _withheld(options: Options, what: str, count: int, size: int) -> str:
+    """What of a duty that deletes is not done, as that is not allowed; empty if it is, or there is nothing."""
+    if options.may_delete or options.dry_run or not count:
+        return ""
+    return f"{count:,} {what}, {size:,} bytes, would go, and {MAY_NOT}"
 
 
 def _audited(client: Client, shard: str, options: Options) -> Done:
-    audited = client.audit_orphans(shard, dry_run=options.dry_run)
-    deleted = not options.dry_run and audited.orphans
+    is_dry = options.dry_run or not options.may_delete
+    audited = client.audit_orphans(shard, dry_run=is_dry)
+    withheld = _withheld(options, "orphans", len(audited.orphans) + audited.uploads, audited.size)
+    deleted = not is_dry and audited.orphans
     left = client.audit_orphans(shard, dry_run=True) if deleted else audited
     says = f"{len(left.orphans)} orphans, {left.size} bytes" if left.orphans else "no orphans"
+    says = withheld or says
     if audited.failed:
         says = f"{len(audited.failed)} objects could not be deleted"
     is_clean = not (left.orphans or audited.failed)
@@ -310,7 +333,10 @@ def _audited(client: Client, shard: str, options: Options) -> Done:
     lines = [f"orphan: {key}" for key in audited.orphans[:100]]
     lines += [f"could not delete {key}: {reason}" for key, reason in audited.failed.items()]
     has_acted = bool(audited.orphans or audited.failed or audited.uploads or left.orphans)
-    return Done("orphans", figures, (finding,), _seqno(client, shard), None, tuple(lines), has_acted, is_clean)
+    seqno = _seqno(client, shard)
+    return Done(
+        "orphans", figures, (finding,), seqno, None, tuple(lines), has_acted, is_clean and not withheld, withheld
+    )
 
 
 def _scrubbed(client: Client, shard: str, options: Options) -> Done:

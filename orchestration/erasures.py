@@ -14,6 +14,7 @@ from pydantic import Field
 
 from orchestration.collection_reports import table
 from orchestration.collections import job_of
+from orchestration.duties import MAY_NOT
 from orchestration.mount import Mount
 from orchestration.reports import DRY_RUN, Event, figure
 from orchestration.resources import Persist, traced
@@ -61,7 +62,8 @@ def erase_op(mount: Mount) -> dg.OpDefinition:
         try:
             on = persist.client.table(config.table)
             keys = read_file(Path(config.keys), Schema(on.schema.key, []))
-            done = on.erase(keys, dry_run=config.dry_run)
+            is_dry = config.dry_run or not persist.settings.may_delete
+            done = on.erase(keys, dry_run=is_dry)
         except PersistError as error:
             raise dg.Failure(why(error), allow_retries=False) from error
         rows = [{"what": one} for one in (*(f"in the way: {name}" for name in done.in_the_way), *done.left)]
@@ -71,7 +73,9 @@ def erase_op(mount: Mount) -> dg.OpDefinition:
             "places": table(rows[:MOST_ROWS]),
             "as_of": table([{"shard": one.shard, "version": one.seqno} for one in done.shards]),
         }  # fmt: skip
-        if config.dry_run:
+        if is_dry:
+            if not config.dry_run:
+                context.log.warning("%d rows would be erased, and nothing was: %s", done.deleted, MAY_NOT)
             yield dg.AssetObservation(key, metadata=metadata, tags={DRY_RUN: "true"})
         elif done.left:
             says = f"table {config.table!r}: the keys are not gone yet, {len(done.left)} places still have some of them"

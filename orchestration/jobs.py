@@ -15,11 +15,13 @@ from orchestration.config import SweepConfig, options_of
 from orchestration.duties import DUTIES, Duty
 from orchestration.mount import Mount
 from orchestration.partitions import SHARDS, add_missing, shown
+from orchestration.plans import is_planned, planning
 from orchestration.reports import Event, Recording
 from orchestration.resources import Persist, traced
 from orchestration.stopping import resume_cancelled
 from orchestration.sweep import Pass, look, spark_engine, sweep
 from persist_lib.core import duties as core
+from persist_lib.core.plan.written import PLANNED
 from persist_lib.maintain.pauses import even_if_paused
 from persist_lib.maintain.survey import Survey
 from persist_lib.sources.kinds import owners_of
@@ -50,8 +52,12 @@ def sweep_op(mount: Mount, job_name: str, duties: tuple[Duty, ...], description:
     @traced
     def of_shards(context: dg.OpExecutionContext, config: SweepConfig) -> Iterator[Event]:
         persist: Persist = getattr(context.resources, mount.persist)
-        options, client = options_of(config, is_dry=config.dry_run), persist.client
-        if not config.dry_run:
+        options, client = (
+            options_of(config, is_dry=config.dry_run, may_delete=persist.settings.may_delete),
+            persist.client,
+        )
+        is_plan = is_planned(persist, config)
+        if not (config.dry_run or is_plan):
             resume_cancelled(context, client, config.shards)
         with even_if_paused(config.even_if_paused):
             survey = look(context.log, client)
@@ -66,7 +72,12 @@ def sweep_op(mount: Mount, job_name: str, duties: tuple[Duty, ...], description:
             context.instance, mount, duties, everything=config.everything, is_dry=config.dry_run, owner=owners.of
         )
         options = spark_engine(client, getattr(context.resources, mount.spark), options)
-        done = yield from sweep(context, client, choice.shards, duties, options, recording, config.in_flight)
+        now = [duty for duty in duties if not is_plan or duty not in PLANNED]
+        if is_plan:
+            yield from planning(context, mount, client, choice.shards, duties)
+        done = yield from sweep(
+            context, client, choice.shards if now else (), now, options, recording, config.in_flight
+        )
         counted = {"unrecorded": len(recording.unrecorded)} if recording.unrecorded else {}
         yield recording.summary(duties[-1], figures(choice, done) | counted)
 

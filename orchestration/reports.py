@@ -98,7 +98,7 @@ class Recording:
         yield from self._verdicts(report.shard, failed_checks(report))
 
     def _recorded(self, shard: str, done: Done) -> Event:
-        is_done = done.duty in self.duties and not self.is_dry
+        is_done = done.duty in self.duties and not self.is_dry and not done.withheld
         kind = dg.AssetMaterialization if is_done else dg.AssetObservation
         tags = {DATA_VERSION: str(done.seqno), **({DRY_RUN: "true"} if self.is_dry else {})}
         found = metadata(self.named(shard), done)

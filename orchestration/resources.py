@@ -45,17 +45,26 @@ class Persist(dg.ConfigurableResource):  # type: ignore[type-arg]
         default=False, description="make the location if there is none; otherwise a typing error fails at once"
     )
 
+    apply: str = Field(default="", description="`at once` or `by a person`; empty: PERSIST_APPLY, or at once")
+    may_delete: str = Field(default="", description="1 or 0: whether runs delete; empty: PERSIST_MAY_DELETE, or 0")
+
     _client: persist.Client | None = PrivateAttr(default=None)
+
+    @property
+    def settings(self) -> Settings:
+        """All settings, those that are left out from the environment. Raises InvalidUsage."""
+        environ = {**os.environ, **({"PERSIST_MAY_DELETE": self.may_delete} if self.may_delete else {})}
+        given = Settings(
+            location=self.location or None, consensus=self.consensus or None, config=self.config,
+            prices=self.prices or None, apply=self.apply or None,
+        )  # fmt: skip
+        return resolved(given, environ)
 
     @property
     def client(self) -> persist.Client:
         """The client, opened on first use. Raises NotFound if there is no location, unless `create`."""
         if self._client is None:
-            given = Settings(
-                location=self.location or None, consensus=self.consensus or None, config=self.config,
-                prices=self.prices or None,
-            )  # fmt: skip
-            settings = resolved(given)
+            settings = self.settings
             configure(os.environ)
             self._client = persist.open(
                 settings.location or "", settings.consensus, config=persist.Config.model_validate(settings.config),

@@ -57,6 +57,7 @@ def run_maintenance(
     config: Mapping[str, Any] | None = None,
     instance: dg.DagsterInstance | None = None,
     log_level: str = "INFO",
+    may_delete: bool = True,
     **options: Any,
 ) -> RunReport:
     """Run a job of `orchestration.jobs` here and now. `options`: fields of `SweepConfig`, as in `shards=["orders"]`.
@@ -75,9 +76,13 @@ def run_maintenance(
                 config=config,
                 instance=ephemeral,
                 log_level=log_level,
+                may_delete=may_delete,
                 **options,
             )
-    settings = Settings(location=location, consensus=consensus, config=config or {}, spark=spark, is_running=False)
+    settings = Settings(
+        location=location, consensus=consensus, config=config or {}, spark=spark, is_running=False, apply="at once",
+        may_delete=may_delete,
+    )  # fmt: skip
     definition = build_definitions(settings).resolve_job_def(job)
     chosen = run_config(Mount(), job, **{"everything": True, **options})
     chosen = dg.RunConfig(ops=chosen.ops, loggers={"console": {"config": {"log_level": log_level}}})

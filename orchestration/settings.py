@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -62,8 +62,13 @@ class Settings(BaseModel):
     set, and 0 keeps all."""
     data: Data | None = None
     """PERSIST_DATA, a JSON object of the fields of `Data`, or `off`. If neither is set: one asset, all tables."""
-    is_running: bool = True
-    """Whether schedules and sensors run from the start. The UI can turn them on and off."""
+    is_running: bool | None = None
+    """PERSIST_RUNNING: whether schedules and sensors run from the start. Off if neither is set, and on in `make dev`;
+    the UI can turn them on and off."""
+    apply: Literal["at once", "by a person"] | None = None
+    """PERSIST_APPLY: whether jobs of upkeep act at once, the default, or write a plan down for the job `apply`."""
+    may_delete: bool | None = None
+    """PERSIST_MAY_DELETE: whether runs delete objects and cut logs. Off if neither is set, and on in `make dev`."""
 
 
 def resolved(settings: Settings, environ: Mapping[str, str] | None = None) -> Settings:
@@ -111,6 +116,24 @@ def _data(given: Data | None, text: str | None) -> Data:
         ) from error
 
 
+SWITCH = {"1": True, "true": True, "on": True, "yes": True, "0": False, "false": False, "off": False, "no": False}
+APPLY = ("at once", "by a person")
+
+
+def _switch(given: bool | None, name: str, environ: Mapping[str, str]) -> bool:
+    """Whether something is on; off where nothing says so."""
+    text = environ.get(name, "").lower()
+    if given is None and text and text not in SWITCH:
+        raise InvalidUsage(f"{name} must be 1 or 0: got {text!r}")
+    return SWITCH.get(text, False) if given is None else given
+
+
+def _apply(given: str | None, text: str | None) -> str:
+    if (found := given or text or APPLY[0]) not in APPLY:
+        raise InvalidUsage(f"PERSIST_APPLY must be {APPLY[0]!r} or {APPLY[1]!r}: got {found!r}")
+    return found
+
+
 def _filled(settings: Settings, environ: Mapping[str, str]) -> Settings:
     location = settings.location or environ.get("PERSIST_LOCATION")
     consensus = settings.consensus or environ.get("PERSIST_CONSENSUS")
@@ -133,6 +156,9 @@ def _filled(settings: Settings, environ: Mapping[str, str]) -> Settings:
         update={
             **hooks,
             "data": _data(settings.data, environ.get("PERSIST_DATA")),
+            "is_running": _switch(settings.is_running, "PERSIST_RUNNING", environ),
+            "may_delete": _switch(settings.may_delete, "PERSIST_MAY_DELETE", environ),
+            "apply": _apply(settings.apply, environ.get("PERSIST_APPLY")),
             "keep_runs_days": _days(settings.keep_runs_days, environ.get("PERSIST_KEEP_RUNS_DAYS")),
             "location": location, "consensus": consensus, "config": config, "prices": prices,
             "spark": settings.spark or SparkSettings.from_environment(environ),

@@ -183,7 +183,7 @@ def tell(log: dg.DagsterLogManager, report: ShardReport, shard: str) -> None:
         log.error("%s failed: %s", shard, "; ".join(report.problems))
     for said in report.left.values():
         log.warning("%s is left: %s", shard, said)
-    acted = [done.duty for done in report.done if done.has_acted and done.duty != "census"]
+    acted = [done.duty for done in report.done if done.has_acted and not done.withheld and done.duty != "census"]
     if acted:
         log.info("%s: %s", shard, ", ".join(acted))
 

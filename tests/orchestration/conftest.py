@@ -25,6 +25,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.filterwarnings("ignore::DeprecationWarning:dagster"))
 
 
+@pytest.fixture(autouse=True)
+def may_delete(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pipelines may delete, as in `make dev`: `test_plans` is about those that may not."""
+    monkeypatch.setenv("PERSIST_MAY_DELETE", "1")
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return tmp_path / "data"

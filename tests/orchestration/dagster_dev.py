@@ -273,6 +273,9 @@ class DagsterDev:
         return {"repositoryLocationName": self.location, "repositoryName": REPOSITORY, field: name}
 
 
+AS_MAKE_DEV = {"PERSIST_RUNNING": "1", "PERSIST_MAY_DELETE": "1"}
+
+
 @contextmanager
 def dagster_dev(home: Path, workspace: Path, env: Mapping[str, str]) -> Iterator[DagsterDev]:
     """`dagster dev` with the repository's dagster.yaml, until the block ends."""
@@ -284,7 +287,7 @@ def dagster_dev(home: Path, workspace: Path, env: Mapping[str, str]) -> Iterator
     command = [str(Path(sys.executable).with_name("dagster")), "dev", *address]
     with (home / "log").open("ab") as log:
         server = subprocess.Popen(
-            command, env={**os.environ, **env, "DAGSTER_HOME": str(home)}, cwd=ROOT, stdout=log, stderr=log,
+            command, env={**AS_MAKE_DEV, **os.environ, **env, "DAGSTER_HOME": str(home)}, cwd=ROOT, stdout=log, stderr=log,
             preexec_fn=restore_interrupts, start_new_session=True,  # noqa: PLW1509 - it takes no lock
         )  # fmt: skip
     dev = DagsterDev(f"http://127.0.0.1:{port}", home, server)

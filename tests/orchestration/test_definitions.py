@@ -42,7 +42,7 @@ print(len(d.defs.resolve_all_asset_specs()))
 def test_definitions_load_and_validate_without_opening_anything() -> None:
     done = subprocess.run([sys.executable, "-B", "-c", OPENS_NOTHING], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == str(len(DUTIES) + 8)
+    assert done.stdout.strip() == str(len(DUTIES) + 9)
 
 
 def test_every_duty_is_an_asset_with_a_description_owner_group_and_kind() -> None:
@@ -53,6 +53,7 @@ def test_every_duty_is_an_asset_with_a_description_owner_group_and_kind() -> Non
         "sources",
         "pending",
         "erasures",
+        "plans",
         "health",
         "fleet",
         "shard_page",
@@ -63,7 +64,7 @@ def test_every_duty_is_an_asset_with_a_description_owner_group_and_kind() -> Non
         assert spec.owners
         assert spec.kinds
         assert spec.group_name == ("data" if name == "tables" else "maintenance")
-        if name not in {"erasures", "health", "fleet"}:  # they are about all there is
+        if name not in {"erasures", "plans", "health", "fleet"}:  # they are about all there is
             assert isinstance(spec.partitions_def, dg.DynamicPartitionsDefinition)
 
 
@@ -72,8 +73,9 @@ def test_a_backfill_of_duties_is_one_run_whatever_the_number_of_partitions() -> 
     assert duties.backfill_policy == dg.BackfillPolicy.single_run()  # type: ignore[union-attr]
 
 
-def test_schedules_and_sensors_run_unless_they_are_told_not_to() -> None:
-    for is_running in (True, False):
+def test_schedules_and_sensors_are_stopped_unless_they_are_told_to_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PERSIST_RUNNING", "0")
+    for is_running in (True, None, False):
         definitions = build_definitions(Settings(is_running=is_running))
         repository = definitions.get_repository_def()
         assert {one.default_status.value for one in repository.schedule_defs} == {
@@ -141,4 +143,4 @@ def test_it_can_be_mounted_beside_other_definitions() -> None:
 
     merged = dg.Definitions.merge(dg.Definitions(assets=[mine]), build_definitions(Settings(location="memory:")))
     dg.Definitions.validate_loadable(merged)
-    assert len(merged.resolve_all_asset_specs()) == len(DUTIES) + 9
+    assert len(merged.resolve_all_asset_specs()) == len(DUTIES) + 10

@@ -49,7 +49,7 @@ def test_two_locations_in_one_code_location_share_no_name_and_load(tmp_path: Pat
     assert not names(eu) & names(plain)
     merged = dg.Definitions.merge(eu, us, plain)
     dg.Definitions.validate_loadable(merged)
-    assert len(merged.resolve_all_asset_specs()) == 3 * (len(DUTIES) + 8)
+    assert len(merged.resolve_all_asset_specs()) == 3 * (len(DUTIES) + 9)
     assert names(merged) == names(eu) | names(us) | names(plain)
     assert {spec.group_name for spec in eu.resolve_all_asset_specs()} == {"eu", "eu_data"}
     checks = set(merged.resolve_asset_graph().asset_check_keys)
@@ -107,6 +107,7 @@ def test_a_prefix_may_be_one_name_or_none() -> None:
         "sources",
         "pending",
         "erasures",
+        "plans",
         "health",
         "fleet",
         "shard_page",

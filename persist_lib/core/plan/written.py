@@ -29,7 +29,7 @@ from persist_lib.ids import PartKey, SeqNo, parse_shard_id
 from persist_lib.times import show_frontier
 
 T = TypeVar("T")
-KIND = "persist plan"
+KIND = "persist.plan"
 FORMAT = 1
 PLANNED = tuple(duty.name for duty in DUTIES if duty.is_upkeep)
 """The duties that a plan can have, in their order."""
