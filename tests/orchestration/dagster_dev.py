@@ -287,8 +287,9 @@ def dagster_dev(home: Path, workspace: Path, env: Mapping[str, str]) -> Iterator
     command = [str(Path(sys.executable).with_name("dagster")), "dev", *address]
     with (home / "log").open("ab") as log:
         server = subprocess.Popen(
-            command, env={**AS_MAKE_DEV, **os.environ, **env, "DAGSTER_HOME": str(home)}, cwd=ROOT, stdout=log, stderr=log,
-            preexec_fn=restore_interrupts, start_new_session=True,  # noqa: PLW1509 - it takes no lock
+            command, env={**AS_MAKE_DEV, **os.environ, **env, "DAGSTER_HOME": str(home)},
+            cwd=ROOT, stdout=log, stderr=log, preexec_fn=restore_interrupts,  # noqa: PLW1509 - it takes no lock
+            start_new_session=True,
         )  # fmt: skip
     dev = DagsterDev(f"http://127.0.0.1:{port}", home, server)
     try:
