@@ -151,13 +151,13 @@ def look_after(client: Client, shard: str, duties: Sequence[Duty], options: Opti
 def _why(client: Client, shard: str, duty: Duty) -> list[str]:
     """What is left for a duty, and why: what `persist shard show --why` says of the version that is known now."""
     version, now = client.machine(shard).version, client.consensus.now()
-    found = explain(version, now, client.policy(), client.config.rollup_every, duty)
+    found = explain(version, now, client.policy(name=shard), client.config.rollup_every, duty)
     return [f"after it: {one.says}" for one in found if one.about == duty]
 
 
 def _plain(client: Client, shard: str, duty: Duty, options: Options) -> Done:
     """Do a duty of the table that has no function here, and report only its figures."""
-    machine, policy = client.machine(shard), client.policy()
+    machine, policy = client.machine(shard), client.policy(name=shard)
     answer = carry_out(duty, machine, client.leases, policy=policy, dry_run=options.dry_run)
     return Done(duty, figures_of(answer), (), machine.fetch().seqno)
 
@@ -361,6 +361,7 @@ def _census(client: Client, shard: str, _options: Options) -> Done:
     found = {"batches": census.batches, "bound": census.batch_bound}
     finding = Finding("batch_count_within_bound", "census", census.batches <= census.batch_bound, found, says)
     texts = _shown(client, shard, since=census.since, upper=census.upper)
+    texts |= {f"rule_{name}": f"{one.value} ({one.pattern})" for name, one in client.rules_of(shard).items()}
     return Done("census", census_numbers(census), (finding,), census.seqno, census, (says,), texts=texts)
 
 

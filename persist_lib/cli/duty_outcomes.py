@@ -211,7 +211,7 @@ def of_duty(client: Client, duty: str, shard: str, dry_run: bool, advance: Advan
         case _:
             from persist_lib.maintain.duties import carry_out
 
-            machine, policy = client.machine(shard), client.policy()
+            machine, policy = client.machine(shard), client.policy(name=shard)
             return plain(carry_out(duty, machine, client.leases, policy=policy, dry_run=dry_run, alone=True))
 
 

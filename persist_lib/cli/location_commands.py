@@ -7,7 +7,7 @@ import resource
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -20,6 +20,7 @@ from persist_lib.cli.table_layout import Fitted, Flow
 from persist_lib.core import units
 from persist_lib.errors import InvalidUsage, redacted
 from persist_lib.settings import FILE, PLACES
+from persist_lib.times import Times
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
     from persist_lib.health import Problem
@@ -30,7 +31,15 @@ DEFAULTS = {
 }  # fmt: skip
 
 
-def config(session: Session) -> None:
+def config(
+    session: Session,
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="A table or a shard: how upkeep looks after it.")
+    ] = None,
+    rules: Annotated[
+        Path | None, typer.Option("--rules", metavar="FILE", help="Set the location's rules: TOML with [[rule]].")
+    ] = None,
+) -> None:
     """Show which location, Consensus, prices and settings are in force, and where each came from. Opens nothing.
 
     An option counts over the environment ($PERSIST_LOCATION, $PERSIST_CONSENSUS, $PERSIST_PRICES, and $PERSIST_CONFIG,
@@ -48,14 +57,65 @@ def config(session: Session) -> None:
     \b
     persist config
     persist config --json | jq '.settings.location'
+
+    Rules say how upkeep looks after tables and shards of some names. They are in the location, so they hold for the
+    library, `persist maintain` and Dagster. For each field the most specific pattern counts; a table's own retention
+    counts over rules, and rules over settings. A file without rules ends them.
+
+    \b
+    \\[\\[rule]]
+    pattern = "orders*"
+    retention = "7 days"                    # of shards without one of their own: as `persist set-retention` takes it
+    quiet = ["08:00-18:00"]                 # UTC: no duty begins then
+    compaction_weight = 0.25                # and compaction_advance: as in the settings
+
+    \b
+    persist config --rules rules.toml
+    persist config orders                   each value, and where it is from
     """
-    rows = _rows(session)
+    if rules is not None:
+        if name is not None:
+            raise InvalidUsage("--rules goes without a name: rules have patterns")
+        try:
+            text = rules.read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidUsage(f"{rules} cannot be read: {error}") from error
+        with session.open(read_only=False) as client:
+            found_rules = client.set_rules(text)
+        session.answer({"rules": jsonable(found_rules)}, f"{units.of(len(found_rules), 'rule')} in force")
+        return
+    rows = _rows(session) if name is None else _rows_of(session, name)
     found = session.settings.file
     table = Fitted(("setting", "value", "from"))
-    for name, value, source in rows:
-        table.add_row(name, "none" if value is None else str(value), source, style="dim" if source == DEFAULT else None)
+    for each, value, source in rows:
+        table.add_row(each, "none" if value is None else str(value), source, style="dim" if source == DEFAULT else None)
     value = {"file": found and str(found), "settings": {name: {"value": v, "source": s} for name, v, s in rows}}
     session.answer(value, table, f"{FILE}: {found or 'none here'}")
+
+
+def _rows_of(session: Session, name: str) -> list[tuple[str, Any, str]]:
+    """What upkeep goes by for one table or shard, and where each value came from."""
+    from persist_lib.core.plan.retention import retention_of
+    from persist_lib.core.rules import FIELDS
+    from persist_lib.errors import InvalidName
+
+    given = {one: (value, source) for one, value, source in _rows(session)}
+    with session.open() as client:
+        said = client.rules_of(name)
+        with suppress(InvalidName):
+            state = found.state if (found := client.machine(name).try_fetch()) is not None else None
+    rows: list[tuple[str, Any, str]] = []
+    for field in FIELDS:
+        value, source = given.get(f"config.{field}", (None, DEFAULT))
+        if field in said:
+            value, source = said[field].value, f"the rule {said[field].pattern!r}"
+        if field == "retention" and state is not None:
+            if state.retention is not None:
+                value, source = Times(state.times, int).show_distance(state.retention), "set-retention"
+            elif value is not None and retention_of(state, value) is None:
+                value, source = None, f"{source} does not apply: a layer's shard, or no clock"
+        rows.append((field, ", ".join(value) if isinstance(value, tuple) else value, source))
+    return rows
 
 
 def _rows(session: Session) -> list[tuple[str, Any, str]]:

@@ -215,7 +215,10 @@ def show(
         known, owner = remembered(client, [shard]).get(shard), whose(client, [shard]).get(shard, "")
         paused = paused_among(client.machine(shard), PAUSABLE)
         people = holders(client.keepers(shard), version.state.since, now, client.prices)
-    counted, collection = (census_of(shard, version, now, client.policy()), plan_garbage(version.state, version.seqno))
+    counted, collection = (
+        census_of(shard, version, now, client.policy(name=shard)),
+        plan_garbage(version.state, version.seqno),
+    )
     value = {
         "shard": shard, "owner": owner, "location": client.url, "seqno": version.seqno, "now": now,
         "state": state_value(version.state), "census": jsonable(counted), "held": jsonable(collection.held),

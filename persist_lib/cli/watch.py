@@ -93,7 +93,7 @@ class Watcher:
                 came = appended(client, name, before.version, version)
         except PersistError as error:
             return Seen(name, problem=f"{type(error).__name__}: {error.message}")
-        return Seen(name, version, came, plan_compaction(version.state, client.policy()).debt)
+        return Seen(name, version, came, plan_compaction(version.state, client.policy(name=name)).debt)
 
 
 def _seqno(seen: Seen | None, head: SeqNo) -> SeqNo:

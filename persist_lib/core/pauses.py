@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
+from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
@@ -55,32 +56,42 @@ class Pause(msgspec.Struct, frozen=True, array_like=True):
         return f"paused by {self.owner} since {show_time(self.set_ms, 'ms')}{until}: {self.reason}"
 
 
-class InForce:
-    """The pauses in force, by the names for which they hold. `owner` is the name of what a shard belongs to."""
+class Named(Protocol):
+    """A wish about what has names of these patterns."""
 
-    def __init__(self, pauses: Iterable[Pause], owner: Callable[[], Callable[[str], str]]) -> None:
-        self.pauses = tuple(pauses)
+    @property
+    def patterns(self) -> tuple[str, ...]: ...
+
+
+N = TypeVar("N", bound=Named)
+
+
+class InForce(Generic[N]):
+    """The wishes in force, by the names for which they hold. `owner` is the name of what a shard belongs to."""
+
+    def __init__(self, wishes: Iterable[N], owner: Callable[[], Callable[[str], str]]) -> None:
+        self.wishes = tuple(wishes)
         self._owner = owner
-        self._exact: dict[str, list[Pause]] = {}
-        self._wild: list[tuple[str, Pause]] = []
-        for pause in self.pauses:
-            for pattern in pause.patterns:
+        self._exact: dict[str, list[N]] = {}
+        self._wild: list[tuple[str, N]] = []
+        for wish in self.wishes:
+            for pattern in wish.patterns:
                 if WILD.isdisjoint(pattern):
-                    self._exact.setdefault(pattern, []).append(pause)
+                    self._exact.setdefault(pattern, []).append(wish)
                 else:
-                    self._wild.append((pattern, pause))
+                    self._wild.append((pattern, wish))
 
-    def of(self, names: Sequence[str]) -> dict[str, tuple[Pause, ...]]:
-        """The pauses of each of these shards or tables that has any. Whose a shard is, is only asked where some are."""
-        if not self.pauses:
+    def of(self, names: Sequence[str]) -> dict[str, tuple[N, ...]]:
+        """The wishes about each of these shards or tables. Whose a shard is, is only asked where some are."""
+        if not self.wishes:
             return {}
         owner = self._owner()
         found = {name: self._of(name, owner(name)) for name in names}
-        return {name: pauses for name, pauses in found.items() if pauses}
+        return {name: wishes for name, wishes in found.items() if wishes}
 
-    def _of(self, *names: str) -> tuple[Pause, ...]:
-        exact = [pause for name in names for pause in self._exact.get(name, ())]
-        wild = [pause for pattern, pause in self._wild if any(fnmatchcase(name, pattern) for name in names)]
+    def _of(self, *names: str) -> tuple[N, ...]:
+        exact = [wish for name in names for wish in self._exact.get(name, ())]
+        wild = [wish for pattern, wish in self._wild if any(fnmatchcase(name, pattern) for name in names)]
         return tuple(dict.fromkeys((*exact, *wild)))
 
 

@@ -1,4 +1,4 @@
-"""How the pauses of a location are stored: one object with all of them, a new one for each change.
+"""How the pauses and rules of a location are stored: one object with all of them, a new one for each change.
 
     -pause/<number, 20 digits>
 
@@ -9,18 +9,20 @@ reads again. It is a record of what people want: what cannot be read is an error
 from __future__ import annotations
 
 import re
+from typing import Any, NamedTuple
 
 import msgspec
 
 from persist_lib.core.pauses import Pause
-from persist_lib.format.frame import decode_framed, framed
+from persist_lib.core.rules import Rule
+from persist_lib.format.frame import decode_framed, framed, has_magic, version_of
 
 PREFIX = "-pause/"
 NAME = re.compile(r"-pause/(\d{20})")
 MAGIC = b"PSTp"
-VERSION = 1
+VERSION, WITH_RULES = 1, 2
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(tuple[Pause, ...])
+_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(tuple[Pause, ...])
 
 
 def pause_key(number: int) -> str:
@@ -34,18 +36,31 @@ def number_of(key: str) -> int:
     return int(match[1]) if match else 0
 
 
-def encode_pauses(pauses: tuple[Pause, ...]) -> bytes:
-    """The bytes of a list."""
-    return framed(MAGIC, VERSION, _encoder.encode(pauses))
+class Wishes(NamedTuple):
+    """What people want of upkeep in a location."""
+
+    pauses: tuple[Pause, ...] = ()
+    rules: tuple[Rule, ...] = ()
 
 
-EMPTY_SIZE = len(encode_pauses(()))
-"""How long the list of none is. No other is as short, so a listing alone tells that nothing is paused."""
+def encode_wishes(wishes: Wishes) -> bytes:
+    """The bytes of a list. Without rules they are those that releases without rules read."""
+    if not wishes.rules:
+        return framed(MAGIC, VERSION, _encoder.encode(wishes.pauses))
+    return framed(MAGIC, WITH_RULES, _encoder.encode(wishes))
 
 
-def decode_pauses(data: bytes, key: str) -> tuple[Pause, ...]:
+_with_rules: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Wishes)
+EMPTY_SIZE = len(encode_wishes(Wishes()))
+"""How long the list of none is. No other is as short, so a listing alone tells that nothing is wanted."""
+
+
+def decode_wishes(data: bytes, key: str) -> Wishes:
     """The list that `data` holds. Raises Corrupt or NewerFormat, which name `key`."""
-    return decode_framed(
-        data, key, MAGIC, VERSION, _decoder, what="the list of pauses that was written there", kind="pauses",
+    has_rules = not has_magic(data, MAGIC) or version_of(data) != VERSION
+    version, decoder = (WITH_RULES, _with_rules) if has_rules else (VERSION, _decoder)
+    found: Any = decode_framed(
+        data, key, MAGIC, version, decoder, what="the list of pauses that was written there", kind="pauses",
         then=". So no duty begins",
     )  # fmt: skip
+    return found if has_rules else Wishes(found)

@@ -20,6 +20,7 @@ from persist_lib.core.plan.explain import Why, explain, explain_object
 from persist_lib.core.plan.keepers import Keeper, keepers_of
 from persist_lib.core.plan.look import settings_of
 from persist_lib.core.plan.written import PLANNED, Intended, Plan, Seen, ShardPlan, intend, parse_plan, plan_shard
+from persist_lib.core.rules import ruled
 from persist_lib.core.state import Version
 from persist_lib.errors import InvalidUsage, Paused, PersistError, PlanMoved
 from persist_lib.frontier import MAX_TIME
@@ -142,7 +143,9 @@ def _orphans(call: Call) -> Audited:
 
 FUNCTIONS: Mapping[str, Callable[[Call], Any]] = {
     "leases": lambda call: expire(call.machine, dry_run=call.dry_run, seen=call.seen),
-    "retention": lambda call: retain(call.machine, dry_run=call.dry_run, seen=call.seen),
+    "retention": lambda call: retain(
+        call.machine, dry_run=call.dry_run, seen=call.seen, by_rule=call.policy.retention if call.policy else None
+    ),
     "compaction": _compaction,
     "rollups": lambda call: roll_up(call.machine, call.worker, dry_run=call.dry_run),
     "garbage": lambda call: collect(call.machine, dry_run=call.dry_run, seen=call.seen),
@@ -293,18 +296,20 @@ class Upkeep(Pausing):
     @abstractmethod
     def shards(self) -> list[str]: ...
 
-    def policy(self, policy: Policy | None = None) -> Policy:
-        """The policy by which this client plans compaction: `policy`, or one made of the client's settings.
+    def policy(self, policy: Policy | None = None, name: str | None = None) -> Policy:
+        """The policy by which this client plans upkeep: `policy`, or one made of the client's settings.
 
-        Fields that `policy` leaves open are taken from the settings.
+        Fields that `policy` leaves open are taken from the settings. Of the shard `name`, the location's rules count
+        over the settings.
         """
         if policy is not None:
             check_type(policy, Policy, "policy", "persist.Policy(weight=0.5)")
-        return policy_of(self.config, policy, self.prices)
+        found, shard = policy_of(self.config, policy, self.prices), None if name is None else parse_shard_id(name)
+        return found if policy is not None or shard is None else ruled(found, self._pauses.told(shard))
 
     def census(self, name: str, policy: Policy | None = None) -> Census:
         """Return the shard's figures: batches, debt, garbage, leases, rollups and dollars. Changes nothing."""
-        return take_census(self.machine(name), self.policy(policy))
+        return take_census(self.machine(name), self.policy(policy, name))
 
     def keepers(self, name: str) -> tuple[Keeper, ...]:
         """Return what each reader, hold and missing rollup of a shard keeps, since when, and for whom. Changes nothing.
@@ -322,7 +327,7 @@ class Upkeep(Pausing):
         `key` is that of the object, as in Blob (`orders/w1…/….parquet`), or without the shard's name. Changes nothing.
         The sentences are those of the plans that the duties carry out, with their numbers.
         """
-        machine, policy = self.machine(name), self.policy()
+        machine, policy = self.machine(name), self.policy(name=name)
         version = machine.fetch()
         if key is None:
             return explain(version, machine.consensus.now(), policy, self.config.rollup_every)
@@ -348,7 +353,7 @@ class Upkeep(Pausing):
         nothing is changed, and the answers say what would be done. May be repeated at any time. `alone` is as in
         `compact`.
         """
-        policy, dry_run, alone = self.policy(policy), parse_flag(dry_run, "dry_run"), parse_flag(alone, "alone")
+        policy, dry_run, alone = self.policy(policy, name), parse_flag(dry_run, "dry_run"), parse_flag(alone, "alone")
         _check_engine(engine)
         return maintain(self.machine(name), self.leases, policy=policy, engine=engine, dry_run=dry_run, alone=alone)
 
@@ -358,9 +363,9 @@ class Upkeep(Pausing):
         `only` names duties; empty: all of `maintain`. Each step says what, why, how many bytes it frees, and what it
         costs; `to_json` writes it all as text.
         """
-        policy, wanted = self.policy(policy), parse_planned(only)
+        wanted = parse_planned(only)
         shards = self.shards() if name is None else [parse_shard_id(name)]
-        found = (planned(self.machine(name), self.leases, wanted, policy).plan for name in shards)
+        found = (planned(self.machine(name), self.leases, wanted, self.policy(policy, name)).plan for name in shards)
         return Plan(tuple(one for one in found if one is not None))
 
     def apply(
@@ -374,12 +379,13 @@ class Upkeep(Pausing):
         (messages) and `done` (answers) are by shard. With another `policy` than that of the plan, it is refused. Raises
         InvalidUsage for a text that is no plan, or one of another format.
         """
-        plan, policy = parse_plan(plan), self.policy(policy)
+        plan = parse_plan(plan)
         _check_engine(engine)
         self._writable("apply")
 
         def one(name: str) -> Maintained:
-            return apply(self.machine(name), self.leases, plan.of(name), policy=policy, engine=engine)
+            found = self.policy(policy, name)
+            return apply(self.machine(name), self.leases, plan.of(name), policy=found, engine=engine)
 
         if len(plan.shards) == 1:
             return {plan.shards[0].shard: one(plan.shards[0].shard)}
@@ -404,7 +410,7 @@ class Upkeep(Pausing):
         many there are. With `dry_run` nothing is changed, and the answer says what would be merged. With `alone` it
         raises Busy, and changes nothing, while another process compacts the shard or rolls it up.
         """
-        policy, dry_run, alone = self.policy(policy), parse_flag(dry_run, "dry_run"), parse_flag(alone, "alone")
+        policy, dry_run, alone = self.policy(policy, name), parse_flag(dry_run, "dry_run"), parse_flag(alone, "alone")
         _check_engine(engine)
         _check_progress(progress)
         with Worker(self.machine(name), self.leases, alone=alone) as worker:
@@ -426,7 +432,8 @@ class Upkeep(Pausing):
 
     def retain(self, name: str, *, dry_run: bool = False) -> Retained:
         """Move the retention hold to where the shard's retention policy, set by `set_retention`, puts it."""
-        return retain(self.machine(name), dry_run=parse_flag(dry_run, "dry_run"))
+        dry_run, machine = parse_flag(dry_run, "dry_run"), self.machine(name)
+        return retain(machine, dry_run=dry_run, by_rule=self.policy(name=name).retention)
 
     def collect(self, name: str, *, dry_run: bool = False, progress: Progress | None = None) -> Collected:
         """Delete the garbage that no reader can reach any more, and truncate the log."""

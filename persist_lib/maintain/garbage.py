@@ -13,7 +13,8 @@ import msgspec
 from persist_lib.core import commands as c
 from persist_lib.core.cost import Cost
 from persist_lib.core.plan.garbage import GarbagePlan, Held, Orphans, plan_garbage, plan_orphans
-from persist_lib.core.plan.upkeep import Overdue, plan_expiry, plan_retention
+from persist_lib.core.plan.retention import plan_retention, retention_of
+from persist_lib.core.plan.upkeep import Overdue, plan_expiry
 from persist_lib.core.plan.written import Seen, given_up
 from persist_lib.core.state import RETENTION, State
 from persist_lib.errors import PersistError
@@ -67,22 +68,27 @@ def expire(machine: Machine, *, dry_run: bool = False, seen: Seen | None = None)
 
 @duty("retention")
 @charged
-def retain(machine: Machine, *, dry_run: bool = False, seen: Seen | None = None) -> Retained:
-    """Advance the shard's `retention` hold to as far behind upper as its policy says, or said when it was `seen`."""
+def retain(
+    machine: Machine, *, dry_run: bool = False, seen: Seen | None = None, by_rule: int | str | None = None
+) -> Retained:
+    """Advance the shard's `retention` hold to as far behind upper as its policy says, or said when it was `seen`.
+
+    `by_rule` is what counts where the shard has no policy.
+    """
     if not dry_run:
         machine.may_begin(machine.shard, "retention")
     state = (seen.version if seen else machine.fetch()).state
-    planned = plan_retention(state)
+    planned = plan_retention(state, by_rule)
     if planned is None or dry_run:
-        return Retained(state.retention, state.since, state.since if planned is None else planned)
+        return Retained(retention_of(state, by_rule), state.since, state.since if planned is None else planned)
 
     def move(state: State, _now: int) -> c.DowngradeHold:
-        hold, target = state.holds.get(RETENTION), planned if seen else plan_retention(state)
+        hold, target = state.holds.get(RETENTION), planned if seen else plan_retention(state, by_rule)
         since = target if target is not None else hold.since if hold else state.since
         return c.DowngradeHold(RETENTION, since, hold.opaque if hold else None, hold.opaque if hold else b"")
 
     answer = machine.commit(move)
-    return Retained(state.retention, state.since, answer.after.since)
+    return Retained(retention_of(state, by_rule), state.since, answer.after.since)
 
 
 PAGE = 1000

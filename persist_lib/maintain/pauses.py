@@ -11,18 +11,20 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from functools import cache, partial
+from typing import Any, NamedTuple
 
 from persist_lib.arguments import did_you_mean, parse_text, shown
 from persist_lib.core.pauses import PAUSABLE, InForce, Pause, added, first_of, resumed, without
+from persist_lib.core.rules import Rule, Told, parse_rules, quiet_at, told
 from persist_lib.errors import Corrupt, InvalidUsage, NotFound, Paused
-from persist_lib.format.pause_list import EMPTY_SIZE, PREFIX, decode_pauses, encode_pauses, number_of, pause_key
+from persist_lib.format.pause_list import EMPTY_SIZE, PREFIX, Wishes, decode_wishes, encode_wishes, number_of, pause_key
 from persist_lib.location.api import Blob, Consensus
 from persist_lib.location.wrap.deadline import within
 from persist_lib.runtime.ambient import Backoff, Deadline, Runtime
 from persist_lib.times import Times, is_duration, is_time_text, show_time
 
 AGE_S = 10.0
-Known = tuple[int, tuple[Pause, ...]]
+Known = tuple[int, Wishes]
 """The number of a list, and what is in it."""
 _is_passed_by: ContextVar[bool] = ContextVar("passes pauses by", default=False)
 
@@ -37,6 +39,26 @@ def even_if_paused(is_asked: bool = True) -> Iterator[None]:
         _is_passed_by.reset(token)
 
 
+class Wanted(NamedTuple):
+    """What people want at a time (ms of the store's clock, None: it does not matter), by the names that it is about."""
+
+    pauses: InForce[Pause]
+    rules: InForce[Rule]
+    now: int | None
+
+    def told(self, names: Sequence[str]) -> dict[str, dict[str, Told]]:
+        """What rules say of each of these names."""
+        return {name: told(rules) for name, rules in self.rules.of(names).items()}
+
+    def paused(self, names: Sequence[str]) -> dict[str, tuple[Pause, ...]]:
+        """The pauses of each of these names that has any, windows in which it is quiet among them."""
+        found = self.pauses.of(names)
+        for name, said in self.told(names).items() if self.now is not None else ():
+            if (quiet := quiet_at(said.get("quiet"), self.now or 0)) is not None:
+                found[name] = (*found.get(name, ()), quiet)
+        return found
+
+
 class Pauses:
     """The pauses of one location for one client. `owner` finds the name of what a shard belongs to, by one look.
 
@@ -49,39 +71,61 @@ class Pauses:
     ) -> None:  # fmt: skip
         self._blob, self._consensus, self._runtime, self._timeout_s = blob, consensus, runtime, timeout_s
         self._owner = owner
-        self._known: Known = (0, ())
-        self._in_force: tuple[float, InForce] | None = None
+        self._known: Known = (0, Wishes())
+        self._in_force: tuple[float, Wanted] | None = None
 
-    def fetch(self, now: int | None = None) -> InForce:
-        """The pauses in force: one listing, and a GET if the list is new here. None where they are passed by."""
-        if _is_passed_by.get():
-            return InForce((), self._owner)
-        at = self._runtime.monotonic()
+    def paused(self, wanted: Wanted, names: Sequence[str]) -> dict[str, tuple[Pause, ...]]:
+        """The pauses of each of these names that has any; of none where they are passed by."""
+        return {} if _is_passed_by.get() else wanted.paused(names)
+
+    def told(self, name: str) -> dict[str, Told]:
+        """What rules say of a shard or a table. Asks the location each ten seconds."""
+        return self._recent().told([name]).get(name, {})
+
+    def _recent(self) -> Wanted:
+        at, wanted = self._in_force or (0.0, None)
+        return self.fetch() if wanted is None or self._runtime.monotonic() - at > AGE_S else wanted
+
+    def fetch(self) -> Wanted:
+        """What is wanted now: one listing, and a GET if the list is new here."""
+        wishes = self.read()
+        is_timed = any(one.until_ms is not None for one in wishes.pauses) or any(one.quiet for one in wishes.rules)
+        now = within(self._runtime.deadline(self._timeout_s), self._consensus.now) if is_timed else None
+        return self.in_force(wishes, now)
+
+    def read(self) -> Wishes:
+        """All that is stored."""
         deadline = self._runtime.deadline(self._timeout_s)
         self._known = within(deadline, partial(self._read, deadline))
-        found = self._known[1]
-        if now is None and any(one.until_ms is not None for one in found):
-            now = within(deadline, self._consensus.now)
-        in_force = InForce((one for one in found if not one.is_over(now or 0)), cache(self._owner))
-        self._in_force = (at, in_force)
-        return in_force
+        return self._known[1]
+
+    def in_force(self, wishes: Wishes, now: int | None) -> Wanted:
+        """What of it is wanted at a time (ms of the store's clock; None: nothing of it has an end)."""
+        owner = cache(self._owner)
+        pauses = InForce((one for one in wishes.pauses if not one.is_over(now or 0)), owner)
+        wanted = Wanted(pauses, InForce(wishes.rules, owner), now)
+        self._in_force = (self._runtime.monotonic(), wanted)
+        return wanted
 
     def check(self, name: str, duty: str) -> None:
         """Raise Paused if a duty may not begin on a shard or a table. Asks the location each ten seconds."""
         if _is_passed_by.get():
             return
-        at, in_force = self._in_force or (0.0, None)
-        if in_force is None or self._runtime.monotonic() - at > AGE_S:
-            in_force = self.fetch()
-        if (pause := first_of(in_force.of([name]).get(name, ()), duty)) is not None:
+        if (pause := first_of(self._recent().paused([name]).get(name, ()), duty)) is not None:
             raise Paused(
                 f"{name}: {duty} is {pause.says}. Nothing was changed. `persist maintain --resume "
                 f"'{pause.patterns[0]}'` ends the pause, and --even-if-paused passes it by once",
                 shard=name, duty=duty, owner=pause.owner, until=pause.until_ms, says=pause.says,
             )  # fmt: skip
 
-    def change(self, decide: Callable[[tuple[Pause, ...], int], tuple[Pause, ...]]) -> tuple[Pause, ...]:
+    def change(
+        self,
+        decide: Callable[[tuple[Pause, ...], int], tuple[Pause, ...]] = lambda pauses, _now: pauses,
+        rules: tuple[Rule, ...] | None = None,
+    ) -> tuple[Pause, ...]:
         """Store the list that `decide` makes of the one in force at a time (ms). Returns the list before.
+
+        `rules` take the place of the rules; None: they stay.
 
         `decide` is called again when another process changed the list, so it gives the same for a list that
         has its change already.
@@ -91,9 +135,9 @@ class Pauses:
         first: tuple[Pause, ...] | None = None
         while True:
             number, stored = within(deadline, partial(self._read, deadline))
-            before = tuple(one for one in stored if not one.is_over(now))
+            before = tuple(one for one in stored.pauses if not one.is_over(now))
             first = before if first is None else first
-            wanted = decide(before, now)
+            wanted = Wishes(decide(before, now), stored.rules if rules is None else rules)
             if wanted == stored or self._has_stored(number + 1, wanted, deadline):
                 self._in_force = None
                 return first
@@ -101,14 +145,14 @@ class Pauses:
                 raise deadline.gave_up("the list of pauses", "as others change it all the time")
             deadline.pause(backoff.take())
 
-    def _has_stored(self, number: int, wanted: tuple[Pause, ...], deadline: Deadline) -> bool:
+    def _has_stored(self, number: int, wanted: Wishes, deadline: Deadline) -> bool:
         """Store a list under its number. False when another process was first.
 
         SUBTLE: older lists are deleted, so a number that is free may be one that was used. The list counts only if it
         is the newest one after that; else it is made again from what is.
         """
         try:
-            within(deadline, partial(self._blob.set, pause_key(number), encode_pauses(wanted)))
+            within(deadline, partial(self._blob.set, pause_key(number), encode_wishes(wanted)))
         except Corrupt:
             return False
         keys = [entry.key for entry in within(deadline, lambda: list(self._blob.list(PREFIX)))]
@@ -124,11 +168,11 @@ class Pauses:
             newest = max(self._blob.list(PREFIX), key=lambda entry: number_of(entry.key), default=None)
             number = 0 if newest is None else number_of(newest.key)
             if newest is None or number == self._known[0]:
-                return self._known if number else (0, ())
+                return self._known if number else (0, Wishes())
             if newest.size == EMPTY_SIZE:
-                return number, ()
+                return number, Wishes()
             if (data := self._blob.get(newest.key)) is not None:
-                return number, decode_pauses(data, newest.key)
+                return number, decode_wishes(data, newest.key)
             if deadline.has_passed():  # one that is gone was replaced by a newer one
                 raise deadline.gave_up("the list of pauses", "as others change it all the time")
 
@@ -150,7 +194,31 @@ class Pausing(ABC):
     def pauses(self) -> tuple[Pause, ...]:
         """The pauses in force, in the order in which they were set. Changes nothing."""
         self._check_open()
-        return self._pauses.fetch().pauses
+        return self._pauses.fetch().pauses.wishes
+
+    def rules(self) -> tuple[Rule, ...]:
+        """The rules of this location: how upkeep looks after shards and tables of some names. Changes nothing."""
+        self._check_open()
+        return self._pauses.fetch().rules.wishes
+
+    def set_rules(self, rules: Sequence[Mapping[str, Any]] | str) -> tuple[Rule, ...]:
+        """Set the rules of this location, in the place of those that there are, and return them.
+
+        Each is a mapping with a `pattern` of names and some of `retention`, `compaction_weight`, `compaction_advance`
+        and `quiet` (see `core.rules.Rule`); or all of them are the text of a TOML file with `[[rule]]`. They are stored
+        in the location, and hold for the library, `persist maintain` and Dagster alike: at the next survey, and in
+        programs that run from ten seconds later on. Raises InvalidUsage for what is no rule; nothing is changed then.
+        """
+        self._check_open()
+        self._writable("set_rules")
+        wanted = parse_rules(rules)
+        self._pauses.change(rules=wanted)
+        return wanted
+
+    def rules_of(self, name: str) -> dict[str, Told]:
+        """What the rules say of a shard or a table: for each field the value, and the pattern that it is from."""
+        self._check_open()
+        return self._pauses.told(_text(name, "name"))
 
     def pause(
         self, pattern: str, *, owner: str, reason: str, only: Sequence[str] = (), until: object = None

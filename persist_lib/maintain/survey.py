@@ -19,14 +19,16 @@ from persist_lib.core.pauses import Pause, first_of
 from persist_lib.core.plan.compaction import Policy
 from persist_lib.core.plan.garbage import plan_garbage
 from persist_lib.core.plan.look import BY_MARK, Debts, Look, look_at, settings_of
+from persist_lib.core.rules import Rule, Told, ruled, told
 from persist_lib.core.state import Version
 from persist_lib.errors import Damage, Determinate, Indeterminate, InvalidUsage, PersistError
+from persist_lib.format.pause_list import Wishes
 from persist_lib.format.survey_cache import Memory
 from persist_lib.ids import SeqNo, ShardId, parse_shard_id
 from persist_lib.location.api import AnswersDebts, Blob, Consensus
 from persist_lib.location.wrap.deadline import within
 from persist_lib.location.wrap.spending import charged
-from persist_lib.maintain.pauses import Pauses
+from persist_lib.maintain.pauses import Pauses, Wanted
 from persist_lib.maintain.survey_cache import Remembered, latest
 from persist_lib.maintain.worker import Progress
 from persist_lib.runtime.ambient import Deadline, Runtime
@@ -137,14 +139,18 @@ class Surveyor:
         deadline = None if seconds is None else self._runtime.deadline(parse_seconds(seconds, "seconds"))
         if progress is not None:
             check_callable(progress, "progress", "how many are done and how many there are, or None")
-        if (found := self._ask(marks, most, deadline, progress)) is not None:
+        wishes = Wishes() if self._pauses is None else self._pauses.read()
+        settings = self._settings_with(wishes.rules)
+        if settings == self._settings and (found := self._ask(marks, most, deadline, progress)) is not None:
             looked = Survey(found.now, found.heads, found.looks, found.unread, found.waiting)
-            return self._with_pauses(looked)
-        memory = self._remembered.recall()
+            return self._with_pauses(looked, self._wanted(wishes, found.now))
         heads = self._consensus.heads()
         now = self._consensus.now()
+        wanted = self._wanted(wishes, now)
+        memory = self._remembered.recall(settings)
         looking = _Looking({name: look for name, look in memory.looks.items() if name in heads}, heads, now)
         looking.failed = {name: why for name, why in memory.failed.items() if name in heads}
+        looking.told = wanted.told(list(heads)) if wanted else {}
         names = looking.order(marks, most)
         has_marks = False
         try:
@@ -152,10 +158,18 @@ class Surveyor:
             has_marks = looking.mark(marks)
         finally:
             self._remembered.keep(looking.memory(memory.settings), now, has_marks=has_marks)
-        return self._with_pauses(looking.survey())
+        return self._with_pauses(looking.survey(), wanted)
 
-    def _with_pauses(self, survey: Survey) -> Survey:
-        if self._pauses is None or not (pauses := self._pauses.fetch(survey.now).of(list(survey.heads))):
+    def _wanted(self, wishes: Wishes, now: int) -> Wanted | None:
+        return None if self._pauses is None else self._pauses.in_force(wishes, now)
+
+    def _settings_with(self, rules: Sequence[Rule]) -> str:
+        """The settings, and the rules on which a look depends. A server knows no rules."""
+        found = [rule for rule in rules if ruled(self._policy, told([rule])) != self._policy]
+        return f"{self._settings} {found!r}" if found else self._settings
+
+    def _with_pauses(self, survey: Survey, wanted: Wanted | None) -> Survey:
+        if wanted is None or self._pauses is None or not (pauses := self._pauses.paused(wanted, list(survey.heads))):
             return survey
         return msgspec.structs.replace(survey, pauses=pauses)
 
@@ -221,7 +235,8 @@ class Surveyor:
         if plan_garbage(version.state, version.seqno).truncate_below > begins:
             oldest = self._consensus.scan(name, SeqNo(0), 1)
             begins = oldest[0].seqno if oldest else begins
-        look = look_at(version, looking.now, self._policy, self._config.rollup_every, begins)
+        policy = ruled(self._policy, looking.told.get(name, {}))
+        look = look_at(version, looking.now, policy, self._config.rollup_every, begins)
         return look if former is None else msgspec.structs.replace(look, done=latest(look.done, former.done))
 
 
@@ -233,6 +248,7 @@ class _Looking:
         self.heads = heads
         self.now = now
         self.failed: dict[str, tuple[int, str]] = {}
+        self.told: Mapping[str, Mapping[str, Told]] = {}
         self.is_over = False
         self.outage: PersistError | None = None
         self._in_a_row = 0

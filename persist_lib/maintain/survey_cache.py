@@ -49,8 +49,14 @@ class Remembered:
         self._has_told = False
         self.known = Known(Memory(settings))
 
-    def recall(self) -> Memory:
-        """Return the newest memory, together with what this process knows. One listing, and a GET if it is new."""
+    def recall(self, settings: str) -> Memory:
+        """Return the newest memory, together with what this process knows. One listing, and a GET if it is new.
+
+        Looks of other settings are not used.
+        """
+        if settings != self._settings:
+            self._settings = settings
+            self.known = Known(self._usable(self.known.memory))
         try:
             self.known, _ = within(self._runtime.deadline(PATIENCE_S), self._recall)
         except PersistError as error:

@@ -20,7 +20,7 @@ from persist_lib.core import commands as c
 from persist_lib.core.cost import Cost
 from persist_lib.core.holds import newest_time
 from persist_lib.core.leases import keepers
-from persist_lib.core.plan.upkeep import plan_retention
+from persist_lib.core.plan.retention import plan_retention
 from persist_lib.core.refusals import OfMember
 from persist_lib.core.state import MARK, NAMED, RETENTION, State
 from persist_lib.core.transitions import apply

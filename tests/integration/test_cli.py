@@ -863,3 +863,22 @@ def test_what_does_not_go_with_a_plan_is_refused(sh: Shell):
     path.write_text("{}")
     assert "this is no plan" in sh.fails(2, "maintain", "--apply", path)
     assert sh.run("maintain", "--plan", path / "none" / "plan.json", "orders").exit_code == 2
+
+
+def test_rules_are_set_and_each_value_says_where_it_is_from(sh: Shell):
+    path = sh.root.parent / "rules.toml"
+    path.write_text('[[rule]]\npattern = "ord*"\nretention = 3\ncompaction_weight = 0.25\nquiet = "01:00-02:00"\n')
+    assert "1 rule in force" in sh("config", "--rules", path)
+    found = sh.json("config", "orders")["settings"]
+    assert found["retention"] == {"value": 3, "source": "the rule 'ord*'"}
+    assert found["compaction_weight"] == {"value": 0.25, "source": "the rule 'ord*'"}
+    assert found["quiet"] == {"value": "01:00-02:00", "source": "the rule 'ord*'"}
+    assert found["compaction_advance"]["source"] == "default"
+    sh("set-retention", "orders", "4")
+    assert sh.json("config", "orders")["settings"]["retention"] == {"value": "4", "source": "set-retention"}
+    assert sh.json("config", "tidy")["settings"]["retention"] == {"value": None, "source": "default"}
+    path.write_text('[[rule]]\npattern = "ord*"\nretain = 3\n')
+    assert "a rule has no 'retain'" in sh.fails(2, "config", "--rules", path)
+    sh.fails(2, "config", "--rules", path, "orders")
+    path.write_text("")
+    assert "0 rules in force" in sh("config", "--rules", path)

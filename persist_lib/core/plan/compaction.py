@@ -31,7 +31,7 @@ from persist_lib.core.trace import CHUNK_BYTES
 from persist_lib.frontier import MAX_TIME, Antichain, at
 from persist_lib.schema.schema import Schema
 from persist_lib.schema.width import row_bytes
-from persist_lib.times import show_frontier
+from persist_lib.times import Times, show_frontier
 
 Reason = Literal["merge", "fold", "advance", "sort", "flush", "fuse", "ahead", "settle"]
 """`fold`: a merge of neighbouring batches that comes first, as one merge cannot read all of their runs. `ahead`: the
@@ -71,6 +71,8 @@ class Policy(msgspec.Struct, frozen=True):
     """What a plan is priced at. None: what the client's location takes; S3's list prices where no client plans."""
     merge_bytes: int | None = None
     """Memory of a merge, which bounds how many runs it reads at once. None: what the settings say."""
+    retention: int | str | None = None
+    """The history that a shard without a retention of its own keeps, as rules say it. None: all."""
 
     def __post_init__(self) -> None:
         for name in ("weight", "advance", "ahead", "inline_fill"):
@@ -78,8 +80,18 @@ class Policy(msgspec.Struct, frozen=True):
         for name in ("part_bytes", "merge_bytes"):
             if getattr(self, name) is not None:
                 parse_integer(getattr(self, name), name, 1)
+        if self.retention is not None:
+            parse_retention(self.retention, "retention")
         if self.prices is not None:
             check_type(self.prices, Prices, "prices", "persist.Prices()")
+
+
+def parse_retention(value: object, what: str) -> int | str:
+    """How much history is kept: a number of times, or a length of time as text. Raises InvalidUsage."""
+    if not isinstance(value, str):
+        return parse_integer(value, what, 0, MAX_TIME)
+    Times("ms", int).distance(value, what)
+    return value
 
 
 DEFAULTS = Config()

@@ -13,7 +13,8 @@ from persist_lib.core.cost import S3_LIST, storage_dollars
 from persist_lib.core.leases import is_mark
 from persist_lib.core.plan.compaction import Policy, bound_of, plan_compaction
 from persist_lib.core.plan.garbage import can_never_be_linked, plan_garbage
-from persist_lib.core.plan.upkeep import plan_expiry, plan_retention, rollup_is_due
+from persist_lib.core.plan.retention import plan_retention, retention_of
+from persist_lib.core.plan.upkeep import plan_expiry, rollup_is_due
 from persist_lib.core.state import RETENTION, State, Version
 from persist_lib.ids import READER, WRITER, PartKey, parse_rollup_key, uploader_of
 from persist_lib.times import Times, show_frontier
@@ -39,7 +40,7 @@ def explain(version: Version, now: int, policy: Policy, rollup_every: int, about
         return [Why("shard", "it is finished for good, and only its log and a rollup are kept")]
     sentences: dict[str, Callable[[], str]] = {
         "leases": partial(_leases, state, now), "since": partial(_since, state),
-        "retention": partial(_retention, state), "compaction": partial(_compaction, state, policy),
+        "retention": partial(_retention, state, policy), "compaction": partial(_compaction, state, policy),
         "rollups": partial(_rollups, version, rollup_every),
         "garbage": partial(_garbage, version), "cost": partial(_cost, state, policy),
     }  # fmt: skip
@@ -100,13 +101,13 @@ def _since(state: State) -> str:
     return f"history is kept from {shown} on, for {', '.join(sorted(holders)[:NAMED])}{more}"
 
 
-def _retention(state: State) -> str:
+def _retention(state: State, policy: Policy) -> str:
     if state.member:
         return "it is a part of a collection, whose retention counts"
-    if state.retention is None:
+    if (kept := retention_of(state, policy.retention)) is None:
         return "there is no policy: all history is kept until something gives it up"
-    distance = Times(state.times, lambda: 0).show_distance(state.retention)
-    target = plan_retention(state)
+    distance = Times(state.times, lambda: 0).show_distance(kept) + (" by a rule" if state.retention is None else "")
+    target = plan_retention(state, policy.retention)
     if target is not None:
         return f"the hold can move to {show_frontier(target, state.times)}, {distance} behind the newest time"
     hold = state.holds.get(RETENTION)

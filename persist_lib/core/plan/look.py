@@ -13,7 +13,8 @@ import msgspec
 from persist_lib.core.plan.compaction import Policy, bound_of, plan_compaction
 from persist_lib.core.plan.garbage import GarbagePlan, plan_garbage
 from persist_lib.core.plan.keepers import keepers_of
-from persist_lib.core.plan.upkeep import has_ended, plan_retention, rollup_is_due
+from persist_lib.core.plan.retention import plan_retention
+from persist_lib.core.plan.upkeep import has_ended, rollup_is_due
 from persist_lib.core.state import State, Version
 from persist_lib.ids import SeqNo
 from persist_lib.times import Unit
@@ -92,7 +93,7 @@ def look_at(version: Version, now: int, policy: Policy, rollup_every: int, log_b
     state, seqno = version.state, version.seqno
     compaction, garbage = plan_compaction(state, policy), plan_garbage(state, seqno)
     is_called_for = (
-        plan_retention(state) is not None,
+        plan_retention(state, policy.retention) is not None,
         bool(compaction.requests),
         rollup_is_due(state, seqno, rollup_every),
         bool(garbage.keys) or garbage.truncate_below > log_begins,
@@ -156,7 +157,9 @@ def leases_until(state: State, now: int) -> int:
 
 def settings_of(policy: Policy, rollup_every: int) -> str:
     """The settings on which a look depends, as text. Looks of other settings are not used."""
-    return f"{RULES} {policy.weight!r} {policy.advance!r} {policy.ahead!r} {policy.inline_fill!r} {rollup_every}"
+    thresholds = f"{policy.weight!r} {policy.advance!r} {policy.ahead!r} {policy.inline_fill!r}"
+    kept = "" if policy.retention is None else f" {policy.retention!r}"
+    return f"{RULES} {thresholds} {rollup_every}{kept}"
 
 
 class Debts(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

@@ -1,4 +1,4 @@
-"""What the small duties would do, as pure plans from one state: leases that ended, a rollup, history to give up.
+"""What the small duties would do, as pure plans from one state: leases that ended, a rollup.
 
 `now` and `lease_until` are ms of the Consensus store's clock.
 """
@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from persist_lib.core.state import RETENTION, State
-from persist_lib.frontier import Antichain, at
+from persist_lib.core.state import State
+from persist_lib.frontier import Antichain
 from persist_lib.ids import SeqNo, parse_rollup_key
 
 LONGEST_LEASE_MS = 400 * 86_400_000
@@ -50,15 +50,6 @@ def has_ended(lease_until: int, now: int) -> bool:
 
 def _by_id(overdue: Overdue) -> str:
     return overdue.id
-
-
-def plan_retention(state: State) -> Antichain | None:
-    """Where the retention hold should stand; None when it stands there, or the shard has no policy."""
-    if state.retention is None or state.member or state.is_finished() or state.upper.time is None:
-        return None
-    hold = state.holds.get(RETENTION)
-    target = at(max(0, state.upper.time - 1 - state.retention)).join(state.since)
-    return target if hold is None or hold.since < target else None
 
 
 def rollup_is_due(state: State, seqno: SeqNo, every: int) -> bool:

@@ -21,7 +21,8 @@ from persist_lib.core.plan.compaction import Policy, plan_compaction
 from persist_lib.core.plan.explain import explain
 from persist_lib.core.plan.garbage import GarbagePlan, Orphans, plan_garbage, plan_orphans
 from persist_lib.core.plan.look import settings_of
-from persist_lib.core.plan.upkeep import Overdue, plan_expiry, plan_retention, rollup_is_due
+from persist_lib.core.plan.retention import plan_retention
+from persist_lib.core.plan.upkeep import Overdue, plan_expiry, rollup_is_due
 from persist_lib.core.state import State, Version
 from persist_lib.errors import InvalidUsage
 from persist_lib.frontier import Antichain
@@ -75,7 +76,7 @@ def intend(seen: Seen, policy: Policy, rollup_every: int) -> Intended:
     orphans = plan_orphans(state, seen.listed, seen.uploads)
     uploads = tuple(one.id for one in given_up(orphans, seen.uploads))
     return Intended(
-        tuple(plan_expiry(state, seen.now)), plan_retention(state), plan_compaction(state, policy),
+        tuple(plan_expiry(state, seen.now)), plan_retention(state, policy.retention), plan_compaction(state, policy),
         rollup_is_due(state, seqno, rollup_every), plan_garbage(state, seqno), orphans, uploads,
     )  # fmt: skip
 

@@ -314,8 +314,8 @@ ALL_USUAL = {
     ),
     "WriteHandle": "close fetch_upper advance_upper upsert resume_stage can_append flush",
     "Client": (
-        "audit_orphans census close collect compact expire producers heartbeat inspect metrics open_shard policy "
-        "repair retain set_retention shards tables sources worker keepers pauses even_if_paused"
+        "audit_orphans census close collect compact expire producers heartbeat inspect metrics open_shard "
+        "rules repair retain set_retention shards tables sources worker keepers pauses even_if_paused"
     ),
 }
 """The methods of each class whose arguments are all usual; so are those of `at`."""
@@ -348,8 +348,8 @@ SPECIAL: dict[str, tuple[Arguments | None, dict[str, Kind]]] = {
     "Cost.priced": (None, {"prices": instance(persist.Prices)}),
     "Policy": (
         lambda _: {"weight": 0.5, "advance": 0.5, "ahead": 0.5, "part_bytes": 5, "inline_fill": 0.5, "prices": None,
-                   "merge_bytes": 5},
-        {"weight": share, "advance": share, "ahead": share, "inline_fill": share,
+                   "merge_bytes": 5, "retention": "7 days"},
+        {"weight": share, "advance": share, "ahead": share, "inline_fill": share, "retention": or_none(time),
          "part_bytes": or_none(integer(1, math.inf)), "merge_bytes": or_none(integer(1, math.inf))},
     ),
     "Prices": (
@@ -437,6 +437,11 @@ SPECIAL: dict[str, tuple[Arguments | None, dict[str, Kind]]] = {
         {**dict.fromkeys(("pattern", "owner", "reason"), is_text(500, least=1)), "only": is_empty,
          "until": or_none(instance(np.timedelta64))},
     ),
+    "Client.set_rules": (
+        lambda _: {"rules": []}, {"rules": lambda value: (isinstance(value, str) and not value) or is_empty(value)},
+    ),
+    "Client.rules_of": (lambda p: {"name": p.name}, {"name": is_text(500, least=1)}),
+    "Client.policy": (None, {"name": or_none(name)}),
     "Client.plan": (lambda p: {"name": p.name, "only": []}, {"name": or_none(name), "only": is_empty}),
     "Client.apply": (lambda p: {"plan": p.client.plan(p.name)}, {"plan": never}),
     "Client.resume": (lambda p: {"pattern": paused(p)}, {"pattern": is_text(500, least=1)}),

@@ -15,7 +15,7 @@ from persist_lib.core import refusals as r
 from persist_lib.core.deciding import is_out_for_ever
 from persist_lib.core.formats import MEMBERS
 from persist_lib.core.members import inheritance
-from persist_lib.core.plan.upkeep import plan_retention
+from persist_lib.core.plan.retention import plan_retention
 from persist_lib.core.state import COLLECTION, NAMED, RETENTION, Hold, Produced, State
 from persist_lib.core.transitions import apply
 from persist_lib.core.validate import check_state

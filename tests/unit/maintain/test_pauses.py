@@ -14,7 +14,7 @@ from persist_lib import health, pending_area
 from persist_lib.core.duties import LAYER_DUTIES, NAMES
 from persist_lib.core.pauses import PAUSABLE, Pause
 from persist_lib.errors import Corrupt, Determinate, InvalidUsage, NewerFormat, NotFound, Paused
-from persist_lib.format.pause_list import EMPTY_SIZE, PREFIX, decode_pauses, encode_pauses, pause_key
+from persist_lib.format.pause_list import EMPTY_SIZE, PREFIX, Wishes, decode_wishes, encode_wishes, pause_key
 from persist_lib.location.wrap.around import AroundBlob, Operation
 from persist_lib.maintain.duties import carry_out
 from persist_lib.maintain.pauses import AGE_S, pause_rest, resume_rest
@@ -136,7 +136,9 @@ def test_a_pause_ends_by_itself(world: World) -> None:
     assert client.survey().due("compaction") == ["s"]
     assert client.compact("s").applied
     client.pause("t", **WHO)
-    assert [one.patterns for one in decode_pauses(world.inner.blob.get(stored(world)[-1]) or b"", "")] == [("t",)]
+    assert [one.patterns for one in decode_wishes(world.inner.blob.get(stored(world)[-1]) or b"", "").pauses] == [
+        ("t",)
+    ]
 
 
 def test_another_program_finds_a_new_pause_within_ten_seconds(world: World) -> None:
@@ -286,15 +288,15 @@ def test_no_duty_begins_where_pauses_cannot_be_read(world: World) -> None:
 
 
 def test_the_bytes_of_pauses_are_the_same_for_ever_and_damage_is_seen(world: World) -> None:
-    assert encode_pauses(PAUSES).hex() == GOLDEN
+    assert encode_wishes(Wishes(PAUSES)).hex() == GOLDEN
     data = bytes.fromhex(GOLDEN)
-    assert decode_pauses(data, "k") == PAUSES
+    assert decode_wishes(data, "k").pauses == PAUSES
     for at in range(len(data)):
         with pytest.raises((Corrupt, NewerFormat)):
-            decode_pauses(data[:at] + bytes((data[at] ^ 1,)) + data[at + 1 :], "k")
+            decode_wishes(data[:at] + bytes((data[at] ^ 1,)) + data[at + 1 :], "k")
     with pytest.raises(NewerFormat):
-        decode_pauses(framed(data[:4], 2, b""), "k")
-    assert len(encode_pauses(())) == EMPTY_SIZE < min(len(encode_pauses((one,))) for one in PAUSES)
+        decode_wishes(framed(data[:4], 3, b""), "k")
+    assert len(encode_wishes(Wishes(()))) == EMPTY_SIZE < min(len(encode_wishes(Wishes((one,)))) for one in PAUSES)
     client = world.client()
     make(client, "s")
     world.inner.blob.set(pause_key(1), b"x" * 50)
