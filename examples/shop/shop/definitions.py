@@ -54,5 +54,5 @@ defs = dg.Definitions.merge(
         schedules=[dg.ScheduleDefinition(job=shop_job, cron_schedule="*/5 * * * *")],
         resources={"persist": opened, "spark": Spark(), "io_manager": PersistIOManager(persist=opened)},
     ),
-    build_definitions(Settings(), name="upkeep"),
+    build_definitions(Settings(is_running=True, may_delete=True), name="upkeep"),
 )
