@@ -361,7 +361,7 @@ def _census(client: Client, shard: str, _options: Options) -> Done:
     found = {"batches": census.batches, "bound": census.batch_bound}
     finding = Finding("batch_count_within_bound", "census", census.batches <= census.batch_bound, found, says)
     texts = _shown(client, shard, since=census.since, upper=census.upper)
-    texts |= {f"rule_{name}": f"{one.value} ({one.pattern})" for name, one in client.rules_of(shard).items()}
+    texts |= {f"rule_{name}": f"{one.shown} ({one.pattern})" for name, one in client.rules_of(shard).items()}
     return Done("census", census_numbers(census), (finding,), census.seqno, census, (says,), texts=texts)
 
 

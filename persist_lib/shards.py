@@ -19,7 +19,7 @@ from persist_lib.ids import check_not_kept, parse_token
 from persist_lib.location.wrap.deadline import RetryingConsensus
 from persist_lib.location.wrap.spending import charged
 from persist_lib.maintain import Worker
-from persist_lib.maintain.duties import Upkeep
+from persist_lib.maintain.client_calls import Upkeep
 from persist_lib.relation.append_many import Append, append_together
 from persist_lib.relation.changes import Changes
 from persist_lib.relation.listen import Listen, Progress, Updates

@@ -56,6 +56,11 @@ class Told(NamedTuple):
     value: Any
     pattern: str
 
+    @property
+    def shown(self) -> str:
+        """The value for people."""
+        return ", ".join(self.value) if isinstance(self.value, tuple) else str(self.value)
+
 
 def told(rules: Iterable[Rule]) -> dict[str, Told]:
     """What the most specific of these rules, which all match a name, say of it."""

@@ -182,3 +182,19 @@ def test_what_environments_may_choose(environ: dict[str, str], expected: tuple[b
 def test_a_wrong_choice_is_refused(environ: dict[str, str]) -> None:
     with pytest.raises(InvalidUsage, match=next(iter(environ))):
         resolved(Settings(location="memory:"), environ)
+
+
+def test_runs_obey_rules_and_the_census_says_which(
+    shards: persist.Client, folder: Path, instance: dg.DagsterInstance
+) -> None:
+    shards.set_rules([{"pattern": "a", "compaction_weight": 0.001}])
+    assert launch(folder, instance, "compaction", {"engine": "local"}).success
+    assert [shards.census(name).batches for name in ("a", "b")] == [6, 1]
+    shards.set_rules([{"pattern": "a", "retention": 2}, {"pattern": "*", "quiet": ["00:00-12:00", "12:00-00:00"]}])
+    result = launch(folder, instance, "maintenance", {"engine": "local", "everything": True}, may_delete=True)
+    assert result.success
+    assert shards.census("a").batches == 6, "it is always quiet"
+    counted = [one for one in made(result) if one.asset_key == dg.AssetKey("census") and one.partition == "a"]
+    report = str(counted[0].metadata["report"].value)
+    assert "| rule_retention | 2 (a) |" in report
+    assert "| rule_quiet | 00:00-12:00, 12:00-00:00 (*) |" in report
