@@ -13,6 +13,7 @@ from persist_lib.core.cost import Cost
 from persist_lib.core.duties import DUTIES
 from persist_lib.core.plan.compaction import Policy, policy_of
 from persist_lib.core.plan.look import settings_of
+from persist_lib.core.plan.upkeep import plan_expiry
 from persist_lib.core.plan.written import PLANNED, Intended, Seen, ShardPlan, intend, plan_shard
 from persist_lib.core.state import Version
 from persist_lib.errors import Paused, PersistError, PlanMoved
@@ -37,6 +38,10 @@ from persist_lib.runtime.each import Each
 from persist_lib.shard.commit import Machine
 from persist_lib.shard.leases import Leases
 from persist_lib.telemetry import span
+
+DAY_MS = 86_400_000
+SKEW_MS, OLDEST_MS = 300_000, 30 * DAY_MS
+"""How far a plan may be ahead of the store's clock, and how old it may be."""
 
 
 class Maintained(msgspec.Struct, frozen=True):
@@ -225,14 +230,20 @@ def apply(
     every, duties = machine.config.rollup_every, [step.duty for step in plan.steps]
     for duty in duties:
         machine.may_begin(machine.shard, duty)
-    first = see(machine, plan.duties, plan.made_ms)
+    first, now = see(machine, plan.duties, plan.made_ms), machine.consensus.now()
+    if not -SKEW_MS <= now - plan.made_ms <= OLDEST_MS:
+        raise moved(
+            plan, first.version.seqno, f"it is not of the last {OLDEST_MS // DAY_MS} days, by the store's clock"
+        )
     settings, found = settings_of(policy, every), [(first, intend(first, policy, every))]
 
     def judge(version: Version) -> None:
         seen = first._replace(version=version)
         intended = intend(seen, policy, every)
         steps = plan_shard(machine.shard, seen, intended, plan.duties, policy, every).steps
-        if why := plan.why_not(seen, steps, settings):
+        over = {one.id for one in plan_expiry(version.state, now)}  # a clock that was wrong, or a wrong file, ends none
+        is_live = any(one.id not in over for one in intended.overdue)
+        if why := plan.why_not(seen, steps, settings) or ("a lease that it ends has not ended" if is_live else ""):
             raise moved(plan, version.seqno, why)
         found[0] = (seen, intended)
 

@@ -235,6 +235,34 @@ def test_what_a_file_names_is_never_trusted(world: World, client: persist.Client
     assert world.bytes("s") == before
 
 
+@pytest.mark.parametrize("made_ms", [0, 1_700_000_000_000 + 10**12, 1_700_000_000_000 + 200_000, -(2**62)])
+def test_a_wrong_moment_in_a_file_ends_no_lease(world: World, client: persist.Client, made_ms: int) -> None:
+    """By the clock of that moment the reader's lease would have ended, or never have been meant."""
+    reader = world.client(CONFIG).open_reader("s")
+    made = json.loads(client.plan("s", only=["leases"]).to_json())
+    found = made["shards"][0]
+    found["made_ms"] = made_ms
+    id_ = next(iter(client.inspect("s").state.readers))
+    found["steps"] = [{"duty": "leases", "what": "", "why": "", "exactly": [id_]}]
+    before = world.bytes("s")
+    with pytest.raises(PlanMoved):
+        client.apply(json.dumps(made))
+    assert world.bytes("s") == before
+    reader.close()
+
+
+def test_overdue_leases_are_retired_by_a_plan(world: World, client: persist.Client) -> None:
+    other = world.client(CONFIG)
+    reader = other.open_reader("s")
+    world.clock.advance(70)
+    plan = client.plan("s", only=["leases"])
+    (step,) = plan.of("s").steps
+    world.clock.advance(600)
+    assert [one.id for one in client.apply(plan)["s"].expired.overdue] == list(step.exactly)
+    assert not client.inspect("s").state.readers
+    reader.close()
+
+
 def test_marks_name_everything_but_leases(client: persist.Client) -> None:
     state = client.inspect("s").state
     left_out = {"writers", "readers", "retired", "outcomes", "producers", "fingerprint", "count", "size", "inline_size",
