@@ -278,7 +278,8 @@ def test_contents_ahead_come_to_rest_whatever_changes(steps, follows):
     simulation.append(1000)
     since = 0
     for size, net, ahead in steps:
-        simulation.append(size, rows=max(-size, min(size, net)))
+        there = sum(batch.diff_sum for batch in simulation.state.trace)
+        simulation.append(size, rows=max(-size, 1 - there, min(size, net)))
         since += ahead
         if follows:
             simulation.advance(min(since, (simulation.state.upper.time or 1) - 1))
