@@ -67,7 +67,7 @@ def config(
     pattern = "orders*"
     retention = "7 days"                    # of shards without one of their own: as `persist set-retention` takes it
     quiet = ["08:00-18:00"]                 # UTC: no duty begins then
-    compaction_weight = 0.25                # and compaction_advance: as in the settings
+    compaction_weight = 0.25                # and _advance and _ahead: as in the settings
 
     \b
     persist config --rules rules.toml

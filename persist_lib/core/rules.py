@@ -26,15 +26,17 @@ DAY_MS, MINUTE_MS = 86_400_000, 60_000
 class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """How what has a name of this pattern is looked after. A field that is None says nothing.
 
-    `retention` is how much history a shard without a retention of its own keeps: times behind upper, or text such as
-    "7 days" where times are a clock. `compaction_weight` and `compaction_advance` are as in the settings. `quiet` are
-    windows of the day, UTC, in which no duty begins: "08:00-18:00", or "22:00-06:00" over midnight.
+    `retention` is how much history a shard without a retention of its own keeps: times behind upper, or text such
+    as "7 days" where times are a clock. `compaction_weight`, `compaction_advance` and `compaction_ahead` are as in
+    the settings. `quiet` are windows of the day, UTC, in which no duty begins: "08:00-18:00", or "22:00-06:00" over
+    midnight.
     """
 
     pattern: str
     retention: int | str | None = None
     compaction_weight: float | None = None
     compaction_advance: float | None = None
+    compaction_ahead: float | None = None
     quiet: tuple[str, ...] | None = None
 
     @property
@@ -47,6 +49,7 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
         return WILD.isdisjoint(self.pattern), sum(letter not in WILD for letter in self.pattern)
 
 
+SHARES = ("compaction_weight", "compaction_advance", "compaction_ahead")
 FIELDS = tuple(name for name in Rule.__struct_fields__ if name != "pattern")
 
 
@@ -88,7 +91,7 @@ def quiet_at(quiet: Told | None, now: int) -> Pause | None:
 
 def ruled(policy: Policy, said: Mapping[str, Told]) -> Policy:
     """A policy of the settings, with what rules say in its place."""
-    names = {"compaction_weight": "weight", "compaction_advance": "advance", "retention": "retention"}
+    names = {**{name: name.removeprefix("compaction_") for name in SHARES}, "retention": "retention"}
     return msgspec.structs.replace(policy, **{names[name]: one.value for name, one in said.items() if name in names})
 
 
@@ -125,7 +128,7 @@ def _parse(given: object) -> Rule:
     values = {name: value for name in FIELDS if (value := given.get(name)) is not None}
     if "retention" in values:
         values["retention"] = parse_retention(values["retention"], f"retention of the rule {pattern!r}")
-    for name in ("compaction_weight", "compaction_advance"):
+    for name in SHARES:
         if name in values:
             values[name] = parse_number(values[name], f"{name} of the rule {pattern!r}")
     if "quiet" in values:

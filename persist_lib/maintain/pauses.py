@@ -204,10 +204,11 @@ class Pausing(ABC):
     def set_rules(self, rules: Sequence[Mapping[str, Any]] | str) -> tuple[Rule, ...]:
         """Set the rules of this location, in the place of those that there are, and return them.
 
-        Each is a mapping with a `pattern` of names and some of `retention`, `compaction_weight`, `compaction_advance`
-        and `quiet` (see `core.rules.Rule`); or all of them are the text of a TOML file with `[[rule]]`. They are stored
-        in the location, and hold for the library, `persist maintain` and Dagster alike: at the next survey, and in
-        programs that run from ten seconds later on. Raises InvalidUsage for what is no rule; nothing is changed then.
+        Each is a mapping with a `pattern` of names and some of `retention`, `compaction_weight`,
+        `compaction_advance`, `compaction_ahead` and `quiet` (see `core.rules.Rule`); or all of them are the text of
+        a TOML file with `[[rule]]`. They are stored in the location, and hold for the library, `persist maintain`
+        and Dagster alike: at the next survey, and in programs that run from ten seconds later on. Raises
+        InvalidUsage for what is no rule; nothing is changed then.
         """
         self._check_open()
         self._writable("set_rules")

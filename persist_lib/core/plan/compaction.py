@@ -73,11 +73,14 @@ class Policy(msgspec.Struct, frozen=True):
     """Memory of a merge, which bounds how many runs it reads at once. None: what the settings say."""
     retention: int | str | None = None
     """The history that a shard without a retention of its own keeps, as rules say it. None: all."""
+    format: int | None = None
+    """The newest format that shards are moved up to. None: what the settings say, and where they say none, the newest
+    that this release knows."""
 
     def __post_init__(self) -> None:
         for name in ("weight", "advance", "ahead", "inline_fill"):
             parse_number(getattr(self, name), name)
-        for name in ("part_bytes", "merge_bytes"):
+        for name in ("part_bytes", "merge_bytes", "format"):
             if getattr(self, name) is not None:
                 parse_integer(getattr(self, name), name, 1)
         if self.retention is not None:
@@ -103,16 +106,15 @@ def policy_of(config: Config, policy: Policy | None = None, prices: Prices | Non
     This is the only place where settings become a policy. All code that plans for a location calls it.
     """
     if policy is None:
-        is_held_back = config.format is not None and config.format < CONTENTS  # for programs that know no newer one
         policy = Policy(
-            weight=config.compaction_weight, advance=config.compaction_advance,
-            ahead=0 if is_held_back else config.compaction_ahead,
+            weight=config.compaction_weight, advance=config.compaction_advance, ahead=config.compaction_ahead
         )  # fmt: skip
     part_bytes = config.part_bytes if policy.part_bytes is None else policy.part_bytes
     merge_bytes = config.merge_bytes if policy.merge_bytes is None else policy.merge_bytes
     return msgspec.structs.replace(
-        policy, part_bytes=part_bytes, merge_bytes=merge_bytes, prices=policy.prices or prices
-    )
+        policy, part_bytes=part_bytes, merge_bytes=merge_bytes, prices=policy.prices or prices,
+        format=config.format if policy.format is None else policy.format,
+    )  # fmt: skip
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -239,7 +241,8 @@ def _ahead(state: State, policy: Policy) -> Request | None:
     least = (policy.part_bytes or DEFAULTS.part_bytes) // AHEAD_SHARE
     if not policy.ahead or not newer or last is None or state.size < least or dead <= policy.ahead * max(rows, 1):
         return None
-    if at(last - 1) <= state.since or state.format < CREATED:
+    is_held_back = policy.format is not None and max(policy.format, state.format) < CONTENTS
+    if at(last - 1) <= state.since or is_held_back or state.format < CREATED:
         # Compactions say the same of them, and leave no history beside; or an older format is kept on purpose.
         return None
     request = _request(state, inputs, "ahead", policy)

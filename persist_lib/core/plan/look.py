@@ -157,7 +157,7 @@ def leases_until(state: State, now: int) -> int:
 
 def settings_of(policy: Policy, rollup_every: int) -> str:
     """The settings on which a look depends, as text. Looks of other settings are not used."""
-    thresholds = f"{policy.weight!r} {policy.advance!r} {policy.ahead!r} {policy.inline_fill!r}"
+    thresholds = f"{policy.weight!r} {policy.advance!r} {policy.ahead!r} {policy.format!r} {policy.inline_fill!r}"
     kept = "" if policy.retention is None else f" {policy.retention!r}"
     return f"{RULES} {thresholds} {rollup_every}{kept}"
 

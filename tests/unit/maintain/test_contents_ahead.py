@@ -197,6 +197,16 @@ def test_a_compactor_that_dies_at_any_request_leaves_a_whole_shard(happens: bool
     raise AssertionError("it never came to an end")
 
 
+def test_a_rule_says_how_much_is_written_ahead_of_a_shard(client: persist.Client) -> None:
+    life(client)
+    client.set_rules([{"pattern": "s*", "compaction_ahead": 0}])
+    assert [one.reason for one in client.compact("s", dry_run=True).plan.requests] == ["merge"]
+    client.set_rules([{"pattern": "s*", "compaction_ahead": 0.05}])
+    assert client.compact("s", dry_run=True).plan.requests[0].reason == "ahead"
+    held_back = Policy(ahead=0.05, format=5)
+    assert [one.reason for one in client.compact("s", policy=held_back, dry_run=True).plan.requests] == ["merge"]
+
+
 def test_policies_say_how_much_is_written_ahead(client: persist.Client) -> None:
     life(client)
     with pytest.raises(persist.InvalidUsage, match="ahead"):
