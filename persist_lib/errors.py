@@ -20,6 +20,7 @@
     │   ├── CompactionRefused      the output does not stand for its inputs (reason)
     │   ├── Busy                   another process is at maintenance work on the shard (worker, lease_until)
     │   ├── Paused                 a person, or the cancel of a run, paused this duty here (shard, duty, owner, until)
+    │   ├── PlanMoved              a shard is not as it was when a plan was made of it (shard, made, now, why)
     │   ├── Locked                 another runtime writes the streams of the location (epoch, owner, lease_until)
     │   ├── Fenced                 another runtime or writer took over what this one wrote (epoch, found, owner)
     │   ├── NameTaken              there is a collection of that name already (collection)

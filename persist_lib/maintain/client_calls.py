@@ -97,6 +97,7 @@ class Upkeep(Pausing):
             why = why._replace(says=f"it is not there. Of such an object: {why.says}")
         return [why]
 
+    @charged
     def maintain(
         self,
         name: str,
@@ -190,6 +191,7 @@ class Upkeep(Pausing):
         """Retire the readers and writers whose lease has ended. They learn of it at their next commit."""
         return expire(self.machine(name), dry_run=parse_flag(dry_run, "dry_run"))
 
+    @charged
     def retain(self, name: str, *, dry_run: bool = False) -> Retained:
         """Move the retention hold to where the shard's retention policy, set by `set_retention`, puts it."""
         dry_run, machine = parse_flag(dry_run, "dry_run"), self.machine(name)
