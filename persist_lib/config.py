@@ -92,7 +92,7 @@ class Config(Settings):
     """A batch is rewritten when since has passed about this share of its updates. Smaller: less history, more work."""
     compaction_ahead: float = Field(default=1 / 16, ge=0, le=1e12)
     """The contents are written beside the history when the updates that do not count any more weigh more than this
-    share of the rows. Smaller: faster reads, more rewriting. 0: never."""
+    share of the rows. Smaller: faster reads, more rewriting. 0: never, and those that are kept are given up."""
     spark_above_bytes: int = Field(default=64 * MIB, ge=0, le=MOST_BYTES)
     """Compactions that read more than this go to Spark when the engine is `auto`."""
     task_bytes: int = Field(default=128 * MIB, ge=64 * KIB, le=MOST_BYTES)

@@ -270,7 +270,7 @@ def merge_tasks(machine: Machine, worker: WriterId, request: Request, engine: En
     The engine may say how many; otherwise each reads about `task_bytes`, at most.
     """
     inputs = task_inputs(request)
-    if not inputs or request.output is not None:
+    if not inputs or not request.reads:
         return []
     edges = [*request.merges, len(inputs)]
     merged = [inputs[start:end] for start, end in pairwise(edges)]
@@ -310,10 +310,11 @@ def commit(
     `merges` is where the results of each merge start. The seqno is None if another compactor replaced the inputs first.
     """
     output = output_batch(request, results, merges)
-    if request.reason == "ahead":
+    if request.reason in ("ahead", "drop"):
         if machine.state.format < CONTENTS:
             machine.try_commit(lambda _state, _now: c.Upgrade(CONTENTS))
-        answer = machine.try_commit(lambda _state, _now: c.KeepContents(worker, output))
+        kept = output if request.reason == "ahead" else None
+        answer = machine.try_commit(lambda _state, _now: c.KeepContents(worker, kept))
     else:
         answer = machine.try_commit(lambda _state, _now: c.ApplyCompaction(worker, request.ids, output))
     if isinstance(answer, Committed):

@@ -33,9 +33,10 @@ from persist_lib.schema.schema import Schema
 from persist_lib.schema.width import row_bytes
 from persist_lib.times import Times, show_frontier
 
-Reason = Literal["merge", "fold", "advance", "sort", "flush", "fuse", "ahead", "settle"]
+Reason = Literal["merge", "fold", "advance", "sort", "flush", "fuse", "ahead", "settle", "drop"]
 """`fold`: a merge of neighbouring batches that comes first, as one merge cannot read all of their runs. `ahead`: the
-contents are written beside the trace. `settle`: they take the place of what they stand for, without I/O."""
+contents are written beside the trace. `settle`: they take the place of what they stand for, without I/O. `drop`: they
+are not wanted any more."""
 AHEAD_SHARE = 128
 """A trace of less than this share of a part's bytes is cheap to read as it is: nothing is kept ahead of it."""
 
@@ -49,6 +50,7 @@ REASONS: Mapping[Reason, str] = {
     "fuse": "empty neighbours; no I/O",
     "ahead": "history outweighs the rows: the contents beside it",
     "settle": "since has come to the contents ahead: no work",
+    "drop": "contents ahead are switched off: no work",
 }
 
 
@@ -64,7 +66,8 @@ class Policy(msgspec.Struct, frozen=True):
     """Size of an output part. None: what the settings say."""
     ahead: float = 1 / 16
     """Contents are written ahead when the updates that do not count any more, and are kept as history, weigh more than
-    this share of the rows. 0: never. Smaller: reads have less to do, and more is written."""
+    this share of the rows. 0: never, and what is kept is given up. Smaller: reads have less to do, and more is
+    written."""
     inline_fill: float = 0.5
     """Inline batches are flushed into parts when they fill this share of what a state may carry."""
     prices: Prices | None = None
@@ -140,6 +143,11 @@ class Request(msgspec.Struct, frozen=True):
         return self.reason == "fold" or len(self.merges) > 1
 
     @property
+    def reads(self) -> bool:
+        """Whether anything is read and written: what settles is there, and what is dropped only goes."""
+        return self.output is None and self.reason != "drop"
+
+    @property
     def ids(self) -> tuple[tuple[int, int], ...]:
         """The batches' ids, oldest first."""
         return tuple(batch.id for batch in self.inputs)
@@ -147,12 +155,12 @@ class Request(msgspec.Struct, frozen=True):
     @property
     def count(self) -> int:
         """Updates to be read."""
-        return sum(batch.count for batch in self.inputs)
+        return sum(batch.count for batch in self.inputs) if self.reads else 0
 
     @property
     def size(self) -> int:
         """Bytes to be read."""
-        return sum(batch.size for batch in self.inputs)
+        return sum(batch.size for batch in self.inputs) if self.reads else 0
 
     @property
     def lower(self) -> Antichain:
@@ -204,7 +212,7 @@ def plan_compaction(state: State, policy: Policy = Policy()) -> Plan:  # noqa: B
     if state.is_finished():
         return Plan((), ())
     older, newer = _sides(state)
-    first = _settle(state, older) or _ahead(state, policy)
+    first = _settle(state, older) or _drop(state, policy) or _ahead(state, policy)
     sides = [newer] if first and first.reason == "settle" else [older, newer]
     plans = [_plan_side(state, side, policy) for side in sides]
     requests = [request for found, _ in plans for request in found]
@@ -223,6 +231,13 @@ def _settle(state: State, older: tuple[Batch, ...]) -> Request | None:
         return None
     output = msgspec.structs.replace(kept, since=state.since)
     return Request(older, state.since, _schema_of((kept,)), "settle", Cost(), DEFAULTS.part_bytes, output=output)
+
+
+def _drop(state: State, policy: Policy) -> Request | None:
+    kept = state.contents
+    if kept is None or policy.ahead:
+        return None
+    return Request((kept,), kept.since, _schema_of((kept,)), "drop", Cost(), DEFAULTS.part_bytes)
 
 
 def _ahead(state: State, policy: Policy) -> Request | None:

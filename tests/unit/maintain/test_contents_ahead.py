@@ -156,6 +156,24 @@ def test_a_shard_says_that_they_are_there_and_a_finished_one_has_none(client: pe
     check_swept(client, "s")
 
 
+def test_contents_that_are_damaged_are_given_up_and_made_again(world: World, client: persist.Client) -> None:
+    seen = life(client)
+    client.maintain("s")
+    key = f"s/{kept(client).keys[0]}"
+    world.inner.blob.delete(key)
+    world.inner.blob.set(key, b"damaged")
+    with pytest.raises(persist.Corrupt):
+        rows(client, 12)
+    assert [id_ for id_, _ in client.scrub("s").damaged] == [(0, 13)]
+    (done,) = client.compact("s", policy=Policy(ahead=0)).applied
+    assert (done.reason, done.tasks, kept(client)) == ("drop", 0, None)
+    assert rows(client, 12) == seen[12], "the trace has all of it"
+    client.maintain("s")
+    assert kept(client) is not None
+    assert rows(client, 12) == seen[12]
+    assert not client.scrub("s").damaged
+
+
 def test_a_rival_that_compacts_or_keeps_others_is_met_with_words_and_nothing_is_lost(world: World) -> None:
     seen = life(world.client(CONFIG))
     rival = Rival(world.inner.consensus)
