@@ -44,8 +44,8 @@ MONTH_DAYS = 30
 MOST_ROWS = 10_000
 """Rows of the log that are read, newest first, some 10 to 20 of a request. Older ones are counted as unread."""
 COMMANDS = {
-    "Expire": "leases", "ApplyCompaction": "compaction", "AddRollup": "rollups", "ForgetGarbage": "garbage",
-    "ForgetRetired": "orphans",
+    "Expire": "leases", "ApplyCompaction": "compaction", "KeepContents": "compaction", "AddRollup": "rollups",
+    "ForgetGarbage": "garbage", "ForgetRetired": "orphans",
 }  # fmt: skip
 """The duty that a command of the log carries out."""
 

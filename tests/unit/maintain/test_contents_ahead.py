@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 import pytest
 
 import persist_lib as persist
+from persist_lib import report
 from persist_lib.core.formats import CONTENTS, CREATED
 from persist_lib.core.plan.compaction import Policy
 from persist_lib.maintain.compaction import local_engine
@@ -233,3 +234,10 @@ def test_policies_say_how_much_is_written_ahead(client: persist.Client) -> None:
         "merge"
     ]
     assert client.compact("s", dry_run=True).plan.requests[0].reason == "ahead"
+
+
+def test_a_report_takes_what_was_kept_ahead_for_a_compaction(client: persist.Client) -> None:
+    life(client)
+    client.compact("s", policy=Policy(weight=0))
+    kept_at = next(one for one in report.shard(client, "s").actions if one.duty == "compaction")
+    assert kept_at.seqno == kept(client).born
