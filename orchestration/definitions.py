@@ -48,7 +48,7 @@ from orchestration.fleet import FLEET, PAGE, fleet_assets, fleet_jobs, fleet_sch
 from orchestration.health import HEALTH, alert_sensor, health_asset, health_check
 from orchestration.io_manager import PersistIOManager
 from orchestration.jobs import sweeps
-from orchestration.mount import parse_mount
+from orchestration.mount import Mount, parse_mount
 from orchestration.pending import PENDING, pending_asset, pending_jobs, pending_schedule
 from orchestration.plans import PLANS, plans_asset
 from orchestration.pruning import prune_job, prune_schedule
@@ -78,11 +78,6 @@ def build_definitions(
     settings, mount = settings or Settings(), parse_mount(name, key_prefix, group)
     checked = check(settings)
     data, is_running = checked.data or Data(), checked.is_running
-    persist = Persist(
-        location=settings.location or "", consensus=settings.consensus or "", config=dict(settings.config),
-        prices=settings.prices or "", apply=settings.apply or "",
-        may_delete="" if settings.may_delete is None else str(int(settings.may_delete)),
-    )  # fmt: skip
     jobs = sweeps(mount)
     kept = {
         **collection_jobs(mount), **source_jobs(mount), **pending_jobs(mount), **erasure_jobs(mount),
@@ -93,11 +88,8 @@ def build_definitions(
         *map(mount.key, (COLLECTIONS, SOURCES, PENDING, ERASURES, PLANS, HEALTH, FLEET, PAGE)),
     ]
     shown, declared = data_specs(mount, data, assets), data_assets(mount, data)
-    prune = prune_job(
-        mount,
-        [job.name for job in (*jobs.values(), *kept.values())],
-        [*assets, *(one.key for one in declared)],
-    )
+    names = [job.name for job in (*jobs.values(), *kept.values())]
+    prune = prune_job(mount, names, [*assets, *(one.key for one in declared)])
     schedule_status = dg.DefaultScheduleStatus.RUNNING if is_running else dg.DefaultScheduleStatus.STOPPED
     sensor_status = dg.DefaultSensorStatus.RUNNING if is_running else dg.DefaultSensorStatus.STOPPED
     return dg.Definitions(
@@ -125,14 +117,23 @@ def build_definitions(
             *sensors(mount, sensor_status, [one.partitions for one in declared if one.partitions]),
             source_sensor(mount),
             source_watch(mount, sensor_status),
-            alert_sensor(mount, settings, [job.name for job in (*jobs.values(), *kept.values())], sensor_status),
+            alert_sensor(mount, settings, names, sensor_status),
         ],
-        resources={
-            mount.persist: persist,
-            mount.spark: Spark(spark_config=spark_config(settings.spark) if settings.spark else {}),
-            mount.io: PersistIOManager(persist=persist),
-        },
+        resources=_resources(mount, settings),
     )
+
+
+def _resources(mount: Mount, settings: Settings) -> dict[str, object]:
+    persist = Persist(
+        location=settings.location or "", consensus=settings.consensus or "", config=dict(settings.config),
+        prices=settings.prices or "", apply=settings.apply or "",
+        may_delete="" if settings.may_delete is None else str(int(settings.may_delete)),
+    )  # fmt: skip
+    return {
+        mount.persist: persist,
+        mount.spark: Spark(spark_config=spark_config(settings.spark) if settings.spark else {}),
+        mount.io: PersistIOManager(persist=persist),
+    }
 
 
 defs = build_definitions()

@@ -202,6 +202,39 @@ def _chosen(only: Sequence[str], *, force: bool) -> list[str]:
     return [name for name in UPKEEP if name in only]
 
 
+def _look_after(
+    answer: _Answer, wanted: Sequence[str], chosen: Sequence[str], planning: Planning, *, force: bool
+) -> None:
+    """Do the duties that were chosen for what was named, or plan them."""
+    client, dry_run = answer.client, bool(answer.value["dry_run"])
+    of_shards = [name for name in chosen if BY_NAME[name].carrier == "shard"]
+    carried = answer.each(wanted, lambda name: _shards_of(client, name)) if of_shards or not chosen else {}
+    shards = list(dict.fromkeys(shard for each in carried.values() for shard in each)) if wanted else None
+    if planning.plan is not None:
+        planning.write(answer, client.shards() if shards is None else shards, of_shards)
+        return
+    if "collections" in chosen:
+        _tend(answer, wanted or [None], dry_run=dry_run)
+    elif not chosen:
+        listed: list[str | None] = [name for name, own in carried.items() if own != [name]]
+        if not wanted and client.machine(CATALOG).try_fetch() is not None:
+            listed = [None]
+        if listed:
+            _tend(answer, listed, dry_run=dry_run)
+    if "pending" in chosen:
+        _absorb(answer, list(wanted), dry_run=dry_run)
+    if of_shards or not chosen:
+        shards = client.shards() if shards is None else shards
+        answer.shards(
+            shards, answer.value["duty"], " (dry run)" if dry_run else "",
+            lambda name, advance: _done(answer.session, client, name, of_shards, force, dry_run, advance),
+        )  # fmt: skip
+        answer.value["damaged"] = damaged = damaged_shards(remembered(client, shards))
+        for line in damage_notes(damaged):
+            answer.session.note(line)
+        answer.codes += [3] * bool(damaged)
+
+
 def maintain(
     session: Session,
     names: opt.AnyTables = None,
@@ -254,41 +287,13 @@ def maintain(
     chosen = _chosen(only or (), force=force)
     planning.check(chosen, is_else=force or dry_run or even_if_paused)
     dry_run = dry_run or planning.plan is not None
-    of_shards = [name for name in chosen if BY_NAME[name].carrier == "shard"]
     with session.open(read_only=dry_run, maintains=True) as client, passed_by(client, is_asked=even_if_paused):
         answer = _Answer(session, client, chosen[0] if len(chosen) == 1 else "maintain", dry_run)
         wanted = _named(names, is_all=is_all)
         if planning.apply is not None:
             planning.carry_out(answer, wanted)
-            answer.end()
-            return
-        carried = answer.each(wanted, lambda name: _shards_of(client, name)) if of_shards or not chosen else {}
-        if planning.plan is not None:
-            found = list(dict.fromkeys(shard for each in carried.values() for shard in each))
-            planning.write(answer, found if wanted else client.shards(), of_shards)
-            answer.end()
-            return
-        if "collections" in chosen:
-            _tend(answer, wanted or [None], dry_run=dry_run)
-        elif not chosen:
-            listed: list[str | None] = [name for name, shards in carried.items() if shards != [name]]
-            if not wanted and client.machine(CATALOG).try_fetch() is not None:
-                listed = [None]
-            if listed:
-                _tend(answer, listed, dry_run=dry_run)
-        if "pending" in chosen:
-            _absorb(answer, wanted, dry_run=dry_run)
-        if of_shards or not chosen:
-            shards = list(dict.fromkeys(shard for each in carried.values() for shard in each))
-            shards = shards if wanted else client.shards()
-            answer.shards(
-                shards, answer.value["duty"], " (dry run)" if dry_run else "",
-                lambda name, advance: _done(session, client, name, of_shards, force, dry_run, advance),
-            )  # fmt: skip
-            answer.value["damaged"] = damaged = damaged_shards(remembered(client, shards))
-            for line in damage_notes(damaged):
-                session.note(line)
-            answer.codes += [3] * bool(damaged)
+        else:
+            _look_after(answer, wanted, chosen, planning, force=force)
         answer.end()
 
 
