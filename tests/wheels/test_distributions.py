@@ -56,7 +56,8 @@ def test_both_have_one_version_and_the_pipeline_asks_for_the_library_of_the_same
     library, pipeline = (metadata_of(wheels[name]) for name in PACKAGES)
     assert pipeline["Version"] == library["Version"]
     needed = [one for one in pipeline.get_all("Requires-Dist", []) if one.startswith("persist-lib")]
-    assert needed == [f"persist-lib[spark]=={library['Version']}"]
+    version = library["Version"]
+    assert needed == [f"persist-lib[spark]=={version}", f'persist-lib[pictures]=={version}; extra == "dagster"']
 
 
 @pytest.mark.parametrize("distribution", PACKAGES)
