@@ -141,6 +141,7 @@ def compact(
     requests, applied = list(plan.requests), list[Applied]()
     damaged: list[Damage] = []
     told = _Told(progress)
+    is_partial = False
     try:
         for _ in range(MOST_ROUNDS):
             told.begin(plan.debt)
@@ -149,8 +150,9 @@ def compact(
                     damaged.append(one)  # the other requests concern other batches
                 else:
                     applied.append(one)
-            if is_given or damaged or not any(request.is_partial for request in plan.requests):
-                break
+            was_partial, is_partial = is_partial, any(request.is_partial for request in plan.requests)
+            if is_given or damaged or not (is_partial or was_partial):
+                break  # after the last of several rounds it looks once more, as contents may be due then
             plan = plan_compaction(machine.fetch().state, policy)
             requests += plan.requests
     except (KeyboardInterrupt, Stopped) as stopped:
