@@ -17,19 +17,17 @@ from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
 from persist_lib.core.diff import StateDiff
 from persist_lib.core.formats import CONTENTS
-from persist_lib.core.state import Batch, Garbage, State
+from persist_lib.core.state import Batch, State
 from persist_lib.core.sums import total
-from persist_lib.core.trace import batch_problems, known_keys
+from persist_lib.core.trace import batch_problems, cannot_link, dead_uploaders, freed
 from persist_lib.frontier import MINIMUM
-from persist_lib.ids import PartKey, SeqNo, uploader_of
-
-Edits = tuple[tuple[PartKey, Garbage | None, Garbage | None], ...]
+from persist_lib.ids import SeqNo
 
 
-def stood_for(state: State, hi: int) -> tuple[Batch, ...]:
-    """The batches before `hi`, oldest first; none where one is on both sides of it."""
-    found = state.trace[: state.index_of(hi)]
-    return found if found and found[-1].hi == hi else ()
+def _ends_at(state: State, hi: int) -> bool:
+    """Whether a batch of the trace ends there."""
+    place = state.index_of(hi)
+    return place > 0 and state.trace[place - 1].hi == hi
 
 
 def changed_contents(diff: StateDiff, new: State) -> list[str]:
@@ -41,7 +39,7 @@ def changed_contents(diff: StateDiff, new: State) -> list[str]:
 
 def _end_problems(state: State) -> list[str]:
     kept = state.contents
-    if kept is None or stood_for(state, kept.hi):
+    if kept is None or _ends_at(state, kept.hi):
         return []
     return [f"the contents end at {kept.hi}, which is within a batch"]
 
@@ -51,10 +49,10 @@ def problems(state: State) -> list[str]:
     kept = state.contents
     if kept is None:
         return []
-    found = [f"the contents: {one}" for one in batch_problems(kept, state)] + _end_problems(state)
-    time, batches = kept.since.time, stood_for(state, kept.hi)
-    if not batches:
-        return found
+    found = [f"the contents: {one}" for one in batch_problems(kept, state)]
+    if misplaced := _end_problems(state):
+        return found + misplaced
+    time, batches = kept.since.time, state.trace[: state.index_of(kept.hi)]
     if (kept.lo, kept.lower, kept.upper) != (0, MINIMUM, batches[-1].upper):
         found.append(f"the contents are {kept.id} [{kept.lower}, {kept.upper}), and stand for [0, {batches[-1].upper})")
     if (
@@ -74,34 +72,23 @@ def problems(state: State) -> list[str]:
 def keep_contents(state: State, seqno: SeqNo, command: c.KeepContents) -> StateDiff | r.Refusal:
     """What keeping these contents, or none, changes."""
     old, new = state.contents, command.contents
+    held = {part.key: part for part in (old.parts if old is not None else ())}
     if command.worker not in state.writers:
         return r.NotLive((command.worker,))
     if new is None:
-        return r.AlreadyDone() if old is None else StateDiff(contents=(old, None), garbage=freed(old, (), seqno))
+        return r.AlreadyDone() if old is None else StateDiff(contents=(old, None), garbage=freed(held, (), seqno))
     if state.format < CONTENTS:
         return r.NeedsFormat("contents that are kept ahead", CONTENTS, state.format)
-    if old is not None and new.hi <= old.hi:
-        return r.InputsGone((new.id,))
-    if not stood_for(state, new.hi):
+    if (old is not None and new.hi <= old.hi) or not _ends_at(state, new.hi):
         return r.InputsGone((new.id,))
     new = msgspec.structs.replace(new, born=seqno)
-    held = {part.key: part for part in (old.parts if old is not None else ())}
-    fresh = tuple(key for key in new.keys if key not in held)
-    if strangers := tuple(sorted({uploader_of(key) for key in fresh} - state.writers.keys())):
+    if strangers := dead_uploaders(state, (key for key in new.keys if key not in held)):
         return r.NotLive(strangers)
     if found := problems(msgspec.structs.replace(state, contents=new)):
         return r.NotEquivalent("; ".join(found))
-    if any(part != held.get(part.key, part) for part in new.parts):
-        return r.NotEquivalent("a part that is kept is described differently")
-    if known := known_keys(state, fresh):
-        return r.Exists(known[0])
-    return StateDiff(contents=(old, new), garbage=freed(old, new.keys, seqno))
-
-
-def freed(old: Batch | None, keys: tuple[PartKey, ...], seqno: SeqNo) -> Edits:
-    """The objects of contents that are kept no more, as garbage, but for `keys`."""
-    gone = [] if old is None else [part for part in old.parts if part.key not in keys]
-    return tuple((part.key, None, Garbage(seqno, part.size)) for part in sorted(gone, key=lambda one: one.key))
+    if refusal := cannot_link(state, new, held):
+        return refusal
+    return StateDiff(contents=(old, new), garbage=freed(held, new.keys, seqno))
 
 
 def is_across(state: State, gone: tuple[Batch, ...]) -> bool:

@@ -65,7 +65,7 @@ def apply_diff(state: State, diff: StateDiff) -> State:
             _expect(edit[0], getattr(state, name), name)
             changes[name] = edit[1]
     if diff.contents is not None:
-        changes.update(_apply_contents(state, *diff.contents, is_moved=diff.trace is not None))
+        changes.update(_apply_contents(state, *diff.contents))
     if diff.outcomes is not None:
         changes["outcomes"] = state.outcomes[diff.outcomes.forgotten :] + diff.outcomes.added
     if diff.schemas:
@@ -78,14 +78,12 @@ def apply_diff(state: State, diff: StateDiff) -> State:
     return msgspec.structs.replace(state, **changes)
 
 
-def _apply_contents(state: State, old: Batch | None, new: Batch | None, *, is_moved: bool) -> dict[str, object]:
-    """`is_moved`: they took their place in the trace, which counts what is new there."""
+def _apply_contents(state: State, old: Batch | None, new: Batch | None) -> dict[str, object]:
     _expect(old, state.contents, "contents")
-    changes: dict[str, object] = {"contents": new}
-    if new is not None and not is_moved:
-        kept = () if old is None else old.keys
-        changes["maintained_bytes"] = state.maintained_bytes + sum(one.size for one in new.parts if one.key not in kept)
-    return changes
+    if new is None:
+        return {"contents": None}
+    fresh = _fresh_bytes(() if old is None else (old,), (new,))
+    return {"contents": new, "maintained_bytes": state.maintained_bytes + fresh}
 
 
 def find_slice(trace: tuple[Batch, ...], ids: tuple[tuple[int, int], ...]) -> int | None:
@@ -115,7 +113,7 @@ def _apply_trace(state: State, edit: TraceEdit) -> dict[str, object]:
     if state.format >= COUNTS_BYTES:
         if not gone:  # an append
             changes["appended_bytes"] = state.appended_bytes + size - state.size
-        elif fresh := _fresh_bytes((*gone, *(() if state.contents is None else (state.contents,))), came):
+        elif fresh := _fresh_bytes(gone if state.contents is None else (*gone, state.contents), came):
             changes["maintained_bytes"] = state.maintained_bytes + fresh
     return changes
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import msgspec
 
+from persist_lib.core import refusals as r
 from persist_lib.core.diff import TraceEdit
-from persist_lib.core.state import Batch, Part, State
+from persist_lib.core.state import Batch, Garbage, Part, State
 from persist_lib.frontier import MAX_TIME, Antichain
-from persist_lib.ids import PartKey, SeqNo
+from persist_lib.ids import PartKey, SeqNo, uploader_of
 
 CHUNK_BYTES = 8 * 1024 * 1024
 """Each chunk of this size in an object has a digest of its own, so that ranges of it can be verified."""
 DIGEST_BYTES = 16
+Freed = tuple[tuple[PartKey, Garbage | None, Garbage | None], ...]
+"""The entries of a diff that make objects garbage."""
 GROUP_ROWS = 1 << 17
 GROUP_BYTES = 2 * CHUNK_BYTES
 """At most the size of a row group, in rows and bytes. With smaller ones, some columns would lie in every chunk."""
@@ -101,6 +104,27 @@ def known_keys(state: State, keys: Iterable[PartKey]) -> list[PartKey]:
         return []
     found = {part.key for batch in state.stored for part in batch.parts if part.key in asked}
     return sorted(found.union(key for key in asked if key in state.garbage))
+
+
+def dead_uploaders(state: State, keys: Iterable[PartKey]) -> tuple[str, ...]:
+    """Who uploaded these and is not live any more: what they uploaded is never linked."""
+    return tuple(sorted({uploader_of(key) for key in keys} - state.writers.keys()))
+
+
+def cannot_link(state: State, batch: Batch, held: Mapping[PartKey, Part]) -> r.Refusal | None:
+    """Why `batch`, which takes the place of what has the objects `held`, cannot be linked with its own; None if it can.
+
+    Those that it keeps must be described as they were; others must be new.
+    """
+    if any(part != held.get(part.key, part) for part in batch.parts):
+        return r.NotEquivalent("a part that is kept is described differently")
+    known = known_keys(state, (key for key in batch.keys if key not in held))
+    return r.Exists(known[0]) if known else None
+
+
+def freed(held: Mapping[PartKey, Part], keys: Iterable[PartKey], seqno: SeqNo) -> Freed:
+    """The objects of `held` as garbage, but for `keys`."""
+    return tuple((key, None, Garbage(seqno, held[key].size)) for key in sorted(held.keys() - set(keys)))
 
 
 def _part_problems(part: Part, batch: Batch, schemas: int) -> list[str]:

@@ -40,10 +40,10 @@ from persist_lib.core.state import (
     Writer,
 )
 from persist_lib.core.sums import total
-from persist_lib.core.trace import batch_problems, is_encodable, known_keys, push
+from persist_lib.core.trace import batch_problems, cannot_link, dead_uploaders, freed, is_encodable, known_keys, push
 from persist_lib.errors import SchemaMismatch
 from persist_lib.frontier import MINIMUM, TOP, Antichain
-from persist_lib.ids import READER, WRITER, PartKey, SeqNo, WriterId, is_pending, parse_rollup_key, uploader_of
+from persist_lib.ids import READER, WRITER, PartKey, SeqNo, WriterId, is_pending, parse_rollup_key
 
 
 def apply(state: State, seqno: SeqNo, command: c.Command) -> State | r.Refusal:
@@ -164,7 +164,7 @@ def _append(state: State, seqno: SeqNo, command: c.CompareAndAppend | c.Append |
         uploaded = tuple(key for key in keys if not is_pending(key))
     else:
         uploaded = keys
-    if strangers := _dead_uploaders(state, uploaded):
+    if strangers := dead_uploaders(state, uploaded):
         return r.NotLive(strangers)
     if problems := batch_problems(batch, state) or (batch.since != MINIMUM and ["an appended batch has a since"]):
         return r.InvalidBounds("; ".join(problems))
@@ -290,23 +290,19 @@ def _apply_compaction(state: State, seqno: SeqNo, command: c.ApplyCompaction) ->
     ahead = state.contents if is_replaced(state, placed) else None
     replaced = gone if ahead is None else (*gone, ahead)
     held = {part.key: part for batch in replaced for part in batch.parts if part.inline is None}
-    fresh = tuple(key for key in output.keys if key not in held)
-    if strangers := _dead_uploaders(state, fresh):
+    if strangers := dead_uploaders(state, (key for key in output.keys if key not in held)):
         return r.NotLive(strangers)
     if (least := least_for_batches((output,))) > state.format:
         return r.NeedsFormat("a part that counts at a time of its own", least, state.format)
     if reason := _not_equivalent(state, gone, output):
         return r.NotEquivalent(reason)
-    if any(part != held.get(part.key, part) for part in output.parts):
-        return r.NotEquivalent("a part that is kept is described differently")
-    if known := known_keys(state, fresh):
-        return r.Exists(known[0])
+    if refusal := cannot_link(state, output, held):
+        return refusal
     if state.inline_size + output.inline_size - sum(b.inline_size for b in gone) > INLINE_TOTAL_BYTES:
         return r.InlineFull(state.inline_size)
-    left = held.keys() - set(output.keys)
     return StateDiff(
         trace=TraceEdit(inputs, (placed,)),
-        garbage=tuple((key, None, Garbage(seqno, held[key].size)) for key in sorted(left)),
+        garbage=freed(held, output.keys, seqno),
         contents=None if ahead is None else (ahead, None),
     )
 
@@ -396,7 +392,7 @@ def _evolve_schema(state: State, expected: int, schema: object) -> StateDiff | r
 def _finish(state: State, seqno: SeqNo) -> StateDiff | r.Refusal:
     if by := needed_by(state):
         return r.Held(by)
-    parts = {part.key: part.size for batch in state.stored for part in batch.parts if part.inline is None}
+    parts = {part.key: part for batch in state.stored for part in batch.parts if part.inline is None}
     old = [(at, rollup) for at, rollup in sorted(state.rollups.items()) if at != state.newest_rollup]
     empty = Batch(0, state.next_id + 1, MINIMUM, TOP, MINIMUM, 0, 0, 0, born=seqno)
     gone = retire(state, seqno, tuple(sorted(state.writers)))
@@ -408,15 +404,9 @@ def _finish(state: State, seqno: SeqNo) -> StateDiff | r.Refusal:
         rollups=tuple((at, rollup, None) for at, rollup in old),
         contents=None if state.contents is None else (state.contents, None),
         garbage=(
-            *((PartKey(key), None, Garbage(seqno, size)) for key, size in sorted(parts.items())),
+            *freed(parts, (), seqno),
             *((rollup.key, None, Garbage(seqno, rollup.size)) for _, rollup in old),
         ),
         retention=(state.retention, None) if state.retention is not None else None,
         holds=tuple((name, hold, None) for name, hold in state.holds.items()),
     )
-
-
-def _dead_uploaders(state: State, keys: tuple[PartKey, ...]) -> tuple[str, ...]:
-    if not keys:
-        return ()
-    return tuple(sorted({uploader_of(key) for key in keys} - state.writers.keys()))

@@ -219,9 +219,14 @@ def plan_compaction(state: State, policy: Policy = Policy()) -> Plan:  # noqa: B
     return Plan((*([first] if first else []), *requests), tuple(one for _, skipped in plans for one in skipped))
 
 
+def _end_of_contents(state: State) -> int:
+    """How many batches the contents that are kept ahead stand for."""
+    return 0 if state.contents is None else state.index_of(state.contents.hi)
+
+
 def _sides(state: State) -> tuple[tuple[Batch, ...], tuple[Batch, ...]]:
     """The batches that the contents stand for, if some are kept ahead, and the others: no merge is across."""
-    place = 0 if state.contents is None else state.index_of(state.contents.hi)
+    place = _end_of_contents(state)
     return state.trace[:place], state.trace[place:]
 
 
@@ -264,9 +269,7 @@ def _ahead(state: State, policy: Policy) -> Request | None:
     return msgspec.structs.replace(request, since=at(last - 1)) if len(request.merges) == 1 else None
 
 
-def _plan_side(
-    state: State, trace: tuple[Batch, ...], policy: Policy
-) -> tuple[list[Request], list[Skipped]]:  # fmt: skip
+def _plan_side(state: State, trace: tuple[Batch, ...], policy: Policy) -> tuple[list[Request], list[Skipped]]:
     start, end = _debt_slice(trace, policy)
     requests = _merges(state, trace[start:end], policy) if start < end else []
     older = trace[:start] if requests else trace
@@ -287,7 +290,7 @@ def plan_flush(state: State, policy: Policy = Policy()) -> Request | None:  # no
     """
     # From the end, and no further than needed: writers plan this whenever the state is full, however long the trace is.
     best, most, left = (0, 0), 0, state.inline_size
-    end, ahead = len(state.trace), len(_sides(state)[0])
+    end, ahead = len(state.trace), _end_of_contents(state)
     while left > most:
         start, end = _inline_run(state.trace, end)
         start = max(start, ahead) if end > ahead else start

@@ -13,6 +13,7 @@ from persist_lib.core.cost import S3_LIST, storage_dollars
 from persist_lib.core.leases import is_mark
 from persist_lib.core.plan.compaction import Policy, bound_of, plan_compaction
 from persist_lib.core.plan.garbage import can_never_be_linked, plan_garbage
+from persist_lib.core.plan.look import stored_bytes
 from persist_lib.core.plan.retention import plan_retention, retention_of
 from persist_lib.core.plan.upkeep import plan_expiry, rollup_is_due
 from persist_lib.core.state import RETENTION, State, Version
@@ -156,7 +157,7 @@ def _garbage(version: Version) -> str:
 
 def _cost(state: State, policy: Policy) -> str:
     garbage, rollups = sum(one.size for one in state.garbage.values()), sum(one.size for one in state.rollups.values())
-    dollars = storage_dollars(state.stored_size + garbage + rollups, policy.prices or S3_LIST)
+    dollars = storage_dollars(stored_bytes(state), policy.prices or S3_LIST)
     ahead = state.stored_size - state.size
     kept = f"{state.size:,} bytes of {state.count:,} updates, {garbage:,} of garbage, {rollups:,} of rollups"
     kept += f", {ahead:,} of contents ahead" if ahead else ""
