@@ -75,17 +75,15 @@ def told(rules: Iterable[Rule]) -> dict[str, Told]:
 
 def quiet_at(quiet: Told | None, now: int) -> Pause | None:
     """The pause that a window makes of `now` (ms of the store's clock); None outside of all windows."""
-    for window in quiet.value if quiet else ():
+    if quiet is None:
+        return None
+    for window in quiet.value:
         hours = [int(text) for text in WINDOW.fullmatch(window).groups()]  # type: ignore[union-attr]
         begins, ends = (hours[0] * 60 + hours[1]) * MINUTE_MS, (hours[2] * 60 + hours[3]) * MINUTE_MS
         since = (now - begins) % DAY_MS
         if since < (ends - begins) % DAY_MS:
-            set_ms = now - since
-            reason = f"it is quiet {window} UTC"
-            owner = f"the rule {quiet.pattern!r}" if quiet else ""
-            return Pause(
-                (quiet.pattern,) if quiet else (), (), owner, reason, set_ms, set_ms + (ends - begins) % DAY_MS
-            )
+            set_ms, owner, reason = now - since, f"the rule {quiet.pattern!r}", f"it is quiet {window} UTC"
+            return Pause((quiet.pattern,), (), owner, reason, set_ms, set_ms + (ends - begins) % DAY_MS)
     return None
 
 

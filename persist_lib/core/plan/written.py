@@ -30,6 +30,8 @@ from persist_lib.ids import PartKey, SeqNo, parse_shard_id
 from persist_lib.times import show_frontier
 
 T = TypeVar("T")
+Asked = Callable[[str], str]
+"""Why a duty does what it does, when it is asked."""
 KIND = "persist.plan"
 FORMAT = 1
 PLANNED = tuple(duty.name for duty in DUTIES if duty.is_upkeep)
@@ -195,10 +197,15 @@ def plan_shard(
 ) -> ShardPlan:
     """The plan of some duties for one shard."""
     version = seen.version
-    whys = {why.about: why.says for duty in duties for why in explain(version, seen.now, policy, rollup_every, duty)}
-    steps = [step for duty in PLANNED if duty in duties for step in STEPS[duty](seen, intended, whys.get(duty, ""))]
-    priced = tuple(msgspec.structs.replace(step, cost=step.cost.priced(policy.prices or S3_LIST)) for step in steps)
     named = tuple(duty for duty in PLANNED if duty in duties)
+
+    def why(duty: str) -> str:
+        """Asked where there is a step, as it plans the duty once more."""
+        found = explain(version, seen.now, policy, rollup_every, duty)
+        return next((one.says for one in found if one.about == duty), "")
+
+    steps = [step for duty in named for step in STEPS[duty](seen, intended, why)]
+    priced = tuple(msgspec.structs.replace(step, cost=step.cost.priced(policy.prices or S3_LIST)) for step in steps)
     settings = settings_of(policy, rollup_every)
     return ShardPlan(shard, version.seqno, seen.now, named, settings, marks_of(version.state), priced)
 
@@ -219,20 +226,21 @@ def marks_of(state: State) -> dict[str, str]:
     return {name: blake2b(msgspec.json.encode(value), digest_size=8).hexdigest() for name, value in parts.items()}
 
 
-def _leases(_seen: Seen, intended: Intended, why: str) -> Iterable[Step]:
+def _leases(_seen: Seen, intended: Intended, why: Asked) -> Iterable[Step]:
     if intended.overdue:
         ids = tuple(one.id for one in intended.overdue)
-        yield Step("leases", f"retire {len(ids)} ids whose lease has ended", why, ids, cost=Cost(commits=1))
+        says = f"retire {len(ids)} ids whose lease has ended"
+        yield Step("leases", says, why("leases"), ids, cost=Cost(commits=1))
 
 
-def _retention(seen: Seen, intended: Intended, why: str) -> Iterable[Step]:
+def _retention(seen: Seen, intended: Intended, why: Asked) -> Iterable[Step]:
     if intended.since is not None:
         to = show_frontier(intended.since, seen.version.state.times)
         exactly = (str(intended.since.time),)
-        yield Step("retention", f"give up history before {to}", why, exactly, cost=Cost(commits=1))
+        yield Step("retention", f"give up history before {to}", why("retention"), exactly, cost=Cost(commits=1))
 
 
-def _compaction(_seen: Seen, intended: Intended, _why: str) -> Iterable[Step]:
+def _compaction(_seen: Seen, intended: Intended, _why: Asked) -> Iterable[Step]:
     for one in intended.compaction.requests:
         ids = tuple(f"{lo}..{hi}" for lo, hi in one.ids)
         what = f"rewrite {one.count:,} updates in {len(ids)} batches, {ids[0].partition('.')[0]}..{one.ids[-1][1]}"
@@ -240,14 +248,14 @@ def _compaction(_seen: Seen, intended: Intended, _why: str) -> Iterable[Step]:
         yield Step("compaction", what, compaction.REASONS[one.reason], exactly, cost=one.cost + Cost(commits=1))
 
 
-def _rollups(seen: Seen, intended: Intended, why: str) -> Iterable[Step]:
+def _rollups(seen: Seen, intended: Intended, why: Asked) -> Iterable[Step]:
     if intended.is_rollup_due:
         newest = seen.version.state.rollups.get(seen.version.state.newest_rollup)
         cost = Cost(bytes_written=newest.size if newest else 0, puts=1, commits=1)
-        yield Step("rollups", "copy the newest state to Blob", why, cost=cost)
+        yield Step("rollups", "copy the newest state to Blob", why("rollups"), cost=cost)
 
 
-def _garbage(seen: Seen, intended: Intended, why: str) -> Iterable[Step]:
+def _garbage(seen: Seen, intended: Intended, why: Asked) -> Iterable[Step]:
     plan, below = intended.garbage, intended.garbage.truncate_below
     is_cut = below > seen.log_begins
     if plan.keys or is_cut:
@@ -255,11 +263,12 @@ def _garbage(seen: Seen, intended: Intended, why: str) -> Iterable[Step]:
         what = f"delete {len(plan.keys):,} objects" if plan.keys else ""
         exactly = (*sorted(plan.keys), *([rows] if rows else []))
         cost = Cost(deletes=len(plan.keys), commits=int(bool(plan.keys)) + int(is_cut))
-        why = why if plan.keys else "no reader needs these rows"
-        yield Step("garbage", " and ".join(filter(None, (what, rows and f"cut {rows}"))), why, exactly, plan.size, cost)
+        says = why("garbage") if plan.keys else "no reader needs these rows"
+        done = " and ".join(filter(None, (what, rows and f"cut {rows}")))
+        yield Step("garbage", done, says, exactly, plan.size, cost)
 
 
-def _orphans(_seen: Seen, intended: Intended, _why: str) -> Iterable[Step]:
+def _orphans(_seen: Seen, intended: Intended, _why: Asked) -> Iterable[Step]:
     plan, uploads = intended.orphans, intended.uploads
     if plan.keys or uploads or plan.swept:
         counted = {
@@ -275,7 +284,7 @@ def _orphans(_seen: Seen, intended: Intended, _why: str) -> Iterable[Step]:
         )
 
 
-STEPS: Mapping[str, Callable[[Seen, Intended, str], Iterable[Step]]] = {
+STEPS: Mapping[str, Callable[[Seen, Intended, Asked], Iterable[Step]]] = {
     "leases": _leases, "retention": _retention, "compaction": _compaction, "rollups": _rollups, "garbage": _garbage,
     "orphans": _orphans,
 }  # fmt: skip
