@@ -235,7 +235,7 @@ def apply(
         raise moved(
             plan, first.version.seqno, f"it is not of the last {OLDEST_MS // DAY_MS} days, by the store's clock"
         )
-    settings, found = settings_of(policy, every), [(first, intend(first, policy, every))]
+    settings, found = settings_of(policy, every), list[tuple[Seen, Intended]]()
 
     def judge(version: Version) -> None:
         seen = first._replace(version=version)
@@ -245,7 +245,7 @@ def apply(
         is_live = any(one.id not in over for one in intended.overdue)
         if why := plan.why_not(seen, steps, settings) or ("a lease that it ends has not ended" if is_live else ""):
             raise moved(plan, version.seqno, why)
-        found[0] = (seen, intended)
+        found[:] = [(seen, intended)]
 
     judge(first.version)
     before, tried = census_of(machine.shard, first.version, first.now, policy), Each[Any]()
