@@ -85,8 +85,8 @@ def lose(t: Threaded) -> Any:
     return first
 
 
-def wait_for(is_so: Callable[[], bool]) -> None:
-    end = time.monotonic() + LONG_S
+def wait_for(is_so: Callable[[], bool], at_most_s: float = LONG_S) -> None:
+    end = time.monotonic() + at_most_s
     while not is_so():
-        assert time.monotonic() < end
+        assert time.monotonic() < end, f"not so after {at_most_s:g} s"
         time.sleep(0.002)

@@ -13,11 +13,12 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import col
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 import persist_lib as persist
 from persist_lib.spark import create_view, register, scan
 from persist_lib.testing import contents_of
-from tests.spark.ending import ended
+from tests.spark.ending import caught_up, ended
 from tests.unit.spark.test_collections import Told
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
@@ -142,18 +143,20 @@ def test_a_stream_of_rows_follows_a_collection_that_grows(
     world = Told(client)
     world.append(random.Random(1), 30, negative=False)
     frame = source.readStream.format("persist").options(location=client.url, table="orders").load()
-    query = frame.writeStream.format("memory").queryName("grown").option(
-        "checkpointLocation", str(tmp_path / "grown")
-    ).start()  # fmt: skip
+
+    def writer(attempt: int) -> DataStreamWriter:
+        place = str(tmp_path / f"grown{attempt}")
+        return frame.writeStream.format("memory").queryName(f"grown{attempt}").option("checkpointLocation", place)
+
+    query = caught_up(writer)
     try:
-        query.processAllAvailable()
         world.hand_over(1)
         world.append(random.Random(2), 30, negative=False)
         deadline = time.monotonic() + 60
-        while multiset(source.table("grown")) != world.contents(1) and time.monotonic() < deadline:
+        while multiset(source.table(str(query.name))) != world.contents(1) and time.monotonic() < deadline:
             query.processAllAvailable()
             time.sleep(0.2)
-        assert multiset(source.table("grown")) == world.contents(1)
+        assert multiset(source.table(str(query.name))) == world.contents(1)
     finally:
         query.stop()
 

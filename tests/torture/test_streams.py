@@ -46,7 +46,7 @@ class Instances:
             assert process.poll() is None, self.said()
             return notes.exists() and notes.read_bytes().count(b"\n") > 3
 
-        wait_for(has_begun)
+        wait_for(has_begun, 120.0)
         return process
 
     def close(self) -> None:
