@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist_lib.arguments import shown
+from persist_lib.convert.nested import nested_conversion
 from persist_lib.errors import InvalidUsage, SchemaMismatch
 from persist_lib.schema.schema import TIME
 from persist_lib.times import END_S
@@ -78,10 +79,11 @@ def _bounds(kind: pa.DataType) -> tuple[int, int] | None:
 
 
 def _cast_column(column: pa.ChunkedArray, field: pa.Field, first_row: int) -> pa.ChunkedArray:
-    if column.type == field.type:
+    nested = _is.is_nested(field.type)  # whose type says neither that maps are in order nor that no null is within
+    if column.type == field.type and not nested:
         return column
     plain = plain_column(column)
-    if plain.type == field.type:
+    if plain.type == field.type and not nested:
         return plain
     if _is.is_null(plain.type):
         return pa.chunked_array([pa.nulls(len(plain), field.type)], field.type)
@@ -196,7 +198,7 @@ def _convert(convert: Convert, chunk: pa.Array, field: pa.Field, row: int) -> pa
         return convert(chunk, field.type)
     except pa.ArrowException as error:
         index = _first_failing(convert, chunk, field.type)
-        raise lossy(field, row + index, _as_py(chunk[index])) from error
+        raise lossy(field, row + index, _as_py(chunk[index]), str(error) * _is.is_nested(field.type)) from error
 
 
 def _first_failing(convert: Convert, chunk: pa.Array, target: pa.DataType) -> int:
@@ -221,6 +223,8 @@ def _as_py(scalar: pa.Scalar) -> object:
 
 def _conversion(source: pa.DataType, target: pa.DataType) -> Convert | None:
     """How to get from one type to the other; None where values of one are not values of the other."""
+    if _is.is_nested(target):
+        return nested_conversion(source, target, _child)
     if _is.is_string(target):
         return _cast if _is_text(source) else None
     if _is.is_binary(target):
@@ -240,6 +244,29 @@ def _conversion(source: pa.DataType, target: pa.DataType) -> Convert | None:
             return _rescale
         return _cast if _is.is_decimal(source) else None
     return _temporal(source, target)
+
+
+def _child(source: pa.Field, target: pa.Field) -> Callable[[pa.Array], pa.Array] | None:
+    """How to convert what is within a nested value."""
+    kind = plain_column(pa.chunked_array([], source.type)).type
+    same = _is.is_null(kind) or (kind == target.type and not _is.is_nested(kind))
+    convert = None if same else _conversion(kind, target.type)
+    if not same and convert is None:
+        return None
+
+    def converted(array: pa.Array) -> pa.Array:
+        if array.null_count and not target.nullable:
+            raise pa.ArrowInvalid(f"{target.name!r} within it is not null, and is null")
+        found = plain_column(pa.chunked_array([array]))
+        if _is.is_null(kind):
+            return pa.nulls(len(array), target.type)
+        plain = pa.concat_arrays(found.chunks) if found.num_chunks != 1 else found.chunk(0)
+        plain = plain if convert is None else convert(plain, target.type)
+        if unreadable(pa.chunked_array([plain])) is not None:
+            raise pa.ArrowInvalid(UNREADABLE)
+        return plain
+
+    return converted
 
 
 def _temporal(source: pa.DataType, target: pa.DataType) -> Convert | None:

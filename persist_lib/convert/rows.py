@@ -23,6 +23,7 @@ import pyarrow as pa
 from persist_lib.arguments import is_of
 from persist_lib.convert.casts import cast_column, lossy, wrong_type
 from persist_lib.convert.codecs import Update, is_row
+from persist_lib.convert.nested import build_nested, near_nested, python_types
 from persist_lib.convert.times import read_values
 from persist_lib.errors import InvalidUsage
 from persist_lib.schema.empty import empty_table
@@ -222,14 +223,16 @@ def _first_failing(values: Values, given: Values, taking: Taking, field: pa.Fiel
             taking.build([value])
         except _Zone as error:
             return wrong_type(field, str(error), first_row + row, given[row])
-        except _REFUSALS:
-            return lossy(field, first_row + row, given[row])
+        except _REFUSALS as error:
+            return lossy(field, first_row + row, given[row], str(error) * _is.is_nested(field.type))
     return lossy(field, first_row, given, "together")
 
 
 @lru_cache(maxsize=1024)
 def taking_of(kind: pa.DataType) -> Taking:
     """What columns of this type take."""
+    if _is.is_nested(kind):
+        return Taking(_with_none(*python_types(kind)), build_nested(kind, build_column), near_nested(kind))
     if _is.is_timestamp(kind):
         return Taking(_with_none(dt.datetime, _Nanoseconds), lambda values: _timestamps(values, kind), _near_datetime)
     if _is.is_duration(kind):

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from persist_lib.kernel.nested import Ragged, bodies, fixed_bodies, is_nested, text_bodies
 from persist_lib.schema.schema import TIME_FIELD
 
 U64 = npt.NDArray[np.uint64]
@@ -86,7 +87,12 @@ def is_same(one: pa.Table, other: pa.Table) -> bool:
     SUBTLE: Arrow takes 0.0 and -0.0 for equal. Here they are different values, so that tables with floats may be the
     same although this says False.
     """
-    return not any(map(pa.types.is_floating, one.schema.types)) and one.equals(other)
+    return not any(map(has_floats, one.schema.types)) and one.equals(other)
+
+
+def has_floats(kind: pa.DataType) -> bool:
+    """Whether values of this type are floats or hold some."""
+    return pa.types.is_floating(kind) or any(has_floats(kind.field(at).type) for at in range(kind.num_fields))
 
 
 def at_time(contents: pa.Table, time: int) -> pa.Table:
@@ -230,9 +236,37 @@ def _swap(little: npt.NDArray[Any]) -> U64:
     return little.astype(np.uint64, copy=False).byteswap(inplace=True)
 
 
+def comparable(column: pa.Array | pa.ChunkedArray) -> pa.Array:
+    """The column as one array whose values compare as its own do: nested ones as bytes, others as they are."""
+    array = joined(column)
+    return bodies(array, _flat_bodies) if is_nested(array.type) else array
+
+
+def _flat_bodies(array: pa.Array) -> Ragged:
+    """The bodies (see `nested`) of values that hold no others; nulls have any."""
+    words = words_of(array)
+    if isinstance(words, ByteWords):
+        if not pa.types.is_fixed_size_binary(array.type):
+            offsets = np.append(words.starts, words.starts[-1:] + words.lengths[-1:]) if len(array) else np.zeros(1, np.int64)
+            return text_bodies(words.data, offsets)
+        width = array.type.byte_width
+        if not width or not len(array):
+            return fixed_bodies(np.zeros((len(array), width), np.uint8))
+        start = int(words.starts[0])
+        return fixed_bodies(words.data[start : start + len(array) * width].reshape(-1, width))
+    matrix = np.stack(words.words, axis=1).astype(">u8").view(np.uint8)
+    width = 1 if pa.types.is_boolean(array.type) else array.type.bit_width // WORD
+    matrix = matrix[:, matrix.shape[1] - width :]
+    if pa.types.is_floating(array.type) or pa.types.is_unsigned_integer(array.type) or width in (0, 8, 16, 32):
+        return fixed_bodies(matrix)
+    narrow = matrix.copy()
+    narrow[:, 0] ^= np.uint8(0 if pa.types.is_boolean(array.type) else 0x80)  # the sign is flipped at its own width
+    return fixed_bodies(narrow)
+
+
 def words_of(column: pa.Array | pa.ChunkedArray) -> Words:
     """The words of one column."""
-    array = joined(column)
+    array = comparable(column)
     kind = array.type
     if pa.types.is_dictionary(kind):
         return _ranks(array)
@@ -295,9 +329,11 @@ def _fixed_words(array: pa.Array) -> tuple[U64, ...]:
     kind = array.type
     if pa.types.is_boolean(kind):
         return (unpack_bits(array.buffers()[1], array.offset, len(array)).astype(np.uint64),)
-    if pa.types.is_decimal128(kind):
-        halves = fixed(_doubled(array), "<u8").reshape(-1, 2)
-        return halves[:, 1] ^ TOP_BIT, np.ascontiguousarray(halves[:, 0])
+    if pa.types.is_decimal(kind):
+        count = kind.byte_width // WORD
+        each = fixed(_split(array, count), "<u8").reshape(-1, count)
+        lower = [np.ascontiguousarray(each[:, place]) for place in reversed(range(count - 1))]
+        return each[:, count - 1] ^ TOP_BIT, *lower
     bits = kind.bit_width
     if pa.types.is_floating(kind):
         return (_total_order(fixed(array, f"<u{bits // 8}").astype(np.uint64), bits),)
@@ -306,10 +342,10 @@ def _fixed_words(array: pa.Array) -> tuple[U64, ...]:
     return (fixed(array, f"<i{bits // 8}").astype(np.int64, copy=False).view(np.uint64) ^ TOP_BIT,)
 
 
-def _doubled(array: pa.Array) -> pa.Array:
-    """A 16-byte-wide array seen as twice as many 8-byte integers."""
+def _split(array: pa.Array, count: int) -> pa.Array:
+    """An array of `count` words a value seen as that many times more 8-byte integers."""
     buffers = array.buffers()
-    return pa.Array.from_buffers(pa.uint64(), 2 * len(array), [None, buffers[1]], offset=2 * array.offset)
+    return pa.Array.from_buffers(pa.uint64(), count * len(array), [None, buffers[1]], offset=count * array.offset)
 
 
 def _total_order(bits: U64, width: int) -> U64:

@@ -14,7 +14,8 @@ from typing import Any
 import pyarrow as pa
 import xxhash
 
-from persist_lib.kernel.columns import joined, words_of
+from persist_lib.kernel.columns import comparable, joined, words_of
+from persist_lib.kernel.nested import is_nested
 from persist_lib.schema.schema import Schema
 
 LONG = 256  # bytes; longer values are hashed by xxh3, as their words would be visited one by one
@@ -54,6 +55,8 @@ def _hashing(kind: pa.DataType) -> Hashing:
     if pa.types.is_dictionary(kind):
         hashing = _hashing(kind.value_type)
         return lambda array, seed: hashing(array.dictionary_decode(), seed)
+    if is_nested(kind):
+        return lambda array, seed: _each(hash_bytes)(comparable(array), seed)
     if pa.types.is_string(kind):
         return _each(lambda value, seed: hash_bytes(value.encode(), seed))
     if pa.types.is_binary(kind) or (pa.types.is_fixed_size_binary(kind) and not pa.types.is_decimal(kind)):

@@ -23,6 +23,7 @@ from persist_lib.kernel.columns import (
     Rows,
     Words,
     array_of,
+    comparable,
     integers,
     joined,
     words_of,
@@ -38,7 +39,7 @@ DEEP = 32  # words of text compared one by one; what still ties is ranked by who
 def columns_in_order(schema: Schema, table: pa.Table) -> list[pa.Array]:
     """The columns that order a table, the first one first; `_time` where it has one."""
     names = schema.names + ([TIME] if TIME in table.schema.names else [])
-    return [joined(table.column(name)) for name in names]
+    return [comparable(table.column(name)) for name in names]
 
 
 def sort_updates(schema: Schema, table: pa.Table) -> pa.Table:

@@ -26,7 +26,7 @@ from persist_lib.arguments import native, parse_flag, shown
 from persist_lib.errors import InvalidName, InvalidUsage, SchemaMismatch
 from persist_lib.frontier import Antichain, parse_time
 from persist_lib.schema.models import Model, is_model, model_fields
-from persist_lib.schema.types import check_zone, format_type, parse_type
+from persist_lib.schema.types import NOT_NULL, check_zone, format_type, parse_type
 from persist_lib.times import Unit, moment, parse_unit, show_frontier, show_time
 
 TIME = "_time"
@@ -39,7 +39,6 @@ Codec = Literal["columns", "json", "bytes"]
 CONSTRAINTS = ("unique", "non_negative")
 PLAIN_FIELDS = 3
 """How many fields of a schema are stored whatever they hold."""
-_NOT_NULL = " not null"
 
 
 class Column(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -62,7 +61,7 @@ class Column(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
         return pa.field(self.name, parse_type(self.type), nullable=self.nullable)
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.type}{'' if self.nullable else _NOT_NULL}"
+        return f"{self.name}: {self.type}{'' if self.nullable else NOT_NULL}"
 
 
 Side: TypeAlias = "Mapping[str, Any] | Iterable[Column] | Model"  # or a pa.Schema, which has no types of its own
@@ -281,6 +280,11 @@ def _check(schema: Schema) -> None:
     if not isinstance(codec, str) or codec not in codecs:
         raise InvalidUsage(f"a codec is one of {codecs}, got {shown(codec)}", problem="codec", codec=codec)
     parse_unit(schema.times)
+    if nested := [column for column in schema.key if pa.types.is_nested(parse_type(column.type))]:
+        raise InvalidUsage(
+            f"a key has plain columns, and ({nested[0]}) is nested: make it a value column, or its parts key columns",
+            problem="nested key", column=nested[0].name, type=nested[0].type,
+        )  # fmt: skip
     if not schema.key:
         raise InvalidUsage("a schema needs at least one key column", problem="no key")
     names = [column.name for column in schema.key + schema.value]
@@ -353,8 +357,8 @@ def _parse(type_: object, nullable: bool) -> tuple[str, bool]:
     if not isinstance(type_, str):
         raise _no_type(type_)
     text = type_.strip()
-    if text.endswith(_NOT_NULL):
-        text, nullable = text.removesuffix(_NOT_NULL).rstrip(), False
+    if text.endswith(NOT_NULL):
+        text, nullable = text.removesuffix(NOT_NULL).rstrip(), False
     return format_type(parse_type(text)), nullable
 
 

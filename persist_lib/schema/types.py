@@ -1,4 +1,4 @@
-"""Column types as canonical text: `int64`, `timestamp[us, UTC]`, `decimal128(18, 2)`.
+"""Column types as canonical text: `int64`, `timestamp[us, UTC]`, `list<struct<sku: string, count: int32 not null>>`.
 
 Durable state holds these texts and not Arrow's own, so that a schema is the same bytes in every release of Arrow.
 `parse_type(format_type(t)) == t` for every type that Persist stores.
@@ -6,7 +6,9 @@ Durable state holds these texts and not Arrow's own, so that a schema is the sam
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Iterator
 from functools import lru_cache
 
 import pyarrow as pa
@@ -30,15 +32,26 @@ _ALIASES = {
 }  # fmt: skip
 _TIMESTAMP = re.compile(r"timestamp\[(s|ms|us|ns)(?:, *(?:tz=)?([\w/+:-]+))?\]")
 _DURATION = re.compile(r"duration\[(s|ms|us|ns)\]")
-_DECIMAL = re.compile(r"decimal(?:128)?\((\d+), *(\d+)\)")
+_DECIMAL = re.compile(r"decimal(?:128|256)?\((\d+), *(\d+)\)")
 _FIXED = re.compile(r"fixed_size_binary\[(\d+)\]")
+_NESTED = re.compile(r"(list|struct|map)<(.*)>(?:\[(\d+)\])?", re.DOTALL)
+_FIXED_LIST, _ITEM = re.compile(r"fixed_size_list<(.*)>(\[\d+\])", re.DOTALL), re.compile(r"(?:item|element): *")
+_OTHER_LISTS = re.compile(r"(?:large_list|list_view|large_list_view)<")
+_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _EXAMPLES = (
     "timestamp[us]", "timestamp[us, UTC]", "duration[us]", "decimal128(18, 2)", "fixed_size_binary[16]",
+    "list<int64>", "list<float32>[3]", "struct<name: string>", "map<string, int64>",
 )  # fmt: skip
+NOT_NULL = " not null"
+DEEPEST = 16
+"""How deep types may be nested."""
+LONGEST_LIST = 1 << 16
+"""How many items lists of a fixed length may have."""
 
 SUPPORTED = (
     f"{', '.join(_SIMPLE)}, timestamp[s|ms|us|ns] (no zone) or timestamp[us, UTC] (instants), duration[s|ms|us|ns], "
-    "decimal128(precision, scale) with 0 <= scale <= precision <= 38, fixed_size_binary[1 to 4096]"
+    "decimal128(precision, scale) with 0 <= scale <= precision <= 38, decimal256 up to 76, fixed_size_binary[1 to "
+    "4096], and in values list<type>, list<type>[length], struct<name: type, …> and map<key type, type>"
 )
 
 
@@ -54,10 +67,12 @@ def parse_type(text: str) -> pa.DataType:
         return pa.duration(match[1])
     if match := _DECIMAL.fullmatch(text):
         precision, scale = int(match[1]), int(match[2])
-        if 1 <= precision <= 38 and scale <= precision:
-            return pa.decimal128(precision, scale)
+        if 1 <= precision <= 76 and scale <= precision:
+            return (pa.decimal128 if precision <= 38 else pa.decimal256)(precision, scale)
     if (match := _FIXED.fullmatch(text)) and 1 <= int(match[1]) <= 4096:
         return pa.binary(int(match[1]))
+    if (found := _parse_nested(text)) is not None:
+        return found
     meant = did_you_mean(text, (*_SIMPLE, *_ALIASES, *_EXAMPLES))
     raise InvalidUsage(
         f"column type {shown(text)} is not supported. {meant}Use {SUPPORTED}", problem="unsupported type", type=text
@@ -74,8 +89,10 @@ def format_type(type_: pa.DataType) -> str:
         return format_type(type_.value_type)
     if pa.types.is_timestamp(type_):
         text = f"timestamp[{type_.unit}{', ' + type_.tz if type_.tz else ''}]"
-    elif pa.types.is_decimal(type_) and not pa.types.is_decimal256(type_):
-        text = f"decimal128({type_.precision}, {type_.scale})"
+    elif pa.types.is_decimal(type_):
+        text = f"decimal{128 if type_.precision <= 38 else 256}({type_.precision}, {type_.scale})"
+    elif pa.types.is_nested(type_):
+        text = _format_nested(type_)
     elif pa.types.is_fixed_size_binary(type_):
         text = f"fixed_size_binary[{type_.byte_width}]"
     elif pa.types.is_float32(type_):  # Arrow writes `float` for it, which is the alias of another
@@ -86,8 +103,101 @@ def format_type(type_: pa.DataType) -> str:
     return text
 
 
+def depth_of(type_: pa.DataType) -> int:
+    """How deep a type is nested: 0 for one that holds no others."""
+    return max((1 + depth_of(type_.field(at).type) for at in range(type_.num_fields)), default=0)
+
+
+def _parse_nested(text: str) -> pa.DataType | None:
+    """The nested type of a text; None where it is none. What is within may be an alias, or Arrow's own text."""
+    text = _OTHER_LISTS.sub("list<", _FIXED_LIST.sub(r"list<\1>\2", text), count=1)
+    match = _NESTED.fullmatch(text)
+    if match is None or (match[3] and match[1] != "list") or text.count("<") > DEEPEST * DEEPEST:
+        return None
+    within = list(_pieces(match[2]))
+    if not within or not all(piece.strip() for piece in within):
+        return None
+    if match[1] == "struct":
+        named = [_named(piece) for piece in within]
+        if not all(name and kind.strip() for name, kind in named):
+            return None
+        fields = [_parse_field(name, kind) for name, kind in named]
+        found = pa.struct(fields)
+        is_right = len({field.name for field in fields}) == len(fields) > 0
+    elif match[1] == "map":
+        is_right = len(within) == 2
+        key, item = [_parse_field("", piece) for piece in (within if is_right else ["int64"] * 2)]
+        found = pa.map_(key.type, item.with_name("value"))
+        is_right = is_right and not pa.types.is_nested(key.type) and not pa.types.is_floating(key.type)
+    else:
+        item = _parse_field("item", _ITEM.sub("", within[0], count=1))
+        found = pa.list_(item, int(match[3])) if match[3] else pa.list_(item)
+        is_right = len(within) == 1 and (not match[3] or 1 <= int(match[3]) <= LONGEST_LIST)
+    return found if is_right and depth_of(found) <= DEEPEST else None
+
+
+def _parse_field(name: str, text: str) -> pa.Field:
+    text = text.strip()
+    nullable = not text.endswith(NOT_NULL)
+    return pa.field(name, parse_type(text.removesuffix(NOT_NULL).rstrip()), nullable)
+
+
+def _named(piece: str) -> tuple[str, str]:
+    """The name and the type of a struct's field."""
+    piece = piece.strip()
+    if not piece.startswith('"'):
+        name, _, text = piece.partition(":")
+        return name.strip(), text
+    try:
+        name, end = json.JSONDecoder().raw_decode(piece)
+    except ValueError:
+        name, end = piece, len(piece)
+    return name, piece[end:].lstrip().removeprefix(":")
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """The text cut at commas that are within no brackets and no quotes."""
+    start = depth = 0
+    quoted = escaped = False
+    for at, letter in enumerate(text):
+        if quoted:
+            quoted, escaped = escaped or letter != '"', letter == "\\" and not escaped
+        elif letter == '"':
+            quoted = True
+        elif letter in "<([":
+            depth += 1
+        elif letter in ">)]":
+            depth -= 1
+        elif letter == "," and not depth:
+            yield text[start:at]
+            start = at + 1
+    if text.strip():
+        yield text[start:]
+
+
+def _format_nested(type_: pa.DataType) -> str:
+    if pa.types.is_struct(type_):
+        return f"struct<{', '.join(f'{_quoted(field.name)}: {_field_text(field)}' for field in type_)}>"
+    if pa.types.is_map(type_):
+        return f"map<{format_type(type_.key_type)}, {_field_text(type_.item_field)}>"
+    if not hasattr(type_, "value_field"):  # a union
+        return str(type_)
+    length = f"[{type_.list_size}]" if pa.types.is_fixed_size_list(type_) else ""
+    return f"list<{_field_text(type_.value_field)}>{length}"
+
+
+def _field_text(field: pa.Field) -> str:
+    return format_type(field.type) + ("" if field.nullable else NOT_NULL)
+
+
+def _quoted(name: str) -> str:
+    return name if _NAME.fullmatch(name) else json.dumps(name, ensure_ascii=False)
+
+
 def check_zone(type_: pa.DataType) -> None:
     """Refuse a time zone that this machine does not know: its times could be stored, but not read as Python values."""
+    for at in range(type_.num_fields):
+        check_zone(type_.field(at).type)
     if not pa.types.is_timestamp(type_) or type_.tz is None:
         return
     try:

@@ -1,0 +1,162 @@
+"""Nested values as bytes: their order is the values' own, and equal bytes are equal values, however they lie."""
+
+from __future__ import annotations
+
+import math
+import struct
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from persist_lib.kernel.columns import comparable
+from persist_lib.kernel.fingerprint import hash_rows
+from persist_lib.kernel.order import columns_in_order, sort_order
+from persist_lib.schema.schema import Schema
+
+FLAT: dict[pa.DataType, st.SearchStrategy[Any]] = {
+    pa.int8(): st.integers(-128, 127),
+    pa.int64(): st.integers(-(1 << 63), (1 << 63) - 1),
+    pa.uint16(): st.integers(0, 65535),
+    pa.bool_(): st.booleans(),
+    pa.float32(): st.floats(width=32),
+    pa.float64(): st.floats(),
+    pa.string(): st.text(st.characters(exclude_categories=("Cs",)), max_size=9),
+    pa.binary(): st.binary(max_size=9) | st.just(b"\0\xff\0"),
+    pa.binary(3): st.binary(min_size=3, max_size=3),
+    pa.decimal128(38, 2): st.decimals(-(10**6), 10**6, places=2),
+    pa.decimal256(70, 0): st.integers(-(10**69), 10**69).map(lambda value: __import__("decimal").Decimal(value)),
+    pa.date32(): st.dates(),
+}
+
+
+def nullable(values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.none() | values
+
+
+@st.composite
+def kinds(draw: st.DrawFn, depth: int = 3) -> pa.DataType:
+    """A type, nested at the outside, at most `depth` deep."""
+    inner = st.sampled_from(list(FLAT)) if depth == 1 else st.sampled_from(list(FLAT)) | kinds(depth - 1)
+    shape = draw(st.sampled_from(["list", "large", "fixed", "struct", "map"]))
+    if shape == "list":
+        return pa.list_(draw(inner))
+    if shape == "large":
+        return pa.large_list(draw(inner))
+    if shape == "fixed":
+        return pa.list_(draw(inner), draw(st.integers(1, 3)))
+    if shape == "map":
+        return pa.map_(draw(st.sampled_from([pa.string(), pa.int64()])), draw(inner))
+    return pa.struct([pa.field(f"f{place}", draw(inner)) for place in range(draw(st.integers(1, 3)))])
+
+
+def values_of(kind: pa.DataType) -> st.SearchStrategy[Any]:
+    if kind in FLAT:
+        return FLAT[kind]
+    if pa.types.is_struct(kind):
+        return st.fixed_dictionaries({field.name: nullable(values_of(field.type)) for field in kind})
+    if pa.types.is_map(kind):
+        pairs = st.dictionaries(values_of(kind.key_type), nullable(values_of(kind.item_type)), max_size=3)
+        return pairs.map(lambda found: sorted(found.items()))
+    if pa.types.is_fixed_size_list(kind):
+        size = kind.list_size
+        return st.lists(nullable(values_of(kind.value_type)), min_size=size, max_size=size)
+    return st.lists(nullable(values_of(kind.value_type)), max_size=3)
+
+
+def rank(value: Any, kind: pa.DataType) -> Any:
+    """What compares as the value does, by the words of the contract."""
+    if value is None:
+        return (0,)
+    if pa.types.is_struct(kind):
+        found = [rank(value[field.name], field.type) for field in kind]
+        while found and found[-1] == (0,):
+            found.pop()
+        return (1, found)
+    if pa.types.is_map(kind):
+        entry = pa.struct([pa.field("k", kind.key_type), pa.field("v", kind.item_type)])
+        return (1, [rank({"k": key, "v": item}, entry) for key, item in value])
+    if pa.types.is_nested(kind):
+        return (1, [rank(item, kind.value_type) for item in value])
+    if pa.types.is_floating(kind):
+        width = kind.bit_width
+        if width == 32:
+            bits = struct.unpack(">I", np.array(value, ">f4").tobytes())[0]
+        else:
+            bits = struct.unpack(">Q", struct.pack(">d", value))[0]
+        top = 1 << (width - 1)
+        return (1, bits ^ (2 * top - 1) if bits & top else bits | top)
+    return (1, value.encode() if isinstance(value, str) else value)
+
+
+@st.composite
+def columns(draw: st.DrawFn) -> tuple[pa.DataType, list[Any]]:
+    kind = draw(kinds())
+    return kind, draw(st.lists(nullable(values_of(kind)), min_size=1, max_size=6))
+
+
+@given(columns(), st.integers(0, 3))
+@example((pa.list_(pa.float64()), [[0.0], [-0.0], [math.nan], [], None, [None]]), 0)
+@example((pa.struct([pa.field("a", pa.int64()), pa.field("b", pa.int64())]), [{"a": None, "b": None}, None]), 0)
+@example((pa.list_(pa.string()), [["a", "b"], ["ab"], ["a\0", "b"], ["a"], [""], [None]]), 1)
+def test_the_bytes_compare_as_the_values(case: tuple[pa.DataType, list[Any]], skipped: int) -> None:
+    """In any slice, too, and equal bytes are equal values."""
+    kind, values = case
+    array = pa.array(values[:skipped] + values, kind).slice(min(skipped, len(values)))
+    ranks = [rank(value, kind) for value in values]
+    found = [(0,) if cell is None else (1, cell) for cell in comparable(array).to_pylist()]
+    for one, his in zip(ranks, found, strict=True):
+        for other, its in zip(ranks, found, strict=True):
+            assert (one < other) == (his < its)
+            assert (one == other) == (his == its)
+
+
+@given(columns())
+def test_rows_are_sorted_and_hashed_by_them(case: tuple[pa.DataType, list[Any]]) -> None:
+    """The few and the many alike."""
+    kind, values = case
+    many = values * 20
+    schema = Schema(key={"k": "int64"}, value=pa.schema([pa.field("v", kind)])) if _is_stored(kind) else None
+    if schema is None:
+        return
+    table = pa.table([pa.array([0] * len(many), pa.int64()), pa.array(many, schema.data.field("v").type)], names=["k", "v"])
+    order, ties = sort_order(columns_in_order(schema, table))
+    ranks = [rank(many[row], kind) for row in order]
+    assert ranks == sorted(ranks)
+    assert ties.tolist() == [one == other for one, other in zip(ranks, ranks[1:], strict=False)]
+    hashes = hash_rows(schema, table)
+    few = np.concatenate([hash_rows(schema, table.slice(at, 1)) for at in range(len(values))])
+    assert hashes[: len(values)].tolist() == few.tolist()
+    assert len(set(hashes.tolist())) == len({repr(one) for one in ranks})
+
+
+def _is_stored(kind: pa.DataType) -> bool:
+    try:
+        Schema(key={"k": "int64"}, value=pa.schema([pa.field("v", kind)]))
+    except Exception:
+        return False
+    return True
+
+
+def test_a_field_more_changes_no_value_without_it() -> None:
+    """Neither order nor fingerprint."""
+    narrow = pa.struct([pa.field("a", pa.int64())])
+    wide = pa.struct([pa.field("a", pa.int64()), pa.field("b", pa.list_(narrow))])
+    older = pa.array([{"a": 1}, {"a": None}, None], narrow)
+    newer = pa.array([{"a": 1, "b": None}, {"a": None, "b": None}, None], wide)
+    assert comparable(older).equals(comparable(newer))
+
+
+@pytest.mark.parametrize("kind", [pa.list_(pa.int64()), pa.struct([pa.field("a", pa.string())])])
+def test_what_lies_under_nulls_does_not_count(kind: pa.DataType) -> None:
+    """Two arrays of the same values."""
+    if pa.types.is_list(kind):
+        hidden = pa.ListArray.from_arrays(pa.array([0, 2, 3], pa.int32()), pa.array([7, 8, 9]), mask=pa.array([True, False]))
+        plain = pa.array([None, [9]], kind)
+    else:
+        hidden = pa.StructArray.from_arrays([pa.array(["x", "y"])], ["a"], mask=pa.array([True, False]))
+        plain = pa.array([None, {"a": "y"}], kind)
+    assert comparable(hidden).equals(comparable(plain))
