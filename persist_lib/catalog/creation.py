@@ -186,7 +186,7 @@ class Evolving(Commanding):
             found = asked_of(contents)
             if collection.timeline is not None:
                 renditions = [contents.renditions[(collection.id, number)] for number in found["renditions"]]
-                refuse_older_programs(self.client, collection, renditions)
+                refuse_older_programs(self.client, collection, renditions, schema)
             return {}, msgspec.structs.replace(record, asked={**record.asked, **found}, pending=bool(found["added"]))
 
         asked = {"name": name, "schema": schema_form(schema)}

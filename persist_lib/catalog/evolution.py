@@ -14,7 +14,7 @@ from persist_lib.catalog.wal import EVOLVED, append_of, has_wal, wal_shard
 from persist_lib.catalog.wal import SCHEMA as WAL
 from persist_lib.client import Client
 from persist_lib.core import commands as c
-from persist_lib.core.formats import MEMBERS
+from persist_lib.core.formats import MEMBERS, least_for
 from persist_lib.core.state import State
 from persist_lib.errors import (
     Indeterminate,
@@ -54,15 +54,18 @@ def evolving(contents: Contents, command: CommandRecord) -> list[RenditionRecord
     return [record for record in found if record is not None]
 
 
-def refuse_older_programs(client: Client, collection: CollectionRecord, renditions: Sequence[RenditionRecord]) -> None:
-    """Write a table's shards, and its WAL, in the format that programs of the release before refuse.
+def refuse_older_programs(
+    client: Client, collection: CollectionRecord, renditions: Sequence[RenditionRecord], schema: Schema
+) -> None:
+    """Write a table's shards, and its WAL, in a format that programs which do not know the schema refuse.
 
     They would apply rows of the WAL without the columns that they do not know, and retract rows without these. SUBTLE:
     before any column is said to come, as such a program also finishes what the catalog says is pending.
     """
+    least = max(MEMBERS, least_for(schema))
     wal = [wal_shard(str(collection.timeline))] if has_wal(collection) else []
     for name in (*wal, *(name for record in renditions for name in record.names)):
-        client.machine(name).try_commit(lambda _state, _now: c.Upgrade(MEMBERS))
+        client.machine(name).try_commit(lambda _state, _now: c.Upgrade(least))
 
 
 def evolve(client: Client, contents: Contents, command: CommandRecord, deadline: Deadline) -> None:

@@ -8,7 +8,7 @@ and the given does not; a map's entries are sorted by key, as a map has no order
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -46,7 +46,7 @@ def nested_conversion(source: pa.DataType, target: pa.DataType, child: Children)
 
 def _taken_apart(array: pa.Array, convert: Child) -> tuple[pa.Array, npt.NDArray[Any]]:
     if _is.is_map(array.type):
-        array = array.cast(pa.list_(_entry(array.type).type))
+        array = array.cast(pa.list_(_entries_of(array.type)))
     fixed = _is.is_fixed_size_list(array.type)
     counts = np.where(_present(array), array.type.list_size, 0) if fixed else array.value_lengths().fill_null(0)
     # `flatten` leaves out what lies under nulls and outside of a slice.
@@ -134,9 +134,8 @@ def _by_key(entries: pa.Array, counts: npt.NDArray[Any]) -> pa.Array:
     if keys.null_count or entries.null_count:
         raise pa.ArrowInvalid("a key of a map is null")
     of_map = np.repeat(np.arange(len(counts)), counts)
-    order = pc.sort_indices(
-        pa.table([_array_of(of_map), keys], names=["map", "key"]), sort_keys=[("map", "ascending"), ("key", "ascending")]
-    )
+    both = pa.table([_array_of(of_map), keys], names=["map", "key"])
+    order = pc.sort_indices(both, sort_keys=[(name, "ascending") for name in both.schema.names])
     entries = entries.take(order)
     keys, of_map = entries.field(0), of_map[np.asarray(order)]
     same = np.asarray(pc.equal(keys.slice(1), keys.slice(0, max(0, len(keys) - 1)))) & (of_map[1:] == of_map[:-1])
@@ -166,12 +165,15 @@ def _item(kind: pa.DataType) -> pa.Field | None:
 def _entry(kind: pa.DataType) -> pa.Field | None:
     """The entries of a map, or of a list of structs that may be taken for one."""
     if _is.is_map(kind):
-        fields = [pa.field("key", kind.key_type, nullable=False), kind.item_field.with_name("value")]
-        return pa.field(_ENTRY, pa.struct(fields), nullable=False)
+        return pa.field(_ENTRY, _entries_of(kind), nullable=False)
     item = _item(kind)
     if item is None or not _is.is_struct(item.type) or [field.name for field in item.type] != ["key", "value"]:
         return None
     return item
+
+
+def _entries_of(kind: pa.MapType) -> pa.StructType:
+    return pa.struct([pa.field("key", kind.key_type, nullable=False), kind.item_field.with_name("value")])
 
 
 def _is_list(kind: pa.DataType) -> bool:
@@ -192,22 +194,20 @@ def build_nested(kind: pa.DataType, build: Build) -> Callable[[Sequence[Any]], p
             if not value.keys() <= names:
                 raise InvalidUsage(f"{sorted(map(str, value.keys() - names))} are no fields of {kind}", value=value)
         columns = [_checked([value.get(field.name) for value in there], field, build) for field in kind]
-        return _with_nulls(pa.StructArray.from_arrays(columns, fields=list(kind)), values, there)
+        return _with_nulls(pa.StructArray.from_arrays(columns, fields=list(kind)), values)
 
     def lists(values: Sequence[Any]) -> pa.Array:
         there = [value for value in values if value is not None]
         inner = _checked([item for value in there for item in value], kind.value_field, build)
-        found = assembled(kind, inner, *_counts(there))
-        return _with_nulls(found, values, there)
+        return _with_nulls(assembled(kind, inner, *_counts(there)), values)
 
     def maps(values: Sequence[Any]) -> pa.Array:
         there = [_entries(value) for value in values if value is not None]
-        entry = _entry(kind)
-        assert entry is not None
         pairs = [pair for value in there for pair in value]
-        columns = [_checked([pair[at] for pair in pairs], entry.type.field(at), build) for at in (0, 1)]
-        inner = pa.StructArray.from_arrays(columns, fields=list(entry.type))
-        return _with_nulls(assembled(kind, inner, *_counts(there)), values, there)
+        fields = list(_entries_of(kind))
+        columns = [_checked([pair[at] for pair in pairs], field, build) for at, field in enumerate(fields)]
+        inner = pa.StructArray.from_arrays(columns, fields=fields)
+        return _with_nulls(assembled(kind, inner, *_counts(there)), values)
 
     return structs if _is.is_struct(kind) else maps if _is.is_map(kind) else lists
 
@@ -237,7 +237,7 @@ def _entries(value: Any) -> Sequence[tuple[Any, Any]]:
         return list(value.items())
     if not all(isinstance(pair, (tuple, list)) and len(pair) == 2 for pair in value):
         raise InvalidUsage("a map is a dict, or a list of pairs", value=value)
-    return value  # type: ignore[no-any-return]
+    return list(value)
 
 
 def _checked(values: list[Any], field: pa.Field, build: Build) -> pa.Array:
@@ -251,7 +251,7 @@ def _counts(values: Sequence[Sequence[Any]]) -> tuple[Any, Any]:
     return np.fromiter(map(len, values), np.int64, len(values)), np.ones(len(values), np.bool_)
 
 
-def _with_nulls(found: pa.Array, values: Sequence[Any], there: Iterable[Any]) -> pa.Array:
+def _with_nulls(found: pa.Array, values: Sequence[Any]) -> pa.Array:
     if len(found) == len(values):
         return found
     valid = np.fromiter((value is not None for value in values), np.bool_, len(values))

@@ -233,6 +233,10 @@ def taking_of(kind: pa.DataType) -> Taking:
     """What columns of this type take."""
     if _is.is_nested(kind):
         return Taking(_with_none(*python_types(kind)), build_nested(kind, build_column), near_nested(kind))
+    return _taking_of_plain(kind)
+
+
+def _taking_of_plain(kind: pa.DataType) -> Taking:
     if _is.is_timestamp(kind):
         return Taking(_with_none(dt.datetime, _Nanoseconds), lambda values: _timestamps(values, kind), _near_datetime)
     if _is.is_duration(kind):

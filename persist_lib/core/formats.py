@@ -14,7 +14,8 @@ fleet knows the next one. To add a format: raise `NEWEST`, and enter here each f
     4   a row may hold several commands (`core.groups`). A seqno is then the state after all of them, and several
         outcomes may have the same seqno. States have the same fields as before
     5   the state says whose member the shard is (`Adopt`, `core.members`)
-    6   the state may keep contents ahead of its trace (`KeepContents`)
+    6   the state may keep contents ahead of its trace (`KeepContents`). A schema may have nested columns, and decimals
+        of more than 38 digits
 
 SUBTLE: `CREATED` follows `NEWEST` one release later. A fleet is upgraded machine by machine, and the shards that its
 new programs create during the upgrade must be readable for its old ones.
@@ -28,6 +29,7 @@ from persist_lib.core.diff import StateDiff
 from persist_lib.core.state import Batch, State, Writer
 from persist_lib.ids import is_pending
 from persist_lib.schema.schema import Schema
+from persist_lib.schema.types import is_nested
 
 FIRST = 1
 NEWEST = 6
@@ -78,10 +80,22 @@ COMMANDS = {
 """The commands that came after format 1."""
 
 
+WIDE_TYPES = 6
+"""The format from which on a schema may have nested columns and wide decimals."""
+
+
 def least_for(schema: object) -> int:
     """The oldest format that can store this schema. Whatever is no schema is for the encoder to refuse."""
-    says_more = isinstance(schema, Schema) and (schema.times is not None or bool(schema.constraints))
-    return SCHEMAS_SAY_MORE if says_more else FIRST
+    if not isinstance(schema, Schema):
+        return FIRST
+    if any(is_nested(column.type) or column.type.startswith("decimal256") for column in schema.columns):
+        return WIDE_TYPES
+    return SCHEMAS_SAY_MORE if schema.times is not None or schema.constraints else FIRST
+
+
+def format_for(format_: int | None, *schemas: Schema) -> int:
+    """The format in which shards of these schemas are created: that of the settings, or the oldest that will do."""
+    return format_ or max(CREATED, *map(least_for, schemas))
 
 
 def least_for_batches(batches: Iterable[Batch]) -> int:

@@ -44,6 +44,7 @@ from persist_lib.core.trace import batch_problems, cannot_link, dead_uploaders, 
 from persist_lib.errors import SchemaMismatch
 from persist_lib.frontier import MINIMUM, TOP, Antichain
 from persist_lib.ids import READER, WRITER, PartKey, SeqNo, WriterId, is_pending, parse_rollup_key
+from persist_lib.schema.schema import no_key
 
 
 def apply(state: State, seqno: SeqNo, command: c.Command) -> State | r.Refusal:
@@ -60,7 +61,9 @@ def change(state: State, seqno: SeqNo, command: c.Command) -> StateDiff | r.Refu
         case c.Create(_, format_) if not FIRST <= format_ <= NEWEST:
             return r.Malformed(f"format {format_}")
         case c.Create(schema, format_) if format_ < (least := least_for(schema)):
-            return r.Malformed(f"a schema with a clock or constraints ({schema}) in format {format_}, not {least}")
+            return r.Malformed(f"the schema ({schema}) needs format {least}, and the shard would be in {format_}")
+        case c.Create(schema) if (reason := no_key(schema)) is not None:
+            return r.Malformed(reason)
         case c.Create(schema, format_):
             return _with_format(State(), seqno, format_, StateDiff(schemas=(schema,)))
         case _ if not state.schemas:
@@ -382,6 +385,8 @@ def _evolve_schema(state: State, expected: int, schema: object) -> StateDiff | r
         return r.AlreadyDone()
     if expected != newest:
         return r.WrongSchema(newest, f"the newest schema is number {newest}, not {expected}")
+    if (least := least_for(schema)) > state.format:
+        return r.Malformed(f"the schema ({schema}) needs format {least}, and the shard is of format {state.format}")
     try:
         state.schemas[newest].check_additive(schema)  # type: ignore[arg-type]
     except SchemaMismatch as mismatch:

@@ -177,14 +177,41 @@ def _places(group: pa.Table) -> range:
 def _encodings(table: pa.Table) -> dict[str, Any]:
     """How the writer stores each column: dictionaries and packed integers are small by themselves, the rest is LZ4."""
     repeating = repeating_columns(table)
-    plain_fields = [field for field in plain_table(table.slice(0, 0)).schema if field.name not in repeating]
-    packed = [field.name for field in plain_fields if _is_packable(field.type)]
+    leaves = leaves_of(plain_table(table.slice(0, 0)).schema)
+    packed = [leaf for leaf, field in leaves.items() if leaf not in repeating and _is_packable(field.type)]
     small = {*repeating, *packed}
     return {
         "use_dictionary": repeating,
         "column_encoding": dict.fromkeys(packed, "DELTA_BINARY_PACKED"),
-        "compression": {name: "none" if name in small else "lz4" for name in table.schema.names},
+        "compression": {leaf: "none" if leaf in small else "lz4" for leaf in leaves},
     }
+
+
+def leaves_of(columns: pa.Schema) -> dict[str, pa.Field]:
+    """What Parquet stores as columns, by its paths: a plain column by its name, and all that a nested one holds."""
+    found: dict[str, pa.Field] = {}
+    for field in columns:
+        _add_leaves(found, field.name, field)
+    return found
+
+
+def _add_leaves(found: dict[str, pa.Field], path: str, field: pa.Field) -> None:
+    kind = field.type
+    if pa.types.is_struct(kind):
+        for inner in kind:
+            _add_leaves(found, f"{path}.{inner.name}", inner)
+    elif pa.types.is_map(kind):
+        _add_leaves(found, f"{path}.key_value.key", kind.key_field)
+        _add_leaves(found, f"{path}.key_value.value", kind.item_field)
+    elif pa.types.is_nested(kind):
+        _add_leaves(found, f"{path}.list.element", kind.value_field)
+    else:
+        found[path] = field
+
+
+def _top(file: pq.ParquetFile) -> list[str]:
+    """The column of the table to which each of Parquet's columns belongs. A name may have dots, as paths have."""
+    return [field.name for field in file.schema_arrow for _ in leaves_of(pa.schema([field]))]
 
 
 def _is_packable(kind: pa.DataType) -> bool:
@@ -199,9 +226,9 @@ def repeating_columns(table: pa.Table) -> list[str]:
         return []
     rows = array_of(np.arange(_SAMPLE) * (table.num_rows // _SAMPLE))
     sample = plain_table(table.take(rows))
-    distinct = {name: pc.count_distinct(sample.column(name)).as_py() for name in table.schema.names}
-    booleans = {field.name for field in table.schema if pa.types.is_boolean(field.type)}
-    return [name for name, count in distinct.items() if count <= _REPEATS * _SAMPLE and name not in booleans]
+    names = [f.name for f in sample.schema if not pa.types.is_boolean(f.type) and not pa.types.is_nested(f.type)]
+    distinct = {name: pc.count_distinct(sample.column(name)).as_py() for name in names}
+    return [name for name, count in distinct.items() if count <= _REPEATS * _SAMPLE]
 
 
 class PartFile:
@@ -228,7 +255,7 @@ class PartFile:
                 )
             metadata = self._file.metadata.metadata or {}
             _check_version(key, metadata.get(MARK))
-            self._stored = self._file.schema_arrow
+            self._stored, self._top = self._file.schema_arrow, _top(self._file)
             self._bounds = _unpacked(metadata[GROUPS], list[Bounds])
             self._noted = metadata.get(KEYS)
             starts = metadata.get(STARTS)
@@ -271,8 +298,8 @@ class PartFile:
         """Where in the object the wanted columns of the row groups that may hold what is wanted lie."""
         names, metadata = self._wanted(lo, hi), self._file.metadata
         groups = map(metadata.row_group, self.groups(lo, hi))
-        columns = [group.column(index) for group in groups for index in range(group.num_columns)]
-        return [_span(c) for c in columns if names is None or c.path_in_schema.partition(".")[0] in names]
+        wanted = [at for at, name in enumerate(self._top) if names is None or name in names]
+        return [_span(group.column(at)) for group in groups for at in wanted]
 
     def read(
         self, lo: bytes | None = None, hi: bytes | None = None, groups: Sequence[int] | None = None, *,
@@ -334,8 +361,8 @@ class PartFile:
     def column_ranges(self, groups: Sequence[int], names: Sequence[str]) -> list[tuple[int, int]]:
         """Where in the object these columns of these row groups lie."""
         metadata, wanted = self._file.metadata, set(names)
-        columns = [group.column(i) for group in map(metadata.row_group, groups) for i in range(group.num_columns)]
-        return [_span(column) for column in columns if column.path_in_schema.partition(".")[0] in wanted]
+        places = [at for at, name in enumerate(self._top) if name in wanted]
+        return [_span(group.column(at)) for group in map(metadata.row_group, groups) for at in places]
 
     def read_group(self, group: int, names: Sequence[str], *, use_threads: bool = True) -> pa.Table:
         """Some columns of a row group, as they are stored."""
@@ -423,8 +450,9 @@ def _is_in_milliseconds(stored: pa.DataType, kind: pa.DataType) -> bool:
 def _short_dictionaries(file: pq.ParquetFile) -> list[str]:
     """The text columns that have a short dictionary in every row group."""
     groups = [file.metadata.row_group(index) for index in range(file.metadata.num_row_groups)]
-    fields = enumerate(file.schema_arrow)
-    texts = [(index, f.name) for index, f in fields if pa.types.is_string(f.type) or pa.types.is_binary(f.type)]
+    kinds = {field.name: field.type for field in file.schema_arrow}
+    tops = [(index, name) for index, name in enumerate(_top(file))]
+    texts = [(at, name) for at, name in tops if pa.types.is_string(kinds[name]) or pa.types.is_binary(kinds[name])]
     return [name for index, name in texts if all(_is_short(group.column(index)) for group in groups)]
 
 

@@ -127,8 +127,11 @@ class Where:
 
 
 def statistics_columns(columns: pa.Schema) -> list[str]:
-    """The columns of which new parts keep statistics: all data but floats, whose NaN and -0.0 statistics leave out."""
-    return [f.name for f in columns if f.name not in (TIME, DIFF) and not pa.types.is_floating(f.type)]
+    """The columns of which new parts keep statistics: all data but floats, whose NaN and -0.0 statistics leave out, and
+    nested ones.
+    """
+    kinds = {f.name: f.type for f in columns if f.name not in (TIME, DIFF)}
+    return [name for name, kind in kinds.items() if not (pa.types.is_floating(kind) or pa.types.is_nested(kind))]
 
 
 def evaluated(table: pa.Table, expressions: Mapping[str, pc.Expression]) -> pa.Table:

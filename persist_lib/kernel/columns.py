@@ -247,8 +247,8 @@ def _flat_bodies(array: pa.Array) -> Ragged:
     words = words_of(array)
     if isinstance(words, ByteWords):
         if not pa.types.is_fixed_size_binary(array.type):
-            offsets = np.append(words.starts, words.starts[-1:] + words.lengths[-1:]) if len(array) else np.zeros(1, np.int64)
-            return text_bodies(words.data, offsets)
+            ends = words.starts[-1:] + words.lengths[-1:] if len(array) else np.zeros(1, np.int64)
+            return text_bodies(words.data, np.append(words.starts, ends))
         width = array.type.byte_width
         if not width or not len(array):
             return fixed_bodies(np.zeros((len(array), width), np.uint8))

@@ -22,7 +22,8 @@ import pyarrow as pa
 
 from persist_lib.arguments import shown
 from persist_lib.errors import InvalidUsage
-from persist_lib.kernel.columns import plain
+from persist_lib.kernel.columns import comparable, plain
+from persist_lib.kernel.nested import is_nested
 from persist_lib.schema.schema import TIME, Schema
 
 LIMIT = 64  # bytes of a bound in the state: enough to tell parts apart, little enough to keep thousands of them
@@ -98,7 +99,9 @@ def may_reach(upper: bytes, lo: bytes | None) -> bool:
 
 
 def encode_cell(column: pa.Array | pa.ChunkedArray, index: int) -> bytes:
-    """The encoding of one value of a column."""
+    """The encoding of one value of a column; of a nested one, that of its bytes."""
+    if is_nested(column.type):
+        column, index = comparable(column.slice(index, 1)), 0
     scalar = column[index]
     if isinstance(scalar, pa.DictionaryScalar) and scalar.is_valid:
         scalar = scalar.value

@@ -175,7 +175,7 @@ def _rank_digit(column: pa.Array) -> Digit:
 
 def ranks_of(values: pa.Array) -> U64:
     """The place of each value among the distinct ones, by bytes; 0 for nulls."""
-    distinct = values.dictionary_encode()
+    distinct = comparable(values).dictionary_encode()
     by_bytes = integers(pc.array_sort_indices(distinct.dictionary))
     ranks = np.zeros(max(1, len(by_bytes)), np.uint64)
     ranks[by_bytes] = np.arange(len(by_bytes), dtype=np.uint64)

@@ -26,7 +26,7 @@ from persist_lib.arguments import native, parse_flag, shown
 from persist_lib.errors import InvalidName, InvalidUsage, SchemaMismatch
 from persist_lib.frontier import Antichain, parse_time
 from persist_lib.schema.models import Model, is_model, model_fields
-from persist_lib.schema.types import NOT_NULL, check_zone, format_type, parse_type
+from persist_lib.schema.types import NOT_NULL, check_zone, format_type, is_nested, parse_type
 from persist_lib.times import Unit, moment, parse_unit, show_frontier, show_time
 
 TIME = "_time"
@@ -265,6 +265,8 @@ def comes_before(older: Schema, newer: Schema) -> bool:
 def check_schema(schema: object) -> Schema:
     """The schema, which must be one."""
     if isinstance(schema, Schema):
+        if (reason := no_key(schema)) is not None:
+            raise InvalidUsage(reason, problem="unsupported type", schema=schema)
         return schema
     example = shown(schema) if isinstance(schema, Mapping) and schema else '{"id": "int64"}'
     raise InvalidUsage(
@@ -274,17 +276,20 @@ def check_schema(schema: object) -> Schema:
     )
 
 
+def no_key(schema: object) -> str | None:
+    """Why a schema's key can be none of a shard; None if it can. Projections are ordered by any columns."""
+    nested = [one for one in schema.key if is_nested(one.type)] if isinstance(schema, Schema) else []
+    if not nested:
+        return None
+    return f"a key has plain columns, and ({nested[0]}) is nested: make it a value column, or its parts key columns"
+
+
 def _check(schema: Schema) -> None:
     """Refuse what is wrong with the schema as a whole."""
     codec, codecs = schema.codec, get_args(Codec)
     if not isinstance(codec, str) or codec not in codecs:
         raise InvalidUsage(f"a codec is one of {codecs}, got {shown(codec)}", problem="codec", codec=codec)
     parse_unit(schema.times)
-    if nested := [column for column in schema.key if pa.types.is_nested(parse_type(column.type))]:
-        raise InvalidUsage(
-            f"a key has plain columns, and ({nested[0]}) is nested: make it a value column, or its parts key columns",
-            problem="nested key", column=nested[0].name, type=nested[0].type,
-        )  # fmt: skip
     if not schema.key:
         raise InvalidUsage("a schema needs at least one key column", problem="no key")
     names = [column.name for column in schema.key + schema.value]
@@ -294,6 +299,12 @@ def _check(schema: Schema) -> None:
             f"column names must differ, also between key and value; {twice} occur more than once in {names}",
             problem="duplicate column", name=twice[0], names=names,
         )  # fmt: skip
+    for nested in (column.name for column in schema.key + schema.value if is_nested(column.type)):
+        if within := [name for name in names if name.startswith(f"{nested}.")]:
+            raise InvalidName(
+                f"a column {within[0]!r} beside the nested column {nested!r} reads like a field of it: rename one of them",
+                problem="column name", name=within[0], names=names,
+            )  # fmt: skip
     if codec in _FIXED_COLUMNS and (schema.key, schema.value) != _FIXED_COLUMNS[codec]:
         raise InvalidUsage(
             f"the columns of codec {codec!r} are fixed; use Schema.{codec}(), got {schema}",

@@ -103,6 +103,11 @@ def format_type(type_: pa.DataType) -> str:
     return text
 
 
+def is_nested(text: str) -> bool:
+    """Whether the type of a canonical text holds others."""
+    return text.startswith(("list<", "struct<", "map<"))
+
+
 def depth_of(type_: pa.DataType) -> int:
     """How deep a type is nested: 0 for one that holds no others."""
     return max((1 + depth_of(type_.field(at).type) for at in range(type_.num_fields)), default=0)

@@ -12,6 +12,7 @@ import msgspec
 from persist_lib.arguments import parse_bytes, parse_flag, parse_integer, shown
 from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
+from persist_lib.core.formats import least_for
 from persist_lib.core.holds import layer_of
 from persist_lib.core.leases import keepers
 from persist_lib.core.state import LAYERS, MARK, Produced, State
@@ -185,7 +186,10 @@ class Terms(ABC):
         """
         self._writable("evolve_schema")
         check_schema(schema)
-        self.machine(name).commit(lambda state, _now: c.EvolveSchema(len(state.schemas) - 1, schema))
+        machine, least = self.machine(name), least_for(schema)
+        if machine.fetch().state.format < least:  # the columns are asked for, and so is what they need
+            machine.try_commit(lambda _state, _now: c.Upgrade(least))
+        machine.commit(lambda state, _now: c.EvolveSchema(len(state.schemas) - 1, schema))
 
     def finish(self, name: str) -> None:
         """Make the shard a tombstone: it can never be read or written again, and its data is collected.

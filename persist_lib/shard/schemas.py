@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
-from persist_lib.core.formats import CREATED
+from persist_lib.core.formats import format_for
 from persist_lib.core.state import State
 from persist_lib.errors import NameTaken, NotAllowed, SchemaMismatch
 from persist_lib.frontier import MINIMUM
@@ -29,7 +29,7 @@ def create_if_missing(
     if machine.try_fetch() is None:
         if check is not None:
             check()
-        answer = machine.try_commit(lambda _state, _now: c.Create(schema, format_ or CREATED))
+        answer = machine.try_commit(lambda _state, _now: c.Create(schema, format_for(format_, schema)))
         if isinstance(answer, r.Exists):
             machine.fetch()  # another client created it at the same moment
         elif not isinstance(answer, Committed):

@@ -14,7 +14,7 @@ from persist_lib.arguments import did_you_mean, not_pickled
 from persist_lib.catalog.effects import check_free
 from persist_lib.client import Client
 from persist_lib.core import commands as c
-from persist_lib.core.formats import CREATED, PRODUCERS
+from persist_lib.core.formats import PRODUCERS, format_for
 from persist_lib.core.holds import layer_of
 from persist_lib.errors import InvalidUsage, NameTaken, NotFound
 from persist_lib.frontier import Antichain
@@ -206,7 +206,7 @@ class Streams(Resource):
 
     def _create(self, committer: Committer, name: str, schema: Schema) -> Record:
         """Create a stream by one commit: both shards, the row of the list, and the row of the lock."""
-        client, format_ = self.client, self.client.config.format or CREATED
+        client, format_ = self.client, format_for(self.client.config.format, schema)
         if format_ < PRODUCERS:
             raise InvalidUsage(
                 f"streams need shards of format {PRODUCERS} or newer, and the settings say {format_}: raise it once "
