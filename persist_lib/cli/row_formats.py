@@ -85,7 +85,7 @@ def write_json(stream: BinaryIO, _schema: Any, tables: Counted, head: Mapping[st
     stream.write(encode(head).removesuffix("}").encode() + b',"rows":[')
     comma = b""
     for batch in filter(len, tables.batches()):  # of a table with an empty chunk, one is empty
-        stream.write(comma + encode(batch.to_pylist())[1:-1].encode())
+        stream.write(comma + encode(batch.to_pylist(maps_as_pydicts="strict"))[1:-1].encode())
         comma = b","
     stream.write(b"]}\n")
 
@@ -93,7 +93,7 @@ def write_json(stream: BinaryIO, _schema: Any, tables: Counted, head: Mapping[st
 def write_jsonl(stream: BinaryIO, _schema: Any, tables: Counted, _head: Mapping[str, object]) -> None:
     """One object a line."""
     for batch in tables.batches():
-        stream.writelines(f"{encode(row)}\n".encode() for row in batch.to_pylist())
+        stream.writelines(f"{encode(row)}\n".encode() for row in batch.to_pylist(maps_as_pydicts="strict"))
 
 
 def write_csv(stream: BinaryIO, schema: Any, tables: Counted, _head: Mapping[str, object]) -> None:
@@ -133,7 +133,7 @@ def write_table(session: Session, stream: BinaryIO | None, schema: Any, tables: 
                if is_.is_integer(field.type) or is_.is_floating(field.type) or is_.is_decimal(field.type)]  # fmt: skip
     table = plain_table(*schema.names, right=numbers)
     for batch in tables.batches():
-        for row in _with_shown_times(batch).to_pylist():
+        for row in _with_shown_times(batch).to_pylist(maps_as_pydicts="strict"):
             table.add_row(*(Text(cell(value), "dim" if value is None else "") for value in row.values()))
     if stream is None:
         session.out.print(table, crop=False)

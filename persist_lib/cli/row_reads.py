@@ -266,7 +266,7 @@ def _tell(session: Session, schema: Schema, event: Any) -> None:
         return
     times = Times(schema.times, lambda: 0)
     for batch in row_formats.rows_of(event.table):
-        rows, lines = batch.to_pylist(), []
+        rows, lines = batch.to_pylist(maps_as_pydicts="strict"), []
         if session.as_json:
             session.answer({"updates": rows})
             continue

@@ -47,11 +47,16 @@ def decode_rows(schema: Schema, table: pa.Table) -> list[Any]:
     if not isinstance(table, pa.RecordBatch):
         check_type(table, pa.Table, "table", "read.snapshot().to_arrow()")
     if schema.codec == "columns" and schema.models == (None, None):
-        return table.to_pylist()
+        return python_rows(table)
     keys, values = decode_side(schema, 0, table), decode_side(schema, 1, table)
     times = _optional(table, TIME)
     diffs = _optional(table, DIFF)
     return list(map(Update, keys, values, times, diffs))
+
+
+def python_rows(rows: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
+    """The rows as dicts, maps within them as well."""
+    return list(rows.to_pylist(maps_as_pydicts="strict"))
 
 
 def canonical_json(value: object) -> str:
@@ -199,7 +204,7 @@ def decode_side(schema: Schema, side: int, table: pa.Table) -> list[Any]:
         return [exact_json(parse_json, text, columns[0].name, row) for row, text in enumerate(texts)]
     if schema.codec == "bytes":
         return table.column(columns[0].name).to_pylist()
-    rows = table.select([column.name for column in columns]).to_pylist()
+    rows = python_rows(table.select([column.name for column in columns]))
     model: Model | None = schema.models[side]
     return rows if model is None else [rebuild(model, row) for row in rows]
 
@@ -236,7 +241,7 @@ def rows_as_models(schema: Schema, table: pa.Table, model: Model | None = None) 
             f"{model.__name__} needs {missing}, and the columns are {table.column_names}",
             problem="missing column", column=missing[0], model=model.__name__,
         )  # fmt: skip
-    rows = table.select(names).to_pylist() if names else [{} for _ in diffs]
+    rows = python_rows(table.select(names)) if names else [{} for _ in diffs]
     return [
         _rebuilt(model, row, at) for at, (row, diff) in enumerate(zip(rows, diffs, strict=True)) for _ in range(diff)
     ]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 
-from persist_lib.convert.codecs import rows_as_models
+from persist_lib.convert.codecs import python_rows, rows_as_models
 from persist_lib.errors import InvalidUsage
 from persist_lib.format.predicate import Where
 from persist_lib.kernel.columns import integers
@@ -83,7 +83,7 @@ class Doors(ABC):
 
     def to_pylist(self) -> list[dict[str, Any]]:
         """The rows as a list of dicts."""
-        return list(self.to_arrow().to_pylist())
+        return python_rows(self.to_arrow())
 
     def to_models(self, model: type[Any] | None = None) -> list[Any]:
         """The rows as instances of a pydantic model, each as often as its multiplicity `_diff` says.

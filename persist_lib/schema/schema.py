@@ -302,7 +302,7 @@ def _check(schema: Schema) -> None:
     for nested in (column.name for column in schema.key + schema.value if is_nested(column.type)):
         if within := [name for name in names if name.startswith(f"{nested}.")]:
             raise InvalidName(
-                f"a column {within[0]!r} beside the nested column {nested!r} reads like a field of it: rename one of them",
+                f"a column {within[0]!r} beside the nested {nested!r} reads like a field of it: rename one of them",
                 problem="column name", name=within[0], names=names,
             )  # fmt: skip
     if codec in _FIXED_COLUMNS and (schema.key, schema.value) != _FIXED_COLUMNS[codec]:

@@ -105,4 +105,8 @@ def updates_from(names: Iterable[str], rows: Iterable[Mapping[str, Any]]) -> lis
 
 
 def _exact(value: object) -> object:
+    if isinstance(value, dict):
+        return tuple((name, _exact(inner)) for name, inner in value.items())
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_exact, value))
     return ("float", struct.pack("<d", value)) if isinstance(value, float) else value

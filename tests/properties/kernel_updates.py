@@ -1,7 +1,8 @@
 """Updates of every type as plain Python, the reference that the byte layer and the kernel are judged by.
 
 A value is None or its bits as Python sees them: an integer for anything of fixed width (floats by their IEEE bits,
-decimals unscaled, times as counts), bytes for text and binary. Dates and moments are of the years 1 to 9999, as others
+decimals unscaled, times as counts), bytes for text and binary, a tuple of such for a list, for the fields of a struct,
+and for a map of pairs in the order of their keys. Dates and moments are of the years 1 to 9999, as others
 are refused where they come in. Nothing here uses the code under test.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from typing import Any
 
 import pyarrow as pa
@@ -16,7 +18,7 @@ from hypothesis import strategies as st
 
 from persist_lib.schema.schema import Schema
 
-Value = int | bytes | None
+Value = int | bytes | tuple[Any, ...] | None
 Row = tuple[Value, ...]  # the user's columns
 Update = tuple[Row, int, int]
 
@@ -69,11 +71,33 @@ TYPES: dict[str, st.SearchStrategy[Any]] = {
 }  # fmt: skip
 
 
+def _some(*kinds: str) -> list[st.SearchStrategy[Any]]:
+    return [st.one_of(st.none(), TYPES[kind]) for kind in kinds]
+
+
+def _lists(kind: str, least: int = 0, most: int = 3) -> st.SearchStrategy[tuple[Any, ...]]:
+    return st.lists(*_some(kind), min_size=least, max_size=most).map(tuple)
+
+
+TYPES["decimal256(70, 1)"] = st.one_of(st.integers(-3, 3), st.integers(-(10**69), 10**69))
+TYPES["list<int8>"], TYPES["list<float64>"], TYPES["list<string>"] = map(_lists, ["int8", "float64", "string"])
+TYPES["list<float32>[2]"] = _lists("float32", 2, 2)
+TYPES["struct<a: string, b: list<float64>, c: bool>"] = st.tuples(*_some("string", "list<float64>", "bool"))
+TYPES["list<struct<d: date32, e: decimal128(38, 2)>>"] = st.lists(
+    st.one_of(st.none(), st.tuples(*_some("date32", "decimal128(38, 2)"))), max_size=3
+).map(tuple)
+TYPES["map<string, list<int8>>"] = st.dictionaries(_TEXT, *_some("list<int8>"), max_size=3).map(
+    lambda found: tuple(sorted(found.items()))
+)
+PLAIN = sorted(kind for kind in TYPES if "<" not in kind)
+
+
 @st.composite
 def schemas(draw: st.DrawFn) -> Schema:
     """One to three key columns and up to three value columns."""
-    kinds = draw(st.lists(st.sampled_from(sorted(TYPES)), min_size=1, max_size=6))
-    keys = draw(st.integers(1, min(3, len(kinds))))
+    kinds = draw(st.lists(st.sampled_from(PLAIN), min_size=1, max_size=3))
+    keys = len(kinds)
+    kinds += draw(st.lists(st.sampled_from(sorted(TYPES)), max_size=3))
     named = {f"c{index}": kind for index, kind in enumerate(kinds)}
     names = list(named)
     return Schema({name: named[name] for name in names[:keys]}, {name: named[name] for name in names[keys:]})
@@ -111,6 +135,8 @@ def array_of(values: Sequence[Value], kind: pa.DataType) -> pa.Array:
         return pa.array(values, pa.binary()).cast(kind)
     if pa.types.is_binary(kind) or _is_bytes(kind):
         return pa.array(values, kind)
+    if pa.types.is_nested(kind):
+        return _nested_of(values, kind)
     valid = pa.array([value is not None for value in values], pa.bool_())
     mask = valid.buffers()[1]
     if pa.types.is_boolean(kind):
@@ -119,6 +145,32 @@ def array_of(values: Sequence[Value], kind: pa.DataType) -> pa.Array:
     bits = [0x5A if value is None else value % (1 << (8 * width)) for value in values]
     data = b"".join(bit.to_bytes(width, "little") for bit in bits)
     return pa.Array.from_buffers(kind, len(values), [mask, pa.py_buffer(data)])
+
+
+def _nested_of(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    """Null lists have items, and null structs fields, that are garbage."""
+    mask = pa.array([value is None for value in values], pa.bool_())
+    if pa.types.is_struct(kind):
+        garbage = (None,) * kind.num_fields
+        given = [garbage if value is None else value for value in values]
+        columns = [array_of([value[at] for value in given], field.type) for at, field in enumerate(kind)]
+        return pa.StructArray.from_arrays(columns, fields=list(kind), mask=mask)
+    if pa.types.is_fixed_size_list(kind):
+        given = [(None,) * kind.list_size if value is None else value for value in values]
+        inner = array_of([item for value in given for item in value], kind.value_type)
+        return pa.FixedSizeListArray.from_arrays(inner, type=kind, mask=mask)
+    if pa.types.is_map(kind):
+        given = [value or () for value in values]
+        pairs = [pair for value in given for pair in value]
+        inner, items = [array_of([pair[at] for pair in pairs], (kind.key_type, kind.item_type)[at]) for at in (0, 1)]
+        return pa.MapArray.from_arrays(_offsets(given), inner, items, type=kind, mask=mask)
+    given = [(None,) if value is None else value for value in values]
+    inner = array_of([item for value in given for item in value], kind.value_type)
+    return pa.ListArray.from_arrays(_offsets(given), inner, type=kind, mask=mask)
+
+
+def _offsets(values: Sequence[Any]) -> pa.Array:
+    return pa.array(accumulate(map(len, values), initial=0), pa.int32())
 
 
 def read(schema: Schema, table: pa.Table) -> list[Update]:
@@ -135,6 +187,8 @@ def values_of(column: pa.ChunkedArray) -> list[Value]:
 
 def _values(array: pa.Array) -> list[Value]:
     kind = array.type
+    if pa.types.is_nested(kind):
+        return [None if not scalar.is_valid else _inner(scalar, kind) for scalar in array]
     if pa.types.is_string(kind):
         array = array.cast(pa.binary())
     if pa.types.is_binary(array.type) or _is_bytes(kind):
@@ -150,23 +204,48 @@ def _values(array: pa.Array) -> list[Value]:
     return [bit if scalar.is_valid else None for bit, scalar in zip(bits, array, strict=True)]
 
 
+def _inner(scalar: Any, kind: pa.DataType) -> tuple[Value, ...]:
+    if pa.types.is_struct(kind):
+        return tuple(_values(pa.array([scalar], kind).field(at))[0] for at in range(kind.num_fields))
+    if pa.types.is_map(kind):
+        inner = scalar.values
+        return tuple(zip(_values(inner.field(0)), _values(inner.field(1)), strict=True))
+    return tuple(_values(scalar.values))
+
+
 def _is_bytes(kind: pa.DataType) -> bool:
     return pa.types.is_fixed_size_binary(kind) and not pa.types.is_decimal(kind)
 
 
 def order_of(schema: Schema, row: Row) -> tuple[Any, ...]:
     """A Python sort key for the contract's order: nulls first, floats by their total order."""
-    return tuple(
-        (0,) if value is None else (1, _total_order(value, column.type))
-        for value, column in zip(row, schema.columns, strict=True)
-    )
+    return tuple(_nulls_first(value, column.field.type) for value, column in zip(row, schema.columns, strict=True))
 
 
-def _total_order(value: int | bytes, kind: str) -> int | bytes:
-    if isinstance(value, bytes) or not kind.startswith("float"):
+def _nulls_first(value: Value, kind: pa.DataType) -> tuple[Any, ...]:
+    return (0,) if value is None else (1, _total_order(value, kind))
+
+
+def _total_order(value: Any, kind: pa.DataType) -> Any:
+    if pa.types.is_map(kind):
+        kinds = (kind.key_type, kind.item_type)
+        return [(1, _without_end(map(_nulls_first, pair, kinds))) for pair in value]
+    if pa.types.is_struct(kind):
+        return _without_end(map(_nulls_first, value, [field.type for field in kind]))
+    if pa.types.is_nested(kind):
+        return [_nulls_first(item, kind.value_type) for item in value]
+    if not pa.types.is_floating(kind):
         return value
-    sign = 1 << (int(kind.removeprefix("float")) - 1)
+    sign = 1 << (kind.bit_width - 1)
     return value if value < sign else sign - 1 - value
+
+
+def _without_end(found: Iterable[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """Without the nulls at its end."""
+    fields = list(found)
+    while fields and fields[-1] == (0,):
+        fields.pop()
+    return fields
 
 
 def in_order(schema: Schema, updates: Iterable[Update]) -> list[Update]:
