@@ -255,8 +255,6 @@ def _child(source: pa.Field, target: pa.Field) -> Callable[[pa.Array], pa.Array]
         return None
 
     def converted(array: pa.Array) -> pa.Array:
-        if array.null_count and not target.nullable:
-            raise pa.ArrowInvalid(f"{target.name!r} within it is not null, and is null")
         found = plain_column(pa.chunked_array([array]))
         if _is.is_null(kind):
             return pa.nulls(len(array), target.type)

@@ -62,7 +62,7 @@ def _struct_conversion(source: pa.DataType, target: pa.DataType, child: Children
     steps: list[tuple[int, Child]] = []
     for field in target:
         if field.name not in given:
-            steps.append((-1, _nulls(field)))
+            steps.append((-1, _nulls(field.type)))
             continue
         convert = child(source.field(given.index(field.name)), field)
         if convert is None:
@@ -70,35 +70,15 @@ def _struct_conversion(source: pa.DataType, target: pa.DataType, child: Children
         steps.append((given.index(field.name), convert))
 
     def converted(array: pa.Array, kind: pa.DataType) -> pa.Array:
-        # What is under a null struct is null in what `flatten` gives; a field that is not null would refuse it.
-        valid = _present(array)
-        columns, whole = array.flatten(), valid.all()
-        some = _array_of(np.flatnonzero(valid))
-        back = _array_of(np.cumsum(valid) - 1) if not whole else None
-        found = []
-        for at, convert in steps:
-            column = array if at < 0 else columns[at]
-            column = convert(column if whole else column.take(some))
-            found.append(column if back is None else _spread(column, back))
-        return pa.StructArray.from_arrays(found, fields=list(kind), mask=None if whole else _nulls_where(~valid))
+        columns, valid = array.flatten(), _present(array)
+        found = [convert(array if at < 0 else columns[at]) for at, convert in steps]
+        return pa.StructArray.from_arrays(found, fields=list(kind), mask=None if valid.all() else _nulls_where(~valid))
 
     return converted
 
 
-def _spread(column: pa.Array, places: pa.Array) -> pa.Array:
-    """The column with anything where there is no struct."""
-    if not len(column):
-        return pa.nulls(len(places), column.type)
-    return column.take(_array_of(np.maximum(np.asarray(places), 0)))
-
-
-def _nulls(field: pa.Field) -> Child:
-    def nulls(array: pa.Array) -> pa.Array:
-        if not field.nullable and len(array):
-            raise pa.ArrowInvalid(f"the field {field.name!r} is missing, which is not null")
-        return pa.nulls(len(array), field.type)
-
-    return nulls
+def _nulls(kind: pa.DataType) -> Child:
+    return lambda array: pa.nulls(len(array), kind)
 
 
 def assembled(kind: pa.DataType, inner: pa.Array, counts: npt.NDArray[Any], valid: npt.NDArray[Any]) -> pa.Array:
@@ -193,19 +173,19 @@ def build_nested(kind: pa.DataType, build: Build) -> Callable[[Sequence[Any]], p
         for value in there:
             if not value.keys() <= names:
                 raise InvalidUsage(f"{sorted(map(str, value.keys() - names))} are no fields of {kind}", value=value)
-        columns = [_checked([value.get(field.name) for value in there], field, build) for field in kind]
+        columns = [build([value.get(field.name) for value in there], field) for field in kind]
         return _with_nulls(pa.StructArray.from_arrays(columns, fields=list(kind)), values)
 
     def lists(values: Sequence[Any]) -> pa.Array:
         there = [value for value in values if value is not None]
-        inner = _checked([item for value in there for item in value], kind.value_field, build)
+        inner = build([item for value in there for item in value], kind.value_field)
         return _with_nulls(assembled(kind, inner, *_counts(there)), values)
 
     def maps(values: Sequence[Any]) -> pa.Array:
         there = [_entries(value) for value in values if value is not None]
         pairs = [pair for value in there for pair in value]
         fields = list(_entries_of(kind))
-        columns = [_checked([pair[at] for pair in pairs], field, build) for at, field in enumerate(fields)]
+        columns = [build([pair[at] for pair in pairs], field) for at, field in enumerate(fields)]
         inner = pa.StructArray.from_arrays(columns, fields=fields)
         return _with_nulls(assembled(kind, inner, *_counts(there)), values)
 
@@ -238,13 +218,6 @@ def _entries(value: Any) -> Sequence[tuple[Any, Any]]:
     if not all(isinstance(pair, (tuple, list)) and len(pair) == 2 for pair in value):
         raise InvalidUsage("a map is a dict, or a list of pairs", value=value)
     return list(value)
-
-
-def _checked(values: list[Any], field: pa.Field, build: Build) -> pa.Array:
-    found = build(values, field)
-    if found.null_count and not field.nullable:
-        raise InvalidUsage(f"{field.name!r} within the column is {field.type} not null", value=None)
-    return found
 
 
 def _counts(values: Sequence[Sequence[Any]]) -> tuple[Any, Any]:

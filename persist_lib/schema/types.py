@@ -1,4 +1,4 @@
-"""Column types as canonical text: `int64`, `timestamp[us, UTC]`, `list<struct<sku: string, count: int32 not null>>`.
+"""Column types as canonical text: `int64`, `timestamp[us, UTC]`, `list<struct<sku: string, count: int32>>`.
 
 Durable state holds these texts and not Arrow's own, so that a schema is the same bytes in every release of Arrow.
 `parse_type(format_type(t)) == t` for every type that Persist stores.
@@ -83,7 +83,8 @@ def parse_type(text: str) -> pa.DataType:
 def format_type(type_: pa.DataType) -> str:
     """The canonical text of an Arrow type; InvalidUsage where Persist cannot store it.
 
-    Other encodings of the same values (dictionary, large and view layouts, date64, small decimals) give the same text.
+    Other encodings of the same values (dictionary, large and view layouts, date64, small decimals) give the same text,
+    and so do nested types that say that something within is not null.
     """
     if pa.types.is_dictionary(type_) or pa.types.is_run_end_encoded(type_):
         return format_type(type_.value_type)
@@ -131,8 +132,8 @@ def _parse_nested(text: str) -> pa.DataType | None:
         is_right = len({field.name for field in fields}) == len(fields) > 0
     elif match[1] == "map":
         is_right = len(within) == 2
-        key, item = [_parse_field("", piece) for piece in (within if is_right else ["int64"] * 2)]
-        found = pa.map_(key.type, item.with_name("value"))
+        key, item = [_parse_field("value", piece) for piece in (within if is_right else ["int64"] * 2)]
+        found = pa.map_(key.type, item)
         is_right = is_right and not pa.types.is_nested(key.type) and not pa.types.is_floating(key.type)
     else:
         item = _parse_field("item", _ITEM.sub("", within[0], count=1))
@@ -143,8 +144,12 @@ def _parse_nested(text: str) -> pa.DataType | None:
 
 def _parse_field(name: str, text: str) -> pa.Field:
     text = text.strip()
-    nullable = not text.endswith(NOT_NULL)
-    return pa.field(name, parse_type(text.removesuffix(NOT_NULL).rstrip()), nullable)
+    if text.endswith(NOT_NULL):
+        raise InvalidUsage(
+            f"{shown(text)} is within another type, and what is within may always be null: leave{NOT_NULL} out",
+            problem="unsupported type", type=text,
+        )  # fmt: skip
+    return pa.field(name, parse_type(text))
 
 
 def _named(piece: str) -> tuple[str, str]:
@@ -182,17 +187,13 @@ def _pieces(text: str) -> Iterator[str]:
 
 def _format_nested(type_: pa.DataType) -> str:
     if pa.types.is_struct(type_):
-        return f"struct<{', '.join(f'{_quoted(field.name)}: {_field_text(field)}' for field in type_)}>"
+        return f"struct<{', '.join(f'{_quoted(field.name)}: {format_type(field.type)}' for field in type_)}>"
     if pa.types.is_map(type_):
-        return f"map<{format_type(type_.key_type)}, {_field_text(type_.item_field)}>"
+        return f"map<{format_type(type_.key_type)}, {format_type(type_.item_type)}>"
     if not hasattr(type_, "value_field"):  # a union
         return str(type_)
     length = f"[{type_.list_size}]" if pa.types.is_fixed_size_list(type_) else ""
-    return f"list<{_field_text(type_.value_field)}>{length}"
-
-
-def _field_text(field: pa.Field) -> str:
-    return format_type(field.type) + ("" if field.nullable else NOT_NULL)
+    return f"list<{format_type(type_.value_type)}>{length}"
 
 
 def _quoted(name: str) -> str:

@@ -11,10 +11,13 @@
     timestamp[us]                  TIMESTAMP_NTZ                           and back; other units come in too
     duration[us]                   INTERVAL DAY TO SECOND                  and back; other units come in too
     decimal128(p, s)               DECIMAL(p,s)                            and back
+    list<t> list<t>[n]             ARRAY<t>                                and back, as list<t>
+    struct<name: t>                STRUCT<name: t>                         and back
+    map<k, v>                      MAP<k, v>                               and back
 
 Spark's times have microseconds. Of a column in nanoseconds, a value that is no whole number of them is refused when it
-is read, with its row; so is one in seconds that is too far away. Arrays, maps, structs, variants, intervals of months
-and user-defined types have no column type here: store them as JSON text (`to_json`).
+is read, with its row; so is one in seconds that is too far away. Decimals of more than 38 digits are refused.
+Variants, intervals of months and user-defined types have no column type here: store them as JSON text (`to_json`).
 
 `_diff` is a BIGINT. `_time` is a BIGINT too, and a time beyond 2^63 - 1 is refused; where the shard's times are a
 clock, `_time` is a TIMESTAMP.
@@ -32,7 +35,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from persist_lib.arguments import check_type, did_you_mean, shown
 from persist_lib.errors import InvalidUsage, SchemaMismatch
 from persist_lib.schema.schema import DIFF, TIME, Column, Schema
-from persist_lib.schema.types import format_type
+from persist_lib.schema.types import format_type, parse_type
 from persist_lib.times import Unit
 
 _is = pa.types
@@ -48,8 +51,8 @@ _BACK: dict[type[t.DataType], str] = {
     t.VarcharType: "string", t.BinaryType: "binary", t.DateType: "date32", t.TimeType: "time64[us]",
     t.TimestampType: "timestamp[us, UTC]", t.TimestampNTZType: "timestamp[us]", t.DayTimeIntervalType: "duration[us]",
 }  # fmt: skip
-_NESTED = (t.ArrayType, t.MapType, t.StructType, t.VariantType)
 TIME_SPARK = t.LongType()
+SPARKS_DIGITS = 38
 
 
 def spark_type(kind: pa.DataType) -> t.DataType:
@@ -60,8 +63,20 @@ def spark_type(kind: pa.DataType) -> t.DataType:
         return t.TimestampNTZType() if kind.tz is None else t.TimestampType()
     if _is.is_duration(kind):
         return t.DayTimeIntervalType()
-    if _is.is_decimal(kind):
+    if _is.is_decimal(kind) and kind.precision <= SPARKS_DIGITS:
         return t.DecimalType(kind.precision, kind.scale)
+    if _is.is_decimal(kind):
+        raise InvalidUsage(
+            f"Spark has no type for {kind}: its decimals have {SPARKS_DIGITS} digits. Read the other "
+            "columns with the option columns, or this one with the library",
+            type=format_type(kind),
+        )  # fmt: skip
+    if _is.is_struct(kind):
+        return t.StructType([t.StructField(field.name, spark_type(field.type), field.nullable) for field in kind])
+    if _is.is_map(kind):
+        return t.MapType(spark_type(kind.key_type), spark_type(kind.item_type), kind.item_field.nullable)
+    if _is.is_nested(kind):
+        return t.ArrayType(spark_type(kind.value_type), kind.value_field.nullable)
     if _is.is_fixed_size_binary(kind):
         return t.BinaryType()
     raise AssertionError(f"a column type without one of Spark's: {kind}")
@@ -85,10 +100,12 @@ def column_type(field: t.StructField) -> str:
     if isinstance(kind, t.DecimalType):
         if 0 <= kind.scale <= kind.precision:
             return f"decimal128({kind.precision}, {kind.scale})"
+    elif isinstance(kind, t.ArrayType | t.MapType | t.StructType):
+        return _nested_type(kind)
     elif (found := _BACK.get(type(kind))) is not None and (not isinstance(kind, t.TimeType) or kind.precision <= 6):
         return found
     hint = "Cast it first"
-    if isinstance(kind, _NESTED):
+    if isinstance(kind, t.VariantType):
         hint = f"Store it as JSON text: to_json({field.name})"
     elif isinstance(kind, t.NullType):
         hint = "It has no type yet; cast it to the one it is to have"
@@ -96,6 +113,20 @@ def column_type(field: t.StructField) -> str:
         f"column {shown(field.name)} is {kind.simpleString()} in Spark, which no column type holds exactly. {hint}",
         column=field.name, type=kind.simpleString(),
     )  # fmt: skip
+
+
+def _nested_type(kind: t.ArrayType | t.MapType | t.StructType) -> str:
+    """The text of a nested type. What is within is exact, or refused by its own name."""
+
+    def inner(name: str, type_: t.DataType, nullable: bool) -> pa.Field:
+        return pa.field(name, parse_type(column_type(t.StructField(name, type_))), nullable)
+
+    if isinstance(kind, t.StructType):
+        return format_type(pa.struct([inner(field.name, field.dataType, field.nullable) for field in kind]))
+    if isinstance(kind, t.ArrayType):
+        return format_type(pa.list_(inner("element", kind.elementType, kind.containsNull)))
+    key = inner("key", kind.keyType, False)
+    return format_type(pa.map_(key.type, inner("value", kind.valueType, kind.valueContainsNull)))
 
 
 def persist_schema(

@@ -9,6 +9,7 @@ from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
@@ -74,6 +75,9 @@ VALUES: dict[str, Any] = {
     "timestamp[us]": dt.datetime(2026, 3, 29, 2, 30),  # noqa: DTZ001 - of no zone
     "duration[us]": dt.timedelta(days=-3, microseconds=1),
     "decimal128(38, 9)": Decimal("-123456789012345678901234567.123456789"),
+    "list<uint8>": [1, None, 255], "list<float32>[2]": [0.5, None], "list<timestamp[us, Europe/Berlin]>":
+    [dt.datetime(2026, 1, 1, tzinfo=dt.UTC)], "struct<a: int64, b: list<struct<c: decimal128(5, 2)>>>":
+    {"a": 1, "b": [{"c": Decimal("1.50")}, None]}, "map<string, list<uint64>>": {"x": [2**64 - 1], "y": None},
 }  # fmt: skip
 
 
@@ -90,6 +94,23 @@ def test_every_type_is_scanned_as_the_source_reads_it(spark: SparkSession, clien
     assert one.c0 is True
     assert one[f"{names['uint64']}"] == 2**64 - 1
     assert set(two[1:]) == {None}
+    assert one[names["list<uint8>"]] == [1, None, 255]
+    assert one[names["map<string, list<uint64>>"]] == {"x": [2**64 - 1], "y": None}
+    nested = names["struct<a: int64, b: list<struct<c: decimal128(5, 2)>>>"]
+    assert one[nested].asDict(recursive=True) == {"a": 1, "b": [{"c": Decimal("1.50")}, None]}
+
+
+def test_nested_rows_are_written_and_read_again(spark: SparkSession, client: persist.Client) -> None:
+    """As a DataFrame makes them, by its own types."""
+    made = spark.sql(
+        "SELECT id, CASE WHEN id % 3 > 0 THEN sequence(0, id) END AS l, named_struct('a', id, 'b', map('k', id)) AS s, "
+        "array(map(id, array(CAST(id AS DECIMAL(10, 2))))) AS d FROM range(50)"
+    )
+    made.write.format("persist").options(location=client.url, table="nested", key="id").mode("append").save()
+    assert sorted(map(str, loaded(spark, client, "nested").collect())) == sorted(map(str, made.collect()))
+    assert client.table("nested").read(filter=pc.field("id") == 4).to_pylist() == [
+        {"id": 4, "l": [0, 1, 2, 3, 4], "s": {"a": 4, "b": {"k": 4}}, "d": [{4: [Decimal("4.00")]}]}
+    ]
 
 
 def test_spark_knows_how_large_it_is(spark: SparkSession, client: persist.Client) -> None:
