@@ -21,8 +21,10 @@ import pyarrow.json
 import pyarrow.parquet as pq
 
 from persist_lib.arguments import did_you_mean
+from persist_lib.convert.lines import nested_json
 from persist_lib.errors import InvalidUsage
 from persist_lib.kernel.by_key import Counts
+from persist_lib.kernel.columns import joined
 from persist_lib.relation.statements import new_values
 from persist_lib.schema.schema import DIFF, TIME, Schema
 from persist_lib.timeline import Tables, Transaction
@@ -77,13 +79,20 @@ def _read_parquet(path: Path, _types: Types) -> Iterator[pa.Table]:
 
 def _read_csv(path: Path, types: Types) -> Iterator[pa.Table]:
     # Only an empty field without quotes is null: "NA" and "null" are text.
+    nested = {name: pa.field(name, type_) for name, type_ in types.items() if pa.types.is_nested(type_)}
+    read_as = {**types, **dict.fromkeys(nested, pa.string())}
     options = pyarrow.csv.ConvertOptions(
-        column_types=dict(types), null_values=[""], strings_can_be_null=True, quoted_strings_can_be_null=False
+        column_types=read_as, null_values=[""], strings_can_be_null=True, quoted_strings_can_be_null=False
     )
     parsing = pyarrow.csv.ParseOptions(newlines_in_values=True)
     with pyarrow.csv.open_csv(path, convert_options=options, parse_options=parsing) as reader:
+        row = 0
         for batch in reader:
+            for name in filter(nested.__contains__, batch.schema.names):  # JSON in a cell
+                column = nested_json.column_of(batch.column(name).to_pylist(), nested[name], row)
+                batch = batch.set_column(batch.schema.get_field_index(name), name, column)  # noqa: PLW2901 - the same
             yield _with_integers(pa.Table.from_batches([batch]))
+            row += batch.num_rows
 
 
 def _with_integers(table: pa.Table) -> pa.Table:
@@ -104,13 +113,37 @@ def _read_jsonl(path: Path, types: Types) -> Iterator[pa.Table]:
     types = {name: type_ for name, type_ in types.items() if name in first}
     if isinstance(first.get(TIME), int):
         types[TIME] = pa.uint64()
-    asked = pa.schema([(name, pa.string() if _as_text(type_) else type_) for name, type_ in types.items()])
+    nested = {name: pa.field(name, type_) for name, type_ in types.items() if pa.types.is_nested(type_)}
+    plain = [(name, type_) for name, type_ in types.items() if name not in nested]
+    asked = pa.schema([(name, pa.string() if _as_text(type_) else type_) for name, type_ in plain])
     parsing = pyarrow.json.ParseOptions(explicit_schema=asked, newlines_in_values=False)
     reading = pyarrow.json.ReadOptions(block_size=LINE_BYTES)
+    if nested:
+        yield from _read_nested(path, types, nested, parsing)
+        return
     with pyarrow.json.open_json(path, read_options=reading, parse_options=parsing) as reader:
         for batch in reader:
             columns = [_from_text(batch.column(name), types.get(name)) for name in batch.schema.names]
             yield pa.table(columns, names=batch.schema.names)
+
+
+def _read_nested(
+    path: Path, types: Types, nested: Mapping[str, pa.Field], parsing: pyarrow.json.ParseOptions
+) -> Iterator[pa.Table]:
+    """Lines of which some fields hold others, a block at a time."""
+    row = 0
+    with path.open("rb") as file:
+        while lines := file.readlines(LINE_BYTES):
+            rest, taken = nested_json.without(b"".join(lines), nested)
+            if not rest:
+                continue
+            found = pyarrow.json.read_json(
+                pa.BufferReader(rest), pyarrow.json.ReadOptions(block_size=len(rest) + 1), parsing
+            ).combine_chunks()
+            columns = {name: _from_text(joined(found.column(name)), types.get(name)) for name in found.schema.names}
+            columns |= {name: nested_json.column_of(raws, nested[name], row) for name, raws in taken.items()}
+            yield pa.table(columns)
+            row += found.num_rows
 
 
 def _first_row(path: Path) -> dict[str, Any]:

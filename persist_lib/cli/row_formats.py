@@ -55,6 +55,13 @@ def rows_of(table: Any) -> Iterator[Any]:
     import pyarrow as pa
 
     def presentable(kind: Any) -> Any:
+        if pa.types.is_struct(kind):
+            return pa.struct([field.with_type(presentable(field.type)) for field in kind])
+        if pa.types.is_map(kind):
+            return pa.map_(presentable(kind.key_type), presentable(kind.item_type))
+        if pa.types.is_nested(kind):
+            size = kind.list_size if pa.types.is_fixed_size_list(kind) else -1
+            return pa.list_(presentable(kind.value_type), size)
         if pa.types.is_timestamp(kind) and kind.unit == "ns":
             return pa.string()
         return pa.int64() if pa.types.is_duration(kind) else kind
@@ -101,13 +108,29 @@ def write_csv(stream: BinaryIO, schema: Any, tables: Counted, _head: Mapping[str
     import pyarrow as pa
     import pyarrow.csv as pc
 
-    text = pa.schema([field.with_type(pa.string()) if pa.types.is_binary(field.type) else field for field in schema])
+    def as_text(field: Any) -> Any:
+        is_text = pa.types.is_binary(field.type) or pa.types.is_nested(field.type)
+        return field.with_type(pa.string()) if is_text else field
+
+    text = pa.schema(map(as_text, schema))
     with pc.CSVWriter(stream, text) as writer:
         for table in tables:
             try:
-                writer.write_table(table.cast(text))
+                writer.write_table(with_nested_as_json(table).cast(text))
             except pa.ArrowInvalid as error:
                 raise InvalidUsage(f"CSV cannot hold these bytes ({error}); use --format parquet or jsonl") from error
+
+
+def with_nested_as_json(table: Any) -> Any:
+    """The same rows, their nested values as JSON."""
+    import pyarrow as pa
+
+    for place, field in enumerate(table.schema):
+        if pa.types.is_nested(field.type):
+            values = table.column(place).to_pylist(maps_as_pydicts="strict")
+            texts = [None if value is None else encode(value) for value in values]
+            table = table.set_column(place, field.name, pa.array(texts, pa.string()))
+    return table
 
 
 def write_parquet(stream: BinaryIO, schema: Any, tables: Counted, _head: Mapping[str, object]) -> None:
@@ -156,9 +179,13 @@ def _with_shown_times(batch: Any) -> Any:
 
 
 def cell(value: object) -> str:
-    """A value as text. Null is shown as ∅, so that it differs from the text "null"; bytes that are not text as b'…'."""
+    """A value as text. Null is shown as ∅, so that it differs from the text "null"; bytes that are not text as b'…',
+    nested values as JSON.
+    """
     if value is None:
         return "∅"
+    if isinstance(value, (list, dict)):
+        value = encode(value)
     if isinstance(value, bytes):
         try:
             value = value.decode()

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist_lib.errors import InvalidUsage
+from persist_lib.schema.models import is_instance, values_of
 
 Convert = Callable[[pa.Array, pa.DataType], pa.Array]
 Child = Callable[[pa.Array], pa.Array]
@@ -201,6 +202,8 @@ def near_nested(kind: pa.DataType) -> Callable[[Any], Any]:
     """Mappings as dicts, and other sequences as lists. Text, sets and iterators are none of these."""
 
     def near(value: Any) -> Any:
+        if is_instance(value):
+            return values_of(value)
         if isinstance(value, Mapping):
             return value if _is_list(kind) else dict(value)
         if _is.is_struct(kind):

@@ -1,8 +1,10 @@
 """Pydantic models as columns: the fields of a model in Arrow, an instance's values, and the instance again.
 
-Optional fields are nullable, others are not. Enums and literals are stored as their values, UUIDs as text, datetimes as
-instants in UTC (`NaiveDatetime`: without a zone), decimals need `Field(max_digits=…, decimal_places=…)`. To choose a
-column type, annotate the field with it: `Annotated[int, pa.int32()]`.
+Optional fields are nullable, others are not. Models within models are structs, `list[T]` is a list, and `dict[K, V]` a
+map; as columns, what is within may always be null, and the model checks it again as it makes an instance. Enums and
+literals are stored as their values, UUIDs as text, datetimes as instants in UTC (`NaiveDatetime`: without a zone),
+decimals need `Field(max_digits=…, decimal_places=…)`. To choose a column type, annotate the field with it:
+`Annotated[int, pa.int32()]`.
 """
 
 from __future__ import annotations
@@ -56,12 +58,18 @@ def model_fields(model: Model) -> Iterator[tuple[str, pa.DataType, bool]]:
         hint = "set extra='forbid' or 'ignore'"
         raise InvalidUsage(f"{name} allows extra fields, which have no column; {hint}", problem="model", model=name)
     for name, field in model.model_fields.items():
-        kind, nullable = _resolve(field.annotation, tuple(field.metadata))
+        try:
+            kind, nullable = _resolve(field.annotation, tuple(field.metadata))
+        except RecursionError as error:
+            raise InvalidUsage(
+                f"{model.__name__}.{name} holds itself, and a column's type ends somewhere",
+                problem="unsupported type", model=model.__name__, column=name,
+            ) from error  # fmt: skip
         if kind is None:
             raise InvalidUsage(
                 f"{model.__name__}.{name}: no column type for {field.annotation!r}. Use bool, int, float, str, bytes, "
                 "datetime, date, time, timedelta, UUID, Enum, Literal, Decimal with max_digits and decimal_places, an "
-                "Optional of these, or name the type: Annotated[int, pa.int32()]",
+                "Optional, a list or a dict of these, a model of them, or name the type: Annotated[int, pa.int32()]",
                 problem="unsupported type", model=model.__name__, column=name, type=str(field.annotation),
             )  # fmt: skip
         yield name, kind, nullable
@@ -93,6 +101,12 @@ def _input_names(model: Model) -> dict[str, str]:
 
 
 def _value(value: object) -> object:
+    if is_instance(value):
+        return values_of(value)
+    if isinstance(value, list):
+        return [_value(item) for item in value]
+    if isinstance(value, dict):
+        return {_value(key): _value(item) for key, item in value.items()}
     if isinstance(value, Enum):
         return value.value
     return str(value) if _name(type(value)) == ("uuid", "UUID") else value
@@ -128,9 +142,20 @@ def _simple(
         return _resolve(annotation.__supertype__, metadata)[0]
     if annotation is Decimal:
         return _decimal(metadata)
+    if origin in (list, dict):
+        return _nested(origin, arguments)
+    if is_model(annotation):
+        return pa.struct([pa.field(name, kind) for name, kind, _ in model_fields(annotation)])
     if isinstance(annotation, type) and issubclass(annotation, Enum):
         return _common(member.value for member in annotation)
     return _BY_NAME.get(_name(annotation)) or _TYPES.get(annotation)
+
+
+def _nested(origin: type, arguments: tuple[Any, ...]) -> pa.DataType | None:
+    kinds = [_resolve(argument, ())[0] for argument in arguments]
+    if None in kinds:
+        return None
+    return pa.list_(*kinds) if origin is list else pa.map_(*kinds)
 
 
 def _common(values: Iterator[object]) -> pa.DataType | None:

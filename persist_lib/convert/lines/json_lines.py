@@ -10,8 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.json
 
-from persist_lib.convert.lines import file_columns
+from persist_lib.convert.lines import file_columns, nested_json
 from persist_lib.convert.lines.file_columns import Reading, Refused
+from persist_lib.errors import InvalidUsage
 from persist_lib.schema.schema import Schema
 
 _is = pa.types
@@ -24,7 +25,9 @@ class JsonLines:
 
     def __init__(self, settings: Reading, schema: Schema, *, extra: Literal["refuse", "ignore"] | None = None) -> None:
         self._settings, self._schema, self._extra = settings, schema, extra or settings.extra
-        asked = [pa.field(settings.source(field.name), self._read_as(field)) for field in schema.data]
+        self._nested = {settings.source(field.name): field for field in schema.data if _is.is_nested(field.type)}
+        plain = [field for field in schema.data if not _is.is_nested(field.type)]
+        asked = [pa.field(settings.source(field.name), self._read_as(field)) for field in plain]
         self._parsing = pyarrow.json.ParseOptions(
             explicit_schema=pa.schema(asked), newlines_in_values=False,
             unexpected_field_behavior="error" if self._extra == "refuse" else "ignore",
@@ -45,10 +48,13 @@ class JsonLines:
         if not check_objects(data):
             return self.empty
         try:
-            reading = pyarrow.json.ReadOptions(use_threads=False, block_size=max(len(data) + 1, 1024))
-            table = pyarrow.json.read_json(pa.BufferReader(data), reading, self._parsing)
+            rest, nested = nested_json.without(data, self._nested) if self._nested else (data, {})
+            reading = pyarrow.json.ReadOptions(use_threads=False, block_size=max(len(rest) + 1, 1024))
+            table = pyarrow.json.read_json(pa.BufferReader(rest), reading, self._parsing)
+            for name, raws in nested.items():
+                table = table.append_column(name, nested_json.column_of(raws, self._nested[name]))
             return file_columns.fitted(table, self._settings, self._schema, _read)
-        except (pa.ArrowException, msgspec.ValidationError, ValueError, OverflowError) as error:
+        except (pa.ArrowException, msgspec.ValidationError, InvalidUsage, ValueError, OverflowError) as error:
             if self._extra == "refuse" and (extra := self._unknown(data)):
                 named = ", ".join(map(repr, extra[:5]))
                 raise Refused(
@@ -140,6 +146,8 @@ def _as_text(type_: pa.DataType) -> bool:
 
 def _first_bytes(type_: pa.DataType) -> Any:
     """With what byte a JSON value of this type can begin."""
+    if _is.is_nested(type_):
+        return (b"{" if _is.is_struct(type_) or _is.is_map(type_) else b"[", b"n")
     if _is.is_string(type_):
         return (b'"', b"n")
     if _is.is_boolean(type_):
