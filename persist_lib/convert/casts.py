@@ -218,7 +218,7 @@ def _as_py(scalar: pa.Scalar) -> object:
     try:
         return scalar.as_py()
     except (ValueError, OverflowError):  # nanoseconds, years beyond Python's
-        return f"{scalar.value} as {scalar.type}"
+        return f"{getattr(scalar, 'value', 'a value')} as {scalar.type}"
 
 
 def _conversion(source: pa.DataType, target: pa.DataType) -> Convert | None:
@@ -258,7 +258,7 @@ def _child(source: pa.Field, target: pa.Field) -> Callable[[pa.Array], pa.Array]
         found = plain_column(pa.chunked_array([array]))
         if _is.is_null(kind):
             return pa.nulls(len(array), target.type)
-        plain = pa.concat_arrays(found.chunks) if found.num_chunks != 1 else found.chunk(0)
+        plain = found.chunk(0) if found.num_chunks == 1 else found.combine_chunks()
         plain = plain if convert is None else convert(plain, target.type)
         if unreadable(pa.chunked_array([plain])) is not None:
             raise pa.ArrowInvalid(UNREADABLE)

@@ -7,6 +7,7 @@ taken out of the lines, decoded by msgspec with the types that the column says, 
 from __future__ import annotations
 
 import datetime as dt
+import re
 from collections.abc import Collection, Sequence
 from decimal import Decimal
 from functools import lru_cache
@@ -19,6 +20,7 @@ from persist_lib.convert.rows import build_column
 
 _is = pa.types
 _objects, _encoder = msgspec.json.Decoder(dict[str, msgspec.Raw]), msgspec.json.Encoder()
+_PLACE = re.compile(r"`\$\[(\d+)\]([^`]*)`")
 _KEPT = (bytes, dt.datetime, dt.date, dt.time, dt.timedelta, Decimal)
 Raws = Sequence["bytes | str | msgspec.Raw | None"]
 
@@ -36,7 +38,11 @@ def column_of(raws: Raws, field: pa.Field, first_row: int = 0) -> pa.Array:
     Raises msgspec's errors for what is no JSON of the type, and InvalidUsage for a value that it cannot hold.
     """
     texts = [b"null" if raw is None else raw.encode() if isinstance(raw, str) else bytes(raw) for raw in raws]
-    found = _decoder(field.type).decode(b"[" + b",".join(texts) + b"]")
+    try:
+        found = _decoder(field.type).decode(b"[" + b",".join(texts) + b"]")
+    except msgspec.ValidationError as error:
+        where = _PLACE.sub(lambda match: f"row {first_row + int(match[1])}{match[2]}", str(error))
+        raise msgspec.ValidationError(f"column {field.name!r}: {where}") from error
     if len(found) != len(texts):
         raise msgspec.ValidationError(f"column {field.name!r}: a value is no single JSON value")
     values = msgspec.to_builtins(found, builtin_types=_KEPT)

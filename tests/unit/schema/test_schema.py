@@ -16,7 +16,7 @@ import pytest
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, NaiveDatetime
 
 from persist_lib.errors import InvalidName, InvalidUsage, SchemaMismatch
-from persist_lib.schema.schema import Column, Schema, stored_form
+from persist_lib.schema.schema import Column, Schema, check_schema, stored_form
 from persist_lib.schema.types import format_type, parse_type
 
 CANONICAL = [
@@ -24,7 +24,12 @@ CANONICAL = [
     "binary", "date32", "time64[us]", "timestamp[s]", "timestamp[ms]", "timestamp[us]", "timestamp[ns]",
     "timestamp[us, UTC]", "timestamp[ns, Europe/Berlin]", "timestamp[s, +02:00]", "duration[s]", "duration[ms]",
     "duration[us]", "duration[ns]", "decimal128(1, 0)", "decimal128(18, 2)", "decimal128(38, 38)",
-    "fixed_size_binary[1]", "fixed_size_binary[16]",
+    "fixed_size_binary[1]", "fixed_size_binary[16]", "decimal256(39, 0)", "decimal256(76, 76)",
+]  # fmt: skip
+NESTED = [
+    "list<int64>", "list<list<timestamp[us, UTC]>>", "list<float32>[768]", "struct<a: decimal128(18, 2), b: string>",
+    'struct<"odd, name": int8, "quo\\"te": list<struct<c: bool>>>', "map<string, list<int64>>",
+    "map<fixed_size_binary[2], map<int8, date32>>", "list<decimal256(50, 2)>",
 ]  # fmt: skip
 ORDERS = Schema(key={"order_id": "int64 not null"}, value={"state": "string", "cents": "int64"})
 
@@ -35,12 +40,56 @@ def test_a_canonical_type_means_one_arrow_type_and_back(text):
     assert Schema(key={"k": text}) == Schema(key=pa.schema([("k", parse_type(text))]))
 
 
+@pytest.mark.parametrize("text", NESTED)
+def test_a_canonical_nested_type_means_one_arrow_type_and_back(text):
+    assert format_type(parse_type(text)) == text
+    schema = Schema(key={"k": "int64"}, value={"v": text})
+    assert schema == Schema(key={"k": "int64"}, value=pa.schema([("v", parse_type(text))]))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "list<>", "list< >", "list<int64>[0]", "list<int64>[70000]", "struct<>", "struct<a int64>", "struct<: int64>",
+        "struct<a: int64, a: int64>", "struct<a: >", "map<string>", "map<string, int64, int64>", "map<float64, int64>",
+        "map<list<int64>, int64>", "map<string, int64>[2]", "list<int64", "list<int65>", "list<int64 not null>",
+        "list<" * 17 + "int8" + ">" * 17, "list<" * 3000 + "int8" + ">" * 3000,
+    ],
+)  # fmt: skip
+def test_what_is_no_nested_type_is_refused(text):
+    with pytest.raises(InvalidUsage) as caught:
+        Schema(key={"k": "int64"}, value={"v": text})
+    assert caught.value.column == "v"
+    assert caught.value.problem == "unsupported type"
+
+
+def test_what_is_within_may_always_be_null():
+    """So a type of Arrow's that says otherwise is the same type, and a text that does is refused."""
+    strict = pa.list_(pa.field("x", pa.struct([pa.field("a", pa.int64(), nullable=False)]), nullable=False))
+    assert format_type(strict) == "list<struct<a: int64>>"
+    with pytest.raises(InvalidUsage, match="may always be null"):
+        parse_type("struct<a: int64 not null>")
+
+
+def test_a_nested_column_is_none_of_the_key():
+    nested = Schema(key={"k": "list<int64>"})
+    with pytest.raises(InvalidUsage, match="a key has plain columns"):
+        check_schema(nested)
+
+
+def test_no_column_reads_like_a_field_of_another():
+    with pytest.raises(InvalidName, match=r"'v\.a' beside the nested 'v'"):
+        Schema(key={"v.a": "int64"}, value={"v": "struct<a: int64>"})
+    assert Schema(key={"v.a": "int64"}, value={"v": "string"}).names == ["v.a", "v"]
+
+
 @pytest.mark.parametrize(
     ("alias", "canonical"),
     [
         ("int", "int64"), ("float", "float64"), ("str", "string"), ("bytes", "binary"), ("date", "date32"),
         ("timestamp", "timestamp[us, UTC]"), ("timestamp[us, tz=UTC]", "timestamp[us, UTC]"), ("boolean", "bool"),
-        ("decimal(10, 2)", "decimal128(10, 2)"),
+        ("decimal(10, 2)", "decimal128(10, 2)"), ("decimal256(10, 2)", "decimal128(10, 2)"),
+        ("decimal(39, 1)", "decimal256(39, 1)"), (pa.decimal256(38, 1), "decimal128(38, 1)"),
         (pa.float32(), "float32"), (pa.float64(), "float64"), (pa.large_string(), "string"),
         (pa.string_view(), "string"), (pa.large_binary(), "binary"), (pa.binary_view(), "binary"),
         (pa.date64(), "date32"),
@@ -55,9 +104,10 @@ def test_other_names_and_encodings_of_a_type_become_the_canonical_one(alias, can
 @pytest.mark.parametrize(
     "type_",
     [
-        pa.list_(pa.int64()), pa.struct([("a", pa.int64())]), pa.map_(pa.string(), pa.int64()), pa.float16(),
-        pa.decimal256(50, 2), pa.month_day_nano_interval(), pa.dictionary(pa.int8(), pa.float16()), pa.null(),
-        pa.time32("s"), pa.time64("ns"), pa.uuid(), pa.decimal128(5, -2), "int128", "decimal128(39, 0)",
+        pa.list_(pa.float16()), pa.struct([]), pa.map_(pa.float32(), pa.int64()), pa.float16(),
+        pa.dense_union([pa.field("a", pa.int64())]), pa.month_day_nano_interval(),
+        pa.dictionary(pa.int8(), pa.float16()), pa.null(),
+        pa.time32("s"), pa.time64("ns"), pa.uuid(), pa.decimal128(5, -2), "int128", "decimal128(77, 0)",
         "decimal128(5, 6)", "timestamp[min]", "fixed_size_binary[0]", "interval", "", "int64 not nul", int, None,
         "timestamp[us, Nowhere/At_All]",
     ],
@@ -253,7 +303,7 @@ def test_a_models_fields_become_columns_and_only_optional_ones_are_nullable():
 
 @pytest.mark.parametrize(
     "annotation",
-    [list[int], dict[str, int], Decimal, int | str, Any, object, Everything, Literal[1, "a"], tuple[int, int], complex],
+    [list[Any], dict[str, Decimal], list, Decimal, int | str, Any, object, Literal[1, "a"], tuple[int, int], complex],
 )
 def test_a_models_field_without_a_column_type_is_refused_by_name(annotation):
     model = type(
