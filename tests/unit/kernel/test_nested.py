@@ -154,3 +154,17 @@ def test_what_lies_under_nulls_does_not_count(kind: pa.DataType) -> None:
         hidden = pa.StructArray.from_arrays([pa.array(["x", "y"])], ["a"], mask=pa.array([True, False]))
         plain = pa.array([None, {"a": "y"}], kind)
     assert comparable(hidden).equals(comparable(plain))
+
+
+def test_the_bytes_are_durable() -> None:
+    """They are part of fingerprints that states keep for ever: what they are, and what they hash to, never changes."""
+    struct_ = pa.struct([pa.field("a", pa.int16()), pa.field("b", pa.map_(pa.string(), pa.list_(pa.bool_())))])
+    value = [{"a": -2, "b": [("x\0", [True, None]), ("y", None)]}, None, {"a": 1, "b": None}]
+    encoded = comparable(pa.array([value], pa.list_(struct_)))[0].as_py()
+    text = b"\x02x\0\xff\0\0"
+    entries = b"\x02" + text + b"\x02" + b"\x02\x01" + b"\x01" + b"\x00" + b"\x00" + b"\x02" + b"\x02y\0\0" + b"\x00"
+    first = b"\x02" + b"\x02\x7f\xfe" + b"\x02" + entries + b"\x00" + b"\x00"
+    assert encoded == first + b"\x01" + b"\x02\x02\x80\x01\x00" + b"\x00"
+    schema = Schema(key={"k": "int64"}, value=pa.schema([pa.field("v", pa.list_(struct_))]))
+    table = pa.table({"k": [1], "v": pa.array([value], schema.data.field("v").type)})
+    assert hash_rows(schema, table).tolist() == [13936221945158764499]
