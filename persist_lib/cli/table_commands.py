@@ -291,8 +291,9 @@ def create(
 
     Types, as pyarrow names them: bool, int8 to int64, uint8 to uint64, float32, float64, string, binary, date32,
     time64\\[us], timestamp\\[us] (no zone), timestamp\\[us, UTC] (instants), duration\\[us], decimal128(18, 2),
-    fixed_size_binary\\[16]; s, ms and ns are units too. Values may be list<string>, list<float32>\\[3], struct<a: int64>
-    and map<string, int64>. As in Python, null is allowed (`?` says so aloud) unless a type ends in `not null`.
+    fixed_size_binary\\[16]; s, ms and ns are units too. Values may be list<string>, list<float32>\\[3],
+    struct<a: int64> and map<string, int64>. As in Python, null is allowed (`?` says so aloud) unless a type ends in
+    `not null`.
 
     \b
     persist create orders --key order_id:int64 --value state:string --value 'price:decimal128(10, 2)'

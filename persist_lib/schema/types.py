@@ -115,7 +115,7 @@ def depth_of(type_: pa.DataType) -> int:
 
 
 def _parse_nested(text: str) -> pa.DataType | None:
-    """The nested type of a text; None where it is none. What is within may be an alias, or Arrow's own text."""
+    """The nested type of a text; None where it is not one. What is within may be an alias, or Arrow's own text."""
     text = _OTHER_LISTS.sub("list<", _FIXED_LIST.sub(r"list<\1>\2", text), count=1)
     match = _NESTED.fullmatch(text)
     if match is None or (match[3] and match[1] != "list") or text.count("<") > DEEPEST * DEEPEST:
