@@ -61,9 +61,9 @@ def change(state: State, seqno: SeqNo, command: c.Command) -> StateDiff | r.Refu
         case c.Create(_, format_) if not FIRST <= format_ <= NEWEST:
             return r.Malformed(f"format {format_}")
         case c.Create(schema, format_) if format_ < (least := least_for(schema)):
-            return r.Malformed(f"the schema ({schema}) needs format {least}, and the shard would be in {format_}")
+            return r.Malformed(f"a schema that needs format {least} ({schema}) in format {format_}")
         case c.Create(schema) if (reason := no_key(schema)) is not None:
-            return r.Malformed(reason)
+            return r.Malformed(f"such a key ({reason})")
         case c.Create(schema, format_):
             return _with_format(State(), seqno, format_, StateDiff(schemas=(schema,)))
         case _ if not state.schemas:
@@ -386,7 +386,7 @@ def _evolve_schema(state: State, expected: int, schema: object) -> StateDiff | r
     if expected != newest:
         return r.WrongSchema(newest, f"the newest schema is number {newest}, not {expected}")
     if (least := least_for(schema)) > state.format:
-        return r.Malformed(f"the schema ({schema}) needs format {least}, and the shard is of format {state.format}")
+        return r.Malformed(f"a schema that needs format {least} ({schema}) in format {state.format}")
     try:
         state.schemas[newest].check_additive(schema)  # type: ignore[arg-type]
     except SchemaMismatch as mismatch:

@@ -47,7 +47,7 @@ def test_any_process_reads_from_the_location_that_times_are_a_clock(tmp_path):
 @pytest.mark.parametrize("format_", [1, 2])
 def test_a_format_that_cannot_say_so_is_refused_before_the_shard_is_created(format_):
     with persist.open("memory:", config=persist.Config(format=format_)) as client:
-        with pytest.raises(InvalidUsage, match=rf"a schema with a clock .* in format {format_}"):
+        with pytest.raises(InvalidUsage, match=rf"a schema that needs format 3 .* in format {format_}"):
             client.open_writer("s", CLOCK)
         assert client.shards() == []
         client.open_writer("s", PLAIN)
