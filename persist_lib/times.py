@@ -37,7 +37,8 @@ LONGEST = 100
 END_S = 253_402_300_800
 """Where the year 10000 begins, in seconds since 1970. What is later cannot be shown as a datetime."""
 
-_TICK = Fraction(1, 1_000_000)
+_BEYOND_S = END_S + Fraction(1, 1_000_000)
+"""The first seconds that no time has: frontiers may be at the end of the clock."""
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _MICROSECOND = dt.timedelta(microseconds=1)
 _DAY_S = 86_400
@@ -110,11 +111,11 @@ class Times:
         """The frontier at a time: a time, an Antichain, or `[]` for the empty one. It may be at the clock's end."""
         if isinstance(value, Antichain):
             if self.unit is not None and value.time is not None:
-                self._time(value.time, what, END_S + _TICK, rounds=False)
+                self._time(value.time, what, _BEYOND_S, rounds=False)
             return value
         if isinstance(value, (list, tuple)) and len(value) < 2:
-            return at(self._time(value[0], what, END_S + _TICK, rounds=False)) if value else TOP
-        return at(self._time(value, what, END_S + _TICK, rounds=False))
+            return at(self._time(value[0], what, _BEYOND_S, rounds=False)) if value else TOP
+        return at(self._time(value, what, _BEYOND_S, rounds=False))
 
     def distance(self, value: object, what: str) -> int:
         """A length of time as a number of times: an integer, or where times are a clock also a duration."""
@@ -214,6 +215,8 @@ PLAIN = Times(None, lambda: 0)
 
 def is_moment(value: object) -> bool:
     """Whether this is meant as a time of a clock: a date, a text, a datetime of any kind, and no number."""
+    if type(value) is int:  # as of most appends, which ask this several times
+        return False
     value = _scalar(value)
     return isinstance(value, (str, dt.date)) or _is_numpy(value, "M")
 

@@ -100,9 +100,14 @@ def format_for(format_: int | None, *schemas: Schema) -> int:
 
 def least_for_batches(batches: Iterable[Batch]) -> int:
     """The oldest format that can store these batches."""
-    parts = [part for batch in batches for part in batch.parts]
-    at_a_time = PARTS_AT_A_TIME if any(part.at is not None for part in parts) else FIRST
-    return max(at_a_time, PENDING_AREA if any(is_pending(part.key) for part in parts) else FIRST)
+    least = FIRST
+    for batch in batches:
+        for part in batch.parts:
+            if part.at is not None:
+                least = max(least, PARTS_AT_A_TIME)
+            if part.key and is_pending(part.key):
+                least = max(least, PENDING_AREA)
+    return least
 
 
 def least_for_writers(writers: Iterable[Writer | None]) -> int:
@@ -124,7 +129,7 @@ def stored_fields(state: State) -> int:
 
 def needed(command: str, diff: StateDiff) -> int:
     """The oldest format that can store this command and diff."""
-    fields = [since for name, since in DIFF_FIELDS.items() if getattr(diff, name) not in (None, ())]
+    fields = [since for name, since in DIFF_FIELDS.items() if getattr(diff, name)]
     batches = FIRST if diff.trace is None else least_for_batches(diff.trace.added)
-    writers = least_for_writers(writer for _, *both in diff.writers for writer in both)
+    writers = least_for_writers([writer for _, *both in diff.writers for writer in both])
     return max([FIRST, COMMANDS.get(command, FIRST), batches, writers, *fields, *map(least_for, diff.schemas)])

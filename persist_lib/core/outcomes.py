@@ -40,7 +40,8 @@ def outcome_since(state: State, token: bytes, since: int) -> Outcome | None:
 
 def staged_before(state: State, staged: Iterable[tuple[WriterId, bytes]]) -> list[Outcome]:
     """The outcomes of those answers of tasks that were appended, as far as their stages are open."""
-    asked = set(staged)
+    if not (asked := set(staged)):
+        return []
     stages = {id_: state.writers[id_].staged for id_, _ in asked if id_ in state.writers}
     return [outcome for id_, known in stages.items() for outcome in known if (id_, outcome.token) in asked]
 

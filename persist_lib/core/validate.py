@@ -68,19 +68,34 @@ def check_change(old: State, diff: StateDiff, new: State, seqno: SeqNo) -> None:
         found.append(f"{new.inline_size} inline bytes")
     if diff.readers or diff.holds or diff.since is not None:
         found += _holders(new)
+    if diff.writers or diff.readers:
+        found += _changed_ids(old, diff, new, seqno)
+    if diff.producers or len(new.producers) > PRODUCERS_MOST:
+        found += _producers(new, [(name, after) for name, _, after in diff.producers if after is not None], seqno)
+    found += _later(diff, new, seqno)
+    if diff.garbage:
+        found += [f"{key} became garbage twice" for key, was, _ in diff.garbage if was is None and key in old.garbage]
+    _refuse(found, seqno)
+
+
+def _changed_ids(old: State, diff: StateDiff, new: State, seqno: SeqNo) -> list[str]:
+    found = []
     for id_, before, after in (*diff.writers, *diff.readers):
         if before is None and id_ in old.retired:
             found.append(f"{id_} came back from the retired")
         if after is not None and id_ in new.retired:
             found.append(f"{id_} is both live and retired")
-    if (least := least_for_writers(after for *_, after in diff.writers)) > new.format:
-        found.append(f"a writer says what only format {least} can, in format {new.format}")
-    found += [f"writer id {id_!r} is malformed" for id_, *_ in diff.writers if not WRITER.fullmatch(id_)]
-    found += [f"reader id {id_!r} is malformed" for id_, *_ in diff.readers if not READER.fullmatch(id_)]
-    found += [f"{id_} holds a state beyond v{seqno}" for id_, _, r in diff.readers if r is not None and r.seqno > seqno]
-    found += _producers(new, [(name, after) for name, _, after in diff.producers if after is not None], seqno)
-    found += [f"{key} became garbage twice" for key, was, _ in diff.garbage if was is None and key in old.garbage]
-    _refuse(found + _later(diff, new, seqno), seqno)
+    for id_, _, writer in diff.writers:
+        if (least := least_for_writers((writer,))) > new.format:
+            found.append(f"a writer says what only format {least} can, in format {new.format}")
+        if not WRITER.fullmatch(id_):
+            found.append(f"writer id {id_!r} is malformed")
+    for id_, _, reader in diff.readers:
+        if not READER.fullmatch(id_):
+            found.append(f"reader id {id_!r} is malformed")
+        if reader is not None and reader.seqno > seqno:
+            found.append(f"{id_} holds a state beyond v{seqno}")
+    return found
 
 
 def check_group(diffs: Sequence[StateDiff], new: State, seqno: SeqNo) -> None:
@@ -118,11 +133,13 @@ def check_references(state: State, diffs: Iterable[StateDiff], seqno: SeqNo) -> 
 
 def _later(diff: StateDiff, new: State, seqno: SeqNo) -> list[str]:
     """Things that are marked as later than this transition, and ids that are both retired and live."""
-    marks = [garbage.seqno for _, _, garbage in diff.garbage if garbage is not None]
-    marks += [retired for _, _, retired in diff.retired if retired is not None]
-    marks += [batch.born for batch in diff.trace.added] if diff.trace is not None else []
+    marks = [] if diff.trace is None else [batch.born for batch in diff.trace.added]
+    retired = list[str]()
+    if diff.garbage or diff.retired:
+        marks += [garbage.seqno for _, _, garbage in diff.garbage if garbage is not None]
+        marks += [at for _, _, at in diff.retired if at is not None]
+        retired += [id_ for id_, _, after in diff.retired if after is not None]
     found = [f"seqno {at} is beyond {seqno}" for at in marks if at > seqno]
-    retired = [id_ for id_, _, after in diff.retired if after is not None]
     return found + [f"{id_} is both live and retired" for id_ in retired if id_ in new.writers or id_ in new.readers]
 
 

@@ -3,7 +3,8 @@
 An open file stays usable, whatever becomes of its name. If the file was replaced, for example by a restored copy, a
 client that continues with the old one writes where no reader will ever look, and decides what to delete by a history
 that no longer holds. A file is identified by its device and inode, which no other file can have while it is open.
-Times are not compared.
+Times of files are not compared. That of their directory is, as this is asked around each commit: a name in a directory
+leads elsewhere only after a change of the directory, which gives it another ctime, and nobody can set that back.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import struct
 from collections.abc import Callable, Iterable
 
 from persist_lib.errors import HistoryRegressed
+from persist_lib.location.contract import machine_clock
 
 Identity = tuple[int, int]
 """Device and inode."""
@@ -62,6 +64,8 @@ identity_of: Callable[[str], Identity] = _find_statx() or by_stat
 
 
 UNTOUCHED = "Nothing was written or deleted"
+SETTLED_NS = 3_000_000_000
+"""How old a directory's last change must be to tell it from a later one. The coarsest file systems count in 2 s."""
 WHAT_TO_DO = "Stop every process that uses this location, put one whole copy of it in place, and start them again"
 
 
@@ -71,10 +75,13 @@ class InPlace:
     The files must stay open while this is in use: otherwise another file could get the same inode.
     """
 
-    __slots__ = ("_files",)
+    __slots__ = ("_directory", "_files", "_settled")
 
     def __init__(self, paths: Iterable[str]) -> None:
         self._files = [(path, identity_of(path)) for path in paths]
+        directories = {os.path.dirname(path) for path, _ in self._files}  # noqa: PTH120 - as `by_stat`
+        self._directory = directories.pop() if len(directories) == 1 else None
+        self._settled: tuple[int, int, int] | None = None
 
     @property
     def first(self) -> Identity:
@@ -83,13 +90,29 @@ class InPlace:
 
     def moved(self) -> str | None:
         """Return the first path that now leads to another file or to none, or None when all lead where they did."""
+        found = self._look()
+        if found is not None and found == self._settled:
+            return None
         for path, identity in self._files:
             try:
                 if identity_of(path) != identity:
                     return path
             except OSError:
                 return path
+        # SUBTLE: looked at before the files were. A later change cannot have the same ctime, if that is old by now.
+        is_old = found is not None and machine_clock() - found[2] > SETTLED_NS
+        self._settled = found if is_old and not any(os.path.islink(path) for path, _ in self._files) else None  # noqa: PTH114
         return None
+
+    def _look(self) -> tuple[int, int, int] | None:
+        """The one directory in which all files are and its last change, in ns; None if that cannot be told."""
+        if self._directory is None:
+            return None
+        try:
+            found = os.stat(self._directory)  # noqa: PTH116 - as `by_stat`
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino, found.st_ctime_ns
 
     def check(self, happened: str = UNTOUCHED) -> None:
         """Raise HistoryRegressed unless all paths lead where they did. `happened` says what was done before."""

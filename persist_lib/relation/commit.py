@@ -124,7 +124,8 @@ class Share:
         """Roll up or flush if that is this writer's duty. The append is committed, so a failure is only logged."""
         if not isinstance(done, Committed):
             return
-        due = done.calls_for(self.machine.config.rollup_every)
+        if not (due := done.calls_for(self.machine.config.rollup_every)):
+            return
         try:
             upkeep = self.machine.runtime.deadline(min(UPKEEP_S, deadline.remaining_s()))
             if ROLL_UP in due:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
+from itertools import chain
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -24,7 +25,7 @@ from persist_lib.kernel.keyset import Keys
 from persist_lib.kernel.order import take
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import TIME
-from persist_lib.shard.runs import Stored, source_of
+from persist_lib.shard.runs import Stored, shares, source_of
 
 Prefetch = Callable[[Iterable[tuple[int, int]]], None]
 """Fetches byte ranges of the object at once."""
@@ -103,12 +104,19 @@ def look_up(
     pairs = [(run, part) for run in holding(inputs, keys) for part in run.parts]
     # The pool's `map` is not for the pool's threads, which would wait for each other. So the heaviest part, mostly the
     # base of all, is looked through by this thread, which gives its row groups to the pool.
-    heaviest = max(pairs, key=lambda pair: pair[1].rows, default=None)
-    light = [pool.submit(_of_part, stored, *pair, keys, wanted, None) for pair in pairs if pair is not heaviest]
-    heavy = [] if heaviest is None else [_of_part(stored, *heaviest, keys, wanted, pool.map)]
-    results = iter([future.result() for future in light])
-    found = [heavy[0] if pair is heaviest else next(results) for pair in pairs]
-    return pa.concat_tables([empty_table(target), *(table.select(target.names) for table in found)])
+    heaviest = max(range(len(pairs)), key=lambda place: pairs[place][1].rows, default=None)
+
+    def look(places: list[int], parallel: Spread | None = None) -> list[tuple[int, pa.Table]]:
+        return [(place, _of_part(stored, *pairs[place], keys, wanted, parallel)) for place in places]
+
+    light = shares(
+        (place for place in range(len(pairs)) if place != heaviest), lambda place: pairs[place][1].inline is not None
+    )
+    under_way = [pool.submit(look, places) for places in light]
+    found = dict([] if heaviest is None else look([heaviest], pool.map))
+    found.update(chain.from_iterable(future.result() for future in under_way))
+    tables = [found[place].select(target.names) for place in range(len(pairs))]
+    return pa.concat_tables([empty_table(target), *tables])
 
 
 def _of_part(

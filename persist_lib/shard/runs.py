@@ -36,6 +36,8 @@ A = TypeVar("A")
 B = TypeVar("B")
 AHEAD = 4
 """Parts, and row groups, that are read ahead."""
+TOGETHER = 64
+"""What is inline that one thread decodes: handing a single row to another thread costs more than decoding it."""
 
 
 def inputs_of(batches: Iterable[Batch], lower: int = 0, upper: int | None = None) -> tuple[TaskInput, ...]:
@@ -169,6 +171,17 @@ def ahead(pool: Executor, call: Callable[[A], B], items: Iterable[A], most: int 
             yield done.result()
 
     return results()
+
+
+def shares(items: Iterable[A], is_inline: Callable[[A], bool]) -> list[list[A]]:
+    """The items as they are handed out to threads: one by one, and what is inline by many."""
+    inline, stored = list[A](), list[list[A]]()
+    for item in items:
+        if is_inline(item):
+            inline.append(item)
+        else:
+            stored.append([item])
+    return [inline[start : start + TOGETHER] for start in range(0, len(inline), TOGETHER)] + stored
 
 
 def _groups(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
-from itertools import takewhile
+from itertools import chain, takewhile
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -22,7 +22,7 @@ from persist_lib.kernel.columns import array_of, integers, joined
 from persist_lib.kernel.consolidate import consolidate
 from persist_lib.schema.schema import TIME, TIME_FIELD, Schema
 from persist_lib.schema.width import row_bytes
-from persist_lib.shard.runs import Stored, ahead, read_part
+from persist_lib.shard.runs import Stored, ahead, read_part, shares
 
 MOST_BYTES = 1 << 30
 """Arrow's text columns have offsets of 32 bits; this stays well below."""
@@ -96,11 +96,13 @@ def _gather(
     tables: dict[int, pa.Table] = {}
     held = 0
     # Not all of them, if they turn out to be larger than estimated.
-    results = ahead(pool, lambda at: (at, read(inputs[at])), takewhile(lambda _: held < limit, chosen), AHEAD)
+    handed = shares(chosen, lambda place: all(part.inline is not None for part in inputs[place].parts))
+    bounded = takewhile(lambda _: held < limit, handed)
+    results = ahead(pool, lambda share: [(place, read(inputs[place])) for place in share], bounded, AHEAD)
 
     def result() -> Gathered:
         nonlocal held
-        for place, table in results:
+        for place, table in chain.from_iterable(results):
             tables[place] = table
             held += table.nbytes
         rest = [run for place, run in enumerate(inputs) if place not in tables]

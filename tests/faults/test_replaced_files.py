@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import pytest
 import persist_lib as persist
 from persist_lib.errors import HistoryRegressed
 from persist_lib.ids import SeqNo
+from persist_lib.location import in_place
 from persist_lib.location.file.blob import FileBlob
 from persist_lib.location.sqlite.consensus import SqliteConsensus
 from persist_lib.testing import check_world, contents_of
@@ -101,13 +103,22 @@ def live(place: Place) -> Iterator[persist.Client]:
     client.close()
 
 
+@pytest.mark.parametrize("is_settled", [False, True])
 @pytest.mark.parametrize("fault", FAULTS)
 def test_nothing_is_acknowledged_read_or_deleted_by_who_has_the_old_files_open(
-    place: Place, live: persist.Client, fault: Callable[[Place], None]
-) -> None:
+    place: Place, live: persist.Client, fault: Callable[[Place], None], is_settled: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     write = live.open_writer("s", SCHEMA)
     write.compare_and_append([row(2, "lost", 1)], 1, 2)
     read = live.open_reader("s")
+    if is_settled:  # one look at the directory tells from now on, and no file is asked for
+        with monkeypatch.context() as patched:
+            patched.setattr(in_place, "SETTLED_NS", 50_000_000)
+            time.sleep(0.1)
+            live.inspect("s")
+            patched.setattr(in_place, "identity_of", None)
+            live.inspect("s")
     before = {entry.key for entry in live.location.blob.list("")}
     fault(place)
     for attempt in (

@@ -38,6 +38,7 @@ from persist_lib.relation import contents, projection
 from persist_lib.relation.projection import Shown, projected_rows
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.schema.schema import Schema
+from persist_lib.shard import runs as stored_runs
 from persist_lib.shard.batches import as_part
 from persist_lib.shard.runs import Stored
 from persist_lib.shard.small_runs import gather
@@ -110,6 +111,7 @@ def test_contents_at_once_and_streamed_are_those_of_the_merge(data):
     with (
         mock.patch.object(contents, "GROUP_ROWS", data.draw(st.sampled_from([0, 100]))),
         mock.patch.object(contents, "LIGHT", light := data.draw(st.sampled_from([0, 2]))),
+        mock.patch.object(stored_runs, "TOGETHER", data.draw(st.sampled_from([1, 2, 64]))),
     ):
         found = at_once(stored, runs, limit, data.draw(st.sampled_from([1, 2])))
     assert read(stored.schema, found) == expected
