@@ -370,9 +370,9 @@ class PartFile:
             return self._file.read_row_group(group, columns=list(names), use_threads=use_threads)
 
     def conformed(self, tables: Sequence[pa.Table]) -> pa.Table:
-        """Rows with the wanted columns as they are stored, as the reader's schema has them."""
+        """Rows with the wanted columns as they are stored, but for dictionaries, as the reader's schema has them."""
         wanted = set(self._wanted(b"", None) or self._stored.names)
-        empty = empty_table(pa.schema([field for field in self._stored if field.name in wanted]))
+        empty = plain_table(empty_table(pa.schema([field for field in self._stored if field.name in wanted])))
         return self._finish(
             pa.concat_tables([table.select(empty.schema.names) for table in (empty, *tables)]), None, None
         )

@@ -224,15 +224,16 @@ def open_part(
     times: bool = True,
     where: Where | None = None,
     at: int | None = None,
+    dictionaries: bool = False,
 ) -> PartFile:
     """A part whose bytes are all here, verified, for reading.
 
     `columns` are the wanted ones of the schema's; `_diff` always comes along, `_time` unless no `times` are wanted.
     Columns that are newer than the part are null. Row groups without a row that `where` keeps are not decoded; the
-    others come whole. With `at`, all updates are at that time.
+    others come whole. With `at`, all updates are at that time. `dictionaries`: text that repeats stays encoded.
     """
     verify(key, memoryview(data), digests)
-    return PartFile(key, _source(data), schema, columns, times=times, where=where, at=at)
+    return PartFile(key, _source(data), schema, columns, times=times, where=where, at=at, dictionaries=dictionaries)
 
 
 def open_run(

@@ -20,6 +20,8 @@ from persist_lib.kernel.order import DEEP, Digit, pack, ranks_of, shared_prefix
 
 DENSE: Final = 16
 """Where there are this many rows for one that is wanted, or fewer, all of the key is made of all rows."""
+SPARSE: Final = 128
+"""Where there are this many texts for one that is wanted, or more, not even the first digit is made of all rows."""
 
 
 class _Both(NamedTuple):
@@ -37,14 +39,16 @@ def equal_ranges(rows: Sequence[pa.Array], wanted: Sequence[pa.Array], keys: int
     """For each wanted row, where the rows that equal it start and end: where they would be, if there are none.
 
     Both sides are columns of the same types, without dictionaries, in canonical order; the first `keys` of them mostly
-    tell rows apart.
+    tell rows apart. Where few texts are wanted, no digit is made of all rows.
     """
     count = len(wanted[0])
     if not count or not len(rows[0]):
         return np.zeros(count, np.int64), np.zeros(count, np.int64)
     digits = list(_digits(rows[:keys], wanted[:keys], is_sorted=True))
     low, high = np.zeros(count, np.int64), np.full(count, len(rows[0]), np.int64)
-    if digits:  # otherwise all keys are the same
+    if count * SPARSE <= len(rows[0]) and not pa.types.is_primitive(rows[0].type):
+        _narrow(digits, low, high)
+    elif digits:  # otherwise all keys are the same
         used, codes, sought = 1, digits[0].rows(None), digits[0].wanted(None)
         if len(digits) > 1 and count * DENSE > len(rows[0]):
             both, used = pack([digit.every for digit in digits], None, 64)
@@ -81,8 +85,21 @@ def _narrow(digits: Iterable[_Both], low: Rows, high: Rows) -> None:
             found = digit.rows(starts)
             low[left], high[left] = starts + (found < words), ends - (found > words)
         else:
-            low[left] = _search(digit.rows, words, starts, ends, np.less)
-            high[left] = _search(digit.rows, words, low[left], ends, np.less_equal)
+            low[left] = starts = _search(digit.rows, words, starts, ends, np.less)
+            high[left] = _ends(digit.rows, words, starts, ends)
+
+
+def _ends(digit: Digit, words: U64, starts: Rows, ends: Rows) -> Rows:
+    """Where the rows end that have the word, of ranges in which none is below it. Mostly there is one row or none."""
+    found = starts.copy()
+    for _ in range(2):
+        there = np.flatnonzero(found < ends)
+        there = there[digit(found[there]) == words[there]]
+        if not there.size:
+            return found
+        found[there] += 1
+    found[there] = _search(digit, words[there], found[there], ends[there], np.less_equal)
+    return found
 
 
 def _search(digit: Digit, words: U64, low: Rows, high: Rows, is_below: Callable[[U64, U64], Flags]) -> Rows:

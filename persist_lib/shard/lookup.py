@@ -20,7 +20,7 @@ from persist_lib.format.digest import CHUNK
 from persist_lib.format.parquet import PartFile
 from persist_lib.format.parts import decode_inline, open_part, within
 from persist_lib.format.range_reader import ChunkedReader
-from persist_lib.kernel.columns import Rows
+from persist_lib.kernel.columns import Rows, plain_table
 from persist_lib.kernel.keyset import Keys
 from persist_lib.kernel.order import take
 from persist_lib.schema.empty import empty_table
@@ -59,7 +59,7 @@ def find_rows(file: PartFile, keys: Keys, prefetch: Prefetch | None = None, spre
         group, within = wanted
         table = file.read_group(group, names, use_threads=use_threads)
         rows = within.find(table)
-        return _Hit(group, rows, take(table, rows))
+        return _Hit(group, rows, plain_table(take(table, rows)))
 
     _ahead(prefetch, file, [group for group, _ in chosen], names)
     hits = [hit for hit in each(look, chosen) if hit.rows.size]
@@ -75,7 +75,7 @@ def _ahead(prefetch: Prefetch | None, file: PartFile, groups: Sequence[int], nam
 
 def _whole(hit: _Hit, rest: pa.Table) -> pa.Table:
     """The rows of a hit with all columns; `rest` has the other columns of the whole row group."""
-    taken = take(rest, hit.rows)
+    taken = plain_table(take(rest, hit.rows))
     fields = [*hit.keys.schema, *taken.schema]
     return pa.table([*hit.keys.columns, *taken.columns], schema=pa.schema(fields))
 
@@ -130,11 +130,14 @@ def _of_part(
         found = take(table, keys.find(table))
     elif part.size <= CHUNK:
         data = source.fetch(0, part.size)
-        file = open_part(source.key, data, part.digests, stored.schema, columns=columns, times=times, at=part.at)
+        # As dictionaries, as of a whole row group few rows are wanted.
+        file = open_part(
+            source.key, data, part.digests, stored.schema, columns=columns, times=times, at=part.at, dictionaries=True
+        )
         found = find_rows(file, keys, None, parallel)
     else:
         reader = ChunkedReader(source.key, source.size, source.digests, source.fetch, parallel=parallel or map)
-        file = PartFile(source.key, reader, stored.schema, columns, times=times, at=part.at)
+        file = PartFile(source.key, reader, stored.schema, columns, times=times, at=part.at, dictionaries=True)
         found = find_rows(file, keys, reader.prefetch, parallel)
     found = within(found, source.time_lower, source.time_upper)
     return found.drop_columns([TIME]) if TIME in found.schema.names else found
