@@ -47,6 +47,7 @@ def test_what_meets_is_what_both_add_up_to(data):
     with (
         mock.patch.object(meeting, "STRETCH", data.draw(st.sampled_from([0, 1, 3, 8192]))),
         mock.patch.object(search, "DENSE", data.draw(st.sampled_from([0, 1, 16]))),
+        mock.patch.object(search, "SPARSE", data.draw(st.sampled_from([0, 1, 128]))),
     ):
         check(schema, old, changes)
 
@@ -95,7 +96,10 @@ def test_rows_are_found_where_they_are_or_would_be(data):
     rows, wanted = (
         [joined(build(schema, [(row, 0, 1) for row in side]).column(n)) for n in schema.names] for side in sides
     )
-    with mock.patch.object(search, "DENSE", data.draw(st.sampled_from([0, 1, 16]))):
+    with (
+        mock.patch.object(search, "DENSE", data.draw(st.sampled_from([0, 1, 16]))),
+        mock.patch.object(search, "SPARSE", data.draw(st.sampled_from([0, 1, 128]))),
+    ):
         low, high = equal_ranges(rows, wanted, data.draw(st.integers(1, len(schema.names))))
     places = [order_of(schema, row) for row in sides[0]]
     keys = [order_of(schema, row) for row in sides[1]]
