@@ -16,7 +16,7 @@ import base64
 import io
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -256,10 +256,9 @@ class PartFile:
             metadata = self._file.metadata.metadata or {}
             _check_version(key, metadata.get(MARK))
             self._stored, self._top = self._file.schema_arrow, _top(self._file)
-            self._bounds = _unpacked(metadata[GROUPS], list[Bounds])
+            self._bounds = _unpacked(metadata[GROUPS], _BOUNDS)
             self._noted = metadata.get(KEYS)
-            starts = metadata.get(STARTS)
-            self._starts = [[]] * len(self._bounds) if starts is None else _unpacked(starts, list[list[Start]])
+            self._noted_starts = metadata.get(STARTS)
             self._kept = None if where is None else where.groups(self._file.metadata, schema.data, self._stored)
 
     @property
@@ -345,7 +344,14 @@ class PartFile:
         if self._noted is None:
             return None
         with undamaged(self._key):
-            return _unpacked(self._noted, list[list[bytes]])
+            return _unpacked(self._noted, _KEYS)
+
+    @cached_property
+    def _starts(self) -> list[list[Start]]:
+        if self._noted_starts is None:
+            return [[]] * len(self._bounds)
+        with undamaged(self._key):
+            return _unpacked(self._noted_starts, _STARTS)
 
     def starts(self) -> list[list[Start]]:
         """For each row group in which keys repeat, its first row and those whose keys are noted; [] for the others."""
@@ -471,8 +477,13 @@ def _packed(value: object) -> bytes:
     return base64.b64encode(msgspec.msgpack.encode(value))
 
 
-def _unpacked(text: bytes, kind: type[T]) -> T:
-    return msgspec.msgpack.decode(base64.b64decode(text), type=kind)
+_BOUNDS = msgspec.msgpack.Decoder(list[Bounds])
+_KEYS = msgspec.msgpack.Decoder(list[list[bytes]])
+_STARTS = msgspec.msgpack.Decoder(list[list[Start]])
+
+
+def _unpacked(text: bytes, decoder: msgspec.msgpack.Decoder[T]) -> T:
+    return decoder.decode(base64.b64decode(text))
 
 
 def _check_version(key: str, mark: bytes | None) -> None:

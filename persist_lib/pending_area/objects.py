@@ -118,9 +118,8 @@ def _check(name: PendingName, table: pa.Table, schema: Schema) -> None:
     times = integers(table.column(TIME))
     if int(times.min()) < name.lower or not name.upper.has_passed(int(times.max())):
         raise _corrupt(name, f"it holds times from {times.min()} to {times.max()}")
-    null = [name for name, column in zip(table.schema.names, table.columns, strict=True) if column.null_count]
-    nulls = [name for name in null if not schema.updates.field(name).nullable]
-    if nulls:
+    whole = [field.name for field in schema.updates if not field.nullable]
+    if nulls := [name for name in whole if table.column(name).null_count]:
         raise _corrupt(name, f"it has nulls in {nulls}, which the shard does not allow")
     if not integers(table.column(DIFF)).all():
         raise _corrupt(name, "it has updates whose diff is 0")
