@@ -11,15 +11,19 @@ import pyarrow as pa
 
 from persist_lib.arguments import not_pickled
 from persist_lib.convert.times import shown_times
+from persist_lib.core.plan.compaction import TaskInput
+from persist_lib.core.plan.fan_in import SHARE
 from persist_lib.format.predicate import Where
 from persist_lib.frontier import MAX_TIME
 from persist_lib.kernel.consolidate import consolidate
-from persist_lib.kernel.merge import merge_runs
+from persist_lib.kernel.merge import WINDOW_BYTES, merge_runs
 from persist_lib.location.wrap.spending import Spending
+from persist_lib.relation.contents import may_be_split
 from persist_lib.relation.held import Held, Named, Part, Place
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import Schema
 from persist_lib.shard.runs import Stored, inputs_of, newest_schema, overlapping
+from persist_lib.shard.small_runs import gather, pieces
 
 if TYPE_CHECKING:
     from persist_lib.relation.reader import ReadHandle
@@ -103,12 +107,23 @@ class PlaceUpdates(Place, UpdatesPart):
         inputs = overlapping(inputs_of(batches, lower, None if self._to == MAX_TIME else self._to + 1), None, None)
         written = newest_schema(schema, state.schemas, inputs)
         stored = Stored(machine.reads, machine.shard, state.schemas, written, where=where)
-        merged = merge_runs(stored.streams(inputs), written, merge_bytes=machine.config.merge_bytes)
+        merged = self._merged(stored, inputs)
         if written == schema:
             return merged
         # Rows that differ in columns that this reader does not have become equal, in any order of their times.
         narrow = [table.select(schema.updates.names) for table in merged]
         return iter([consolidate(schema, pa.concat_tables([empty_table(schema.updates), *narrow]))])
+
+    def _merged(self, stored: Stored, inputs: Sequence[TaskInput]) -> Iterator[pa.Table]:
+        """The runs as one, in tables of bounded size. Small ones are gathered first; often all of them are small."""
+        machine, merge_bytes = self.handle.machine, self.handle.machine.config.merge_bytes
+        with machine.runtime.pool(machine.config.read_threads, "persist-changes") as pool:
+            found = gather(stored, inputs, None, merge_bytes // SHARE, pool)
+        if found.table is None or may_be_split(found.table):  # whether a sum fits is for the merge of all to say
+            return merge_runs(stored.streams(inputs), stored.schema, merge_bytes=merge_bytes)
+        if not found.rest:
+            return pieces(found.table, WINDOW_BYTES)
+        return merge_runs(found.streams(stored), stored.schema, merge_bytes=merge_bytes)
 
 
 def changes_known(

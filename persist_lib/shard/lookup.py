@@ -109,9 +109,7 @@ def look_up(
     def look(places: list[int], parallel: Spread | None = None) -> list[tuple[int, pa.Table]]:
         return [(place, _of_part(stored, *pairs[place], keys, wanted, parallel)) for place in places]
 
-    light = shares(
-        (place for place in range(len(pairs)) if place != heaviest), lambda place: pairs[place][1].inline is not None
-    )
+    light = shares((place for place in range(len(pairs)) if place != heaviest), lambda at: pairs[at][1:], pool)
     under_way = [pool.submit(look, places) for places in light]
     found = dict([] if heaviest is None else look([heaviest], pool.map))
     found.update(chain.from_iterable(future.result() for future in under_way))

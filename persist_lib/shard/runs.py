@@ -38,6 +38,9 @@ AHEAD = 4
 """Parts, and row groups, that are read ahead."""
 TOGETHER = 64
 """What is inline that one thread decodes: handing a single row to another thread costs more than decoding it."""
+SMALL_BYTES = 1 << 16
+FEW = 16
+"""How many objects of at most so many bytes one thread reads, if all threads have two such shares at least."""
 
 
 def inputs_of(batches: Iterable[Batch], lower: int = 0, upper: int | None = None) -> tuple[TaskInput, ...]:
@@ -173,15 +176,18 @@ def ahead(pool: Executor, call: Callable[[A], B], items: Iterable[A], most: int 
     return results()
 
 
-def shares(items: Iterable[A], is_inline: Callable[[A], bool]) -> list[list[A]]:
-    """The items as they are handed out to threads: one by one, and what is inline by many."""
-    inline, stored = list[A](), list[list[A]]()
+def shares(items: Iterable[A], parts_of: Callable[[A], Sequence[Part]], pool: Executor) -> list[list[A]]:
+    """The items as they are handed out to threads: what is inline by many, small objects by a few, others one by one.
+
+    An item is read from these parts.
+    """
+    inline, small, large = list[A](), list[A](), list[A]()
     for item in items:
-        if is_inline(item):
-            inline.append(item)
-        else:
-            stored.append([item])
-    return [inline[start : start + TOGETHER] for start in range(0, len(inline), TOGETHER)] + stored
+        stored = sum([part.size for part in parts_of(item) if part.inline is None])
+        (large if stored > SMALL_BYTES else small if stored else inline).append(item)
+    few = max(1, min(FEW, len(small) // (2 * int(getattr(pool, "width", AHEAD)))))
+    handed = ((inline, TOGETHER), (small, few), (large, 1))
+    return [some[start : start + most] for some, most in handed for start in range(0, len(some), most)]
 
 
 def _groups(

@@ -96,9 +96,8 @@ def _gather(
     tables: dict[int, pa.Table] = {}
     held = 0
     # Not all of them, if they turn out to be larger than estimated.
-    handed = shares(chosen, lambda place: all(part.inline is not None for part in inputs[place].parts))
-    bounded = takewhile(lambda _: held < limit, handed)
-    results = ahead(pool, lambda share: [(place, read(inputs[place])) for place in share], bounded, AHEAD)
+    handed = takewhile(lambda _: held < limit, shares(chosen, lambda place: inputs[place].parts, pool))
+    results = ahead(pool, lambda share: [(place, read(inputs[place])) for place in share], handed, AHEAD)
 
     def result() -> Gathered:
         nonlocal held
