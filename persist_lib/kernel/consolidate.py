@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from persist_lib.errors import DiffOverflow
 from persist_lib.kernel.columns import Flags, Rows, array_of, integers
-from persist_lib.kernel.order import adjacent_ties, columns_in_order, sort_order, take
+from persist_lib.kernel.order import Spread, adjacent_ties, columns_in_order, sort_order, take
 from persist_lib.schema.schema import DIFF, Schema
 
 OnOverflow = Literal["raise", "split"]
@@ -25,25 +25,32 @@ _LOW = np.int64(0xFFFF_FFFF)
 _HALF = np.int64(32)
 
 
-def consolidate(schema: Schema, table: pa.Table, on_overflow: OnOverflow = "raise") -> pa.Table:
-    """The table in canonical order and consolidated; data alone is added up where it has no `_time` column."""
+def consolidate(
+    schema: Schema, table: pa.Table, on_overflow: OnOverflow = "raise", spread: Spread = map
+) -> pa.Table:  # fmt: skip
+    """The table in canonical order and consolidated; data alone is added up where it has no `_time` column.
+
+    `spread` is `map`, or that of a pool, which puts columns in order side by side.
+    """
     if table.num_rows == 0:
         return table
     columns = columns_in_order(schema, table)
     ties, order = adjacent_ties(columns), None
     if ties is None:
         order, ties = sort_order(columns)
-    return add_up(table, order, ties, on_overflow)
+    return add_up(table, order, ties, on_overflow, spread)
 
 
-def add_up(table: pa.Table, order: Rows | None, ties: Flags, on_overflow: OnOverflow) -> pa.Table:
+def add_up(
+    table: pa.Table, order: Rows | None, ties: Flags, on_overflow: OnOverflow, spread: Spread = map
+) -> pa.Table:  # fmt: skip
     """Consolidate rows that are in canonical order (None: as they are), where `ties[i]` says row i equals the next."""
     diffs = integers(table.column(DIFF))
     if order is not None:
         diffs = diffs.take(order)
     if not ties.any():
         kept = None if diffs.all() else np.flatnonzero(diffs)
-        return _chosen(table, order, kept, None if kept is None else diffs[kept])
+        return _chosen(table, order, kept, None if kept is None else diffs[kept], spread)
     starts = np.flatnonzero(np.concatenate([[True], ~ties]))
     sums, over = exact_sums(diffs, starts)
     if over:
@@ -51,7 +58,7 @@ def add_up(table: pa.Table, order: Rows | None, ties: Flags, on_overflow: OnOver
             raise _overflow(table, starts if order is None else order[starts], over)
         starts, sums = _split(starts, sums, over)
     nonzero = sums != 0
-    return _chosen(table, order, starts[nonzero], sums[nonzero])
+    return _chosen(table, order, starts[nonzero], sums[nonzero], spread)
 
 
 def exact_sums(diffs: Diffs, starts: Rows) -> tuple[Diffs, dict[int, int]]:
@@ -96,13 +103,15 @@ def _overflow(table: pa.Table, rows: Rows, over: dict[int, int]) -> DiffOverflow
     )  # fmt: skip
 
 
-def _chosen(table: pa.Table, order: Rows | None, kept: Rows | None, sums: Diffs | None) -> pa.Table:
+def _chosen(
+    table: pa.Table, order: Rows | None, kept: Rows | None, sums: Diffs | None, spread: Spread
+) -> pa.Table:  # fmt: skip
     """The kept rows of the order, with their sums as diffs."""
     if kept is not None:
         order = kept if order is None else order.take(kept)
     if order is None:
         return table
     if sums is None:
-        return take(table, order)
-    rest = take(table.drop_columns([DIFF]), order)
+        return take(table, order, spread)
+    rest = take(table.drop_columns([DIFF]), order, spread)
     return rest.append_column(table.schema.field(DIFF), array_of(sums))

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import reduce
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -32,6 +33,8 @@ from persist_lib.kernel.columns import (
 from persist_lib.schema.schema import TIME, Schema
 
 Digit = Callable[[Rows | None], U64]
+Spread = Callable[..., Iterator[Any]]
+"""`map`, or the `map` of a pool."""
 
 FEW = 64  # rows of which all words are sorted at once, as looking for those that tell apart takes longer
 SAMPLE = 1 << 13  # rows that tell whether the first digit alone is worth sorting by; fewer are sorted by all
@@ -141,12 +144,11 @@ def _sort_beside_places(codes: U64, places: int) -> tuple[Rows, U64]:
     return (both & np.uint64((1 << places) - 1)).view(np.int64), both >> shift
 
 
-def take(table: pa.Table, rows: Rows) -> pa.Table:
-    """The chosen rows of a table."""
+def take(table: pa.Table, rows: Rows, spread: Spread = map) -> pa.Table:
+    """The chosen rows of a table, column by column: `spread` is `map`, or that of a pool."""
     chosen = array_of(rows)
-    return pa.table(
-        [pc.take(joined(column), chosen, memory_pool=POOL) for column in table.columns], schema=table.schema
-    )
+    columns = spread(lambda column: pc.take(joined(column), chosen, memory_pool=POOL), table.columns)
+    return pa.table(list(columns), schema=table.schema)
 
 
 def digits_of(columns: Sequence[pa.Array], shared: int = 0) -> Iterator[Digit]:

@@ -45,6 +45,8 @@ B = TypeVar("B")
 log = logging.getLogger("persist.write")
 FEW = 16
 """A table of at most this many rows is encoded without looking at its size first."""
+MANY = 1 << 16
+"""A table of more rows is put in order by two cores."""
 UPLOADS = 2
 """Objects that are uploaded at once. One is uploaded while the next is encoded."""
 DELETE_S = 0.5
@@ -157,7 +159,10 @@ class Builder:
         if first is None:
             return Built(Batch(0, 0, lower, upper, MINIMUM, 0, 0, 0))
         try:
-            if first.num_rows > 1:
+            if first.num_rows > MANY:
+                with self._runtime.pool(UPLOADS, "persist-sort") as pool:
+                    first = consolidate(self._schema, first, spread=partial(_map, pool))
+            elif first.num_rows > 1:
                 first = consolidate(self._schema, first)
         except DiffOverflow:
             if (second := next(chunks, None)) is None:

@@ -7,10 +7,10 @@ each thread, and the updates that were found.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -22,15 +22,13 @@ from persist_lib.format.parts import decode_inline, open_part, within
 from persist_lib.format.range_reader import ChunkedReader
 from persist_lib.kernel.columns import Rows, plain_table
 from persist_lib.kernel.keyset import Keys
-from persist_lib.kernel.order import take
+from persist_lib.kernel.order import Spread, take
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import TIME
 from persist_lib.shard.runs import Stored, shares, source_of
 
 Prefetch = Callable[[Iterable[tuple[int, int]]], None]
 """Fetches byte ranges of the object at once."""
-Spread = Callable[..., Iterator[Any]]
-"""`map`, or the `map` of a pool."""
 
 
 class _Hit(NamedTuple):

@@ -74,7 +74,14 @@ def test_few_rows_are_ordered_as_many_are(rows: list[tuple[str | None, str | Non
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(order, "FEW", 0)
         many = sort_order(columns)
+        patch.setattr(order, "SAMPLE", 2)  # of which only one row is looked at, so that the first digit seems enough
+        by_first_digit = sort_order(columns)
+        by_numbers = sort_order([*columns[2:], *columns[:2]])
+        patch.undo()
+        numbers_first = sort_order([*columns[2:], *columns[:2]])
     assert [each.tolist() for each in few] == [each.tolist() for each in many]
+    assert [each.tolist() for each in few] == [each.tolist() for each in by_first_digit]
+    assert [each.tolist() for each in numbers_first] == [each.tolist() for each in by_numbers]
 
 
 KINDS = (pa.string(), pa.binary(), pa.int64())

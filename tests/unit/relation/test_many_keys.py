@@ -16,6 +16,7 @@ import pytest
 from pydantic import BaseModel
 
 import persist_lib as persist
+from persist_lib.format import parquet
 from persist_lib.kernel.keys import encode_row
 from persist_lib.testing import contents_of
 
@@ -259,3 +260,23 @@ def test_the_keys_of_one_snapshot_are_read_from_another(client: persist.Client) 
     assert write.delete(late).deleted == 1
     with pytest.raises(persist.PersistError, match="word"):
         read.snapshot(keys=client.open_reader("late").snapshot(diff=True), diff=True)
+
+
+@pytest.mark.parametrize("is_newer", [False, True])
+def test_rows_of_text_that_repeats_are_found_as_they_are(client: persist.Client, is_newer: bool) -> None:
+    """Stored with dictionaries, which are others in each row group, and read by a schema with one more column."""
+    schema = persist.Schema({"id": "int64"}, {"word": "string", "n": "int64"})
+    write, read = client.open_shard("s", schema)
+    ids = np.arange(20_000)
+    words = [None if n % 7 == 0 else f"{n // 10_000} word {n % 5}" for n in ids.tolist()]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parquet, "GROUP_ROWS", 5_000)
+        write.compare_and_append(pa.table({"id": ids, "word": words, "n": ids}), 0, 1)
+    if is_newer:
+        newer = persist.Schema(schema.key, (*schema.value, *persist.Schema({"k": "bool"}, {"more": "string"}).value))
+        client.evolve_schema("s", newer)
+        read = client.open_reader("s")
+    found = read.snapshot(keys=[3, 7, 9_999, 10_001, 19_998], diff=True).to_arrow()
+    assert found.schema.field("word").type == pa.string()
+    assert found.column("id").to_pylist() == [3, 7, 9_999, 10_001, 19_998]
+    assert found.column("word").to_pylist() == [words[n] for n in (3, 7, 9_999, 10_001, 19_998)]
