@@ -1,0 +1,57 @@
+"""Many small runs, which threads read together: all of them are in what is gathered and in what is looked up."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from persist_lib.core.plan.compaction import TaskInput
+from persist_lib.format.parts import encode_inline, encode_part
+from persist_lib.format.paths import blob_key
+from persist_lib.ids import PartKey, ShardId
+from persist_lib.kernel.keyset import Keys
+from persist_lib.location.memory.location import MemoryBlob
+from persist_lib.runtime.ambient import Runtime
+from persist_lib.schema.schema import Schema
+from persist_lib.shard import runs as stored_runs
+from persist_lib.shard.batches import as_part
+from persist_lib.shard.lookup import look_up
+from persist_lib.shard.runs import Stored
+from persist_lib.shard.small_runs import gather
+
+SCHEMA = Schema({"k": "int64"}, {"v": "string"})
+SHARD = ShardId("s")
+RUNS = 150
+
+
+def stored(monkeypatch: pytest.MonkeyPatch) -> tuple[Stored, list[TaskInput]]:
+    """Runs of one row each: inline, as small objects, and as objects that are not small."""
+    blob, inputs = MemoryBlob(), []
+    monkeypatch.setattr(stored_runs, "SMALL_BYTES", 2_000)
+    for place in range(RUNS):
+        text = f"{place} " * (1_000 if place % 5 == 0 else 1)
+        table = pa.table([[place], [text], [place], [1]], schema=SCHEMA.updates)
+        if place % 2:
+            part = as_part(encode_inline(SCHEMA, 0, table), None, 0)
+        else:
+            key, encoded = PartKey(f"n/{place}"), encode_part(SCHEMA, 0, table)
+            blob.set(blob_key(SHARD, key), encoded.data)
+            part = as_part(encoded, key, 0)
+        inputs.append(TaskInput((part,), 0, None))
+    return Stored(blob, SHARD, [SCHEMA], SCHEMA), inputs
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_all_runs_are_gathered_and_looked_through(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
+    where, inputs = stored(monkeypatch)
+    with Runtime(background=threads > 1).pool(threads, "test") as pool:
+        found = gather(where, inputs, None, 1 << 28, pool)
+        keys = Keys.of(
+            SCHEMA, pa.table({"k": pa.array(range(0, RUNS, 3))}, schema=pa.schema([SCHEMA.updates.field("k")]))
+        )
+        looked_up = look_up(where, inputs, keys, None, pool)
+    assert found.table is not None
+    assert not found.rest
+    assert found.table.column("k").to_pylist() == list(range(RUNS))
+    assert looked_up.column("k").to_pylist() == list(range(0, RUNS, 3))
+    assert [text.split()[0] for text in looked_up.column("v").to_pylist()] == [str(k) for k in range(0, RUNS, 3)]
