@@ -31,6 +31,11 @@ Prefetch = Callable[[Iterable[tuple[int, int]]], None]
 """Fetches byte ranges of the object at once."""
 
 
+MANY_ROWS = 1 << 14
+"""In a part of so many rows, text that repeats stays encoded, as few rows of a row group are wanted. Of smaller ones,
+finding out what repeats costs more."""
+
+
 class _Hit(NamedTuple):
     """A row group that holds some of the keys: in which rows, and the key columns of those."""
 
@@ -121,19 +126,26 @@ def _of_part(
     source = source_of(stored.blob, stored.shard, part, run, stored.schemas)
     times = source.time_lower is not None or source.time_upper is not None
     keys = keys.between(part.key_lower, part.key_upper)
+    repeats = part.rows >= MANY_ROWS
     if part.inline is not None:
         table = decode_inline(source.key, part.inline, source.schema, stored.schema, columns=columns, at=part.at)
         found = take(table, keys.find(table))
     elif part.size <= CHUNK:
         data = source.fetch(0, part.size)
-        # As dictionaries, as of a whole row group few rows are wanted.
         file = open_part(
-            source.key, data, part.digests, stored.schema, columns=columns, times=times, at=part.at, dictionaries=True
+            source.key,
+            data,
+            part.digests,
+            stored.schema,
+            columns=columns,
+            times=times,
+            at=part.at,
+            dictionaries=repeats,
         )
         found = find_rows(file, keys, None, parallel)
     else:
         reader = ChunkedReader(source.key, source.size, source.digests, source.fetch, parallel=parallel or map)
-        file = PartFile(source.key, reader, stored.schema, columns, times=times, at=part.at, dictionaries=True)
+        file = PartFile(source.key, reader, stored.schema, columns, times=times, at=part.at, dictionaries=repeats)
         found = find_rows(file, keys, reader.prefetch, parallel)
     found = within(found, source.time_lower, source.time_upper)
     return found.drop_columns([TIME]) if TIME in found.schema.names else found
