@@ -4,7 +4,7 @@ An open file stays usable, whatever becomes of its name. If the file was replace
 client that continues with the old one writes where no reader will ever look, and decides what to delete by a history
 that no longer holds. A file is identified by its device and inode, which no other file can have while it is open.
 Times of files are not compared. That of their directory is, as this is asked around each commit: a name in a directory
-leads elsewhere only after a change of the directory, which gives it another ctime, and nobody can set that back.
+leads elsewhere only after a change of the directory, which gives it another ctime, and no program can set that back.
 """
 
 from __future__ import annotations
