@@ -7,9 +7,21 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Callable
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
-from persist_lib.testing.servers import PostgresServer, S3Server, children, free_port, use_test_credentials
+import pytest
+
+from persist_lib.testing.servers import (
+    AzureServer,
+    GcsServer,
+    PostgresServer,
+    S3Server,
+    StoreServer,
+    children,
+    free_port,
+    use_test_credentials,
+)
 from tests.pooler import Pooler
 
 DSN = "PERSIST_TEST_PG_DSN"
@@ -57,14 +69,38 @@ def s3_server() -> S3Server:
     return S3Server(BUCKET)
 
 
-def s3_url(scheme: str = "s3", port: int | None = None, name: str = "location") -> str:
+@functools.cache
+def gcs_server() -> GcsServer:
+    """One for everything that does not stop it."""
+    return GcsServer(BUCKET)
+
+
+@functools.cache
+def azure_server() -> AzureServer:
+    """One for everything that does not stop it. Skips the test where azurite is not installed."""
+    if AzureServer.program() is None:
+        pytest.skip("azurite is not installed: scripts/azurite does it")
+    return AzureServer(BUCKET)
+
+
+STORES: dict[str, Callable[[], StoreServer]] = {"s3": s3_server, "gs": gcs_server, "az": azure_server}
+
+
+def store_url(scheme: str, port: int | None = None, name: str = "location") -> str:
     """A location in a bucket of its own, as moto's listings go through all of a bucket; through another port, say."""
-    server, bucket = s3_server(), f"t{os.urandom(8).hex()}"
+    server, bucket = STORES[scheme.removesuffix("+cas")](), f"t{os.urandom(8).hex()}"
     server.make_bucket(bucket)
-    return f"{scheme}://{bucket}/{name}?endpoint=http://127.0.0.1:{port or server.port}&path_style=true"
+    url = server.location(name, scheme, bucket)
+    return url if port is None else url.replace(f":{server.port}", f":{port}")
+
+
+def s3_url(scheme: str = "s3", port: int | None = None, name: str = "location") -> str:
+    """The same on S3."""
+    return store_url(scheme, port, name)
 
 
 __all__ = [
-    "BUCKET", "DSN", "LOGICAL", "PostgresServer", "S3Server", "children", "free_port", "logical_server", "pooler",
-    "postgres_at", "postgres_port", "postgres_url", "s3_server", "s3_url", "use_test_credentials",
+    "BUCKET", "DSN", "LOGICAL", "STORES", "PostgresServer", "S3Server", "azure_server", "children", "free_port",
+    "gcs_server", "logical_server", "pooler", "postgres_at", "postgres_port", "postgres_url", "s3_server", "s3_url",
+    "store_url", "use_test_credentials",
 ]  # fmt: skip

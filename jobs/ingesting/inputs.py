@@ -1,6 +1,7 @@
 """The files to read: folders, patterns and prefixes become a list of files, each in one version.
 
     orders.csv   ./folder   './folder/2026-*/*.csv.gz'   file:/data/orders   s3://bucket/prefix/   's3://bucket/2026-*.jsonl.gz?region=…'
+    gs://bucket/prefix/   az://container/prefix/
 
 A folder or prefix is searched in depth. In one, only names that end as the format's files do are taken (`SUFFIXES`,
 also with .gz or .zst), and none that begins with `.` or `_`. A file that is named itself is taken whatever it is
@@ -10,16 +11,18 @@ called.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
-from urllib.parse import parse_qsl, unquote
+from urllib.parse import unquote
 
 import msgspec
 
 from jobs.ingesting.settings import Format
 from persist_lib.errors import InvalidUsage, NotFound
+from persist_lib.location.objects.store import objects_at
+from persist_lib.location.objects.target import is_on_cloud
 from persist_lib.location.wrap.deadline import retry
 from persist_lib.runtime.ambient import Runtime
 
@@ -35,13 +38,13 @@ T = TypeVar("T")
 
 
 class File(msgspec.Struct, frozen=True, array_like=True):
-    """One version of a file. Another has another `etag`: S3's own, or the time of the last change and the size."""
+    """One version of a file. Another has another `etag`: the store's own, or the last change and the size."""
 
     path: str
     size: int
     etag: str
     options: str = ""
-    """Of S3: the endpoint, region and the like, as in a URL's query. No part of the file's name."""
+    """Of an object store: the endpoint, region and the like, as in a URL's query. No part of the file's name."""
 
     @property
     def compression(self) -> str | None:
@@ -62,8 +65,10 @@ def find_files(inputs: Sequence[str], format: Format) -> Found:  # noqa: A002 - 
     left_out = 0
     for given in inputs:
         if not isinstance(given, str) or not given.strip():
-            raise InvalidUsage(f"an input is a file, a folder, a pattern or an s3:// URL: got {given!r}")
-        listing = _on_s3(given) if given.startswith(("s3://", "s3+cas://")) else _on_disk(given)
+            raise InvalidUsage(
+                f"an input is a file, a folder, a pattern or an s3://, gs:// or az:// URL: got {given!r}"
+            )
+        listing = _on_cloud(given) if is_on_cloud(given.replace("+cas:", ":", 1)) else _on_disk(given)
         files, others = _chosen(given, listing, format)
         left_out += others
         found |= {file.path: file for file in files}
@@ -129,15 +134,18 @@ def local_file(path: str) -> File:
     return File(path, said.st_size, f"{said.st_mtime_ns:x}-{said.st_size:x}")
 
 
-def _on_s3(given: str) -> _Listing:
+def _on_cloud(given: str) -> _Listing:
     place, _, options = given.partition("?")
-    place = "s3://" + place.split("://", 1)[1]
-    bucket, _, key = place.removeprefix("s3://").partition("/")
+    scheme = place.partition(":")[0].removesuffix("+cas")
+    place = f"{scheme}://{place.split('://', 1)[1]}"
+    bucket, _, key = place.removeprefix(f"{scheme}://").partition("/")
     wild = min((key.find(letter) for letter in WILD if letter in key), default=-1)
     prefix = key if wild < 0 else key[:wild]
-    files = list(_list_s3(bucket, prefix, options, given))
+    whole_bucket = f"{scheme}://{bucket}/"
+    listed = asking_store(whole_bucket, options, lambda store: [*store.entries(prefix, f"list {given}")])
+    files = [File(whole_bucket + one.name, one.size, one.version.strip('"'), options) for one in listed]
     if wild >= 0:
-        matching = [file for file in files if fnmatchcase(file.path.removeprefix(f"s3://{bucket}/"), key)]
+        matching = [file for file in files if fnmatchcase(file.path.removeprefix(whole_bucket), key)]
         if not matching:
             raise NotFound(f"{given}: no object matches")
         return _Listing(matching, False, place)
@@ -147,21 +155,12 @@ def _on_s3(given: str) -> _Listing:
     return _Listing([file for file in files if file.path.startswith(folder) and file.size], True, folder)
 
 
-def _list_s3(bucket: str, prefix: str, options: str, given: str) -> Iterator[File]:
-    found = asking_s3(bucket, options, lambda s3: [*s3.entries(prefix, f"list {given}")])
-    return (File(f"s3://{bucket}/{one.name}", one.size, one.version.strip('"'), options) for one in found)
-
-
 _stores: dict[tuple[str, str], Any] = {}
 
 
-def asking_s3(bucket: str, options: str, ask: Callable[[Any], T]) -> T:
-    """Ask the objects of a bucket, reached with the options of a URL, again after failures that may pass."""
-    from persist_lib.location.s3.client import Target, parse_url  # noqa: PLC0415 - boto3 is an extra
-    from persist_lib.location.s3.objects import S3Objects  # noqa: PLC0415
-
-    parse_url(f"s3://{bucket}/?{options}" if options else f"s3://{bucket}/")
+def asking_store(bucket: str, options: str, ask: Callable[[Any], T]) -> T:
+    """Ask the objects of a bucket, as in `s3://bucket/`, reached by the options of a URL, again if that may help."""
     if (bucket, options) not in _stores:
-        _stores[bucket, options] = S3Objects(Target(bucket, "", dict(parse_qsl(options))))
+        _stores[bucket, options] = objects_at(f"{bucket}?{options}" if options else bucket)
     objects, deadline = _stores[bucket, options], Runtime().deadline(PATIENCE_S)
     return retry(lambda: ask(objects), is_idempotent=True, deadline=deadline)

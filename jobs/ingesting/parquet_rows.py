@@ -20,6 +20,7 @@ from persist_lib.convert.lines.csv_lines import check_names
 from persist_lib.convert.lines.decompression import DamagedFile
 from persist_lib.convert.lines.file_columns import Refused, Sifted, sift
 from persist_lib.errors import InvalidUsage, SchemaMismatch
+from persist_lib.location.objects.target import is_on_cloud
 from persist_lib.schema.schema import Schema
 
 ROWS = 65_536
@@ -38,7 +39,7 @@ class Rows(NamedTuple):
 def open_parquet(file: File) -> pq.ParquetFile:
     """The file, whose footer is read. Raises DamagedFile."""
     try:
-        if file.path.startswith("s3://"):
+        if is_on_cloud(file.path):
             return pq.ParquetFile(pa.PythonFile(RandomAccess(file), mode="r"))
         if not local_file_is(file):
             raise changed(file)
@@ -62,7 +63,7 @@ def read_rows(file: File, chunk: Chunk, settings: Settings, schema: Schema, fini
             if _is_in(_start_of(group), chunk):
                 yield from _read_group(parquet, number, wanted, settings, schema, first, finished)
             first += group.num_rows
-    if not file.path.startswith("s3://") and not local_file_is(file):
+    if not is_on_cloud(file.path) and not local_file_is(file):
         raise changed(file)
 
 

@@ -6,11 +6,12 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from jobs.ingesting.inputs import File, asking_s3, local_file
+from jobs.ingesting.inputs import File, asking_store, local_file
 from persist_lib.config import MIB
 from persist_lib.convert.lines.decompression import PIECE, same_size, unpacked
 from persist_lib.errors import Determinate, InvalidUsage, NotFound
 from persist_lib.format.range_reader import RangeReader
+from persist_lib.location.objects.target import is_on_cloud
 
 S3_PIECE = 8 * MIB
 
@@ -50,7 +51,7 @@ def said_gone(file: File) -> LostFile:
 def read_range(file: File, start: int = 0, end: int | None = None) -> Iterator[bytes]:
     """Yield the file's bytes `[start, end)` as stored, in pieces. Raises FileChanged or NotFound."""
     end = file.size if end is None else min(end, file.size)
-    if file.path.startswith("s3://"):
+    if is_on_cloud(file.path):
         for at in range(start, end, S3_PIECE):
             yield _get(file, at, min(at + S3_PIECE, end))
         return
@@ -73,17 +74,18 @@ def _check(file: File, opened: Any) -> None:
 
 
 def _get(file: File, start: int, end: int) -> bytes:
-    bucket, _, key = file.path.removeprefix("s3://").partition("/")
+    scheme, _, place = file.path.partition("://")
+    bucket, _, key = place.partition("/")
 
-    def ask(s3: Any) -> bytes:
-        found = s3.get(key, f"read {file.path}", start, end, file.etag)
+    def ask(store: Any) -> bytes:
+        found = store.get(key, f"read {file.path}", start, end, file.etag)
         if found is None:
-            raise said_gone(file) if s3.find(key, f"look for {file.path}") is None else changed(file)
+            raise said_gone(file) if store.find(key, f"look for {file.path}") is None else changed(file)
         if len(found.data) != end - start:
             raise Determinate(f"{file.path}: {len(found.data)} bytes came of {end - start}")
         return bytes(found.data)
 
-    return asking_s3(bucket, file.options, ask)
+    return asking_store(f"{scheme}://{bucket}/", file.options, ask)
 
 
 def read_unpacked(file: File) -> Iterator[bytes]:
@@ -93,7 +95,7 @@ def read_unpacked(file: File) -> Iterator[bytes]:
 
 
 class RandomAccess(RangeReader):
-    """A file of S3 as Parquet's reader needs it: ranges by GETs."""
+    """An object as Parquet's reader needs it: ranges by GETs."""
 
     def __init__(self, file: File) -> None:
         super().__init__(file.size, lambda start, end: b"".join(read_range(file, start, end)))

@@ -40,17 +40,23 @@ class Prices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 S3_LIST = Prices()
 FREE = Prices(put=0.0, get=0.0, list=0.0, delete=0.0, gib_month=0.0)
 """The prices of a disk, of memory, and of a server that runs anyway."""
-NAMED = {"s3": S3_LIST, "free": FREE}
+NAMED = {
+    "s3": S3_LIST,
+    "gcs": Prices(gib_month=0.02),
+    "azure": Prices(put=5.5e-6, list=5.5e-6, get=4.4e-7, gib_month=0.0184),
+    "free": FREE,
+}
+"""List prices: of S3 (us-east-1, standard), Google Cloud Storage (us-central1, standard), Azure (East US, hot, LRS)."""
 
 
 def parse_prices(text: str) -> Prices:
-    """Parse `s3`, `free`, or a JSON object with the prices that differ from S3's, as in `{"egress_gib": 0.09}`."""
+    """Parse `s3`, `gcs`, `azure`, `free`, or a JSON object of what differs from S3's: `{"egress_gib": 0.09}`."""
     try:
         return NAMED.get(text) or msgspec.json.decode(text, type=Prices)
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        fields = ", ".join(Prices.__struct_fields__)
+        names, fields = ", ".join(map(repr, NAMED)), ", ".join(Prices.__struct_fields__)
         raise InvalidUsage(
-            f"prices are 's3', 'free' or a JSON object of {fields}; got {text!r}: {error}. {_meant(text)}",
+            f"prices are {names} or a JSON object of {fields}; got {text!r}: {error}. {_meant(text)}",
             prices=text,
         ) from error
 

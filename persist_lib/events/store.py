@@ -15,6 +15,7 @@ from persist_lib.events.log import SNAPSHOTS, Log, Whole, check_limit
 from persist_lib.events.record import check_follows
 from persist_lib.events.stores.shared import take_option
 from persist_lib.events.writer import LogWriter, open_writer
+from persist_lib.location.objects.target import CLOUDS
 from persist_lib.location.scheme import with_extra
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.runtime.resource import Resource
@@ -106,7 +107,10 @@ BUILT_IN: Mapping[str, _BuiltIn] = {
     "lmdb": _BuiltIn("lmdb", "lmdb", "a directory (./events.lmdb), map=BYTES of address space"),
     "rock": _BuiltIn("rock", "rocksdb", "a directory (./events.rock)"),
     "pg": _BuiltIn("pg", "postgres", r"a URL of PostgreSQL with \: for each colon, and a name (events)"),
-    "s3": _BuiltIn("s3", "s3", r"a URL of S3 with \: for each colon"),
+    **{
+        scheme: _BuiltIn("objects", cloud.extra, rf"a URL of {cloud.name} with \: for each colon")
+        for scheme, cloud in CLOUDS.items()
+    },
     "persist": _BuiltIn("persist", None, r"a location's URL with \: for each colon, a shard (events), consensus=URL"),
 }
 
@@ -120,8 +124,11 @@ def known_kinds() -> dict[str, str]:
 def load_kind(name: str) -> Kind:
     """The kind of this name. Raises InvalidUsage: for an unknown one, or one whose extra is not installed."""
     if (built_in := BUILT_IN.get(name)) is not None:
-        module = f"{STORES}.{built_in.module}"
-        kind: Kind = with_extra(module, f"the event store {name}", built_in.extra or "").KIND
+        what, extra = f"the event store {name}", built_in.extra or ""
+        found = with_extra(f"{STORES}.{built_in.module}", what, extra)
+        if name in CLOUDS:
+            with_extra(CLOUDS[name].kind[0], what, extra)
+        kind: Kind = found.KINDS[name] if name in CLOUDS else found.KIND
         return kind
     added = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
     if name not in added:

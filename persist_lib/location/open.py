@@ -6,8 +6,10 @@
     ./data  data  /x  pathlib.Path("data")                   the same without the scheme
     postgresql://user@host/db?persist_schema=persist         consensus only; any URL of libpq
     postgresql://user@host/db?persist_notify=1               the same, and waiting readers are woken
-    s3://bucket/prefix?endpoint=http://host:9000             blobs only; see `s3.client` for the options
+    s3://bucket/prefix?endpoint=http://host:9000             blobs only; see `objects.target` for the options
     s3+cas://bucket/prefix                                   blobs and consensus, without a database
+    gs://bucket/prefix  gs+cas://bucket/prefix               the same on Google Cloud Storage
+    az://container/prefix  az+cas://container/prefix         the same on Azure
     persist://host:7600,host:7601                            consensus only, by way of shard servers
     persists://host:7600?ca=/path                            the same over TLS
     persist://host:7600?store=postgresql://user@host/db      the same, or that store itself where no server answers
@@ -26,12 +28,13 @@ from importlib.metadata import entry_points
 from typing import TypeAlias
 
 from persist_lib.arguments import shown
-from persist_lib.core.cost import S3_LIST
+from persist_lib.core.cost import NAMED
 from persist_lib.errors import HIDDEN, InvalidUsage, redacted
 from persist_lib.location import embedded
 from persist_lib.location.api import Blob, Consensus, Puts
 from persist_lib.location.contract import Clock, machine_clock
 from persist_lib.location.memory import location as memory_location
+from persist_lib.location.objects.target import CLOUDS, is_on_cloud
 from persist_lib.location.scheme import Opening, Scheme, lazy_scheme
 from persist_lib.location.wrap.around import ReadOnlyBlob, ReadOnlyConsensus, RefusesWrites
 from persist_lib.location.wrap.deadline import TIMEOUT_S
@@ -42,22 +45,28 @@ ENTRY_POINTS = "persist.locations"
 Place: TypeAlias = "str | os.PathLike[str]"
 """Where a location is: a URL, or a path of this machine."""
 _POSTGRES = lazy_scheme("persist_lib.location.postgres.consensus", "postgres", has_blob=False, has_consensus=True)
-_S3 = lazy_scheme(
-    "persist_lib.location.s3.blob", "s3",
-    has_blob=True, has_consensus=False, has_puts=True, prices=S3_LIST, tells_requests=True,
-)  # fmt: skip
-_S3_ALONE = lazy_scheme(
-    "persist_lib.location.s3.consensus", "s3",
-    has_blob=True, has_consensus=True, has_puts=True, prices=S3_LIST, tells_requests=True,
-)  # fmt: skip
+
+
+def _clouds() -> Mapping[str, Scheme]:
+    """For each cloud a scheme for blobs, and one with the consensus beside them."""
+    made = {}
+    for name, cloud in CLOUDS.items():
+        prices = NAMED[cloud.extra]
+        for suffix, module in (("", "blob"), ("+cas", "consensus")):
+            made[name + suffix] = lazy_scheme(
+                f"persist_lib.location.objects.{module}", cloud.extra,
+                has_blob=True, has_consensus=bool(suffix), has_puts=True, prices=prices, tells_requests=True,
+            )  # fmt: skip
+    return made
+
+
 _RPC = lazy_scheme("persist_lib.location.rpc.consensus", "server", has_blob=False, has_consensus=True, is_named=True)
 BUILT_IN: Mapping[str, Scheme] = {
     "memory": memory_location.SCHEME,
     "file": embedded.SCHEME,
     "postgresql": _POSTGRES,
     "postgres": _POSTGRES,
-    "s3": _S3,
-    "s3+cas": _S3_ALONE,
+    **_clouds(),
     "persist": _RPC,
     "persists": _RPC,
 }
@@ -148,8 +157,9 @@ class _Stores:
 def open_puts(url: Place, *, runtime: Runtime | None = None) -> Puts:
     """Open the place of a location's blobs to put objects there, and for nothing else. `url` is as in `open_location`.
 
-    On S3 this makes no request, and none but a PUT is ever made; so it is not found out here whether there is such a
-    location. No Consensus is opened. Raises InvalidUsage for an invalid URL, and NotFound where a directory is missing.
+    In an object store this makes no request, and none but a PUT is ever made; so it is not found out here whether there
+    is such a location. No Consensus is opened. Raises InvalidUsage for an invalid URL, and NotFound where a directory
+    is missing.
     """
     opening, url = Opening(runtime=runtime or Runtime()), url_of(url)
     scheme = scheme_of(url)
@@ -173,9 +183,7 @@ def _blob_opener(scheme: Scheme, url: str) -> Callable[[str, Opening], Blob]:
 
 def _consensus_opener(scheme: Scheme, url: str) -> Callable[[str, Opening], Consensus]:
     if scheme.consensus is None:
-        alone = (
-            f", or open {url.replace('s3:', 's3+cas:', 1)}, which needs no database" if url.startswith("s3:") else ""
-        )
+        alone = f", or open {url.replace(':', '+cas:', 1)}, which needs no database" if is_on_cloud(url) else ""
         raise InvalidUsage(
             f"{url} keeps blobs only. Say where the consensus is, with consensus= (--consensus at a shell), as in "
             f"postgresql://user@host/database{alone}",

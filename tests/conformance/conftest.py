@@ -19,7 +19,7 @@ PROCESSES = 8
 IMPORTED_ONCE = [
     "tests.conformance.racers",
     "persist_lib.location.postgres.consensus",
-    "persist_lib.location.s3.consensus",
+    "persist_lib.location.objects.consensus",
 ]
 
 

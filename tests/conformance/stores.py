@@ -36,22 +36,22 @@ def _consensus(url: str, read_only: bool = False) -> Consensus:
     return open_location(blobs, url, create=not read_only, read_only=read_only).consensus
 
 
-def _s3_blob(url: str, read_only: bool = False, page: int = 1000) -> Blob:
-    from persist_lib.location.s3.blob import S3Blob, enter  # noqa: PLC0415 - not in every process that races
+def _cloud_blob(url: str, read_only: bool = False, page: int = 1000) -> Blob:
+    from persist_lib.location.objects.blob import ObjectsBlob, enter  # noqa: PLC0415 - not in every process that races
 
-    blob = S3Blob(enter(url, Opening(create=not read_only, read_only=read_only)), page=page)
+    blob = ObjectsBlob(enter(url, Opening(create=not read_only, read_only=read_only)), page=page)
     return ReadOnlyBlob(blob) if read_only else blob
 
 
-def _paged_s3_blob(url: str, read_only: bool = False) -> Blob:
-    return _s3_blob(url, read_only, page=FEW)
+def _paged_blob(url: str, read_only: bool = False) -> Blob:
+    return _cloud_blob(url, read_only, page=FEW)
 
 
-def _paged_s3_consensus(url: str, read_only: bool = False) -> Consensus:
-    from persist_lib.location.s3.blob import enter  # noqa: PLC0415
-    from persist_lib.location.s3.consensus import S3Consensus  # noqa: PLC0415
+def _paged_consensus(url: str, read_only: bool = False) -> Consensus:
+    from persist_lib.location.objects.blob import enter  # noqa: PLC0415
+    from persist_lib.location.objects.consensus import ObjectsConsensus  # noqa: PLC0415
 
-    consensus = S3Consensus(enter(url, Opening(create=not read_only, read_only=read_only)), page=FEW)
+    consensus = ObjectsConsensus(enter(url, Opening(create=not read_only, read_only=read_only)), page=FEW)
     return ReadOnlyConsensus(consensus) if read_only else consensus
 
 
@@ -113,12 +113,8 @@ def _secured_url(path: Path) -> str:
     return f"{url.replace('persist:', 'persists:')}?ca={authority.ca}&credentials={own}"
 
 
-def _s3_cas_url(path: Path) -> str:
-    return _s3_url(path, "s3+cas")
-
-
-def _s3_url(_: Path, scheme: str = "s3") -> str:
-    return servers.s3_url(scheme)
+def _on(scheme: str) -> Callable[[Path], str]:
+    return lambda _: servers.store_url(scheme)
 
 
 @dataclass(frozen=True)
@@ -129,6 +125,7 @@ class BlobKind:
     open: Callable[..., Blob] = _blob
     is_shared: bool = True  # among processes
     more_than_a_page: int = 1100
+    refuses: str = ""  # characters of keys
 
 
 @dataclass(frozen=True)
@@ -143,11 +140,18 @@ class ConsensusKind:
     more_than_a_page: int = 1100
 
 
+CLOUDS = {"s3": "s3", "gcs": "gs", "azure": "az"}
 BLOBS = {
     "memory": BlobKind(_memory_url, is_shared=False),
     "file": BlobKind(_file_url),
-    "s3": BlobKind(_s3_url, _s3_blob),
-    "s3, pages of three": BlobKind(_s3_url, _paged_s3_blob, is_shared=False, more_than_a_page=10),
+    **{
+        name: BlobKind(_on(scheme), opened, is_shared, more, "\\" if scheme == "az" else "")
+        for cloud, scheme in CLOUDS.items()
+        for name, opened, is_shared, more in (
+            (cloud, _cloud_blob, True, 1100),
+            (f"{cloud}, pages of three", _paged_blob, False, 10),
+        )
+    },
     "retrying, metered memory": BlobKind(_memory_url, _retrying_blob, is_shared=False),
 }
 
@@ -156,10 +160,21 @@ CONSENSUSES = {
     "sqlite": ConsensusKind(_file_url),
     "postgresql": ConsensusKind(_postgres_url),
     "postgresql, pooled": ConsensusKind(_pooled_url, rows_to_race_for=40),
-    "s3": ConsensusKind(_s3_cas_url, has_transactions=False, rows_to_race_for=40, more_than_a_page=40),
-    "s3, pages of three": ConsensusKind(
-        _s3_cas_url, _paged_s3_consensus, is_shared=False, has_transactions=False, more_than_a_page=10
-    ),
+    **{
+        name: ConsensusKind(
+            _on(f"{scheme}+cas"),
+            opened,
+            is_shared=is_shared,
+            has_transactions=False,
+            rows_to_race_for=40,
+            more_than_a_page=more,
+        )
+        for cloud, scheme in CLOUDS.items()
+        for name, opened, is_shared, more in (
+            (cloud, _consensus, True, 40),
+            (f"{cloud}, pages of three", _paged_consensus, False, 10),
+        )
+    },
     "shard servers": ConsensusKind(_served_url, rows_to_race_for=40, more_than_a_page=100),
     "shard server, TLS and a token": ConsensusKind(_secured_url, rows_to_race_for=20, more_than_a_page=50),
     "retrying, metered memory": ConsensusKind(_memory_url, _retrying_consensus, is_shared=False),

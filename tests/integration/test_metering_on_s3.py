@@ -20,8 +20,8 @@ from persist_lib.config import MIB
 from persist_lib.core.commands import Heartbeat
 from persist_lib.core.cost import Cost
 from persist_lib.location import open_location
+from persist_lib.location.objects.store import PIECE
 from persist_lib.location.postgres.sessions import PREPARED_AFTER
-from persist_lib.location.s3.objects import PIECE
 from persist_lib.location.stack import metered, wrap
 from persist_lib.location.wrap.metering import Meter
 from persist_lib.location.wrap.spending import Spending

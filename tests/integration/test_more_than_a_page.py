@@ -14,8 +14,8 @@ from persist_lib.core.plan.compaction import Policy
 from persist_lib.format.paths import blob_key, part_key
 from persist_lib.ids import ShardId, WriterId
 from persist_lib.location import open_location
-from persist_lib.location.s3.blob import S3Blob, enter
-from persist_lib.location.s3.consensus import S3Consensus
+from persist_lib.location.objects.blob import ObjectsBlob, enter
+from persist_lib.location.objects.consensus import ObjectsConsensus
 from persist_lib.location.scheme import Opening
 from persist_lib.testing import check_swept, check_world, contents_of
 from tests import servers
@@ -36,7 +36,7 @@ def _on_s3_alone(_: Path) -> persist.Client:
     servers.use_test_credentials()
     url = servers.s3_url("s3+cas")
     location = open_location(url, create=True)
-    blob, consensus = S3Blob(enter(url, Opening()), page=PAGE), S3Consensus(enter(url, Opening()), page=PAGE)
+    blob, consensus = ObjectsBlob(enter(url, Opening()), page=PAGE), ObjectsConsensus(enter(url, Opening()), page=PAGE)
     return persist.open(replace(location, blob=blob, consensus=consensus), config=CONFIG)
 
 

@@ -29,8 +29,9 @@ from orchestration.settings import Settings
 from persist_lib.config import CacheConfig, Config
 from persist_lib.core.commands import Expire
 from persist_lib.ids import SeqNo
+from persist_lib.location.objects.blob import ObjectsBlob
+from persist_lib.location.objects.target import CLOUDS
 from persist_lib.location.s3 import client as s3_client
-from persist_lib.location.s3.blob import S3Blob
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.testing import contents_of
 from persist_lib.testing.servers import CREDENTIALS, PostgresServer, S3Server
@@ -87,8 +88,9 @@ def shown(name: str, value: object) -> str:
 
 def test_options_of_urls_and_settings_are_those_that_there_are() -> None:
     text = section("Locations and settings")
-    s3 = next(line for line in text.splitlines() if line.startswith("| `s3://"))
-    assert set(re.findall(r"`(\w+)(?:=\w+)?`", s3)) == set(s3_client.OPTIONS)
+    for scheme, cloud in CLOUDS.items():
+        line = next(line for line in text.splitlines() if line.startswith(f"| `{scheme}://"))
+        assert set(re.findall(r"`(\w+)(?:=\w+)?`", line)) >= set(cloud.options)
     found = set(re.findall(r"`(persist_\w+)", text))
     source = "".join(path.read_text() for path in (ROOT / "persist_lib" / "location" / "postgres").glob("*.py"))
     assert found == set(re.findall(r"\bpersist_(?:schema|notify|prepare)\b", source))
@@ -221,7 +223,7 @@ def accounts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Accounts]:
     for name, value in (CREDENTIALS | {"INITIAL_NO_AUTH_ACTION_COUNT": "1000000"}).items():
         monkeypatch.setenv(name, value)
     # Pieces for what is still quick to send.
-    defaults = S3Blob.__init__.__kwdefaults__
+    defaults = ObjectsBlob.__init__.__kwdefaults__
     assert defaults is not None
     monkeypatch.setitem(defaults, "multipart_above", 50_000)
     with S3Server("bucket") as server:
@@ -293,7 +295,7 @@ def abandon_an_upload(client: persist.Client) -> None:
     with client.open_writer("orders", SCHEMA) as write:
         writer = write.id
     blob: Any = client.location.blob
-    while not isinstance(blob, S3Blob):
+    while not isinstance(blob, ObjectsBlob):
         blob = blob.inner
     at = {"Bucket": "bucket", "Key": f"place/blob/orders/{writer}/p0123456789abcdef.parquet"}
     blob._objects.clients.get().create_multipart_upload(**at)

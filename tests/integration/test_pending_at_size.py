@@ -34,7 +34,7 @@ from persist_lib.ids import ShardId
 from persist_lib.location import open_location
 from persist_lib.location.api import BlobEntry, Page
 from persist_lib.location.memory.location import MemoryBlob
-from persist_lib.location.s3.blob import S3Blob
+from persist_lib.location.objects.blob import ObjectsBlob
 from persist_lib.pending_area import Writer
 from persist_lib.pending_area.objects import encode
 from persist_lib.testing import check_swept, contents_of
@@ -238,7 +238,7 @@ def test_a_listing_takes_one_request_for_each_page_of_batches():
     use_test_credentials()
     with Server() as server, persist.open(server.location("try", "s3+cas"), config=LIMITED) as client:
         blob: Any = client.location.blob
-        while not isinstance(blob, S3Blob):
+        while not isinstance(blob, ObjectsBlob):
             blob = blob.inner
         blob._page = 50
         pending_area.create(client, NAME, SCHEMA).close()

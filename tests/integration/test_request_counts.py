@@ -18,7 +18,7 @@ from persist_lib.format.digest import CHUNK
 from persist_lib.ids import SeqNo
 from persist_lib.location import open_location
 from persist_lib.location.api import START_BYTES, Row
-from persist_lib.location.s3.consensus import S3Consensus
+from persist_lib.location.objects.consensus import ObjectsConsensus
 from persist_lib.location.wrap.metering import Meter, MeteredBlob
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.shard.commit import Machine
@@ -86,7 +86,7 @@ def postgres_of(history: History) -> str:
 def truncated_in_s3(url: str, history: History) -> None:
     """Its newest rows only, as truncation to the newest rollup leaves them: a scan of objects lists what there is."""
     consensus = open_location(url, create=True).consensus
-    assert isinstance(consensus, S3Consensus)
+    assert isinstance(consensus, ObjectsConsensus)
     client, kept = consensus._objects.clients.get(), history.rows[-AFTER - 5 :]
     for seqno, data in kept:
         client.put_object(**consensus._objects.at(consensus._row("s", seqno)), Body=data)
@@ -179,7 +179,7 @@ def test_a_survey_of_idle_shards_takes_four_requests_however_many_they_are() -> 
 def test_on_s3_alone_the_heads_take_a_page_for_each_1000_rows() -> None:
     name = os.urandom(8).hex()
     consensus = open_location(s3_url(scheme="s3+cas", name=name), create=True).consensus
-    assert isinstance(consensus, S3Consensus)
+    assert isinstance(consensus, ObjectsConsensus)
     client, heads = consensus._objects.clients.get(), {"a": 3, "long": 1995, "z": 7}
 
     def put(key: str, seqno: int) -> None:

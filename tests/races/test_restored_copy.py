@@ -18,8 +18,8 @@ import persist_lib as persist
 from persist_lib.errors import HistoryRegressed
 from persist_lib.ids import SeqNo
 from persist_lib.location.memory.location import MemoryConsensus
-from persist_lib.location.s3.blob import enter
-from persist_lib.location.s3.consensus import S3Consensus
+from persist_lib.location.objects.blob import enter
+from persist_lib.location.objects.consensus import ObjectsConsensus
 from persist_lib.location.scheme import Opening
 from persist_lib.testing import check_world
 from tests.conformance.stores import CONSENSUSES
@@ -59,7 +59,7 @@ def rewind_postgres(url: str) -> None:
 
 
 def rewind_s3(url: str) -> None:
-    consensus = S3Consensus(enter(url, Opening()))
+    consensus = ObjectsConsensus(enter(url, Opening()))
     for found in consensus.scan("s", SeqNo(KEPT + 1), 99):
         consensus._objects.clients.get().delete_object(**consensus._objects.at(consensus._row("s", found.seqno)))
     consensus.close()
@@ -115,7 +115,7 @@ def test_a_live_client_is_not_acknowledged_on_rows_that_it_never_saw(
     seen = live.machine("s").version
     place.rewind()
     theirs = bring_back(others, seen.seqno)
-    if isinstance(consensus := live.location.consensus, S3Consensus):  # it looks again after a while
+    if isinstance(consensus := live.location.consensus, ObjectsConsensus):  # it looks again after a while
         consensus._seen["s"] = consensus._seen["s"]._replace(read_at=-1e9)
     with pytest.raises(HistoryRegressed, match=str(seen.digest.hex())):
         write.compare_and_append([row(1, "wrong", 4)], 4, 5)

@@ -1,1 +1,1 @@
-"""Blobs on S3, and Consensus there without a database."""
+"""Objects on S3, or on a server with its protocol."""

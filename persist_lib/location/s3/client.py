@@ -1,7 +1,4 @@
-"""S3 as the stores need it: a URL, clients that survive a fork and obey the caller's deadline, and what errors mean.
-
-    s3://bucket/prefix?endpoint=http://host:9000&region=eu-central-1&path_style=true&ca=/etc/ca.pem&profile=name
-                      &checksums=when_required
+"""S3 as the stores need it: clients that survive a fork and obey the caller's deadline, and what errors mean.
 
 Credentials come from boto3's usual chain. Nothing is retried here: a conditional PUT that is sent twice would mistake
 its own success for another writer's. `wrap.deadline` retries what is safe to retry, within the caller's deadline.
@@ -9,14 +6,11 @@ its own success for another writer's. `wrap.deadline` retries what is safe to re
 
 from __future__ import annotations
 
-import os
-import ssl
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
-from urllib.parse import parse_qsl, quote, unquote, urlencode
+from typing import Any
 
 import boto3
 from botocore import session as botocore_session
@@ -35,18 +29,12 @@ from botocore.exceptions import (
 from botocore.loaders import create_loader
 from urllib3.util.ssl_match_hostname import CertificateError
 
-from persist_lib.errors import Determinate, Indeterminate, InvalidName, InvalidUsage, NotFound, PersistError
+from persist_lib.errors import Determinate, Indeterminate, InvalidUsage, NotFound, PersistError
+from persist_lib.location.objects.store import ANSWER_S, CONNECT_S, CONNECTIONS, PerProcess, is_distrusted
+from persist_lib.location.objects.target import Target
 from persist_lib.location.wrap.deadline import patience_s
 from persist_lib.location.wrap.metering import requested
 from persist_lib.location.wrap.spending import DELETES, GETS, LISTS, PUTS
-
-OPTIONS: Final = ("ca", "checksums", "endpoint", "path_style", "profile", "region")
-CONNECT_S = 5.0
-ANSWER_S = 16
-"""The longest wait for the server, in seconds. A client with less, a power of two, serves an earlier deadline."""
-CONNECTIONS = 32
-LONGEST_PREFIX = 200
-LONGEST_KEY = 1024
 
 NEVER_SENT = (EndpointConnectionError, ConnectTimeoutError, CredentialRetrievalError)
 MISCONFIGURED = (NoCredentialsError, PartialCredentialsError, ProfileNotFound, NoRegionError, ParamValidationError)
@@ -55,81 +43,20 @@ PASSING = ("RequestTimeTooSkewed", "ExpiredToken", "TokenRefreshRequired", "Requ
 THROTTLED = ("SlowDown", "RequestLimitExceeded", "Throttling", "ThrottlingException", "TooManyRequests")
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
-    """Where a location is: a bucket, a prefix without slashes around it, and how to reach them."""
-
-    bucket: str
-    prefix: str
-    options: Mapping[str, str]
-
-    def path(self, *parts: str) -> str:
-        """Return the object's name for a key of ours. Raises InvalidName if it is too long for S3."""
-        name = "/".join([self.prefix, *parts] if self.prefix else parts)
-        if len(name.encode()) > LONGEST_KEY:
-            raise InvalidName(f"{name!r} is longer than S3's {LONGEST_KEY} bytes; use a shorter prefix", key=name)
-        return name
-
-
-def parse_url(url: str) -> Target:
-    """Parse a URL. Raises InvalidUsage if it is invalid or has unknown options."""
-    scheme, _, rest = url.partition(":")
-    place, _, query = rest.partition("?")
-    bucket, _, prefix = place.removeprefix("//").partition("/")
-    prefix = unquote(prefix).strip("/")
-    options = dict(parse_qsl(query, keep_blank_values=True))
-    unknown = sorted(set(options) - set(OPTIONS))
-    if not place.startswith("//") or not bucket:
-        raise InvalidUsage(f"an S3 location is {scheme}://bucket/prefix: got {url!r}", url=url)
-    if unknown:
-        raise InvalidUsage(f"{url}: unknown options {unknown}; known are {', '.join(OPTIONS)}", url=url)
-    if options.get("path_style", "false") not in ("true", "false"):
-        raise InvalidUsage(f"{url}: path_style must be true or false", url=url)
-    if options.get("checksums", "when_supported") not in ("when_supported", "when_required"):
-        raise InvalidUsage(f"{url}: checksums must be when_supported or when_required", url=url)
-    if len(prefix.encode()) > LONGEST_PREFIX or "//" in prefix:
-        raise InvalidUsage(f"{url}: the prefix must be at most {LONGEST_PREFIX} bytes and have no '//'", url=url)
-    return Target(bucket, prefix, options)
-
-
-def canonical(url: str) -> str:
-    """Return one spelling for all equal URLs. Raises InvalidUsage for an invalid one."""
-    target = parse_url(url)
-    query = urlencode(sorted(target.options.items()))
-    place = f"{url.partition(':')[0]}://{target.bucket}/{quote(target.prefix)}"
-    return f"{place}?{query}" if query else place
-
-
 class Clients:
-    """boto3 clients for one target, made when needed: one per process and timeout.
-
-    A forked child inherits its parent's connections, and the answers to both would mix on them. So the child
-    makes its own and never uses the inherited ones. There is no lock, as one held during a fork would stay held.
-    """
+    """boto3 clients for one target: one per process and timeout."""
 
     def __init__(self, target: Target, answer_s: float = ANSWER_S) -> None:
         self.target = target
         self._answer_s = answer_s
-        self._made: dict[tuple[int, float], Any] = {}
-        self._closed = False
+        self._made = PerProcess(target.where, partial(_make, target))
 
     def get(self) -> Any:
         """Return a client that waits for an answer about as long as the caller's deadline allows."""
-        if self._closed:
-            name = f"s3://{self.target.bucket}/{self.target.prefix}"
-            raise InvalidUsage(f"the location at {name} was closed, by itself or with its client; open it again")
-        answer_s = min(self._answer_s, 2 ** max(0, int(patience_s(self._answer_s)).bit_length() - 1))
-        key = os.getpid(), answer_s
-        client = self._made.get(key)
-        if client is None:
-            client = self._made.setdefault(key, _make(self.target, answer_s))
-        return client
+        return self._made.get(min(self._answer_s, 2 ** max(0, int(patience_s(self._answer_s)).bit_length() - 1)))
 
     def close(self) -> None:
-        self._closed = True
-        for (pid, _), client in list(self._made.items()):
-            if pid == os.getpid():
-                client.close()
+        self._made.close()
 
 
 _models = create_loader()
@@ -213,20 +140,6 @@ def _is_head(error: Exception) -> bool:
     return isinstance(error, ClientError) and error.operation_name.startswith("Head")
 
 
-def is_distrusted(error: BaseException | None) -> bool:
-    """Whether the server's certificate was refused. Then nothing was sent, and no retry helps.
-
-    Other failures of TLS may pass. Botocore's error wraps that of urllib3, which wraps that of Python's ssl.
-    """
-    seen: list[object] = [error]
-    for found in seen:
-        if isinstance(found, (ssl.SSLCertVerificationError, CertificateError)):
-            return True
-        if isinstance(found, BaseException) and len(seen) < 50:
-            seen += [*found.args, *getattr(found, "kwargs", {}).values(), found.__cause__, found.__context__]
-    return False
-
-
 @contextmanager
 def reading(doing: str) -> Iterator[None]:
     """Raise failures as Determinate: a failed read changes nothing."""
@@ -257,7 +170,7 @@ def failed(error: Exception, doing: str, unknown: type[PersistError]) -> Persist
     code, status = code_of(error), status_of(error)
     if isinstance(error, MISCONFIGURED):
         return InvalidUsage(what)
-    if is_distrusted(error):
+    if is_distrusted(error, (CertificateError,)):
         return InvalidUsage(
             f"{what}. Its certificate is not trusted: name the bundle of its authority with ?ca=, and check the host"
         )

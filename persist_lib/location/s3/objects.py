@@ -3,42 +3,38 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from email.utils import parsedate_to_datetime
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from botocore.exceptions import ClientError
 
 from persist_lib.errors import Determinate, Indeterminate, InvalidUsage, PersistError
 from persist_lib.location.api import Entry, Found, Object, Upload
-from persist_lib.location.s3.client import ANSWER_S, Clients, Target, code_of, is_missing, reading, status_of, writing
+from persist_lib.location.objects.store import (
+    ANSWER_S,
+    CONDITION_FAILED,
+    ENDS_BEFORE_RANGE,
+    MIB,
+    PAGE,
+    CloudObjects,
+    Listing,
+)
+from persist_lib.location.objects.target import Target
+from persist_lib.location.s3.client import Clients, code_of, is_missing, reading, status_of, writing
 from persist_lib.location.wrap.deadline import patience_s
 from persist_lib.runtime.ambient import Runtime
 
-MIB = 1024 * 1024
-MOST_BYTES = 5 << 30
-"""The largest object that S3 takes in one PUT."""
-PIECE = 16 * MIB
 PIECE_THREADS = 4
-PAGE = 1000
-"""The most names that S3 lists or deletes in one request."""
-ENDS_BEFORE_RANGE = 416
-CONDITION_FAILED = 412
 
 
-class S3Objects:
-    """The `ObjectStore` below a prefix of a bucket. Nothing is retried here."""
+class S3Objects(CloudObjects):
+    """The `ObjectStore` below a prefix of a bucket of S3. Large objects are sent in pieces, several at a time."""
+
+    no_version = '"00000000000000000000000000000000"'
 
     def __init__(self, target: Target, *, answer_s: float = ANSWER_S, runtime: Runtime | None = None) -> None:
+        super().__init__(target, answer_s=answer_s, runtime=runtime)
         self.clients = Clients(target, answer_s)
-        self.target = target
-        self.where = f"s3://{target.bucket}/{target.prefix}".rstrip("/")
-        self.multipart_above, self.piece = MOST_BYTES, PIECE
-        """Objects above a size are sent in pieces of this size, several at a time."""
-        self.observe: Callable[[int], None] | None = None
-        """Gets the time of S3 in each answer, in ms since the epoch."""
-        self._runtime = runtime or Runtime()
-        self._root = target.path("")
 
     def at(self, name: str) -> dict[str, str]:
         """Where a request finds an object. Raises InvalidName if its name is too long for S3."""
@@ -127,39 +123,24 @@ class S3Objects:
                 self.abort_uploads([started])
             raise
 
-    def entries(self, prefix: str, doing: str, after: str = "", page: int | None = None) -> Iterator[Entry]:
-        for answer in self._pages(prefix, doing, after, page):
-            yield from self._listed(answer)
-
-    def page(self, prefix: str, doing: str, after: str = "", page: int | None = None) -> tuple[list[Entry], bool]:
-        answer = next(self._pages(prefix, doing, after, page))
-        return self._listed(answer), not answer["IsTruncated"]
-
-    def folders(self, prefix: str, doing: str, page: int | None = None) -> Iterator[str]:
-        for answer in self._pages(prefix, doing, "", page, Delimiter="/"):
-            yield from (self._relative(found["Prefix"])[len(prefix) : -1] for found in answer.get("CommonPrefixes", ()))
-
-    def _pages(self, prefix: str, doing: str, after: str, page: int | None, **options: str) -> Iterator[Any]:
+    def _pages(self, prefix: str, doing: str, after: str, page: int, delimiter: str) -> Iterator[Listing]:
         more = {"StartAfter": self._root + after} if after else {}
+        options = {"Delimiter": delimiter} if delimiter else {}
         while True:
             with reading(doing):
                 answer = self._ask(
-                    "list_objects_v2", Bucket=self.target.bucket, Prefix=self._root + prefix, MaxKeys=page or PAGE,
-                    **options, **more,
+                    "list_objects_v2", Bucket=self.target.bucket, Prefix=self._root + prefix, MaxKeys=page, **options,
+                    **more,
                 )  # fmt: skip
                 more = {"ContinuationToken": answer["NextContinuationToken"]} if _is_truncated(answer) else {}
-            yield answer
+            listed = [
+                Entry(self._relative(found["Key"]), found["Size"], found.get("ETag", ""))
+                for found in answer.get("Contents", ())
+            ]
+            folders = [self._relative(found["Prefix"]) for found in answer.get("CommonPrefixes", ())]
+            yield Listing(listed, folders, not more)
             if not more:
                 return
-
-    def _listed(self, answer: Any) -> list[Entry]:
-        return [
-            Entry(self._relative(found["Key"]), found["Size"], found.get("ETag", ""))
-            for found in answer.get("Contents", ())
-        ]
-
-    def _relative(self, key: str) -> str:
-        return key[len(self._root) :]
 
     def delete(self, names: Sequence[str], page: int | None = None) -> dict[str, Exception]:
         failures: dict[str, Exception] = {}
@@ -230,12 +211,10 @@ class S3Objects:
         return answer
 
     def _observe(self, answer: Any) -> None:
-        date = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
-        if date and self.observe is not None:
-            self.observe(int(parsedate_to_datetime(date).timestamp() * 1000))
+        self._observed(answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date"))
 
-    def close(self) -> None:
-        self.clients.close()
+    def _failed(self, error: Exception, what: str, unknown: type[PersistError]) -> PersistError:
+        raise NotImplementedError  # `client.failed` is used instead
 
 
 def _is_truncated(answer: Mapping[str, Any]) -> bool:
@@ -247,25 +226,6 @@ def _is_truncated(answer: Mapping[str, Any]) -> bool:
     if "IsTruncated" not in answer:
         raise Determinate("the answer to a listing was cut short: it does not say whether there is more")
     return bool(answer["IsTruncated"])
-
-
-def create_marker(objects: S3Objects, name: str, body: bytes, where: str, *, replaces: bool) -> None:
-    """Write a marker twice: the second PUT must be refused. Raises InvalidUsage if the server ignores conditions.
-
-    Such a server would overwrite what another writer stored, and acknowledge both. With `replaces`, it must also know
-    the condition that an object is still the one that was read. `where` is the place for messages.
-    """
-    ignored, doing = None, f"create {name} at {where}"
-    if objects.put(name, body, doing) and objects.put(name, body, doing):
-        ignored = "If-None-Match"
-    elif replaces and objects.put(name, body, doing, replaces='"00000000000000000000000000000000"'):
-        ignored = "If-Match"
-    if ignored is not None:
-        raise InvalidUsage(
-            f"the server of {where} ignores {ignored}: it would overwrite what others wrote. Use one that has "
-            "conditional writes",
-            url=where,
-        )
 
 
 def _body_of(answer: Any) -> bytes:

@@ -1,4 +1,4 @@
-"""Where files are: a folder of this machine, or an S3 prefix. What is in it, and bytes of one file."""
+"""Where files are: a folder of this machine, or a prefix in an object store. What is in it, and bytes of one file."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import os
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from persist_lib.errors import Determinate, NotFound
+from persist_lib.location.objects.store import CloudObjects, objects_at
+from persist_lib.location.objects.target import is_on_cloud
 from persist_lib.sources.protocol import Unread
 
 PACKED = (".gz", ".zst")
@@ -58,7 +60,7 @@ class Folder(Protocol):
     """A place that holds files."""
 
     is_growing: bool
-    """Whether files may be appended to. An object of S3 never is."""
+    """Whether files may be appended to. An object of a store never is."""
 
     def list(self) -> Iterator[File]:
         """Every file, in no order. Hidden ones (a part of the path starts with `.` or `_`) are left out."""
@@ -74,11 +76,12 @@ class Folder(Protocol):
 
 
 def open_folder(place: str) -> Folder:
-    """The folder at a path or `s3://bucket/prefix/?options`. Raises InvalidUsage, and NotFound for a missing folder."""
-    if place.startswith("s3://"):
-        from persist_lib.sources.files.folders import S3Prefix  # noqa: PLC0415 - boto3 is an extra
+    """The folder at a path or a URL as `s3://bucket/prefix/?options`, of any cloud.
 
-        return S3Prefix(place)
+    Raises InvalidUsage, and NotFound for a missing folder.
+    """
+    if is_on_cloud(place):
+        return Prefix(place)
     return Directory(place.removeprefix("file:").removeprefix("//") if place.startswith("file:") else place)
 
 
@@ -117,7 +120,9 @@ class Directory(Folder):
     def __init__(self, place: str) -> None:
         self.root = Path(place)
         if not self.root.is_dir():
-            raise NotFound(f"{place}: there is no such folder. A source reads files in a folder, or an s3:// prefix")
+            raise NotFound(
+                f"{place}: there is no such folder. A source reads files in one, or below s3://, gs:// or az://…"
+            )
 
     def list(self) -> Iterator[File]:
         """Every file that is there now. Links to folders are not followed."""
@@ -170,16 +175,13 @@ class _OnDisk(Opened):
         os.close(self._file)
 
 
-class S3Prefix(Folder):
+class Prefix(Folder):
     """The objects below a prefix of a bucket."""
 
     is_growing = False
 
     def __init__(self, place: str) -> None:
-        from persist_lib.location.s3.client import parse_url  # noqa: PLC0415 - boto3 is an extra
-        from persist_lib.location.s3.objects import S3Objects  # noqa: PLC0415 - the same
-
-        self._objects = S3Objects(parse_url(place))
+        self._objects = objects_at(place)
 
     def list(self) -> Iterator[File]:
         """Every object, by pages."""
@@ -188,16 +190,16 @@ class S3Prefix(Folder):
                 yield File(found.name, found.size, found.version.strip('"'))
 
     def open(self, file: File) -> Opened:
-        return _OnS3(self._objects, file)
+        return _Stored(self._objects, file)
 
     def close(self) -> None:
         self._objects.close()
 
 
-class _OnS3(Opened):
+class _Stored(Opened):
     """One version of an object. Once it is replaced, it is not found."""
 
-    def __init__(self, objects: Any, file: File) -> None:
+    def __init__(self, objects: CloudObjects, file: File) -> None:
         self._objects, self._file, self.size = objects, file, file.size
 
     def range(self, start: int, end: int) -> bytes:

@@ -8,6 +8,7 @@ import msgspec
 
 from persist_lib.arguments import parse_flag, parse_text, shown
 from persist_lib.errors import InvalidUsage
+from persist_lib.location.objects.target import CLOUDS
 from persist_lib.sources.decoding import DECODERS, Decoding
 from persist_lib.sources.files.folders import open_folder
 from persist_lib.sources.files.parquet import ParquetFiles
@@ -25,7 +26,7 @@ SUFFIXES = {
 class Files(
     Kind, msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="files", forbid_unknown_fields=True
 ):
-    """Files in a folder of this machine, or below `s3://bucket/prefix/?options`.
+    """Files in a folder of this machine, or below `s3://bucket/prefix/?options` (or `gs:`, `az:`).
 
     `format` says what a message is: a line ("jsonl", "csv", "text"), or a row ("parquet", "avro"). `suffixes` are the
     endings of the names that are read, without `.gz` and `.zst`. `identity`: see `reader`. With `header` a CSV file's
@@ -34,7 +35,7 @@ class Files(
     """
 
     title = "files"
-    schemes = ("s3", "file")
+    schemes = (*CLOUDS, "file")
     takes = DECODED | {"format"}
     hint = "of files, give --format"
 
@@ -47,7 +48,7 @@ class Files(
 
     def __post_init__(self) -> None:
         if not parse_text(self.place, "place", 4096):
-            raise InvalidUsage("place must be a folder or an s3:// prefix: got ''")
+            raise InvalidUsage("place must be a folder or an s3://, gs:// or az:// prefix: got ''")
         if self.format not in get_args(Format):
             raise InvalidUsage(f"format must be one of {get_args(Format)}: got {shown(self.format)}")
         if self.identity not in get_args(Identity):

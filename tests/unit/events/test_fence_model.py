@@ -1,4 +1,4 @@
-"""Every interleaving of writers that only have conditional PUTs, as a small model of `events.stores.s3`.
+"""Every interleaving of writers that only have conditional PUTs, as a small model of `events.stores.objects`.
 
 Nothing acknowledged is lost, and each rule is needed.
 

@@ -81,16 +81,24 @@ def test_an_unknown_kind_lists_what_there_is_and_what_to_install() -> None:
     ):
         assert kind in said
     assert "hunter2" not in said
-    assert {*known_kinds()} >= {"disk", "sqlt", "lmdb", "rock", "pg", "s3", "persist"}
+    assert {*known_kinds()} >= {"disk", "sqlt", "lmdb", "rock", "pg", "s3", "gs", "az", "persist"}
 
 
 @pytest.mark.parametrize(
-    ("kind", "package"), [("lmdb", "lmdb"), ("rock", "rocksdict"), ("pg", "psycopg"), ("s3", "boto3")]
+    ("kind", "package"),
+    [
+        ("lmdb", "lmdb"),
+        ("rock", "rocksdict"),
+        ("pg", "psycopg"),
+        ("s3", "boto3"),
+        ("gs", "google.auth"),
+        ("az", "azure.core"),
+    ],
 )
 def test_a_missing_extra_is_named(kind: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [*sys.modules]:
         if name == f"persist_lib.events.stores.{kind}" or name.startswith(
-            ("persist_lib.location.postgres", "persist_lib.location.s3")
+            tuple(f"persist_lib.location.{one}" for one in ("postgres", "s3", "gcs", "azure"))
         ):
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, package, None)

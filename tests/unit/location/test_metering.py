@@ -230,7 +230,7 @@ def test_prices_are_named_or_given_in_part_and_never_negative() -> None:
     assert parse_prices("s3") == Prices() == S3_LIST
     assert parse_prices("free") == FREE
     assert parse_prices('{"egress_gib": 0.09}') == Prices(egress_gib=0.09)
-    for wrong in ("", "azure", '{"gets": 1}', '{"get": "1"}', "[]"):
+    for wrong in ("", "aws", '{"gets": 1}', '{"get": "1"}', "[]"):
         with pytest.raises(InvalidUsage, match="prices are"):
             parse_prices(wrong)
     for price in (-1.0, float("nan"), float("inf")):

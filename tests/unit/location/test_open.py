@@ -28,7 +28,7 @@ from persist_lib.location import Location, Scheme, open_location
 from persist_lib.location import open as opening
 from persist_lib.location.file.blob import DELETE_CHUNK
 from persist_lib.location.memory.location import MemoryBlob, MemoryConsensus
-from persist_lib.location.s3.blob import MULTIPART_ABOVE
+from persist_lib.location.objects.blob import MULTIPART_ABOVE
 from persist_lib.location.wrap.around import ReadOnlyConsensus, takes_commands
 from persist_lib.location.wrap.metering import Meter, MeteredConsensus
 from persist_lib.runtime.ambient import Runtime

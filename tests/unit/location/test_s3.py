@@ -28,8 +28,9 @@ from persist_lib.errors import (
     PersistError,
 )
 from persist_lib.location import open_location
-from persist_lib.location.s3.blob import S3Blob, enter
-from persist_lib.location.s3.client import Clients, canonical, failed, parse_url
+from persist_lib.location.objects.blob import ObjectsBlob, enter
+from persist_lib.location.objects.target import canonical, parse_url
+from persist_lib.location.s3.client import Clients, failed
 from persist_lib.location.s3.objects import S3Objects
 from persist_lib.location.scheme import Opening
 from persist_lib.location.wrap.deadline import RetryingBlob, within
@@ -49,8 +50,8 @@ def url() -> str:
 
 
 @pytest.fixture
-def blob(url: str) -> Iterator[S3Blob]:
-    opened = S3Blob(enter(url, Opening(create=True)), multipart_above=6 * MIB, piece=5 * MIB)
+def blob(url: str) -> Iterator[ObjectsBlob]:
+    opened = ObjectsBlob(enter(url, Opening(create=True)), multipart_above=6 * MIB, piece=5 * MIB)
     yield opened
     opened.close()
 
@@ -62,9 +63,9 @@ def proxy() -> Iterator[Proxy]:
 
 
 @pytest.fixture
-def through(url: str, blob: S3Blob, proxy: Proxy) -> Iterator[S3Blob]:
+def through(url: str, blob: ObjectsBlob, proxy: Proxy) -> Iterator[ObjectsBlob]:
     """The same blobs, reached through the proxy, with the impatience of a test."""
-    opened = S3Blob(S3Objects(parse_url(via(url, proxy)), answer_s=1), multipart_above=6 * MIB, piece=5 * MIB)
+    opened = ObjectsBlob(S3Objects(parse_url(via(url, proxy)), answer_s=1), multipart_above=6 * MIB, piece=5 * MIB)
     yield opened
     opened.close()
 
@@ -73,7 +74,7 @@ def via(url: str, proxy: Proxy) -> str:
     return url.replace(f":{servers.s3_server().port}", f":{proxy.port}")
 
 
-def uploads(blob: S3Blob) -> list[str]:
+def uploads(blob: ObjectsBlob) -> list[str]:
     return [upload.key for upload in blob.uploads("")]
 
 
@@ -87,13 +88,13 @@ class Intercepts:
         return self.replaced.get(name) or getattr(self.inner, name)
 
 
-def intercept(monkeypatch: pytest.MonkeyPatch, blob: S3Blob, **replaced: Any) -> None:
+def intercept(monkeypatch: pytest.MonkeyPatch, blob: ObjectsBlob, **replaced: Any) -> None:
     client = blob._objects.clients.get()
     monkeypatch.setattr(blob._objects.clients, "get", lambda: Intercepts(client, **replaced))
 
 
 def test_a_put_that_was_done_though_its_answer_was_lost_succeeds_when_tried_again(
-    blob: S3Blob, through: S3Blob, proxy: Proxy
+    blob: ObjectsBlob, through: ObjectsBlob, proxy: Proxy
 ) -> None:
     proxy.at(1, Fault.DROP_REPLY)
     with pytest.raises(Indeterminate):
@@ -107,7 +108,7 @@ def test_a_put_that_was_done_though_its_answer_was_lost_succeeds_when_tried_agai
 
 @pytest.mark.parametrize("fault", [*Fault])
 def test_whatever_breaks_a_retried_put_ends_as_one_whole_object_or_none(
-    blob: S3Blob, through: S3Blob, proxy: Proxy, fault: Fault
+    blob: ObjectsBlob, through: ObjectsBlob, proxy: Proxy, fault: Fault
 ) -> None:
     proxy.at(1, fault)
     RetryingBlob(through, timeout_s=10).set("s/w/key", b"whole" * 1000)
@@ -118,7 +119,7 @@ def test_whatever_breaks_a_retried_put_ends_as_one_whole_object_or_none(
 @pytest.mark.parametrize("fault", [*Fault])
 @pytest.mark.parametrize("read", ["get", "get_range", "list", "delete"])
 def test_whatever_breaks_a_read_it_is_whole_or_determinate(
-    blob: S3Blob, through: S3Blob, proxy: Proxy, fault: Fault, read: str
+    blob: ObjectsBlob, through: ObjectsBlob, proxy: Proxy, fault: Fault, read: str
 ) -> None:
     blob.set("s/w/key", b"0123456789" * 1000)
     expected: dict[str, Any] = {
@@ -141,7 +142,7 @@ def test_whatever_breaks_a_read_it_is_whole_or_determinate(
 
 @pytest.mark.filterwarnings("ignore:.*")
 def test_an_answer_cut_after_any_byte_is_never_taken_for_the_whole(
-    blob: S3Blob, through: S3Blob, proxy: Proxy, caplog: pytest.LogCaptureFixture
+    blob: ObjectsBlob, through: ObjectsBlob, proxy: Proxy, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Cut among its headers an answer has no length, and looks like an empty object, or an empty page."""
     caplog.set_level("CRITICAL")
@@ -159,14 +160,14 @@ def test_an_answer_cut_after_any_byte_is_never_taken_for_the_whole(
 
 
 def test_a_deletion_whose_answer_is_cut_short_is_not_taken_for_done(
-    blob: S3Blob, monkeypatch: pytest.MonkeyPatch
+    blob: ObjectsBlob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     intercept(monkeypatch, blob, delete_objects=lambda **_: {})
     assert {key: type(error) for key, error in blob.delete_many(["s/w/a"]).items()} == {"s/w/a": Indeterminate}
 
 
-def test_nothing_hangs_beyond_the_caller_s_deadline(blob: S3Blob, url: str, proxy: Proxy) -> None:
-    patient = S3Blob(S3Objects(parse_url(via(url, proxy))))
+def test_nothing_hangs_beyond_the_caller_s_deadline(blob: ObjectsBlob, url: str, proxy: Proxy) -> None:
+    patient = ObjectsBlob(S3Objects(parse_url(via(url, proxy))))
     patient.get("s/x")
     started = time.monotonic()
     proxy.at(1, Fault.BLACK_HOLE)
@@ -177,7 +178,7 @@ def test_nothing_hangs_beyond_the_caller_s_deadline(blob: S3Blob, url: str, prox
 
 
 def test_a_large_object_goes_in_pieces_and_is_not_there_before_the_last(
-    blob: S3Blob, monkeypatch: pytest.MonkeyPatch
+    blob: ObjectsBlob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = os.urandom(12 * MIB + 7)
     client = blob._objects.clients.get()
@@ -200,7 +201,7 @@ def test_a_large_object_goes_in_pieces_and_is_not_there_before_the_last(
     assert uploads(blob) == []
 
 
-def test_pieces_of_what_failed_are_given_up(blob: S3Blob, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pieces_of_what_failed_are_given_up(blob: ObjectsBlob, monkeypatch: pytest.MonkeyPatch) -> None:
     client = blob._objects.clients.get()
 
     def upload_part(**arguments: Any) -> Any:
@@ -216,7 +217,7 @@ def test_pieces_of_what_failed_are_given_up(blob: S3Blob, monkeypatch: pytest.Mo
 
 
 def test_what_a_dead_writer_left_unfinished_is_swept_and_what_a_live_one_is_sending_is_not(
-    blob: S3Blob, monkeypatch: pytest.MonkeyPatch
+    blob: ObjectsBlob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
         intercept(patch, blob, complete_multipart_upload=raising(ReadTimeoutError(endpoint_url="x")))
@@ -275,7 +276,7 @@ def test_each_failure_says_whether_it_happened(
 
 
 def test_a_key_that_could_not_be_deleted_is_named_though_the_answer_is_a_200(
-    blob: S3Blob, monkeypatch: pytest.MonkeyPatch
+    blob: ObjectsBlob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for key in ("s/w/a", "s/w/b"):
         blob.set(key, b"x")
@@ -293,7 +294,7 @@ def test_a_key_that_could_not_be_deleted_is_named_though_the_answer_is_a_200(
 
 
 def test_a_key_that_may_not_be_deleted_is_told_at_once_and_the_others_are_deleted(
-    blob: S3Blob, monkeypatch: pytest.MonkeyPatch
+    blob: ObjectsBlob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One is denied, one has a failure that passes: the second is tried again for, the first is not."""
     for key in ("s/w/a", "s/w/denied", "s/w/failing"):
@@ -324,7 +325,7 @@ def test_a_key_that_may_not_be_deleted_is_told_at_once_and_the_others_are_delete
 
 
 def test_a_thousand_keys_are_one_request_and_a_failed_request_names_only_its_own(
-    blob: S3Blob, monkeypatch: pytest.MonkeyPatch
+    blob: ObjectsBlob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes: list[int] = []
 
@@ -340,7 +341,7 @@ def test_a_thousand_keys_are_one_request_and_a_failed_request_names_only_its_own
     assert set(failures) == {f"s/w/{n}" for n in range(1000, 2000)}
 
 
-def test_more_than_a_thousand_objects_and_uploads_are_all_listed_and_all_go(blob: S3Blob) -> None:
+def test_more_than_a_thousand_objects_and_uploads_are_all_listed_and_all_go(blob: ObjectsBlob) -> None:
     keys = [f"s/w/{n}" for n in range(1005)]
     client = blob._objects.clients.get()
     with ThreadPoolExecutor(8) as pool:
@@ -355,9 +356,9 @@ def test_more_than_a_thousand_objects_and_uploads_are_all_listed_and_all_go(blob
 
 
 @pytest.mark.parametrize("page", [1, 2, 3, 7])
-def test_uploads_are_told_once_each_whatever_a_page_holds(blob: S3Blob, page: int) -> None:
+def test_uploads_are_told_once_each_whatever_a_page_holds(blob: ObjectsBlob, page: int) -> None:
     """Several of one key are on either side of a page's end, where only the upload's id tells them apart."""
-    client, paged = blob._objects.clients.get(), S3Blob(blob._objects, page=page)
+    client, paged = blob._objects.clients.get(), ObjectsBlob(blob._objects, page=page)
     keys = ["s/w/a", "s/w/b", "s/w/b", "s/w/b", "s/w/c", "s/w/c", "t/w/d"]
     ids = [(key, client.create_multipart_upload(**blob._objects.at(f"blob/{key}"))["UploadId"]) for key in keys]
     assert sorted((upload.key, upload.id) for upload in paged.uploads("")) == sorted(ids)
@@ -367,10 +368,10 @@ def test_uploads_are_told_once_each_whatever_a_page_holds(blob: S3Blob, page: in
 
 
 @pytest.mark.parametrize("page", [1, 3])
-def test_pages_are_as_large_as_was_asked(blob: S3Blob, url: str, proxy: Proxy, page: int) -> None:
+def test_pages_are_as_large_as_was_asked(blob: ObjectsBlob, url: str, proxy: Proxy, page: int) -> None:
     for n in range(5):
         blob.set(f"s/w/{n}", b"x")
-    through = S3Blob(S3Objects(parse_url(via(url, proxy))), page=page)
+    through = ObjectsBlob(S3Objects(parse_url(via(url, proxy))), page=page)
     for act, requests in (
         (lambda: [*through.list("s/")], -(-5 // page)),
         (lambda: through.delete_many([f"s/w/{n}" for n in range(5)]), -(-5 // page)),
@@ -382,7 +383,7 @@ def test_pages_are_as_large_as_was_asked(blob: S3Blob, url: str, proxy: Proxy, p
 
 
 def test_a_missing_bucket_is_no_empty_one(url: str) -> None:
-    blob = S3Blob(S3Objects(parse_url(url.replace(f"//{servers.BUCKET}/", "//no-such-bucket/"))))
+    blob = ObjectsBlob(S3Objects(parse_url(url.replace(f"//{servers.BUCKET}/", "//no-such-bucket/"))))
     for call in (lambda: blob.get("s/x"), lambda: [*blob.list("")], lambda: blob.set("s/x", b"")):
         with pytest.raises(NotFound):
             call()
@@ -493,7 +494,9 @@ def test_a_request_is_sent_once_also_when_the_server_asks_to_slow_down(url: str)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     try:
-        blob = S3Blob(S3Objects(parse_url(f"s3://b/x?endpoint=http://127.0.0.1:{server.server_port}&path_style=true")))
+        blob = ObjectsBlob(
+            S3Objects(parse_url(f"s3://b/x?endpoint=http://127.0.0.1:{server.server_port}&path_style=true"))
+        )
         with pytest.raises(Determinate, match="SlowDown"):
             blob.set("s/x", b"x")
         assert seen == ["/b/x/blob/s/x"]

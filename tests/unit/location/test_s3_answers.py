@@ -17,14 +17,15 @@ from jobs.ingesting.reading import read_range
 from persist_lib.errors import Corrupt, Determinate, Indeterminate, PersistError
 from persist_lib.ids import SeqNo
 from persist_lib.location.api import Newest
-from persist_lib.location.s3.blob import S3Blob
-from persist_lib.location.s3.client import Clients, parse_url
-from persist_lib.location.s3.consensus import S3Consensus
+from persist_lib.location.objects.blob import ObjectsBlob
+from persist_lib.location.objects.consensus import ObjectsConsensus
+from persist_lib.location.objects.target import parse_url
+from persist_lib.location.s3.client import Clients
 from persist_lib.location.s3.objects import S3Objects
 from persist_lib.location.wrap.deadline import RetryingBlob, RetryingConsensus, within
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.sources.files.folders import File as Listed
-from persist_lib.sources.files.folders import S3Prefix
+from persist_lib.sources.files.folders import Prefix
 from tests import servers
 
 servers.use_test_credentials()
@@ -109,17 +110,19 @@ def server() -> Iterator[Scripted]:
 
 
 @pytest.fixture
-def blob(server: Scripted) -> Iterator[S3Blob]:
-    blob = S3Blob(S3Objects(parse_url(server.url)))
+def blob(server: Scripted) -> Iterator[ObjectsBlob]:
+    blob = ObjectsBlob(S3Objects(parse_url(server.url)))
     yield blob
     blob.close()
 
 
-def trying(blob: S3Blob, timeout_s: float = 5.0) -> RetryingBlob:
+def trying(blob: ObjectsBlob, timeout_s: float = 5.0) -> RetryingBlob:
     return RetryingBlob(blob, Runtime(), timeout_s)
 
 
-def test_a_conflict_means_that_s3_could_not_decide_and_the_put_is_sent_again(server: Scripted, blob: S3Blob) -> None:
+def test_a_conflict_means_that_s3_could_not_decide_and_the_put_is_sent_again(
+    server: Scripted, blob: ObjectsBlob
+) -> None:
     server.told["PUT"] = [CONFLICT, CONFLICT]
     with pytest.raises(Determinate, match="ConditionalRequestConflict"):
         blob.set("s/k", b"data")
@@ -128,7 +131,7 @@ def test_a_conflict_means_that_s3_could_not_decide_and_the_put_is_sent_again(ser
     assert server.asked == ["PUT", "PUT", "PUT"]
 
 
-def test_a_request_to_slow_down_is_obeyed_within_the_caller_s_deadline(server: Scripted, blob: S3Blob) -> None:
+def test_a_request_to_slow_down_is_obeyed_within_the_caller_s_deadline(server: Scripted, blob: ObjectsBlob) -> None:
     server.told["PUT"] = [SLOW_DOWN] * 4
     started = time.monotonic()
     trying(blob).set("s/k", b"data")
@@ -142,7 +145,7 @@ def test_a_request_to_slow_down_is_obeyed_within_the_caller_s_deadline(server: S
     assert server.asked.count("GET") < 30
 
 
-def test_a_put_that_finds_its_own_object_has_succeeded(server: Scripted, blob: S3Blob) -> None:
+def test_a_put_that_finds_its_own_object_has_succeeded(server: Scripted, blob: ObjectsBlob) -> None:
     """A proxy sent it twice, and passed on the second answer."""
     server.told["PUT"] = [TAKEN._replace(stores=True)]
     blob.set("s/k", b"data")
@@ -150,7 +153,7 @@ def test_a_put_that_finds_its_own_object_has_succeeded(server: Scripted, blob: S
     assert server.asked == ["PUT", "GET"]
 
 
-def test_a_put_that_finds_another_s_object_is_damage(server: Scripted, blob: S3Blob) -> None:
+def test_a_put_that_finds_another_s_object_is_damage(server: Scripted, blob: ObjectsBlob) -> None:
     server.objects[AT] = b"theirs"
     with pytest.raises(Corrupt, match="s/k"):
         blob.set("s/k", b"data")
@@ -158,7 +161,7 @@ def test_a_put_that_finds_another_s_object_is_damage(server: Scripted, blob: S3B
 
 
 def test_an_object_that_was_stored_though_the_answer_was_an_error_is_found_by_the_next_attempt(
-    server: Scripted, blob: S3Blob
+    server: Scripted, blob: ObjectsBlob
 ) -> None:
     for answer in (refusal(500, "InternalError", stores=True), refusal(503, "ServiceUnavailable", stores=True)):
         server.objects.clear()
@@ -169,7 +172,7 @@ def test_an_object_that_was_stored_though_the_answer_was_an_error_is_found_by_th
         assert server.objects == {AT: b"data"}
 
 
-def test_a_404_after_a_put_that_found_its_place_taken_is_tried_again(server: Scripted, blob: S3Blob) -> None:
+def test_a_404_after_a_put_that_found_its_place_taken_is_tried_again(server: Scripted, blob: ObjectsBlob) -> None:
     """Taken, and gone when looked at: somebody deletes, or a cache still says what was so before the PUT."""
     server.told["PUT"] = [TAKEN]
     server.told["GET"] = [MISSING]
@@ -185,7 +188,7 @@ def test_a_404_after_a_put_that_found_its_place_taken_is_tried_again(server: Scr
 
 @pytest.mark.parametrize("announced", [8, 400])
 def test_a_body_shorter_than_announced_is_read_again_and_never_taken_for_whole(
-    server: Scripted, blob: S3Blob, announced: int
+    server: Scripted, blob: ObjectsBlob, announced: int
 ) -> None:
     server.objects[AT] = b"data"
     short = Reply(200, b"data"[:3], announced=announced)
@@ -197,7 +200,9 @@ def test_a_body_shorter_than_announced_is_read_again_and_never_taken_for_whole(
         assert read(trying(blob)) == b"data"
 
 
-def test_a_server_that_stalls_is_waited_for_as_long_as_the_caller_and_no_longer(server: Scripted, blob: S3Blob) -> None:
+def test_a_server_that_stalls_is_waited_for_as_long_as_the_caller_and_no_longer(
+    server: Scripted, blob: ObjectsBlob
+) -> None:
     server.told["GET"] = [Reply(200, b"late", after_s=4)]
     started = time.monotonic()
     with pytest.raises(PersistError):
@@ -212,7 +217,7 @@ def test_a_server_that_stalls_is_waited_for_as_long_as_the_caller_and_no_longer(
 def test_a_compare_and_set_that_s3_did_not_decide_is_lost_by_nobody(
     server: Scripted, answer: Reply, is_known: bool
 ) -> None:
-    consensus = S3Consensus(S3Objects(parse_url(server.url.replace("s3:", "s3+cas:"))))
+    consensus = ObjectsConsensus(S3Objects(parse_url(server.url.replace("s3:", "s3+cas:"))))
     assert consensus.compare_and_set("s", None, b"1")
     server.told["PUT"] = [answer]
     attempt: Callable[[], bool] = lambda: RetryingConsensus(consensus, Runtime(), 5).compare_and_set(  # noqa: E731
@@ -246,7 +251,7 @@ def test_a_range_is_cut_out_of_a_whole_object_and_none_of_one_that_did_not_arriv
     def read() -> bytes:
         if use == "ingestion":
             return b"".join(read_range(Ingested("s3://bucket/a", 10, "v", ""), 2, 5))
-        with closing(S3Prefix("s3://bucket/")) as folder:
+        with closing(Prefix("s3://bucket/")) as folder:
             return bytes(folder.open(Listed("a", 10, "v")).range(2, 5))
 
     monkeypatch.setattr("jobs.ingesting.inputs.PATIENCE_S", 0.0)

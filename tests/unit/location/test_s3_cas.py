@@ -13,9 +13,9 @@ from persist_lib.errors import Corrupt, Determinate, Indeterminate, InvalidUsage
 from persist_lib.ids import SeqNo
 from persist_lib.location import open_location
 from persist_lib.location.api import Newest, Row
-from persist_lib.location.s3.blob import enter
-from persist_lib.location.s3.client import parse_url
-from persist_lib.location.s3.consensus import RECENT_S, S3Consensus
+from persist_lib.location.objects.blob import enter
+from persist_lib.location.objects.consensus import RECENT_S, ObjectsConsensus
+from persist_lib.location.objects.target import parse_url
 from persist_lib.location.s3.objects import S3Objects
 from persist_lib.location.scheme import Opening
 from persist_lib.testing import ManualClock
@@ -39,11 +39,11 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-def opened(url: str, clock: ManualClock) -> Iterator[Callable[[], S3Consensus]]:
-    made: list[S3Consensus] = []
+def opened(url: str, clock: ManualClock) -> Iterator[Callable[[], ObjectsConsensus]]:
+    made: list[ObjectsConsensus] = []
 
-    def make() -> S3Consensus:
-        made.append(S3Consensus(enter(url, Opening(create=True)), runtime=clock.runtime(len(made)), page=4))
+    def make() -> ObjectsConsensus:
+        made.append(ObjectsConsensus(enter(url, Opening(create=True)), runtime=clock.runtime(len(made)), page=4))
         return made[-1]
 
     yield make
@@ -75,13 +75,13 @@ class Acts:
 
 
 def interpose(
-    consensus: S3Consensus, monkeypatch: pytest.MonkeyPatch, operation: str, act: Callable[[], object], **how: bool
+    consensus: ObjectsConsensus, monkeypatch: pytest.MonkeyPatch, operation: str, act: Callable[[], object], **how: bool
 ) -> None:
     acts = Acts(consensus._objects.clients.get(), operation, act, **how)
     monkeypatch.setattr(consensus._objects.clients, "get", lambda: acts)
 
 
-def fill(consensus: S3Consensus, first: int, last: int) -> None:
+def fill(consensus: ObjectsConsensus, first: int, last: int) -> None:
     for n in range(first, last + 1):
         assert consensus.compare_and_set("s", after(n - 1), b"%d" % n)
 
@@ -92,7 +92,7 @@ def rows(first: int, last: int) -> list[Row]:
 
 @pytest.mark.parametrize("stale", [None, 1, 3])
 def test_a_stale_client_that_writes_into_a_freed_place_has_not_won_and_is_never_read(
-    opened: Callable[[], S3Consensus], monkeypatch: pytest.MonkeyPatch, stale: int | None
+    opened: Callable[[], ObjectsConsensus], monkeypatch: pytest.MonkeyPatch, stale: int | None
 ) -> None:
     late, busy = opened(), opened()
     fill(busy, 1, 3) if stale else None
@@ -116,7 +116,7 @@ def test_a_stale_client_that_writes_into_a_freed_place_has_not_won_and_is_never_
 
 
 def test_a_stale_client_is_told_that_it_lost_without_writing_anything(
-    opened: Callable[[], S3Consensus], clock: ManualClock
+    opened: Callable[[], ObjectsConsensus], clock: ManualClock
 ) -> None:
     late, busy = opened(), opened()
     fill(late, 1, 3)
@@ -129,7 +129,7 @@ def test_a_stale_client_is_told_that_it_lost_without_writing_anything(
 
 
 def test_a_winner_whose_row_was_truncated_before_it_could_be_sure_is_in_doubt_and_not_wrong(
-    opened: Callable[[], S3Consensus], monkeypatch: pytest.MonkeyPatch
+    opened: Callable[[], ObjectsConsensus], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, other = opened(), opened()
     fill(one, 1, 3)
@@ -146,7 +146,7 @@ def test_a_winner_whose_row_was_truncated_before_it_could_be_sure_is_in_doubt_an
 
 
 def test_a_scan_that_meets_a_truncation_and_a_stray_reads_neither_a_gap_nor_the_stray(
-    opened: Callable[[], S3Consensus], monkeypatch: pytest.MonkeyPatch
+    opened: Callable[[], ObjectsConsensus], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reader, busy = opened(), opened()
     fill(busy, 1, 6)
@@ -164,7 +164,7 @@ def test_a_scan_that_meets_a_truncation_and_a_stray_reads_neither_a_gap_nor_the_
 
 
 def test_truncation_that_died_after_raising_the_floor_is_finished_by_the_next(
-    opened: Callable[[], S3Consensus], monkeypatch: pytest.MonkeyPatch
+    opened: Callable[[], ObjectsConsensus], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dying, next_ = opened(), opened()
     fill(dying, 1, 5)
@@ -182,7 +182,7 @@ def test_truncation_that_died_after_raising_the_floor_is_finished_by_the_next(
 
 
 def test_of_two_truncations_the_floor_keeps_the_higher(
-    opened: Callable[[], S3Consensus], monkeypatch: pytest.MonkeyPatch
+    opened: Callable[[], ObjectsConsensus], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     low, high = opened(), opened()
     fill(low, 1, 6)
@@ -193,7 +193,7 @@ def test_of_two_truncations_the_floor_keeps_the_higher(
 
 @pytest.mark.parametrize("seqno", [1, 3])
 def test_a_truncation_whose_row_another_one_has_deleted_by_now_has_nothing_to_do(
-    opened: Callable[[], S3Consensus], monkeypatch: pytest.MonkeyPatch, seqno: int
+    opened: Callable[[], ObjectsConsensus], monkeypatch: pytest.MonkeyPatch, seqno: int
 ) -> None:
     """It is no attempt to pass the newest row, though its own is not there."""
     low, high = opened(), opened()
@@ -203,7 +203,7 @@ def test_a_truncation_whose_row_another_one_has_deleted_by_now_has_nothing_to_do
     assert high.scan("s", SeqNo(0), 9) == rows(5, 6)
 
 
-def test_a_row_that_is_lost_is_damage_and_no_end_of_the_log(opened: Callable[[], S3Consensus]) -> None:
+def test_a_row_that_is_lost_is_damage_and_no_end_of_the_log(opened: Callable[[], ObjectsConsensus]) -> None:
     consensus = opened()
     fill(consensus, 1, 5)
     consensus._objects.clients.get().delete_object(**consensus._objects.at(consensus._row("s", SeqNo(3))))
@@ -216,7 +216,7 @@ def test_a_row_that_is_lost_is_damage_and_no_end_of_the_log(opened: Callable[[],
 
 
 def test_a_row_that_another_one_replaced_is_not_followed_once_that_can_be_seen(
-    opened: Callable[[], S3Consensus], clock: ManualClock
+    opened: Callable[[], ObjectsConsensus], clock: ManualClock
 ) -> None:
     """An older copy of the bucket was restored, and others came back to the seqno that this client saw."""
     live, restoring = opened(), opened()
@@ -234,13 +234,13 @@ def test_a_row_that_another_one_replaced_is_not_followed_once_that_can_be_seen(
 @pytest.mark.parametrize("fault", [*Fault])
 @pytest.mark.parametrize("index", [1, 2, 3])
 def test_whatever_breaks_a_compare_and_set_its_answer_is_true_or_in_doubt(
-    opened: Callable[[], S3Consensus], url: str, fault: Fault, index: int
+    opened: Callable[[], ObjectsConsensus], url: str, fault: Fault, index: int
 ) -> None:
     consensus = opened()
     fill(consensus, 1, 2)
     with Proxy(servers.s3_server().port) as proxy:
         clients = S3Objects(parse_url(url.replace(f":{servers.s3_server().port}", f":{proxy.port}")), answer_s=1)
-        through = S3Consensus(clients)
+        through = ObjectsConsensus(clients)
         assert through.scan("s", SeqNo(0), 9) == rows(1, 2)
         proxy.at(index, fault)
         won: bool | None
@@ -259,12 +259,12 @@ def test_whatever_breaks_a_compare_and_set_its_answer_is_true_or_in_doubt(
         through.close()
 
 
-def test_the_requests_of_each_operation(opened: Callable[[], S3Consensus], url: str) -> None:
+def test_the_requests_of_each_operation(opened: Callable[[], ObjectsConsensus], url: str) -> None:
     """What docs/design/0012 says that it costs."""
     consensus = opened()
     fill(consensus, 1, 3)
     with Proxy(servers.s3_server().port) as proxy:
-        through = S3Consensus(S3Objects(parse_url(url.replace(f":{servers.s3_server().port}", f":{proxy.port}"))))
+        through = ObjectsConsensus(S3Objects(parse_url(url.replace(f":{servers.s3_server().port}", f":{proxy.port}"))))
         for act, requests in (
             (lambda: through.head("s"), 2),
             (lambda: through.scan("s", SeqNo(3), 9), 3),
@@ -280,7 +280,7 @@ def test_the_requests_of_each_operation(opened: Callable[[], S3Consensus], url: 
 
 
 def test_more_than_a_thousand_rows_and_keys_are_listed_and_truncated(url: str) -> None:
-    consensus = S3Consensus(enter(url, Opening(create=True)))
+    consensus = ObjectsConsensus(enter(url, Opening(create=True)))
     client = consensus._objects.clients.get()
     rows, keys = [("s", n) for n in range(1, 1006)], [(f"t{n}", 1) for n in range(1005)]
     with ThreadPoolExecutor(8) as pool:

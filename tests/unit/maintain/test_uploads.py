@@ -25,7 +25,7 @@ from persist_lib.format.paths import blob_key
 from persist_lib.ids import PartKey, ShardId
 from persist_lib.location import open_location
 from persist_lib.location.api import BlobEntry
-from persist_lib.location.s3.blob import S3Blob
+from persist_lib.location.objects.blob import ObjectsBlob
 from persist_lib.location.wrap.around import Operation
 from persist_lib.maintain import Audited
 from persist_lib.testing import ManualClock, check_world, contents_of
@@ -52,8 +52,8 @@ class Uploading:
         return persist.open(location, config=CONFIG, runtime=self.clock.runtime())
 
     @property
-    def blob(self) -> S3Blob:
-        assert isinstance(self.location.blob, S3Blob)
+    def blob(self) -> ObjectsBlob:
+        assert isinstance(self.location.blob, ObjectsBlob)
         return self.location.blob
 
     def begin(self, key: str) -> None:
@@ -117,7 +117,7 @@ def test_an_id_is_remembered_while_something_of_it_is_unfinished(place: Uploadin
 class Blind:
     """A server that does not tell its uploads, or will not give one up."""
 
-    def __init__(self, inner: S3Blob, *, tells: bool) -> None:
+    def __init__(self, inner: ObjectsBlob, *, tells: bool) -> None:
         self._inner, self._tells = inner, tells
 
     def __getattr__(self, name: str) -> Any:

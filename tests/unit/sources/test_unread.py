@@ -17,7 +17,7 @@ import persist_lib as persist
 from persist_lib.errors import Determinate, InvalidUsage
 from persist_lib.location.s3 import client as s3_client
 from persist_lib.sources import Decoding, Files, Sources
-from persist_lib.sources.files.folders import Directory, S3Prefix
+from persist_lib.sources.files.folders import Directory, Prefix
 from persist_lib.sources.protocol import Mark, SourceReader, Unread, settled
 from tests.unit.sources.test_running import Place, row
 from tests.worlds import World
@@ -219,4 +219,4 @@ class Cut:
 def test_a_listing_of_s3_that_was_cut_short_is_no_empty_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(s3_client.Clients, "get", lambda _self: Cut())
     with pytest.raises(Determinate, match="cut short"):
-        list(S3Prefix("s3://bucket/in/").list())
+        list(Prefix("s3://bucket/in/").list())

@@ -1,4 +1,4 @@
-"""Blobs on S3, or on a server with its protocol: written once by conditional PUT, durable and visible on return."""
+"""Blobs in an object store: written once by conditional PUT, durable and visible on return."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from persist_lib.location.contract import (
     no_location,
     written_before,
 )
-from persist_lib.location.s3.client import canonical, parse_url
-from persist_lib.location.s3.objects import MIB, MOST_BYTES, PAGE, PIECE, S3Objects, create_marker
+from persist_lib.location.objects.store import MIB, MOST_BYTES, PAGE, PIECE, CloudObjects, create_marker, objects_at
+from persist_lib.location.objects.target import canonical
 from persist_lib.location.scheme import Opening
 
 BLOBS = "blob/"
@@ -27,11 +27,11 @@ MULTIPART_ABOVE = 32 * MIB
 """Objects above this size are sent in pieces. A usual append is one request."""
 
 
-class S3Blob:
+class ObjectsBlob:
     """Objects below `<prefix>/blob/` of a bucket."""
 
     def __init__(
-        self, objects: S3Objects, *, multipart_above: int = MULTIPART_ABOVE, piece: int = PIECE, page: int = PAGE
+        self, objects: CloudObjects, *, multipart_above: int = MULTIPART_ABOVE, piece: int = PIECE, page: int = PAGE
     ) -> None:
         self._objects = objects
         self._page = page
@@ -105,10 +105,10 @@ def _entry(found: Entry) -> BlobEntry:
     return BlobEntry(found.name.removeprefix(BLOBS), found.size)
 
 
-class S3Puts:
+class ObjectsPuts:
     """Puts blobs with credentials that allow nothing else: each is one PUT, and no other request is ever made."""
 
-    def __init__(self, objects: S3Objects) -> None:
+    def __init__(self, objects: CloudObjects) -> None:
         self._objects = objects
 
     def set(self, key: str, data: bytes | memoryview) -> None:
@@ -117,16 +117,16 @@ class S3Puts:
         A look at what is there would need the right to read it. A key that holds a digest makes it needless.
         """
         if (size := memoryview(data).nbytes) > MOST_BYTES:
-            raise InvalidUsage(f"blob {key!r} has {size} bytes, and S3 takes {MOST_BYTES} in one PUT", key=key)
+            raise InvalidUsage(f"blob {key!r} has {size} bytes, and a PUT takes at most {MOST_BYTES}", key=key)
         self._objects.put(BLOBS + check_key(key), data, f"store blob {key!r}")
 
     def close(self) -> None:
         self._objects.close()
 
 
-def enter(url: str, opening: Opening) -> S3Objects:
+def enter(url: str, opening: Opening) -> CloudObjects:
     """Return the objects of the location at a URL. Checks that it exists in a known format, or makes it."""
-    objects = S3Objects(parse_url(url), runtime=opening.runtime)
+    objects = objects_at(url, opening.runtime)
     try:
         if not _check_marker(objects, url):
             if not opening.create:
@@ -138,7 +138,7 @@ def enter(url: str, opening: Opening) -> S3Objects:
     return objects
 
 
-def _check_marker(objects: S3Objects, url: str) -> bool:
+def _check_marker(objects: CloudObjects, url: str) -> bool:
     marker = objects.get(MARKER, f"open the location {url}")
     if marker is None:
         return False
@@ -146,22 +146,23 @@ def _check_marker(objects: S3Objects, url: str) -> bool:
     return True
 
 
-def _create(objects: S3Objects, url: str) -> None:
+def _create(objects: CloudObjects, url: str) -> None:
     there, _ = objects.page("", f"look into {url}", page=1)
     if there and not _check_marker(objects, url):
         raise foreign_place(url, f"objects ({there[0].name})", "another prefix")
-    has_log = url.startswith("s3+cas:")  # whose floor is replaced on the condition that it is the one that was read
+    # With a log, whose floor is replaced on the condition that it is the one that was read.
+    has_log = url.partition(":")[0].endswith("+cas")
     create_marker(objects, MARKER, MARKER_BODY, url, replaces=has_log)
 
 
-def open_blob(url: str, opening: Opening) -> S3Blob:
+def open_blob(url: str, opening: Opening) -> ObjectsBlob:
     """Open the blobs of a URL of this scheme."""
-    return S3Blob(enter(url, opening))
+    return ObjectsBlob(enter(url, opening))
 
 
-def open_puts(url: str, _opening: Opening) -> S3Puts:
+def open_puts(url: str, _opening: Opening) -> ObjectsPuts:
     """Open a URL of this scheme, without a request."""
-    return S3Puts(S3Objects(parse_url(url)))
+    return ObjectsPuts(objects_at(url))
 
 
-__all__ = ["S3Blob", "canonical", "enter", "open_blob", "open_puts"]
+__all__ = ["ObjectsBlob", "canonical", "enter", "open_blob", "open_puts"]

@@ -1,4 +1,6 @@
-r"""Event logs on S3: `s3:URL`, as in `s3:s3\://bucket/ledger`, with the options of a location's URL.
+r"""Event logs in object stores: `s3:URL`, as in `s3:s3\://bucket/ledger`, or `gs:`, `az:`.
+
+The options are those of a location's URL.
 
 One object at a time is written, on a condition: that it is not there, or that it is as it was read.
 
@@ -22,6 +24,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, wait
+from functools import partial
 from itertools import islice
 from typing import NamedTuple
 
@@ -40,8 +43,8 @@ from persist_lib.events.record import (
 )
 from persist_lib.events.stores.shared import Objects, encode_meta, fenced, open_meta
 from persist_lib.location.api import Object
-from persist_lib.location.s3.client import parse_url
-from persist_lib.location.s3.objects import S3Objects, create_marker
+from persist_lib.location.objects.store import CloudObjects, create_marker, objects_at
+from persist_lib.location.objects.target import CLOUDS
 from persist_lib.runtime.ambient import Runtime
 
 MARKER = "events.json"
@@ -66,7 +69,7 @@ class Tail(NamedTuple):
     epoch: int = 0
 
 
-class S3Records:
+class ObjectRecords:
     """See `api.RecordStore`."""
 
     def __init__(self, objects: Objects, log: bytes, runtime: Runtime) -> None:
@@ -340,13 +343,14 @@ def _name(key: Key) -> str:
     return f"{key.space}/{key.id:020d}/{key.fragment:010d}"
 
 
-def open_s3(options: Sequence[str], opening: Opening) -> S3Records:
-    """Open a log: `s3:URL`."""
-    if len(options) != 1 or not options[0].startswith("s3://"):
+def open_log(scheme: str, options: Sequence[str], opening: Opening) -> ObjectRecords:
+    """Open a log: `s3:URL`, or of another cloud."""
+    if len(options) != 1 or not options[0].startswith(f"{scheme}://"):
         raise InvalidUsage(
-            r"a store of events on S3 is s3:URL, with \: for each colon in the URL, as in s3:s3\://bucket/ledger"
+            rf"a store of events on {CLOUDS[scheme].name} is {scheme}:URL, with \: for each colon in the URL, as in "
+            rf"{scheme}:{scheme}\://{CLOUDS[scheme].bucket}/ledger"
         )
-    objects = S3Objects(parse_url(options[0]))
+    objects = objects_at(options[0])
     try:
         found = objects.get(MARKER, f"read {MARKER!r}")
         if found is None:
@@ -354,13 +358,13 @@ def open_s3(options: Sequence[str], opening: Opening) -> S3Records:
                 raise NotFound(f"there is no event log at {objects.where}. Check the URL; a writer makes one")
             found = _create(objects, opening)
         meta = open_meta(found.data, objects.where)
-        return S3Records(Objects(objects, opening.runtime), meta, opening.runtime)
+        return ObjectRecords(Objects(objects, opening.runtime), meta, opening.runtime)
     except BaseException:
         objects.close()
         raise
 
 
-def _create(objects: S3Objects, opening: Opening) -> Object:
+def _create(objects: CloudObjects, opening: Opening) -> Object:
     """Make the marker. Another writer may have made it before."""
     there, _ = objects.page("", "list ''", page=1)
     if there and there[0].name != MARKER:
@@ -374,4 +378,4 @@ def _create(objects: S3Objects, opening: Opening) -> Object:
     return found
 
 
-KIND = Kind(open_s3)
+KINDS = {scheme: Kind(partial(open_log, scheme)) for scheme in CLOUDS}

@@ -1,9 +1,9 @@
-"""Consensus on S3 alone, by conditional PUT, without a database: `s3+cas://bucket/prefix`, blobs included.
+"""Consensus in an object store alone, by conditional PUT, without a database: `s3+cas://bucket/prefix`, and the like.
 
     <prefix>/log/<key>/v<seqno>     one object for each row, made by PUT with If-None-Match
     <prefix>/floor/<key>            the seqno that the log of the key was truncated to, which only rises
 
-A row is appended by creating its object; of two writers, S3 lets one succeed. The remaining danger is a stale client
+A row is appended by creating its object; of two writers, one succeeds. The remaining danger is a stale client
 whose seqno had a row that truncation has deleted: it *can* create the object again. So the floor rises before anything
 below it is deleted, and it is read after each PUT: a row below the floor does not count. See
 docs/design/0012-consensus-on-s3-alone.md.
@@ -20,9 +20,9 @@ from persist_lib.errors import Corrupt, Determinate, Indeterminate, InvalidUsage
 from persist_lib.ids import SeqNo
 from persist_lib.location.api import START_BYTES, Change, Entry, Newest, Row
 from persist_lib.location.contract import MARKER, RemoteClock, check_limit, next_seqno, not_in_log, passes_newest
-from persist_lib.location.s3.blob import enter, open_blob, open_puts
-from persist_lib.location.s3.client import canonical
-from persist_lib.location.s3.objects import PAGE, S3Objects
+from persist_lib.location.objects.blob import enter, open_blob, open_puts
+from persist_lib.location.objects.store import PAGE, CloudObjects
+from persist_lib.location.objects.target import canonical
 from persist_lib.location.scheme import Opening
 from persist_lib.runtime.ambient import Runtime
 
@@ -52,10 +52,10 @@ class _Seen(NamedTuple):
     read_at: float
 
 
-class S3Consensus:
+class ObjectsConsensus:
     """Rows as objects. A compare-and-set is one PUT and one GET; there are no transactions over several keys."""
 
-    def __init__(self, objects: S3Objects, *, runtime: Runtime | None = None, page: int = PAGE) -> None:
+    def __init__(self, objects: CloudObjects, *, runtime: Runtime | None = None, page: int = PAGE) -> None:
         self._objects = objects
         self._runtime = runtime or Runtime()
         self._clock = RemoteClock(self._runtime)
@@ -186,9 +186,10 @@ class S3Consensus:
         )
 
     def compare_and_set_many(self, changes: Mapping[str, Change]) -> bool:
-        """Refused: S3 changes one object at a time."""
+        """Refused: an object store changes one object at a time."""
         raise InvalidUsage(
-            f"cannot set {list(changes) or 'several keys'} at once: S3 alone has no transactions over several shards. "
+            f"cannot set {list(changes) or 'several keys'} at once: {self._objects.target.cloud.name} alone has no "
+            "transactions over several shards. "
             "Use consensus= with PostgreSQL, or append to one shard at a time"
         )
 
@@ -326,11 +327,11 @@ class S3Consensus:
             return {key: seqno for key, seqno in zip(keys, last, strict=True) if seqno is not None}
 
     def now(self) -> int:
-        """Return S3's time in ms since the epoch, to the second: that of its last answer, plus the time since then."""
+        """Return the store's time in ms since the epoch, to the second: of its last answer, and what passed since."""
         return self._clock.now(self._ask)
 
     def _ask(self) -> int:
-        self._objects.find(MARKER, "read S3's clock")
+        self._objects.find(MARKER, "read the store's clock")
         return self._clock.last
 
     def close(self) -> None:
@@ -350,9 +351,9 @@ def _quoted(key: str) -> str:
     return quote(key, safe="")
 
 
-def open_consensus(url: str, opening: Opening) -> S3Consensus:
+def open_consensus(url: str, opening: Opening) -> ObjectsConsensus:
     """Open the consensus of a URL of this scheme."""
-    return S3Consensus(enter(url, opening), runtime=opening.runtime)
+    return ObjectsConsensus(enter(url, opening), runtime=opening.runtime)
 
 
-__all__ = ["S3Consensus", "canonical", "open_blob", "open_consensus", "open_puts"]
+__all__ = ["ObjectsConsensus", "canonical", "open_blob", "open_consensus", "open_puts"]

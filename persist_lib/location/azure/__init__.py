@@ -1,0 +1,1 @@
+"""Objects in Azure Blob Storage."""
