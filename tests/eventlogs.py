@@ -20,9 +20,9 @@ def specifier(kind: str, folder: Path, limit: int | None = None) -> str:
     match kind:
         case "pg":
             place = servers.postgres_at().replace(":", "\\:") + f":{name}"
-        case "s3":
+        case "s3" | "gs" | "az":
             servers.use_test_credentials()
-            place = servers.s3_url(name=name).replace(":", "\\:")
+            place = servers.store_url(kind, name=name).replace(":", "\\:")
         case "persist":
             place = f"file:{folder}/{name}".replace(":", "\\:")
         case _:

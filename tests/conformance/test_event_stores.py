@@ -17,12 +17,14 @@ from persist_lib.errors import AlreadyWritten, Fenced, InvalidName, InvalidUsage
 from persist_lib.events import Key, Scans, open_store
 from persist_lib.events.record import decode_head, encode_number
 from persist_lib.events.store import LogStore
-from tests.eventlogs import KINDS, contents, store_of, write
+from tests.eventlogs import KINDS as ALL
+from tests.eventlogs import contents, store_of, write
 
 LIMITS = {"whole": None, "64KiB": 65536, "100": 100}
 
 
-SERVED = ("pg", "s3", "persist")
+KINDS = (*ALL, "gs", "az")
+SERVED = ("pg", "s3", "persist", "gs", "az")
 """Slower ones, which `make events` runs with all limits. Whole records are in the tests of any kind."""
 IS_ALL = os.environ.get("PERSIST_EVENTS") == "all"
 

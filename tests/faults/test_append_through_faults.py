@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from typing import Any, NamedTuple
 
 import pytest
@@ -49,21 +49,31 @@ class Place(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def proxies() -> Iterator[dict[str, Proxy]]:
-    with Proxy(servers.s3_server().port) as s3, Proxy(servers.postgres_port()) as postgres:
-        yield {"s3": s3, "postgresql": postgres}
+def proxy_of() -> Iterator[Callable[[str], Proxy]]:
+    with ExitStack() as stack:
+        made: dict[str, Proxy] = {}
+
+        def proxy(server: str) -> Proxy:
+            if server not in made:
+                port = servers.postgres_port() if server == "postgresql" else servers.STORES[server]().port
+                made[server] = stack.enter_context(Proxy(port))
+            return made[server]
+
+        yield proxy
 
 
 @pytest.fixture
-def place(proxies: dict[str, Proxy]) -> Iterator[Place]:
-    name = os.urandom(8).hex()
+def place(proxy_of: Callable[[str], Proxy], server: str) -> Iterator[Place]:
+    """Blobs on the server that breaks; if that is the database, on S3."""
+    name, scheme = os.urandom(8).hex(), "s3" if server == "postgresql" else server
+    store, proxies = servers.STORES[scheme](), {each: proxy_of(each) for each in (scheme, "postgresql")}
 
-    def urls(s3: int, postgres: int) -> tuple[str, str]:
-        blobs = f"s3://{servers.BUCKET}/{name}?endpoint=http://127.0.0.1:{s3}&path_style=true"
+    def urls(port: int, postgres: int) -> tuple[str, str]:
+        blobs = store.location(name).replace(f":{store.port}", f":{port}")
         return blobs, servers.postgres_at(postgres, persist_schema=f"t{name}")
 
-    direct = urls(servers.s3_server().port, servers.postgres_port())
-    through = urls(proxies["s3"].port, proxies["postgresql"].port)
+    direct = urls(store.port, servers.postgres_port())
+    through = urls(proxies[scheme].port, proxies["postgresql"].port)
     for proxy in proxies.values():
         proxy.at(0, None)
     yield Place(direct, through, proxies)
@@ -97,7 +107,7 @@ def undisturbed_contents(client: persist.Client, as_of: int) -> dict[Any, int]:
 
 
 @pytest.mark.parametrize("fault", [*Fault])
-@pytest.mark.parametrize("server", ["s3", "postgresql"])
+@pytest.mark.parametrize("server", [*servers.STORES, "postgresql"])
 def test_an_append_broken_at_any_request_is_there_once_or_not_and_decided(
     place: Place, server: str, fault: Fault
 ) -> None:
@@ -135,7 +145,7 @@ def test_an_append_broken_at_any_request_is_there_once_or_not_and_decided(
 
 @pytest.mark.timeout(600 if HAS_TIME else 120)
 @pytest.mark.parametrize("fault", [fault for fault in Fault if fault is not Fault.DELAY])
-@pytest.mark.parametrize("server", ["s3", "postgresql"])
+@pytest.mark.parametrize("server", [*servers.STORES, "postgresql"])
 def test_maintenance_broken_at_any_request_deletes_nothing_that_is_alive(
     place: Place, server: str, fault: Fault
 ) -> None:
@@ -166,7 +176,7 @@ def test_maintenance_broken_at_any_request_deletes_nothing_that_is_alive(
 
 
 @pytest.mark.parametrize("fault", [*Fault])
-@pytest.mark.parametrize("server", ["s3", "postgresql"])
+@pytest.mark.parametrize("server", [*servers.STORES, "postgresql"])
 def test_a_snapshot_broken_at_any_request_is_whole_or_an_error(place: Place, server: str, fault: Fault) -> None:
     proxy = place.proxies[server]
     with open_quietly(place.direct, PATIENT_S) as witness:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -26,15 +27,19 @@ def postgres(port: int, name: str) -> str:
     return f"pg:{servers.postgres_at(port)}".replace(":", "\\:").replace("\\:", ":", 1) + f":{name}"
 
 
-def s3(port: int, name: str) -> str:
+def cloud(scheme: str, port: int, name: str) -> str:
     servers.use_test_credentials()
-    url = f"s3://{servers.BUCKET}/{name}?endpoint=http://127.0.0.1:{port}&path_style=true"
-    return "s3:" + url.replace(":", "\\:")
+    server = servers.STORES[scheme]()
+    url = server.location(name, scheme).replace(f":{server.port}", f":{port}")
+    return f"{scheme}:" + url.replace(":", "\\:")
 
 
 KINDS: dict[str, tuple[Callable[[], int], Callable[[int, str], str]]] = {
     "pg": (servers.postgres_port, postgres),
-    "s3": (lambda: int(servers.s3_server().url.rpartition(":")[2]), s3),
+    **{
+        scheme: (lambda scheme=scheme: servers.STORES[scheme]().port, partial(cloud, scheme))  # type: ignore[misc]
+        for scheme in servers.STORES
+    },
 }
 CASES = [(kind, fault) for kind in KINDS for fault in FAULTS if (kind, fault) != ("pg", Fault.DUPLICATE)]
 """TCP delivers no statement twice, and nothing between a writer and PostgreSQL repeats one; proxies of HTTP do."""

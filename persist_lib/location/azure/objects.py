@@ -43,6 +43,7 @@ from persist_lib.runtime.ambient import Runtime
 
 MOST_IN_A_PUT = 5000 * MIB
 MOST_ENDS = 1000
+REQUEST_ID = "x-ms-client-request-id"
 THROTTLED = ("ServerBusy", "AccountIopsLimitExceeded")
 """Refusals of a request for now, although their status says that the server failed."""
 
@@ -190,8 +191,16 @@ class AzureObjects(CloudObjects):
         )  # fmt: skip
 
     def _hear(self, answer: PipelineResponse[Any, Any]) -> None:
-        """Note the time in an answer. Azure's client reads again what was cut short, while the caller is patient."""
-        self._observed(answer.http_response.headers.get("Date"))
+        """Note the time in an answer, and see that it is one to this request: Azure says which it answers.
+
+        If not, the answers on a connection are behind, and are so from then on. Azure's client reads again what was
+        cut short, while the caller is patient.
+        """
+        headers, asked = answer.http_response.headers, answer.http_request.headers
+        self._observed(headers.get("Date"))
+        if headers.get(REQUEST_ID, asked[REQUEST_ID]) != asked[REQUEST_ID]:
+            self.clients.forget()
+            raise AzureError("this is the answer to another request")
         if patience_s(1.0) <= 0:
             raise Determinate("the caller's deadline has passed in the middle of an answer")
 

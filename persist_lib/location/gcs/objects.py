@@ -166,7 +166,7 @@ class GcsObjects(CloudObjects):
 
     def _ask(self, price: int, method: str, path: str, params: Mapping[str, str], **how: Any) -> closing[Any]:
         """Make a request; close its answer. The caller turns errors into those of Persist."""
-        session = self.clients.get()
+        session = how.pop("session", None) or self.clients.get()
         requested(price)
         answer = session.request(
             method, self._endpoint + path, params=params, timeout=self._timeouts(), allow_redirects=False, **how
@@ -178,11 +178,14 @@ class GcsObjects(CloudObjects):
     def _is_missing(self, answer: Any) -> bool:
         """Whether an object is missing. A missing bucket answers the same, and would make everything look empty.
 
-        So before anything was found in the bucket, it is asked for a listing, which raises NotFound.
+        So before anything was found in the bucket, it is asked for a listing, which raises NotFound: by a connection
+        of its own, as on this one the same answer may come again.
         """
         if answer.status_code == MISSING and not self._is_bucket_there:
-            with self._ask(LISTS, "GET", self._bucket, {"maxResults": "1", "fields": "nextPageToken"}) as listing:
-                self._check(listing)
+            with closing(self._session()) as session:
+                asked = {"maxResults": "1", "fields": "nextPageToken"}
+                with self._ask(LISTS, "GET", self._bucket, asked, session=session) as listing:
+                    self._check(listing)
         return bool(answer.status_code == MISSING)
 
     def _check(self, answer: requests.Response) -> requests.Response:

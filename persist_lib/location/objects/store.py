@@ -66,6 +66,10 @@ class PerProcess:
         client = self._made.get(key)
         return self._made.setdefault(key, self._make(*arguments)) if client is None else client
 
+    def forget(self) -> None:
+        """Make new ones from now on. Other threads may still use the old ones."""
+        self._made.clear()
+
     def close(self) -> None:
         """Close those of this process. Idempotent."""
         self._closed = True
@@ -148,11 +152,9 @@ class CloudObjects(ABC):
                     f"a store with real directories does. Use a {self.target.cloud.bucket} with a flat namespace"
                 )
             last = names[-1] if names else last
-            yield (
-                found
-                if not names or names[0] > after
-                else found._replace(entries=[entry for entry in found.entries if entry.name > after])
-            )
+            if names and names[0] <= after:
+                found = found._replace(entries=[entry for entry in found.entries if entry.name > after])  # noqa: PLW2901
+            yield found
 
     def _relative(self, key: str) -> str:
         return key[len(self._root) :]

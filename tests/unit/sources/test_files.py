@@ -7,10 +7,10 @@ import io
 import json
 import os
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import boto3
 import fastavro
 import numpy as np
 import pyarrow as pa
@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from persist_lib.errors import Diverged, Gone, NotFound
+from persist_lib.location.objects.store import objects_at
 from persist_lib.sources.conformance import check_diverged, check_gone, check_many, check_reader, read_all
 from persist_lib.sources.files import contents
 from persist_lib.sources.files import contents as lines_module
@@ -25,7 +26,7 @@ from persist_lib.sources.files.folders import File
 from persist_lib.sources.files.kind import Files
 from persist_lib.sources.files.reader import LineFiles
 from persist_lib.sources.protocol import START, Mark, SourceReader
-from persist_lib.testing.servers import CREDENTIALS, S3Server
+from tests import servers
 
 LINES = [f'{{"id": {n}, "word": "{"x" * (n % 40)}"}}'.encode() for n in range(300)]
 DATA = b"".join(line + b"\n" for line in LINES)
@@ -272,26 +273,26 @@ def test_a_packed_file_is_unpacked_once_however_small_the_steps(
     assert (seen, begun) == (200_000, 1)
 
 
-def test_objects_of_s3(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in CREDENTIALS.items():
-        monkeypatch.setenv(name, value)
+@pytest.mark.parametrize("scheme", [*servers.STORES])
+def test_objects_of_a_cloud(scheme: str) -> None:
+    servers.use_test_credentials()
     lines = LINES[:60]  # each address is begun at, and each step of the marks lists: some requests a line
     data = b"".join(line + b"\n" for line in lines)
-    with S3Server() as server:
-        s3 = boto3.client("s3", endpoint_url=f"http://127.0.0.1:{server.port}")
-        s3.put_object(Bucket=server.bucket, Key="in/a.jsonl", Body=data + b"last")
-        s3.put_object(Bucket=server.bucket, Key="in/x/b.jsonl.gz", Body=gzip.compress(data))
-        s3.put_object(Bucket=server.bucket, Key="other/c.jsonl", Body=data)
-        place = f"s3://{server.bucket}/in/?endpoint=http://127.0.0.1:{server.port}"
+    place = servers.store_url(scheme, name="")
+    with closing(objects_at(place)) as store:
+        store.overwrite("in/a.jsonl", data + b"last", "put")
+        store.overwrite("in/x/b.jsonl.gz", gzip.compress(data), "put")
+        store.overwrite("other/c.jsonl", data, "put")
+        place = place.replace("/?", "/in/?")
         files = Files(place=place, format="jsonl")
         check_reader(files.open, {"a.jsonl": [*lines, b"last"], "x/b.jsonl.gz": lines})
         reader = files.open()
         end = reader.high_watermarks({}, 1 << 30)["a.jsonl"]
-        s3.put_object(Bucket=server.bucket, Key="in/a.jsonl", Body=data.replace(b"id", b"ID"))
+        store.overwrite("in/a.jsonl", data.replace(b"id", b"ID"), "put")
         with pytest.raises((Diverged, Gone)):
             read_all(reader, "a.jsonl", START, end)
         check_diverged(files.open(), "a.jsonl", START, end)
-        s3.delete_object(Bucket=server.bucket, Key="in/a.jsonl")
+        store.delete_one("in/a.jsonl", "delete")
         check_gone(files.open(), "a.jsonl", START, end)
 
 
