@@ -84,6 +84,7 @@ OTHERS := $(filter-out $(UNITS) tests/__pycache__,$(patsubst %/,%,$(wildcard tes
 # The cheapest first; a part that fails ends the run.
 .PHONY: test-parts test-all clean-durations defects nightly
 test-parts: $(PROJECT)
+	@scripts/azurite || echo "azurite could not be installed: what needs it is skipped" >&2
 	@scripts/part '1 of 3: units' $(TESTS) -n 4 -m "not ($(HEAVY))" $(UNITS)
 	@scripts/part '2 of 3: the other tests without daemons' $(TESTS) -n 3 -m "not ($(HEAVY))" $(OTHERS)
 	@$(WITH_JAVA) scripts/part '3 of 3: Dagster, Spark and killed processes' $(TESTS) -n 3 $(BY_FILES) -m "$(HEAVY)" $(HEAVY_FOLDERS)
@@ -176,8 +177,9 @@ tpch: $(PROJECT) ## TPC-H-like tables written, refreshed and read back by Spark 
 demo: $(PROJECT) ## the whole product on real input: REPO=path/to/git/clone ORDERS=1000000
 	$(WITH_JAVA) $(PYTHON_IN_VENV) -m examples.demo $(if $(REPO),--repo "$(REPO)") $(if $(ORDERS),--orders $(ORDERS))
 
-demo-s3: $(PROJECT) ## the same on PostgreSQL and an S3 server, started and stopped by itself
-	$(WITH_JAVA) $(PYTHON_IN_VENV) -m examples.demo --servers $(if $(REPO),--repo "$(REPO)") $(if $(ORDERS),--orders $(ORDERS))
+demo-s3: $(PROJECT) ## the same on PostgreSQL and an S3 server, started and stopped by itself; STORE=gcs or azure: on an emulator of that
+	$(if $(filter azure,$(STORE)),scripts/azurite)
+	$(WITH_JAVA) $(PYTHON_IN_VENV) -m examples.demo --servers $(if $(STORE),$(STORE) )$(if $(REPO),--repo "$(REPO)") $(if $(ORDERS),--orders $(ORDERS))
 
 dev: export DAGSTER_HOME := $(CURDIR)/.dagster
 dev: DEFAULT_LOCATION := $(if $(PERSIST_LOCATION),,file:$(CURDIR)/data)

@@ -72,7 +72,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _program(options: argparse.Namespace) -> None:
     options.output.mkdir(parents=True, exist_ok=True)
-    entered = (places.servers if options.servers else places.folder)(options.output)
+    entered = places.servers(options.servers) if options.servers else places.folder(options.output)
     with entered as place:
         demo(options.repo, options.orders, options.output, place)
 
@@ -237,7 +237,10 @@ def _parser() -> argparse.ArgumentParser:
     own = Path(__file__).resolve().parent.parent
     parser.add_argument("--repo", type=Path, default=own, help="a git repository (default: this one)")
     parser.add_argument("--orders", type=console.positive, default=1_000_000, help="order updates (default: a million)")
-    parser.add_argument("--servers", action="store_true", help="on PostgreSQL and S3, started and stopped for it")
+    parser.add_argument(
+        "--servers", nargs="?", const="s3", choices=places.STORES, metavar="STORE",
+        help=f"on PostgreSQL and a store ({', '.join(places.STORES)}), started and stopped for it",
+    )  # fmt: skip
     parser.add_argument("--output", type=Path, default=OUTPUT, help=f"where data and pictures go (default: {OUTPUT})")
     return parser
 

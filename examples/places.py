@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +11,16 @@ from pathlib import Path
 import psycopg
 
 import persist_lib as persist
-from persist_lib.testing.servers import PostgresServer, S3Server, use_test_credentials
+from persist_lib.testing.servers import (
+    AzureServer,
+    GcsServer,
+    PostgresServer,
+    S3Server,
+    StoreServer,
+    use_test_credentials,
+)
+
+STORES: Mapping[str, Callable[[], StoreServer]] = {"s3": S3Server, "gcs": GcsServer, "azure": AzureServer}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +61,11 @@ def folder(output: Path) -> Iterator[Place]:
 
 
 @contextmanager
-def servers(_output: Path) -> Iterator[Place]:
-    """S3 and PostgreSQL on this machine, for as long as the demo runs. Their data is lost with them."""
+def servers(store: str) -> Iterator[Place]:
+    """An object store and PostgreSQL on this machine, for as long as the demo runs. Their data is lost with them."""
     use_test_credentials()
     with ExitStack() as running:
-        blobs, log = running.enter_context(S3Server()), running.enter_context(PostgresServer())
+        blobs, log = running.enter_context(STORES[store]()), running.enter_context(PostgresServer())
         yield Place(
             blobs.location("demo"),
             log.url,

@@ -32,13 +32,19 @@ def command(tmp_path: Path, repo: Path, orders: int, *words: str) -> list[str | 
 
 
 @pytest.mark.parametrize(
-    ("target", "words", "orders"), [("demo", [], 20_000), ("demo-s3", ["--servers"], ENOUGH_FOR_SPARK)]
+    ("target", "words", "orders"),
+    [
+        ("demo", [], 20_000),
+        ("demo-s3", ["--servers"], ENOUGH_FOR_SPARK),
+        ("demo-s3 STORE=gcs", ["--servers", "gcs"], ENOUGH_FOR_SPARK),
+        ("demo-s3 STORE=azure", ["--servers", "azure"], ENOUGH_FOR_SPARK),
+    ],
 )
 def test_the_demo_shows_everything_and_ends_well(
     tmp_path: Path, repo: Path, target: str, words: list[str], orders: int
 ) -> None:
     said = subprocess.run(
-        ["make", "-n", target, f"ORDERS={orders}", f"REPO={repo}"],
+        ["make", "-n", *target.split(), f"ORDERS={orders}", f"REPO={repo}"],
         cwd=ROOT, check=True, capture_output=True, text=True,
     ).stdout  # fmt: skip
     assert re.search(" ".join(["examples.demo", *words, "--repo", f'"{repo}"', "--orders", f"{orders}"]), said)

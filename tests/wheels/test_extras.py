@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from persist_lib.testing.servers import CREDENTIALS
+from persist_lib.testing.servers import AZURE, CREDENTIALS
 from tests import built, servers
 
 USES = Path(__file__).parent / "uses"
@@ -29,6 +29,10 @@ def use_of(distribution: str, extra: str) -> Path:
     return USES / (f"{name}_{extra}.py" if extra else f"{name}.py")
 
 
+STORES = {"s3": "s3", "gcs": "gs", "azure": "az"}
+"""Extras that are tried on a server of their own, and the schemes of their locations."""
+
+
 def marked(distribution: str, extra: str) -> object:
     kinds = [pytest.mark.spark] if (distribution, extra) in ON_SPARK else []
     return pytest.param(distribution, extra, marks=kinds, id=f"{distribution}[{extra}]" if extra else distribution)
@@ -40,7 +44,7 @@ def environ(tmp_path: Path) -> dict[str, str]:
     name = os.urandom(8).hex()
     return built.bare_environ(
         **CREDENTIALS,
-        USE_S3=f"s3+cas://{servers.BUCKET}/{name}?endpoint={servers.s3_server().url}&path_style=true",
+        **AZURE,
         USE_POSTGRES=servers.postgres_at(persist_schema=f"t{name}"),
         DAGSTER_HOME=str(tmp_path),
     )
@@ -52,6 +56,8 @@ def test_it_works_with_nothing_else_installed(
 ) -> None:
     use = use_of(distribution, extra)
     assert use.exists(), f"{distribution} has an extra {extra!r} that nothing uses: write {use.relative_to(built.ROOT)}"
+    if extra in STORES:
+        environ[f"USE_{extra.upper()}"] = servers.store_url(f"{STORES[extra]}+cas")
     programs = built.install_with_pins(tmp_path / "env", wheels, distribution, extra)
     (tmp_path / "work").mkdir()
     done = subprocess.run(
