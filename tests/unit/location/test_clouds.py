@@ -18,6 +18,8 @@ from typing import Any, Self
 import pytest
 
 import persist_lib as persist
+from jobs.ingesting.inputs import find_files
+from jobs.ingesting.reading import FileChanged, read_range
 from persist_lib import pending_area
 from persist_lib.core.cost import NAMED
 from persist_lib.errors import Corrupt, Determinate, Indeterminate, InvalidName, InvalidUsage, NotFound, PersistError
@@ -414,6 +416,45 @@ def test_whatever_breaks_a_compare_and_set_its_answer_is_true_or_in_doubt(
         assert abs(through.now() - time.time() * 1000) < 5000
         through.close()
     consensus.close()
+
+
+def test_the_requests_of_each_operation_are_those_of_s3(scheme: str) -> None:
+    """What docs/design/0012 says that it costs."""
+    url = servers.store_url(f"{scheme}+cas")
+    consensus = ObjectsConsensus(enter(url, Opening(create=True)))
+    assert consensus.compare_and_set("s", None, b"1")
+    with Proxy(servers.STORES[scheme]().port) as proxy:
+        through = ObjectsConsensus(objects_at(via(url, scheme, proxy)))
+        for act, requests in (
+            (lambda: through.head("s"), 2),
+            (lambda: through.scan("s", SeqNo(1), 9), 3),
+            (lambda: through.compare_and_set("s", after(1), b"2"), 2),
+            (lambda: through.compare_and_set("s", after(1), b"!"), 0),
+            (through.now, 0),
+        ):
+            if scheme == "gs":  # nothing is asked about the bucket once something was found there
+                through.head("s")
+            proxy.at(0, None)
+            act()
+            assert proxy.requests == requests
+        through.close()
+    consensus.close()
+
+
+def test_files_there_are_inputs_of_an_ingestion(scheme: str) -> None:
+    place = servers.store_url(scheme, name="")
+    with contextlib.closing(objects_at(place)) as store:
+        for name in ("in/a.jsonl", "in/b.csv", "in/_hidden.jsonl", "other/c.jsonl"):
+            store.overwrite(name, name.encode(), "put")
+    folder, pattern = place.replace("/?", "/in/?"), place.replace("/?", "/*/[ac].jsonl?")
+    (file,) = find_files([folder], "jsonl").files
+    assert file.path.endswith("/in/a.jsonl")
+    assert b"".join(read_range(file, 1, 4)) == b"n/a"
+    assert [found.path.rpartition("/")[2] for found in find_files([pattern], "jsonl").files] == ["a.jsonl", "c.jsonl"]
+    with contextlib.closing(objects_at(place)) as store:
+        store.overwrite("in/a.jsonl", b"another", "put")
+    with pytest.raises(FileChanged):
+        list(read_range(file))
 
 
 def test_a_pending_area_a_collection_and_their_costs(scheme: str) -> None:
