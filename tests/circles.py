@@ -123,7 +123,7 @@ SAMPLED: Mapping[str, Sample] = {
     "tests/torture/test_event_kills.py": Sample(0.3),
     "tests/torture/test_kills.py": Sample(0.0),
     "tests/wheels/test_extras.py": Sample(0.1),
-    "tests/unit/location/test_clouds.py": Sample(0.2),
+    "tests/unit/location/test_clouds.py": Sample(0.1),
     "tests/unit/catalog/test_staging.py::test_any_calls": Sample(0.3),
     "tests/unit/catalog/test_without_transactions.py::test_definite": Sample(0.0),
     "tests/unit/client/test_times_at_every_door.py": Sample(0.4),

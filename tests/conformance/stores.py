@@ -166,7 +166,7 @@ CONSENSUSES = {
             opened,
             is_shared=is_shared,
             has_transactions=False,
-            rows_to_race_for=40,
+            rows_to_race_for=15 if scheme == "az" else 40,
             more_than_a_page=more,
         )
         for cloud, scheme in CLOUDS.items()

@@ -498,8 +498,9 @@ def test_an_answer_to_another_request_is_not_taken_on_azure() -> None:
         objects.close()
 
 
-def test_a_large_object_is_one_request(blob: ObjectsBlob, through: ObjectsBlob, proxy: Proxy) -> None:
+def test_a_large_object_is_one_request(blob: ObjectsBlob, url: str, scheme: str, proxy: Proxy) -> None:
     data = os.urandom(1 << 20) * 40
+    through = ObjectsBlob(objects_at(via(url, scheme, proxy)))
     proxy.at(0, None)
     through.set("s/big", memoryview(data))
     assert proxy.requests == 1
@@ -507,3 +508,4 @@ def test_a_large_object_is_one_request(blob: ObjectsBlob, through: ObjectsBlob, 
     assert blob.get_range("s/big", 39 << 20, 1 << 62) == data[39 << 20 :]
     with pytest.raises(Corrupt):
         through.set("s/big", data[:-1] + b"!")
+    through.close()
