@@ -88,6 +88,8 @@ def list_(
     ]
     damaged = damaged_shards(known)
     shown: list[RenderableType] = [render.shards_table(done.values(), failed.items(), of), *damage_notes(damaged)]
+    unread = {name: memory.unreadable for name, memory in known.items() if memory.unreadable}
+    shown += [f"not known of {name}, as what scrubs remember cannot be read: {says}" for name, says in unread.items()]
     if long:
         lines = {name: damage_lines(name, known.get(name)) for name in done}
         shown = [render.census_table(one, lines[name], of.get(name, "")) for name, one in done.items()]

@@ -17,6 +17,7 @@ from persist_lib.cli.row_reads import table_of
 from persist_lib.cli.schema_commands import Declared, make_shard, schema_value
 from persist_lib.cli.session import Session
 from persist_lib.core import units
+from persist_lib.core.pauses import InForce
 from persist_lib.errors import InvalidUsage
 from persist_lib.times import Times
 
@@ -155,6 +156,8 @@ def describe(
         found, state = table.describe(), client.inspect(table.kept_by()).state
         its, now = look(found), client.consensus.now()
         people = _people(client, table, state)
+        in_force = InForce(client.pauses(), lambda: str).of((name, *found.shards))
+        pauses = list(dict.fromkeys(one for each in in_force.values() for one in each))
     if who:
         shown = plain_table("may", "id", "owner", "since", "lease until", "shard")
         for one in people:
@@ -178,9 +181,14 @@ def describe(
         ("holds", ", ".join(f"{hold} at {show(since)}" for hold, since in found.holds.items()) or "none"),
         ("used by", f"{units.of(readers, 'reader')}, {units.of(writers, 'writer')}"),
         *((("deletes", kept_text(found.keep_deletes)),) if found.keep_deletes else ()),
-        *(_lines(its, found.schema, now) if its else ()),
+        *(_lines(its, found.schema, now) if its else ()), *(("paused", f"{one.shown}, {one.says}") for one in pauses),
     )  # fmt: skip
-    value = {"all_holds": jsonable(state.holds), **(its.value(now) if its else {}), **_value(found)}
+    value = {
+        "all_holds": jsonable(state.holds),
+        "pauses": jsonable(pauses),
+        **(its.value(now) if its else {}),
+        **_value(found),
+    }
     session.answer(value, lines, *([renditions_table(its.found)] if its else []), holds)
 
 

@@ -865,6 +865,26 @@ def test_what_does_not_go_with_a_plan_is_refused(sh: Shell):
     assert sh.run("maintain", "--plan", path / "none" / "plan.json", "orders").exit_code == 2
 
 
+def test_describe_says_what_is_paused_of_this_table_and_of_no_other(sh: Shell):
+    assert "paused" not in sh("describe", "orders")
+    sh("maintain", "--pause", "other*", "--reason", "elsewhere")
+    sh("maintain", "--pause", "ord*", "--only", "compaction", "--reason", "copying")
+    said = sh("describe", "orders")
+    assert "compaction of ord*" in said
+    assert "copying" in said
+    assert "elsewhere" not in said
+    assert [one["patterns"] for one in sh.json("describe", "orders")["pauses"]] == [["ord*"]]
+
+
+def test_a_list_says_where_it_is_not_known_whether_a_shard_is_damaged(sh: Shell, monkeypatch: pytest.MonkeyPatch):
+    def fail(*_: object) -> object:
+        raise persist.Determinate("the list was not read")
+
+    assert "not known" not in sh("shard", "list")
+    monkeypatch.setattr("persist_lib.maintain.scrub_memory.known_damage", fail)
+    assert "not known of orders" in sh("shard", "list")
+
+
 def test_rules_are_set_and_each_value_says_where_it_is_from(sh: Shell):
     path = sh.root.parent / "rules.toml"
     path.write_text('[[rule]]\npattern = "ord*"\nretention = 3\ncompaction_weight = 0.25\nquiet = "01:00-02:00"\n')

@@ -17,6 +17,8 @@ from dagster._serdes import serialize_value
 import persist_lib as persist
 from orchestration import fleet, reports
 from orchestration.definitions import build_definitions
+from orchestration.mount import Mount
+from orchestration.pruning import needed_runs
 from orchestration.settings import KEEP_RUNS_DAYS, Settings, resolved
 from persist_lib.errors import InvalidUsage
 from tests.orchestration.conftest import NO_LOGS
@@ -259,3 +261,24 @@ def test_the_schedule_prunes_unless_all_runs_are_to_be_kept(tmp_path: Path, monk
     for wrong in ("soon", "-1", "nan"):
         with pytest.raises(InvalidUsage, match="keep_runs_days"):
             resolved(Settings(location="memory:"), {"PERSIST_KEEP_RUNS_DAYS": wrong})
+
+
+def test_a_run_that_has_the_newest_verdict_stays_for_that_alone(
+    client: persist.Client, folder: Path, instance: dg.DagsterInstance
+) -> None:
+    """A verdict without a partition has no materialization that would keep its run."""
+    verdict = dg.AssetCheckKey(dg.AssetKey("census"), "batch_count_within_bound")
+
+    @dg.op
+    def judges(context) -> None:  # type: ignore[no-untyped-def]  # Dagster reads annotations, which are text here
+        judged = dg.AssetCheckEvaluation(
+            asset_key=verdict.asset_key, check_name=verdict.name, passed=False, metadata={}
+        )
+        context.log_event(judged)
+
+    @dg.job
+    def leases() -> None:
+        judges()
+
+    runs = [leases.execute_in_process(instance=instance).run_id for _ in range(2)]
+    assert needed_runs(instance, Mount(), []) == {runs[-1]}
