@@ -270,7 +270,7 @@ def test_a_run_that_has_the_newest_verdict_stays_for_that_alone(
     verdict = dg.AssetCheckKey(dg.AssetKey("census"), "batch_count_within_bound")
 
     @dg.op
-    def judges(context) -> None:  # type: ignore[no-untyped-def]  # Dagster reads annotations, which are text here
+    def judges(context) -> None:  # Dagster reads annotations, which are text here
         judged = dg.AssetCheckEvaluation(
             asset_key=verdict.asset_key, check_name=verdict.name, passed=False, metadata={}
         )
