@@ -27,6 +27,7 @@ BENCHMARKS = {
     "ingest": "bench.ingest:ingest",
     "ingest-spark": "bench.ingest:ingest_spark",
     "policy": "bench.policy:policy",
+    "simulated": "bench.simulated:simulated",
     "postgres-append": "bench.postgres:postgres_append",
     "postgres-lag": "bench.postgres_lag:postgres_lag",
     "contention": "bench.postgres:contention",

@@ -37,7 +37,8 @@ class Figure:
     def target(self) -> str:
         """What the ratio has to be, in words."""
         if self.at_least is not None:
-            return f">= {self.at_least:g}x"
+            most = "" if self.at_most is None else f", <= {self.at_most:g}x"
+            return f">= {self.at_least:g}x{most}"
         return f"<= {self.at_most:g}x" if self.at_most is not None else "-"
 
     def is_met(self) -> bool:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from itertools import count
 from math import log2
 from random import Random
 from typing import NamedTuple
@@ -22,22 +21,9 @@ from rich.console import Console
 from rich.table import Table
 
 import bench.figures
-from persist_lib.core import commands as c
-from persist_lib.core.formats import CONTENTS
-from persist_lib.core.plan.compaction import Policy, Request, TaskResult, batch_bound, output_batch, plan_compaction
-from persist_lib.core.state import Batch, Part, State
-from persist_lib.core.sums import MODULUS, Sums
-from persist_lib.core.transitions import apply
-from persist_lib.format.paths import part_key
-from persist_lib.frontier import at
-from persist_lib.ids import SeqNo, format_reader_id, format_writer_id
-from persist_lib.schema.schema import Schema
+from persist_lib.core.plan.compaction import Policy, batch_bound
+from persist_lib.core.plan.simulate import Simulation
 
-WRITER = format_writer_id(0xFFFF)
-READER = format_reader_id(1)
-BYTES_EACH = 64
-MEETING = 8
-"""What it costs to meet an update that is not in the heaviest run, beside one that is only decoded."""
 AMPLIFICATION = 1 / log2(1.5)
 """Rewritings per update and per log2(n): each finds an update in a batch at least 1.5 times larger."""
 
@@ -62,111 +48,6 @@ class Figure(NamedTuple):
         return self.batches <= self.bound and self.amplification <= self.target
 
 
-class Simulation:
-    """A shard without data. `distinct`, if given, is how many updates are left when more of them meet."""
-
-    def __init__(self, distinct: int | None = None, policy: Policy | None = None) -> None:
-        self.state = State()
-        self.seqno = SeqNo(0)
-        self.distinct = distinct
-        self.policy = policy or Policy()
-        self.keys = count(1)
-        self.appended = self.rewritten = self.most = 0
-        self.do(c.Create(Schema(key={"id": "int64"}), CONTENTS))
-        self.do(c.RegisterWriter(WRITER, "ingest", 2**62))
-        self.do(c.RegisterReader(READER, 2**62))
-
-    def do(self, command: c.Command) -> None:
-        """Apply a command that has to be accepted."""
-        answer = apply(self.state, SeqNo(self.seqno + 1), command)
-        if not isinstance(answer, State):
-            raise AssertionError(f"{type(command).__name__} was refused: {answer}")  # noqa: TRY004 - a wrong plan
-        self.state, self.seqno = answer, SeqNo(self.seqno + 1)
-
-    def append(self, size: int, times: int = 1, rows: int | None = None) -> None:
-        """Append `size` updates over the next `times` times, which leave `rows` rows more; by default each adds one."""
-        lower = self.state.upper.time or 0
-        parts = (self.part(size, lower, lower + times - 1),) if size else ()
-        runs = (0,) if size else ()
-        added = size if rows is None else rows
-        batch = Batch(0, 1, at(lower), at(lower + times), at(0), size, added, size, parts, runs)
-        self.do(c.CompareAndAppend(WRITER, lower.to_bytes(8, "big"), batch, 0))
-        self.appended += size
-
-    def part(self, rows: int, first: int, last: int, earliest: int = 0) -> Part:
-        """A part that nothing was written for; one digest is enough for the sizes here."""
-        key = part_key(WRITER, next(self.keys))
-        size = min(rows * BYTES_EACH, 8 << 20)
-        return Part(key, size, rows, bytes(16), b"", b"", first, last, 0, earliest=min(earliest, rows))
-
-    def advance(self, since: int) -> None:
-        """Let the only reader give up history."""
-        self.do(c.DowngradeSince(READER, at(since), self.seqno, 0))
-
-    def carry_out(self, request: Request) -> None:
-        """What an executor would commit for one request."""
-        if request.output is not None:
-            self.do(c.ApplyCompaction(WRITER, request.ids, request.output))
-            return
-        self.rewritten += request.count
-        if request.reason == "ahead":
-            rows, time = sum(batch.diff_sum for batch in request.inputs), request.since.time or 0
-            result = TaskResult((self.part(rows, time, time, rows),), Sums(rows, rows, self.fingerprint(request)))
-            self.do(c.KeepContents(WRITER, output_batch(request, [result])))
-            return
-        rows = request.count if self.distinct is None else min(request.count, self.distinct)
-        # Times at or below since become one; the newest stay apart. What was registered with tighter bounds is cut.
-        last = max((part.time_upper for batch in request.inputs for part in batch.parts), default=0)
-        first = min((part.time_lower for batch in request.inputs for part in batch.parts), default=0)
-        first, last = max(first, request.lower.time or 0), max(last, request.lower.time or 0)
-        end = last if request.upper.time is None else min(last, request.upper.time - 1)
-        first, last = min(max(first, request.advance_to), end), max(end, request.advance_to)
-        settled = sum(_until(part, request.advance_to) for batch in request.inputs for part in batch.parts)
-        parts = (self.part(rows, first, last, settled),) if rows else ()
-        sums = sum(b.diff_sum for b in request.inputs), sum(b.fingerprint for b in request.inputs)
-        output = output_batch(request, [TaskResult(parts, Sums(rows, *sums))])
-        self.do(c.ApplyCompaction(WRITER, request.ids, output))
-
-    def fingerprint(self, request: Request) -> int:
-        """That of all inputs."""
-        return sum(batch.fingerprint for batch in request.inputs) % MODULUS
-
-    def read(self) -> float:
-        """What a read of the newest contents does for each row: updates that it decodes, and those that are not in the
-        heaviest run once more by what it costs to meet them.
-        """
-        found = self.state.batches_at()
-        weights = [sum(part.rows for part in run) for batch in found for run in batch.run_parts()]
-        rows = sum(batch.diff_sum for batch in found)
-        return (sum(weights) + MEETING * (sum(weights) - max(weights, default=0))) / max(1, rows)
-
-    def maintain(self) -> int:
-        """Carry out plans until there is nothing left to do. Answers how many passes that took."""
-        for passes in count():
-            plan = plan_compaction(self.state, self.policy)
-            for request in plan.requests:
-                self.carry_out(request)
-            if not plan.requests:
-                self.most = max(self.most, non_empty(self.state))
-                return passes
-        raise AssertionError("unreachable")
-
-
-def _until(part: Part, time: int) -> int:
-    """How many of a part's updates are at or before a time, if they are spread evenly."""
-    first, last = part.time_lower, part.time_upper
-    if time < first:
-        return 0
-    if last <= time:
-        return part.rows
-    return int(part.earliest + (part.rows - part.earliest) * (time - first) / (last - first))
-
-
-def non_empty(state: State) -> int:
-    """Batches that hold something."""
-    return sum(1 for batch in state.trace if batch.count)
-
-
 def _random(appends: int) -> list[int]:
     random = Random(appends)
     return [int(2 ** random.uniform(0, 16)) for _ in range(appends)]
@@ -189,7 +70,7 @@ HISTORIES: dict[str, Sizes] = {
 
 def figures(name: str, sizes: list[int], every: int, *, lag: int | None = None, distinct: int | None = None) -> Figure:
     """Append `sizes` with maintenance every `every` appends, since trailing upper by `lag`."""
-    simulation = Simulation(distinct)
+    simulation = Simulation(left=None if distinct is None else lambda _, request: min(request.count, distinct))
     for number, size in enumerate(sizes, 1):
         simulation.append(size)
         if number % every == 0:

@@ -40,7 +40,7 @@ RENAMED = {
     "pending absorb": "maintain NAME --only pending", "streams list": "streams show",
     "streams lock show": "streams show", "streams lock break": "streams unlock", "events kinds": "events show",
     "events head": "events cat STORE --first N", "events tail": "events cat STORE --last N",
-    "events repair": "events check STORE --repair",
+    "events repair": "events check STORE --repair", "simulate-policy": "report NAME --policy FILE",
 }  # fmt: skip
 """The earlier spellings, and what each is now."""
 LONGEST = max(len(words.split()) for words in RENAMED)

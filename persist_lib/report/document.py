@@ -17,6 +17,7 @@ from persist_lib.core.plan.keepers import Keeper
 from persist_lib.location.scheme import with_extra
 from persist_lib.report.fleet_report import Fleet, Row
 from persist_lib.report.shard_page import ShardPage
+from persist_lib.report.simulated import Comparison, rows_of
 from persist_lib.times import show_frontier, show_time
 
 MOST = 10
@@ -62,13 +63,16 @@ class Document(NamedTuple):
     alt: str = ""
 
 
-def shown(found: Fleet | ShardPage, *, most: int = MOST, picture: bool = False) -> Document:
+def shown(found: Fleet | ShardPage | Comparison, *, most: int = MOST, picture: bool = False) -> Document:
     """The page of a report. `most` is how many shards each table of a fleet has.
 
     With `picture` it has one, which needs matplotlib: InvalidUsage says how to install it where it is missing.
     """
     draw = with_extra("persist_lib.report.pictures", "a picture", "pictures").draw if picture else None
-    document = _of_fleet(found, most) if isinstance(found, Fleet) else _of_shard(found)
+    if isinstance(found, Comparison):
+        document = _of_comparison(found)
+    else:
+        document = _of_fleet(found, most) if isinstance(found, Fleet) else _of_shard(found)
     return document._replace(picture=draw(found) if draw is not None else b"")
 
 
@@ -187,6 +191,19 @@ def _of_fleet(found: Fleet, most: int) -> Document:
     )  # fmt: skip
     alt = "Bars of the shards with most debt, dollars a month, garbage that waits, and what is damaged or overdue"
     return Document(f"Shards of {found.location}", lines, tables, alt=alt)
+
+
+def _of_comparison(found: Comparison) -> Document:
+    names = ("", *(one.policy for one in found.found))
+    days = found.span_ms / 86_400_000
+    lines = (
+        f"{units.of(found.appends, 'append')} over {days:.1f} days, once more under each policy, without data",
+        *found.assumed,
+        f"a read of 1x decodes each row once; dollars are of 30 days like these, with {found.reads_a_day:g} reads each",
+    )  # fmt: skip
+    table = Table("Policies", names, tuple(rows_of(found)), frozenset(names[1:]), of_shards=False)
+    alt = "Batches after each append, and what a read of the newest contents does, under each policy"
+    return Document(f"Policies for shard {found.shard} of {found.location}", lines, (table,), alt=alt)
 
 
 RIGHT = frozenset({"batches", "debt", "of updates", "at rest", "dollars", "stored", "updates", "held"})

@@ -17,6 +17,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 from persist_lib.core import units
 from persist_lib.report.fleet_report import Fleet, Row
 from persist_lib.report.shard_page import ShardPage
+from persist_lib.report.simulated import Comparison
 
 DPI = 80
 MOST = 8
@@ -24,9 +25,12 @@ LONGEST = 34
 BLUE, ORANGE, RED, GREY = "#3b6fb6", "#e08a2e", "#c33c3c", "#9aa4ae"
 
 
-def draw(found: Fleet | ShardPage) -> bytes:
+def draw(found: Fleet | ShardPage | Comparison) -> bytes:
     """The picture of a report: some 20 to 40 kB."""
-    figure = _fleet(found) if isinstance(found, Fleet) else _shard(found)
+    if isinstance(found, Comparison):
+        figure = _policies(found)
+    else:
+        figure = _fleet(found) if isinstance(found, Fleet) else _shard(found)
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None})
     return buffer.getvalue()
@@ -102,6 +106,22 @@ def _shard(page: ShardPage) -> Figure:
             axes.axvspan(-0.5, places.start - 0.5, color="#eef0f2", zorder=0)
         says = "not known: the log does not go back so far" if is_lost else "before its first transition"
         batches.text(0, 0.5, says, transform=batches.get_xaxis_transform(), fontsize=8, color=GREY)
+    return figure
+
+
+def _policies(found: Comparison) -> Figure:
+    figure = Figure(figsize=(12, 6), layout="constrained")
+    batches, reads = figure.subplots(2, 1, sharex=True)
+    for one, colour in zip(found.found, colormaps["tab10"].colors, strict=False):  # type: ignore[attr-defined]
+        places = [found.appends * (at + 1) / len(one.batches_curve) for at in range(len(one.batches_curve))]
+        batches.step(places, one.batches_curve, where="post", label=one.policy, color=colour, linewidth=1)
+        reads.step(places, one.read_curve, where="post", color=colour, linewidth=1)
+    for axes, title in ((batches, "batches"), (reads, "a read of the newest contents, beside one fresh batch")):
+        axes.set_title(title, loc="left", fontsize=10)
+        axes.set_ylim(bottom=0)
+        _plain(axes)
+    reads.set_xlabel("appends", fontsize=8)
+    batches.legend(fontsize=8, frameon=False, ncols=6, loc="lower right", bbox_to_anchor=(1, 0.98))
     return figure
 
 

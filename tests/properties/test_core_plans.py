@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.policy import AMPLIFICATION, CHANGES, HISTORIES, MEETING, WRITER, Simulation, figures, life, non_empty, run
+from bench.policy import AMPLIFICATION, CHANGES, HISTORIES, figures, life, run
 from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
 from persist_lib.core.cost import Cost
@@ -22,6 +22,7 @@ from persist_lib.core.plan.compaction import (
     plan_flush,
     task_inputs,
 )
+from persist_lib.core.plan.simulate import MEETING, WRITER, Simulation, non_empty
 from persist_lib.core.plan.upkeep import plan_expiry
 from persist_lib.core.state import Batch, Part, State
 from persist_lib.core.transitions import apply
@@ -95,7 +96,7 @@ def test_the_requests_of_a_plan_can_be_carried_out_in_any_order(sizes, order):
 )
 @settings(max_examples=60)
 def test_maintenance_comes_to_an_end_also_when_updates_meet_and_since_follows(steps, distinct):
-    simulation = Simulation(distinct)
+    simulation = Simulation(left=lambda _, request: min(request.count, distinct))
     since = 0
     for size, ahead in steps:
         simulation.append(size, times=3)
@@ -211,7 +212,7 @@ def test_a_batch_is_rewritten_alone_when_since_has_passed_a_third_of_its_updates
 def test_a_batch_with_several_runs_or_tighter_bounds_than_its_file_is_sorted_once():
     for runs, exact in (((0, 1), True), ((0,), False)):
         simulation = Simulation()
-        parts = (simulation.part(3, 0, 0), simulation.part(3, 1, 1))
+        parts = (*simulation.parts(3, 0, 0), *simulation.parts(3, 1, 1))
         rows = 6 if exact else 5
         batch = Batch(0, 1, at(0), at(2), at(0), rows, rows, rows, parts, runs, exact)
         simulation.do(c.CompareAndAppend(WRITER, b"t", batch, 0))
