@@ -22,7 +22,6 @@ from persist_lib.core.state import INLINE_TOTAL_BYTES, Batch, Part, State
 from persist_lib.core.sums import MODULUS, Sums
 from persist_lib.core.trace import CHUNK_BYTES
 from persist_lib.core.transitions import apply
-from persist_lib.format.paths import part_key
 from persist_lib.frontier import at
 from persist_lib.ids import PartKey, SeqNo, format_reader_id, format_writer_id
 from persist_lib.schema.schema import Schema
@@ -172,7 +171,7 @@ class Simulation:
         for start in range(0, rows, most):
             some = min(most, rows - start)
             size, soon = max(1, min(limit, int(some * each))), max(0, min(earliest - start, some))
-            key = part_key(WRITER, next(self.keys))
+            key = PartKey(f"{WRITER}/{next(self.keys):016x}.parquet")
             digests = _zeros(DIGEST * -(-size // CHUNK_BYTES))
             found.append(Part(key, size, some, digests, b"", b"", first, last, 0, earliest=soon))
         return tuple(found)
