@@ -7,7 +7,17 @@ from collections import defaultdict
 from pathlib import Path
 
 LIBRARY = Path(__file__).parents[3] / "persist_lib"
-OF_OTHERS = {"_asdict", "_cython", "_exit", "_field_defaults", "_fields", "_make", "_register_atexit", "_replace"}
+OF_OTHERS = {
+    "_asdict",
+    "_cython",
+    "_exit",
+    "_field_defaults",
+    "_fields",
+    "_get_binary_path",
+    "_make",
+    "_register_atexit",
+    "_replace",
+}
 """Names of Python itself, and of other libraries."""
 OWN = re.compile(r"(?:\b(?:self|cls|super\(\))\.|\bdef |\bclass |^ *)(_[a-z]\w*)\b", re.MULTILINE)
 REACHED = re.compile(r"(\b\w+|[)\]])\.(_[a-z]\w*)\b")
