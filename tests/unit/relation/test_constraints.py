@@ -195,7 +195,7 @@ def test_constraints_are_part_of_the_schema_and_stay(world: World) -> None:
 def test_a_format_without_constraints_refuses_them_and_a_row_says_which_it_needs(world: World) -> None:
     for format_ in (1, 2):
         client = world.client(persist.Config(format=format_))
-        with pytest.raises(InvalidUsage, match=rf"constraints .* in format {format_}"):
+        with pytest.raises(InvalidUsage, match=rf"a schema that needs format 3 .* in format {format_}"):
             client.open_writer(f"s{format_}", UNIQUE)
         assert client.shards() == []
     client = world.client()
