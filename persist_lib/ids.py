@@ -32,6 +32,8 @@ MOST_SEQUENCE = 2**63 - 1
 """The highest sequence number of a producer."""
 PENDING = "-pending"
 """What the keys of pending batches start with. No shard's name and no id starts with `-`."""
+PUBLISHED = "-published"
+"""What the keys of parts start with that stand below a publication's folder, where other engines can name them."""
 CATALOG = "_catalog"
 """The shard of a location that says what collections there are."""
 KEPT = re.compile(
@@ -122,8 +124,9 @@ def format_reader_id(entropy: int) -> ReaderId:
 
 
 def uploader_of(key: PartKey) -> str:
-    """The id whose upload a key is: the first segment of its path (`rollup` for rollups)."""
-    return key.partition("/")[0]
+    """The id whose upload a key is: the first segment of its path (`rollup` for rollups), or what follows PUBLISHED."""
+    first, _, rest = key.partition("/")
+    return rest.partition("/")[0] if first == PUBLISHED else first
 
 
 def parse_rollup_key(key: PartKey) -> SeqNo | None:
@@ -135,3 +138,8 @@ def parse_rollup_key(key: PartKey) -> SeqNo | None:
 def is_pending(key: str) -> bool:
     """Whether a key is below those of pending batches."""
     return uploader_of(PartKey(key)) == PENDING
+
+
+def is_published(key: str) -> bool:
+    """Whether a key is of a part that stands below a publication's folder."""
+    return key.startswith(f"{PUBLISHED}/")

@@ -15,6 +15,7 @@ from persist_lib.cli.shared_options import Shard
 from persist_lib.cli.table_layout import Fitted
 from persist_lib.core import units
 from persist_lib.errors import InvalidUsage, NotFound, PersistError
+from persist_lib.frontier import at
 from persist_lib.ids import SeqNo, parse_shard_id
 from persist_lib.times import Times, Unit
 
@@ -151,6 +152,9 @@ def changes(diff: StateDiff, times: Unit | None = None) -> Iterator[str]:
     for name, old, new in diff.holds:
         before, after = clock.show(old.since) if old else "none", clock.show(new.since) if new else "released"
         yield f"hold {name}: {before} → {after}"
+    for name, _, pin in diff.pins:
+        says = "gone" if pin is None else units.of(len(pin.keys), "object")
+        yield f"pin {name}: {says}{'' if pin is None or pin.as_of is None else f', as of {clock.show(at(pin.as_of))}'}"
     yield from _entries("retired", "swept", [(id_, new) for id_, _, new in diff.retired])
     yield from _entries("garbage", "deleted", [(key, new) for key, _, new in diff.garbage])
     yield from _entries(

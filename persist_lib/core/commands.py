@@ -229,6 +229,27 @@ class KeepContents(msgspec.Struct, frozen=True):
     contents: Batch | None
 
 
+class PinKeys(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Make or move a pin, if its fencing value is `expected` (None: it must not exist yet), as `state.Pin` says.
+
+    Refused unless each key is in a batch, or pinned already: what is garbage otherwise may be deleted by now.
+    """
+
+    name: str
+    keys: tuple[PartKey, ...]
+    expected: bytes | None
+    opaque: bytes
+    as_of: int | None = None
+    keep: int = 0
+
+
+class Unpin(msgspec.Struct, frozen=True):
+    """Drop a pin, if its fencing value is `expected`."""
+
+    name: str
+    expected: bytes
+
+
 class AddRollup(msgspec.Struct, frozen=True):
     """Link a copy of the state at `seqno`, already in Blob."""
 
@@ -298,8 +319,8 @@ class Finish(NamesMember, frozen=True):
 Command = (
     Create | RegisterWriter | RegisterReader | CloneReader | CompareAndAppend | AppendNow | Append | Absorb
     | DiscardPending | Heartbeat | DowngradeSince | SetHold | DowngradeHold | ReleaseHold | ForgetProducer
-    | SetRetention | Expire | Retire | ApplyCompaction | KeepContents | AddRollup | ForgetGarbage | ForgetRetired
-    | EvolveSchema | Upgrade | Adopt | Inherit | Finish
+    | SetRetention | Expire | Retire | ApplyCompaction | KeepContents | PinKeys | Unpin | AddRollup | ForgetGarbage
+    | ForgetRetired | EvolveSchema | Upgrade | Adopt | Inherit | Finish
 )  # fmt: skip
 
 STORED_AS: dict[type, str] = {AppendNow: CompareAndAppend.__name__, DowngradeHold: SetHold.__name__}

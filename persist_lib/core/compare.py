@@ -40,6 +40,7 @@ def compare(older: State, newer: State) -> Comparison:
         retention=_moved(older.retention, newer.retention),
         format=_moved(older.format, newer.format),
         contents=_moved(older.contents, newer.contents),
+        pins=_entries(older.pins, newer.pins),
     )
     return Comparison(tuple(_edits(older.trace, newer.trace)), terms)
 

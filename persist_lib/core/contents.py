@@ -16,7 +16,7 @@ import msgspec
 from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
 from persist_lib.core.diff import StateDiff
-from persist_lib.core.formats import CONTENTS
+from persist_lib.core.formats import CONTENTS, least_for_batches
 from persist_lib.core.state import Batch, State
 from persist_lib.core.sums import total
 from persist_lib.core.trace import batch_problems, cannot_link, dead_uploaders, freed
@@ -79,6 +79,8 @@ def keep_contents(state: State, seqno: SeqNo, command: c.KeepContents) -> StateD
         return r.AlreadyDone() if old is None else StateDiff(contents=(old, None), garbage=freed(held, (), seqno))
     if state.format < CONTENTS:
         return r.NeedsFormat("contents that are kept ahead", CONTENTS, state.format)
+    if (least := least_for_batches((new,))) > state.format:
+        return r.NeedsFormat("such a part", least, state.format)
     if (old is not None and new.hi <= old.hi) or not _ends_at(state, new.hi):
         return r.InputsGone((new.id,))
     new = msgspec.structs.replace(new, born=seqno)

@@ -12,7 +12,19 @@ from typing import TypeVar
 
 import msgspec
 
-from persist_lib.core.state import COUNTS_BYTES, Batch, Garbage, Hold, Outcome, Produced, Reader, Rollup, State, Writer
+from persist_lib.core.state import (
+    COUNTS_BYTES,
+    Batch,
+    Garbage,
+    Hold,
+    Outcome,
+    Pin,
+    Produced,
+    Reader,
+    Rollup,
+    State,
+    Writer,
+)
 from persist_lib.core.sums import MODULUS
 from persist_lib.errors import InvariantViolated
 from persist_lib.frontier import Antichain
@@ -55,6 +67,7 @@ class StateDiff(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_
     producers: tuple[tuple[str, Produced | None, Produced | None], ...] = ()
     member: tuple[str, str] | None = None
     contents: tuple[Batch | None, Batch | None] | None = None
+    pins: tuple[tuple[str, Pin | None, Pin | None], ...] = ()
 
 
 def apply_diff(state: State, diff: StateDiff) -> State:
@@ -72,7 +85,7 @@ def apply_diff(state: State, diff: StateDiff) -> State:
         changes["schemas"] = state.schemas + diff.schemas
     if diff.trace is not None:
         changes.update(_apply_trace(state, diff.trace))
-    for name in ("writers", "readers", "holds", "retired", "garbage", "rollups", "producers"):
+    for name in ("writers", "readers", "holds", "retired", "garbage", "rollups", "producers", "pins"):
         if edits := getattr(diff, name):
             changes[name] = _apply_edits(getattr(state, name), edits, name)
     return msgspec.structs.replace(state, **changes)

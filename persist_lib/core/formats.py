@@ -16,6 +16,8 @@ fleet knows the next one. To add a format: raise `NEWEST`, and enter here each f
     5   the state says whose member the shard is (`Adopt`, `core.members`)
     6   the state may keep contents ahead of its trace (`KeepContents`). A schema may have nested columns, and decimals
         of more than 38 digits
+    7   the state may name objects that something outside refers to (`PinKeys`, `Unpin`), and parts may stand below a
+        publication's folder
 
 SUBTLE: `CREATED` follows `NEWEST` one release later. A fleet is upgraded machine by machine, and the shards that its
 new programs create during the upgrade must be readable for its old ones.
@@ -27,16 +29,16 @@ from collections.abc import Iterable
 
 from persist_lib.core.diff import StateDiff
 from persist_lib.core.state import Batch, State, Writer
-from persist_lib.ids import is_pending
+from persist_lib.ids import is_pending, is_published
 from persist_lib.schema.schema import Schema
 from persist_lib.schema.types import is_nested
 
 FIRST = 1
-NEWEST = 6
+NEWEST = 7
 CREATED = 3
 """The format in which shards are created, unless settings say otherwise. Nothing is released yet (0.1.0), so no release
 wrote a format older than 3. Format 4 is only for shards that a server serves, format 5 for members, format 6 where
-contents are kept ahead: by `Upgrade`."""
+contents are kept ahead, format 7 where keys are pinned: by `Upgrade`."""
 
 REMEMBERS_OUTCOMES = 2
 SCHEMAS_SAY_MORE = 3
@@ -62,7 +64,10 @@ MEMBERS = 5
 CONTENTS = 6
 """The format from which on a state may keep contents ahead."""
 
-STATE_FIELDS = {1: 14, 2: 16, 3: 18, 4: 18, 5: 20, 6: 21}
+PINS = 7
+"""The format from which on a state may pin keys, and parts may stand below a publication's folder."""
+
+STATE_FIELDS = {1: 14, 2: 16, 3: 18, 4: 18, 5: 20, 6: 21, 7: 22}
 """How many fields a stored state has: later ones are left out, and must have their defaults."""
 WITH_PRODUCERS = 19
 """The same of a state of format 3 or newer that remembers producers."""
@@ -70,12 +75,19 @@ PART_FIELDS = 11
 """How many fields a stored part has, unless it counts at a time of its own."""
 WRITER_FIELDS = 3
 """How many fields a stored writer has, unless it has an owner; one more if it remembers answers of tasks."""
-DIFF_FIELDS = {"format": 2, "outcomes": 2, "producers": PRODUCERS, "member": MEMBERS, "contents": CONTENTS}
+DIFF_FIELDS = {
+    "format": 2,
+    "outcomes": 2,
+    "producers": PRODUCERS,
+    "member": MEMBERS,
+    "contents": CONTENTS,
+    "pins": PINS,
+}
 """The fields of a diff that came after format 1."""
 COMMANDS = {
     "Upgrade": 2, "ForgetProducer": PRODUCERS,
     "Absorb": PENDING_AREA, "DiscardPending": PENDING_AREA, "CloneReader": PENDING_AREA,
-    "Adopt": MEMBERS, "Inherit": MEMBERS, "KeepContents": CONTENTS,
+    "Adopt": MEMBERS, "Inherit": MEMBERS, "KeepContents": CONTENTS, "PinKeys": PINS, "Unpin": PINS,
 }  # fmt: skip
 """The commands that came after format 1."""
 
@@ -105,6 +117,8 @@ def least_for_batches(batches: Iterable[Batch]) -> int:
         for part in batch.parts:
             if part.at is not None:
                 least = max(least, PARTS_AT_A_TIME)
+            if part.key and is_published(part.key):
+                least = max(least, PINS)
             if part.key and is_pending(part.key):
                 least = max(least, PENDING_AREA)
     return least
@@ -117,7 +131,17 @@ def least_for_writers(writers: Iterable[Writer | None]) -> int:
 
 def least_for_state(state: State) -> int:
     """The oldest format that can store what this state says, whichever it is written in."""
-    says = CONTENTS if state.contents else MEMBERS if state.member else PRODUCERS if state.producers else FIRST
+    says = (
+        PINS
+        if state.pins
+        else CONTENTS
+        if state.contents
+        else MEMBERS
+        if state.member
+        else PRODUCERS
+        if state.producers
+        else FIRST
+    )
     writers = least_for_writers(state.writers.values())
     return max(says, writers, least_for_batches(state.stored), *map(least_for, state.schemas))
 
@@ -130,6 +154,7 @@ def stored_fields(state: State) -> int:
 def needed(command: str, diff: StateDiff) -> int:
     """The oldest format that can store this command and diff."""
     fields = [since for name, since in DIFF_FIELDS.items() if getattr(diff, name)]
-    batches = FIRST if diff.trace is None else least_for_batches(diff.trace.added)
+    added = () if diff.trace is None else diff.trace.added
+    batches = least_for_batches((*added, *(one for one in diff.contents or () if one is not None)))
     writers = least_for_writers([writer for _, *both in diff.writers for writer in both])
     return max([FIRST, COMMANDS.get(command, FIRST), batches, writers, *fields, *map(least_for, diff.schemas)])

@@ -106,7 +106,9 @@ def is_alone(command: c.Command) -> bool:
     know groups and not the command could not read the row.
     """
     is_claim = isinstance(command, c.RegisterWriter) and command.at is not msgspec.UNSET
-    return is_claim or isinstance(command, (c.Create, c.Upgrade, c.Adopt, c.Inherit, c.KeepContents))
+    return is_claim or isinstance(
+        command, (c.Create, c.Upgrade, c.Adopt, c.Inherit, c.KeepContents, c.PinKeys, c.Unpin)
+    )
 
 
 def changes_most(state: State) -> int:

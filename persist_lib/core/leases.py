@@ -64,9 +64,13 @@ def keepers(state: State, from_: Antichain | None = None) -> list[str]:
 
 
 def needed_by(state: State) -> tuple[str, ...]:
-    """Which readers and holds a shard cannot be finished for: all but its policy and its mark, which read nothing."""
+    """Which readers, holds and pins a shard cannot be finished for: not its policy and its mark, which read nothing."""
     holds = (name for name, hold in sorted(state.holds.items()) if name != RETENTION and not is_mark(name, hold))
-    return (*sorted(state.readers), *(f"hold {name}" for name in holds))
+    return (
+        *sorted(state.readers),
+        *(f"hold {name}" for name in holds),
+        *(f"pin {name}" for name in sorted(state.pins)),
+    )
 
 
 def is_mark(name: str, hold: Hold) -> bool:

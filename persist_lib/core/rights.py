@@ -83,6 +83,8 @@ TABLE: Mapping[type[c.Command], Line] = {
     c.Retire: Line("a lease", lambda one, _: _by_ids([one.id])),
     c.ApplyCompaction: Line("the form of what is stored", MAINTAIN),
     c.KeepContents: Line("the form of what is stored", MAINTAIN),
+    c.PinKeys: Line("room: what it names is kept", MAINTAIN),
+    c.Unpin: Line("objects that something outside refers to", MAINTAIN),
     c.AddRollup: Line("an older rollup", MAINTAIN),
     c.ForgetGarbage: Line("the memory of objects that are still to be deleted", MAINTAIN),
     c.ForgetRetired: Line("the memory of ids", MAINTAIN),

@@ -167,6 +167,19 @@ class Hold(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     opaque: bytes = b""
 
 
+class Pin(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Objects that something outside refers to, as a publication does: none of them is deleted, whatever since says.
+
+    `keys` are in order, each once. `opaque` fences those that move it off from one another. A publication is `as_of` a
+    time; `keep` is how many of its snapshots are kept where each upkeep publishes again, and 0 where none does.
+    """
+
+    keys: tuple[PartKey, ...]
+    opaque: bytes
+    as_of: int | None = None
+    keep: int = 0
+
+
 class Produced(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """The last append of a producer: its sequence number, where it was committed, the upper that it left, and when.
 
@@ -224,6 +237,8 @@ class State(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     contents: Batch | None = None
     """What the first batches of the trace come to as of their last time, in one run: kept ahead beside them for reads
     from that time on, and taken in their place once since is there. Its id says which batches it stands for."""
+    pins: Mapping[str, Pin] = {}
+    """Objects that something outside refers to, by its name: each is in a batch, or garbage."""
 
     @property
     def stored(self) -> tuple[Batch, ...]:

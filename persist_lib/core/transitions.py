@@ -27,6 +27,7 @@ from persist_lib.core.leases import expire, extend, fold_since, moved_mark, need
 from persist_lib.core.members import adopt, inherit, refuses_stranger
 from persist_lib.core.outcomes import find_outcome, remember, staged_before
 from persist_lib.core.pending import absorbed_garbage, absorption_problem, clone, discard
+from persist_lib.core.pins import pin_keys, pinned, unpin
 from persist_lib.core.placing import not_new, placed
 from persist_lib.core.producers import cannot_produce, forget, is_not_new, produced
 from persist_lib.core.state import (
@@ -139,6 +140,10 @@ def change(state: State, seqno: SeqNo, command: c.Command) -> StateDiff | r.Refu
             return _apply_compaction(state, seqno, command)
         case c.KeepContents():
             return keep_contents(state, seqno, command)
+        case c.PinKeys():
+            return pin_keys(state, command)
+        case c.Unpin():
+            return unpin(state, command)
         case c.EvolveSchema(expected, schema):
             return _evolve_schema(state, expected, schema)
         case c.Upgrade(format_):
@@ -296,7 +301,7 @@ def _apply_compaction(state: State, seqno: SeqNo, command: c.ApplyCompaction) ->
     if strangers := dead_uploaders(state, (key for key in output.keys if key not in held)):
         return r.NotLive(strangers)
     if (least := least_for_batches((output,))) > state.format:
-        return r.NeedsFormat("a part that counts at a time of its own", least, state.format)
+        return r.NeedsFormat("such a part", least, state.format)
     if reason := _not_equivalent(state, gone, output):
         return r.NotEquivalent(reason)
     if refusal := cannot_link(state, output, held):
@@ -369,6 +374,8 @@ def _forget_garbage(state: State, keys: tuple[PartKey, ...]) -> StateDiff | r.Re
     keys = tuple(dict.fromkeys(keys))
     if not keys or any(key not in state.garbage for key in keys):
         return r.Unknown(tuple(key for key in keys if key not in state.garbage))
+    if held := sorted({name for key, names in pinned(state).items() if key in keys for name in names}):
+        return r.Held(tuple(f"pin {name}" for name in held))
     return StateDiff(garbage=tuple((key, state.garbage[key], None) for key in keys))
 
 

@@ -25,6 +25,8 @@ from persist_lib.core.formats import (
     least_for_writers,
 )
 from persist_lib.core.pending import parse_pending_key
+from persist_lib.core.pins import changed_pins
+from persist_lib.core.pins import problems as pin_problems
 from persist_lib.core.producers import problems_of
 from persist_lib.core.state import (
     COUNTS_BYTES,
@@ -47,19 +49,20 @@ def check_state(state: State, seqno: SeqNo) -> None:
     """Raise InvariantViolated unless all state-local invariants hold."""
     found = _schemas(state) + _trace(state) + _totals(state) + _keys(state) + _outcomes(state, state.outcomes, seqno)
     found += _producers(state, state.producers.items(), seqno) + _says_too_much(state) + contents_problems(state)
+    found += pin_problems(state)
     _refuse(found + _rollups(state, seqno) + _ids(state, seqno), seqno)
 
 
 def check_change(old: State, diff: StateDiff, new: State, seqno: SeqNo) -> None:
     """Raise InvariantViolated unless `new` keeps the invariants that `diff` could break. Costs O(change)."""
-    found = changed_contents(diff, new)
+    found = changed_contents(diff, new) + changed_pins(diff, new)
     if new.since < old.since or new.upper < old.upper:
         found.append(f"since or upper went back: {old.since}, {old.upper} -> {new.since}, {new.upper}")
     if diff.trace is not None:
         found += _trace_change(new, diff)
     if diff.schemas or not new.schemas:
         found += _schemas(new)
-    if diff.schemas or diff.format is not None or diff.member is not None:
+    if diff.schemas or diff.format is not None or diff.member is not None or diff.pins:
         found += _says_too_much(new)
     if diff.rollups:
         found += _rollups(new, seqno)

@@ -82,7 +82,7 @@ ROW_MAGIC = b"PSTr"
 ROLLUP_MAGIC = b"PSTs"
 GROUP = "Group"
 """The command of a row that holds several. It is not among `COMMANDS`."""
-ALONE = frozenset({"Create", "Upgrade", "Adopt", "Inherit", "KeepContents"})
+ALONE = frozenset({"Create", "Upgrade", "Adopt", "Inherit", "KeepContents", "PinKeys", "Unpin"})
 """Commands that are never in a group: they decide in which format the row is written, or came after groups."""
 SINGLE_FIELDS = 7
 """How many fields a stored row has, unless it is a group."""
@@ -142,7 +142,7 @@ class StoredState(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
     state: State
 
 
-MAPPINGS = ("writers", "readers", "holds", "retired", "garbage", "rollups", "producers")
+MAPPINGS = ("writers", "readers", "holds", "retired", "garbage", "rollups", "producers", "pins")
 COMMANDS = frozenset(command.__name__ for command in get_args(Command) if command not in STORED_AS)
 _encoder = msgspec.msgpack.Encoder()
 _rows = msgspec.msgpack.Decoder(LogRow)
@@ -236,8 +236,12 @@ def row_start(digest: bytes, format_: int) -> bytes:
     return ROW_MAGIC + bytes((format_,)) + digest
 
 
-def _stored_diff(diff: StateDiff | None) -> StateDiff | None:
-    """A diff as it is stored: its values without the fields that they do not need."""
+def _stored_diff(diff: StateDiff | None) -> Any:
+    """A diff as it is stored: its values without the fields that they do not need.
+
+    SUBTLE: as a mapping, whose size alone says how it begins. msgspec begins what has 16 fields in another way,
+    however many of them are left out, so that the bytes of older formats would not stay what they were.
+    """
     if diff is None:
         return diff
     if diff.schemas:
@@ -251,7 +255,7 @@ def _stored_diff(diff: StateDiff | None) -> StateDiff | None:
     if diff.writers:
         written = tuple((id_, *map(_stored_writer, both)) for id_, *both in diff.writers)
         diff = msgspec.structs.replace(diff, writers=written)
-    return diff
+    return {name: value for name in StateDiff.__struct_fields__ if (value := getattr(diff, name)) not in (None, ())}
 
 
 def _stored_batches(batches: tuple[Batch, ...]) -> tuple[Batch, ...]:

@@ -3,6 +3,8 @@
     <shard>/<writer id>/<part id>.parquet       parts, below the id of their uploader
     <shard>/rollup/v<seqno>-<random>            copies of the state
     -pending/<shard>/<writer>/<name>            batches of the pending area; `core.pending` has their names
+    -published/<shard>/                         what other engines read (`publish`): a table's metadata, and
+    -published/<shard>/_parts/<writer id>/…     the parts of contents that can be published where they are
     -scrub/<shard>/<ms>-<random>                what scrubs found, below a prefix that no shard's name can have
     -scrub/<shard>/<ms>-<random>.damaged        the same, where some of it is damage
 
@@ -15,7 +17,7 @@ from __future__ import annotations
 
 import re
 
-from persist_lib.ids import PENDING, PartKey, SeqNo, ShardId, WriterId, is_pending
+from persist_lib.ids import PENDING, PUBLISHED, PartKey, SeqNo, ShardId, WriterId, is_pending, is_published
 
 ROLLUPS = "rollup"
 MARKS = "-scrub/"
@@ -23,9 +25,14 @@ MARKS = "-scrub/"
 MARKS_KEY = re.compile(r"-scrub/([^/]+)/\d{20}-[0-9a-f]{16}(\.damaged)?")
 
 
-def part_key(uploader: WriterId, entropy: int) -> PartKey:
-    """A fresh part's key, given 64 random bits."""
-    return PartKey(f"{uploader}/{entropy:016x}.parquet")
+PARTS = "_parts/"
+"""Where parts are below a publication's folder. SUBTLE: what vacuums other engines' tables leaves out of its listings
+what is below a name that starts with `_`, so that none of these goes with it, whether it is published or not."""
+
+
+def part_key(uploader: WriterId, entropy: int, *, published: bool = False) -> PartKey:
+    """A fresh part's key, given 64 random bits; one that can be `published` where it is."""
+    return PartKey(f"{f'{PUBLISHED}/' if published else ''}{uploader}/{entropy:016x}.parquet")
 
 
 def rollup_key(seqno: SeqNo, entropy: int) -> PartKey:
@@ -40,7 +47,26 @@ def prefix(shard: ShardId) -> str:
 
 def blob_key(shard: ShardId, key: PartKey) -> str:
     """The key in Blob."""
+    if is_published(key):
+        return f"{published_prefix(shard)}{PARTS}{key[len(PUBLISHED) + 1 :]}"
     return f"{pending_prefix(shard)}{key[len(PENDING) + 1 :]}" if is_pending(key) else f"{shard}/{key}"
+
+
+def key_of(shard: ShardId, name: str) -> PartKey:
+    """How a state names what has this key in Blob: an object below `prefix` or `parts_prefix`."""
+    if name.startswith(below := parts_prefix(shard)):
+        return PartKey(f"{PUBLISHED}/{name.removeprefix(below)}")
+    return PartKey(name.removeprefix(prefix(shard)))
+
+
+def published_prefix(shard: ShardId) -> str:
+    """The folder that other engines know as the table: what the keys in Blob of all that is published start with."""
+    return f"{PUBLISHED}/{shard}/"
+
+
+def parts_prefix(shard: ShardId) -> str:
+    """What the keys in Blob of all parts below a publication's folder start with."""
+    return f"{published_prefix(shard)}{PARTS}"
 
 
 def pending_prefix(shard: ShardId) -> str:

@@ -97,7 +97,7 @@ def known_since(machine: Machine, seqno: SeqNo, keepers: Sequence[Keeper]) -> tu
     for stored in machine.consensus.scan(machine.shard, first, MOST_ROWS):
         row = decode_row(stored.data, row_name(machine.shard, stored.seqno))
         oldest = row.now if oldest is None else oldest
-        changed = (one for diff in row.diffs for one in (*diff.writers, *diff.readers, *diff.holds))
+        changed = (one for diff in row.diffs for one in (*diff.writers, *diff.readers, *diff.holds, *diff.pins))
         came |= {str(name): row.now for name, old, new in changed if old is None and new is not None}
     return tuple(
         msgspec.structs.replace(one, set_ms=came.get(one.name, oldest), is_older=one.name not in came)

@@ -15,6 +15,7 @@ from persist_lib.core.plan.keepers import Keeper, keepers_of
 from persist_lib.core.plan.written import PLANNED, Plan, parse_plan
 from persist_lib.core.rules import ruled
 from persist_lib.errors import InvalidUsage, PersistError
+from persist_lib.format.paths import blob_key, key_of
 from persist_lib.frontier import MAX_TIME
 from persist_lib.ids import parse_shard_id
 from persist_lib.location.wrap.spending import charged
@@ -91,9 +92,9 @@ class Upkeep(Pausing):
         version = machine.fetch()
         if key is None:
             return explain(version, machine.consensus.now(), policy, self.config.rollup_every)
-        own = check_type(key, str, "key", "'orders/w1…/….parquet'").removeprefix(f"{name}/")
+        own = key_of(machine.shard, check_type(key, str, "key", "'orders/w1…/….parquet'"))
         why = explain_object(version, own)
-        if machine.blob.get_range(f"{name}/{own}", 0, 1) is None:
+        if machine.blob.get_range(blob_key(machine.shard, own), 0, 1) is None:
             why = why._replace(says=f"it is not there. Of such an object: {why.says}")
         return [why]
 

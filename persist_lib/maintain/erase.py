@@ -22,13 +22,13 @@ from persist_lib.format.digest import CHUNK, digest
 from persist_lib.format.log import LogRow, decode_row, decode_state
 from persist_lib.format.parquet import PartFile
 from persist_lib.format.parts import decode_inline
-from persist_lib.format.paths import blob_key, pending_prefix, prefix
+from persist_lib.format.paths import blob_key, key_of, pending_prefix
 from persist_lib.format.range_reader import ChunkedReader
 from persist_lib.frontier import at
 from persist_lib.ids import PartKey, SeqNo, parse_rollup_key
 from persist_lib.kernel.columns import Rows, integers
 from persist_lib.maintain.compaction import carry_out, local_engine
-from persist_lib.maintain.garbage import audit_orphans, collect
+from persist_lib.maintain.garbage import audit_orphans, collect, objects_of
 from persist_lib.maintain.worker import Worker, roll_up
 from persist_lib.schema.schema import TIME, Schema
 from persist_lib.shard.commit import Machine
@@ -107,7 +107,7 @@ def search(machine: Machine, sought: Sought) -> Found:
     SUBTLE: objects are listed before the state is read, so that what is linked in between is looked at as linked.
     """
     for _ in range(ROUNDS):
-        listed = {entry.key: entry.size for entry in machine.blob.list(prefix(machine.shard))}
+        listed = {entry.key: entry.size for entry in objects_of(machine)}
         pending = [Place("pending", e.key, e.size) for e in machine.blob.list(pending_prefix(machine.shard))]
         version = machine.fetch()
         try:
@@ -205,7 +205,7 @@ class _Search:
 
 
 def _part_key(machine: Machine, key: str) -> PartKey:
-    return PartKey(key.removeprefix(prefix(machine.shard)))
+    return key_of(machine.shard, key)
 
 
 def _log(machine: Machine) -> Iterator[LogRow]:

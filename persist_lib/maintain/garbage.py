@@ -12,16 +12,17 @@ import msgspec
 
 from persist_lib.core import commands as c
 from persist_lib.core.cost import Cost
+from persist_lib.core.formats import PINS
 from persist_lib.core.plan.garbage import GarbagePlan, Held, Orphans, plan_garbage, plan_orphans
 from persist_lib.core.plan.retention import plan_retention, retention_of
 from persist_lib.core.plan.upkeep import Overdue, plan_expiry
 from persist_lib.core.plan.written import Seen, given_up
 from persist_lib.core.state import RETENTION, State
 from persist_lib.errors import PersistError
-from persist_lib.format.paths import blob_key, prefix
+from persist_lib.format.paths import blob_key, key_of, parts_prefix, prefix
 from persist_lib.frontier import Antichain
 from persist_lib.ids import PartKey, SeqNo, parse_rollup_key
-from persist_lib.location.api import StaysInPlace, Upload
+from persist_lib.location.api import BlobEntry, StaysInPlace, Upload
 from persist_lib.location.wrap.around import sends_in_pieces
 from persist_lib.location.wrap.spending import charged
 from persist_lib.maintain.worker import Progress
@@ -189,8 +190,7 @@ def see(machine: Machine, duties: Collection[str] = (), now: int | None = None) 
     """
     listed, uploads, failed = list[tuple[PartKey, int]](), dict[PartKey, list[Upload]](), dict[str, str]()
     if "orphans" in duties:
-        below = prefix(machine.shard)
-        listed = [(PartKey(entry.key.removeprefix(below)), entry.size) for entry in machine.blob.list(below)]
+        listed = [(key_of(machine.shard, entry.key), entry.size) for entry in objects_of(machine)]
         uploads, failed = _unfinished(machine)
     version, begins = machine.fetch(), SeqNo(1)
     if "garbage" in duties and plan_garbage(version.state, version.seqno).truncate_below > 1:
@@ -198,6 +198,20 @@ def see(machine: Machine, duties: Collection[str] = (), now: int | None = None) 
         begins = oldest[0].seqno if oldest else begins
     now = machine.consensus.now() if now is None else now
     return Seen(version, now, begins, listed, uploads, failed)
+
+
+def places_of(machine: Machine) -> list[str]:
+    """What the keys in Blob begin with of all that the shard's state may refer to, but for its pending area.
+
+    Parts stand below a publication's folder from a format on. What is known of the state may be old: then fewer are listed.
+    """
+    is_published = machine.state.format >= PINS
+    return [prefix(machine.shard), *([parts_prefix(machine.shard)] if is_published else [])]
+
+
+def objects_of(machine: Machine) -> list[BlobEntry]:
+    """All objects that the shard's state may refer to, but for its pending area."""
+    return [entry for below in places_of(machine) for entry in machine.blob.list(below)]
 
 
 def together(first: Audited, second: Audited) -> Audited:
@@ -211,8 +225,8 @@ def _unfinished(machine: Machine) -> tuple[dict[PartKey, list[Upload]], dict[str
     found: dict[PartKey, list[Upload]] = {}
     if (blob := sends_in_pieces(machine.blob)) is not None:
         try:
-            for upload in blob.uploads(prefix(machine.shard)):
-                found.setdefault(PartKey(upload.key.removeprefix(prefix(machine.shard))), []).append(upload)
+            for upload in (one for below in places_of(machine) for one in blob.uploads(below)):
+                found.setdefault(key_of(machine.shard, upload.key), []).append(upload)
         except PersistError as error:
             return {}, {"unfinished uploads": str(error)}
     return found, {}

@@ -18,7 +18,7 @@ from persist_lib.core.validate import check_state
 from persist_lib.errors import Damage, HistoryRegressed, Missing, NewerFormat, NotFound, PersistError
 from persist_lib.format.frame import body_of
 from persist_lib.format.log import GENESIS, decode_row, decode_state, row_digest, row_format
-from persist_lib.format.paths import blob_key, prefix
+from persist_lib.format.paths import blob_key, key_of, parts_prefix, prefix
 from persist_lib.ids import PartKey, SeqNo, ShardId, parse_rollup_key
 from persist_lib.location.api import Blob, Consensus, Row
 from persist_lib.location.wrap.around import AroundConsensus
@@ -145,7 +145,7 @@ def _missing(machine: Machine, kept: SeqNo) -> tuple[PartKey, ...]:
 
 
 def _keys(blob: Blob, shard: ShardId) -> Iterable[PartKey]:
-    return (PartKey(entry.key.removeprefix(prefix(shard))) for entry in blob.list(prefix(shard)))
+    return (key_of(shard, entry.key) for below in (prefix, parts_prefix) for entry in blob.list(below(shard)))
 
 
 def _all_rows(consensus: Consensus, shard: ShardId) -> list[Row]:

@@ -45,7 +45,7 @@ MOST_ROWS = 10_000
 """Rows of the log that are read, newest first, some 10 to 20 of a request. Older ones are counted as unread."""
 COMMANDS = {
     "Expire": "leases", "ApplyCompaction": "compaction", "KeepContents": "compaction", "AddRollup": "rollups",
-    "ForgetGarbage": "garbage", "ForgetRetired": "orphans",
+    "ForgetGarbage": "garbage", "ForgetRetired": "orphans", "PinKeys": "publication", "Unpin": "publication",
 }  # fmt: skip
 """The duty that a command of the log carries out."""
 

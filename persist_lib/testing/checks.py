@@ -20,7 +20,7 @@ from persist_lib.core.validate import check_state
 from persist_lib.format.digest import verify
 from persist_lib.format.log import GENESIS, LogRow, StoredState, decode_row, decode_state, encode_state, row_digest
 from persist_lib.format.parts import decode_inline, decode_part, is_sorted, within
-from persist_lib.format.paths import blob_key, pending_key, pending_prefix, prefix
+from persist_lib.format.paths import blob_key, key_of, parts_prefix, pending_key, pending_prefix, prefix
 from persist_lib.ids import PartKey, SeqNo, ShardId
 from persist_lib.kernel.consolidate import consolidate
 from persist_lib.kernel.fingerprint import diff_sum_of, diffs_of, fingerprint
@@ -200,8 +200,8 @@ def _read_part(client: Client, shard: str, state: State, part: Part) -> pa.Table
 
 
 def _check_keys(client: Client, shard: str, versions: tuple[Version, ...], rows: tuple[LogRow, ...]) -> World:
-    start = prefix(ShardId(shard))
-    sizes = {PartKey(entry.key.removeprefix(start)): entry.size for entry in client.blob.list(start)}
+    listed = (one for start in (prefix, parts_prefix) for one in client.blob.list(start(ShardId(shard))))
+    sizes = {key_of(ShardId(shard), entry.key): entry.size for entry in listed}
     newest = versions[-1]
     # What is in the pending area is not an orphan; but what a state refers to has to be there.
     known = {key for version in versions for key in (*_parts(version.state), *version.state.garbage)}

@@ -8,13 +8,14 @@ from random import Random
 from msgspec.structs import replace
 
 from persist_lib.core import commands as c
+from persist_lib.core.formats import PINS
 from persist_lib.core.holds import layer_of
 from persist_lib.core.members import inheritance
 from persist_lib.core.pending import PendingName
 from persist_lib.core.state import Batch, Part, Rollup, State
 from persist_lib.format.paths import part_key, rollup_key
 from persist_lib.frontier import MAX_TIME, MINIMUM, TOP, Antichain, at
-from persist_lib.ids import PartKey, ReaderId, SeqNo, WriterId, format_reader_id, format_writer_id
+from persist_lib.ids import PUBLISHED, PartKey, ReaderId, SeqNo, WriterId, format_reader_id, format_writer_id
 from persist_lib.schema.schema import Schema
 
 IDS = 5
@@ -209,6 +210,8 @@ class Commands:
         part = replace(self.part(worker, at(time), TOP), at=None, earliest=0, time_lower=time, time_upper=time)
         if part.inline is not None and self.is_sane():
             part = replace(part, key=self.key(worker), inline=None)
+        if part.inline is None and self.random.random() < (0.5 if state.format >= PINS else 0.02):
+            part = replace(part, key=PartKey(f"{PUBLISHED}/{part.key}"))
         kinds = [(part,), kept.parts if kept is not None else (part,)]
         parts = self.random.choice(kinds) if any(batch.count for batch in gone) else ()
         parts = tuple(replace(one, rows=1) for one in parts[:1]) if kept is None or parts != kept.parts else parts
@@ -222,6 +225,19 @@ class Commands:
         batch = Batch(0, end.hi, MINIMUM, end.upper, at(time), count, *sums, parts, runs)
         return c.KeepContents(worker, self.uploaded_by_others(state, batch))
 
+    def pins(self, state: State) -> c.Command:
+        """Keys that are in batches, that are pinned, or that are garbage."""
+        name = self.random.choice(["a", "b", "a b"] if not self.is_sane() else ["a", "b"])
+        known = state.pins.get(name)
+        expected = (known.opaque if known else None) if self.is_sane() else b"other"
+        if expected is not None and self.random.random() < 0.3:
+            return c.Unpin(name, expected)
+        keys = {key for batch in state.stored for key in batch.keys} | set(known.keys if known else ())
+        keys |= set() if self.is_sane() else {*state.garbage, PartKey("w/1")}
+        some = tuple(key for key in sorted(keys) if self.random.random() < 0.7)
+        keep = self.random.choice([0, 0, 5] if self.is_sane() else [-1, 5000])
+        return c.PinKeys(name, some, expected, self.random.choice([b"x", b"y"]), self.random.choice([None, 7]), keep)
+
     def maintenance(self, state: State, seqno: SeqNo) -> c.Command:
         at_ = SeqNo(self.random.randint(max(1, seqno - 20), seqno + 1))
         rollup = Rollup(rollup_key(at_, self.random.randrange(3)), 1000, bytes(16))
@@ -232,7 +248,7 @@ class Commands:
             c.ForgetGarbage(tuple(self.random.choices(garbage, k=self.random.randrange(3)))),
             c.ForgetRetired(tuple(self.random.choices(retired, k=self.random.randrange(3)))),
             c.Expire(self.random.randrange(800)),
-            c.Upgrade(self.random.choice([1, 2, 2, 2, 3, 4, 5, 6])),
+            c.Upgrade(self.random.choice([1, 2, 2, 2, 3, 4, 5, 6, 7, 7])),
             self.adopt(state, seqno),
             c.EvolveSchema(self.random.randrange(3), self.schema(len(state.schemas) if self.is_sane() else 2)),
         ]  # fmt: skip
@@ -277,7 +293,8 @@ class Commands:
             lambda: self.append_now(state),
             lambda: self.absorb(state) if self.random.random() < 0.7 else self.discard(state),
             lambda: self.compaction(state), lambda: self.maintenance(state, seqno), lambda: self.holders(state, seqno),
-            lambda: self.holders(state, seqno), lambda: self.contents(state),
+            lambda: self.holders(state, seqno),
+            lambda: self.contents(state) if self.random.random() < 0.5 else self.pins(state),
         ]  # fmt: skip
         if self.random.random() < 0.01:
             return c.Finish() if self.random.random() < 0.5 else c.Create(self.schema(0), self.random.randrange(5))

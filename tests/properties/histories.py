@@ -8,7 +8,7 @@ from random import Random
 from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
 from persist_lib.core.diff import StateDiff, apply_diff
-from persist_lib.core.formats import CONTENTS, FIRST, GROUPS
+from persist_lib.core.formats import CONTENTS, FIRST, GROUPS, PINS
 from persist_lib.core.groups import Applied, apply_together
 from persist_lib.core.pending import parse_pending_key
 from persist_lib.core.state import Batch, State, Version
@@ -26,6 +26,8 @@ CREATED = c.Create(Commands(Random(0)).schema(0))
 CREATED_4 = c.Create(Commands(Random(0)).schema(0), GROUPS)
 
 CREATED_6 = c.Create(Commands(Random(0)).schema(0), CONTENTS)
+
+CREATED_7 = c.Create(Commands(Random(0)).schema(0), PINS)
 
 CREATED_1 = c.Create(Commands(Random(0)).schema(0), FIRST)
 
@@ -167,6 +169,11 @@ class Shard:
         names = [parse_pending_key(key) for key in late]
         assert all(name is not None and name.upper <= new.upper for name in names), "nothing that is still needed"
         self.check_written(old, new, diff)
+        forgotten = old.garbage.keys() - new.garbage.keys()
+        assert not forgotten & {key for pin in new.pins.values() for key in pin.keys}, "what is pinned is not deleted"
+        named = {key for pin in new.pins.values() for key in pin.keys}
+        before = {key for pin in old.pins.values() for key in pin.keys}
+        assert named <= before | still, "what was not pinned is only pinned while a batch has it"
         gone = (old.writers.keys() | old.readers.keys()) - (new.writers.keys() | new.readers.keys())
         assert gone == new.retired.keys() - old.retired.keys()
 

@@ -25,7 +25,7 @@ from persist_lib.frontier import TOP
 from persist_lib.ids import PartKey, SeqNo, WriterId, parse_rollup_key, uploader_of
 from persist_lib.shard.log import apply_row
 from tests.properties.core_commands import Commands
-from tests.properties.histories import CREATED, CREATED_1, CREATED_4, CREATED_6, Shard, history, together
+from tests.properties.histories import CREATED, CREATED_1, CREATED_4, CREATED_6, CREATED_7, Shard, history, together
 
 
 class CoreMachine(RuleBasedStateMachine):
@@ -35,7 +35,7 @@ class CoreMachine(RuleBasedStateMachine):
         super().__init__()
         self.shard = Shard()
 
-    @initialize(created=st.sampled_from([CREATED, CREATED_1, CREATED_4, CREATED_6]))
+    @initialize(created=st.sampled_from([CREATED, CREATED_1, CREATED_4, CREATED_6, CREATED_7]))
     def create(self, created):
         self.shard.run(created)
 
@@ -129,7 +129,7 @@ TestCoreMachine.settings = settings(max_examples=25, stateful_step_count=25)
 
 
 def test_the_random_commands_get_nearly_all_commands_done_and_nearly_all_refusals():
-    shards = [history(seed, 150) for seed in range(20)]
+    shards = [history(seed, 150) for seed in range(30)]
     accepted, refused = (set().union(*(getattr(s, what) for s in shards)) for what in ("accepted", "refused"))
     assert {kind.__name__ for kind in c.Command.__args__} - accepted <= {"Finish", "Inherit"}
     assert {kind.__name__ for kind in r.Refusal.__args__} - refused <= {"InlineFull", "Finished", "TooManyProducers"}
@@ -234,6 +234,8 @@ def test_a_tombstone_refers_to_nothing_and_no_command_changes_what_it_says(seed)
         shard.run(c.Retire(id_))
     for name, hold in list(shard.state.holds.items()):
         shard.run(c.ReleaseHold(name, hold.opaque))
+    for name, pin in list(shard.state.pins.items()):
+        shard.run(c.Unpin(name, pin.opaque))
     shard.run(c.Finish())
     state = shard.state
     assert state.is_finished()

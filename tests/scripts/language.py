@@ -41,7 +41,7 @@ from persist_lib.errors import InvariantViolated
 from persist_lib.format.log import GENESIS, Step, StoredState, decode_row, decode_state, encode_row, encode_state
 from persist_lib.format.paths import part_key, rollup_key
 from persist_lib.frontier import TOP, Antichain, at
-from persist_lib.ids import PartKey, ReaderId, SeqNo, WriterId
+from persist_lib.ids import PUBLISHED, PartKey, ReaderId, SeqNo, WriterId
 from persist_lib.schema.schema import Schema
 from persist_lib.shard.log import after, apply_row, next_group, next_row
 from persist_lib.times import Unit
@@ -195,10 +195,13 @@ def frontier(word: str) -> Antichain:
 
 
 def key(word: str) -> PartKey:
-    """`w1/2`, `rollup/v3-1`, or the pending batch `~a/0-2x3` of the writer a, in full; after `!`, as it is."""
+    """`w1/2`, `^w1/2` (below a publication's folder), `rollup/v3-1`, or the pending batch `~a/0-2x3` of the writer a,
+    in full; after `!`, as it is."""
     if match := re.fullmatch(r"~(\w+)/(\d+)-(\d+|\*)x(\d+)(?:\.(\w+))?", word):
         digest = (match[5] or "").rjust(32, "0")
         return PendingName(match[1], int(match[2]), frontier(match[3]), int(match[4]), digest).key
+    if word.startswith("^"):
+        return PartKey(f"{PUBLISHED}/{key(word[1:])}")
     if word.startswith("!"):
         return PartKey(word[1:])
     owner, _, rest = word.partition("/")
@@ -300,6 +303,14 @@ def _keep(words: Words) -> c.Command:
     return c.KeepContents(worker, replace(batch(words), lo=lo, hi=hi))
 
 
+def _pin(words: Words) -> c.Command:
+    """`pin delta w1/2 w1/3 expected=x opaque=y as_of=7 keep=5`."""
+    expected = None if words.get("expected", "none") == "none" else words.get("expected").encode()
+    as_of = int(words.get("as_of")) if words.get("as_of") else None
+    name, keys = words.take(), tuple(map(key, words.plain))
+    return c.PinKeys(name, keys, expected, words.get("opaque").encode(), as_of, words.number("keep"))
+
+
 def _add_rollup(words: Words) -> c.Command:
     worker, blob = WriterId(identifier(words.take())), key(words.take())
     seqno = SeqNo(words.number("at", int(blob.partition("/v")[2].partition("-")[0] or 0)))
@@ -351,6 +362,8 @@ COMMANDS: dict[str, Callable[[Words], c.Command]] = {
     "retire": lambda w: c.Retire(identifier(w.take())),
     "compact": _compact,
     "keep": _keep,
+    "pin": _pin,
+    "unpin": lambda w: c.Unpin(w.take(), w.get("expected").encode()),
     "add-rollup": _add_rollup,
     "forget-garbage": lambda w: c.ForgetGarbage(tuple(map(key, w.plain))),
     "forget-retired": lambda w: c.ForgetRetired(tuple(map(identifier, w.plain))),
@@ -365,6 +378,7 @@ COMMANDS: dict[str, Callable[[Words], c.Command]] = {
 def shorten(text: str) -> str:
     """Ids and keys as scripts write them."""
     text = re.sub(r"-pending/(\w+)/(\d+)-(\d+|top)-(\d+)-0*(\w*)\.parquet", _short_name, text)
+    text = text.replace(f"{PUBLISHED}/", "^")
     text = re.sub(r"rollup/v0*(\d+)-0*([0-9a-f]+)", r"rollup/v\1-\2", text)
     text = re.sub(r"/0{8,}([0-9a-f]*)\.parquet", lambda m: f"/{m[1] or 0}", text)
     return re.sub(r"\b([wr])0{8,}([0-9a-f]*)", lambda m: f"{m[1]}{m[2] or 0}", text)
@@ -439,7 +453,7 @@ def _changes(diff: StateDiff) -> list[str]:
         lines.append(f"remembers {kept}")
     if diff.retention is not None:
         lines.append(f"retention {diff.retention[0]} -> {diff.retention[1]}")
-    for name in ("writers", "readers", "holds", "retired", "garbage", "rollups", "producers"):
+    for name in ("writers", "readers", "holds", "retired", "garbage", "rollups", "producers", "pins"):
         lines += [f"{name.removesuffix('s')} {k}: {_entry(new)}" for k, _, new in getattr(diff, name)]
     return lines
 

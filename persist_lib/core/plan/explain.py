@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from persist_lib.core.cost import S3_LIST, storage_dollars
 from persist_lib.core.leases import is_mark
+from persist_lib.core.pins import pinned
 from persist_lib.core.plan.compaction import Policy, bound_of, plan_compaction
 from persist_lib.core.plan.garbage import can_never_be_linked, plan_garbage
 from persist_lib.core.plan.look import stored_bytes
@@ -69,6 +70,8 @@ def explain_object(version: Version, key: str) -> Why:
         if part in plan.keys:
             return Why(key, f"nothing refers to it since v{entry.seqno}, and it can go: the duty garbage deletes it")
         since = state.seqno_since(version.seqno)
+        if by := pinned(state).get(part):
+            return Why(key, f"no batch has it since v{entry.seqno}, and it waits: {', '.join(by)} pins it")
         waits = plan.held[0].why if entry.seqno >= since else plan.held[-1].why
         return Why(key, f"nothing refers to it since v{entry.seqno}, and it waits: {waits}")
     if parse_rollup_key(part) is None and not any(kind.fullmatch(uploader_of(part)) for kind in (WRITER, READER)):

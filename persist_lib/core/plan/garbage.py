@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
+from persist_lib.core.pins import pinned
 from persist_lib.core.state import State
 from persist_lib.ids import READER, WRITER, PartKey, SeqNo, parse_rollup_key, uploader_of
 
@@ -42,13 +43,13 @@ class GarbagePlan(msgspec.Struct, frozen=True):
 
 
 def plan_garbage(state: State, seqno: SeqNo) -> GarbagePlan:
-    """The garbage that no live reader can reach any more, given the state at `seqno`."""
+    """The garbage that no live reader can reach any more, and that no pin names, given the state at `seqno`."""
     since, newest = state.seqno_since(seqno), state.newest_rollup
-    readers = {key: g for key, g in state.garbage.items() if g.seqno >= since}
-    unrolled = {
-        key: g for key, g in state.garbage.items() if newest <= g.seqno < since and parse_rollup_key(key) is None
-    }
-    free = {key: g.size for key, g in state.garbage.items() if key not in readers and key not in unrolled}
+    names = pinned(state)
+    garbage = {key: g for key, g in state.garbage.items() if key not in names} if names else state.garbage
+    readers = {key: g for key, g in garbage.items() if g.seqno >= since}
+    unrolled = {key: g for key, g in garbage.items() if newest <= g.seqno < since and parse_rollup_key(key) is None}
+    free = {key: g.size for key, g in garbage.items() if key not in readers and key not in unrolled}
     held = []
     if readers:
         holders = sorted(id_ for id_, reader in state.readers.items() if reader.seqno == since)
@@ -56,11 +57,18 @@ def plan_garbage(state: State, seqno: SeqNo) -> GarbagePlan:
             f"reader {', '.join(holders)} may still read from v{since}" if holders else f"deleted only now, at v{seqno}"
         )
         held.append(Held(len(readers), sum(g.size for g in readers.values()), why))
+    held += [one for one in (_held_by(pin, state, names) for pin in sorted(state.pins)) if one.keys]
     if unrolled:
         why = f"no rollup beyond v{max(g.seqno for g in unrolled.values())} yet; the newest is v{newest}"
         held.append(Held(len(unrolled), sum(g.size for g in unrolled.values()), why))
     usable = [at for at in state.rollups if at <= since]
     return GarbagePlan(free, max(usable, default=SeqNo(0)), tuple(held))
+
+
+def _held_by(pin: str, state: State, names: Mapping[PartKey, list[str]]) -> Held:
+    """What waits for a pin; what waits for several counts for the first."""
+    own = [state.garbage[key].size for key, by in names.items() if by[0] == pin and key in state.garbage]
+    return Held(len(own), sum(own), f"pin {pin} names it: publish again, or withdraw that publication")
 
 
 class Orphans(msgspec.Struct, frozen=True):

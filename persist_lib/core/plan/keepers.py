@@ -1,4 +1,4 @@
-"""What each reader, hold and missing rollup of a shard keeps: a pure ledger of one state.
+"""What each reader, hold, pin and missing rollup of a shard keeps: a pure ledger of one state.
 
 Two things are kept, and they differ. *Garbage* is deleted data that waits: its keeper gone, the next pass deletes it.
 *History* is in batches that are still read: its keeper gone, since can move, and a compaction then rewrites the batches
@@ -14,16 +14,17 @@ from typing import Literal
 import msgspec
 
 from persist_lib.core.leases import is_mark
+from persist_lib.core.pins import pinned
 from persist_lib.core.plan.garbage import plan_garbage
-from persist_lib.core.state import RETENTION, Batch, State
+from persist_lib.core.state import RETENTION, Batch, Pin, State
 from persist_lib.frontier import Antichain
 from persist_lib.ids import PartKey, SeqNo
 
-Kind = Literal["reader", "hold", "retention", "writer", "rollup"]
+Kind = Literal["reader", "hold", "retention", "writer", "pin", "rollup"]
 
 
 class Keeper(msgspec.Struct, frozen=True):
-    """A reader, a writer, a named hold, the hold of the retention, or a rollup that is missing, and what it keeps.
+    """A reader, a writer, a named hold, the hold of the retention, a pin, or a missing rollup, and what it keeps.
 
     `owner` is what it says of itself. It needs history from `since` on, and a reader states from `seqno` on; a writer
     keeps neither. `garbage` are the objects that would go if it alone went, and `garbage_size` their bytes. `batches`
@@ -67,7 +68,8 @@ def keepers_of(state: State, seqno: SeqNo) -> tuple[Keeper, ...]:
         Keeper(id_, "reader", one.purpose, one.since, one.seqno, one.lease_until) for id_, one in state.readers.items()
     ]
     found = _with_garbage(_with_history(found, state), state)
-    return tuple(sorted([*found, *_rollup(state, seqno)], key=lambda one: (-one.size, one.kind, one.name)))
+    found += [*_pins(state, seqno), *_rollup(state, seqno)]
+    return tuple(sorted(found, key=lambda one: (-one.size, one.kind, one.name)))
 
 
 def _with_history(keepers: Sequence[Keeper], state: State) -> list[Keeper]:
@@ -100,7 +102,8 @@ def _between(state: State, begins: int, ends: int) -> list[Batch]:
 
 
 def _with_garbage(keepers: Sequence[Keeper], state: State) -> list[Keeper]:
-    """Garbage waits for all readers that may still read a state from before it was deleted."""
+    """Garbage waits for all readers that may still read a state from before it was deleted; and for pins."""
+    pins = pinned(state)
     seqnos = sorted(reader.seqno for reader in state.readers.values())
     least, second = (*seqnos, None, None)[:2]
 
@@ -109,7 +112,11 @@ def _with_garbage(keepers: Sequence[Keeper], state: State) -> list[Keeper]:
         if seqno is None:
             return keeper
         held = {key: one for key, one in state.garbage.items() if one.seqno >= seqno}
-        own = {key: one.size for key, one in held.items() if seqno == least and (second is None or one.seqno < second)}
+        own = {
+            key: one.size
+            for key, one in held.items()
+            if key not in pins and seqno == least and (second is None or one.seqno < second)
+        }
         shared = sum(one.size for one in held.values()) - sum(own.values())
         return msgspec.structs.replace(
             keeper, garbage=tuple(own), garbage_size=sum(own.values()), shared_size=keeper.shared_size + shared
@@ -118,9 +125,23 @@ def _with_garbage(keepers: Sequence[Keeper], state: State) -> list[Keeper]:
     return [one(keeper) for keeper in keepers]
 
 
+def _pins(state: State, seqno: SeqNo) -> list[Keeper]:
+    """Each pin, with the garbage that only it keeps, and what it keeps with readers and other pins."""
+    names, least = pinned(state), state.seqno_since(seqno)
+
+    def one(name: str, pin: Pin) -> Keeper:
+        held = {key: state.garbage[key] for key in pin.keys if key in state.garbage}
+        own = {key: found.size for key, found in held.items() if len(names[key]) == 1 and found.seqno < least}
+        shared = sum(found.size for found in held.values()) - sum(own.values())
+        owner = "a publication" if pin.as_of is not None else ""
+        return Keeper(name, "pin", owner, garbage=tuple(own), garbage_size=sum(own.values()), shared_size=shared)
+
+    return [one(name, pin) for name, pin in state.pins.items()]
+
+
 def _rollup(state: State, seqno: SeqNo) -> list[Keeper]:
     """The rollup for which garbage waits that no reader needs, if there is such garbage."""
-    since, free = state.seqno_since(seqno), plan_garbage(state, seqno).keys
+    since, free = state.seqno_since(seqno), plan_garbage(state, seqno).keys | pinned(state).keys()
     own = {key: one.size for key, one in state.garbage.items() if one.seqno < since and key not in free}
     if not own:
         return []

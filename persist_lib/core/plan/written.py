@@ -221,6 +221,7 @@ def marks_of(state: State) -> dict[str, str]:
         ),
         "garbage": sorted(state.garbage),
         "rollups": sorted(state.rollups),
+        **({"pins": sorted((name, one.keys) for name, one in state.pins.items())} if state.pins else {}),
         "columns": (len(state.schemas), state.format, state.member),
     }
     return {name: blake2b(msgspec.json.encode(value), digest_size=8).hexdigest() for name, value in parts.items()}

@@ -54,6 +54,8 @@ def every_command_with_its_rights() -> list[tuple[str, c.Command, str]]:
         ("retire a reader", c.Retire(R), "r"),
         ("compact", c.ApplyCompaction(W, ((0, 1),), BATCH), "m"),
         ("keep contents", c.KeepContents(W, BATCH), "m"),
+        ("pin", c.PinKeys("delta", (KEY,), None, b""), "m"),
+        ("unpin", c.Unpin("delta", b""), "m"),
         ("roll up", c.AddRollup(W, SeqNo(1), Rollup(PartKey("rollup/v1"), 1, b"")), "m"),
         ("forget garbage", c.ForgetGarbage((KEY,)), "m"),
         ("forget ids", c.ForgetRetired((W,)), "m"),

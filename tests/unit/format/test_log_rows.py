@@ -19,7 +19,7 @@ import pytest
 from persist_lib.core.diff import OutcomesEdit, StateDiff, TraceEdit
 from persist_lib.core.formats import DIFF_FIELDS, NEWEST, PART_FIELDS, STATE_FIELDS, WRITER_FIELDS, needed
 from persist_lib.core.pending import PendingName
-from persist_lib.core.state import Batch, Garbage, Hold, Outcome, Part, Produced, Reader, Rollup, State, Writer
+from persist_lib.core.state import Batch, Garbage, Hold, Outcome, Part, Pin, Produced, Reader, Rollup, State, Writer
 from persist_lib.errors import Corrupt, InvariantViolated, NewerFormat
 from persist_lib.format.frame import HEADER_BYTES
 from persist_lib.format.log import (
@@ -38,7 +38,7 @@ from persist_lib.format.log import (
     row_format,
 )
 from persist_lib.frontier import MAX_TIME, MINIMUM, TOP, at
-from persist_lib.ids import PartKey, ReaderId, SeqNo, WriterId
+from persist_lib.ids import PUBLISHED, PartKey, ReaderId, SeqNo, WriterId
 from persist_lib.schema.schema import Schema
 from tests.framing import framed
 
@@ -90,7 +90,7 @@ ROW_3 = msgspec.structs.replace(ROW_2, diff=msgspec.structs.replace(ROW_2.diff, 
 STORED_3 = msgspec.structs.replace(
     STORED_2, state=msgspec.structs.replace(STORED_2.state, format=3, appended_bytes=70_000, maintained_bytes=2**40)
 )  # fmt: skip
-OLDEST = {1: 1, 2: 2, 3: 2, 4: 2, 5: 5, 6: 6}
+OLDEST = {1: 1, 2: 2, 3: 2, 4: 2, 5: 5, 6: 6, 7: 7}
 """These rows of formats 3 and 4 say no more than those of format 2."""
 CLOCK = Schema(SCHEMA.key, SCHEMA.value, times="us")
 ROW_CLOCK = msgspec.structs.replace(ROW, command="Create", diff=StateDiff(schemas=(CLOCK,), format=(1, 3)))
@@ -173,8 +173,20 @@ ROW_6 = msgspec.structs.replace(
 )
 STORED_6 = msgspec.structs.replace(STORED_5, state=msgspec.structs.replace(STORED_5.state, format=6, contents=AHEAD))
 """A shard that keeps contents ahead."""
-ROWS = {1: ROW, 2: ROW_2, 3: ROW_3, 4: ROW_4, 5: ROW_5, 6: ROW_6}
-STATES = {1: STORED, 2: STORED_2, 3: STORED_3, 4: STORED_4, 5: STORED_5, 6: STORED_6}
+PIN = Pin((PART.key,), b"\x00fence", 7, 10)
+OPEN = msgspec.structs.replace(
+    AHEAD, parts=(msgspec.structs.replace(AHEAD.parts[0], key=PartKey(f"{PUBLISHED}/{AHEAD.parts[0].key}")),)
+)
+ROW_7 = msgspec.structs.replace(
+    ROW_6, command="PinKeys",
+    diff=msgspec.structs.replace(ROW_6.diff, contents=(AHEAD, OPEN), pins=(("iceberg", None, PIN),)),
+)  # fmt: skip
+STORED_7 = msgspec.structs.replace(
+    STORED_6, state=msgspec.structs.replace(STORED_6.state, format=7, contents=OPEN, pins={"iceberg": PIN})
+)
+"""A shard with a publication, whose contents stand below its folder."""
+ROWS = {1: ROW, 2: ROW_2, 3: ROW_3, 4: ROW_4, 5: ROW_5, 6: ROW_6, 7: ROW_7}
+STATES = {1: STORED, 2: STORED_2, 3: STORED_3, 4: STORED_4, 5: STORED_5, 6: STORED_6, 7: STORED_7}
 FORMATS = pytest.mark.parametrize("format_", range(1, NEWEST + 1))
 
 
@@ -184,9 +196,13 @@ def golden(name: str, format_: int) -> bytes:
 
 def test_every_field_of_what_is_stored_has_a_value_of_its_own_in_the_golden_files():
     group = (ROW_GROUP, STEPS[1])
-    stored = (STORED_6, STORED_6.state, BATCH, AT, REMEMBERING, READER, ROLLUP, OUTCOME, PRODUCED)
+    stored = (STORED_7, STORED_7.state, PIN, BATCH, AT, REMEMBERING, READER, ROLLUP, OUTCOME, PRODUCED)
     diff = msgspec.structs.replace(
-        ROW_2.diff, producers=ROW_5.diff.producers, member=ROW_5.diff.member, contents=ROW_6.diff.contents
+        ROW_2.diff,
+        producers=ROW_5.diff.producers,
+        member=ROW_5.diff.member,
+        contents=ROW_6.diff.contents,
+        pins=ROW_7.diff.pins,
     )
     for value in (*group, *stored, diff):
         plain = type(value)
@@ -377,8 +393,8 @@ def test_what_each_format_brought_is_declared():
     """A field that is added without a format would be taken for "nothing changed" by older programs."""
     assert max(STATE_FIELDS) == NEWEST
     assert len(State.__struct_fields__) == STATE_FIELDS[NEWEST]
-    assert State.__struct_fields__[STATE_FIELDS[4] : -2] == ("producers",), "before format 5 only when there are some"
-    assert State.__struct_fields__[STATE_FIELDS[5] :] == ("contents",)
+    assert State.__struct_fields__[STATE_FIELDS[4] : -3] == ("producers",), "before format 5 only when there are some"
+    assert State.__struct_fields__[STATE_FIELDS[5] :] == ("contents", "pins")
     assert Part.__struct_fields__[PART_FIELDS:] == ("at",), "stored only when it is set"
     assert Writer.__struct_fields__[WRITER_FIELDS:] == ("owner", "staged"), "stored only when they are set"
     first = {"since", "trace", "schemas", "writers", "readers", "holds", "retired", "garbage", "rollups", "retention"}
@@ -557,16 +573,16 @@ def test_a_command_that_this_release_does_not_know_is_a_newer_format():
 
 @pytest.mark.parametrize("path", [[], [2], [2, 3, "w0000000000000001"], [2, 9], [2, 18, "b"]], ids=str)
 def test_a_field_of_a_rollup_that_this_release_does_not_know_is_a_newer_format(path):
-    owned = msgspec.structs.replace(STORED_6.state, writers={W2: REMEMBERING})
-    state = msgspec.structs.replace(STORED_6, state=owned)
+    owned = msgspec.structs.replace(STORED_7.state, writers={W2: REMEMBERING})
+    state = msgspec.structs.replace(STORED_7, state=owned)
     stored = msgspec.msgpack.decode(encode_state(state)[HEADER_BYTES:], strict=False)
     if path == [2, 9]:
         stored[2][9] = [1]
         with pytest.raises(Corrupt):  # a value of another type is damage
-            decode_state(framed(ROLLUP_MAGIC, 6, msgspec.msgpack.encode(stored)), "key")
+            decode_state(framed(ROLLUP_MAGIC, 7, msgspec.msgpack.encode(stored)), "key")
         return
     with pytest.raises(NewerFormat):
-        decode_state(framed(ROLLUP_MAGIC, 6, msgspec.msgpack.encode(with_more(stored, path))), "key")
+        decode_state(framed(ROLLUP_MAGIC, 7, msgspec.msgpack.encode(with_more(stored, path))), "key")
 
 
 @pytest.mark.slow

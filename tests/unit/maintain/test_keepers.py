@@ -38,7 +38,12 @@ def test_garbage_that_goes_with_a_reader_is_what_the_ledger_says(seed: int) -> N
     shard = history(seed, 60, 0.95)
     state, seqno, after = shard.state, SeqNo(shard.next_seqno - 1), SeqNo(shard.next_seqno)
     ledger = keepers_of(state, seqno)
-    names = [*state.readers, *state.writers, *(name for name, hold in state.holds.items() if not is_mark(name, hold))]
+    names = [
+        *state.readers,
+        *state.writers,
+        *(name for name, hold in state.holds.items() if not is_mark(name, hold)),
+        *state.pins,
+    ]
     assert sorted(one.name for one in ledger if one.kind != "rollup") == sorted(map(str, names))
     before = deletable(state, after)
     for one in ledger:
@@ -47,6 +52,11 @@ def test_garbage_that_goes_with_a_reader_is_what_the_ledger_says(seed: int) -> N
             gone = apply(state, after, c.Retire(one.name))
             assert isinstance(gone, State)
             assert deletable(gone, after) - before == set(one.garbage)
+        elif one.kind == "pin":
+            gone = apply(state, after, c.Unpin(one.name, state.pins[one.name].opaque))
+            assert isinstance(gone, State)
+            readers = {key for key, found in state.garbage.items() if found.seqno >= state.seqno_since(seqno)}
+            assert deletable(gone, after) - before == set(one.garbage) - readers == set(one.garbage)
         elif one.kind == "rollup":
             now = set(plan_garbage(state, seqno).keys)
             rollup = {seqno: Rollup(PartKey("rollup/x"), 1, bytes(16))}
