@@ -3,6 +3,7 @@
     PersistError
     ├── InvalidUsage               the call or a setting is wrong; raised at once, it did nothing
     │   ├── SchemaMismatch         the shard holds another schema, or the change is not additive
+    │   ├── Unpublishable          other engines' formats cannot say this table (table, columns)
     │   ├── InvalidName            a name that cannot become a path
     │   ├── NotAuthenticated       a shard server does not know this client's token
     │   └── NotAllowed             a shard server knows it, and it may not do this (client, shard, needs)
@@ -165,6 +166,13 @@ class ConstraintViolated(Refused):
     Fields: shard, constraint (`unique` or `non_negative`), time (the first at which it would not hold), count (of the
     keys or rows that break it then), rows (the first few of them, as dicts of columns with `_diff`, their multiplicity
     at that time).
+    """
+
+
+class Unpublishable(InvalidUsage):
+    """A table that a format of other engines cannot say, or not as asked. Nothing was published.
+
+    Fields: table, columns (those whose types the format does not have), as_ (the format).
     """
 
 

@@ -126,6 +126,22 @@ class SendsInPieces(Protocol):
         """Give up uploads. Returns an error for each that could not be given up. Finished ones are left alone."""
 
 
+@runtime_checkable
+class PointsOthers(Protocol):
+    """An optional protocol of a Blob whose objects programs that do not know Persist can read, by their addresses."""
+
+    @property
+    def address(self) -> str:
+        """What the address of each object begins with, before its key: a folder's path, or a URL. It ends in `/`."""
+
+    def point(self, key: str, data: bytes, follows: bytes | None) -> bool:
+        """Make a small object `data` if it is `follows` now (None: if there is none). Returns whether it did.
+
+        This is the one kind of object that is ever replaced. No program reads half of one. Durable on return; true also
+        if it was `data` already, so a retry is safe where no two callers have the same `data`.
+        """
+
+
 class Page(NamedTuple):
     """A page of a listing, in the order of keys, and whether another one follows."""
 

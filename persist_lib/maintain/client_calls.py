@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from persist_lib.arguments import check_callable, check_type, parse_flag, parse_integer, shown
 from persist_lib.config import Config
 from persist_lib.core.cost import Prices
 from persist_lib.core.formats import FIRST, NEWEST
+from persist_lib.core.pins import MOST_KEPT
 from persist_lib.core.plan.compaction import Policy, policy_of
 from persist_lib.core.plan.explain import Why, explain, explain_object
 from persist_lib.core.plan.keepers import Keeper, keepers_of
@@ -39,6 +41,10 @@ from persist_lib.maintain.worker import Progress, RolledUp, Worker, roll_up
 from persist_lib.runtime.each import Each
 from persist_lib.shard.commit import Machine
 from persist_lib.shard.leases import Leases
+from persist_lib.times import TimeLike, Times
+
+if TYPE_CHECKING:
+    from persist_lib.maintain.publish.steps import Published, Withdrawn
 
 
 class Upkeep(Pausing):
@@ -227,6 +233,41 @@ class Upkeep(Pausing):
         _check_progress(progress)
         after, new_only = parse_integer(after, "after", 0, MAX_TIME), parse_flag(new_only, "new_only")
         return scrub(self.machine(name), after=after, new_only=new_only, engine=engine, progress=progress)
+
+    def publish(
+        self, name: str, as_: str = "iceberg", at: TimeLike | None = None, *, keep: int | None = None,
+        follows: bool | None = None, dry_run: bool = False,
+    ) -> Published:  # fmt: skip
+        """Publish a shard as of a time for other engines, as an Iceberg or a Delta table over its own objects.
+
+            db.publish("orders", as_="iceberg").place      # what other engines open
+
+        `at` is the time (None: the newest that is complete). Nothing is copied where each object that has rows as of
+        that time has each of them once; the answer says what was written, and what would be with `dry_run`. No object
+        that a published snapshot names is deleted. The last `keep` snapshots stay (10, unless it was said before). With
+        `follows`, each upkeep publishes again (`maintain`); None: as it was. Doing it again finds nothing to do, and
+        continues after a crash. Needs the extra `publish`, and moves the shard to format 7.
+
+        Raises Unpublishable where the format cannot say the table; SinceViolation; Missing where another program has
+        deleted published files; and Fenced where another call took over.
+        """
+        from persist_lib.maintain.publish import steps  # noqa: PLC0415 - few programs need it
+
+        machine, as_, dry_run = self.machine(name), steps.parse_format(as_), parse_flag(dry_run, "dry_run")
+        keep = None if keep is None else parse_integer(keep, "keep", 1, MOST_KEPT)
+        follows = None if follows is None else parse_flag(follows, "follows")
+        as_of = None if at is None else Times(machine.fetch().state.times, machine.consensus.now).as_of(at, "at")
+        with Worker(machine, self.leases) as worker:
+            return steps.publish(machine, worker, as_, as_of, keep=keep, follows=follows, dry_run=dry_run)
+
+    def withdraw(self, name: str, as_: str = "iceberg", *, dry_run: bool = False) -> Withdrawn:
+        """Take a publication of a shard back: other engines do not find it any more, and its objects may go.
+
+        Readers that have it open may fail. With `dry_run` nothing is changed. Raises NotFound where there is none.
+        """
+        from persist_lib.maintain.publish import steps  # noqa: PLC0415 - few programs need it
+
+        return steps.withdraw(self.machine(name), steps.parse_format(as_), dry_run=parse_flag(dry_run, "dry_run"))
 
     def upgrade(self, name: str, to: int = NEWEST, *, dry_run: bool = False) -> Upgraded:
         """Write the shard's log in format `to` from now on. The default is the newest format that this release knows.

@@ -19,7 +19,7 @@ import msgspec
 from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
 from persist_lib.core.cost import Cost
-from persist_lib.core.formats import CONTENTS
+from persist_lib.core.formats import CONTENTS, PINS
 from persist_lib.core.plan.compaction import (
     MergeTask,
     Plan,
@@ -295,10 +295,11 @@ def _tasks(
             )  # fmt: skip
         cuts = cut_evenly(found, count)
     edges = [None, *cuts, None]
+    published = request.reason in ("ahead", "publish") and machine.state.format >= PINS
     return [
         MergeTask(
             machine.shard, worker, tuple(overlapping(inputs, lower, upper)), schemas, request.schema,
-            request.advance_to, lower, upper, request.part_bytes, config.merge_bytes,
+            request.advance_to, lower, upper, request.part_bytes, config.merge_bytes, published,
         )
         for lower, upper in pairwise(edges)
     ]  # fmt: skip
@@ -364,8 +365,8 @@ def run_task(task: MergeTask, blob: Blob, entropy: Callable[[], int], pool: Exec
     Running it twice leaves orphans, never damage. Raises Missing if an input is gone, Corrupt if one is damaged.
     """
     shard, parts, sums = ShardId(task.shard), [], []
-    for encoded in _merged(task, blob, pool or Runtime(background=False).pool(1, "persist-merge")):
-        key = part_key(WriterId(task.uploader), entropy())
+    for encoded in merged(task, blob, pool or Runtime(background=False).pool(1, "persist-merge")):
+        key = part_key(WriterId(task.uploader), entropy(), published=task.published)
         blob.set(blob_key(shard, key), encoded.data)
         parts.append(as_part(encoded, key, task.schema))
         sums.append(encoded.said.sums)
@@ -373,8 +374,8 @@ def run_task(task: MergeTask, blob: Blob, entropy: Callable[[], int], pool: Exec
     return TaskResult(tuple(parts), total(sums))
 
 
-def _merged(task: MergeTask, blob: Blob, pool: Executor) -> Iterator[EncodedPart]:
-    """The parts that replace the task's inputs. Small inputs are gathered first; often all inputs are small."""
+def merged(task: MergeTask, blob: Blob, pool: Executor) -> Iterator[EncodedPart]:
+    """The parts that stand for the task's inputs, none of them uploaded. Small inputs are gathered first."""
     shard, schema = ShardId(task.shard), task.schemas[task.schema]
     stored = Stored(blob, shard, task.schemas, schema, task.key_lower, task.key_upper)
     inputs = overlapping(task.inputs, task.key_lower, task.key_upper)

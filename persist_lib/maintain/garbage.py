@@ -203,7 +203,8 @@ def see(machine: Machine, duties: Collection[str] = (), now: int | None = None) 
 def places_of(machine: Machine) -> list[str]:
     """What the keys in Blob begin with of all that the shard's state may refer to, but for its pending area.
 
-    Parts stand below a publication's folder from a format on. What is known of the state may be old: then fewer are listed.
+    Parts stand below a publication's folder from a format on. What is known of the state may be old: then less is
+    listed.
     """
     is_published = machine.state.format >= PINS
     return [prefix(machine.shard), *([parts_prefix(machine.shard)] if is_published else [])]

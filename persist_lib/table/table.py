@@ -19,7 +19,7 @@ from persist_lib.arguments import check_callable, not_pickled, parse_flag, parse
 from persist_lib.catalog.collection_arguments import MOST_SHARDS
 from persist_lib.catalog.names import parse_collection_name
 from persist_lib.catalog.promotion import parse_losing, parse_timeline
-from persist_lib.errors import InvalidUsage, MemberOf
+from persist_lib.errors import InvalidUsage, MemberOf, Unpublishable
 from persist_lib.frontier import MAX_TIME, TOP
 from persist_lib.relation.row_selection import Asked
 from persist_lib.relation.statements import Apply, Change, Delete, Done, Update, Upsert
@@ -34,7 +34,9 @@ if TYPE_CHECKING:
 
     from persist_lib.catalog.collection_arguments import Retention
     from persist_lib.catalog.deleted_keys import Span
+    from persist_lib.client import Client
     from persist_lib.maintain.duties import Maintained
+    from persist_lib.maintain.publish.steps import Published, Withdrawn
     from persist_lib.maintain.worker import Progress
     from persist_lib.relation.changes import Changes
     from persist_lib.relation.listen import Listener
@@ -416,6 +418,25 @@ class Table(Resource):
             former.close()  # its own readers would be in the way
         return self._ask(lambda on: erase_keys(on, keys, dry_run=dry_run, timeout=timeout, progress=progress))
 
+    def publish(
+        self, as_: str = "iceberg", at: TimeLike | None = None, *, keep: int | None = None,
+        follows: bool | None = None, dry_run: bool = False,
+    ) -> Published:  # fmt: skip
+        """Publish it as of a time for other engines, as an Iceberg or a Delta table over its own objects.
+
+            orders.publish("delta", keep=3, follows=True).place
+
+        As `client.publish` of the shard that carries it. Raises Unpublishable for a table that a collection or a
+        timeline carries, whose rows are in several shards, or in a WAL first.
+        """
+        return self._ask(
+            lambda on: _on_shard(on).publish(on.name, as_, at, keep=keep, follows=follows, dry_run=dry_run)
+        )
+
+    def withdraw(self, as_: str = "iceberg", *, dry_run: bool = False) -> Withdrawn:
+        """Take its publication back, as `client.withdraw` does: other engines do not find it any more."""
+        return self._ask(lambda on: _on_shard(on).withdraw(on.name, as_, dry_run=dry_run))
+
     def maintain(self, *, dry_run: bool = False) -> dict[str, Maintained]:
         """Do all upkeep of what carries it, in this process. Answers what was done, by shard.
 
@@ -457,3 +478,14 @@ class Table(Resource):
         return self._ask(lambda on: on.execute(make, token=token, timeout=timeout, dry_run=dry_run))
 
     __reduce__ = not_pickled("A table", "Open it in the other process: persist.open(client.url).table(name)")
+
+
+def _on_shard(on: Carrier) -> Client:
+    """The client of a table that one shard carries. Raises Unpublishable for another one."""
+    if on.kind != "shard":
+        raise Unpublishable(
+            f"table {on.name!r} cannot be published: {on.kind} carries it, and only what one shard carries can be. "
+            "Nothing was done; copy it to a table of its own, and publish that",
+            table=on.name,
+        )
+    return on.client

@@ -33,10 +33,10 @@ from persist_lib.schema.schema import Schema
 from persist_lib.schema.width import row_bytes
 from persist_lib.times import Times, show_frontier
 
-Reason = Literal["merge", "fold", "advance", "sort", "flush", "fuse", "ahead", "settle", "drop"]
+Reason = Literal["merge", "fold", "advance", "sort", "flush", "fuse", "ahead", "settle", "drop", "publish"]
 """`fold`: a merge of neighbouring batches that comes first, as one merge cannot read all of their runs. `ahead`: the
 contents are written beside the trace. `settle`: they take the place of what they stand for, without I/O. `drop`: they
-are not wanted any more."""
+are not wanted any more. `publish`: a publication wants it in one run, below its folder."""
 AHEAD_SHARE = 128
 """A trace of less than this share of a part's bytes is cheap to read as it is: nothing is kept ahead of it."""
 
@@ -51,6 +51,7 @@ REASONS: Mapping[Reason, str] = {
     "ahead": "history outweighs the rows: the contents beside it",
     "settle": "since has come to the contents ahead: no work",
     "drop": "contents ahead are switched off: no work",
+    "publish": "a publication wants all of it in one run",
 }
 
 
@@ -302,6 +303,20 @@ def plan_flush(state: State, policy: Policy = Policy()) -> Request | None:  # no
     return _request(state, state.trace[slice(*best)], "flush", policy) if most else None
 
 
+def plan_contents(state: State, policy: Policy) -> Request | None:
+    """Write the contents as of the newest update ahead, whatever they weigh; None where since has passed it.
+
+    As a rule it is one merge. Where that cannot read all runs, the request is partial, and to be carried out before.
+    """
+    found = state.batches_at()
+    filled = max((place for place, batch in enumerate(found) if batch.count), default=-1)
+    last = found[filled].upper.time if filled >= 0 else None
+    if last is None or at(last - 1) <= state.since:
+        return None
+    request = _request(state, found[: filled + 1], "ahead", policy)
+    return msgspec.structs.replace(request, since=at(last - 1))
+
+
 def plan_rewrite(state: State, ids: Sequence[tuple[int, int]], policy: Policy) -> list[Request]:
     """Merge the batches with these ids, those in between, and what stands for them by now, whatever they weigh.
 
@@ -452,6 +467,8 @@ class MergeTask(msgspec.Struct, frozen=True, array_like=True):
     key_upper: bytes | None
     part_bytes: int
     merge_bytes: int
+    published: bool = False
+    """Whether its parts are to stand below a publication's folder."""
 
 
 class TaskResult(msgspec.Struct, frozen=True, array_like=True):

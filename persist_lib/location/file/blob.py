@@ -7,6 +7,7 @@ is fsynced. So after any crash an object exists with all of its bytes, or not at
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -119,6 +120,33 @@ class FileBlob:
             raise FileNotFoundError(key)  # deleted since: link again
         if found != data:
             raise written_before(key, len(data), len(found))
+
+    @property
+    def address(self) -> str:
+        return f"{self._root}/"
+
+    def point(self, key: str, data: bytes, follows: bytes | None) -> bool:
+        """Replace the file under a lock of its directory, which processes and threads wait for."""
+        parent = check_key(key).rpartition("/")[0]
+        self.check_in_place()
+        with _failing_as(Determinate, "store", key), _needing_room(key, self._root):
+            self._directories.open(parent)
+            temporary = self._staging.fresh_path(key)
+        lock = os.open(self._root / parent, os.O_RDONLY | os.O_CLOEXEC)  # of its own: threads share the cached one
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if (found := self.get(key)) not in (follows, data):
+                return False
+            if found != data:
+                _write_durably(temporary, memoryview(data), key)
+                with _failing_as(Indeterminate, "replace", key):
+                    os.replace(temporary, self._path(key))  # noqa: PTH105 - one call, as everywhere here
+                    os.fsync(lock)
+            return True
+        finally:
+            os.close(lock)
+            with contextlib.suppress(OSError):
+                temporary.unlink()
 
     def delete(self, key: str) -> bool:
         self.check_in_place()

@@ -52,6 +52,17 @@ class MemoryBlob:
             if self._objects.setdefault(key, copy) != copy:
                 raise written_before(key, len(copy), len(self._objects[key]))
 
+    @property
+    def address(self) -> str:
+        """Only this process can read what is here."""
+        return "memory:/"
+
+    def point(self, key: str, data: bytes, follows: bytes | None) -> bool:
+        with self._lock:
+            if (found := self._objects.get(check_key(key))) in (follows, data):
+                self._objects[key] = data
+            return found in (follows, data)
+
     def delete(self, key: str) -> bool:
         return self._objects.pop(check_key(key), None) is not None
 

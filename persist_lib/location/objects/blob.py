@@ -65,6 +65,19 @@ class ObjectsBlob:
                 return
         raise Determinate(f"blob {key} could not be stored: it was deleted in each of {ATTEMPTS} attempts", key=key)
 
+    @property
+    def address(self) -> str:
+        return f"{self._objects.where}/{BLOBS}"
+
+    def point(self, key: str, data: bytes, follows: bytes | None) -> bool:
+        name, doing = BLOBS + check_key(key), f"move {key!r}"
+        found = self._objects.get(name, doing)
+        if found is not None and found.data == data:
+            return True
+        if (None if found is None else found.data) != follows:
+            return False
+        return self._objects.put(name, data, doing, None if found is None else found.version)
+
     def delete(self, key: str) -> bool:
         """Delete an object. Returns whether there was one; of two concurrent deletions, both may return True."""
         if self._objects.find(BLOBS + check_key(key), f"look for blob {key!r}") is None:

@@ -19,6 +19,7 @@ from persist_lib.location.api import (
     Newest,
     Overwrites,
     Page,
+    PointsOthers,
     PushesRows,
     Row,
     SendsInPieces,
@@ -96,6 +97,16 @@ class AroundBlob(Around[Blob]):
             return {}
         return self.around(Operation("abort_uploads", uploads[0].key), lambda: inner.abort_uploads(uploads))
 
+    @property
+    def address(self) -> str:
+        """As `PointsOthers.address`. Only where `points_others` says so. No request."""
+        return cast("PointsOthers", self.inner).address
+
+    def point(self, key: str, data: bytes, follows: bytes | None) -> bool:
+        """As `PointsOthers.point`. Only where `points_others` says so."""
+        inner = cast("PointsOthers", self.inner)
+        return self.around(Operation("point", key, len(data)), lambda: inner.point(key, data, follows))
+
 
 def next_page(blob: Blob, prefix: str, after: str) -> Page:
     """The next objects below `prefix` with keys greater than `after`: all of them, where the store has no pages."""
@@ -121,6 +132,14 @@ def sends_in_pieces(blob: Blob) -> SendsInPieces | None:
     while isinstance(inside, AroundBlob):
         inside = inside.inner
     return blob if isinstance(inside, SendsInPieces) and isinstance(blob, SendsInPieces) else None
+
+
+def points_others(blob: Blob) -> PointsOthers | None:
+    """Return `blob` if other programs can read what is in the innermost store, else None."""
+    inside = blob
+    while isinstance(inside, AroundBlob):
+        inside = inside.inner
+    return blob if isinstance(inside, PointsOthers) and isinstance(blob, PointsOthers) else None
 
 
 def takes_commands(consensus: Consensus) -> TakesCommands | None:
@@ -216,7 +235,7 @@ class AroundConsensus(Around[Consensus]):
         return self.inner.now()
 
 
-WRITES = {"set": "store blob", "delete": "delete blob"}
+WRITES = {"set": "store blob", "delete": "delete blob", "point": "move"}
 
 
 def read_only(doing: str) -> InvalidUsage:

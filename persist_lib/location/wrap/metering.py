@@ -37,8 +37,8 @@ from persist_lib.telemetry import Observer, process
 T = TypeVar("T")
 
 CLASS_OF = {
-    "get": GETS, "get_range": GETS, "set": PUTS, "list": LISTS, "delete": DELETES, "delete_many": DELETES,
-    "uploads": LISTS, "abort_uploads": DELETES,
+    "get": GETS, "get_range": GETS, "set": PUTS, "point": PUTS, "list": LISTS, "delete": DELETES,
+    "delete_many": DELETES, "uploads": LISTS, "abort_uploads": DELETES,
     "compare_and_set": COMMITS, "compare_and_set_many": COMMITS, "truncate": COMMITS,
     "rewind": COMMITS,
     "head": QUERIES, "scan": QUERIES, "list_keys": QUERIES, "heads": QUERIES, "debts": QUERIES, "losing": QUERIES,

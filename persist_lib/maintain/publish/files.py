@@ -1,0 +1,166 @@
+"""Which files have a table's rows as of a time, each of them once, and no others.
+
+A file of ours is such a file where each of its `_diff` is 1 and all of its times count. What a reader of the file alone
+would get wrong is written once more, as a copy that belongs to the publication: rows that are there several times, and
+updates that the state itself carries.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from persist_lib.core.plan.compaction import MergeTask, TaskInput
+from persist_lib.core.state import Batch, Part, State
+from persist_lib.errors import Unpublishable
+from persist_lib.format.parquet import PartFile
+from persist_lib.format.parts import decode_inline
+from persist_lib.format.paths import blob_key
+from persist_lib.format.range_reader import ChunkedReader
+from persist_lib.ids import is_published
+from persist_lib.kernel.columns import integers
+from persist_lib.kernel.multiplicity import repeated
+from persist_lib.maintain.compaction import merged
+from persist_lib.maintain.publish.folder import COPIES, Folder
+from persist_lib.schema.schema import DIFF, TIME, Schema
+from persist_lib.shard.commit import Machine
+from persist_lib.shard.runs import inputs_of, source_of
+
+AS_OF = "persist.as_of"
+"""The property of a snapshot that says which time it stands for: as an integer, as the shard counts."""
+
+
+COPIED_ROWS = 1 << 16
+"""Rows of a table that a copy is made of."""
+
+
+class File(NamedTuple):
+    """One file of a publication: its key in Blob, its size in bytes, and its rows."""
+
+    key: str
+    size: int
+    rows: int
+
+
+class Known(NamedTuple):
+    """What is published: the time, what the engine calls that version, and its files by key."""
+
+    as_of: int
+    version: str
+    files: dict[str, File]
+
+
+class Chosen(NamedTuple):
+    """The parts that are published where they are, and those of which copies are."""
+
+    in_place: list[Part]
+    copied: list[Part]
+
+
+def choose(machine: Machine, state: State, as_of: int, *, below_folder: bool, known: set[str]) -> Chosen | None:
+    """The objects that are the contents as of a time; None where there are none, and contents have to be written.
+
+    `known` are keys in Blob that were found to have no row several times. `below_folder`: only what is there will do.
+    """
+    batches = [one for one in state.batches_at(as_of) if one.count and one.lower.is_before(as_of)]
+    parts = [part for one in batches for part in one.parts]
+    is_whole = all(one.exact for one in batches) and all(part.time_upper <= as_of for part in parts)
+    objects = [part for part in parts if part.inline is None]
+    if not is_whole or (below_folder and not all(is_published(part.key) for part in objects)):
+        return None
+    if not is_contents(batches) and any(one.count != one.diff_sum for one in batches):
+        return None  # some take others back
+    chosen = Chosen([], [part for part in parts if part.inline is not None])
+    for part in objects:
+        diffs = np.ones(1, np.int64) if blob_key(machine.shard, part.key) in known else diffs_of(machine, state, part)
+        if (diffs < 1).any():
+            if is_contents(batches):
+                raise _negative(machine)
+            return None
+        (chosen.in_place if (diffs == 1).all() else chosen.copied).append(part)
+    for part in chosen.copied:
+        if part.inline is not None and (integers(_inline(state, part).column(DIFF)) != 1).any():
+            return None
+    return chosen
+
+
+def is_contents(batches: Sequence[Batch]) -> bool:
+    """Whether these are one run of updates of one time, which were added up."""
+    times = {time for one in batches for part in one.parts for time in (part.time_lower, part.time_upper)}
+    return len(batches) == 1 and len(batches[0].runs) == 1 and len(times) == 1 and batches[0].since.time in times
+
+
+def diffs_of(machine: Machine, state: State, part: Part) -> np.ndarray:
+    """The column `_diff` of an object, verified by its digests. Reads that column alone."""
+    source = source_of(machine.blob, machine.shard, part, TaskInput((part,), 0, None), state.schemas)
+    file = PartFile(source.key, ChunkedReader(source.key, source.size, source.digests, source.fetch), source.schema)
+    groups = [integers(file.read_group(group, [DIFF]).column(DIFF)) for group in range(len(file.bounds))]
+    return np.concatenate([np.zeros(0, np.int64), *groups])
+
+
+def file_of(machine: Machine, part: Part) -> File:
+    """A part as a file that is published where it is."""
+    return File(blob_key(machine.shard, part.key), part.size, part.rows)
+
+
+def copies_of(folder: Folder, state: State, parts: Sequence[Part], known: dict[str, File]) -> list[File]:
+    """Copies of parts, each row as often as it is there: one of each object, and one of all that is inline."""
+    machine, newest = folder.machine, state.schemas[-1]
+    found = []
+    for part in (one for one in parts if one.inline is None):
+        key = f"{folder.prefix}{COPIES}{part.key.replace('/', '-')}"  # a part never changes, nor does its copy
+        if (file := known.get(key)) is None:
+            source = source_of(machine.blob, machine.shard, part, TaskInput((part,), 0, None), state.schemas)
+            reader = ChunkedReader(source.key, source.size, source.digests, source.fetch)
+            stored = PartFile(source.key, reader, newest)
+            file = _put(folder, key, newest, stored.batches(COPIED_ROWS))
+        found.append(file)
+    if inline := [one for one in parts if one.inline is not None]:
+        digest = np.bitwise_xor.reduce([int.from_bytes(one.digests[:8]) for one in inline])
+        key = f"{folder.prefix}{COPIES}inline-{len(inline)}-{digest:016x}.parquet"
+        found.append(known.get(key) or _put(folder, key, newest, (_inline(state, part) for part in inline)))
+    return found
+
+
+def whole(folder: Folder, state: State, as_of: int) -> Iterator[File]:
+    """Copies of the whole contents as of a time, which no run has: merged, added up, and each row as often as it is."""
+    machine, newest = folder.machine, len(state.schemas) - 1
+    batches = (one for one in state.batches_at(as_of) if one.count and one.lower.is_before(as_of))
+    inputs, config = inputs_of(batches, 0, as_of + 1), machine.config
+    task = MergeTask(
+        machine.shard, "", inputs, state.schemas, newest, as_of, None, None, config.part_bytes, config.merge_bytes
+    )
+    with machine.runtime.pool(config.read_threads, "persist-publish") as pool:
+        for encoded in merged(task, machine.blob, pool) if inputs else ():
+            name = f"{folder.prefix}{COPIES}{machine.runtime.entropy() % 2**64:016x}.parquet"
+            reader = PartFile(name, pa.BufferReader(encoded.data), state.schemas[newest])
+            yield _put(folder, name, state.schemas[newest], reader.batches(COPIED_ROWS))
+
+
+def _put(folder: Folder, key: str, schema: Schema, tables: Iterable[pa.Table]) -> File:
+    out, rows = io.BytesIO(), 0
+    what = f"table {folder.machine.shard}"
+    plain = (table.drop_columns([TIME]) for table in tables)
+    with pq.ParquetWriter(out, schema.data, compression="zstd") as writer:
+        for table in repeated(plain, what):
+            writer.write_table(table.select(schema.data.names).cast(schema.data))
+            rows += table.num_rows
+    folder.put(key, out.getvalue())
+    return File(key, out.tell(), rows)
+
+
+def _inline(state: State, part: Part) -> pa.Table:
+    return decode_inline("inline rows", part.inline or b"", state.schemas[part.schema], state.schemas[-1], at=part.at)
+
+
+def _negative(machine: Machine) -> Unpublishable:
+    return Unpublishable(
+        f"table {machine.shard} cannot be published: some of its rows are there fewer than zero times, which other "
+        "engines cannot say. Nothing was published; see them by client.table(...).read(diff=True)",
+        table=machine.shard,
+    )

@@ -1,0 +1,74 @@
+"""The folder of a shard that other engines know as the table, below `-published/`.
+
+    _delta_log/                    Delta's log; the folder is the table
+    _iceberg/metadata/             Iceberg's metadata; `_iceberg` is the table
+    _parts/<writer id>/…           parts that the shard's state refers to
+    _copies/…                      files that only publications refer to
+
+SUBTLE: every engine's vacuum that lists leaves out what is below a name that starts with `_`. So none reaches an object
+here, and there is nothing else in the folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from persist_lib.errors import Unpublishable
+from persist_lib.format.paths import published_prefix
+from persist_lib.location.wrap.around import points_others
+from persist_lib.shard.commit import Machine
+
+COPIES = "_copies/"
+
+
+class Folder:
+    """The objects of one shard's publications, by their names in its folder. `written` is the bytes put so far."""
+
+    def __init__(self, machine: Machine) -> None:
+        blob = points_others(machine.blob)
+        if blob is None:
+            raise Unpublishable(
+                f"table {machine.shard} cannot be published: no other program can read this location's objects, or "
+                "its store cannot replace a pointer on a condition. Nothing was done",
+                table=machine.shard,
+            )
+        self.machine, self._pointing = machine, blob
+        self.prefix = published_prefix(machine.shard)
+        self.address = blob.address + self.prefix
+        self.written = 0
+        self._known: dict[str, bytes] = {}
+
+    def address_of(self, key: str) -> str:
+        """Where other programs find the object with this key in Blob."""
+        return self._pointing.address + key
+
+    def key_of(self, address: str) -> str:
+        """The key in Blob of what is there."""
+        return address.removeprefix(self._pointing.address)
+
+    def get(self, key: str) -> bytes | None:
+        """The object with this key in Blob. What is written once is read once; pointers are asked for again."""
+        if (known := self._known.get(key)) is not None:
+            return known
+        data = self.machine.blob.get(key)
+        if data is not None and not key.endswith(".text"):
+            self._known[key] = data
+        return data
+
+    def put(self, key: str, data: bytes) -> None:
+        self.machine.blob.set(key, data)
+        self._known[key] = data
+        self.written += len(data)
+
+    def point(self, key: str, data: bytes, follows: bytes | None) -> bool:
+        self.written += len(data)
+        return self._pointing.point(key, data, follows)
+
+    def sizes(self, below: str) -> dict[str, int]:
+        """The objects below a name of the folder, by key in Blob, and their sizes."""
+        return {entry.key: entry.size for entry in self.machine.blob.list(self.prefix + below)}
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """Delete objects. What cannot be deleted now is found by the next publication."""
+        if found := sorted(keys):
+            self.machine.blob.delete_many(found)

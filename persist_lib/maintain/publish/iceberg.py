@@ -1,0 +1,263 @@
+"""Iceberg metadata (format version 2) over files that are there, written by pyiceberg.
+
+Each commit writes manifests and metadata under fresh names. `version-hint.text` names the newest metadata, and is moved
+on the condition that it is what it was. The files have two columns more than the table: the name mapping gives `_time`
+and `_diff` ids that no column has, as some readers ask for each name.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import pyarrow as pa
+from pyiceberg.catalog.noop import NoopCatalog
+from pyiceberg.io import FileIO, InputFile, InputStream, OutputFile, OutputStream
+from pyiceberg.io.pyarrow import _pyarrow_to_schema_without_ids
+from pyiceberg.manifest import DataFile, DataFileContent, FileFormat, ManifestEntry
+from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC
+from pyiceberg.schema import assign_fresh_schema_ids
+from pyiceberg.serializers import FromInputFile, ToOutputFile
+from pyiceberg.table import CommitTableResponse, Table
+from pyiceberg.table.metadata import TableMetadata, new_table_metadata
+from pyiceberg.table.name_mapping import MappedField, NameMapping
+from pyiceberg.table.snapshots import Snapshot
+from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
+from pyiceberg.table.update import TableRequirement, TableUpdate, update_table_metadata
+from pyiceberg.table.update.snapshot import ExpireSnapshots
+from pyiceberg.typedef import Record
+
+from persist_lib.maintain.publish.files import AS_OF, File, Known
+from persist_lib.maintain.publish.folder import Folder
+from persist_lib.schema.schema import DIFF, TIME
+
+TABLE = "_iceberg/"
+METADATA = f"{TABLE}metadata/"
+HINT = f"{METADATA}version-hint.text"
+HIDDEN = {TIME: 100_001, DIFF: 100_002}
+"""The ids of the columns that the table does not have."""
+NAMES, KEPT = "schema.name-mapping.default", "write.metadata.previous-versions-max"
+
+
+class Iceberg:
+    """One shard's Iceberg table: what is published, and the next commit of it."""
+
+    def __init__(self, folder: Folder) -> None:
+        self._folder = folder
+        self._hint = folder.get(folder.prefix + HINT)
+        self._table: Table | None = None
+        if self._hint is not None:
+            location = f"{folder.address}{METADATA}{self._hint.decode()}.metadata.json"
+            metadata = FromInputFile.table_metadata(_Input(folder, location))
+            self._table = self._opened(metadata, location)
+
+    @property
+    def place(self) -> str:
+        """The table's folder. Its metadata has the name that the hint in it says."""
+        return self._folder.address + TABLE.rstrip("/")
+
+    @property
+    def version(self) -> str:
+        """What reads exactly this, whatever comes later: the address of the newest metadata."""
+        return "" if self._table is None else self._table.metadata_location
+
+    def newest(self) -> Known | None:
+        """What the newest snapshot names."""
+        snapshot = None if self._table is None else self._table.current_snapshot()
+        if snapshot is None:
+            return None
+        as_of = int(str(snapshot.summary[AS_OF])) if snapshot.summary else 0
+        return Known(as_of, str(snapshot.snapshot_id), {file.key: file for file in self._files_of(snapshot)})
+
+    def named(self) -> set[str]:
+        """The keys in Blob of all files that any snapshot names."""
+        snapshots = [] if self._table is None else self._table.metadata.snapshots
+        return {file.key for snapshot in snapshots for file in self._files_of(snapshot)}
+
+    def write(self, schema: pa.Schema, files: Sequence[File], as_of: int, keep: int) -> None:
+        """Write a snapshot of these files, and that of the older ones the last `keep` - 1 stay."""
+        table = self._table or self._made(schema)
+        known = {entry.data_file.file_path: entry.data_file for entry in self._entries(table.current_snapshot())}
+        wanted = {self._folder.address_of(file.key): file for file in files}
+        with table.transaction() as tx:
+            with tx.update_schema() as update:
+                update.union_by_name(_numbered(schema))
+            names = NameMapping([*tx.table_metadata.schema().name_mapping.root, *_hidden()])
+            tx.set_properties({NAMES: names.model_dump_json(), KEPT: str(keep)})
+            producing: Any = tx.update_snapshot(snapshot_properties={AS_OF: str(as_of)})
+            is_append = known.keys() <= wanted.keys()
+            with producing.fast_append() if is_append else producing.overwrite() as snapshot:
+                for address, file in wanted.items():
+                    if address not in known:
+                        snapshot.append_data_file(_data_file(address, file))
+                for address in known.keys() - wanted.keys():
+                    snapshot.delete_data_file(known[address])
+            ids = [
+                one.snapshot_id for one in sorted(tx.table_metadata.snapshots, key=lambda one: one.sequence_number or 0)
+            ]
+            if len(ids) > keep:
+                with ExpireSnapshots(tx) as expired:
+                    expired.by_ids(ids[:-keep])
+        self._table = table
+
+    def point(self) -> bool:
+        """Make what was written the newest. False if another program moved the pointer."""
+        name = self.version.rpartition("/")[2].removesuffix(".metadata.json").encode()
+        return self._folder.point(self._folder.prefix + HINT, name, self._hint)
+
+    def expire(self, keep: int) -> None:
+        """Nothing: `write` has expired what is older."""
+
+    def tidy(self) -> None:
+        """Delete metadata that nothing names: of crashed publications, and of snapshots that are expired."""
+        folder, table = self._folder, self._table
+        live = {folder.prefix + HINT}
+        if table is not None:
+            log = [entry.metadata_file for entry in table.metadata.metadata_log]
+            lists = [one.manifest_list for one in table.metadata.snapshots]
+            manifests = [m.manifest_path for one in table.metadata.snapshots for m in one.manifests(table.io)]
+            live |= {folder.key_of(one) for one in (table.metadata_location, *log, *lists, *manifests)}
+        folder.delete(folder.sizes(TABLE).keys() - live)
+
+    def withdraw(self) -> None:
+        """Delete the pointer, then the rest."""
+        self._folder.delete([self._folder.prefix + HINT])
+        self._folder.delete(self._folder.sizes(TABLE))
+
+    def _files_of(self, snapshot: Snapshot) -> list[File]:
+        found = (entry.data_file for entry in self._entries(snapshot))
+        return [File(self._folder.key_of(one.file_path), one.file_size_in_bytes, one.record_count) for one in found]
+
+    def _entries(self, snapshot: Snapshot | None) -> list[ManifestEntry]:
+        files = _Files(self._folder)
+        manifests = [] if snapshot is None else snapshot.manifests(files)
+        return [one for manifest in manifests for one in manifest.fetch_manifest_entry(files, discard_deleted=True)]
+
+    def _opened(self, metadata: TableMetadata, location: str) -> Table:
+        return Table(("published",), metadata, location, _Files(self._folder), _OneTable(self._folder))
+
+    def _made(self, schema: pa.Schema) -> Table:
+        """A table without a snapshot, of which nothing is written yet. `gc.enabled`: no engine deletes its files."""
+        made = new_table_metadata(
+            _numbered(schema), UNPARTITIONED_PARTITION_SPEC, UNSORTED_SORT_ORDER, self.place, {"gc.enabled": "false"}
+        )
+        return self._opened(made, "")
+
+
+class _OneTable(NoopCatalog):
+    """What pyiceberg asks to commit a table: it writes metadata under a fresh name, and moves no pointer."""
+
+    def __init__(self, folder: Folder) -> None:
+        super().__init__("persist")
+        self._folder = folder
+
+    def commit_table(
+        self, table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
+    ) -> CommitTableResponse:
+        for requirement in requirements:
+            requirement.validate(table.metadata)
+        before = table.metadata_location
+        metadata = update_table_metadata(table.metadata, updates, metadata_location=before or None)
+        number = int(before.rpartition("/")[2].partition("-")[0]) + 1 if before else 0
+        fresh = f"{number:05d}-{self._folder.machine.runtime.entropy() % 2**64:016x}.metadata.json"
+        location = f"{self._folder.address}{METADATA}{fresh}"
+        ToOutputFile.table_metadata(metadata, _Output(self._folder, location))
+        return CommitTableResponse(metadata=metadata, **{"metadata-location": location})
+
+
+class _Files(FileIO):
+    """pyiceberg's files, by our own Blob: counted, retried, and written once."""
+
+    def __init__(self, folder: Folder) -> None:
+        super().__init__()
+        self._folder = folder
+
+    def new_input(self, location: str) -> InputFile:
+        return _Input(self._folder, location)
+
+    def new_output(self, location: str) -> OutputFile:
+        return _Output(self._folder, location)
+
+    def delete(self, location: str | InputFile | OutputFile) -> None:
+        """Nothing: what nothing names is deleted by `Iceberg.tidy`, after the pointer has moved."""
+
+
+class _Input(InputFile):
+    def __init__(self, folder: Folder, location: str) -> None:
+        super().__init__(location)
+        self._folder = folder
+
+    def _data(self) -> bytes | None:
+        return self._folder.get(self._folder.key_of(self.location))
+
+    def __len__(self) -> int:
+        return len(self._data() or b"")
+
+    def exists(self) -> bool:
+        return self._data() is not None
+
+    def open(self, seekable: bool = True) -> InputStream:  # noqa: ARG002 - pyiceberg's interface
+        if (data := self._data()) is None:
+            raise FileNotFoundError(self.location)
+        return io.BytesIO(data)
+
+
+class _Output(OutputFile):
+    def __init__(self, folder: Folder, location: str) -> None:
+        super().__init__(location)
+        self._folder = folder
+
+    def __len__(self) -> int:
+        return len(self.to_input_file())
+
+    def exists(self) -> bool:
+        return self.to_input_file().exists()
+
+    def to_input_file(self) -> InputFile:
+        return _Input(self._folder, self.location)
+
+    def create(self, overwrite: bool = False) -> OutputStream:  # noqa: ARG002 - each name is fresh
+        return _Stream(self._folder, self._folder.key_of(self.location))
+
+
+class _Stream(io.BytesIO):
+    """Bytes that are stored when they are complete, and not after an error."""
+
+    def __init__(self, folder: Folder, key: str) -> None:
+        super().__init__()
+        self._folder, self._key = folder, key
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __del__(self) -> None:
+        """What was not closed is not stored."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+
+    def close(self) -> None:
+        if not self.closed:
+            data = self.getvalue()
+            super().close()
+            self._folder.put(self._key, data)
+
+
+def _numbered(schema: pa.Schema) -> Any:
+    return assign_fresh_schema_ids(_pyarrow_to_schema_without_ids(schema))
+
+
+def _hidden() -> list[MappedField]:
+    return [MappedField(**{"field-id": id_, "names": [name]}) for name, id_ in HIDDEN.items()]
+
+
+def _data_file(address: str, file: File) -> DataFile:
+    return DataFile.from_args(
+        content=DataFileContent.DATA, file_path=address, file_format=FileFormat.PARQUET, partition=Record(),
+        record_count=file.rows, file_size_in_bytes=file.size,
+    )  # fmt: skip
