@@ -57,6 +57,7 @@ from persist_lib.errors import (
     SinceViolation,
     StillRead,
     TimedOut,
+    Unpublishable,
     UpperMismatch,
     WriteConflict,
 )
@@ -170,6 +171,7 @@ __all__ = [  # noqa: RUF022 - by what they are for
     "SinceViolation",
     "StillRead",
     "TimedOut",
+    "Unpublishable",
     "UpperMismatch",
     "WriteConflict",
 ]

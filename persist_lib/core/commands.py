@@ -241,6 +241,7 @@ class PinKeys(msgspec.Struct, frozen=True, omit_defaults=True):
     opaque: bytes
     as_of: int | None = None
     keep: int = 0
+    follows: bool = False
 
 
 class Unpin(msgspec.Struct, frozen=True):

@@ -59,9 +59,9 @@ def pin_keys(state: State, command: c.PinKeys) -> StateDiff | r.Refusal:
     old = state.pins.get(command.name)
     if (actual := old.opaque if old else None) != command.expected:
         return r.WrongOpaque(command.name, command.expected, actual)
-    new = Pin(tuple(sorted(set(command.keys))), command.opaque, command.as_of, command.keep)
+    new = Pin(tuple(sorted(set(command.keys))), command.opaque, command.as_of, command.keep, command.follows)
     if not _is_sound(command.name, new):
-        return r.Malformed(f"pin {shown(command.name)} as of {command.as_of}, of which {command.keep} are kept")
+        return r.Malformed(f"pin {shown(command.name)} as of {command.as_of}, with {command.keep} snapshots")
     known = {key for batch in state.stored for key in batch.keys} | pinned(state).keys()
     if strangers := tuple(key for key in new.keys if key not in known):
         return r.Unknown(strangers)

@@ -171,13 +171,14 @@ class Pin(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
     """Objects that something outside refers to, as a publication does: none of them is deleted, whatever since says.
 
     `keys` are in order, each once. `opaque` fences those that move it off from one another. A publication is `as_of` a
-    time; `keep` is how many of its snapshots are kept where each upkeep publishes again, and 0 where none does.
+    time, its last `keep` snapshots stay, and where it `follows`, each upkeep publishes again.
     """
 
     keys: tuple[PartKey, ...]
     opaque: bytes
     as_of: int | None = None
     keep: int = 0
+    follows: bool = False
 
 
 class Produced(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

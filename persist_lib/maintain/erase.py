@@ -11,8 +11,10 @@ from typing import Literal, NamedTuple
 
 import msgspec
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from persist_lib.core import commands as c
+from persist_lib.core.formats import PINS
 from persist_lib.core.leases import keepers
 from persist_lib.core.plan.compaction import Policy, Request, TaskInput, plan_rewrite, policy_of
 from persist_lib.core.plan.garbage import plan_garbage
@@ -22,13 +24,14 @@ from persist_lib.format.digest import CHUNK, digest
 from persist_lib.format.log import LogRow, decode_row, decode_state
 from persist_lib.format.parquet import PartFile
 from persist_lib.format.parts import decode_inline
-from persist_lib.format.paths import blob_key, key_of, pending_prefix
+from persist_lib.format.paths import blob_key, key_of, pending_prefix, published_prefix
 from persist_lib.format.range_reader import ChunkedReader
 from persist_lib.frontier import at
 from persist_lib.ids import PartKey, SeqNo, parse_rollup_key
 from persist_lib.kernel.columns import Rows, integers
 from persist_lib.maintain.compaction import carry_out, local_engine
 from persist_lib.maintain.garbage import audit_orphans, collect, objects_of
+from persist_lib.maintain.publish.folder import COPIES
 from persist_lib.maintain.worker import Worker, roll_up
 from persist_lib.schema.schema import TIME, Schema
 from persist_lib.shard.commit import Machine
@@ -39,10 +42,10 @@ from persist_lib.times import show_time
 ROUNDS = 4
 """How often a shard is rewritten in one call, where others write the keys again or replace the same batches, beside."""
 
-STAYS = {"batch", "pending", "unreadable"}
+STAYS = {"batch", "pending", "copy", "unreadable"}
 """What a rollup and a collection of garbage do not take away."""
 
-Kind = Literal["batch", "replaced", "unlinked", "rollup", "log", "pending", "unreadable"]
+Kind = Literal["batch", "replaced", "unlinked", "rollup", "log", "pending", "copy", "unreadable"]
 
 
 class Sought(NamedTuple):
@@ -58,7 +61,8 @@ class Sought(NamedTuple):
 
 class Place(msgspec.Struct, frozen=True):
     """What has some of the rows: a part of a batch, a part that a later state has `replaced`, an `unlinked` object, a
-    rollup, a row of the log; or may have some: a batch in the pending area, and an object that is `unreadable`.
+    rollup, a row of the log, a `copy` that a publication names; or may have some: a batch in the pending area, and an
+    object that is `unreadable`.
 
     `name` is its key in Blob, or the version of the row. `digests` (hex) are of its chunks; empty where it is no part.
     """
@@ -109,6 +113,7 @@ def search(machine: Machine, sought: Sought) -> Found:
     for _ in range(ROUNDS):
         listed = {entry.key: entry.size for entry in objects_of(machine)}
         pending = [Place("pending", e.key, e.size) for e in machine.blob.list(pending_prefix(machine.shard))]
+        pending += _copies(machine, sought)
         version = machine.fetch()
         try:
             return _Search(machine, sought, version).run(listed, pending)
@@ -120,6 +125,18 @@ def search(machine: Machine, sought: Sought) -> Found:
         "changed; try again when less is going on",
         shard=machine.shard,
     )
+
+
+def _copies(machine: Machine, sought: Sought) -> list[Place]:
+    """The copies of publications that have some of the rows. They are plain Parquet files."""
+    if machine.state.format < PINS:
+        return []
+    names, found = machine.state.schemas[-1].key_names, []
+    for entry in machine.blob.list(f"{published_prefix(machine.shard)}{COPIES}"):
+        data = machine.blob.get(entry.key)
+        if data is not None and sought.find(pq.read_table(pa.BufferReader(data), columns=names)).size:
+            found.append(Place("copy", entry.key, entry.size))
+    return found
 
 
 class _Search:
@@ -273,6 +290,8 @@ def _why(place: Place, found: Found, version: Version) -> str:
         return "a batch has them, too, and goes first"
     if place.kind == "pending":
         return "it is not absorbed yet, and may have some: absorb it, and erase again"
+    if place.kind == "copy":
+        return "a publication names it: publish again, and keep one snapshot, or withdraw it; then erase again"
     if place.kind == "unreadable":
         return "it cannot be read, and may have some: see `persist shard scrub`"
     if place.kind == "batch":

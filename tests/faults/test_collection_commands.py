@@ -22,7 +22,7 @@ from tests import circles
 from tests.renditions import Listening, Told, check, write
 from tests.worlds import SCHEMA, WIDER, World, row, updates
 
-CHANGING = {"compare_and_set", "compare_and_set_many", "set", "delete", "truncate"}
+CHANGING = {"compare_and_set", "compare_and_set_many", "set", "delete", "truncate", "point", "delete_many"}
 CONFIG = persist.Config(timeout_s=2, inline_bytes=0)
 PARTS: list[CollectionStaged] = []
 """What was staged before the process that dies."""

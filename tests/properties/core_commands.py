@@ -236,7 +236,9 @@ class Commands:
         keys |= set() if self.is_sane() else {*state.garbage, PartKey("w/1")}
         some = tuple(key for key in sorted(keys) if self.random.random() < 0.7)
         keep = self.random.choice([0, 0, 5] if self.is_sane() else [-1, 5000])
-        return c.PinKeys(name, some, expected, self.random.choice([b"x", b"y"]), self.random.choice([None, 7]), keep)
+        return c.PinKeys(
+            name, some, expected, self.random.choice([b"x", b"y"]), self.random.choice([None, 7]), keep, keep > 0
+        )
 
     def maintenance(self, state: State, seqno: SeqNo) -> c.Command:
         at_ = SeqNo(self.random.randint(max(1, seqno - 20), seqno + 1))

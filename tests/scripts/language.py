@@ -308,7 +308,9 @@ def _pin(words: Words) -> c.Command:
     expected = None if words.get("expected", "none") == "none" else words.get("expected").encode()
     as_of = int(words.get("as_of")) if words.get("as_of") else None
     name, keys = words.take(), tuple(map(key, words.plain))
-    return c.PinKeys(name, keys, expected, words.get("opaque").encode(), as_of, words.number("keep"))
+    return c.PinKeys(
+        name, keys, expected, words.get("opaque").encode(), as_of, words.number("keep"), "follows" in words.named
+    )
 
 
 def _add_rollup(words: Words) -> c.Command:

@@ -125,6 +125,10 @@ class Delta:
         for key in sorted(self._folder.sizes(LOG)):
             self._folder.delete([key])
 
+    def close(self) -> None:
+        """Remove the copy of the log."""
+        self._local.cleanup()
+
     def _versions(self) -> list[int]:
         return sorted(int(Path(name).stem) for name in self._here() if name.endswith(".json"))
 

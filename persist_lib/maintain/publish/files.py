@@ -73,8 +73,8 @@ def choose(machine: Machine, state: State, as_of: int, *, below_folder: bool, kn
     objects = [part for part in parts if part.inline is None]
     if not is_whole or (below_folder and not all(is_published(part.key) for part in objects)):
         return None
-    if not is_contents(batches) and any(one.count != one.diff_sum for one in batches):
-        return None  # some take others back
+    if not is_contents(batches) and any(one.count > one.diff_sum for one in batches):
+        return None  # some take others back; where the sum does not tell, the column does
     chosen = Chosen([], [part for part in parts if part.inline is not None])
     for part in objects:
         diffs = np.ones(1, np.int64) if blob_key(machine.shard, part.key) in known else diffs_of(machine, state, part)

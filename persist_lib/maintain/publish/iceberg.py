@@ -126,6 +126,9 @@ class Iceberg:
         self._folder.delete([self._folder.prefix + HINT])
         self._folder.delete(self._folder.sizes(TABLE))
 
+    def close(self) -> None:
+        """Nothing is open."""
+
     def _files_of(self, snapshot: Snapshot) -> list[File]:
         found = (entry.data_file for entry in self._entries(snapshot))
         return [File(self._folder.key_of(one.file_path), one.file_size_in_bytes, one.record_count) for one in found]

@@ -8,6 +8,7 @@ notices that another one took over; and each pointer is moved on the condition t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from typing import Literal, Protocol, get_args
 
 import msgspec
@@ -95,6 +96,7 @@ class _Table(Protocol):
     def expire(self, keep: int) -> None: ...
     def tidy(self) -> None: ...
     def withdraw(self) -> None: ...
+    def close(self) -> None: ...
 
 
 def parse_format(as_: object) -> Format:
@@ -143,13 +145,12 @@ def publish(
             as_of=at(as_of), since=state.since, shard=machine.shard,
         )  # fmt: skip
     folder = Folder(machine)
-    table = _table(folder, format_)
-    known = table.newest()
-    if dry_run:
-        return _planned(folder, table, state, format_, as_of, known)
-    keep, follows = _terms(state.pins.get(format_), keep, follows)
-    run = _Run(machine, worker, folder, table, format_, as_of, keep, follows)
-    return run.do(schema, known)
+    with closing(_table(folder, format_)) as table:
+        known = table.newest()
+        if dry_run:
+            return _planned(folder, table, state, format_, as_of, known)
+        keep, follows = _terms(state.pins.get(format_), keep, follows)
+        return _Run(machine, worker, folder, table, format_, as_of, keep, follows).do(schema, known)
 
 
 class _Run:
@@ -172,7 +173,8 @@ class _Run:
         is_new = known is None or known.as_of != self._as_of
         files = list(shared.values())
         if is_new:
-            files, rewritten = self._files(shared)
+            if known is None or not _is_still(machine.state, known.as_of, self._as_of):
+                files, rewritten = self._files(shared)
             copied = sum(
                 one.size for one in files if one.key.startswith(folder.prefix + COPIES) and one.key not in shared
             )
@@ -185,7 +187,7 @@ class _Run:
         named = table.named()
         self._pin(self._parts(named), self._as_of, is_last=True)
         table.tidy()
-        self._drop_copies(named)
+        _drop_copies(folder, self._format, named)
         return Published(
             machine.shard, self._format, self._as_of, table.place, table.version, len(files),
             sum(one.rows for one in files), sum(one.size for one in files),
@@ -241,10 +243,10 @@ class _Run:
         return True
 
     def _command(self, state: State, keys: set[PartKey], as_of: int, *, is_last: bool) -> c.PinKeys:
-        old, keep = state.pins.get(self._format), self._keep if self._follows else 0
+        old = state.pins.get(self._format)
         expected = self._token if self._is_ours else old.opaque if old else None
         together = keys if is_last or old is None else {*old.keys, *keys}
-        return c.PinKeys(self._format, tuple(sorted(together)), expected, self._token, as_of, keep)
+        return c.PinKeys(self._format, tuple(sorted(together)), expected, self._token, as_of, self._keep, self._follows)
 
     def _judge(self, answer: object) -> None:
         if isinstance(answer, r.WrongOpaque):
@@ -282,13 +284,21 @@ class _Run:
     def _parts(self, named: set[str]) -> set[PartKey]:
         return {key_of(self._machine.shard, key) for key in named if not key.startswith(self._folder.prefix + COPIES)}
 
-    def _drop_copies(self, named: set[str]) -> None:
-        """Delete the copies that no publication of the shard names."""
-        there = set(self._folder.sizes(COPIES)) - named
-        others = [one for one in FORMATS if one != self._format and one in self._machine.state.pins]
-        for other in others if there else ():
-            there -= _table(self._folder, other).named()
-        self._folder.delete(there)
+
+def _drop_copies(folder: Folder, format_: Format, named: set[str]) -> None:
+    """Delete the copies that this publication of the shard does not name, and no other one does."""
+    there = set(folder.sizes(COPIES)) - named
+    for other in FORMATS if there else ():
+        if other != format_ and other in folder.machine.state.pins:
+            with closing(_table(folder, other)) as table:
+                there -= table.named()
+    folder.delete(there)
+
+
+def _is_still(state: State, before: int, as_of: int) -> bool:
+    """Whether nothing changed between two times, as far as the bounds of parts say."""
+    parts = (part for one in state.trace for part in one.parts)
+    return before < as_of and not any(part.time_upper > before and part.time_lower <= as_of for part in parts)
 
 
 def _in_place(known: dict[str, File], folder: Folder) -> set[str]:
@@ -326,8 +336,7 @@ def _last_time(state: State) -> int:
 
 
 def _terms(pin: Pin | None, keep: int | None, follows: bool | None) -> tuple[int, bool]:
-    follows = bool(pin and pin.keep) if follows is None else follows
-    return (keep or (pin.keep if pin and pin.keep else KEEP)), follows
+    return keep or (pin.keep if pin else 0) or KEEP, bool(pin and pin.follows) if follows is None else follows
 
 
 def _planned(
@@ -372,10 +381,9 @@ def withdraw(machine: Machine, format_: Format, *, dry_run: bool = False) -> Wit
     if not isinstance(taken, Committed):
         raise machine.refused(taken)
     folder = Folder(machine)
-    _table(folder, format_).withdraw()
-    others = [one for one in FORMATS if one != format_ and one in machine.state.pins]
-    kept = {key for one in others for key in _table(folder, one).named()}
-    folder.delete(set(folder.sizes(COPIES)) - kept)
+    with closing(_table(folder, format_)) as table:
+        table.withdraw()
+    _drop_copies(folder, format_, set())
     gone = machine.try_commit(lambda _state, _now: c.Unpin(format_, token))
     if not isinstance(gone, Committed):
         raise machine.refused(gone)

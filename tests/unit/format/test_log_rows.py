@@ -173,7 +173,7 @@ ROW_6 = msgspec.structs.replace(
 )
 STORED_6 = msgspec.structs.replace(STORED_5, state=msgspec.structs.replace(STORED_5.state, format=6, contents=AHEAD))
 """A shard that keeps contents ahead."""
-PIN = Pin((PART.key,), b"\x00fence", 7, 10)
+PIN = Pin((PART.key,), b"\x00fence", 7, 10, follows=True)
 OPEN = msgspec.structs.replace(
     AHEAD, parts=(msgspec.structs.replace(AHEAD.parts[0], key=PartKey(f"{PUBLISHED}/{AHEAD.parts[0].key}")),)
 )
