@@ -19,6 +19,7 @@ from persist_lib.cli import shared_options as opt
 from persist_lib.cli.duty_outcomes import Outcome
 from persist_lib.cli.json_values import error_value, jsonable
 from persist_lib.cli.pending_commands import sentences
+from persist_lib.cli.publication_options import Publishing
 from persist_lib.cli.rendition_commands import steps_table
 from persist_lib.cli.root import UPKEEP
 from persist_lib.cli.row_reads import table_of
@@ -250,6 +251,7 @@ def maintain(
     ] = False,
     pausing: Pausing = Pausing(),  # noqa: B008 - it cannot be changed
     planning: Planning = Planning(),  # noqa: B008 - it cannot be changed
+    publishing: Publishing = Publishing(),  # noqa: B008 - it cannot be changed
     even_if_paused: opt.EvenIfPaused = False,
     dry_run: opt.DryRun = False,
 ) -> None:
@@ -268,6 +270,9 @@ def maintain(
     A plan is of one version of each shard. --apply claims it by one commit, and refuses a shard (exit code 1) on which
     anything but leases has moved since, or whose plan was carried out before. The other shards are done.
 
+    With --publish it does only that: the tables that are named become Iceberg or Delta tables as of a time, over their
+    own objects, which other engines read. See docs/publish.md.
+
     \b
     persist maintain --dry-run          what is due, and what has to wait for a reader or a hold
     persist maintain orders payments
@@ -277,12 +282,20 @@ def maintain(
     persist maintain --apply plan.json  those steps, and no others
     persist maintain --pause 'orders*' --only compaction --reason 'copying the bucket' --until '2 days'
     persist maintain --resume 'orders*'
+    persist maintain orders --publish iceberg --dry-run     what it would copy or rewrite
+    persist maintain orders --publish delta --follow        now, and at each upkeep
+    persist maintain orders --withdraw delta
     persist maintain --json | jq '.shards[] | {shard, before: .before.batches, after: .after.batches}'
     """
     if pausing != Pausing():
         if names or is_all or force or dry_run or even_if_paused or planning != Planning():
             raise InvalidUsage("--pause and --resume take a pattern, and go without names and other options but --only")
         pausing.do(session, only or ())
+        return
+    if publishing != Publishing():
+        if is_all or only or force or even_if_paused or planning != Planning():
+            raise InvalidUsage("--publish and --withdraw take names, and go without other options of upkeep")
+        publishing.do(session, names or (), dry_run=dry_run)
         return
     chosen = _chosen(only or (), force=force)
     planning.check(chosen, is_else=force or dry_run or even_if_paused)
