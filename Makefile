@@ -240,6 +240,7 @@ lock: ## pin requirements/*.txt anew after a change of ranges (UPGRADE=1: the ne
 	$(COMPILE) --all-extras --no-emit-package persist-lib pyproject.toml pipeline/pyproject.toml requirements/dev.in requirements/bench.in \
 		-o requirements/dev.txt
 	$(COMPILE) requirements/ducklake.in -o requirements/ducklake.txt
+	$(COMPILE) requirements/readers.in -o requirements/readers.txt
 	$(COMPILE) requirements/airflow.in -o requirements/airflow.txt
 	$(COMPILE) --constraint requirements/dev.txt pyproject.toml requirements/docs.in -o requirements/docs.txt
 

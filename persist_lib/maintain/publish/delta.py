@@ -84,7 +84,7 @@ class Delta:
         else:
             if schema.names != [field.name for field in self._table.schema().fields]:
                 fields = [one for one in Schema.from_arrow(schema).fields if one.name not in self._names()]
-                self._table.alter.add_columns(fields, commit_properties=said)
+                self._table.alter.add_columns(fields, commit_properties=self._as_before())
             removing = [
                 RemoveAction(path=key.removeprefix(prefix), deletion_timestamp=NEVER_MS, data_change=True)
                 for key in known.keys() - wanted.keys()
@@ -93,6 +93,11 @@ class Delta:
                 [*adding, *removing], mode="append", schema=self._table.schema(), commit_properties=said
             )
         self._table = DeltaTable(self._local.name)
+
+    def _as_before(self) -> CommitProperties:
+        """What a version says that has the files of the one before it."""
+        before = self.newest()
+        return CommitProperties(custom_metadata={} if before is None else {AS_OF: str(before.as_of)})
 
     def point(self) -> bool:
         """Put what was written beside the others. False if another program was first."""
