@@ -135,7 +135,7 @@ class PointsOthers(Protocol):
         """What the address of each object begins with, before its key: a folder's path, or a URL. It ends in `/`."""
 
     def point(self, key: str, data: bytes, follows: bytes | None) -> bool:
-        """Make a small object `data` if it is `follows` now (None: if there is none). Returns whether it did.
+        """Make a small object `data` if it is `follows` now (None: if it is missing). Returns whether it did.
 
         This is the one kind of object that is ever replaced. No program reads half of one. Durable on return; true also
         if it was `data` already, so a retry is safe where no two callers have the same `data`.

@@ -1,4 +1,4 @@
-"""Published tables by engines that know nothing of Persist: DuckDB's extensions in a process of their own, and all on S3.
+"""Published tables by engines that know nothing of Persist: DuckDB in a process of its own, and all on S3.
 
 Each is compared, by value, with what the shard reads at the same time.
 """
@@ -47,7 +47,7 @@ BOTH = pytest.mark.parametrize("as_", ["iceberg", "delta"])
 
 @pytest.fixture(scope="module")
 def duckdb() -> Any:
-    """What runs SQL in a DuckDB that has the extensions, and answers the last rows as texts. Installed when first used."""
+    """What runs SQL in a DuckDB with the extensions, and answers the last rows as texts. Installed when first used."""
     if not (READERS / "duckdb_extension_iceberg").is_dir():
         uv = Path(sys.executable).with_name("uv")
         words = [uv, "pip", "install", "--quiet", "--no-deps", "--require-hashes", "--target", READERS, "-r", PINS]

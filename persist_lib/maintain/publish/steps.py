@@ -364,7 +364,7 @@ def withdraw(machine: Machine, format_: Format, *, dry_run: bool = False) -> Wit
     """Take a publication back: its pointer first, then its metadata and copies, then its pin.
 
     Readers that have it open may fail from then on. Doing it again finishes what a crash left. Raises NotFound where
-    there is none.
+    it is missing.
     """
     pin = machine.fetch().state.pins.get(format_)
     if pin is None:
