@@ -1,4 +1,4 @@
-"""Published tables by engines that know nothing of Persist: DuckDB in a process of its own, and all on S3.
+"""Published tables by engines that know nothing of Persist: DuckDB's extensions in their own process, and all on S3.
 
 Each is compared, by value, with what the shard reads at the same time.
 """

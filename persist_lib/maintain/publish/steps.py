@@ -101,7 +101,7 @@ class _Table(Protocol):
 
 def parse_format(as_: object) -> Format:
     """Check that this is a format. Raises InvalidUsage."""
-    if as_ not in FORMATS:
+    if not isinstance(as_, str) or as_ not in FORMATS:
         raise InvalidUsage(f"as_ must be one of {', '.join(FORMATS)}: got {shown(as_)}", argument="as_", value=as_)
     return as_
 

@@ -237,6 +237,22 @@ def produced(p: Place) -> str:
     return p.name
 
 
+def published(p: Place) -> str:
+    """The format in which the shard is published."""
+    p.client.publish(p.name)
+    return "iceberg"
+
+
+def is_format(value: Any) -> bool:
+    return isinstance(value, str) and value in ("iceberg", "delta")
+
+
+PUBLISHING = {"as_": "iceberg", "at": 5, "keep": 3, "follows": False, "dry_run": True}
+PUBLISHED: dict[str, Kind] = {
+    "as_": is_format, "at": or_none(integer(0, UPPER - 1)), "keep": or_none(integer(1, 1000)), "follows": or_none(flag),
+}  # fmt: skip
+
+
 def paused(p: Place) -> str:
     """A pattern that is paused."""
     return p.client.pause(p.name, owner="ann", reason="a test").patterns[0]
@@ -404,6 +420,8 @@ SPECIAL: dict[str, tuple[Arguments | None, dict[str, Kind]]] = {
     "Table.set_hold": (
         lambda _: {"opaque": b"y"}, {"opaque": lambda value: isinstance(value, bytes) and len(value) <= 4096}
     ),
+    "Table.publish": (lambda _: PUBLISHING, PUBLISHED),
+    "Table.withdraw": (lambda p: {"as_": published(p)}, {"as_": is_format}),
     "Table.rename": (lambda p: {"to": f"d{p.named}"}, {"to": name}),
     "Table.drop": (droppable, {}),
     "Table.erase": (lambda _: {"keys": [5], "timeout": 1.0}, {"keys": are_keys}),
@@ -486,6 +504,8 @@ SPECIAL: dict[str, tuple[Arguments | None, dict[str, Kind]]] = {
         {"done": is_nothing_done, "most": or_none(integer(0, math.inf)), "seconds": timeout},
     ),
     "Client.upgrade": (lambda _: {"to": 3}, {"to": integer(1, 5)}),
+    "Client.publish": (lambda _: PUBLISHING, PUBLISHED),
+    "Client.withdraw": (lambda p: {"as_": published(p)}, {"as_": is_format}),
 }  # fmt: skip
 
 

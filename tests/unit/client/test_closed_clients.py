@@ -68,6 +68,8 @@ CLIENT: dict[str, Callable[[Client], object]] = {
     "judge_append": lambda client: client.judge_append("s", b"t", 0, 1),
     "controller": lambda client: client.controller(),
     "restore": lambda client: client.restore("s", 0),
+    "publish": lambda client: client.publish("s"),
+    "withdraw": lambda client: client.withdraw("s"),
     "upgrade": lambda client: client.upgrade("s"),
     "repair": lambda client: client.repair("s"),
     "inspect": lambda client: client.inspect("s"),
