@@ -24,7 +24,7 @@ from persist_lib.format.predicate import Where
 from persist_lib.format.range_reader import ChunkedReader
 from persist_lib.kernel.columns import integers, mask_of, one_batch
 from persist_lib.kernel.keys import slice_sorted
-from persist_lib.kernel.merge import MERGE_BYTES, Run, merge_windows
+from persist_lib.kernel.merge import MERGE_BYTES, Run, end_to_end, merge_windows
 from persist_lib.kernel.order import is_sorted, sort_updates
 from persist_lib.schema.schema import TIME, Schema
 
@@ -85,7 +85,7 @@ def gathered(windows: Iterable[pa.Table], part_bytes: int = PART_BYTES) -> Itera
 
 
 def _taken(held: list[pa.Table]) -> pa.Table:
-    table = pa.concat_tables(held).combine_chunks() if len(held) > 1 else held[0]
+    table = end_to_end(held) if len(held) > 1 else held[0]
     held.clear()
     return table
 

@@ -137,7 +137,7 @@ class _Merge:
             tables.insert(0, self._carry)
         if not tables:
             return empty_table(self._target)
-        table = tables[0] if len(tables) == 1 else _end_to_end(tables)
+        table = tables[0] if len(tables) == 1 else end_to_end(tables)
         columns = columns_in_order(self._schema, table)
         order = None
         ties = adjacent_ties(columns, self._candidates(taken[0])) if len(taken) == 1 else None
@@ -250,7 +250,7 @@ class _Cells:
         return encode_cell(self._column, index)
 
 
-def _end_to_end(tables: list[pa.Table]) -> pa.Table:
+def end_to_end(tables: list[pa.Table]) -> pa.Table:
     """The tables as one, every column one array. Where only some have a dictionary, none keeps it."""
     for index, name in enumerate(tables[0].schema.names):
         if len({table.schema.types[index] for table in tables}) > 1:

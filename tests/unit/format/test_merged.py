@@ -52,6 +52,16 @@ def test_gathering_changes_no_row_and_keeps_nothing_that_it_gave(count: int, row
     assert len(found) == -(-count * rows // GROUP_ROWS)
 
 
+def test_windows_of_which_only_some_have_a_dictionary_are_gathered_as_one():
+    """As where rows follow on those of a large run."""
+    plain = windows(1, 100, 8)[0]
+    column = plain.schema.names.index("word")
+    packed = plain.set_column(column, "word", plain.column(column).dictionary_encode())
+    (found,) = gathered(iter([packed, plain]))
+    assert found.num_rows == 200
+    assert found.column("word").to_pylist() == plain.column("word").to_pylist() * 2
+
+
 def test_dictionaries_that_differ_are_gathered_as_one():
     given = [one.set_column(2, "word", one["word"].dictionary_encode()) for one in windows(3, 5, 8)]
     (found,) = gathered(iter(given))
