@@ -64,7 +64,14 @@ DUTIES: tuple[Duty, ...] = (
     --dry-run says what is rewritten and why, and what is left alone.
     """,
         after=("retention",), schedule="53 4 * * *", kinds=("spark", "parquet"),
-        job=("leases", "retention", "compaction", "rollups", "garbage", "census"),
+        job=("leases", "retention", "compaction", "publication", "rollups", "garbage", "census"),
+    ),
+    Duty(
+        "publication", "Publish again what follows: tables that other engines read as Iceberg or Delta.",
+        """
+    Only where `--publish FORMAT --follow` asked for it, and something is newer than what is published.
+    """,
+        after=("compaction",),
     ),
     Duty(
         "rollups", "Copy a shard's state to Blob, if that is due, so that opening it stays fast.",

@@ -76,8 +76,7 @@ def unpin(state: State, command: c.Unpin) -> StateDiff | r.Refusal:
     return StateDiff(pins=((command.name, pin, None),))
 
 
-def counted(state: State, pin: Pin) -> tuple[int, int]:
-    """The bytes of a pin's objects that are in batches, and of those that are garbage."""
-    sizes = {part.key: part.size for batch in state.stored for part in batch.parts if part.inline is None}
-    garbage = sum(state.garbage[key].size for key in pin.keys if key in state.garbage)
-    return sum(sizes.get(key, 0) for key in pin.keys), garbage
+def behind(state: State) -> tuple[str, ...]:
+    """The pins of publications that each upkeep publishes again, and that are of an earlier time than the newest."""
+    newest = (state.upper.time or 0) - 1
+    return tuple(name for name, pin in sorted(state.pins.items()) if pin.follows and (pin.as_of or 0) < newest)

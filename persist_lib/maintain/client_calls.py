@@ -263,7 +263,7 @@ class Upkeep(Pausing):
     def withdraw(self, name: str, as_: str = "iceberg", *, dry_run: bool = False) -> Withdrawn:
         """Take a publication of a shard back: other engines do not find it any more, and its objects may go.
 
-        Readers that have it open may fail. With `dry_run` nothing is changed. Raises NotFound where it is missing.
+        Readers that have it open may fail. With `dry_run` nothing is changed. NotFound where it is not published.
         """
         from persist_lib.maintain.publish import steps  # noqa: PLC0415 - few programs need it
 

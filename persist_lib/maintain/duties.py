@@ -32,6 +32,7 @@ from persist_lib.maintain.garbage import (
     see,
     together,
 )
+from persist_lib.maintain.publish.steps import follow
 from persist_lib.maintain.scrub import scrub
 from persist_lib.maintain.worker import RolledUp, Worker, roll_up
 from persist_lib.runtime.each import Each
@@ -141,6 +142,7 @@ FUNCTIONS: Mapping[str, Callable[[Call], Any]] = {
         call.machine, dry_run=call.dry_run, seen=call.seen, by_rule=call.policy.retention if call.policy else None
     ),
     "compaction": _compaction,
+    "publication": lambda call: follow(call.machine, call.worker, dry_run=call.dry_run, seen=call.seen),
     "rollups": lambda call: roll_up(call.machine, call.worker, dry_run=call.dry_run),
     "garbage": lambda call: collect(call.machine, dry_run=call.dry_run, seen=call.seen),
     "orphans": _orphans,

@@ -29,7 +29,7 @@ from tests.spark.collections import SMALL, write
 
 pytestmark = [pytest.mark.dagster, pytest.mark.timeout(400)]
 
-DUTIES = ["census", "compaction", "garbage", "leases", "orphans", "retention", "rollups", "scrub"]
+DUTIES = ["census", "compaction", "garbage", "leases", "orphans", "publication", "retention", "rollups", "scrub"]
 ASSETS = [*DUTIES, "collections", "sources", "pending", "erasures", "plans", "health", "fleet", "shard_page", "tables"]
 JOBS = sorted(
     [

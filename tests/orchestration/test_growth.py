@@ -196,7 +196,7 @@ def test_every_duty_runs_on_this_storage(client: persist.Client, folder: Path, i
         write(client, name, batches=6, rows=5)
     done = run(folder, instance, "maintenance", everything=True)
     assert done.success
-    duties = {"compaction", "census", "garbage", "leases", "orphans", "retention", "rollups", "scrub"}
+    duties = {"compaction", "census", "garbage", "leases", "orphans", "publication", "retention", "rollups", "scrub"}
     assert {duty for duty in duties if materialized(instance, duty) == {"a", "b"}} == duties
     for _ in range(2):  # the first one counts what the rollups moved
         idle = run(folder, instance, "maintenance")

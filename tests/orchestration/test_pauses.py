@@ -104,7 +104,7 @@ def test_a_cancel_pauses_what_is_unfinished_until_the_next_schedule_or_a_person(
     assert {one.patterns for one in pauses} == {("b", "c")}
     assert all(one.is_cancel and one.owner.startswith("Dagster run ") for one in pauses)
     until = {duty: one.until_ms for one in pauses for duty in one.duties}
-    assert until.keys() == {"leases", "retention", "compaction", "rollups", "garbage"}
+    assert until.keys() == {"leases", "retention", "compaction", "publication", "rollups", "garbage"}
     now = client.consensus.now()
     assert all(ms is not None and now < ms <= now + 86_400_000 for ms in until.values())
     assert (until["leases"] or 0) <= now + 61_000

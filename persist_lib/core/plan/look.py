@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from persist_lib.core.pins import behind
 from persist_lib.core.plan.compaction import Policy, bound_of, plan_compaction
 from persist_lib.core.plan.garbage import GarbagePlan, plan_garbage
 from persist_lib.core.plan.keepers import keepers_of
@@ -19,9 +20,9 @@ from persist_lib.core.state import State, Version
 from persist_lib.ids import SeqNo
 from persist_lib.times import Unit
 
-RULES = 6
+RULES = 7
 """To be raised when a release makes another look of the same state. Looks of other rules are not used."""
-BY_STATE = ("retention", "compaction", "rollups", "garbage")
+BY_STATE = ("retention", "compaction", "publication", "rollups", "garbage")
 """The duties whose work can be told from the state."""
 BY_MARK = ("orphans", "scrub", "census")
 """The duties whose work cannot: they are due once the shard has moved since they were done."""
@@ -95,6 +96,7 @@ def look_at(version: Version, now: int, policy: Policy, rollup_every: int, log_b
     is_called_for = (
         plan_retention(state, policy.retention) is not None,
         bool(compaction.requests),
+        bool(behind(state)),
         rollup_is_due(state, seqno, rollup_every),
         bool(garbage.keys) or garbage.truncate_below > log_begins,
     )

@@ -16,6 +16,8 @@ import msgspec
 from persist_lib.arguments import shown
 from persist_lib.core.cost import S3_LIST, Cost
 from persist_lib.core.duties import DUTIES
+from persist_lib.core.holds import newest_time
+from persist_lib.core.pins import behind
 from persist_lib.core.plan import compaction
 from persist_lib.core.plan.compaction import Policy, plan_compaction
 from persist_lib.core.plan.explain import explain
@@ -249,6 +251,15 @@ def _compaction(_seen: Seen, intended: Intended, _why: Asked) -> Iterable[Step]:
         yield Step("compaction", what, compaction.REASONS[one.reason], exactly, cost=one.cost + Cost(commits=1))
 
 
+def _publication(seen: Seen, _intended: Intended, _why: Asked) -> Iterable[Step]:
+    state = seen.version.state
+    for name in behind(state):
+        to = show_frontier(newest_time(state), state.times)
+        exactly = (name, str(newest_time(state).time))
+        why = "it follows the table; what else is written for it is found out when it is done"
+        yield Step("publication", f"publish as {name} as of {to}", why, exactly, cost=Cost(puts=4, commits=3))
+
+
 def _rollups(seen: Seen, intended: Intended, why: Asked) -> Iterable[Step]:
     if intended.is_rollup_due:
         newest = seen.version.state.rollups.get(seen.version.state.newest_rollup)
@@ -286,6 +297,6 @@ def _orphans(_seen: Seen, intended: Intended, _why: Asked) -> Iterable[Step]:
 
 
 STEPS: Mapping[str, Callable[[Seen, Intended, Asked], Iterable[Step]]] = {
-    "leases": _leases, "retention": _retention, "compaction": _compaction, "rollups": _rollups, "garbage": _garbage,
-    "orphans": _orphans,
+    "leases": _leases, "retention": _retention, "compaction": _compaction, "publication": _publication,
+    "rollups": _rollups, "garbage": _garbage, "orphans": _orphans,
 }  # fmt: skip

@@ -19,7 +19,10 @@ from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
 from persist_lib.core.cost import Cost
 from persist_lib.core.formats import PINS
+from persist_lib.core.holds import newest_time
+from persist_lib.core.pins import behind
 from persist_lib.core.plan.compaction import Policy, Request, plan_contents, plan_rewrite, policy_of
+from persist_lib.core.plan.written import Seen
 from persist_lib.core.state import Pin, State
 from persist_lib.errors import Fenced, InvalidUsage, Missing, NotFound, SinceViolation, Unpublishable
 from persist_lib.format.paths import key_of
@@ -112,7 +115,6 @@ def _table(folder: Folder, format_: Format) -> _Table:
     return table
 
 
-@duty("publication")
 @charged
 def publish(
     machine: Machine,
@@ -151,6 +153,29 @@ def publish(
             return _planned(folder, table, state, format_, as_of, known)
         keep, follows = _terms(state.pins.get(format_), keep, follows)
         return _Run(machine, worker, folder, table, format_, as_of, keep, follows).do(schema, known)
+
+
+class Followed(msgspec.Struct, frozen=True):
+    """What was published again, or would be."""
+
+    published: tuple[Published, ...]
+    cost: Cost = Cost()
+    """The requests that it made to the location. A dry run only reads."""
+
+
+@duty("publication")
+@charged
+def follow(machine: Machine, worker: Worker, *, dry_run: bool = False, seen: Seen | None = None) -> Followed:
+    """Publish again what follows the shard, as of its newest time; of `seen`, if it is given, as of that of then.
+
+    Doing it again finds nothing to do.
+    """
+    if not dry_run:
+        machine.may_begin(machine.shard, "publication")
+    state = (seen.version if seen else machine.fetch()).state
+    as_of = newest_time(state).time
+    formats = [one for one in FORMATS if one in behind(state)]
+    return Followed(tuple(publish(machine, worker, one, as_of, dry_run=dry_run) for one in formats))
 
 
 class _Run:

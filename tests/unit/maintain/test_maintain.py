@@ -355,7 +355,7 @@ def test_a_damaged_batch_keeps_no_other_duty_from_being_done_and_is_raised_at_th
     assert list(cast("dict[str, str]", caught.value.failed)) == ["compaction"]
     done = cast("dict[str, Any]", caught.value.done)
     assert set(done) == set(UPKEEP) - {"compaction"}
-    assert list(done)[:4] == ["leases", "retention", "rollups", "garbage"]
+    assert list(done)[:5] == ["leases", "retention", "publication", "rollups", "garbage"]
     assert list(done)[-1] == "orphans"
     assert [overdue.id for overdue in done["leases"].overdue] == [left.id]
     assert done["retention"].after > done["retention"].before

@@ -36,6 +36,7 @@ DOORS: dict[str, Callable[[persist.Client], Any]] = {
     "leases": lambda client: client.expire("s"),
     "retention": lambda client: client.retain("s"),
     "compaction": lambda client: client.compact("s"),
+    "publication": lambda client: carry_out("publication", client.machine("s"), client.leases),
     "rollups": lambda client: client.roll_up("s", force=True),
     "garbage": lambda client: client.collect("s"),
     "orphans": lambda client: client.audit_orphans("s"),

@@ -416,6 +416,30 @@ def test_a_published_table_is_read_while_everything_else_happens(folder: persist
         read()
 
 
+@BOTH
+def test_what_follows_is_published_again_by_each_upkeep(world: World, client: persist.Client, as_: str) -> None:
+    life(client)
+    client.publish("s", as_, follows=True)
+    (idle,) = client.maintain("s").done["publication"].published or (None,)
+    assert idle is None
+    client.table("s").upsert([row(1, "changed")])
+    dry = client.maintain("s", dry_run=True)
+    assert [step.what.partition(" as of")[0] for step in dry.plan.steps if step.duty == "publication"] == [  # type: ignore[union-attr]
+        f"publish as {as_}"
+    ]
+    assert list(client.survey().due("publication")) == ["s"]
+    (done,) = client.maintain("s").done["publication"].published
+    assert done.as_of == 5
+    assert not client.maintain("s").done["publication"].published
+    client.publish("s", as_, follows=False)
+    client.table("s").upsert([row(1, "once more")])
+    client.pause("s", owner="ann", reason="a test", only=["publication"])
+    assert "publication" in client.maintain("s").paused
+    client.resume("s")
+    assert not client.maintain("s").done["publication"].published
+    check_there(client, as_)
+
+
 def test_an_erasure_says_which_publication_still_has_the_rows(client: persist.Client) -> None:
     life(client)
     client.publish("s", keep=1)
