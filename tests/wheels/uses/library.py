@@ -28,7 +28,7 @@ with persist.open(f"file:{folder}/data") as client:
     write.compare_and_append([{"order_id": 1, "state": "placed", "cents": 999}], 0, 1)
     assert read.snapshot(as_of=0).to_arrow().num_rows == 1
     assert "persist-lib[polars]" in refusal(read.snapshot(as_of=0).to_polars)
-assert "persist-lib[s3]" in refusal(lambda: persist.open("s3://bucket/a"))
+assert "persist-lib[s3]" in refusal(lambda: persist.open("s3+cas://bucket/a"))
 assert "persist-lib[postgres]" in refusal(lambda: persist.open(f"file:{folder}/data", "postgresql://host/a"))
 for name in ("jobs", "orchestration", "tests", "bench", "pandas", "polars", "boto3", "psycopg", "pyspark", "dagster"):
     assert importlib.util.find_spec(name) is None, f"{name} came with persist-lib"
