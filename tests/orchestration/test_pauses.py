@@ -142,6 +142,7 @@ def test_each_duty_is_next_due_by_its_own_schedule_or_by_that_of_a_job_with_it()
     assert found == {
         "leases": day.replace(hour=4, minute=1), "retention": day.replace(hour=4, minute=7),
         "rollups": day.replace(hour=4, minute=7), "garbage": day.replace(hour=4, minute=7),
-        "compaction": day.replace(hour=4, minute=53), "orphans": day.replace(day=28, hour=2, minute=23),
+        "compaction": day.replace(hour=4, minute=53), "publication": day.replace(hour=4, minute=53),
+        "orphans": day.replace(day=28, hour=2, minute=23),
         "scrub": day.replace(day=29, hour=3, minute=41),
     }  # fmt: skip
