@@ -487,6 +487,7 @@ def in_debt(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         client.set_retention("orders", 2)
         client.compact("orders")
         client.roll_up("orders", force=True)
+        client.publish("orders", follows=True)
         write = client.open_writer("orders", SCHEMA)
         for at in range(BATCHES, BATCHES + 6):
             write.compare_and_append([{"order_id": at, "state": "placed"}], at, at + 1)

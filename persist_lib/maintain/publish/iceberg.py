@@ -51,7 +51,8 @@ class Iceberg:
         if self._hint is not None:
             location = f"{folder.address}{METADATA}{self._hint.decode()}.metadata.json"
             metadata = FromInputFile.table_metadata(_Input(folder, location))
-            self._table = self._opened(metadata, location)
+            if metadata.location == self.place:  # paths are absolute: in a place that was moved, a table begins
+                self._table = self._opened(metadata, location)
 
     @property
     def place(self) -> str:

@@ -440,6 +440,21 @@ def test_what_follows_is_published_again_by_each_upkeep(world: World, client: pe
     check_there(client, as_)
 
 
+@BOTH
+def test_after_a_move_of_the_location_the_next_publication_is_read_where_it_is(tmp_path: Path, as_: str) -> None:
+    with persist.open(f"file:{tmp_path / 'before'}", config=CONFIG) as client:
+        life(client)
+        client.publish("s", as_, follows=True)
+    (tmp_path / "before").rename(tmp_path / "after")
+    with persist.open(f"file:{tmp_path / 'after'}", config=CONFIG) as client:
+        client.table("s").upsert([row(1, "moved")])
+        (published,) = client.maintain("s").done["publication"].published
+        assert by_others(published) == dict.fromkeys(by_others(published), own(client))
+        client.maintain("s")
+        check_there(client, as_)
+        client.withdraw("s", as_)
+
+
 def test_an_erasure_says_which_publication_still_has_the_rows(client: persist.Client) -> None:
     life(client)
     client.publish("s", keep=1)
