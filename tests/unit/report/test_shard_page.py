@@ -112,7 +112,8 @@ def test_each_duty_says_what_it_did_last_and_why_the_next_is_not_due(world: Worl
     client.survey(done={"scrub": ["s"]})
     now = world.clock() // 1_000_000
     found = actions(report.shard(client, "s"))
-    assert list(found) == ["leases", "retention", "compaction", "rollups", "garbage", "orphans", "scrub", "census"]
+    expected = ["leases", "retention", "compaction", "publication", "rollups", "garbage", "orphans", "scrub", "census"]
+    assert list(found) == expected
     assert found["compaction"].last_ms == now
     assert (found["rollups"].last_ms, found["rollups"].seqno) == (None, None)
     assert (found["scrub"].last_ms, found["scrub"].why) == (now, "nothing is due: the shard has not moved since then")
