@@ -69,7 +69,7 @@ def api_pages() -> Iterator[tuple[str, str, str]]:
 
 def command_page() -> str:
     """What `--help` of each command prints."""
-    with patch.dict(os.environ, COLUMNS="100", TERMINAL_WIDTH="100", NO_COLOR="1", TERM="dumb"):
+    with patch.dict(os.environ, COLUMNS="100", NO_COLOR="1", TERM="dumb"):
         # SUBTLE: only here, as MkDocs takes away what a hook adds to the path while it is imported.
         sys.path.insert(0, str(ROOT))
         app = import_module("persist_lib.cli.app").app
