@@ -37,6 +37,7 @@ from jobs.stop import Stop
 from persist_lib.cli.schema_commands import build_schema
 from persist_lib.client import Client
 from persist_lib.errors import InvalidUsage, NotFound, PersistError, SchemaMismatch
+from persist_lib.schema.evolution import place_of
 from persist_lib.schema.schema import Schema
 from persist_lib.times import Times
 
@@ -48,8 +49,8 @@ def schema_of(client: Client | None, parsed: argparse.Namespace, settings: Setti
     if parsed.key and not parsed.infer:
         declared = build_schema(parsed.key, parsed.value, times=parsed.times, unique=parsed.unique)
     if there is not None:
-        newest = there.state.schemas[-1]
-        if declared is not None and declared not in there.state.schemas:
+        newest = there.state.schemas[-1].shown
+        if declared is not None and place_of(declared, there.state.schemas) is None:
             raise SchemaMismatch(
                 f"shard {parsed.shard} exists already, with the schema {newest}; declared was {declared}",
                 actual=newest,

@@ -29,11 +29,12 @@ from persist_lib.relation.restore import Restored, complete, restore
 from persist_lib.relation.snapshot import Snapshot, Split
 from persist_lib.relation.writer import Appended, Batching, Changed, WriteHandle
 from persist_lib.runtime.ambient import Runtime
+from persist_lib.schema.evolution import fresh
 from persist_lib.schema.schema import Schema, check_schema
 from persist_lib.shard.admin import Terms, parse_layer
 from persist_lib.shard.leases import Leases
 from persist_lib.shard.outcomes import Verdict, judge
-from persist_lib.shard.schemas import create_if_missing, schema_id
+from persist_lib.shard.schemas import create_if_missing, known_schema
 from persist_lib.times import TimeLike
 
 __all__ = [
@@ -122,8 +123,10 @@ class Shards(Upkeep, Terms):
             check_type(batching, Batching, "batching", "persist.Batching(bytes=8 << 20, age_s=1.0)")
         machine = self.machine(name)
         check_not_kept(machine.shard, layer)
-        create_if_missing(machine, schema, self.config.format, None if layer else partial(self._check_free, name))
-        handle = WriteHandle(machine, self.leases, schema, schema_id(machine, schema), batching, owner, layer=layer)
+        made = schema if layer else fresh(schema)
+        create_if_missing(machine, made, self.config.format, None if layer else partial(self._check_free, name))
+        number, known = known_schema(machine, schema)
+        handle = WriteHandle(machine, self.leases, known, number, batching, owner, layer=layer)
         return self._keeping(handle)
 
     def open_reader(self, name: str, schema: Schema | None = None, *, purpose: str = "") -> ReadHandle:
@@ -137,12 +140,10 @@ class Shards(Upkeep, Terms):
             check_schema(schema)
         state = machine.fetch().state
         machine.check_same(state)
-        schemas = state.schemas
-        if schema is not None:
-            schema_id(machine, schema)
+        found = state.schemas[-1] if schema is None else known_schema(machine, schema)[1]
         completes = None if self.read_only else partial(complete, machine, partial(self.open_writer, name))
         handle = ReadHandle(
-            machine, self.leases, schemas[-1] if schema is None else schema, (self.url, self.consensus_url),
+            machine, self.leases, found.shown, (self.url, self.consensus_url),
             read_only=self.read_only, purpose=purpose, completes=completes,
         )  # fmt: skip
         return self._keeping(handle)

@@ -189,7 +189,7 @@ def by_key(write: WriteHandle, changes: pa.Table) -> Makes:
     """What to append so that each key has what its last change says. `changes` are in their order."""
     schema, machine = write.schema, write.machine
     last = last_of_each_key(schema, changes)
-    looking = Looking(machine, Keys.of(schema, last))
+    looking = Looking(machine, schema, Keys.of(schema, last))
     new = last.filter(pc.invert(last.column(DELETES))).drop_columns([DELETES])
     _, rows = just(schema, new)(machine.version)
 

@@ -157,7 +157,7 @@ def _look(client: Client, place: Place) -> tuple[Place, Found | None]:
     check_owner(client, place)
     if record is None:
         version = client.machine(place.table).version
-        found = Found(version.state.since, version.state.upper, version.state.schemas[-1], version.seqno)
+        found = Found(version.state.since, version.state.upper, version.state.schemas[-1].shown, version.seqno)
     else:
         table = client.table(place.table).describe()
         found = Found(table.since, table.upper, table.schema, None)

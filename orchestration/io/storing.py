@@ -130,7 +130,7 @@ def _append_listed(carrier: Carrier, updates: pa.Table) -> int:
 def _writer(client: Client, shard: str, resolve: Resolve) -> WriteHandle:
     """A writer in the schema that `resolve` answers. The shard is created or evolved as needed."""
     try:
-        stored = client.inspect(shard).state.schemas[-1]
+        stored = client.inspect(shard).state.schemas[-1].shown
     except NotFound:
         stored = None
     wanted = resolve(stored)
@@ -139,7 +139,7 @@ def _writer(client: Client, shard: str, resolve: Resolve) -> WriteHandle:
             client.evolve_schema(shard, wanted)
         return client.open_writer(shard, wanted)
     except (SchemaMismatch, Refused) as error:
-        if client.inspect(shard).state.schemas[-1] == stored:
+        if client.inspect(shard).state.schemas[-1].shown == stored:
             raise
         raise _Changed(str(error), shard=shard) from error
 

@@ -73,7 +73,7 @@ def _described(record: RenditionRecord, timeline: Timeline, states: Sequence[Sta
     upper = min((state.upper for state in states), default=at(0))
     is_active = timeline.spans != () and timeline.last.rendition.number == record.number
     return RenditionDescription(
-        record.number, tuple(record.names), states[0].schemas[-1] if states else record.columns,
+        record.number, tuple(record.names), (states[0].schemas[-1] if states else record.columns).shown,
         record.hash_columns, record.mode, record.copies, record.state, is_active,
         span.start if span else None, span.end if span else None, since, upper,
     )  # fmt: skip

@@ -38,6 +38,7 @@ from persist_lib.errors import InvalidUsage, NameTaken, StillRead
 from persist_lib.relation.reader import PURPOSE_LETTERS
 from persist_lib.relation.writer import Batching
 from persist_lib.runtime.resource import Resource
+from persist_lib.schema.evolution import fresh
 from persist_lib.schema.schema import Schema, check_schema
 from persist_lib.shard.admin import Downgraded
 from persist_lib.times import TimeLike
@@ -97,7 +98,7 @@ class Controller(Promoting, Evolving, Handovers, KeepingDeletes, Resource):
         return self._create(New(name, schema, shards, mode, retention, hash_columns), command, timeout)
 
     def _create(self, new: New, command: str | None, timeout: float | None) -> Description:
-        name, schema, timeline = parse_collection_name(new.name), check_schema(new.schema), new.timeline
+        name, schema, timeline = parse_collection_name(new.name), fresh(check_schema(new.schema)), new.timeline
         self._writable("create")
         rendition = parse_rendition(self.client, schema, new.shards, new.mode, new.hash_columns)
         distance = parse_retention(new.retention, schema, self.client.consensus.now)

@@ -16,10 +16,11 @@ from persist_lib.catalog.command_log import Commanding
 from persist_lib.catalog.deleted_keys import check_columns
 from persist_lib.catalog.describe import Description, Evolved, RenditionDescription, Tended
 from persist_lib.catalog.evolution import refuse_older_programs
-from persist_lib.catalog.records import CollectionRecord, CommandRecord, RenditionRecord, schema_form
+from persist_lib.catalog.records import CollectionRecord, CommandRecord, RenditionRecord, schema_form, schema_of
 from persist_lib.catalog.renditions import Timeline, handed_over_at, is_copied
 from persist_lib.catalog.wal import check_together
 from persist_lib.errors import HandoverRefused, InvalidUsage, NotFound
+from persist_lib.schema.evolution import adopted, changes_between, fresh, place_of
 from persist_lib.schema.schema import Schema, check_schema
 
 
@@ -62,7 +63,8 @@ class Making(Commanding):
             active = timeline_of(self.client, current, renditions[0]).last.rendition
             # What the catalog says of it has the columns that were added since the handover.
             active = contents.renditions.get((collection.id, active.number), active)
-            columns = active.columns if schema is None else schema
+            is_same = schema is None or place_of(schema, [active.columns]) is not None
+            columns = active.columns if schema is None or is_same else fresh(schema)
             if columns.times != active.columns.times:
                 raise InvalidUsage(
                     f"collection {name!r} has {_unit(active.columns)}, and a rendition of it must have the same: got "
@@ -180,34 +182,46 @@ class Evolving(Commanding):
         def asked_of(contents: Contents) -> dict[str, Any]:
             current = contents.collections[collection.id]
             evolved = self._evolved(contents, current, schema)
-            return {"added": list(evolved.added), "renditions": list(evolved.renditions)}
+            more = {"added": list(evolved.added), "renditions": list(evolved.renditions)}
+            names = [
+                name for number in evolved.renditions for name in contents.renditions[(collection.id, number)].names
+            ]
+            numbers = {name: len(self.client.inspect(name).state.schemas) for name in names}
+            return {**more, "schema": schema_form(evolved.schema), "numbers": numbers}
 
         def intent(contents: Contents, record: CommandRecord) -> tuple[Changes, CommandRecord]:
             found = asked_of(contents)
             if collection.timeline is not None:
                 renditions = [contents.renditions[(collection.id, number)] for number in found["renditions"]]
-                refuse_older_programs(self.client, collection, renditions, schema)
-            return {}, msgspec.structs.replace(record, asked={**record.asked, **found}, pending=bool(found["added"]))
+                refuse_older_programs(self.client, collection, renditions, schema_of(found["schema"]))
+            is_pending = bool(found["renditions"])
+            return {}, msgspec.structs.replace(record, asked={**record.asked, **found}, pending=is_pending)
 
-        asked = {"name": name, "schema": schema_form(schema)}
+        asked = {"name": name, "schema": schema_form(schema.whole)}
         if dry_run:
-            return _answer(schema, asked_of(contents))
-        return _answer(schema, self._command("evolve", collection.id, asked, intent, command, timeout).asked)
+            return _answer(asked_of(contents))
+        return _answer(self._command("evolve", collection.id, asked, intent, command, timeout).asked)
 
     def _evolved(self, contents: Contents, collection: CollectionRecord, schema: Schema) -> Evolved:
         renditions = contents.renditions_of(collection.id)
         timeline = timeline_of(self.client, collection, renditions[0])
         active = timeline.last.rendition.number
         older = self.client.inspect(timeline.last.rendition.names[0]).state.schemas[-1]
-        older.check_additive(schema)
+        newer = adopted(older, schema)
+        if collection.timeline is not None and not (newer.all_plain and newer.value[: len(older.value)] == older.value):
+            raise InvalidUsage(
+                f"table {collection.name!r} is on a timeline, where columns can be added that may be null and have no "
+                "default. Nothing was changed. Add a column, or copy the table into another one",
+                collection=collection.name,
+            )  # fmt: skip
         check_together(self.client, collection, "an evolution of its columns")
         for record in renditions:
             self._check_not_copied(collection, record, timeline)
         same = [record.number for record in renditions if record.state == "live" and record.columns == older]
         # SUBTLE: the active one comes last. Whoever opens the collection has the new columns once all shards have them.
         numbers = sorted({*same, active}, key=lambda number: number == active)
-        added = tuple(column.name for column in schema.value[len(older.value) :])
-        return Evolved(schema, added, tuple(numbers) if added else ())
+        changes = changes_between(older, newer)
+        return Evolved(newer, changes, tuple(numbers) if newer != older else ())
 
     def _check_not_copied(self, collection: CollectionRecord, record: RenditionRecord, timeline: Timeline) -> None:
         """SUBTLE: who copies it may have begun before, and would leave out what the new columns have."""
@@ -225,5 +239,5 @@ class Evolving(Commanding):
             )  # fmt: skip
 
 
-def _answer(schema: Schema, found: dict[str, object]) -> Evolved:
-    return Evolved(schema, tuple(found["added"]), tuple(found["renditions"]))  # type: ignore[arg-type]
+def _answer(found: dict[str, Any]) -> Evolved:
+    return Evolved(schema_of(found["schema"]).shown, tuple(found["added"]), tuple(found["renditions"]))

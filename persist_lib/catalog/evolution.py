@@ -25,6 +25,7 @@ from persist_lib.errors import (
 from persist_lib.relation.append_many import append_together
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import Schema
+from persist_lib.shard.admin import evolve_schema
 from persist_lib.shard.commit import Wanted
 
 
@@ -38,13 +39,22 @@ def older_columns(client: Client, contents: Contents, rendition: RenditionRecord
     return []
 
 
-def add_columns(client: Client, name: str, schema: Schema) -> None:
-    """Add columns to a shard, unless it has them. Other processes may be first, and continue from there."""
-    if schema not in client.inspect(name).state.schemas:
+def add_columns(client: Client, name: str, schema: Schema, number: int | None = None) -> None:
+    """Give a shard a schema, as the one with this number, unless it has it. Other processes may be first.
+
+    Without a number: unless it has had it at any time. SUBTLE: a column that is renamed back gives a schema that was
+    there before, and so does a process that comes late with a former evolution.
+    """
+
+    def is_done() -> bool:
+        schemas = client.inspect(name).state.schemas
+        return schema in schemas if number is None else len(schemas) > number
+
+    if not is_done():
         try:
-            client.evolve_schema(name, schema)
+            evolve_schema(client.machine(name), schema, number)
         except SchemaMismatch:
-            if schema not in client.inspect(name).state.schemas:
+            if not is_done():
                 raise
 
 
@@ -81,7 +91,7 @@ def evolve(client: Client, contents: Contents, command: CommandRecord, deadline:
 
     def add(name: str) -> None:
         with suppress(ShardFinished):  # dropped since, by processes that were faster
-            add_columns(client, name, schema)
+            add_columns(client, name, schema, command.asked.get("numbers", {}).get(name))
 
     for record in evolving(contents, command):
         at_once(client.runtime, add, record.names[1:])

@@ -199,6 +199,12 @@ class Promoting(Making):
     def _check_times(self, name: str, states: Sequence[State]) -> None:
         """Raise unless the times of shards can be those of a timeline."""
         schema, now = states[0].schemas[-1], self.client.consensus.now()
+        if not schema.all_plain:
+            raise InvalidUsage(
+                f"table {name!r} has columns that were renamed, widened or dropped, or have defaults: {schema}. Tables "
+                "of a timeline have none of these yet. Nothing was changed; copy it into a new table",
+                table=name,
+            )  # fmt: skip
         if schema.times != "ms":
             raise InvalidUsage(
                 f"table {name!r} has {'plain integers' if schema.times is None else schema.times} as times, and those "

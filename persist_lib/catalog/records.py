@@ -12,7 +12,7 @@ import msgspec
 
 from persist_lib.catalog.names import data_shard, kept_shard, member_of, rendition_shard
 from persist_lib.errors import Corrupt, NewerFormat
-from persist_lib.schema.schema import Schema, stored_form
+from persist_lib.schema.schema import Schema, by_ids, stored_form
 
 VERSION, OF_PLACES, OF_DELETES = 1, 2, 3
 """The version of records, and those of what a release before promotions, or before kept deletes, must not write to."""
@@ -186,4 +186,4 @@ def schema_form(schema: Schema) -> Any:
 
 def schema_of(form: Any) -> Schema:
     """The schema of a record."""
-    return msgspec.convert(form, Schema)
+    return by_ids(msgspec.convert(form, Schema))

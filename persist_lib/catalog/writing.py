@@ -22,7 +22,7 @@ from persist_lib.relation.verbs import Verbs
 from persist_lib.relation.writer import WriteHandle
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import Schema
-from persist_lib.shard.schemas import schema_id
+from persist_lib.shard.schemas import known_schema
 from persist_lib.times import PER_SECOND, Unit
 
 PAUSE_S = 0.05
@@ -81,8 +81,7 @@ class Writing(Verbs[pa.Table, Active, Written, Written]):
         self.mode = "append" if has_wal(collection) else rendition.mode  # of what it was before it joined the timeline
         machine = self.client.machine(rendition.names[0])
         newest = machine.fetch().state.schemas[-1]
-        self.schema: Schema = newest if schema is None else schema
-        schema_id(machine, self.schema)
+        self.schema: Schema = newest if schema is None else known_schema(machine, schema)[1]
         self.has_transactions = _has_transactions(client)
 
     @property

@@ -91,7 +91,7 @@ def restore(
                 _answer_restored(session, table, time, table.restore(time, dry_run=dry_run), dry_run=dry_run)
             return
         done = client.restore(name, time, dry_run=dry_run)
-        schema = client.inspect(name).state.schemas[-1]
+        schema = client.inspect(name).state.schemas[-1].shown
     seqno = None if done.appended is None else done.appended.seqno
     value = {
         "table": name, "to": done.to, "upper": done.upper, "rows": done.rows, "added": done.added,

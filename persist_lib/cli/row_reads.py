@@ -37,7 +37,7 @@ def table_of(client: Client, name: str) -> Table:
         from persist_lib.table.opening import open_promoted
         from persist_lib.table.table import Table
 
-        carrier = ShardCarrier(client, name, client.inspect(name).state.schemas[-1])
+        carrier = ShardCarrier(client, name, client.inspect(name).state.schemas[-1].shown)
         return Table(carrier, lambda: None, partial(open_promoted, client, client.controller().tables))
 
 

@@ -61,30 +61,78 @@ def make_shard(session: Session, shard: str, schema: Schema, *, may_be_plain: bo
     session.note(f"in Python: {python_of(schema)}")
 
 
-def evolve(session: Session, name: opt.AnyTable, add: opt.Added = None, dry_run: opt.DryRun = False) -> None:
-    """Add value columns to a table. Older rows have null in them.
+class Changes(NamedTuple):
+    """What changes in the columns of a table."""
 
-    Columns are added at the end, and may be null. No column can be dropped, renamed or given another type. Doing it
-    again changes nothing. Programs with the older schema still append and read; their changes of rows that have
-    something in the new columns are refused. A copy of a collection that is under way has to be handed over to and
-    finished first, or dropped. A table of a timeline can no longer be used by programs of the release before.
+    add: opt.Added = None
+    default: opt.Defaults = None
+    rename: opt.Renamed = None
+    widen: opt.Widened = None
+    drop: opt.DroppedColumns = None
+    allow_null: opt.Relaxed = None
+
+
+def evolve(session: Session, name: opt.AnyTable, changes: Changes = Changes(), dry_run: opt.DryRun = False) -> None:  # noqa: B008
+    """Change the columns of a table: add some, rename, widen or drop those that it has.
+
+    Nothing is rewritten. Added columns come at the end; rows that lack them have their default, or null. A renamed
+    column keeps its data. A dropped one is not shown any more, and its name can be used again. To add what is there
+    changes nothing; to rename or drop what is not there is refused. Programs with the older columns still append and
+    read, as long as these hold what is there; their changes of rows that have something in newer columns are refused. A
+    copy of a collection that is under way has to be handed over to and finished first, or dropped. Tables of a timeline
+    gain columns that may be null, and nothing else.
 
     Types are those of `persist create --help`.
 
     \b
     persist evolve orders --add note:string --dry-run
-    persist evolve orders --add note:string --add 'seen:timestamp\\[us, UTC]'
+    persist evolve orders --add 'channel:string not null' --default channel=web
+    persist evolve orders --rename state=status --widen cents:int64 --drop seen
     """
-    if not add:
-        raise InvalidUsage("name a column to add, as in --add note:string")
+    if not any(changes):
+        raise InvalidUsage("name a column to add, as in --add note:string, or what else is to change: see --help")
     with session.open(read_only=dry_run) as client, client.table(name) as table:
         newest = table.describe().schema
-        new = new_columns(name, newest, parse_columns(add))
-        evolved = with_columns(newest, new)
-        added = table.evolve(evolved, dry_run=dry_run)
-    value = {"table": name, "dry_run": dry_run, "added": [str(one) for one in new], "schema": schema_value(evolved)}
-    said = f"{'would add' if dry_run else 'added'} {', '.join(map(str, new))}" if added else "has these columns already"
-    session.answer(value, f"{name}: {said}; the schema {'would be' if dry_run and added else 'is'} {evolved}")
+        new = new_columns(name, newest, _added(changes))
+        evolved = _evolved(newest, new, changes)
+        done = table.evolve(evolved, dry_run=dry_run)
+    value = {
+        "table": name, "dry_run": dry_run, "added": [str(one) for one in new], "changes": list(done),
+        "schema": schema_value(evolved),
+    }  # fmt: skip
+    texts = [str(next((column for column in new if column.name == one), one)) for one in done]
+    said = f"{'would be' if dry_run else 'is'} changed: {', '.join(texts)}" if done else "has these columns already"
+    if done and len(done) == len(new):
+        said = f"{'would add' if dry_run else 'added'} {', '.join(texts)}"
+    session.answer(value, f"{name}: {said}; the schema {'would be' if dry_run and done else 'is'} {evolved}")
+
+
+def _evolved(newest: Schema, new: tuple[Column, ...], changes: Changes) -> Schema:
+    """The schema with all changes. Renamed columns are called by their new names in the others."""
+    evolved = newest
+    if changes.rename:
+        evolved = evolved.rename(_pairs(changes.rename, "--rename", "state=status"))
+    if changes.widen:
+        evolved = evolved.widen({one.name: one.type for one in parse_columns(changes.widen)})
+    if changes.allow_null:
+        evolved = evolved.relax(changes.allow_null)
+    if changes.drop:
+        evolved = evolved.drop(changes.drop)
+    return evolved.add(new) if new else evolved
+
+
+def _added(changes: Changes) -> tuple[Column, ...]:
+    columns, defaults = parse_columns(changes.add or []), _pairs(changes.default or [], "--default", "channel=web")
+    if unknown := set(defaults) - {column.name for column in columns}:
+        raise InvalidUsage(f"--default says what a new column has: add {unknown.pop()!r} by --add, too")
+    return tuple(msgspec.structs.replace(column, default=defaults.get(column.name)) for column in columns)
+
+
+def _pairs(texts: list[str], option: str, example: str) -> dict[str, str]:
+    parts = [text.partition("=") for text in texts]
+    if wrong := [text for text, (name, sign, _) in zip(texts, parts, strict=True) if not (name and sign)]:
+        raise InvalidUsage(f"{option} takes a name, = and what it is, as in {option} {example}: got {wrong[0]!r}")
+    return {name: value for name, _, value in parts}
 
 
 def build_schema(key: list[str], value: list[str], like: Path | None = None, **terms: Any) -> Schema:
@@ -149,18 +197,14 @@ def _types_of(like: Path) -> dict[str, pa.DataType]:
     return {field.name: field.type for field in first.schema if field.name not in RESERVED}
 
 
-def with_columns(schema: Schema, new: tuple[Column, ...]) -> Schema:
-    """The schema with value columns added; everything else of it stays."""
-    return msgspec.structs.replace(schema, value=schema.value + new) if new else schema
-
-
 def new_columns(shard: str, newest: Schema, asked: tuple[Column, ...]) -> tuple[Column, ...]:
     """The columns that the shard does not have. Raises SchemaMismatch for one that it has otherwise."""
     there = {column.name: column for column in newest.columns}
     for column in asked:
-        if there.get(column.name, column) != column:
+        found = there.get(column.name, column)
+        if (found.type, found.nullable, found.default) != (column.type, column.nullable, column.default):
             raise SchemaMismatch(
-                f"{shard} has a column ({there[column.name]}) already, which cannot become ({column}). "
+                f"{shard} has a column ({found}) already, which cannot become ({column}). "
                 "Add a column with another name",
                 shard=shard, actual=newest,
             )  # fmt: skip
@@ -198,7 +242,8 @@ def _value(shard: str, schema: Schema, dry_run: bool, **more: object) -> dict[st
 def schema_value(schema: Schema) -> dict[str, object]:
     """A schema for machines: its columns with their types, and what else it says."""
     sides = {side: {column.name: _type(column) for column in getattr(schema, side)} for side in ("key", "value")}
-    return {**sides, **_terms(schema)}
+    defaults = {column.name: column.default for column in schema.value if column.default is not None}
+    return {**sides, **({"defaults": defaults} if defaults else {}), **_terms(schema)}
 
 
 def _terms(schema: Schema) -> dict[str, object]:

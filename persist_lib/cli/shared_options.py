@@ -110,6 +110,16 @@ NonNegative = Annotated[bool, typer.Option("--non-negative", help="No row's mult
 Added = Annotated[
     list[str] | None, typer.Option("--add", metavar="NAME:TYPE", help="A new value column; repeat it for more.")
 ]
+Defaults = Annotated[
+    list[str] | None, typer.Option("--default", metavar="NAME=VALUE", help="What rows have that lack a new column.")
+]
+Renamed = Annotated[list[str] | None, typer.Option("--rename", metavar="OLD=NEW", help="Another name for a column.")]
+Widened = Annotated[
+    list[str] | None,
+    typer.Option("--widen", metavar="NAME:TYPE", help="A type that holds all values of the present one."),
+]
+DroppedColumns = Annotated[list[str] | None, typer.Option("--drop", metavar="NAME", help="Take a value column away.")]
+Relaxed = Annotated[list[str] | None, typer.Option("--allow-null", metavar="NAME", help="Allow null in a column.")]
 ShardCount = Annotated[int | None, typer.Option("--shards", min=1, metavar="N", help="How many shards.")]
 Hashed = Annotated[
     str | None,

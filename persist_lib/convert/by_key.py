@@ -84,7 +84,7 @@ def parse_partial(schema: Schema, rows: object) -> pa.Table:
     for piece in pieces(rows):
         held.append(as_mappings(schema, piece, first) if isinstance(piece, list) else piece)
         first += len(piece)
-    values = {column.name for column in schema.value}
+    values = {column.name for column in schema.value if not column.is_dropped}
     absent = {name for piece in held for name in _absent(values, piece)}
     if not absent:
         return parse_rows(schema, held)

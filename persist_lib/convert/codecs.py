@@ -110,15 +110,15 @@ def _parts(schema: Schema, row: tuple[Any, ...], index: int) -> Update:
 
 def _no_row(schema: Schema, row: object, index: int) -> InvalidUsage:
     return InvalidUsage(
-        f"row {index} is a {type(row).__name__}; a row is a dict of {schema.names} (and {TIME}, {DIFF}), an instance "
-        f"of a pydantic model, (key, value), ((key, value), time, diff) or an Update. Found {shown(row)}",
+        f"row {index} is a {type(row).__name__}; a row is a dict of {schema.shown.names} (and {TIME}, {DIFF}), an "
+        f"instance of a pydantic model, (key, value), ((key, value), time, diff) or an Update. Found {shown(row)}",
         problem="row", row=index, value=row,
     )  # fmt: skip
 
 
 def _encode_side(schema: Schema, side: int, value: Any, index: int) -> dict[str, Any]:
     what = ("key", "value")[side]
-    columns: tuple[Column, ...] = (schema.key, schema.value)[side]
+    columns: tuple[Column, ...] = (schema.key, schema.shown.value)[side]
     if schema.codec == "json":
         return {what: exact_json(canonical_json, value, what, index)}
     if schema.codec == "bytes":

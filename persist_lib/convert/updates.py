@@ -22,6 +22,7 @@ from persist_lib.convert.times import read_column, read_values
 from persist_lib.errors import InvalidUsage, SchemaMismatch
 from persist_lib.frontier import MAX_TIME, Antichain
 from persist_lib.schema.schema import DIFF, TIME, Schema
+from persist_lib.schema.widening import default_of
 from persist_lib.times import PLAIN, Times
 
 __all__ = ["Update", "check_times", "decode_rows", "iter_updates"]
@@ -35,8 +36,9 @@ def iter_updates(
 
     `data` is an Arrow table, batch or stream (also polars frames and struct series, and whatever else speaks Arrow's C
     stream), a pandas frame, a list of rows, or any iterable of these; a row is a dict, a pydantic instance, or
-    `((key, value), time, diff)`. Columns come in any order, and no others. All of them, if `whole`; else value columns
-    that may be null may be left out, and are null then, as in rows of programs that do not know a new column.
+    `((key, value), time, diff)`. Columns come in any order, and no others. All of them that have no default, if
+    `whole`; else value columns that may be null may be left out, and are null then, as in rows of programs that do not
+    know a new column.
 
     Where `_diff` is missing it is `diff`, or else +1; where `_time` is missing it is `time`, or else it is refused.
     In a pandas frame a missing value is null: None, NA, NaT, and NaN too, except that a float column that is not null
@@ -45,7 +47,7 @@ def iter_updates(
     Where the schema's times are a clock, `_time` may hold what `convert.times` reads. `times` has the call's now.
     """
     times = times or Times(schema.times, _no_clock)
-    return _iter(schema, data, _defaults(time, diff, times) | ({} if whole else _absent(schema)), times)
+    return _iter(schema, data, _defaults(time, diff, times) | _absent(schema, whole), times)
 
 
 def _no_clock() -> int:
@@ -81,7 +83,7 @@ def _range(times: pa.ChunkedArray) -> tuple[int, int]:
     return found["min"], found["max"]
 
 
-def _defaults(time: object, diff: object, times: Times) -> dict[str, int | None]:
+def _defaults(time: object, diff: object, times: Times) -> dict[str, Any]:
     diff = 1 if diff is None else native(diff)
     if isinstance(diff, bool) or not isinstance(diff, int) or not -(2**63) <= diff < 2**63 or diff == 0:
         raise InvalidUsage(
@@ -91,12 +93,16 @@ def _defaults(time: object, diff: object, times: Times) -> dict[str, int | None]
 
 
 @lru_cache(maxsize=256)
-def _absent(schema: Schema) -> dict[str, int | None]:
-    """The columns that a row need not have."""
-    return {column.name: None for column in schema.value if column.nullable}
+def _absent(schema: Schema, whole: bool) -> dict[str, Any]:
+    """The columns that a row need not have, and what they are in it then."""
+    return {
+        column.name: None if column.default is None else default_of(column.type, column.default).as_py()
+        for column in schema.value
+        if column.is_dropped or column.default is not None or (column.nullable and not whole)
+    }
 
 
-def _iter(schema: Schema, data: object, defaults: dict[str, int | None], times: Times) -> Iterator[pa.Table]:
+def _iter(schema: Schema, data: object, defaults: dict[str, Any], times: Times) -> Iterator[pa.Table]:
     reader = times if schema.times is not None else None
     first_row = 0
     for piece in pieces(data):
@@ -127,7 +133,7 @@ def _plan(schema: Schema) -> _Plan:
 
 
 def _from_rows(
-    schema: Schema, rows: list[Any], defaults: dict[str, int | None], first_row: int, reader: Times | None
+    schema: Schema, rows: list[Any], defaults: dict[str, Any], first_row: int, reader: Times | None
 ) -> pa.Table:
     mappings = as_mappings(schema, rows, first_row)
     plan = _plan(schema)
@@ -148,7 +154,7 @@ def _from_rows(
 
 
 def _values(
-    schema: Schema, rows: Sequence[Mapping[str, Any]], name: str, defaults: dict[str, int | None], first_row: int
+    schema: Schema, rows: Sequence[Mapping[str, Any]], name: str, defaults: dict[str, Any], first_row: int
 ) -> list[Any]:
     if (default := defaults.get(name)) is not None:
         return [row.get(name, default) for row in rows]
@@ -171,7 +177,7 @@ def _check_row_names(schema: Schema, known: frozenset[str], rows: Sequence[Mappi
 def _from_columns(
     schema: Schema,
     rows: pa.Table | pa.RecordBatch,
-    defaults: dict[str, int | None],
+    defaults: dict[str, Any],
     first_row: int,
     reader: Times | None,
 ) -> pa.Table:
@@ -210,12 +216,12 @@ def _checked(column: pa.ChunkedArray, field: pa.Field, first_row: int) -> pa.Chu
     return cast
 
 
-def _repeat(value: int | None, field: pa.Field, count: int) -> pa.ChunkedArray:
+def _repeat(value: Any, field: pa.Field, count: int) -> pa.ChunkedArray:
     column = pa.nulls(count, field.type) if value is None else pa.repeat(pa.scalar(value, field.type), count)
     return pa.chunked_array([column], field.type)
 
 
-def _check_names(schema: Schema, names: list[str], defaults: dict[str, int | None]) -> None:
+def _check_names(schema: Schema, names: list[str], defaults: dict[str, Any]) -> None:
     twice = [name for name in names if names.count(name) > 1]
     if twice:
         raise SchemaMismatch(
@@ -262,7 +268,7 @@ def _missing(schema: Schema, name: str, found: list[str], row: int | None) -> In
             problem="missing time", column=TIME, row=row, found=found,
         )  # fmt: skip
     return SchemaMismatch(
-        f"column {name!r} is missing{where}; found {shown(found)}, expected {schema.names} and {TIME}, {DIFF}. "
+        f"column {name!r} is missing{where}; found {shown(found)}, expected {schema.shown.names} and {TIME}, {DIFF}. "
         "Add it, with null where there is no value",
         problem="missing column", column=name, row=row, found=found, expected=schema.updates.names,
     )  # fmt: skip
@@ -273,6 +279,6 @@ def _extra(schema: Schema, names: Sequence[object], row: int | None) -> SchemaMi
     meant = did_you_mean(names[0], schema.names)
     return SchemaMismatch(
         f"columns {shown(list(names))}{where} are not in the schema {schema}. {meant}Drop them, or evolve the "
-        "schema (it may gain nullable value columns) and open the shard again with it",
+        "schema (schema.add) and open the shard again with it",
         problem="extra column", column=names[0], row=row, found=list(names), expected=schema.updates.names,
     )  # fmt: skip

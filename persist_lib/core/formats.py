@@ -18,6 +18,7 @@ fleet knows the next one. To add a format: raise `NEWEST`, and enter here each f
         of more than 38 digits
     7   the state may name objects that something outside refers to (`PinKeys`, `Unpin`), and parts may stand below a
         publication's folder
+    8   a schema may have columns that were renamed, widened or dropped, and defaults
 
 SUBTLE: `CREATED` follows `NEWEST` one release later. A fleet is upgraded machine by machine, and the shards that its
 new programs create during the upgrade must be readable for its old ones.
@@ -34,11 +35,11 @@ from persist_lib.schema.schema import Schema
 from persist_lib.schema.types import is_nested
 
 FIRST = 1
-NEWEST = 7
+NEWEST = 8
 CREATED = 3
 """The format in which shards are created, unless settings say otherwise. Nothing is released yet (0.1.0), so no release
 wrote a format older than 3. Format 4 is only for shards that a server serves, format 5 for members, format 6 where
-contents are kept ahead, format 7 where keys are pinned: by `Upgrade`."""
+contents are kept ahead, format 7 where keys are pinned, format 8 where columns evolved: by `Upgrade`."""
 
 REMEMBERS_OUTCOMES = 2
 SCHEMAS_SAY_MORE = 3
@@ -67,7 +68,7 @@ CONTENTS = 6
 PINS = 7
 """The format from which on a state may pin keys, and parts may stand below a publication's folder."""
 
-STATE_FIELDS = {1: 14, 2: 16, 3: 18, 4: 18, 5: 20, 6: 21, 7: 22}
+STATE_FIELDS = {1: 14, 2: 16, 3: 18, 4: 18, 5: 20, 6: 21, 7: 22, 8: 22}
 """How many fields a stored state has: later ones are left out, and must have their defaults."""
 WITH_PRODUCERS = 19
 """The same of a state of format 3 or newer that remembers producers."""
@@ -95,11 +96,16 @@ COMMANDS = {
 WIDE_TYPES = 6
 """The format from which on a schema may have nested columns and wide decimals."""
 
+EVOLVED = 8
+"""The format from which on columns may have ids that are not their names, former types, and defaults."""
+
 
 def least_for(schema: object) -> int:
     """The oldest format that can store this schema. Whatever is no schema is for the encoder to refuse."""
     if not isinstance(schema, Schema):
         return FIRST
+    if not schema.all_plain:
+        return EVOLVED
     if any(is_nested(column.type) or column.type.startswith("decimal256") for column in schema.columns):
         return WIDE_TYPES
     return SCHEMAS_SAY_MORE if schema.times is not None or schema.constraints else FIRST

@@ -56,6 +56,9 @@ def pin_keys(state: State, command: c.PinKeys) -> StateDiff | r.Refusal:
     """What making or moving a pin changes."""
     if state.format < PINS:
         return r.NeedsFormat("which objects are referred to from outside", PINS, state.format)
+    if not state.schemas[-1].all_plain:
+        reason = "columns that were renamed, widened or dropped, or have defaults, are not what other engines find"
+        return r.WrongSchema(len(state.schemas) - 1, reason)
     old = state.pins.get(command.name)
     if (actual := old.opaque if old else None) != command.expected:
         return r.WrongOpaque(command.name, command.expected, actual)

@@ -14,6 +14,7 @@ from persist_lib.core import refusals as r
 from persist_lib.core.contents import is_across, is_replaced, keep_contents
 from persist_lib.core.diff import OutcomesEdit, StateDiff, TraceEdit, apply_diff, find_slice
 from persist_lib.core.formats import (
+    EVOLVED,
     FIRST,
     NEWEST,
     OWNERS,
@@ -22,7 +23,7 @@ from persist_lib.core.formats import (
     least_for,
     least_for_batches,
 )
-from persist_lib.core.holds import refuses_writer, release_hold, set_hold, set_retention
+from persist_lib.core.holds import layer_of, refuses_writer, release_hold, set_hold, set_retention
 from persist_lib.core.leases import expire, extend, fold_since, moved_mark, needed_by, retire
 from persist_lib.core.members import adopt, inherit, refuses_stranger
 from persist_lib.core.outcomes import find_outcome, remember, staged_before
@@ -398,7 +399,17 @@ def _evolve_schema(state: State, expected: int, schema: object) -> StateDiff | r
         state.schemas[newest].check_additive(schema)  # type: ignore[arg-type]
     except SchemaMismatch as mismatch:
         return r.WrongSchema(newest, mismatch.message)
+    if least == EVOLVED and (reason := _only_gains(state)):
+        return r.WrongSchema(newest, f"{reason}: it only gains columns that may be null and have no default")
     return StateDiff(schemas=(schema,))  # type: ignore[arg-type]
+
+
+def _only_gains(state: State) -> str:
+    """Why columns cannot be renamed, widened or dropped, nor have defaults; empty if they can."""
+    if state.pins:
+        return f"the shard is published as {' and '.join(sorted(state.pins))}"
+    layer = layer_of(state)
+    return f"the shard is one of {layer}" if layer not in {"", "collection"} else ""
 
 
 def _finish(state: State, seqno: SeqNo) -> StateDiff | r.Refusal:

@@ -26,21 +26,27 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from persist_lib.core.trace import GROUP_BYTES, GROUP_ROWS
-from persist_lib.errors import Corrupt, Damage, InvalidUsage, NewerFormat
+from persist_lib.errors import Corrupt, Damage, InvalidUsage, NewerFormat, SchemaMismatch
 from persist_lib.format.descriptions import Description, EncodedPart, describe, join
 from persist_lib.format.dictionaries import as_stored, stored_as
 from persist_lib.format.digest import digest
 from persist_lib.format.predicate import Where, statistics_columns
 from persist_lib.format.range_reader import ChunkedReader
 from persist_lib.kernel.columns import array_of, plain_table
+from persist_lib.kernel.converting import converted
 from persist_lib.kernel.keys import Start, lower_bound, may_reach, slice_sorted
 from persist_lib.schema.empty import empty_table
-from persist_lib.schema.schema import DIFF, TIME, Schema
+from persist_lib.schema.evolution import fill, free
+from persist_lib.schema.schema import DIFF, RESERVED, TIME, Schema
+from persist_lib.schema.types import format_type
+from persist_lib.schema.widening import widens
 
 VERSION: Final = 1
 SHORT_DICTIONARY = 16 << 10
 MARK, SCHEMA_ID = b"persist.part", b"persist.schema"
 GROUPS, KEYS, STARTS, ARROW = b"persist.groups", b"persist.keys", b"persist.starts", b"ARROW:schema"
+COLUMNS = b"persist.columns"
+"""The ids of the columns, where their names are others."""
 KEYS_A_GROUP, ROWS_A_KEY = 16, 64
 """How many keys of a row group are noted, where it can be cut, and how many rows lie between two at least."""
 _SAMPLE = 1024
@@ -121,6 +127,8 @@ class PartEncoder:
         bounds = [(group.key_lower, group.key_upper) for group in self._groups]
         said = {MARK: str(VERSION).encode(), SCHEMA_ID: str(self._schema_id).encode()}
         noted: dict[bytes, list[Any]] = {GROUPS: bounds, KEYS: self._keys, STARTS: self._starts}
+        ids = [column.id for column in self._schema.columns]
+        noted[COLUMNS] = [] if ids == self._schema.names else ids
         self._writer.add_key_value_metadata(
             {
                 **said,
@@ -209,9 +217,33 @@ def _add_leaves(found: dict[str, pa.Field], path: str, field: pa.Field) -> None:
         found[path] = field
 
 
-def _top(file: pq.ParquetFile) -> list[str]:
+def _top(file: pq.ParquetFile) -> list[int]:
     """The column of the table to which each of Parquet's columns belongs. A name may have dots, as paths have."""
-    return [field.name for field in file.schema_arrow for _ in leaves_of(pa.schema([field]))]
+    return [at for at, field in enumerate(file.schema_arrow) for _ in leaves_of(pa.schema([field]))]
+
+
+def names_of(stored: Sequence[str], ids: Sequence[str], schema: Schema) -> list[str]:
+    """The names that a reader has for stored columns, of these ids, and then `_time` and `_diff`.
+
+    What its schema does not have gets a name that nothing else has.
+    """
+    if schema.all_plain and list(ids) == list(stored[: len(ids)]):
+        return list(stored)
+    known = {column.id: column.name for column in schema.columns}
+    taken, found = {*known.values(), *RESERVED}, list[str]()
+    for id_ in ids:
+        name = known.get(id_) or free(id_, taken)
+        taken.add(name)
+        found.append(name)
+    return [*found, *stored[len(ids) :]]
+
+
+def _data_names(stored: pa.Schema) -> list[str]:
+    return [name for name in stored.names if name not in RESERVED]
+
+
+def _with_names(stored: pa.Schema, names: Sequence[str]) -> pa.Schema:
+    return pa.schema([field.with_name(name) for field, name in zip(stored, names, strict=True)])
 
 
 def _is_packable(kind: pa.DataType) -> bool:
@@ -255,19 +287,20 @@ class PartFile:
                 )
             metadata = self._file.metadata.metadata or {}
             _check_version(key, metadata.get(MARK))
-            self._stored, self._top = self._file.schema_arrow, _top(self._file)
+            stored = self._file.schema_arrow
+            self.ids: list[str] = _unpacked(metadata[COLUMNS], _IDS) if COLUMNS in metadata else _data_names(stored)
+            names = names_of(stored.names, self.ids, schema)
+            self._in_file = dict(zip(names, stored.names, strict=True))
+            self._stored, self._top = _with_names(stored, names), [names[at] for at in _top(self._file)]
             self._bounds = _unpacked(metadata[GROUPS], _BOUNDS)
             self._noted = metadata.get(KEYS)
             self._noted_starts = metadata.get(STARTS)
-            self._kept = None if where is None else where.groups(self._file.metadata, schema.data, self._stored)
+            told = where is not None and all(map(self._is_told, where.names))
+            self._kept = where.groups(self._file.metadata, schema.data, stored) if where is not None and told else None
 
     @property
     def rows(self) -> int:
         return int(self._file.metadata.num_rows)
-
-    @property
-    def columns(self) -> list[str]:
-        return list(self._stored.names)
 
     @property
     def group_rows(self) -> list[int]:
@@ -309,10 +342,10 @@ class PartFile:
         groups = self.groups(lo, hi) if groups is None else groups
         with undamaged(self._key):
             if len(groups) == len(self._bounds):
-                table = self._file.read(columns=names, use_threads=use_threads)
+                table = self._file.read(columns=self._file_names(names), use_threads=use_threads)
             else:
-                table = self._file.read_row_groups(groups, columns=names, use_threads=use_threads)
-        return self._finish(table, lo, hi)
+                table = self._file.read_row_groups(groups, columns=self._file_names(names), use_threads=use_threads)
+        return self._finish(self._named(table), lo, hi)
 
     @property
     def row_bytes(self) -> int:
@@ -322,7 +355,7 @@ class PartFile:
 
     def batches(self, rows: int, lo: bytes | None = None, hi: bytes | None = None) -> Iterator[pa.Table]:
         """The rows in `[lo, hi)`, at most `rows` at a time, on the calling thread."""
-        names = self._wanted(lo, hi)
+        names = self._file_names(self._wanted(lo, hi))
         with undamaged(self._key):
             batches = self._file.iter_batches(rows, row_groups=self.groups(lo, hi), columns=names, use_threads=False)
         while True:
@@ -330,7 +363,7 @@ class PartFile:
                 batch = next(batches, None)
             if batch is None:
                 return
-            table = self._finish(pa.Table.from_batches([batch]), lo, hi)
+            table = self._finish(self._named(pa.Table.from_batches([batch])), lo, hi)
             if table.num_rows:
                 yield table
 
@@ -371,9 +404,11 @@ class PartFile:
         return [_span(group.column(at)) for group in map(metadata.row_group, groups) for at in places]
 
     def read_group(self, group: int, names: Sequence[str], *, use_threads: bool = True) -> pa.Table:
-        """Some columns of a row group, as they are stored."""
+        """Some columns of a row group, as they are stored, under the reader's names."""
         with undamaged(self._key):
-            return self._file.read_row_group(group, columns=list(names), use_threads=use_threads)
+            return self._named(
+                self._file.read_row_group(group, columns=self._file_names(names), use_threads=use_threads)
+            )
 
     def conformed(self, tables: Sequence[pa.Table]) -> pa.Table:
         """Rows with the wanted columns as they are stored, but for dictionaries, as the reader's schema has them."""
@@ -389,6 +424,23 @@ class PartFile:
         if hi is not None and starts[index] and starts[index][0].data >= hi:
             return False
         return not starts[index + 1] or may_reach(starts[index + 1][0].data, lo)
+
+    def _file_names(self, names: Sequence[str] | None) -> list[str] | None:
+        return None if names is None else [self._in_file[name] for name in names]
+
+    def _named(self, table: pa.Table) -> pa.Table:
+        """The table with the reader's names."""
+        if all(name == stored for name, stored in self._in_file.items()):
+            return table
+        names = {stored: name for name, stored in self._in_file.items()}
+        return table.rename_columns([names[name] for name in table.schema.names])
+
+    def _is_told(self, name: str) -> bool:
+        """Whether the file's statistics under this name are of the reader's column, or that has only nulls here."""
+        if name in self._in_file:
+            return self._in_file[name] == name
+        column = next((one for one in self._schema.columns if one.name == name), None)
+        return name not in self._in_file.values() and (column is None or column.default is None)
 
     def _wanted(self, lo: bytes | None, hi: bytes | None) -> list[str] | None:
         if self._columns is None and self._times:
@@ -421,7 +473,11 @@ def counted_at(table: pa.Table, at: int | None) -> pa.Table:
 def conform(
     key: str, table: pa.Table, schema: Schema, columns: Sequence[str] | None = None, *, times: bool = True
 ) -> pa.Table:
-    """The table as a newer schema has it: added columns are null; Corrupt where the rest differs."""
+    """The table as another schema of the shard has it; its columns have the names of that schema already.
+
+    Columns that it lacks have their default, or null. Narrower values become wide ones. Corrupt where the rest differs;
+    SchemaMismatch where a schema that is older cannot hold what is stored.
+    """
     target = schema.updates if times else schema.contents
     if columns is not None:
         target = pa.schema([field for field in target if field.name in {*columns, TIME, DIFF}])
@@ -430,16 +486,52 @@ def conform(
     present = set(table.schema.names)
     arrays = []
     for field in target:
-        if field.name not in present and field.nullable:
-            arrays.append(pa.nulls(table.num_rows, field.type))
-        elif field.name in present and field.type == _value_type(table.schema.field(field.name).type):
-            arrays.append(table.column(field.name))
-        elif field.name in present and _is_in_milliseconds(table.schema.field(field.name).type, field.type):
-            arrays.append(table.column(field.name).cast(field.type))
-        else:
-            raise Corrupt(f"{key}: column {field.name!r} is not the {field.type} of the shard's schema", key=key)
+        if field.name not in present:
+            arrays.append(_filled(key, field, schema, table.num_rows))
+            continue
+        column, stored = table.column(field.name), table.schema.field(field.name)
+        if field.type != (kind := _value_type(stored.type)):
+            column = _converted(key, column, kind, field)
+        if stored.nullable and not field.nullable and column.null_count:
+            raise _older(key, f"nulls in column {field.name!r}, which are not allowed")
+        arrays.append(column)
     fields = [pa.field(field.name, array.type, field.nullable) for field, array in zip(target, arrays, strict=True)]
     return pa.table(arrays, schema=pa.schema(fields))
+
+
+def _filled(key: str, field: pa.Field, schema: Schema, count: int) -> pa.Array:
+    column = next((one for one in schema.columns if one.name == field.name), None)
+    if column is None or not column.may_lack:
+        raise _not_of(key, field)
+    return fill(column, count)
+
+
+def _converted(key: str, column: pa.ChunkedArray, kind: pa.DataType, field: pa.Field) -> pa.ChunkedArray:
+    """A column of another type than its reader's."""
+    if _is_in_milliseconds(kind, field.type):
+        return column.cast(field.type)
+    try:
+        stored, wanted = format_type(kind), format_type(field.type)
+    except InvalidUsage as error:
+        raise _not_of(key, field) from error
+    if not (widens(stored, wanted) or widens(wanted, stored)):
+        raise _not_of(key, field)
+    plain = column.combine_chunks() if not pa.types.is_dictionary(column.type) else column.cast(kind).combine_chunks()
+    values, fits = converted(plain, field.type)
+    if fits is not None and not fits.all():
+        raise _older(key, f"values in column {field.name!r} that {wanted} does not hold")
+    return pa.chunked_array([values], field.type)
+
+
+def _not_of(key: str, field: pa.Field) -> Corrupt:
+    return Corrupt(f"{key}: column {field.name!r} is not the {field.type} of the shard's schema", key=key)
+
+
+def _older(key: str, what: str) -> SchemaMismatch:
+    return SchemaMismatch(
+        f"{key} has {what} in the columns that were asked for: the schema has evolved. Open it in the newest columns",
+        problem="older columns", key=key,
+    )  # fmt: skip
 
 
 def _value_type(kind: pa.DataType) -> pa.DataType:
@@ -456,9 +548,8 @@ def _is_in_milliseconds(stored: pa.DataType, kind: pa.DataType) -> bool:
 def _short_dictionaries(file: pq.ParquetFile) -> list[str]:
     """The text columns that have a short dictionary in every row group."""
     groups = [file.metadata.row_group(index) for index in range(file.metadata.num_row_groups)]
-    kinds = {field.name: field.type for field in file.schema_arrow}
-    tops = [(index, name) for index, name in enumerate(_top(file))]
-    texts = [(at, name) for at, name in tops if pa.types.is_string(kinds[name]) or pa.types.is_binary(kinds[name])]
+    fields = [file.schema_arrow.field(top) for top in _top(file)]
+    texts = [(at, f.name) for at, f in enumerate(fields) if pa.types.is_string(f.type) or pa.types.is_binary(f.type)]
     return [name for index, name in texts if all(_is_short(group.column(index)) for group in groups)]
 
 
@@ -477,6 +568,7 @@ def _packed(value: object) -> bytes:
     return base64.b64encode(msgspec.msgpack.encode(value))
 
 
+_IDS = msgspec.msgpack.Decoder(list[str])
 _BOUNDS = msgspec.msgpack.Decoder(list[Bounds])
 _KEYS = msgspec.msgpack.Decoder(list[list[bytes]])
 _STARTS = msgspec.msgpack.Decoder(list[list[Start]])

@@ -19,7 +19,16 @@ from persist_lib.core.trace import GROUP_BYTES, GROUP_ROWS
 from persist_lib.errors import Corrupt, NewerFormat
 from persist_lib.format.descriptions import EncodedPart, describe
 from persist_lib.format.digest import CHUNK, digest, verify
-from persist_lib.format.parquet import Describing, PartEncoder, PartFile, conform, counted_at, groups_of, undamaged
+from persist_lib.format.parquet import (
+    Describing,
+    PartEncoder,
+    PartFile,
+    conform,
+    counted_at,
+    groups_of,
+    names_of,
+    undamaged,
+)
 from persist_lib.format.predicate import Where
 from persist_lib.format.range_reader import ChunkedReader
 from persist_lib.kernel.columns import integers, mask_of, one_batch
@@ -123,11 +132,14 @@ def decode_inline(
     with undamaged(where):
         batch = pa.ipc.read_record_batch(pa.py_buffer(body), written.updates)
     table = counted_at(pa.Table.from_batches([batch]), at)
+    if schema is not None and not (schema.all_plain and written.all_plain):
+        names = names_of(table.column_names, [column.id for column in written.columns], schema)
+        table = table.rename_columns(names)
     if (lo is not None or hi is not None) and columns is None:
         # A bound may continue behind the key, so that all columns count, as the reader's schema has them.
         return slice_sorted(schema or written, conform(where, table, schema or written), lo, hi)
     if lo is not None or hi is not None:
-        table = slice_sorted(written, table, lo, hi)
+        table = slice_sorted(schema or written, table, lo, hi)
     if schema is None and columns is None:
         return table
     if columns is not None:

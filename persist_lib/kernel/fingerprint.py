@@ -3,9 +3,11 @@
     F = sum(diff * H(key, value))  mod 2**64
 
 Times do not enter, so advancing them changes nothing; equal data is added up, so consolidating changes nothing; it is
-additive, so the fingerprint of two batches is the sum of both. `H` depends on each column's name, its role (key or
+additive, so the fingerprint of two batches is the sum of both. `H` depends on each column's id, its role (key or
 value) and the bits of its value, and on nothing else: not on chunks, slices, dictionaries, other columns' order, the
-process, or the machine. A null contributes nothing, so a new nullable column changes no fingerprint.
+process, or the machine. What rows have that do not say a column contributes nothing: null, or its default if it has
+one. So a new column changes no fingerprint. Nor does a wider type: a value that the column's first type has is hashed
+as that.
 
 `H` finalises the sum of the column hashes with a non-linear mix. SUBTLE: without it, values swapped between two rows
 would cancel out. It is 64 bits and not keyed: it finds faults, not forgers.
@@ -22,7 +24,7 @@ import pyarrow as pa
 import xxhash
 
 from persist_lib.kernel.columns import U64, ByteWords, Rows, Words, integers, words_of
-from persist_lib.kernel.hashing import EMPTY, LONG, M1, M2, M3, hash_few, seed_of
+from persist_lib.kernel.hashing import EMPTY, LONG, M1, M2, M3, contributions, hash_few
 from persist_lib.schema.schema import DIFF, Schema
 
 BLOCK = 1 << 15  # rows hashed at a time, so that the intermediate columns stay in the cache
@@ -72,13 +74,14 @@ def _hash_block(schema: Schema, block: pa.RecordBatch) -> U64:
     for role, columns in (("key", schema.key), ("value", schema.value)):
         for column in columns:
             if column.name in present:
-                total += _hash_column(block.column(column.name), np.uint64(seed_of(column.name, role)))
+                total += contributions(column, block.column(column.name), role, _hash_column)
     return _finish(total)
 
 
-def _hash_column(column: pa.Array, seed: np.uint64) -> U64:
+def _hash_column(column: pa.Array, start: int) -> U64:
+    seed = np.uint64(start)
     if pa.types.is_dictionary(column.type):
-        return _hash_dictionary(column, seed)
+        return _hash_dictionary(column, start)
     words = words_of(column)
     hashes = _hash_bytes(words, seed) if isinstance(words, ByteWords) else _hash_fixed(words, seed)
     if words.valid is not None:
@@ -86,7 +89,7 @@ def _hash_column(column: pa.Array, seed: np.uint64) -> U64:
     return hashes
 
 
-def _hash_dictionary(column: pa.DictionaryArray, seed: np.uint64) -> U64:
+def _hash_dictionary(column: pa.DictionaryArray, seed: int) -> U64:
     """Every distinct value once. A null is a null index, or an index of a null."""
     distinct = _hash_column(column.dictionary, seed)
     index = column.indices

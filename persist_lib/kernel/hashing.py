@@ -11,12 +11,16 @@ from functools import lru_cache
 from operator import add
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import xxhash
 
-from persist_lib.kernel.columns import comparable, joined, words_of
+from persist_lib.kernel.columns import U64, comparable, joined, plain, words_of
+from persist_lib.kernel.converting import converted
 from persist_lib.kernel.nested import is_nested
-from persist_lib.schema.schema import Schema
+from persist_lib.schema.evolution import fill
+from persist_lib.schema.schema import Column, Schema
+from persist_lib.schema.types import parse_type
 
 LONG = 256  # bytes; longer values are hashed by xxh3, as their words would be visited one by one
 EMPTY = 0x2545F4914F6CDD1D  # what a row of nulls starts from
@@ -40,13 +44,44 @@ def hash_few(schema: Schema, batch: pa.RecordBatch | pa.Table) -> list[int]:
     for role, columns in (("key", schema.key), ("value", schema.value)):
         for column in columns:
             if column.name in present:
-                array = joined(batch.column(column.name))
-                hashes = _hashing(array.type)(array, seed_of(column.name, role))
-                totals = list(map(add, totals, hashes))
+                hashes = contributions(column, joined(batch.column(column.name)), role, _hash_each)
+                totals = list(map(add, totals, hashes.tolist() if isinstance(hashes, np.ndarray) else hashes))
     return [finish(total & MASK) for total in totals]
 
 
 Hashing = Callable[[pa.Array, int], Iterable[int]]
+
+
+def contributions(column: Column, values: pa.Array, role: str, hashed: Hashing) -> Any:
+    """What each value of a column adds to H, given what hashes values of a type.
+
+    A value that the column's first type has is hashed as that; and the default contributes 0, as null does without one.
+    """
+    seed = seed_of(column.id, role)
+    if not column.first_type and column.default is None:
+        return hashed(values, seed)
+    found = _hashed_as_first(column, values, seed, hashed)
+    if column.default is None:
+        return found
+    return found - _hashed_as_first(column, fill(column, 1), seed, hashed)[0]
+
+
+def _hashed_as_first(column: Column, values: pa.Array, seed: int, hashed: Hashing) -> U64:
+    values = plain(values)
+    hashes = _words64(hashed(values, seed))
+    if not column.first_type:
+        return hashes
+    narrow, fits = converted(values, parse_type(column.first_type))
+    first = _words64(hashed(narrow, seed))
+    return first if fits is None else np.where(fits, first, hashes)
+
+
+def _words64(hashes: Any) -> U64:
+    return hashes if isinstance(hashes, np.ndarray) else np.array(list(hashes), np.uint64)
+
+
+def _hash_each(array: pa.Array, seed: int) -> Iterable[int]:
+    return _hashing(array.type)(array, seed)
 
 
 @lru_cache(maxsize=1024)

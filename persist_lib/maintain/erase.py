@@ -175,7 +175,7 @@ class _Search:
         if not self._sought.may_be(part.key_lower, part.key_upper):
             return -1
         if part.inline is not None:
-            table = decode_inline("inline rows", part.inline, self._schema_of(part), at=part.at)
+            table = decode_inline("inline rows", part.inline, self._schema_of(part), self._schema, at=part.at)
             found = self._sought.find(table.select(self._schema.key_names))
             return int(integers(table.column(TIME))[found].max()) if found.size else -1
         run = TaskInput((part,), 0, None)

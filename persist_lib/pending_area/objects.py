@@ -91,7 +91,7 @@ def decode(name: PendingName, data: bytes, schemas: Sequence[Schema], *, adopt_f
     newest = schemas[-1]
     try:
         file = PartFile(name.key, pa.BufferReader(data), newest)
-        index = _schema_of(name, file.columns, schemas)
+        index = _schema_of(name, file.ids, schemas)
         table = file.read(use_threads=len(data) > CHUNK)  # of small objects several are read at once
     except Damage:
         raise
@@ -103,12 +103,12 @@ def decode(name: PendingName, data: bytes, schemas: Sequence[Schema], *, adopt_f
     return Batch(name, len(data), table, part)
 
 
-def _schema_of(name: PendingName, columns: Sequence[str], schemas: Sequence[Schema]) -> int:
+def _schema_of(name: PendingName, ids: Sequence[str], schemas: Sequence[Schema]) -> int:
     """The newest of the schemas that has exactly these columns."""
     for index in reversed(range(len(schemas))):
-        if list(schemas[index].updates.names) == list(columns):
+        if [column.id for column in schemas[index].columns] == list(ids):
             return index
-    raise _corrupt(name, f"it has the columns {list(columns)}, and the shard has {schemas[-1].updates.names}")
+    raise _corrupt(name, f"it has the columns {list(ids)}, and the shard has {schemas[-1].names}")
 
 
 def _check(name: PendingName, table: pa.Table, schema: Schema) -> None:

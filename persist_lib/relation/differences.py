@@ -38,6 +38,7 @@ from persist_lib.relation.key_lookup import Looking, violated
 from persist_lib.relation.stage import Staged
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table
+from persist_lib.schema.evolution import place_of
 from persist_lib.schema.schema import DIFF, TIME, Schema
 from persist_lib.schema.width import row_bytes
 from persist_lib.shard.batches import Builder, Built
@@ -151,7 +152,7 @@ class Source:
             tables = list(self.rows(machine.state))
             self._small = pa.concat_tables([empty_table(schema.updates), *tables])
             if not everything:
-                self._looking = Looking(machine, Keys.of(schema, self._small))
+                self._looking = Looking(machine, schema, Keys.of(schema, self._small))
 
     @contextmanager
     def at(
@@ -221,7 +222,7 @@ class Source:
         machine, config = self._machine, self._machine.config
         task = MergeTask(
             machine.shard, self._uploader(), tuple(TaskInput(run, 0, None) for run in runs), state.schemas,
-            state.schemas.index(self._schema), 0, None, None, config.part_bytes, config.merge_bytes,
+            place_of(self._schema, state.schemas) or 0, 0, None, None, config.part_bytes, config.merge_bytes,
         )  # fmt: skip
         return run_task(task, machine.blob, machine.runtime.entropy).parts
 

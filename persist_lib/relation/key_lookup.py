@@ -24,6 +24,7 @@ from persist_lib.location.wrap.deadline import within
 from persist_lib.relation.contents import stream
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table
+from persist_lib.schema.evolution import named_as
 from persist_lib.schema.schema import Schema
 from persist_lib.shard.commit import Machine
 from persist_lib.shard.lookup import look_up
@@ -35,13 +36,14 @@ from persist_lib.times import Unit, show_time
 class Looking:
     """The contents of some rows, read again as upper moves: then only what was appended since, where that can be told.
 
-    Contents are tables of the shard's newest schema, consolidated. SUBTLE: they are the sum of all updates that there
-    are, and not contents as of a time that a reader could name. So it does not matter how far since is.
+    Contents are tables of the shard's newest schema, with the names and types of the writer's, consolidated. SUBTLE:
+    they are the sum of all updates that there are, and not contents as of a time that a reader could name. So it does
+    not matter how far since is.
     """
 
-    def __init__(self, machine: Machine, keys: Keys | None, where: Where | None = None) -> None:
+    def __init__(self, machine: Machine, schema: Schema, keys: Keys | None, where: Where | None = None) -> None:
         """Of these keys; or of all rows, or those that `where` keeps, which are held in memory."""
-        self._machine, self._keys, self._where = machine, keys, where
+        self._machine, self._schema, self._keys, self._where = machine, schema, keys, where
         self._known: tuple[Antichain, Schema, pa.Table] | None = None
 
     def contents(self, version: Version, deadline: Deadline) -> tuple[Version, pa.Table]:
@@ -56,7 +58,7 @@ class Looking:
                 version = newer
 
     def _contents(self, state: State) -> pa.Table:
-        schema, upper = state.schemas[-1], state.upper
+        schema, upper = named_as(state.schemas[-1], self._schema), state.upper
         known = self._known
         if known is not None and known[1] == schema and _can_continue(state, known[0]):
             lower, tables = known[0], [known[2]]
@@ -93,22 +95,29 @@ def _can_continue(state: State, known: Antichain) -> bool:
 WHAT = {"unique": "each key has at most one row, once", "non_negative": "no row's multiplicity is below 0"}
 
 
-def check_constraints(machine: Machine, updates: pa.Table, lower: Antichain, deadline: Deadline) -> None:
+def check_constraints(
+    machine: Machine, written: Schema, updates: pa.Table, lower: Antichain, deadline: Deadline
+) -> None:
     """Raise ConstraintViolated if these updates, appended at `lower`, would break a constraint at any of their times.
 
-    `updates` are consolidated. Does nothing when upper is beyond `lower` already: the append can only be refused, or
-    have been committed before. Raises UpperMismatch when upper is before `lower`.
+    `updates` are consolidated, in the schema `written`. What dropped columns hold does not count. Does nothing when
+    upper is beyond `lower` already: the append can only be refused, or have been committed before. Raises UpperMismatch
+    when upper is before `lower`.
     """
     version = _at(machine, lower, deadline)
     if version is None:
         return
-    schema = version.state.schemas[-1]
+    schema = named_as(version.state.schemas[-1], written)
     keys, relevant = touched(schema, conform("the append", updates, schema))
     if not len(keys):
         return
-    version, contents = Looking(machine, keys).contents(version, deadline)
+    version, contents = Looking(machine, written, keys).contents(version, deadline)
     if version.state.upper != lower:
         return  # another writer was first, so that the commit is refused
+    if schema.shown is not schema:
+        schema = schema.shown
+        contents = consolidate(schema, contents.select(schema.contents.names))
+        relevant = consolidate(schema, relevant.select(schema.updates.names))
     if (found := find_violation(schema, contents, relevant)) is not None:
         raise violated(machine.shard, found, schema.times)
 

@@ -237,7 +237,7 @@ class LoneWriter(Verbs[Batched, None, Appended, Changed]):
         if not (held := list(tables)):
             return []
         table = consolidate(self.schema, pa.concat_tables(held))
-        check_constraints(self.machine, table, lower, deadline)
+        check_constraints(self.machine, self.schema, table, lower, deadline)
         return [table]
 
     def _commit(

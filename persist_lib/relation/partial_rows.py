@@ -12,6 +12,7 @@ from persist_lib.errors import InvalidUsage, SchemaMismatch
 from persist_lib.kernel.columns import integers, joined
 from persist_lib.kernel.keyset import Keys, distinct
 from persist_lib.kernel.order import adjacent_ties, sort_order, take
+from persist_lib.schema.evolution import fill
 from persist_lib.schema.schema import DIFF, Schema
 
 
@@ -27,7 +28,8 @@ def has_several(schema: Schema, old: pa.Table) -> bool:
 
 
 def completed(table: str, schema: Schema, rows: pa.Table, old: pa.Table) -> pa.Table:
-    """Rows, one a key and in canonical order, with all columns: what a row lacks is that of its key in `old`, or null.
+    """Rows, one a key and in canonical order, with all columns: what a row lacks is that of its key in `old`, or its
+    default, or null.
 
     Raises InvalidUsage where a key has several rows in `old`, and SchemaMismatch where a new key lacks a column that
     takes no null.
@@ -51,7 +53,8 @@ def completed(table: str, schema: Schema, rows: pa.Table, old: pa.Table) -> pa.T
         column = joined(rows.column(field.name))
         if (is_given := given.get(field.name)) is not None:
             new = np.flatnonzero(~is_given & (place == mine.num_rows))
-            if new.size and not field.nullable:
+            column_of = next(one for one in schema.columns if one.name == field.name)
+            if new.size and not column_of.may_lack:
                 first = take(rows, new[:1]).select(schema.key_names).to_pylist()
                 raise SchemaMismatch(
                     f"table {table!r}: column {field.name!r} is missing in {new.size} rows of new keys, first {first}, "
@@ -59,7 +62,7 @@ def completed(table: str, schema: Schema, rows: pa.Table, old: pa.Table) -> pa.T
                     "that are there may lack it",
                     problem="missing column", table=table, column=field.name, keys=first, count=int(new.size),
                 )  # fmt: skip
-            both = pa.concat_arrays([column, joined(mine.column(field.name)), pa.nulls(1, field.type)])
+            both = pa.concat_arrays([column, joined(mine.column(field.name)), fill(column_of, 1)])
             chosen = np.where(is_given, np.arange(count), count + place)
             column = joined(take(pa.table([both], names=[field.name]), chosen).column(0))
         columns.append(column)

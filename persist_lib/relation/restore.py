@@ -90,7 +90,7 @@ def restore(
         with open_reader() as read:
             reading = kept_of(read).acquire(to)
             state = reading.version.state
-            if state.schemas[-1] != read.schema:
+            if state.schemas[-1].shown != read.schema:
                 continue  # it has evolved since: what is in new columns has to be taken back too
             now = read.machine.consensus.now()
             _check(read.schema, read.shard, to, state, now, writes=open_writer is not None)
@@ -116,14 +116,16 @@ def _restore(
     to: int,
     deadline: Deadline,
 ) -> Restored:
-    state, counting = reading.version.state, _Counting(read.schema)
+    state = reading.version.state
+    schema = state.schemas[-1]  # with dropped columns: what older rows have in them is taken back, too
+    counting = _Counting(schema)
     tables = counting.over(_difference(read, state, to))
     first = next(tables, None)
     appended = None
     if open_writer is not None and (first is not None or not state.upper.has_passed(to)):
         try:
             found = iter(()) if first is None else chain([first], tables)
-            appended = _append(open_writer, read.schema, found, state, deadline)
+            appended = _append(open_writer, schema, found, state, deadline)
         except UpperMismatch as error:
             raise _Overtaken from error
     else:
@@ -131,7 +133,8 @@ def _restore(
             pass
     reading.release()
     return Restored(
-        to, state.upper.time, counting.rows, counting.added, counting.retracted, counting.sample.combine_chunks(),
+        to, state.upper.time, counting.rows, counting.added, counting.retracted,
+        counting.sample.select(read.schema.contents.names).combine_chunks(),
         appended,
     )  # fmt: skip
 
@@ -172,7 +175,7 @@ def _check(schema: Schema, shard: str, to: int, state: State, now: int, *, write
 
 def _difference(read: ReadHandle, state: State, to: int) -> Iterator[pa.Table]:
     """What leads from the contents of the state to those as of `to`."""
-    machine, schema = read.machine, read.schema
+    machine, schema = read.machine, state.schemas[-1]
     inputs: list[TaskInput] = overlapping(inputs_of((b for b in state.trace if b.count), to + 1), None, None)
     stored = Stored(machine.reads, machine.shard, state.schemas, schema)
     with machine.runtime.pool(machine.config.read_threads, "persist-restore") as pool:

@@ -65,12 +65,12 @@ class Statement(ABC):
     def changes(self, old: pa.Table) -> tuple[pa.Table, Counts]:
         """What to add to the contents, given the wanted rows of them: both in canonical order."""
 
-    def in_its_columns(self, rows: pa.Table, what: str, **fields: object) -> pa.Table:
-        """Rows of the table in its columns, which may be older. Raises SchemaMismatch where it could not retract them.
+    def in_its_columns(self, rows: pa.Table, of: Schema, what: str, **fields: object) -> pa.Table:
+        """Rows in the columns `of` the table in its own, which may be older.
 
-        `what` and the fields are for the error.
+        Raises SchemaMismatch where it could not retract them. `what` and the fields are for the error.
         """
-        return in_older_columns(rows, self.schema, what, **fields)
+        return in_older_columns(rows, self.schema, of, what, **fields)
 
     def keys_of(self, old: pa.Table) -> Keys:
         """The keys that it is about: those by which rows are chosen, or those of the rows that a filter has chosen."""
@@ -88,7 +88,7 @@ class Insert(Statement):
         self._keys = Keys.of(schema, self.rows)
         self.wanted = by_keys(schema, self._keys) if schema.constraints else None
 
-    def in_its_columns(self, rows: pa.Table, what: str, **fields: object) -> pa.Table:  # noqa: ARG002
+    def in_its_columns(self, rows: pa.Table, of: Schema, what: str, **fields: object) -> pa.Table:  # noqa: ARG002
         """The rows, whatever they have in newer columns, as it retracts none."""
         return added_up(self.schema, rows.select(self.schema.contents.names))
 
@@ -162,7 +162,7 @@ class Update(Statement):
         """The old rows out, what was made of them in."""
         if not old.num_rows:
             return old, Counts()
-        data = old.drop_columns([DIFF])
+        data = old.select(self.schema.shown.names)
         made = _computed(data, self._change) if isinstance(self._change, Mapping) else self._change(data)
         if not isinstance(made, pa.Table) or made.num_rows != data.num_rows:
             what = f"{made.num_rows} rows" if isinstance(made, pa.Table) else f"a {type(made).__name__}"

@@ -8,10 +8,13 @@ import msgspec
 import pyarrow as pa
 
 from persist_lib.errors import SchemaMismatch
+from persist_lib.format.parquet import conform
+from persist_lib.kernel.columns import joined, plain
 from persist_lib.kernel.consolidate import consolidate
 from persist_lib.relation.projection import added_up, narrowed, projection_of
 from persist_lib.schema.empty import empty_table
-from persist_lib.schema.schema import TIME, Schema
+from persist_lib.schema.evolution import fill, is_prefix, named_as
+from persist_lib.schema.schema import TIME, Column, Schema
 
 
 class View(msgspec.Struct, frozen=True):
@@ -55,28 +58,41 @@ def conformed(tables: Iterator[pa.Table], found: Schema, wanted: Schema) -> Iter
     if found == wanted:
         yield from tables
         return
+    names = dict(zip(found.names, named_as(found, wanted).names, strict=True))
     for table in tables:
         target = wanted.updates if TIME in table.schema.names else wanted.contents
-        narrow = widened(table, target)
+        if is_prefix(found, wanted) or is_prefix(wanted, found):
+            narrow = widened(table, target)
+        else:
+            renamed = table.rename_columns([names.get(name, name) for name in table.column_names])
+            narrow = conform("rows", renamed, wanted, times=TIME in target.names)
         if table.num_columns > narrow.num_columns:
             narrow = consolidate(wanted, pa.concat_tables([empty_table(target), narrow]))
         if narrow.num_rows:
             yield narrow
 
 
-def in_older_columns(rows: pa.Table, schema: Schema, what: str, **fields: object) -> pa.Table:
-    """Contents, which may have columns that `schema` does not, in those of `schema`, for what has to retract them.
+def in_older_columns(rows: pa.Table, schema: Schema, newest: Schema, what: str, **fields: object) -> pa.Table:
+    """Contents in the columns of `newest`, which may have more than `schema`, in those of this, for what retracts them.
 
-    Raises SchemaMismatch where that would lose something of them.
+    Raises SchemaMismatch where that would lose something of them: not what rows have that do not say a column.
     """
-    added = [name for name in rows.schema.names if name not in schema.contents.names]
-    if any(rows.column(name).null_count < len(rows) for name in added):
+    added = [column for column in newest.columns if column.name not in schema.contents.names]
+    if any(_says(column, joined(rows.column(column.name))) for column in added):
+        names = [column.name for column in added]
         raise SchemaMismatch(
-            f"{what} has the columns {added} since this program opened it, and rows of these keys have something in "
+            f"{what} has the columns {names} since this program opened it, and rows of these keys have something in "
             "them, which it cannot retract. Nothing was written; open it in the newest columns",
             expected=schema, found=rows.schema.names, **fields,
         )  # fmt: skip
     return rows.select(schema.contents.names) if added else rows
+
+
+def _says(column: Column, values: pa.Array) -> bool:
+    """Whether a row has something else in a column than those that do not say it."""
+    if column.default is None:
+        return bool(values.null_count < len(values))
+    return not plain(values).equals(fill(column, len(values)))
 
 
 def widened(table: pa.Table, target: pa.Schema) -> pa.Table:

@@ -7,8 +7,8 @@
     Schema(key=…, value=…, times="ms")         # times are a clock: milliseconds since 1970, see persist_lib.times
 
 A `Schema` is the user's columns; on the wire they are followed by `_time: uint64` and `_diff: int64`, both not null.
-Columns are nullable unless their type ends in ` not null`; of a model, those that are Optional. Schemas evolve
-additively: new nullable value columns at the end.
+Columns are nullable unless their type ends in ` not null`; of a model, those that are Optional. How a schema may change
+is said in `schema.evolution`.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from persist_lib.errors import InvalidName, InvalidUsage, SchemaMismatch
 from persist_lib.frontier import Antichain, parse_time
 from persist_lib.schema.models import Model, is_model, model_fields
 from persist_lib.schema.types import NOT_NULL, check_zone, format_type, is_nested, parse_type
+from persist_lib.schema.widening import default_text
 from persist_lib.times import Unit, moment, parse_unit, show_frontier, show_time
 
 TIME = "_time"
@@ -38,30 +39,61 @@ DIFF_FIELD = pa.field(DIFF, pa.int64(), nullable=False)
 Codec = Literal["columns", "json", "bytes"]
 CONSTRAINTS = ("unique", "non_negative")
 PLAIN_FIELDS = 3
-"""How many fields of a schema are stored whatever they hold."""
+"""How many fields of a schema, and of a column, are stored whatever they hold."""
 
 
 class Column(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """One column: its name, its type in canonical text (an alias becomes canonical), and whether null is allowed."""
+    """One column: its name, its type in canonical text (an alias becomes canonical), and whether null is allowed.
+
+    `default` is what rows have that do not say it: those that are given without the column, and those that are older
+    than it. A column that was renamed, widened or dropped says what it was (`schema.evolution`).
+    """
 
     name: str
     type: str
     nullable: bool = True
+    default: Any = None
+    """A value of the type; stored as text."""
+    first_name: str = ""
+    """The name that it was made with, if it is another now, or was taken: fingerprints go by it, and stored data."""
+    first_type: str = ""
+    """The type that it was made with, if values are hashed otherwise by the present one."""
+    is_dropped: bool = False
+    """Whether it is only there for what older rows have in it."""
 
     def __post_init__(self) -> None:
         _check_name(self.name)
-        force_setattr(self, "nullable", parse_flag(self.nullable, "nullable"))
+        for name in ("nullable", "is_dropped"):
+            force_setattr(self, name, parse_flag(getattr(self, name), name))
         canonical = _canonical(self.type)
         if canonical != self.type:
             force_setattr(self, "type", canonical)
+        if self.default is not None:
+            force_setattr(self, "default", default_text(self.name, self.type, self.default))
+
+    @property
+    def id(self) -> str:
+        """What it is among all columns that the shard ever had."""
+        return self.first_name or self.name
 
     @property
     def field(self) -> pa.Field:
         """The column in Arrow."""
         return pa.field(self.name, parse_type(self.type), nullable=self.nullable)
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether it has always been what it is, and has no default."""
+        return not (self.first_name or self.first_type or self.is_dropped) and self.default is None
+
+    @property
+    def may_lack(self) -> bool:
+        """Whether rows may be given without it."""
+        return self.nullable or self.default is not None
+
     def __str__(self) -> str:
-        return f"{self.name}: {self.type}{'' if self.nullable else NOT_NULL}"
+        default = "" if self.default is None else f" default {self.default!r}"
+        return f"{self.name}: {self.type}{'' if self.nullable else NOT_NULL}{default}"
 
 
 Side: TypeAlias = "Mapping[str, Any] | Iterable[Column] | Model"  # or a pa.Schema, which has no types of its own
@@ -197,27 +229,65 @@ class Schema(msgspec.Struct, frozen=True, array_like=True, dict=True, forbid_unk
         found = time.time if isinstance(time, Antichain) else parse_time(time, "time")
         return None if found is None else moment(found, self.times)
 
+    @cached_property
+    def all_plain(self) -> bool:
+        """Whether no column was ever renamed, widened or dropped, and none has a default."""
+        return all(column.is_plain for column in self.columns)
+
+    @cached_property
+    def shown(self) -> Schema:
+        """The schema as it is to who reads and writes rows: without dropped columns."""
+        if not any(column.is_dropped for column in self.value):
+            return self
+        shown = msgspec.structs.replace(self, value=tuple(one for one in self.value if not one.is_dropped))
+        shown.__dict__.update(models=self.models, whole=self, is_known=self.is_known, by_id=self.by_id)
+        return shown
+
+    @cached_property
+    def whole(self) -> Schema:
+        """The schema with its dropped columns, as far as this one knows of some."""
+        return self
+
+    @cached_property
+    def by_id(self) -> frozenset[str]:
+        """The ids of columns that were renamed or added in this program: these are not known by their names."""
+        return frozenset()
+
+    @cached_property
+    def is_known(self) -> bool:
+        """Whether all its columns are known by their ids, as of what a shard or the catalog has."""
+        return False
+
+    def add(self, columns: Side, defaults: Mapping[str, Any] | None = None) -> Schema:
+        """The schema with more value columns, at the end. Each may be null, or has a default, as older rows lack it."""
+        return _evolution().added(self.whole, columns, defaults).shown
+
+    def rename(self, names: Mapping[str, str]) -> Schema:
+        """The schema with other names for some columns, `{old: new}`, of the key as well. They keep their data."""
+        return _evolution().renamed(self.whole, names).shown
+
+    def widen(self, types: Mapping[str, Any]) -> Schema:
+        """The schema with wider types for some value columns, `{name: type}`.
+
+        Integers become wider ones, float32 becomes float64, decimals get more digits before the point, and dates become
+        timestamps without a zone. Raises InvalidUsage for any other change.
+        """
+        return _evolution().widened(self.whole, types).shown
+
+    def drop(self, names: str | Iterable[str]) -> Schema:
+        """The schema without some value columns. Their names can be used again, by columns without their data."""
+        return _evolution().dropped(self.whole, names).shown
+
+    def relax(self, names: str | Iterable[str]) -> Schema:
+        """The schema with null allowed in some value columns."""
+        return _evolution().relaxed(self.whole, names).shown
+
     def check_additive(self, newer: Schema) -> None:
-        """Raise SchemaMismatch unless `newer` only adds nullable value columns at the end."""
-        check_schema(newer)
-        if newer.codec != self.codec:
-            raise _not_additive(self, newer, f"the codec is {self.codec}, and cannot become {newer.codec}")
-        if newer.times != self.times:
-            raise _not_additive(self, newer, f"{_clock(self)}, and that cannot be changed to {newer.times!r}")
-        if newer.constraints != self.constraints:
-            reason = f"the constraints are {_flags(self)}, and cannot become {_flags(newer)}"
-            raise _not_additive(self, newer, reason)
-        if newer.key != self.key:
-            raise _not_additive(self, newer, f"the key changes: {_difference(self.key, newer.key)}")
-        if newer.value[: len(self.value)] != self.value:
-            raise _not_additive(self, newer, f"the value changes: {_difference(self.value, newer.value)}")
-        for column in newer.value[len(self.value) :]:
-            if not column.nullable:
-                reason = f"the new column ({column}) must be nullable, as older updates have no value for it"
-                raise _not_additive(self, newer, reason)
+        """Raise SchemaMismatch unless `newer` may follow: columns added, renamed, widened, dropped or relaxed."""
+        _evolution().check_evolution(self, check_schema(newer).whole)
 
     def __str__(self) -> str:
-        text = f"({_join(self.key)}) -> ({_join(self.value)})"
+        text = f"({_join(self.key)}) -> ({_join(self.shown.value)})"
         text = text if self.codec == "columns" else f"{self.codec}: {text}"
         text = text if self.times is None else f"{text}, times={self.times}"
         return ", ".join([text, *self.constraints])
@@ -227,21 +297,42 @@ class Schema(msgspec.Struct, frozen=True, array_like=True, dict=True, forbid_unk
 
     def __reduce__(self) -> tuple[Any, ...]:
         # SUBTLE: the models are no field, and still have to come along, as splits are read in other processes.
-        key, value = self.models
-        more = (self.times, *[getattr(self, name) for name in CONSTRAINTS])
-        return _rebuilt, (key or self.key, value or self.value, self.codec, *more)
+        return _unpickled, (msgspec.structs.astuple(self), self.models)
 
 
-def _rebuilt(key: Side, value: Side, codec: Codec, times: Unit | None, *flags: bool) -> Schema:
-    return Schema(key, value, codec, times, **dict(zip(CONSTRAINTS, flags, strict=True)))
+def _unpickled(fields: tuple[Any, ...], models: tuple[Model | None, Model | None]) -> Schema:
+    made = Schema(**dict(zip(Schema.__struct_fields__, fields, strict=True)))
+    made.__dict__["models"] = models
+    return made
+
+
+def by_ids(schema: Schema) -> Schema:
+    """The schema, whose columns are known by their ids (`Schema.is_known`)."""
+    schema.__dict__["is_known"] = True
+    return schema
+
+
+def _evolution() -> Any:
+    from persist_lib.schema import evolution  # noqa: PLC0415 - it is of schemas
+
+    return evolution
 
 
 def stored_form(schema: object) -> object:
     """Its fields as they are stored: later ones only up to the last one that is set, as older formats have none."""
     if not isinstance(schema, Schema):  # the encoder, or the decoder that proves its work, refuses it
         return schema
-    fields = msgspec.structs.astuple(schema)
-    while len(fields) > PLAIN_FIELDS and not fields[-1]:
+    key, value, *rest = msgspec.structs.astuple(schema)
+    return _cut((tuple(map(_stored_column, key)), tuple(map(_stored_column, value)), *rest), Schema)
+
+
+def _stored_column(column: object) -> object:
+    return _cut(msgspec.structs.astuple(column), Column) if isinstance(column, Column) else column
+
+
+def _cut(fields: tuple[object, ...], of: type[msgspec.Struct]) -> tuple[object, ...]:
+    defaults = of.__struct_defaults__
+    while len(fields) > PLAIN_FIELDS and fields[-1] == defaults[len(fields) - len(of.__struct_fields__) - 1]:
         fields = fields[:-1]
     return fields
 
@@ -250,16 +341,27 @@ def with_times(schema: Schema, times: Unit | None) -> Schema:
     """The schema with these times, if it does not say which it has. It keeps its models."""
     if schema.times is not None or times is None:
         return schema
-    timed = msgspec.structs.replace(schema, times=times)
-    timed.__dict__["models"] = schema.models
-    return timed
+    return with_models(msgspec.structs.replace(schema, times=times), schema)
+
+
+def with_models(schema: Schema, other: Schema) -> Schema:
+    """The schema with the models of another one."""
+    if schema.models == other.models:
+        return schema
+    made = msgspec.structs.replace(schema)
+    made.__dict__.update(models=other.models, is_known=schema.is_known, by_id=schema.by_id)
+    if schema.whole is not schema:
+        made.__dict__["whole"] = schema.whole
+    return made
 
 
 def comes_before(older: Schema, newer: Schema) -> bool:
-    """Whether one schema is the other, or what that was before nullable value columns were added."""
-    count = len(older.value)
-    was = msgspec.structs.replace(newer, value=newer.value[:count])
-    return older == was and all(column.nullable for column in newer.value[count:])
+    """Whether one schema is the other, or what that was before it evolved."""
+    try:
+        older.check_additive(newer)
+    except SchemaMismatch:
+        return False
+    return True
 
 
 def check_schema(schema: object) -> Schema:
@@ -381,30 +483,6 @@ def _no_type(type_: object) -> InvalidUsage:
 
 def _join(columns: tuple[Column, ...]) -> str:
     return ", ".join(map(str, columns))
-
-
-def _flags(schema: Schema) -> str:
-    return " and ".join(schema.constraints) or "none"
-
-
-def _difference(older: tuple[Column, ...], newer: tuple[Column, ...]) -> str:
-    """The first column that is not what it was."""
-    for index, column in enumerate(older):
-        found = newer[index] if index < len(newer) else None
-        if found != column:
-            return f"column {index} is ({column}), asked is {f'({found})' if found else 'to drop it'}"
-    return f"({_join(newer[len(older) :])}) would be new"
-
-
-def _clock(schema: Schema) -> str:
-    return f"the times are {'plain integers' if schema.times is None else f'a clock in {schema.times}'}"
-
-
-def _not_additive(older: Schema, newer: Schema, reason: str) -> SchemaMismatch:
-    return SchemaMismatch(
-        f"{reason}. A schema may only gain nullable value columns at its end. The shard has {older}; asked was {newer}",
-        problem="not additive", actual=older, expected=newer,
-    )  # fmt: skip
 
 
 _FIXED_COLUMNS = {

@@ -20,6 +20,7 @@ from persist_lib.core.transitions import apply
 from persist_lib.errors import InvalidUsage
 from persist_lib.frontier import MAX_TIME, Antichain
 from persist_lib.ids import MOST_SEQUENCE, SeqNo, parse_hold_name, parse_producer_name
+from persist_lib.schema.evolution import adopted
 from persist_lib.schema.schema import Schema, check_schema
 from persist_lib.shard.commit import Machine
 from persist_lib.times import Times, is_duration, is_moment
@@ -180,16 +181,13 @@ class Terms(ABC):
         return machine.times()
 
     def evolve_schema(self, name: str, schema: Schema) -> None:
-        """Add value columns at the end, all nullable. Older updates have null in them.
+        """Make `schema` the newest one: what `Schema.add`, `rename`, `widen`, `drop` and `relax` make of that.
 
-        Raises SchemaMismatch when `schema` is anything else than the newest schema with such columns added.
+        Older updates have the default of an added column in it, or null. Handles that are open stay in their columns.
+        Raises SchemaMismatch when `schema` is anything else than the newest schema so changed.
         """
         self._writable("evolve_schema")
-        check_schema(schema)
-        machine, least = self.machine(name), least_for(schema)
-        if machine.fetch().state.format < least:  # the columns are asked for, and so is what they need
-            machine.try_commit(lambda _state, _now: c.Upgrade(least))
-        machine.commit(lambda state, _now: c.EvolveSchema(len(state.schemas) - 1, schema))
+        evolve_schema(self.machine(name), check_schema(schema))
 
     def finish(self, name: str) -> None:
         """Make the shard a tombstone: it can never be read or written again, and its data is collected.
@@ -198,6 +196,20 @@ class Terms(ABC):
         """
         self._writable("finish")
         self.machine(name).commit(lambda _state, _now: c.Finish())
+
+
+def evolve_schema(machine: Machine, schema: Schema, number: int | None = None) -> None:
+    """Make a schema the newest one of a shard, as the one with this number. Raises SchemaMismatch."""
+    state = machine.fetch().state
+    least = least_for(adopted(state.schemas[-1], schema))
+    if state.format < least:  # the columns are asked for, and so is what they need
+        machine.try_commit(lambda _state, _now: c.Upgrade(least))
+
+    def build(state: State, _now: int) -> c.EvolveSchema:
+        expected = len(state.schemas) if number is None else number
+        return c.EvolveSchema(expected - 1, adopted(state.schemas[-1], schema))
+
+    machine.commit(build)
 
 
 def parse_layer(layer: object) -> str:

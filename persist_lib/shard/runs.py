@@ -30,6 +30,7 @@ from persist_lib.ids import ShardId
 from persist_lib.kernel.keys import may_reach
 from persist_lib.location.api import Blob
 from persist_lib.location.wrap import chunk_cache
+from persist_lib.schema.evolution import named_as, place_of
 from persist_lib.schema.schema import TIME, Schema
 
 A = TypeVar("A")
@@ -71,9 +72,17 @@ def overlapping(inputs: Sequence[TaskInput], key_lower: bytes | None, key_upper:
 
 
 def newest_schema(schema: Schema, schemas: Sequence[Schema], inputs: Iterable[TaskInput]) -> Schema:
-    """The reader's schema, or the newest of the parts if that is newer. `schemas` are the shard's, oldest first."""
+    """The reader's schema, or the newest of the parts if that is newer, with the reader's names and types.
+
+    `schemas` are the shard's, oldest first. What it has more than the reader's is to be left out of what is read.
+    """
     newest = max((part.schema for run in inputs for part in run.parts), default=0)
-    return max(schema, schemas[newest], key=schemas.index)
+    own = place_of(schema, schemas)
+    if own is None:  # its own columns; it is for who made it to know that they are some of these
+        return schema
+    if own >= newest and schema == schemas[own]:
+        return schema
+    return named_as(schemas[max(own, newest)], schema)
 
 
 def open_runs(

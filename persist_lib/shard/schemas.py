@@ -11,7 +11,8 @@ from persist_lib.core.formats import format_for
 from persist_lib.core.state import State
 from persist_lib.errors import NameTaken, NotAllowed, SchemaMismatch
 from persist_lib.frontier import MINIMUM
-from persist_lib.schema.schema import Schema
+from persist_lib.schema.evolution import place_of
+from persist_lib.schema.schema import Schema, with_models
 from persist_lib.shard.commit import Committed, Machine
 
 
@@ -58,15 +59,25 @@ def _take_away(machine: Machine, taken: NameTaken) -> None:
         machine.try_commit(build)
 
 
-def schema_id(machine: Machine, schema: Schema) -> int:
-    """The number that this schema has in the shard. Raises SchemaMismatch when the shard does not have it."""
+def known_schema(machine: Machine, schema: Schema) -> tuple[int, Schema]:
+    """The number of this schema in the shard, and what the shard knows of it: the ids of its columns.
+
+    Raises SchemaMismatch when the shard does not have it.
+    """
     schemas = machine.state.schemas
-    if schema not in schemas:
+    place = place_of(schema, schemas)
+    if place is None:
         schemas = machine.fetch().state.schemas
-    if schema not in schemas:
+        place = place_of(schema, schemas)
+    if place is None:
         raise SchemaMismatch(
             f"shard {machine.shard} has the schema {schemas[-1]}, and was opened with {schema}. "
             "Open it with its own schema, or add columns with client.evolve_schema",
             shard=machine.shard, actual=schemas[-1], expected=schema,
         )  # fmt: skip
-    return schemas.index(schema)
+    return place, with_models(schemas[place], schema)
+
+
+def schema_id(machine: Machine, schema: Schema) -> int:
+    """The number that this schema has in the shard. Raises SchemaMismatch when the shard does not have it."""
+    return known_schema(machine, schema)[0]

@@ -126,7 +126,7 @@ def _opened(client: Client, options: Options) -> Iterator[ReadHandle | Rendition
         with unleased(client, record) as reader:
             yield reader
         return
-    yield handle_of(client, options.table, client.machine(options.table).state.schemas[-1])
+    yield handle_of(client, options.table, client.machine(options.table).state.schemas[-1].shown)
 
 
 def _what(batch: bool | None) -> str:

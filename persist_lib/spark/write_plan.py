@@ -261,8 +261,8 @@ def _schema_of(client: Client, options: Options, frame: StructType) -> tuple[Sch
 
 def _newest(client: Client, table: str, record: CollectionRecord | None) -> Schema:
     if record is None:
-        return client.machine(table).state.schemas[-1]
-    return client.table(table).schema if record.kind == "table" else collection_writer(client, table).schema
+        return client.machine(table).state.schemas[-1].shown
+    return client.table(table).schema if record.kind == "table" else collection_writer(client, table).schema.shown
 
 
 def _create(client: Client, table: str, schema: Schema, shards: int | None) -> None:

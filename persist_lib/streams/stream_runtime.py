@@ -264,7 +264,9 @@ def take_over(client: Client, catalog: Catalog, lock: WriterLock) -> None:
 
 def check_columns(schema: Schema) -> Schema:
     """Check that a stream can have this schema, and return it. Raises InvalidUsage."""
-    if check_schema(schema).constraints:
+    if not check_schema(schema).all_plain:
+        raise InvalidUsage(f"a stream has no columns with defaults: got {schema}", schema=schema)
+    if schema.constraints:
         raise InvalidUsage(
             f"a stream has no constraints, and this schema has {', '.join(schema.constraints)}: a write is durable "
             "before it is sealed, so it could not be refused any more. Check before you write",

@@ -31,6 +31,7 @@ from persist_lib.maintain.duties import Maintained
 from persist_lib.relation.row_selection import Asked
 from persist_lib.relation.statements import Done, Restore
 from persist_lib.runtime.each import Each
+from persist_lib.schema.evolution import adopted, changes_between
 from persist_lib.schema.schema import Schema, comes_before
 from persist_lib.shard.admin import Downgraded
 from persist_lib.shard.refusals import refused
@@ -76,16 +77,16 @@ class ShardCarrier(OpenHandles):
     def describe(self) -> TableDescription:
         state = self._state()
         return TableDescription(
-            self.name, self.kind, state.schemas[-1], state.since, state.upper, state.retention, _holds_in(state),
+            self.name, self.kind, state.schemas[-1].shown, state.since, state.upper, state.retention, _holds_in(state),
             (self.name,),
         )  # fmt: skip
 
     def evolve(self, schema: Schema, *, dry_run: bool) -> tuple[str, ...]:
         newest = self._state().schemas[-1]
-        newest.check_additive(schema)
-        if schema != newest and not dry_run:
-            self.client.evolve_schema(self.name, schema)
-        return tuple(column.name for column in schema.value[len(newest.value) :])
+        evolved = adopted(newest, schema)
+        if evolved != newest and not dry_run:
+            self.client.evolve_schema(self.name, evolved)
+        return changes_between(newest, evolved)
 
     def set_retention(self, distance: Retention, *, dry_run: bool) -> Downgraded:
         newest = self._state().schemas[-1]

@@ -13,7 +13,8 @@ from persist_lib.core.holds import is_table, layer_of
 from persist_lib.core.refusals import OfLayer
 from persist_lib.errors import NameTaken, NotAllowed, NotFound, SchemaMismatch
 from persist_lib.ids import KEPT, check_not_kept, parse_shard_id
-from persist_lib.schema.schema import Schema, check_schema, with_times
+from persist_lib.schema.evolution import place_of
+from persist_lib.schema.schema import Schema, check_schema, with_models, with_times
 from persist_lib.table.carrier import Carrier
 from persist_lib.table.carriers import CollectionCarrier, ShardCarrier, TimelineCarrier
 
@@ -114,7 +115,7 @@ def _of_catalog(
 ) -> Carrier:
     name = record.name
     carrier = TimelineCarrier(tables(), name) if record.kind == "table" else CollectionCarrier(controller, name)
-    if wanted and carrier.schema not in wanted:
+    if wanted and place_of(carrier.schema, wanted) is None:
         carrier.close()
         schemas = controller.client.inspect(controller.describe(name).active.shards[0]).state.schemas
         carrier.schema = _one_of(name, wanted, schemas)
@@ -134,8 +135,8 @@ def _of_shard(client: Client, name: str, wanted: Sequence[Schema]) -> Carrier:
 def _one_of(name: str, wanted: Sequence[Schema], schemas: Sequence[Schema]) -> Schema:
     """The wanted schema that a table has, or had before columns were added. Raises SchemaMismatch."""
     for schema in wanted:
-        if schema in schemas:
-            return schema
+        if (place := place_of(schema, schemas)) is not None:
+            return with_models(schemas[place], schema).shown
     raise _mismatch(name, wanted[0], schemas[-1])
 
 

@@ -29,6 +29,7 @@ from persist_lib.relation.row_selection import Asked, ReadArguments, RowSelectio
 from persist_lib.relation.statements import Change, Delete, Done, Insert, Statement, Update, Upsert
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.runtime.resource import Resource
+from persist_lib.schema.evolution import fresh
 from persist_lib.schema.schema import Schema, check_schema, comes_before, with_times
 from persist_lib.timeline.table_listen import TableListen
 from persist_lib.timeline.table_snapshot import TableSnapshot
@@ -87,7 +88,9 @@ class Tables(Acting, Resource):
         parse_collection_name(name)
         if check_schema(schema).times not in {None, "ms"}:
             raise InvalidUsage(f"a table's times are in milliseconds: pass times='ms', and not {schema.times!r}")
-        schema = with_times(schema, "ms")
+        schema = fresh(with_times(schema, "ms"))
+        if not schema.all_plain:
+            raise InvalidUsage(f"a table of a timeline has no columns with defaults yet: got {schema}", schema=schema)
         if mode is not None and mode not in get_args(TableMode):
             raise InvalidUsage(f"mode must be one of {get_args(TableMode)}: got {shown(mode)}", mode=mode)
         self._writable("create")

@@ -85,7 +85,7 @@ def run(line: Line, view: View, statement: Statement, deadline: Deadline, *, dry
                 seen = as_of
                 pins.close()
                 pins.push(newer.pop_all())
-            had = statement.in_its_columns(old, f"table {view.name!r}", table=view.name)
+            had = statement.in_its_columns(old, read or schema, f"table {view.name!r}", table=view.name)
 
             def look(marks: View, wanted: RowSelection, as_of: int = as_of) -> pa.Table:
                 return line.contents(marks, as_of, wanted, deadline)

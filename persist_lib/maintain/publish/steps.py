@@ -423,7 +423,14 @@ _MISSING = {
 
 
 def open_schema(table: str, schema: Schema, format_: Format) -> pa.Schema:
-    """The columns as the format says them. Raises Unpublishable that names those whose types it does not have."""
+    """The columns as the format says them. Raises Unpublishable that names those that it cannot say."""
+    if evolved := tuple(one.name for one in schema.columns if not one.is_plain):
+        raise Unpublishable(
+            f"table {table} cannot be published: columns were renamed, widened or dropped, or have defaults "
+            f"({', '.join(evolved)}), and other engines would not find them in its objects. Nothing was published; "
+            "copy it into a table that has its present columns from the beginning",
+            table=table, columns=evolved, as_=format_,
+        )  # fmt: skip
     refused = {str(one.name): one.type for one in schema.columns if any(kind in one.type for kind in _MISSING[format_])}
     refused |= {
         one.name: one.type for one in schema.columns if "<" in one.type and ("uint" in one.type or "]" in one.type)

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 import persist_lib as persist
-from persist_lib.client import Client
+from persist_lib.catalog import evolution
 from persist_lib.frontier import at
+from persist_lib.shard.admin import evolve_schema
+from persist_lib.shard.commit import Machine
 from persist_lib.testing import contents_of
 from tests.renditions import Listening, Told, check, create, handed, write
 from tests.worlds import SCHEMA, WIDER, World, row
@@ -102,9 +104,9 @@ def test_a_copy_under_way_is_in_the_way(world: World) -> None:
 
 BAD = {
     "another type": ({"word": "int64"}, "not|differ|change"),
-    "a column less": ({}, "change"),
+    "a column less": ({}, "word: string.* is missing; say schema.drop"),
     "not null": ({"word": "string", "more": "int64 not null"}, "must be nullable"),
-    "in front": ({"more": "int64", "word": "string"}, "change"),
+    "in front": ({"more": "int64", "word": "string"}, "in another order"),
 }
 
 
@@ -139,15 +141,15 @@ def test_whoever_opens_a_collection_while_columns_are_being_added_reads_all_of_i
 ) -> None:
     told, controller = Told(), create(world.client())
     write(controller, told, range(2))
-    evolve, calls = Client.evolve_schema, iter((False, True))
+    evolve, calls = evolve_schema, iter((False, True))
 
-    def interrupted(client: Client, name: str, schema: persist.Schema) -> None:
+    def interrupted(machine: Machine, schema: persist.Schema, number: int | None) -> None:
         if next(calls):
             raise KeyboardInterrupt
-        evolve(client, name, schema)
+        evolve(machine, schema, number)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Client, "evolve_schema", interrupted)
+        patch.setattr(evolution, "evolve_schema", interrupted)
         with pytest.raises(KeyboardInterrupt):
             controller.evolve("c", WIDER)
     check(controller, told, 0, 1)

@@ -134,7 +134,7 @@ def test_columns_are_added_once_and_only_when_it_is_no_dry_run() -> None:
     ("note:strng", "column type 'strng' is not supported. Did you mean string"),
     ("name:binary", "has a column (name: string) already, which cannot become (name: binary)"),
     ("id:string", "has a column (id: int64) already"),
-    ("m:int64 not null", "must be nullable, as older updates have no value for it"),
+    ("m:int64 not null", "must be nullable or have a default, as older updates have no value for it"),
     ("_time:int64", "must not be _time or _diff"),
     ("note", "a column is a name and a type"), (":int64", "a column is a name and a type"), ("", "a name and a type"),
     ("note:", "a column is a name and a type"), ("note:?", "a column is a name and a type"),

@@ -133,6 +133,14 @@ def is_side(value: Any) -> bool:
     return isinstance(value, Mapping) or is_empty(value)
 
 
+def by_name(value: Any) -> bool:
+    return isinstance(value, Mapping)
+
+
+def no_names(value: Any) -> bool:
+    return isinstance(value, Mapping) and not value
+
+
 def layer(value: Any) -> bool:
     return isinstance(value, str) and not value
 
@@ -381,6 +389,14 @@ SPECIAL: dict[str, tuple[Arguments | None, dict[str, Kind]]] = {
         lambda _: {"key": {"id": "int64"}, "value": {"word": "string"}, "codec": "columns", "times": "ms"},
         {"key": lambda value: isinstance(value, Mapping) and bool(value), "value": is_side, "codec": never},
     ),
+    "Schema.add": (
+        lambda _: {"columns": {"new": "int64"}, "defaults": None},
+        {"columns": is_side, "defaults": or_none(no_names)},
+    ),
+    "Schema.rename": (lambda _: {"names": {"word": "text"}}, {"names": by_name}),
+    "Schema.widen": (lambda _: {"types": {}}, {"types": no_names}),
+    "Schema.drop": (lambda _: {"names": "word"}, {"names": is_empty}),
+    "Schema.relax": (lambda _: {"names": "word"}, {"names": is_empty}),
     "Schema.check_additive": (lambda _: {"newer": CLOCK}, {"newer": schema}),
     "Schema.show_as_of": (None, {"time": lambda value: at(value) or integer(-1, 2**64 - 1)(value)}),
     "Schema.show": (None, {"time": lambda value: at(value) or time(value)}),

@@ -59,7 +59,7 @@ def test_a_sound_state_passes():
 
 BROKEN = [
     ("there is no schema", but(schemas=())),
-    ("may only gain", but(schemas=(*STATE.schemas, Schema(key={"other": "string"})))),
+    ("may gain value columns", but(schemas=(*STATE.schemas, Schema(key={"other": "string"})))),
     ("does not start at the minimum", but(trace=STATE.trace[1:], count=3, fingerprint=3, size=50)),
     ("do not meet", but(trace=(STATE.trace[0], STATE.trace[2]), count=2, fingerprint=2, size=50)),
     ("do not meet", trace_but(1, lo=3)),
@@ -138,7 +138,7 @@ CHANGES = [
     ("garbage twice", StateDiff(garbage=((OLD, None, Garbage(NOW, 1)),))),
     ("3 rollups", StateDiff(rollups=((SeqNo(16), None, Rollup(rollup_key(SeqNo(16), 1), 1, bytes(16))),))),
     ("cannot hold", StateDiff(rollups=((SeqNo(8), STATE.rollups[SeqNo(8)], Rollup(PartKey("w/1"), 1, bytes(16))),))),
-    ("may only gain", StateDiff(schemas=(Schema(key={"other": "string"}),))),
+    ("may gain value columns", StateDiff(schemas=(Schema(key={"other": "string"}),))),
     ("out of order", appending(((0, 2),), lo=3, hi=4, lower=at(0), upper=at(10), parts=(part(7),), since=at(5))),
     ("has no uploader", appending(parts=(msgspec.structs.replace(part(7, 2, 30, 39), key=PartKey("x/1")),))),
     ("beyond 20", appending(born=SeqNo(21))),

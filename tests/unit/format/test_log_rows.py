@@ -39,7 +39,7 @@ from persist_lib.format.log import (
 )
 from persist_lib.frontier import MAX_TIME, MINIMUM, TOP, at
 from persist_lib.ids import PUBLISHED, PartKey, ReaderId, SeqNo, WriterId
-from persist_lib.schema.schema import Schema
+from persist_lib.schema.schema import Column, Schema
 from tests.framing import framed
 
 ROOT = Path(__file__).parents[3]
@@ -90,7 +90,7 @@ ROW_3 = msgspec.structs.replace(ROW_2, diff=msgspec.structs.replace(ROW_2.diff, 
 STORED_3 = msgspec.structs.replace(
     STORED_2, state=msgspec.structs.replace(STORED_2.state, format=3, appended_bytes=70_000, maintained_bytes=2**40)
 )  # fmt: skip
-OLDEST = {1: 1, 2: 2, 3: 2, 4: 2, 5: 5, 6: 6, 7: 7}
+OLDEST = {1: 1, 2: 2, 3: 2, 4: 2, 5: 5, 6: 6, 7: 7, 8: 8}
 """These rows of formats 3 and 4 say no more than those of format 2."""
 CLOCK = Schema(SCHEMA.key, SCHEMA.value, times="us")
 ROW_CLOCK = msgspec.structs.replace(ROW, command="Create", diff=StateDiff(schemas=(CLOCK,), format=(1, 3)))
@@ -185,8 +185,22 @@ STORED_7 = msgspec.structs.replace(
     STORED_6, state=msgspec.structs.replace(STORED_6.state, format=7, contents=OPEN, pins={"iceberg": PIN})
 )
 """A shard with a publication, whose contents stand below its folder."""
-ROWS = {1: ROW, 2: ROW_2, 3: ROW_3, 4: ROW_4, 5: ROW_5, 6: ROW_6, 7: ROW_7}
-STATES = {1: STORED, 2: STORED_2, 3: STORED_3, 4: STORED_4, 5: STORED_5, 6: STORED_6, 7: STORED_7}
+EVOLVED = Schema(
+    (Column("id", "int64", False), Column("größe", "decimal128(18, 2)")),
+    (
+        Column("when", "timestamp[us, UTC]", first_name="at"), Column("n", "float64", False, "-0.5", "", "float32"),
+        Column("gone", "string", True, "", "n~", "", True),
+    ),
+)  # fmt: skip
+ROW_8 = msgspec.structs.replace(
+    ROW_7, command="EvolveSchema", diff=msgspec.structs.replace(ROW_7.diff, schemas=(EVOLVED,))
+)
+STORED_8 = msgspec.structs.replace(
+    STORED_7, state=msgspec.structs.replace(STORED_7.state, format=8, schemas=(SCHEMA, EVOLVED))
+)
+"""A shard with columns that were renamed, widened and dropped, and with a default."""
+ROWS = {1: ROW, 2: ROW_2, 3: ROW_3, 4: ROW_4, 5: ROW_5, 6: ROW_6, 7: ROW_7, 8: ROW_8}
+STATES = {1: STORED, 2: STORED_2, 3: STORED_3, 4: STORED_4, 5: STORED_5, 6: STORED_6, 7: STORED_7, 8: STORED_8}
 FORMATS = pytest.mark.parametrize("format_", range(1, NEWEST + 1))
 
 
@@ -526,7 +540,7 @@ def with_more(value: object, path: list[int | str]) -> object:
         ([6, "readers", 0, 1], "Reader with 5 fields"),
         ([6, "holds", 0, 1], "Hold with 3 fields"),
         ([6, "schemas", 0], "Schema with 7 fields"),
-        ([6, "schemas", 0, 0, 0], "Column with 4 fields"),
+        ([6, "schemas", 0, 1, 0], "Column with 8 fields"),
         ([6, "since", 0], "Antichain with 2 fields"),
         ([5, 1], "Rollup with 4 fields"),
         ([6, "garbage", 0, 2], "Garbage with 3 fields"),
@@ -534,7 +548,7 @@ def with_more(value: object, path: list[int | str]) -> object:
     ids=str,
 )
 def test_a_field_that_this_release_does_not_know_is_a_newer_format_and_never_nothing(path, named):
-    schemas = (msgspec.structs.replace(CLOCK, unique=True, non_negative=True),)
+    schemas = (msgspec.structs.replace(CLOCK, value=EVOLVED.value[::-1], unique=True, non_negative=True),)
     writers = ((W1, None, REMEMBERING),)
     diff = msgspec.structs.replace(ROW_PRODUCERS.diff, schemas=schemas, writers=writers)
     row = msgspec.structs.replace(ROW, diff=diff)

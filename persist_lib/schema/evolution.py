@@ -1,0 +1,363 @@
+"""How a schema may change, and what one schema's columns are in another.
+
+A column is the same one as long as its id is (`Column.id`): the name that it was made with. So a renamed column keeps
+its data, and a name that was dropped can be used again, for a column with another id. Columns stay in the order in
+which they were made, and dropped ones stay among them, as rows are stored and fingerprinted with what older rows have
+there.
+
+    newest.rename({"state": "status"}).widen({"cents": "int64"}).add({"note": "string"}).drop("seen")
+
+`Table.evolve`, `client.evolve_schema` and `controller.evolve` take what comes out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from persist_lib.arguments import did_you_mean, shown
+from persist_lib.errors import InvalidUsage, SchemaMismatch
+from persist_lib.schema.schema import Column, Schema, by_ids, check_schema, with_models
+from persist_lib.schema.types import format_type, parse_type
+from persist_lib.schema.widening import default_of, hashes_otherwise, widens
+
+S = TypeVar("S", bound=Schema)
+MARK = "~"
+"""What is appended to a name that is taken: to the id of a new column, and to the name of a dropped one."""
+
+
+def added(schema: Schema, columns: Any, defaults: Mapping[str, Any] | None) -> Schema:
+    """The schema with value columns at its end."""
+    if not (defaults is None or isinstance(defaults, Mapping)):
+        raise InvalidUsage(f'defaults are names with values, as in {{"note": "-"}}: got {shown(defaults)}')
+    new, defaults = Schema(columns).key, dict(defaults or {})
+    if unknown := [name for name in defaults if name not in {column.name for column in new}]:
+        raise InvalidUsage(f"there is a default for {shown(unknown[0])}, which is not added", column=unknown[0])
+    ids = {column.id for column in schema.columns}
+    made = []
+    for column in new:
+        first = free(column.name, ids)
+        default = defaults.get(column.name, column.default)
+        made.append(Column(column.name, column.type, column.nullable, default, "" if first == column.name else first))
+        ids.add(first)
+    return _with_value(schema, (*schema.value, *made), touched={column.id for column in made})
+
+
+def renamed(schema: Schema, names: Mapping[str, str]) -> Schema:
+    """The schema with other names for some columns: old to new, all at once."""
+    if not isinstance(names, Mapping):
+        raise InvalidUsage(f'rename takes old names with new ones, as in {{"state": "status"}}: got {shown(names)}')
+    _known(schema, list(names))
+
+    def of(column: Column) -> Column:
+        if column.is_dropped or column.name not in names:
+            return column
+        name = names[column.name]
+        return _replaced(column, name=name, first_name="" if name == column.id else column.id)
+
+    touched = {column.id for column in schema.columns if column.name in names and not column.is_dropped}
+    return _with_value(schema, map(of, schema.value), tuple(map(of, schema.key)), touched)
+
+
+def dropped(schema: Schema, names: str | Iterable[str]) -> Schema:
+    """The schema without some value columns."""
+    names = _known(schema, names)
+    if keys := [name for name in names if name in schema.key_names]:
+        raise InvalidUsage(
+            f"{keys[0]!r} is a key column, which tells rows apart and cannot be dropped. Copy the table into one with "
+            "another key (copy_rendition of a collection)",
+            column=keys[0],
+        )  # fmt: skip
+    columns = (
+        _replaced(column, nullable=True, is_dropped=True) if column.name in names and not column.is_dropped else column
+        for column in schema.value
+    )
+    return _with_value(schema, columns)
+
+
+def widened(schema: Schema, types: Mapping[str, Any]) -> Schema:
+    """The schema with wider types for some value columns; `widens` says which these are."""
+    if not isinstance(types, Mapping):
+        raise InvalidUsage(f'widen takes names with types, as in {{"cents": "int64"}}: got {shown(types)}')
+    if keys := [name for name in _known(schema, list(types)) if name in schema.key_names]:
+        raise InvalidUsage(f"{keys[0]!r} is a key column, whose type is decided for good", column=keys[0])
+
+    def of(column: Column) -> Column:
+        if column.is_dropped or column.name not in types:
+            return column
+        given = types[column.name]
+        wide = format_type(parse_type(given) if isinstance(given, str) else given)
+        if wide != column.type and not widens(column.type, wide):
+            raise InvalidUsage(
+                f"column ({column}) cannot become {wide}: not every {column.type} is one. Add a column with another "
+                "name, or copy the table into another one",
+                column=column.name, type=wide,
+            )  # fmt: skip
+        return _replaced(column, type=wide, first_type=_first_type(column, wide))
+
+    return _with_value(schema, map(of, schema.value))
+
+
+def relaxed(schema: Schema, names: str | Iterable[str]) -> Schema:
+    """The schema with null allowed in some value columns."""
+    names = _known(schema, names)
+    if keys := [name for name in names if name in schema.key_names]:
+        raise InvalidUsage(f"{keys[0]!r} is a key column, whose nulls are decided for good", column=keys[0])
+    return _with_value(
+        schema,
+        (
+            _replaced(one, nullable=True) if one.name in names and not one.is_dropped else one
+            for one in schema.value
+        ),
+    )  # fmt: skip
+
+
+def adopted(newest: Schema, asked: Schema) -> Schema:
+    """What was asked for, as the schema after `newest`: with the ids of its columns, and with its dropped ones.
+
+    A program that declares columns knows nothing of their ids, so they are those of the same names, but for those that
+    it renamed. Raises SchemaMismatch where it cannot follow.
+    """
+    newest, made = newest.whole, _adopted(newest.whole, check_schema(asked))
+    check_evolution(newest, made)
+    return by_ids(made)
+
+
+def _adopted(newest: Schema, asked: Schema) -> Schema:
+    by_name = {column.name: column for column in newest.columns if not column.is_dropped}
+    by_id = {column.id: column for column in newest.columns}
+    ids, is_known, asked = set(by_id), asked.is_known, asked.whole
+
+    def of(column: Column) -> Column:
+        is_by_id = is_known or column.first_name or column.is_dropped or column.id in asked.by_id
+        known = by_id.get(column.id) if is_by_id else by_name.get(column.name)
+        if known is None:
+            first = free(column.id, ids)
+            ids.add(first)
+            return _replaced(column, first_name="" if first == column.name else first, first_type="")
+        return _replaced(
+            column, default=known.default if column.default is None else column.default,
+            first_name="" if known.id == column.name else known.id, first_type=_first_type(known, column.type),
+        )  # fmt: skip
+
+    found = {one.id: one for one in map(of, asked.value)}
+    there = [found.pop(one.id, one if one.is_dropped else None) for one in newest.value]
+    value = (*(one for one in there if one is not None), *found.values())
+    made = _with_value(asked, value, tuple(map(of, asked.key)))
+    if (names := made.shown.names) != asked.shown.names and set(names) == set(asked.shown.names):
+        raise _refused(newest, asked, f"the columns would be in another order; new ones come at the end: {names}")
+    return made
+
+
+def fresh(schema: Schema) -> Schema:
+    """The columns as those of something new, which were never others."""
+    if schema.all_plain:
+        return schema
+
+    def of(column: Column) -> Column:
+        return Column(column.name, column.type, column.nullable, column.default)
+
+    return with_models(
+        _rebuilt(schema.shown, key=tuple(map(of, schema.key)), value=tuple(map(of, schema.shown.value))), schema
+    )
+
+
+def check_evolution(older: Schema, newer: Schema) -> None:
+    """Raise SchemaMismatch unless one schema may follow the other."""
+    if newer.codec != older.codec:
+        raise _refused(older, newer, f"the codec is {older.codec}, and cannot become {newer.codec}")
+    if newer.times != older.times:
+        clock = "plain integers" if older.times is None else f"a clock in {older.times}"
+        raise _refused(older, newer, f"the times are {clock}, and that cannot be changed to {newer.times!r}")
+    if newer.constraints != older.constraints:
+        reason = f"the constraints are {_flags(older)}, and cannot become {_flags(newer)}"
+        raise _refused(older, newer, reason)
+    if [one.id for one in newer.key] != [one.id for one in older.key]:
+        raise _refused(older, newer, f"the key changes: ({_join(older.key)}) would be ({_join(newer.key)})")
+    ids = [column.id for column in newer.columns]
+    if len(set(ids)) != len(ids):
+        raise _refused(older, newer, "two columns have the same id")
+    for was, is_ in zip(older.columns, (*newer.key, *newer.value[: len(older.value)]), strict=False):
+        if reason := _change_refused(was, is_, in_key=was in older.key):
+            raise _refused(older, newer, reason)
+    if len(newer.value) < len(older.value):
+        raise _refused(older, newer, f"({older.value[len(newer.value)]}) is missing; say schema.drop(…) to drop it")
+    for column in newer.value[len(older.value) :]:
+        if not column.may_lack:
+            reason = (
+                f"the new column ({column}) must be nullable or have a default, as older updates have no value for it"
+            )
+            raise _refused(older, newer, reason)
+        if column.first_type:
+            raise _refused(older, newer, f"the new column ({column}) was never of another type")
+
+
+def _change_refused(was: Column, is_: Column, *, in_key: bool) -> str:
+    """Why a column may not become another one; empty if it may."""
+    if was.id != is_.id:
+        return f"column ({was}) is missing or not in its place, where ({is_}) is; say schema.drop(…) to drop it"
+    if was.default != is_.default and not (was.default and is_.default and is_.type != was.type):
+        return f"the default of ({was}) is what older rows have, and cannot become that of ({is_})"
+    if in_key:
+        return "" if (was.type, was.nullable, is_.is_dropped) == (is_.type, is_.nullable, False) else (
+            f"the key changes: ({was}) would be ({is_})"
+        )  # fmt: skip
+    if was.is_dropped and not is_.is_dropped:
+        return f"column ({was}) was dropped, and cannot come back; add one"
+    if is_.type != was.type and not widens(was.type, is_.type):
+        return f"({was}) cannot become ({is_}), as not every {was.type} is one"
+    if is_.first_type != _first_type(was, is_.type):
+        return f"({is_}) does not say as what type its values are hashed"
+    if was.nullable and not is_.nullable:
+        return f"({was}) may hold nulls, and cannot become ({is_})"
+    return ""
+
+
+def _first_type(column: Column, wide: str) -> str:
+    """As what type the values of a column are hashed once it has a wider one; empty if as that."""
+    if wide == column.type:
+        return column.first_type
+    first = column.first_type or column.type
+    return first if hashes_otherwise(first, wide) else ""
+
+
+def changes_between(older: Schema, newer: Schema) -> tuple[str, ...]:
+    """What was changed, column by column; of a new column its name alone."""
+    found = []
+    for was, is_ in zip(older.columns, newer.columns, strict=False):
+        if is_.is_dropped:
+            found += [] if was.is_dropped else [f"{was.name} dropped"]
+            continue
+        found += [f"{was.name} renamed to {is_.name}"] if was.name != is_.name else []
+        found += [f"{is_.name} widened to {is_.type}"] if was.type != is_.type else []
+        found += [f"{is_.name} may be null"] if is_.nullable and not was.nullable else []
+    return (*found, *(column.name for column in newer.columns[len(older.columns) :]))
+
+
+def is_prefix(few: Schema, many: Schema) -> bool:
+    """Whether one schema has the columns of the other, and then others that may be null and have no default."""
+    count = len(few.value)
+    return few.key == many.key and many.value[:count] == few.value and all(one.is_plain for one in many.value[count:])
+
+
+def named_as(newest: Schema, mine: Schema) -> Schema:
+    """The newest schema of a shard with the names and types of one that has some of its columns.
+
+    Rows are read in it, in the one order that all parts have, and then narrowed to the columns of `mine`.
+    """
+    if is_prefix(mine, newest):
+        return newest
+    known = {column.id: column for column in mine.columns}
+    taken = {column.name for column in mine.columns}
+
+    def of(column: Column) -> Column:
+        if (own := known.get(column.id)) is not None:
+            return own
+        name = free(column.name, taken)
+        taken.add(name)
+        return _replaced(column, name=name, first_name="" if name == column.id else column.id)
+
+    return _rebuilt(newest, key=tuple(map(of, newest.key)), value=tuple(map(of, newest.value)))
+
+
+def place_of(schema: Schema, schemas: Sequence[Schema]) -> int | None:
+    """Which of a shard's schemas this is: exactly, or as it is shown, or as a program declares it that knows no ids.
+
+    The newest of those that will do; None if it is not one.
+    """
+    for looks in (_itself, _shown, _declared):
+        wanted = looks(schema)
+        for index in reversed(range(len(schemas))):
+            if looks(schemas[index]) == wanted:
+                return index
+    return None
+
+
+def _itself(schema: Schema) -> Schema:
+    return schema
+
+
+def _shown(schema: Schema) -> Schema:
+    return schema.shown
+
+
+def _declared(schema: Schema) -> object:
+    """What a program can know of a schema that it declares: no ids, and no defaults."""
+    sides = ([(one.name, one.type, one.nullable) for one in side] for side in (schema.shown.key, schema.shown.value))
+    return *sides, schema.codec, schema.times, schema.constraints
+
+
+def fill(column: Column, count: int) -> Any:
+    """What a column has in rows that do not say it: its default, or null."""
+    import pyarrow as pa  # noqa: PLC0415 - used by this alone
+
+    if column.default is None:
+        return pa.nulls(count, parse_type(column.type))
+    return pa.repeat(default_of(column.type, column.default), count)
+
+
+def free(name: str, taken: Iterable[str]) -> str:
+    """The name, or it with marks where it is taken."""
+    while name in taken:
+        name += MARK
+    return name
+
+
+def _known(schema: Schema, names: object) -> list[str]:
+    """The names, which must be of columns."""
+    is_one = isinstance(names, (str, bytes, bytearray, Mapping)) or not isinstance(names, Iterable)
+    found: list[object] = [names] if is_one else list(names)  # type: ignore[call-overload]
+    there = schema.shown.names
+    if wrong := [name for name in found if not isinstance(name, str)]:
+        raise InvalidUsage(f"columns are named by text: got {shown(wrong[0])}", column=wrong[0])
+    known = [str(name) for name in found]
+    if unknown := [name for name in known if name not in there]:
+        meant = did_you_mean(unknown[0], there)
+        raise InvalidUsage(f"there is no column {shown(unknown[0])}. {meant}There are {there}", column=unknown[0])
+    return known
+
+
+def _with_value(
+    schema: Schema, value: Iterable[Column], key: tuple[Column, ...] | None = None, touched: Iterable[str] = (),
+) -> Schema:  # fmt: skip
+    """The schema with these value columns; dropped ones get names that nothing else has."""
+    columns, key = tuple(value), schema.key if key is None else key
+    taken = {one.name for one in (*key, *columns) if not one.is_dropped}
+    made = []
+    for column in columns:
+        if column.is_dropped:
+            name = free(column.id, taken)
+            taken.add(name)
+            column = _replaced(column, name=name, first_name="" if name == column.id else column.id)  # noqa: PLW2901
+        made.append(column)
+    return _rebuilt(schema, key=key, value=tuple(made), touched=touched)
+
+
+def _rebuilt(schema: Schema, key: tuple[Column, ...], value: tuple[Column, ...], touched: Iterable[str] = ()) -> Schema:
+    made = msgspec.structs.replace(schema, key=key, value=value)
+    if made.columns == schema.columns:
+        made.__dict__["models"] = schema.models
+    made.__dict__["by_id"] = schema.by_id.union(touched)
+    return made
+
+
+def _replaced(column: Column, **fields: Any) -> Column:
+    return msgspec.structs.replace(column, **fields)
+
+
+def _flags(schema: Schema) -> str:
+    return " and ".join(schema.constraints) or "none"
+
+
+def _join(columns: tuple[Column, ...]) -> str:
+    return ", ".join(map(str, columns))
+
+
+def _refused(older: Schema, newer: Schema, reason: str) -> SchemaMismatch:
+    return SchemaMismatch(
+        f"{reason}. A schema may gain value columns that are nullable or have a default, and rename, widen, drop and "
+        f"allow null in those that it has. The shard has {older}; asked was {newer}",
+        problem="not additive", actual=older, expected=newer,
+    )  # fmt: skip

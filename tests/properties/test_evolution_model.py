@@ -1,0 +1,286 @@
+"""Chains of evolutions beside a model that keeps everything: each reader has what its columns say, at every time."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections import Counter
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from decimal import Decimal
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import persist_lib as persist
+from persist_lib.testing import check_world
+from tests.worlds import World
+
+STEPS = 20
+WIDER = {
+    "int8": "int32", "int32": "int64", "uint16": "int32", "uint8": "uint16", "float32": "float64",
+    "decimal128(5, 2)": "decimal128(9, 2)", "date32": "timestamp[us]",
+}  # fmt: skip
+VALUES: dict[str, list[Any]] = {
+    "int8": [0, -1, 127], "int32": [7, -(2**31)], "int64": [2**40, 5], "uint8": [0, 255], "uint16": [65535, 3],
+    "float32": [0.5, -0.0, float("inf")], "float64": [0.1, 1e300],
+    "decimal128(5, 2)": [Decimal("1.50"), Decimal("-999.99")],
+    "decimal128(9, 2)": [Decimal("1234567.89")], "date32": [dt.date(1969, 12, 31), dt.date(2026, 1, 1)],
+    "timestamp[us]": [dt.datetime.fromisoformat("2026-01-01 12:30")], "string": ["", "web", "ü"],
+}  # fmt: skip
+NAMES = ["a", "b", "c", "d"]
+Row = tuple[int, frozenset[tuple[int, Any]]]
+"""A key, and what the row says: values by the number of their column."""
+
+
+@dataclass(frozen=True)
+class Col:
+    """A column of the model: numbers never change, and are never used again."""
+
+    number: int
+    name: str
+    kind: str
+    nullable: bool = True
+    default: Any = None
+
+
+def fits(value: Any, col: Col) -> bool:
+    """Whether a column of an older schema can hold a value."""
+    if value is None:
+        return col.nullable
+    kind = col.kind
+    if "int" in kind:
+        least, most = (
+            (0, 2 ** int(kind[4:]) - 1)
+            if kind[0] == "u"
+            else (-(2 ** (int(kind[3:]) - 1)), 2 ** (int(kind[3:]) - 1) - 1)
+        )
+        return bool(least <= value <= most)
+    if kind == "float32":
+        return value in VALUES["float32"]
+    if kind.startswith("decimal128(5"):
+        return bool(abs(value) < 1000)
+    if kind == "date32":
+        return not isinstance(value, dt.datetime) or value.time() == dt.time()
+    return True
+
+
+def as_kind(value: Any, kind: str) -> Any:
+    """A value as a column of that type gives it."""
+    if isinstance(value, dt.date) and kind.startswith("timestamp"):
+        return value if isinstance(value, dt.datetime) else dt.datetime.fromisoformat(value.isoformat())
+    return value.date() if isinstance(value, dt.datetime) and kind == "date32" else value
+
+
+@dataclass
+class Kept:
+    """All that was ever written, and a schema as the model and the library have it."""
+
+    cols: list[Col]
+    count: int = 0
+    events: list[tuple[int, Row, int]] = field(default_factory=list)
+
+    def at(self, time: int) -> Counter[Row]:
+        found: Counter[Row] = Counter()
+        for when, row, diff in self.events:
+            if when <= time:
+                found[row] += diff
+        return Counter({row: diff for row, diff in found.items() if diff})
+
+    def single(self, time: int) -> dict[int, Row]:
+        """The keys that have one row, once."""
+        there = self.at(time)
+        several = Counter(row[0] for row in there)
+        return {row[0]: row for row, diff in there.items() if diff == 1 and several[row[0]] == 1}
+
+    def seen(self, cols: list[Col], time: int) -> Counter[str]:
+        found: Counter[str] = Counter()
+        for (key, said), diff in self.at(time).items():
+            values = dict(said)
+            shown = {one.name: as_kind(values.get(one.number, one.default), one.kind) for one in cols}
+            found[repr({"id": key, **shown})] += diff
+        return Counter({row: diff for row, diff in found.items() if diff})
+
+    def all_fit(self, cols: list[Col]) -> bool:
+        return all(
+            fits(dict(said).get(one.number, one.default), one) for _, (_, said), _ in self.events for one in cols
+        )
+
+
+class Chain:
+    """One table, evolved at random. `shards` is None for a lone shard."""
+
+    def __init__(self, rng: Random, shards: int | None) -> None:
+        self.rng, self.shards = rng, shards
+        self.client = World(seed=rng.randrange(2**32)).client(persist.Config(inline_bytes=rng.choice([0, 4096])))
+        self.kept = Kept([Col(0, "a", "int8"), Col(1, "b", "string", nullable=False)], 2)
+        self.time = self.next_id = 0
+        schema = persist.Schema({"id": "int64"}, {"a": "int8", "b": "string not null"})
+        self.controller = None if shards is None else self.client.controller()
+        if self.controller is None or shards is None:
+            self.client.open_writer("t", schema).close()
+        else:
+            self.controller.create("t", schema, shards=shards, mode="compare_and_append")
+        self.pasts: list[tuple[list[Col], Any, Any]] = []
+        self.remember()
+
+    def open(self, what: str, schema: persist.Schema | None = None) -> Any:
+        on = self.client if self.controller is None else self.controller
+        if what == "writer" and schema is None and self.controller is None:
+            schema = self.newest
+        return getattr(on, f"open_{what}")("t", *([] if schema is None else [schema]))
+
+    @property
+    def newest(self) -> persist.Schema:
+        with self.client.table("t") as table:
+            return table.describe().schema
+
+    def remember(self) -> None:
+        """Keep a reader and a writer in the columns of now."""
+        self.pasts.append((list(self.kept.cols), self.open("reader"), self.open("writer")))
+
+    def value(self, col: Col) -> Any:
+        kinds = [col.kind, *[narrow for narrow, wide in WIDER.items() if wide == col.kind]]
+        choices = [value for kind in kinds for value in VALUES[kind] if fits(value, col)] + [None] * col.nullable
+        return as_kind(self.rng.choice(choices), col.kind)
+
+    def rows(self, cols: list[Col], ids: list[int]) -> tuple[list[dict[str, Any]], list[Row]]:
+        given, said = [], []
+        for id_ in ids:
+            values = {one: self.value(one) for one in cols if one.default is None or self.rng.random() < 0.6}
+            given.append({"id": id_, **{one.name: value for one, value in values.items()}})
+            said.append((id_, frozenset((one.number, value) for one, value in values.items())))
+        return given, said
+
+    def append(self) -> None:
+        """New rows, by a writer of now or one of the past."""
+        cols, _, write = self.rng.choice([self.pasts[-1], self.rng.choice(self.pasts)])
+        ids = list(range(self.next_id, self.next_id + self.rng.randint(1, 4)))
+        self.next_id = ids[-1] + 1
+        given, said = self.rows(cols, ids)
+        write.compare_and_append([{**row, "_time": self.time} for row in given], self.time, self.time + 1)
+        self.kept.events += [(self.time, row, 1) for row in said]
+        self.time += 1
+
+    def upsert(self) -> None:
+        """Rows of now in place of what is there."""
+        cols, _, write = self.pasts[-1]
+        there = self.kept.single(self.time)
+        ids = self.rng.sample(sorted(there), min(len(there), 2))
+        gone = [there[id_] for id_ in ids[:1]]
+        given, said = [], []
+        for id_ in ids[1:]:
+            had = dict(there[id_][1])
+            values = {one.number: had.get(one.number, one.default) for one in cols}
+            lacks = [one for one in cols if self.rng.random() < 0.3]
+            new = {one: self.value(one) for one in cols if one not in lacks}
+            values |= {one.number: value for one, value in new.items()}
+            given.append({"id": id_, **{one.name: value for one, value in new.items()}})
+            said.append((id_, frozenset(values.items())))
+            gone.append(there[id_])
+        write.apply(given or None, [row[0] for row in gone[:1]] or None)
+        upper = write.fetch_upper().time
+        self.kept.events += [(upper - 1, row, -1) for row in gone] + [(upper - 1, row, 1) for row in said]
+        self.time = upper
+
+    def retract(self) -> None:
+        """A row of now taken back as it is seen, whatever it has in columns that were dropped."""
+        cols, _, write = self.pasts[-1]
+        there = self.kept.single(self.time)
+        if not there:
+            return
+        key, said = self.rng.choice(sorted(there.values(), key=repr))
+        values = {one: as_kind(dict(said).get(one.number, one.default), one.kind) for one in cols}
+        row = {"id": key, **{one.name: value for one, value in values.items()}, "_time": self.time, "_diff": -1}
+        write.compare_and_append([row], self.time, self.time + 1)
+        mine = (key, frozenset((one.number, value) for one, value in values.items()))
+        self.kept.events.append((self.time, mine, -1))
+        self.time += 1
+
+    def evolve(self) -> None:
+        """One to three changes at once."""
+        schema, cols = self.newest, list(self.kept.cols)
+        for _ in range(self.rng.randint(1, 3)):
+            schema, cols = self.changed(schema, cols)
+        if self.controller is None:
+            self.client.evolve_schema("t", schema)
+        else:
+            self.controller.evolve("t", schema)
+        self.kept.cols = cols
+        assert self.newest.names == ["id", *(one.name for one in cols)]
+        self.remember()
+
+    def changed(self, schema: persist.Schema, cols: list[Col]) -> tuple[persist.Schema, list[Col]]:
+        what = self.rng.choice(["add", "add", "default", "rename", "swap", "widen", "drop", "relax"])
+        free = [name for name in NAMES if name not in {one.name for one in cols}]
+        at = self.rng.randrange(len(cols)) if cols else 0
+        if what in ("add", "default") and free:
+            name, kind = self.rng.choice(free), self.rng.choice(list(VALUES))
+            nullable = what == "add" or self.rng.random() < 0.5
+            default = None if what == "add" else self.rng.choice([one for one in VALUES[kind] if one != float("inf")])
+            col = Col(self.kept.count, name, kind, nullable, default)
+            self.kept.count += 1
+            added = {name: kind + ("" if nullable else " not null")}
+            return schema.add(added, defaults={} if default is None else {name: default}), [*cols, col]
+        if what == "rename" and cols and free:
+            name = self.rng.choice(free)
+            return schema.rename({cols[at].name: name}), [*cols[:at], replace(cols[at], name=name), *cols[at + 1 :]]
+        if what == "swap" and len(cols) > 1:
+            one, other = cols[0], cols[-1]
+            mine = [replace(one, name=other.name), *cols[1:-1], replace(other, name=one.name)]
+            return schema.rename({one.name: other.name, other.name: one.name}), mine
+        if what == "widen" and cols and cols[at].kind in WIDER:
+            kind = WIDER[cols[at].kind]
+            default = as_kind(cols[at].default, kind)
+            wide = replace(cols[at], kind=kind, default=default)
+            return schema.widen({cols[at].name: kind}), [*cols[:at], wide, *cols[at + 1 :]]
+        if what == "drop" and cols:
+            return schema.drop(cols[at].name), cols[:at] + cols[at + 1 :]
+        if what == "relax" and cols:
+            return schema.relax(cols[at].name), [*cols[:at], replace(cols[at], nullable=True), *cols[at + 1 :]]
+        return schema, cols
+
+    def maintain(self) -> None:
+        for shard in self.every:
+            self.client.maintain(shard)
+
+    @property
+    def every(self) -> list[str]:
+        with self.client.table("t") as table:
+            return list(table.describe().shards)
+
+    def check(self) -> None:
+        """Readers of now, and one of the past, at the newest time and at another one."""
+        for cols, read, _ in {id(one): one for one in (self.pasts[-1], self.rng.choice(self.pasts))}.values():
+            for time in {self.time - 1, self.rng.randrange(self.time)}:
+                try:
+                    table = read.snapshot(time, diff=True).to_arrow()
+                except persist.SchemaMismatch:
+                    assert not self.kept.all_fit(cols), "refused, though its columns hold everything"
+                    continue
+                assert table.schema.equals(read.schema.contents)
+                found: Counter[str] = Counter()
+                for row in table.to_pylist():
+                    diff = row.pop("_diff")
+                    found[repr(row)] += diff
+                assert found == self.kept.seen(cols, time)
+        for shard in self.every:
+            check_world(self.client, shard)
+
+
+@pytest.mark.parametrize("shards", [None, 1, 3], ids=["shard", "collection", "three"])
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_chains_of_evolutions_read_as_the_model_says(shards: int | None, seed: int) -> None:
+    chain = Chain(Random(seed), shards)
+    with closing(chain.client):
+        chain.append()
+        for _ in range(STEPS):
+            chain.evolve()
+            chain.rng.choice([chain.append, chain.upsert, chain.retract, chain.maintain])()
+            if chain.rng.random() < 0.4:
+                chain.check()
+        chain.maintain()
+        chain.check()
