@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -303,3 +304,43 @@ def test_parts_of_earlier_releases_get_statistics_and_what_the_schema_says_holds
     assert read.snapshot(filter=day).to_pylist() == []
     assert [row["id"] for row in read.snapshot(write.upper.time - 2, filter=day).to_pylist()] == [7]  # type: ignore[operator]
     assert client.restore("s", noon).retracted == 20_000
+
+
+def test_evolved_columns_are_read_written_and_compacted_on_spark(
+    client: persist.Client, spark: SparkSession, folder: Path
+) -> None:
+    """What was renamed, widened, dropped or has a default is the same through Spark and after its compaction."""
+    first = persist.Schema({"id": "int64"}, {"state": "string", "cents": "int32", "seen": "date32"}, times="ms")
+    now = (
+        first.rename({"state": "status"}).widen({"cents": "int64"}).drop("seen").add({"via": "string"}, {"via": "web"})
+    )
+    table = client.table("evolved", first)
+    old = client.open_writer("evolved", first)
+    for n in range(3):
+        table.append([{"id": id_, "state": str(id_ % 7), "cents": id_, "seen": None} for id_ in range(n, 3_000, 3)])
+    table.evolve(now)
+    table.upsert([{"id": 7, "cents": 2**40, "via": "shop"}])
+    old.apply([{"id": 9, "state": "old", "cents": 1, "seen": dt.date(2026, 1, 1)}])
+    persist_lib.spark.register(spark)
+    place = {"location": client.url, "table": "evolved"}
+    frame = spark.createDataFrame([(8, "spark", 5, "tv")], "id long, status string, cents long, via string")
+    frame.write.format("persist").options(**place, upsert="true").mode("append").save()
+    want = table.read().to_pylist()
+    assert want[7] == {"id": 7, "status": "0", "cents": 2**40, "via": "shop"}
+    assert want[8] == {"id": 8, "status": "spark", "cents": 5, "via": "tv"}
+    assert want[9] == {"id": 9, "status": "old", "cents": 1, "via": "web"}
+
+    def on_spark_now() -> list[dict[str, Any]]:
+        read = spark.read.format("persist").options(**place)
+        found = sorted((row.asDict() for row in read.load().collect()), key=lambda row: row["id"])
+        assert [row.id for row in read.load().filter("cents > 1000000").collect()] == [7]
+        assert read.load().filter("via = 'web'").count() == len(want) - 2
+        return found
+
+    assert on_spark_now() == want
+    before = client.inspect("evolved").state.fingerprint
+    assert on_spark(client, ["evolved"], SparkEngine(client, lambda: spark)) == {"evolved": None}
+    assert client.census("evolved").batches == 1
+    assert client.inspect("evolved").state.fingerprint == before
+    assert on_spark_now() == table.read().to_pylist() == want
+    assert not client.scrub("evolved").damaged
