@@ -261,6 +261,8 @@ class Chain:
                     assert not self.kept.all_fit(cols), "refused, though its columns hold everything"
                     continue
                 assert table.schema.equals(read.schema.contents)
+                there = [dict(said) for _, said in self.kept.at(time)]
+                assert all(fits(said.get(one.number, one.default), one) for said in there for one in cols)
                 found: Counter[str] = Counter()
                 for row in table.to_pylist():
                     diff = row.pop("_diff")
