@@ -61,6 +61,8 @@ class StagedChange(NamedTuple):
     everything: bool
     when: int | None
     bounds: tuple[Antichain, Antichain] | None
+    upper: Antichain | None = None
+    """Where upper has to be, as the rows were made of the contents up to there. None: anywhere."""
 
     def time_of(self, upper: Antichain) -> int | None:
         """The time of the rows, in an append up to `upper`. None: they have times of their own."""
@@ -135,15 +137,20 @@ class StagedVerbs(Verbs[Brought, Basis, Done, Counted], Generic[Brought, Basis, 
         return self._by_rule(staged, StagedChange(Upserting, False, None, None), producer, timeout)
 
     def overwrite_staged(
-        self, staged: Iterable[Answered], *, producer: tuple[str, int] | None = None, timeout: float | None = None
-    ) -> Counted:
+        self, staged: Iterable[Answered], *, upper: object = None, producer: tuple[str, int] | None = None,
+        timeout: float | None = None,
+    ) -> Counted:  # fmt: skip
         """Make the contents what tasks wrote, at the next time. The difference is what is written: history stays.
 
         What is the same already is not written again; nothing at all is if all of it is. Nothing staged empties the
         contents, and needs no stage. Reads all contents in one pass of bounded memory, and again when another writer
         was first. `producer`, `timeout` and errors are those of `upsert_staged`. The counts by key are 0.
+
+        Rows that were made of the contents themselves are given with the `upper` that these had: raises UpperMismatch,
+        and nothing is written, where another writer was first since.
         """
-        return self._by_rule(staged, StagedChange(Overwriting, True, None, None), producer, timeout)
+        known = None if upper is None else self._times().frontier(upper, "upper")
+        return self._by_rule(staged, StagedChange(Overwriting, True, None, None, known), producer, timeout)
 
     def _by_rule(
         self, staged: object, change: StagedChange, producer: tuple[str, int] | None, timeout: float | None
@@ -241,6 +248,8 @@ class StagedVerbs(Verbs[Brought, Basis, Done, Counted], Generic[Brought, Basis, 
         if change.bounds is not None:
             return change.bounds
         lower, time = turn.lower, change.when
+        if change.upper is not None and lower != change.upper:
+            raise self._gap(change.upper, lower)
         if lower.is_top() or (time is not None and not lower.is_before(time)):
             raise self._gap(lower if time is None else at(time), lower)
         if time is None:

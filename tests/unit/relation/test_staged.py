@@ -155,6 +155,29 @@ def test_an_unknown_outcome_is_decided_by_the_producer(world: World, outcome: Ou
             call([again.resume_stage(ticket_of(sane, stage)).write([one(1)])], producer=("q", 6))
 
 
+@pytest.mark.parametrize("when", ["before the call", "before its commit", "never"])
+def test_an_overwrite_of_contents_up_to_an_upper_loses_no_other_write(world: World, when: str) -> None:
+    rival = Rival(world.inner.consensus)
+    client, other = world.client(SMALL, rival=rival), world.client()
+    write, theirs = client.open_writer("s", SCHEMA), other.open_writer("s", SCHEMA)
+    write.compare_and_append([row(1, time=0)], 0, 1)
+    append = partial(theirs.compare_and_append, [row(7, time=1)], 1, 2)
+    with write.stage() as stage:
+        staged = stage.write([one(2)])
+        if when == "before the call":
+            append()
+        elif when == "before its commit":
+            rival.before_next(append)
+        if when == "never":
+            assert write.overwrite_staged([staged], upper=1).upper == persist.at(2)
+            assert write.overwrite_staged([staged], upper=1).count == 0, "a call that is repeated says the same"
+        else:
+            with pytest.raises(persist.UpperMismatch):
+                write.overwrite_staged([staged], upper=1)
+    assert rival.waiting == 0
+    assert [id_ for id_, _, _ in contents(client)] == ([2] if when == "never" else [1, 7])
+
+
 def test_an_overwrite_with_nothing_empties_the_shard_and_of_the_same_writes_nothing(world: World) -> None:
     client = world.client(SMALL)
     write = client.open_writer("s", SCHEMA)
