@@ -119,6 +119,7 @@ SAMPLED: Mapping[str, Sample] = {
     "tests/races/test_verbs_processes.py": Sample(0.3),
     "tests/simulation/": Sample(0.5),
     "tests/spark/test_rounds_killed.py": Sample(0.0, is_one=True),
+    "tests/spark/test_sql_catalog.py::test_each_carrier": Sample(0.0, whole=("a shard",)),
     "tests/spark/test_signals.py": Sample(0.2),
     "tests/torture/test_event_kills.py": Sample(0.3),
     "tests/torture/test_kills.py": Sample(0.0),

@@ -41,6 +41,28 @@ def register(spark: SparkSession) -> None:
     spark.createDataFrame([], StructType().add("none", LongType()))
 
 
+def catalog_conf(location: str | None = None, name: str = "lake", **options: object) -> dict[str, str]:
+    """Spark's settings for a catalog, so that `SELECT … FROM lake.orders TIMESTAMP AS OF …` works in SQL.
+
+        spark = SparkSession.builder.config(map=catalog_conf("s3://…", name="lake")).getOrCreate()
+        persist_lib.spark.register(spark)
+
+    They have to be set before the session is made. `options` are `consensus`, `read_only` and `partition_bytes`.
+    Without `location` it is that of PERSIST_LOCATION. Raises InvalidUsage for a name that Spark uses otherwise.
+    """
+    from persist_lib.spark.options import as_texts  # noqa: PLC0415
+    from persist_lib.spark.sql_catalog.conf import conf  # noqa: PLC0415
+
+    return conf(location, name, as_texts(options))
+
+
+def catalog_jar() -> str:
+    """The path of the catalog's jar, for `spark-submit --jars` and `ADD JAR`."""
+    from persist_lib.spark.sql_catalog.conf import JAR  # noqa: PLC0415
+
+    return str(JAR)
+
+
 def create_view(spark: SparkSession, name: str, table: str, **options: object) -> DataFrame:
     """Make a temporary view of a table as of one time, and return its DataFrame.
 

@@ -39,12 +39,15 @@ from persist_lib.spark.filters import Pushed, parse_where, pushed_down
 from persist_lib.spark.history_holds import Keeping, Lease, take
 from persist_lib.spark.options import READ, STREAM, Options, client_of
 from persist_lib.spark.slices import Section, Slice, handle_of, plan_slices
+from persist_lib.spark.sql_catalog.predicates import parse_predicates
 from persist_lib.spark.types import arrow_schema, check_asked, chosen, spark_schema, to_spark
 from persist_lib.table.opening import find_record
 
 Kind = Literal["rows", "contents", "updates"]
 BATCH = "a batch read"
 LATEST = "latest"
+PUSHED, EMPTY = "pushed", "empty"
+"""Options of the catalog: what it pushes down; and that it found nothing, so that what came since is not read."""
 LEAST_BYTES = 64 << 10
 BATCH_ROWS = 1 << 16
 """The most rows of one batch for the JVM, which reads them one by one."""
@@ -89,7 +92,9 @@ class Table(NamedTuple):
 def look(given: Mapping[str, str], *, batch: bool | None = None) -> Table:
     """Look at the table: what the options ask for, and at which time. `batch` is None before that is known."""
     options = Options.of(
-        given, tuple(dict.fromkeys((*READ, *STREAM))) if batch is None else READ if batch else STREAM, _what(batch)
+        given,
+        tuple(dict.fromkeys((*READ, *STREAM))) if batch is None else (*READ, PUSHED, EMPTY) if batch else STREAM,
+        _what(batch),
     )
     read_only = options.flag("read_only", default=False)
     client = client_of(options.location, options.consensus, read_only=read_only)
@@ -100,7 +105,7 @@ def look(given: Mapping[str, str], *, batch: bool | None = None) -> Table:
         if isinstance(handle, RenditionReader) and as_of is not None and as_of != LATEST and kind != "updates":
             handle.adopt_at(as_of)
         try:
-            if batch is not False and not _is_stream(options):
+            if batch is not False and not _is_stream(options) and EMPTY not in options:
                 section = section_of(options, kind, handle)
         except PersistError as error:
             if kind != "updates":
@@ -200,8 +205,12 @@ def newest(handle: ReadHandle | RenditionReader, as_of: int | str | None = None,
 
 def batch_reader(given: Mapping[str, str], schema: StructType, table: Table | None) -> Reader:
     """The reader of a batch. Without `table`, as a user passed the schema, the time is decided now."""
-    options = Options.of(given, READ, BATCH)
+    options = Options.of(given, (*READ, PUSHED, EMPTY), BATCH)
     table = look(given, batch=True) if table is None else table
+    if (text := options.text(PUSHED)) is not None:
+        whole = frame_of(table.schema, table.kind, tuple(table.schema.names))
+        found = [one for one in parse_predicates(text, whole) if one is not None]
+        table = table._replace(pushed=table.pushed.both(pushed_down(found, table.schema)))
     check_asked(schema, table.frame, table.what)
     pushes = options.flag("pushdown", default=False)
     return (PushingReader if pushes else Reader)(table, schema, options.size("partition_bytes", LEAST_BYTES))

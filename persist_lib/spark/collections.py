@@ -222,6 +222,10 @@ class Steps:
             if end is None or first < end:
                 yield from self._within(span, Section(None, first, end), keys)
 
+    def handles(self, as_of: int) -> Sequence[ReadHandle]:
+        """What reads the shards that are the collection at a time."""
+        return self._handles(self._timeline.at(as_of))
+
     def _within(self, span: Span, section: Section, keys: KeyRange) -> Iterator[Pieces]:
         found: list[Slice] = []
         handles = self._handles(span)

@@ -1,16 +1,20 @@
 """Filters that Spark pushes down, and the option `filter`: as a filter on rows, a range of keys, and a range of times.
 
 What is translated keeps every row that Spark's filter keeps; Spark applies all filters once more. So a filter that is
-not understood, or whose value the column's type does not hold exactly, is left out and only costs time. Floats are left
-out: Spark says that NaN equals itself and is the greatest, and Arrow does not.
+not understood, or whose value the column's type does not hold exactly, is left out and only costs time. For Spark NaN
+equals itself and is the greatest, and for Arrow it does not compare: so floats are compared in Spark's way.
 """
 
 from __future__ import annotations
 
 import datetime as dt
+import math
+import operator
 import re
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from decimal import Decimal
+from functools import reduce
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -38,6 +42,21 @@ _TEXT: dict[type[d.Filter], Callable[[Any, str], pc.Expression]] = {
 }
 
 
+@dataclass(frozen=True)
+class AllOf(d.Filter):
+    """True where all of its filters are. Spark pushes it into sources in Java alone."""
+
+    filters: tuple[d.Filter | None, ...]
+    """None: one that is not understood."""
+
+
+@dataclass(frozen=True)
+class AnyOf(d.Filter):
+    """True where one of its filters is."""
+
+    filters: tuple[d.Filter | None, ...]
+
+
 class Pushed(NamedTuple):
     """What filters leave to be read: rows, keys, and times in `[lower, upper)` (None: no end)."""
 
@@ -57,7 +76,7 @@ class Pushed(NamedTuple):
 
 def pushed_down(filters: Sequence[d.Filter], schema: Schema) -> Pushed:
     """What these filters, all of which are true of a row that counts, leave of a shard's history."""
-    found = [expression for one in filters if (expression := _expression(one, schema.data)) is not None]
+    found = [expression for one in filters if (expression := _wider(one, schema.data)) is not None]
     where = None
     for expression in found:
         one = Where.of(schema.data, expression)
@@ -74,8 +93,23 @@ def is_exact(one: d.Filter, schema: Schema) -> bool:
     return _expression(one, schema.data) is not None
 
 
+def _wider(one: d.Filter | None, columns: pa.Schema) -> pc.Expression | None:
+    """An expression that is true of the rows that the filter is true of, and perhaps of others; None for all rows."""
+    if isinstance(one, AllOf):
+        known = [found for part in one.filters if (found := _wider(part, columns)) is not None]
+        return reduce(operator.and_, known) if known else None
+    if isinstance(one, AnyOf):
+        found = [_wider(part, columns) for part in one.filters]
+        return None if any(part is None for part in found) else reduce(operator.or_, found)
+    return None if one is None else _expression(one, columns)
+
+
 def _expression(one: d.Filter, columns: pa.Schema) -> pc.Expression | None:
     """An expression that is true of exactly the rows that the filter is true of; None where none is known."""
+    if isinstance(one, AllOf | AnyOf):
+        parts = [None if part is None else _expression(part, columns) for part in one.filters]
+        join = operator.and_ if isinstance(one, AllOf) else operator.or_
+        return None if any(part is None for part in parts) else reduce(join, parts)
     child = one.child if isinstance(one, d.Not) else one
     name = _name(child)
     if name is None or name not in columns.names:
@@ -100,21 +134,36 @@ def _positive(one: d.Filter, field: pc.Expression, kind: pa.DataType) -> pc.Expr
         return field.is_valid()
     if isinstance(one, d.In):
         values = [_scalar(value, kind) for value in one.value if value is not None]
-        known = [value.as_py() for value in values if value is not None]
-        if not known or len(known) < len(values) or not _lists(kind):
+        known = [value for value in values if value is not None]
+        if not known or len(known) < len(values):
             return None
-        return field.isin(pa.array(known, kind))
+        if _lists(kind):
+            return field.isin(pa.array([value.as_py() for value in known], kind))
+        return reduce(operator.or_, [_compared(d.EqualTo, field, value) for value in known]) & field.is_valid()
     if isinstance(one, d.EqualNullSafe):
         if one.value is None:
             return field.is_null()
         value = _scalar(one.value, kind)
-        return None if value is None else field == value
+        return None if value is None else _compared(d.EqualTo, field, value)
     if type(one) in _TEXT:
         return _TEXT[type(one)](field, one.value) if _is.is_string(kind) else None  # type: ignore[attr-defined]
     if type(one) in _COMPARE:
         value = _scalar(one.value, kind)  # type: ignore[attr-defined]
-        return None if value is None else _COMPARE[type(one)](field, value)
+        return None if value is None else _compared(type(one), field, value)
     return None
+
+
+def _compared(how: type[d.Filter], field: pc.Expression, value: pa.Scalar) -> pc.Expression:
+    """A comparison as Spark makes it: NaN equals itself, and is greater than all else."""
+    found = _COMPARE[how](field, value)
+    if not _is.is_floating(value.type):
+        return found
+    is_nan = pc.is_nan(field)
+    if not math.isnan(value.as_py()):
+        return found | is_nan if how in {d.GreaterThan, d.GreaterThanOrEqual} else found
+    # Each is null where the field is, so that its negation is too.
+    none = field > value
+    return {d.LessThan: ~is_nan, d.GreaterThan: none, d.LessThanOrEqual: ~none}.get(how, is_nan)
 
 
 def _lists(kind: pa.DataType) -> bool:
@@ -141,13 +190,16 @@ def _scalar(value: object, kind: pa.DataType) -> pa.Scalar | None:
     elif _is.is_decimal(kind):
         fits = isinstance(value, (Decimal, int)) and not isinstance(value, bool)
         value = Decimal(value) if fits else value  # type: ignore[arg-type]
+    elif _is.is_float32(kind) or _is.is_float64(kind):
+        fits = isinstance(value, float)
     else:
         fits = False
     if not fits:
         return None
     try:
         found = pa.scalar(value, kind)
-        return found if found.as_py() == value else None
+        is_nan = isinstance(value, float) and math.isnan(value)
+        return found if is_nan or found.as_py() == value else None
     except (pa.ArrowException, OverflowError, ValueError, TypeError):
         return None
 

@@ -55,6 +55,14 @@ def take(client: Client, shard: str, as_of: int) -> Lease:
     return found
 
 
+def end_leases(machine: Machine) -> None:
+    """End the leases of all batch reads: of a table that is to be dropped. What still reads it fails."""
+    for id_, reader in machine.fetch().state.readers.items():
+        if reader.purpose == PURPOSE:
+            retire = c.Retire(id_)
+            machine.try_commit(lambda _state, _now, retire=retire: retire)  # type: ignore[misc] # refused: it has ended
+
+
 def _register(machine: Machine, as_of: int) -> ReaderId:
     fresh, lease_ms = format_reader_id(machine.runtime.entropy()), machine.config.lease_ms
     done = machine.commit(lambda _state, now: c.RegisterReader(fresh, now + lease_ms, PURPOSE))

@@ -73,6 +73,8 @@ class BatchWriter(DataSourceArrowWriter):
     def commit(self, messages: Sequence[Any]) -> None:
         """Append what all tasks wrote, and retire the stage's id."""
         try:
+            if self._plan.base is not None and any(message is None for message in messages):
+                raise AssertionError("a task of a statement that replaces all rows gave no answer")
             staged = _staged(messages)
             producer = self._producer
             if producer is not None and (id_ := _query_id(messages)) is not None:

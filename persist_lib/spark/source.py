@@ -11,14 +11,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql.datasource import DataSource
+from pyspark.sql.datasource import DataSource, DataSourceReader
 from pyspark.sql.types import StructType
 
 if TYPE_CHECKING:
-    from persist_lib.spark.batch_reader import Reader
     from persist_lib.spark.stream_reader import StreamReader
 
 NAME = "persist"
+CATALOG = "catalog"
+"""The option by which the catalog in Java asks (`sql_catalog`)."""
 
 
 class PersistSource(DataSource):
@@ -35,12 +36,20 @@ class PersistSource(DataSource):
 
     def schema(self) -> StructType:
         """The columns that the options ask for, of the newest schema. Decides the time of a batch read without one."""
+        if CATALOG in self.options:
+            from persist_lib.spark.sql_catalog.answers import answer  # noqa: PLC0415
+
+            return answer(self.options)
         from persist_lib.spark.batch_reader import look  # noqa: PLC0415 - Spark loads this module in every worker
 
         self._table = look(self.options)
         return self._table.frame
 
-    def reader(self, schema: StructType) -> Reader:
+    def reader(self, schema: StructType) -> DataSourceReader:
+        if CATALOG in self.options:
+            from persist_lib.spark.sql_catalog.metadata_tables import MetadataReader  # noqa: PLC0415
+
+            return MetadataReader(self.options, schema)
         from persist_lib.spark.batch_reader import batch_reader  # noqa: PLC0415
 
         return batch_reader(self.options, schema, self._table)

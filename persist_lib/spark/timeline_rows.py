@@ -109,6 +109,13 @@ def _check_size(table: str, size: int) -> None:
 
 def check_minted(options: Options, columns: Collection[str], *, is_stream: bool) -> None:
     """Refuse what a table of a timeline cannot do on Spark: it mints its times, and remembers no epochs."""
+    if "base" in options:
+        raise InvalidUsage(
+            f"table {options.table} is on a timeline, and Spark offers MERGE INTO, UPDATE and DELETE by more than a "
+            "filter only by way of all of its rows, which a statement of a timeline cannot compare. Nothing was "
+            "written. Use INSERT INTO with the option upsert, or update, delete and apply of the table in Python",
+            table=options.table,
+        )  # fmt: skip
     given = [f"the option {name}" for name in MINTED if name in options]
     given += [f"a column {name}" for name in (TIME, DIFF) if name in columns]
     if is_stream or given:

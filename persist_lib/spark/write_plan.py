@@ -31,7 +31,7 @@ from persist_lib.catalog.writer import fetch_schema
 from persist_lib.catalog.writing import Written
 from persist_lib.client import Client
 from persist_lib.convert.casts import cast_column
-from persist_lib.errors import AlreadyProduced, InvalidUsage, NotFound, PersistError, SchemaMismatch
+from persist_lib.errors import AlreadyProduced, InvalidUsage, NotFound, PersistError, SchemaMismatch, UpperMismatch
 from persist_lib.kernel.columns import array_of
 from persist_lib.relation.appends import Appended
 from persist_lib.relation.differences import DELETE
@@ -45,7 +45,7 @@ from persist_lib.spark.options import Options, client_of
 from persist_lib.spark.timeline_rows import RowsTicket, RowsWriter, StagedRows, check_minted
 from persist_lib.spark.types import column_type, persist_schema
 from persist_lib.table.opening import find_record, make_table
-from persist_lib.times import Times, parse_unit
+from persist_lib.times import Times, Unit, parse_unit
 
 OWNER = "Spark"
 """Whose writers these are, in lists of them."""
@@ -70,6 +70,8 @@ class Plan(NamedTuple):
     lease_s: float | None
     bounds: tuple[int | str, int | str] | None
     at: int | str | None
+    base: int | None = None
+    """The time of the contents that the rows were made of, if nothing may have been written since; -1: of none."""
 
     @property
     def client(self) -> Client:
@@ -151,6 +153,8 @@ def _is_current(controller: Controller, writer: CollectionWriter) -> bool:
 PLAIN = "none"
 """The option `times` of a table whose times are plain integers."""
 CREATION = ("key", "times", "unique", "non_negative", "shards")
+BASE = "base"
+"""The option by which the catalog says of which time the contents are that a statement changes."""
 WRITE = (*CREATION, "upsert", "deletes", "at", "lower", "upper", "lease_s", "query", "epoch")
 """Options of batch writes."""
 STREAM_WRITE = (*CREATION, "upsert", "deletes", "lease_s", "query")
@@ -162,7 +166,7 @@ TABLE_BYTES = 8 << 20
 def plan_write(given: Mapping[str, str], frame: StructType, *, overwrite: bool, is_stream: bool) -> Plan:
     """Decide what a write is. Creates the shard if it is not there. Raises what makes the write impossible."""
     what = "a streaming write" if is_stream else "a batch write"
-    options = Options.of(given, STREAM_WRITE if is_stream else WRITE, what)
+    options = Options.of(given, STREAM_WRITE if is_stream else (*WRITE, BASE), what)
     mode = _mode(options, overwrite=overwrite)
     deletes = options.text("deletes")
     _check_frame(frame, mode, deletes)
@@ -172,13 +176,17 @@ def plan_write(given: Mapping[str, str], frame: StructType, *, overwrite: bool, 
     schema, record = _schema_of(client, options, kept)
     if record is not None and record.kind == "table":
         check_minted(options, frame.fieldNames(), is_stream=is_stream)
+    base = options.text(BASE)
     lease = options.integer("lease_s")
     at = options.time("at")
     if at is not None:
         if mode != "append" or bounds is not None:
             raise InvalidUsage("the option at is the time of an append without times of its own", option="at")
         Times(schema.times, client.consensus.now).parse(at, "at")
-    return Plan((client.url, client.consensus_url), options.table, record, schema, mode, deletes, lease, bounds, at)
+    return Plan(
+        (client.url, client.consensus_url), options.table, record, schema, mode, deletes, lease, bounds, at,
+        None if base is None else int(base),
+    )  # fmt: skip
 
 
 def _mode(options: Options, *, overwrite: bool) -> Mode:
@@ -237,10 +245,7 @@ def _bounds(options: Options, frame: StructType, mode: Mode) -> tuple[int | str,
 
 def _schema_of(client: Client, options: Options, frame: StructType) -> tuple[Schema, CollectionRecord | None]:
     """The schema in which this DataFrame is written, the newest, and what carries it. Creates what is not there."""
-    key = options.names("key")
-    flags = {name: options.flag(name, default=False) for name in ("unique", "non_negative")}
-    times = None if (text := options.text("times") or "ms") == PLAIN else parse_unit(text)  # as `db.table` makes them
-    shards = options.integer("shards")
+    key, times, flags, _ = _declared(options)
     try:
         record = find_record(client, options.table)
     except NotFound:
@@ -250,9 +255,7 @@ def _schema_of(client: Client, options: Options, frame: StructType) -> tuple[Sch
                 f'columns that tell its rows apart, as in .option("key", "{frame.fieldNames()[0]}")',
                 table=options.table,
             ) from None
-        wanted = persist_schema(frame, key, times=times, **flags)
-        _create(client, options.table, wanted, shards)
-        return wanted, find_record(client, options.table)
+        return create_table(client, options, frame), find_record(client, options.table)
     schema = _newest(client, options.table, record)
     _check_declared(options, schema, key, times, flags)
     _check_columns(options.table, schema, frame)
@@ -265,12 +268,23 @@ def _newest(client: Client, table: str, record: CollectionRecord | None) -> Sche
     return client.table(table).schema if record.kind == "table" else collection_writer(client, table).schema.shown
 
 
-def _create(client: Client, table: str, schema: Schema, shards: int | None) -> None:
-    if shards is None:
-        make_table(client, table, schema)
-        return
+def _declared(options: Options) -> tuple[tuple[str, ...] | None, Unit | None, dict[str, bool], int | None]:
+    """The key, the times, the constraints and the shards that options say a table has."""
+    flags = {name: options.flag(name, default=False) for name in ("unique", "non_negative")}
+    times = None if (text := options.text("times") or "ms") == PLAIN else parse_unit(text)  # as `db.table` makes them
+    return options.names("key"), times, flags, options.integer("shards")
+
+
+def create_table(client: Client, options: Options, frame: StructType) -> Schema:
+    """Make a table with the columns of a DataFrame, as the options `CREATION` say. Answers its schema."""
+    key, times, flags, shards = _declared(options)
+    schema = persist_schema(frame, key or (), times=times, **flags)
+    if shards is None and "/" not in options.table:  # which no shard's name has
+        make_table(client, options.table, schema)
+        return schema
     with client.controller() as controller:
-        controller.create(table, schema, shards=shards, mode="compare_and_append")
+        controller.create(options.table, schema, shards=shards or 1, mode="compare_and_append")
+    return schema
 
 
 def _check_declared(
@@ -378,8 +392,18 @@ def commit_write(
         try:
             if plan.mode == "upsert":
                 return write.upsert_staged(given, producer=producer)
+            if plan.base is not None and not isinstance(write, RowsWriter):
+                return write.overwrite_staged(given, upper=plan.base + 1)
             if plan.mode == "overwrite":
                 return write.overwrite_staged(given, producer=producer)
             return write.append_staged(given, at=plan.at, producer=producer)
+        except UpperMismatch as error:
+            if plan.base is None:
+                raise
+            raise UpperMismatch(
+                f"{plan.subject} was changed by another writer while this statement ran. Nothing was written. Run it "
+                "again",
+                table=plan.table, **error.fields,
+            ) from error  # fmt: skip
         except AlreadyProduced:
             return None

@@ -13,7 +13,7 @@ import pytest
 from tests import built
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-PACKAGES = {"persist-lib": {"persist_lib"}, "persist-pipeline": {"jobs", "orchestration"}}
+PACKAGES = {"persist-lib": {"persist_lib", "pyspark_persist"}, "persist-pipeline": {"jobs", "orchestration"}}
 
 
 def metadata_of(wheel: Path) -> Message:
