@@ -27,7 +27,16 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
 UV = str(Path(sys.executable).parent / "uv")
-PACKED = ("persist_lib", "orchestration", "jobs", "pipeline", "pyproject.toml", "README.md", "LICENSE")
+PACKED = (
+    "persist_lib",
+    "pyspark_persist",
+    "orchestration",
+    "jobs",
+    "pipeline",
+    "pyproject.toml",
+    "README.md",
+    "LICENSE",
+)
 PROJECTS = {"persist-lib": ROOT / "pyproject.toml", "persist-pipeline": ROOT / "pipeline" / "pyproject.toml"}
 """What is built, by the names that users install."""
 

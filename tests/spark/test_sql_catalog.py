@@ -23,6 +23,7 @@ import persist_lib as persist
 import persist_lib.spark
 from persist_lib.spark.sql_catalog.conf import CLASS
 from tests.carriers import ALL
+from tests.spark.places import HOME, environment
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 ROOT = Path(__file__).parents[2]
@@ -367,6 +368,9 @@ REFUSED = {
     "CREATE TABLE lake.n AS SELECT 1L AS id": "name the columns that tell its rows apart",
     "CREATE TABLE lake.`-n` (id BIGINT) TBLPROPERTIES ('key' = 'id')": "name must be",
     "SELECT * FROM lake.t WITH ('nosuch' = '1')": "has no option 'nosuch'",
+    "SELECT * FROM lake.t WITH ('AS_OF' = '1')": "does not take the option as_of: say it in SQL",
+    "SELECT * FROM lake.t WITH ('diff' = 'true')": "does not take the option diff",
+    "INSERT INTO lake.t WITH ('table' = 'other') VALUES (1, 'x', 1)": "does not take the option table",
     "SELECT * FROM lake.nosuch": "TABLE_OR_VIEW_NOT_FOUND",
     "SELECT * FROM lake.t.nosuch": "TABLE_OR_VIEW_NOT_FOUND",
     "INSERT INTO lake.t.contents VALUES (1, 'x', 1, 1)": "does not support append",
@@ -433,6 +437,15 @@ def test_a_stream_reads_a_table_and_its_changes(
         assert spark.read.parquet(target).count() == 3
 
 
+def test_a_stream_writes_to_a_table(client: persist.Client, spark: SparkSession, lake: str, tmp_path: Path) -> None:
+    client.table("t", SCHEMA).append(START)
+    client.table("copy", SCHEMA)
+    for _ in range(2):
+        stream = spark.readStream.table(f"{lake}.t").writeStream.trigger(availableNow=True)
+        stream.option("checkpointLocation", str(tmp_path / "at")).toTable(f"{lake}.copy").awaitTermination()
+        assert client.table("copy").count() == 3
+
+
 def test_rows_written_while_a_statement_replaces_rows_are_not_lost(
     client: persist.Client, spark: SparkSession, lake: str, sql: Sql
 ) -> None:
@@ -474,6 +487,22 @@ def test_the_jar_that_is_shipped_is_what_its_source_gives(tmp_path: Path) -> Non
         pytest.skip(ran.stderr)
     assert ran.returncode == 0, ran.stderr
     assert made.read_bytes() == Path(persist_lib.spark.catalog_jar()).read_bytes()
+
+
+def test_sql_without_a_program_finds_the_source(client: persist.Client, tmp_path: Path) -> None:
+    """As in `spark-sql` and the Thrift server: what makes the source known is the package `pyspark_persist`."""
+    client.table("t", SCHEMA).append(START)
+    conf = {
+        "spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1",
+        "spark.sql.catalogImplementation": "in-memory", **persist_lib.spark.catalog_conf(client.url),
+    }  # fmt: skip
+    words = [word for name, value in conf.items() for word in ("--conf", f"{name}={value}")]
+    query = "SELECT sum(cents) FROM lake.t TIMESTAMP AS OF current_timestamp()"
+    ran = subprocess.run(
+        [HOME / "bin" / "spark-sql", "--master", "local[2]", *words, "-S", "-e", query],
+        capture_output=True, text=True, check=False, cwd=tmp_path, env=environment(PYTHONPATH=str(ROOT)),
+    )  # fmt: skip
+    assert ran.stdout.split() == ["60"], ran.stderr[-2000:]
 
 
 def test_a_catalog_is_not_called_as_the_source_is(spark: SparkSession, lake: str, client: persist.Client) -> None:

@@ -12,6 +12,7 @@ import java.util.HashMap;
 import java.util.HexFormat;
 import java.util.Iterator;
 import java.util.List;
+import java.util.Locale;
 import java.util.Map;
 import java.util.OptionalLong;
 import java.util.Set;
@@ -87,6 +88,10 @@ public final class PersistCatalog implements StagingTableCatalog, SupportsNamesp
     private static final String SOURCE = "persist";
     private static final ObjectMapper JSON = new ObjectMapper();
     private static final Pattern SAID = Pattern.compile("persist_lib\\.errors\\.\\w+: ([^\\n]+)(?![\\s\\S]*persist_lib\\.errors)");
+
+    /** Options of the source that SQL has words for, or that this class says. */
+    private static final Set<String> OWN = Set.of("table", "path", "location", "consensus", "as_of", "newest", "columns",
+        "diff", "changes", "pushed", "empty", "base", "catalog");
 
     private String name;
     private Map<String, String> options;
@@ -439,6 +444,13 @@ public final class PersistCatalog implements StagingTableCatalog, SupportsNamesp
 
         /** The options of the catalog, then those of this use, then those of the table. */
         private CaseInsensitiveStringMap given(CaseInsensitiveStringMap more, String use, String... last) {
+            for (String one : more.keySet()) {
+                if (OWN.contains(one.toLowerCase(Locale.ROOT))) {
+                    throw new IllegalArgumentException("A table of a catalog does not take the option " + one
+                        + ": say it in SQL, by the name of the table (as in lake.orders.changes or .contents), by"
+                        + " VERSION AS OF, and by the columns that are selected");
+                }
+            }
             Map<String, String> found = new HashMap<>(options);
             found.putAll(more.asCaseSensitiveMap());
             found.putAll(texts(use));

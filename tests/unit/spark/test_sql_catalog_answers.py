@@ -6,7 +6,9 @@ import itertools
 import json
 import math
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import Any, cast
 
 import pyarrow as pa
@@ -139,6 +141,21 @@ def test_a_table_is_of_the_time_at_which_it_was_loaded(carrier: str, client: per
     beyond = asked(client, "load", table="t", micros=str(2**57)).metadata
     assert not beyond["writable"]
     assert int(beyond["as_of"]) >= int(found.metadata["as_of"])
+
+
+def test_spark_finds_the_source_by_a_package_of_its_own() -> None:
+    found = [one.name for one in iter_modules([str(Path(persist.__file__).parents[1])]) if one.name[:8] == "pyspark_"]
+    assert [import_module(name).DefaultSource for name in found] == [PersistSource]
+
+
+def test_a_catalog_that_may_only_read_makes_nothing(client: persist.Client) -> None:
+    client.table("t", persist.Schema({"id": "int64"}))
+    assert not asked(client, "load", table="t", read_only="true").metadata["writable"]
+    frame = t.StructType([t.StructField("id", t.LongType(), False)]).json()
+    made = {"schema": frame, "properties": '{"key": "id"}', "table": "new"}
+    assert asked(client, "create", **made, read_only="true").metadata["error"]
+    assert asked(client, "delete", table="t", pushed="[]", read_only="true").metadata["error"]
+    assert client.tables() == ["t"]
 
 
 def test_errors_are_answers(client: persist.Client) -> None:
