@@ -225,7 +225,7 @@ public final class PersistCatalog implements StagingTableCatalog, SupportsNamesp
             } else {
                 throw new UnsupportedOperationException("ALTER TABLE of a table of Persist adds columns at the end that"
                     + " may be null and have no default, and sets the property retention, but not "
-                    + change.getClass().getSimpleName());
+                    + change.getClass().getSimpleName() + ": use evolve of the table in Python");
             }
         }
         checked(ask("alter", Map.of("table", path(ident), "schema", added.json(), "properties", json(set))));

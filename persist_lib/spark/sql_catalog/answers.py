@@ -15,7 +15,6 @@ from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from msgspec.structs import replace
 from pyspark.sql.types import NullType, StructField, StructType
 
 from persist_lib.arguments import did_you_mean, shown
@@ -292,7 +291,7 @@ def _alter(values: Mapping[str, str]) -> StructField:
     with client.table(options.table) as table:
         if added.names:
             columns = [Column(field.name, column_type(field)) for field in added]
-            table.evolve(replace(table.schema, value=(*table.schema.value, *columns)))
+            table.evolve(table.schema.add(columns))
         if "retention" in properties:
             text = properties["retention"]
             table.set_retention(int(text) if text.isdigit() else text)
