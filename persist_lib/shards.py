@@ -143,7 +143,7 @@ class Shards(Upkeep, Terms):
         found = state.schemas[-1] if schema is None else known_schema(machine, schema)[1]
         completes = None if self.read_only else partial(complete, machine, partial(self.open_writer, name))
         handle = ReadHandle(
-            machine, self.leases, found.shown, (self.url, self.consensus_url),
+            machine, self.leases, found, (self.url, self.consensus_url),
             read_only=self.read_only, purpose=purpose, completes=completes,
         )  # fmt: skip
         return self._keeping(handle)

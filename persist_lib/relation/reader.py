@@ -51,7 +51,7 @@ class ReadHandle(Reader[Snapshot, ReaderLease]):
         original: ReaderId | None = None,
         completes: Callable[[State, int, Deadline], bool] | None = None,
     ) -> None:
-        self.named, self.schema = Named("shard", machine.shard), schema
+        self.named, self.schema = Named("shard", machine.shard), schema.shown
         self.around = self.machine = machine
         self.urls = urls
         self.read_only = read_only

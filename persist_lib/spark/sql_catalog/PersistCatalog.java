@@ -214,21 +214,35 @@ public final class PersistCatalog implements StagingTableCatalog, SupportsNamesp
 
     @Override
     public Table alterTable(Identifier ident, TableChange... changes) throws NoSuchTableException {
-        StructType added = new StructType();
-        Map<String, String> set = new HashMap<>();
+        StructType added = new StructType(), widened = new StructType();
+        Map<String, String> set = new HashMap<>(), renamed = new HashMap<>();
+        List<String> dropped = new ArrayList<>(), relaxed = new ArrayList<>();
         for (TableChange change : changes) {
-            if (change instanceof TableChange.AddColumn add && add.fieldNames().length == 1 && add.isNullable()
+            String column = change instanceof TableChange.ColumnChange one && one.fieldNames().length == 1
+                ? one.fieldNames()[0] : null;
+            if (change instanceof TableChange.RenameColumn rename && column != null) {
+                renamed.put(column, rename.newName());
+            } else if (change instanceof TableChange.UpdateColumnType update && column != null) {
+                widened = widened.add(column, update.newDataType(), true);
+            } else if (change instanceof TableChange.DeleteColumn && column != null) {
+                dropped.add(column);
+            } else if (change instanceof TableChange.UpdateColumnNullability update && update.nullable()
+                    && column != null) {
+                relaxed.add(column);
+            } else if (change instanceof TableChange.AddColumn add && add.fieldNames().length == 1 && add.isNullable()
                     && add.position() == null && add.defaultValue() == null) {
                 added = added.add(add.fieldNames()[0], add.dataType(), true);
             } else if (change instanceof TableChange.SetProperty property) {
                 set.put(property.property(), property.value());
             } else {
                 throw new UnsupportedOperationException("ALTER TABLE of a table of Persist adds columns at the end that"
-                    + " may be null and have no default, and sets the property retention, but not "
+                    + " may be null and have no default, renames, widens and drops columns, drops NOT NULL, and sets"
+                    + " the property retention, but not "
                     + change.getClass().getSimpleName() + ": use evolve of the table in Python");
             }
         }
-        checked(ask("alter", Map.of("table", path(ident), "schema", added.json(), "properties", json(set))));
+        checked(ask("alter", Map.of("table", path(ident), "schema", added.json(), "widened", widened.json(),
+            "changes", json(Map.of("rename", renamed, "drop", dropped, "relax", relaxed)), "properties", json(set))));
         return loadTable(ident);
     }
 

@@ -280,18 +280,23 @@ def _properties(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def _alter(values: Mapping[str, str]) -> StructField:
-    """Columns at the end, or the retention."""
-    client, options = _asked(values, "schema", "properties", writes=True)
-    added = StructType.fromJson(json.loads(values["schema"]))
+    """Other columns, or another retention."""
+    client, options = _asked(values, "schema", "widened", "changes", "properties", writes=True)
+    added, widened = (StructType.fromJson(json.loads(values[name])) for name in ("schema", "widened"))
+    changes = json.loads(values["changes"])
     properties = json.loads(values["properties"])
     if unknown := set(properties) - {"retention"}:
         raise InvalidUsage(
             f"ALTER TABLE sets the property retention alone, as in '30 days', and not {shown(min(unknown))}"
         )
     with client.table(options.table) as table:
+        schema = table.describe().schema.rename(changes["rename"])
+        schema = schema.widen({field.name: column_type(field) for field in widened})
+        schema = schema.relax(changes["relax"]).drop(changes["drop"])
         if added.names:
-            columns = [Column(field.name, column_type(field)) for field in added]
-            table.evolve(table.schema.add(columns))
+            schema = schema.add([Column(field.name, column_type(field)) for field in added])
+        if schema != table.describe().schema:
+            table.evolve(schema)
         if "retention" in properties:
             text = properties["retention"]
             table.set_retention(int(text) if text.isdigit() else text)

@@ -460,7 +460,7 @@ SPECIAL: dict[str, tuple[Arguments | None, dict[str, Kind]]] = {
     ),
     "WriteHandle.append_staged": (lambda _: {"at": UPPER, "producer": None}, {"at": or_none(time)}),
     "WriteHandle.upsert_staged": (lambda _: {"producer": None}, {}),
-    "WriteHandle.overwrite_staged": (lambda _: {"producer": None}, {}),
+    "WriteHandle.overwrite_staged": (lambda _: {"upper": None, "producer": None}, {"upper": or_none(frontier)}),
     "WriteHandle.append_async": (lambda p: {**appends(p), "block": True}, {**append, "block": flag}),
     "WriteHandle.compare_and_append": (appends, append),
     "WriteHandle.finish": (lambda _: {"expected_upper": UPPER}, {"expected_upper": or_none(frontier)}),

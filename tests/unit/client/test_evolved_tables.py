@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 import pytest
 
 import persist_lib as persist
+from persist_lib.spark.collections import unleased
 from persist_lib.testing import check_world
 from tests.worlds import World
 
@@ -204,6 +205,17 @@ def test_engines_see_the_columns_of_now(table: persist.Table) -> None:
     evolved(table, CHANNEL)
     assert table.read().to_polars().columns == ["id", "status", "cents", "seen", "channel"]
     assert table.read().to_pandas().columns.tolist() == ["id", "status", "cents", "seen", "channel"]
+
+
+def test_readers_without_a_lease_do_not_show_dropped_columns(client: persist.Client) -> None:
+    with client.controller() as controller:
+        controller.create("c", FIRST, shards=2, mode="compare_and_append")
+        client.table("c").append(ROWS)
+        client.table("c").evolve(FIRST.drop("state"))
+        record = controller.catalog.fetch().find("c")
+        with unleased(client, record) as reader:
+            assert reader.schema.names == ["id", "cents", "seen"]
+            assert reader.snapshot().to_arrow().column_names == ["id", "cents", "seen"]
 
 
 def test_a_promoted_shard_and_a_collection_evolve_too(client: persist.Client, table: persist.Table) -> None:
