@@ -293,6 +293,7 @@ DOORS: dict[str, tuple[int, Door]] = {
     "append(new_upper)": (-10, before(lambda p, v: p.write.append([], p.target - 10, v))),
     "advance_upper": (-10, before(lambda p, v: p.write.advance_upper(v))),
     "finish(expected_upper)": (0, exactly(lambda p, v: p.write.finish(v))),
+    "overwrite_staged(upper)": (0, exactly(lambda p, v: p.write.overwrite_staged([], upper=v))),
     "compare_and_append_many(expected_upper)": (0, exactly(lambda p, v: many(p, v, p.target + 5))),
     "compare_and_append_many(new_upper)": (-10, before(lambda p, v: many(p, p.target - 10, v))),
     "stage(lower)": (0, exactly(lambda p, v: staged(p, v, p.target + 1, {"id": 5, "w": "x", "_time": p.target}))),
