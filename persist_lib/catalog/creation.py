@@ -150,7 +150,7 @@ def _unit(schema: Schema) -> str:
 
 
 class Evolving(Commanding):
-    """The call that adds columns."""
+    """The call that changes columns."""
 
     def evolve(
         self,
@@ -161,7 +161,7 @@ class Evolving(Commanding):
         command: str | None = None,
         timeout: float | None = None,
     ) -> Evolved:
-        """Add value columns at the end, all nullable: `schema` is the newest one with them. Older rows have null there.
+        """Change the columns, as `Table.evolve` does: `schema` is the newest one so changed.
 
         Readers, listeners and writers that are open go on in their columns; those that are opened from now on have the
         new ones. A change by key in the old columns is refused where the row that it replaces has something in the new

@@ -128,7 +128,7 @@ class Description(msgspec.Struct, frozen=True):
 
 
 class Evolved(msgspec.Struct, frozen=True):
-    """What adding columns did, or would do: `added` are their names, `renditions` those that got them.
+    """What an evolution did, or would do: `added` is what changes, of a new column its name; `renditions` got it.
 
     Both are empty where the collection had `schema` already.
     """

@@ -42,7 +42,7 @@ def make_shard(session: Session, shard: str, schema: Schema, *, may_be_plain: bo
     before = _existing(session, shard)
     if before:
         plain = msgspec.structs.replace(schema, times=None)
-        schema = plain if may_be_plain and plain in before else schema
+        schema = plain if may_be_plain and _is_among(plain, before) else schema
         is_older = _check_same(shard, before, schema)
         said = f"{shard} exists already, with this schema{' and columns that were added since' if is_older else ''}"
         session.answer(_value(shard, before[-1], dry_run, created=False), f"{said}: {before[-1]}")
@@ -224,15 +224,23 @@ def _schemas_of(client: Client, name: str) -> Sequence[Schema]:
     return client.inspect(client.table(name).describe().shards[0]).state.schemas
 
 
+def _is_among(schema: Schema, schemas: Sequence[Schema]) -> bool:
+    from persist_lib.schema.evolution import place_of
+
+    return place_of(schema, schemas) is not None
+
+
 def _check_same(name: str, schemas: Sequence[Schema], schema: Schema) -> bool:
     """Return whether the schema is an older one of the table. Raises SchemaMismatch if the table never had it."""
-    if schema not in schemas:
+    from persist_lib.schema.evolution import place_of
+
+    if (place := place_of(schema, schemas)) is None:
         raise SchemaMismatch(
             f"table {name} exists already, with the schema {schemas[-1]}; asked was {schema}. Use another name, "
             "or add columns with `persist evolve`",
             table=name, actual=schemas[-1], expected=schema,
         )  # fmt: skip
-    return schema != schemas[-1]
+    return place < len(schemas) - 1
 
 
 def _value(shard: str, schema: Schema, dry_run: bool, **more: object) -> dict[str, object]:

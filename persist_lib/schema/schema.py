@@ -284,7 +284,7 @@ class Schema(msgspec.Struct, frozen=True, array_like=True, dict=True, forbid_unk
 
     def check_additive(self, newer: Schema) -> None:
         """Raise SchemaMismatch unless `newer` may follow: columns added, renamed, widened, dropped or relaxed."""
-        _evolution().check_evolution(self, check_schema(newer).whole)
+        _evolution().check_evolution(self.whole, check_schema(newer).whole)
 
     def __str__(self) -> str:
         text = f"({_join(self.key)}) -> ({_join(self.shown.value)})"
@@ -341,15 +341,19 @@ def with_times(schema: Schema, times: Unit | None) -> Schema:
     """The schema with these times, if it does not say which it has. It keeps its models."""
     if schema.times is not None or times is None:
         return schema
-    return with_models(msgspec.structs.replace(schema, times=times), schema)
+    return _like(msgspec.structs.replace(schema, times=times), schema, schema.models)
 
 
 def with_models(schema: Schema, other: Schema) -> Schema:
     """The schema with the models of another one."""
     if schema.models == other.models:
         return schema
-    made = msgspec.structs.replace(schema)
-    made.__dict__.update(models=other.models, is_known=schema.is_known, by_id=schema.by_id)
+    return _like(msgspec.structs.replace(schema), schema, other.models)
+
+
+def _like(made: Schema, schema: Schema, models: tuple[Model | None, Model | None]) -> Schema:
+    """The same fields, with what a program knows of them."""
+    made.__dict__.update(models=models, is_known=schema.is_known, by_id=schema.by_id)
     if schema.whole is not schema:
         made.__dict__["whole"] = schema.whole
     return made

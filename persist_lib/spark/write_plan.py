@@ -112,8 +112,8 @@ class Plan(NamedTuple):
 
     def _fits(self, writer: CollectionWriter) -> bool:
         if self.mode == "append":
-            return is_additive(self.schema, writer.schema)
-        return self.schema == writer.schema
+            return is_additive(self.schema, writer.schema.shown)
+        return self.schema == writer.schema.shown
 
 
 class _Open(NamedTuple):

@@ -264,7 +264,7 @@ class CollectionCarrier(_Listed, OpenHandles):
         open_: Callable[..., Any] = self.controller.open_reader if purpose == "read" else self.controller.open_writer
         found = open_(self.name)
         schema = getattr(self, "schema", found.schema)  # where columns were added since, this stays in the older ones
-        if schema == found.schema or not comes_before(schema, found.schema):
+        if schema == found.schema.shown or not comes_before(schema, found.schema):
             return found
         found.close()
         return open_(self.name, schema)

@@ -251,13 +251,19 @@ class Table(Resource):
         return self._ask(lambda on: on.describe())
 
     def evolve(self, schema: Schema, *, dry_run: bool = False) -> tuple[str, ...]:
-        """Add value columns at the end, all nullable: `schema` is the newest one with them. Answers their names.
+        """Change the columns: add value columns at the end, and rename, widen or drop those that there are.
 
-        Older rows have null there, as of any time. This handle has them from now on; those that are open elsewhere stay
-        in their columns, in which the table can also be opened from now on. They change rows in which the new columns
-        are null, and no others. Where `schema` is what the table has, nothing is changed; with `dry_run` neither. On a
-        timeline, programs of the release before cannot use the table any more; with a WAL, none of those that share it.
-        A call that was cut short is repeated, or finished by any process.
+            orders.evolve(orders.describe().schema.rename({"state": "status"}).add({"note": "string"}))
+
+        `schema` is what `Schema.add`, `rename`, `widen`, `drop` and `relax` make of the newest one, or that declared
+        with more columns. Answers what changes, of a new column its name. Nothing is rewritten: rows that do not say a
+        column have its default, or null, as of any time. This handle has the new columns from now on; those that are
+        open elsewhere stay in theirs, in which the table can also be opened from now on, as long as these hold what is
+        there. They change rows that have nothing in newer columns, and no others. Where `schema` is what the table has,
+        nothing is changed; with `dry_run` neither. A call that was cut short is repeated, or finished by any process.
+
+        Tables of timelines only gain columns that may be null and have no default. Programs of the release before
+        cannot use such a table any more; with a WAL, none of those that share it.
 
         Raises SchemaMismatch for any other schema, and InvalidUsage while a copy of the table is under way, and for a
         table with a WAL on a store without transactions.

@@ -344,3 +344,8 @@ def test_evolved_columns_are_read_written_and_compacted_on_spark(
     assert client.inspect("evolved").state.fingerprint == before
     assert on_spark_now() == table.read().to_pylist() == want
     assert not client.scrub("evolved").damaged
+    with client.controller() as controller:
+        controller.create("many", first, shards=2, mode="compare_and_append")
+        controller.evolve("many", now)
+    frame.write.format("persist").options(location=client.url, table="many", upsert="true").mode("append").save()
+    assert client.table("many").read().to_pylist() == [want[8]]

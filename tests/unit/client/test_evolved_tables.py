@@ -305,3 +305,19 @@ def test_values_of_each_type_stay_as_they_are_when_it_is_widened(client: persist
     client.maintain("wide")
     assert client.inspect("wide").state.fingerprint == before
     check_world(client, "wide")
+
+
+def test_handles_of_a_collection_stay_in_their_columns_after_a_drop(client: persist.Client) -> None:
+    with client.controller() as controller:
+        controller.create("c", FIRST, shards=2, mode="compare_and_append")
+        first = client.table("c")
+        first.append(ROWS)
+        client.table("c").evolve(FIRST.drop("state"))
+        second = client.table("c")
+        second.append([{"id": 3, "cents": 1, "seen": None}])
+        client.table("c").evolve(second.describe().schema.drop("cents"))
+        assert second.schema.names == ["id", "cents", "seen"]
+        assert [row["cents"] for row in rows(second)] == [5, None, 1]
+        second.upsert([{"id": 3, "seen": dt.date(2026, 1, 1)}])
+        assert rows(first)[:2] == ROWS
+        assert rows(client.table("c"))[2] == {"id": 3, "seen": dt.date(2026, 1, 1)}
