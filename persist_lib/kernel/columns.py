@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist_lib.kernel.nested import Ragged, bodies, fixed_bodies, is_nested, text_bodies
+from persist_lib.kernel.nested import MARK, STRINGS, bodies, is_nested
 from persist_lib.schema.schema import TIME_FIELD
 
 U64 = npt.NDArray[np.uint64]
@@ -239,29 +239,39 @@ def _swap(little: npt.NDArray[Any]) -> U64:
 def comparable(column: pa.Array | pa.ChunkedArray) -> pa.Array:
     """The column as one array whose values compare as its own do: nested ones as bytes, others as they are."""
     array = joined(column)
-    return bodies(array, _flat_bodies) if is_nested(array.type) else array
+    return bodies(array, _flat_cells) if is_nested(array.type) else array
 
 
-def _flat_bodies(array: pa.Array) -> Ragged:
-    """The bodies (see `nested`) of values that hold no others; nulls have any."""
-    words = words_of(array)
-    if isinstance(words, ByteWords):
-        if not pa.types.is_fixed_size_binary(array.type):
-            ends = words.starts[-1:] + words.lengths[-1:] if len(array) else np.zeros(1, np.int64)
-            return text_bodies(words.data, np.append(words.starts, ends))
-        width = array.type.byte_width
-        if not width or not len(array):
-            return fixed_bodies(np.zeros((len(array), width), np.uint8))
-        start = int(words.starts[0])
-        return fixed_bodies(words.data[start : start + len(array) * width].reshape(-1, width))
-    matrix = np.stack(words.words, axis=1).astype(">u8").view(np.uint8)
-    width = 1 if pa.types.is_boolean(array.type) else array.type.bit_width // WORD
-    matrix = matrix[:, matrix.shape[1] - width :]
-    if pa.types.is_floating(array.type) or pa.types.is_unsigned_integer(array.type) or width in (0, 8, 16, 32):
-        return fixed_bodies(matrix)
-    narrow = matrix.copy()
-    narrow[:, 0] ^= np.uint8(0 if pa.types.is_boolean(array.type) else 0x80)  # the sign is flipped at its own width
-    return fixed_bodies(narrow)
+def _flat_cells(array: pa.Array) -> pa.Array:
+    """Values that hold no others as `nested` wants them; nulls are anything."""
+    kind = array.type
+    if pa.types.is_fixed_size_binary(kind) and not pa.types.is_decimal(kind):
+        width = kind.byte_width
+        body = fixed(array, f"V{width}")
+    elif pa.types.is_string(kind) or pa.types.is_binary(kind):
+        return array.cast(STRINGS)
+    elif pa.types.is_boolean(kind):
+        body = unpack_bits(array.buffers()[1], array.offset, len(array)).view(np.uint8)
+    elif pa.types.is_decimal(kind):
+        body = np.stack(_fixed_words(array), axis=1).astype(">u8").view(f"V{kind.byte_width}")[:, 0]
+    else:
+        body = _sortable_bits(array)
+    cells = np.empty(len(array), [("mark", np.uint8), ("body", body.dtype.newbyteorder(">"))])
+    cells["mark"], cells["body"] = MARK, body
+    return pa.Array.from_buffers(pa.binary(cells.itemsize), len(cells), [None, pa.py_buffer(cells)])
+
+
+def _sortable_bits(array: pa.Array) -> npt.NDArray[Any]:
+    """Numbers as unsigned integers of their own width that compare as they do."""
+    width = array.type.bit_width
+    bits = fixed(array, f"<u{width // 8}")
+    if pa.types.is_unsigned_integer(array.type):
+        return bits
+    sign = bits.dtype.type(1 << (width - 1))
+    if not pa.types.is_floating(array.type):
+        return bits ^ sign
+    # Minus zero or all ones: of negative numbers all bits change, of others the sign.
+    return bits ^ ((bits.view(f"<i{width // 8}") >> (width - 1)).view(bits.dtype) | sign)
 
 
 def words_of(column: pa.Array | pa.ChunkedArray) -> Words:

@@ -101,7 +101,7 @@ def may_reach(upper: bytes, lo: bytes | None) -> bool:
 def encode_cell(column: pa.Array | pa.ChunkedArray, index: int) -> bytes:
     """The encoding of one value of a column; of a nested one, that of its bytes."""
     if is_nested(column.type):
-        column, index = comparable(column.slice(index % len(column), 1)), 0
+        column, index = comparable(column.slice(index % len(column), 1)).cast(pa.binary()), 0
     scalar = column[index]
     if isinstance(scalar, pa.DictionaryScalar) and scalar.is_valid:
         scalar = scalar.value

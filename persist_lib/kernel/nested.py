@@ -8,34 +8,27 @@ one of a list of structs of key and value. No body is the start of another one o
 So nulls come first, a list comes before those that it is the start of, and a field that is added to the end of a struct
 changes the bytes of no value that lacks it: neither its order nor its fingerprint. The bytes are part of fingerprints,
 and therefore durable.
+
+They are made a column at a time: what is of fixed width by numpy, the rest by Arrow, which lays strings end to end much
+faster than numpy gathers bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
-Bytes = npt.NDArray[np.uint8]
 Places = npt.NDArray[np.int64]
-Flat = Callable[[pa.Array], "Ragged"]
+Pieces = list[pa.Array | pa.Scalar]
+Flat = Callable[[pa.Array], pa.Array]
 
-NULL, VALUE, END = 0x01, 0x02, 0x00
-MOST_OFFSETS = 2**31 - 1
-
-
-class Ragged(NamedTuple):
-    """Byte strings that lie one after the other: `data[offsets[i] : offsets[i + 1]]`."""
-
-    data: Bytes
-    offsets: Places
-
-    @property
-    def lengths(self) -> Places:
-        return np.diff(self.offsets)
+STRINGS = pa.large_binary()
+MARK = 0x02
+NULL, VALUE, END, TEXT_END, NOTHING = (pa.scalar(each, STRINGS) for each in (b"\1", b"\2", b"\0", b"\0\0", b""))
 
 
 def is_nested(kind: pa.DataType) -> bool:
@@ -44,126 +37,99 @@ def is_nested(kind: pa.DataType) -> bool:
 
 
 def bodies(array: pa.Array, flat: Flat) -> pa.Array:
-    """The bodies of nested values as binary; nulls stay. `flat` gives those of values that hold no others."""
-    valid = array.is_valid()
-    found = _bodies(array, flat)
-    wide = int(found.offsets[-1]) > MOST_OFFSETS
-    offsets = found.offsets if wide else found.offsets.astype(np.int32)
-    bitmap = None if array.null_count == 0 else pa.concat_arrays([valid]).buffers()[1]
-    buffers = [bitmap, pa.py_buffer(offsets), pa.py_buffer(found.data)]
-    return pa.Array.from_buffers(pa.large_binary() if wide else pa.binary(), len(array), buffers)
+    """The bodies of nested values as `STRINGS`; nulls stay.
 
-
-def _bodies(array: pa.Array, flat: Flat) -> Ragged:
-    """A body for each value; what it is for a null does not matter."""
-    kind = array.type
-    if pa.types.is_struct(kind):
-        return _struct(array, flat)
-    if pa.types.is_map(kind):
-        array = _as_list_of_structs(array)
-    if pa.types.is_fixed_size_list(kind) or pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
-        return _list(array, flat)
-    return flat(array)
-
-
-def _cells(array: pa.Array, flat: Flat) -> Ragged:
-    """A cell for each value."""
-    inner = _bodies(array, flat)
-    lengths = inner.lengths
+    `flat` gives values that hold no others: text and binary as `STRINGS`, and what is of fixed width as cells, for
+    nulls, too.
+    """
+    found = _joined(_body(array, flat))
     if array.null_count == 0:
-        return _with_marks(inner, lengths + 1, np.full(len(array), VALUE, np.uint8))
-    valid = np.asarray(array.is_valid())
-    if not np.all(lengths[~valid] == 0):  # what lies under nulls does not count
-        kept = np.repeat(valid, lengths)
-        lengths = np.where(valid, lengths, 0)
-        inner = Ragged(inner.data[kept], _offsets(lengths))
-    return _with_marks(inner, lengths + 1, np.where(valid, VALUE, NULL).astype(np.uint8))
+        return found
+    bitmap = pa.concat_arrays([array.is_valid()]).buffers()[1]
+    return pa.Array.from_buffers(STRINGS, len(array), [bitmap, *found.buffers()[1:]])
 
 
-def _with_marks(inner: Ragged, lengths: Places, marks: Bytes) -> Ragged:
-    """Each body behind its mark."""
-    offsets = _offsets(lengths)
-    data = np.empty(int(offsets[-1]), np.uint8)
-    is_mark = np.zeros(len(data), np.bool_)
-    is_mark[offsets[:-1]] = True
-    data[is_mark] = marks
-    data[~is_mark] = inner.data
-    return Ragged(data, offsets)
-
-
-def _list(array: pa.Array, flat: Flat) -> Ragged:
-    items, counts = _items(array)
-    cells = _cells(items, flat)
-    ends = np.concatenate([[0], np.cumsum(counts)])
-    lengths = np.diff(cells.offsets[ends]) + 1
-    offsets = _offsets(lengths)
-    data = np.empty(int(offsets[-1]), np.uint8)
-    is_end = np.zeros(len(data), np.bool_)
-    is_end[offsets[1:] - 1] = True
-    data[is_end] = END
-    data[~is_end] = cells.data
-    return Ragged(data, offsets)
-
-
-def _items(array: pa.Array) -> tuple[pa.Array, Places]:
-    """The items of lists one after the other, without those that lie under nulls, and how many each list has."""
-    valid = np.asarray(array.is_valid())
-    if pa.types.is_fixed_size_list(array.type):
-        return array.flatten(), np.where(valid, array.type.list_size, 0).astype(np.int64)
+def _body(array: pa.Array, flat: Flat) -> Pieces:
+    """What the bodies of nested values consist of, one behind the other. What it is for a null does not matter."""
+    if pa.types.is_struct(array.type):
+        return [*_fields(array, flat), END] if array.type.num_fields else [pa.repeat(END, len(array))]
+    if pa.types.is_map(array.type):
+        entry = pa.struct([pa.field("key", array.type.key_type), pa.field("value", array.type.item_type)])
+        array = array.cast(pa.list_(entry))
     # `flatten` leaves out what lies under nulls and outside of a slice.
-    lengths = np.asarray(array.value_lengths().fill_null(0)).astype(np.int64)
-    return array.flatten(), lengths
+    return [_grouped(_joined(_cell(array.flatten(), flat)), _ends(array)), END]
 
 
-def _as_list_of_structs(array: pa.Array) -> pa.Array:
-    entry = pa.struct([pa.field("key", array.type.key_type), pa.field("value", array.type.item_type)])
-    return array.cast(pa.list_(entry))
-
-
-def _struct(array: pa.Array, flat: Flat) -> Ragged:
-    fields = [_cells(column, flat) for column in array.flatten()]
-    lengths = np.stack([field.lengths for field in fields]) if fields else np.zeros((0, len(array)), np.int64)
+def _fields(array: pa.Array, flat: Flat) -> Pieces:
+    columns = array.flatten()
+    cells = [_cell(column, flat) for column in columns]
     # Nulls at the end are left out, so that a field may be added.
-    is_null = np.stack([field.lengths == 1 for field in fields]) if fields else np.zeros((0, len(array)), np.bool_)
-    trailing = np.logical_and.accumulate(is_null[::-1], axis=0)[::-1]
-    lengths = np.where(trailing, 0, lengths)
-    offsets = _offsets(lengths.sum(axis=0) + 1)
-    data = np.full(int(offsets[-1]), END, np.uint8)
-    places = offsets[:-1]
-    for field, count in zip(fields, lengths, strict=True):
-        _scatter(data, places, field, count)
-        places = places + count
-    return Ragged(data, offsets)
+    trailing = pc.is_null(columns[-1])
+    for at in reversed(range(len(columns))):
+        trailing = pc.and_(trailing, columns[at].is_null())
+        if not trailing.true_count:
+            break
+        cells[at] = [pc.if_else(trailing, NOTHING, _as_strings(_joined(cells[at])))]
+    return [piece for pieces in cells for piece in pieces]
 
 
-def _scatter(data: Bytes, places: Places, strings: Ragged, counts: Places) -> None:
-    """Put the first `counts` bytes of each string at its place."""
-    total = int(counts.sum())
-    if not total:
-        return
-    within = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
-    data[np.repeat(places, counts) + within] = strings.data[np.repeat(strings.offsets[:-1], counts) + within]
+def _cell(array: pa.Array, flat: Flat) -> Pieces:
+    """What the cells of values consist of, one behind the other."""
+    if is_nested(array.type):
+        pieces = [VALUE, *_body(array, flat)]
+    else:
+        found = flat(array)
+        pieces = [VALUE, _escaped(found), TEXT_END] if found.type == STRINGS else [found]
+    if array.null_count == 0:
+        return pieces
+    return [pc.if_else(array.is_valid(), _as_strings(_joined(pieces)), NULL)]
 
 
-def fixed_bodies(rows: Bytes) -> Ragged:
-    """Equally long strings, given as a matrix."""
-    count, width = rows.shape
-    return Ragged(np.ascontiguousarray(rows).reshape(-1), np.arange(0, (count + 1) * width, width, dtype=np.int64))
+def _joined(pieces: Pieces) -> pa.Array:
+    """The pieces of each value as one string; of one piece, as it is."""
+    if len(pieces) == 1:
+        return pieces[0]
+    return pc.binary_join_element_wise(*map(_as_strings, pieces), NOTHING)
 
 
-def text_bodies(data: Bytes, offsets: Places) -> Ragged:
-    """Byte strings of any length, escaped and ended."""
-    data = data[: int(offsets[-1]) if len(offsets) else 0]
-    zeros = np.flatnonzero(data == 0)
-    if len(zeros):
-        data = np.insert(data, zeros + 1, 0xFF)
-        offsets = offsets + np.searchsorted(zeros, offsets)
-    lengths = np.diff(offsets) + 2
-    ended = _offsets(lengths)
-    out = np.zeros(int(ended[-1]), np.uint8)
-    _scatter(out, ended[:-1], Ragged(data, offsets), lengths - 2)
-    return Ragged(out, ended)
+def _as_strings(piece: pa.Array | pa.Scalar) -> pa.Array | pa.Scalar:
+    if piece.type == STRINGS:
+        return piece
+    width = piece.type.byte_width
+    offsets = np.arange(piece.offset * width, (piece.offset + len(piece) + 1) * width, width)
+    return _strings(offsets, piece.buffers()[1])
 
 
-def _offsets(lengths: Places | Sequence[int]) -> Places:
-    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+def _strings(offsets: Places, data: pa.Buffer | None) -> pa.Array:
+    return pa.Array.from_buffers(STRINGS, len(offsets) - 1, [None, pa.py_buffer(offsets), data or pa.py_buffer(b"")])
+
+
+def _grouped(cells: pa.Array, ends: Places) -> pa.Array:
+    """The cells between one end and the next as one string each."""
+    if cells.type != STRINGS:
+        return _strings(ends * cells.type.byte_width, cells.buffers()[1])
+    return _strings(_offsets(cells).take(ends), cells.buffers()[2])
+
+
+def _ends(array: pa.Array) -> Places:
+    """Where each list ends among the items of all of them that are not null, behind a 0."""
+    if pa.types.is_fixed_size_list(array.type):
+        counts = np.where(np.asarray(array.is_valid()), array.type.list_size, 0)
+    else:
+        counts = np.asarray(array.value_lengths().fill_null(0))
+    return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+
+
+def _escaped(strings: pa.Array) -> pa.Array:
+    offsets = _offsets(strings)
+    data = np.frombuffer(strings.buffers()[2] or b"", np.uint8)[offsets[0] : offsets[-1]]
+    if not len(data) or data.min() > 0:
+        return strings
+    return pc.replace_substring(strings, pattern=b"\0", replacement=b"\0\xff")
+
+
+def _offsets(strings: pa.Array) -> Places:
+    buffer = strings.buffers()[1]
+    if buffer is None or buffer.size == 0:
+        return np.zeros(1, np.int64)
+    return np.frombuffer(buffer, np.int64, count=strings.offset + len(strings) + 1)[strings.offset :]

@@ -30,6 +30,7 @@ from persist_lib.kernel.columns import (
     joined,
     words_of,
 )
+from persist_lib.kernel.nested import is_nested
 from persist_lib.schema.schema import TIME, Schema
 
 Digit = Callable[[Rows | None], U64]
@@ -44,7 +45,7 @@ DEEP = 32  # words of text compared one by one; what still ties is ranked by who
 def columns_in_order(schema: Schema, table: pa.Table) -> list[pa.Array]:
     """The columns that order a table, the first one first; `_time` where it has one."""
     names = schema.names + ([TIME] if TIME in table.schema.names else [])
-    return [comparable(table.column(name)) for name in names]
+    return [joined(table.column(name)) for name in names]
 
 
 def sort_updates(schema: Schema, table: pa.Table) -> pa.Table:
@@ -65,6 +66,35 @@ def adjacent_ties(columns: Sequence[pa.Array], candidates: Rows | None = None) -
 
     Only `candidates` can tie with the next row, where these are given; that the rest is in order is taken for granted.
     """
+    early, late = _apart(columns)
+    ties = _adjacent_ties(early, candidates)
+    if not late or ties is None or not ties.any():
+        return ties
+    places = _tied(ties)
+    left = np.flatnonzero(ties[places[:-1]])
+    found = _adjacent_ties(_late(late, places), left)
+    if found is not None:
+        ties[places[left]] = found[left]
+    return None if found is None else ties
+
+
+def _apart(columns: Sequence[pa.Array]) -> tuple[Sequence[pa.Array], Sequence[pa.Array]]:
+    """The columns before the first nested one, and the others.
+
+    Making bytes of nested values takes longer than all else, and mostly the columns before them tell rows apart. So the
+    others are looked at in rows that tie in these.
+    """
+    count = next((at for at, column in enumerate(columns) if at and is_nested(column.type)), len(columns))
+    return columns[:count], columns[count:]
+
+
+def _late(columns: Sequence[pa.Array], rows: Rows) -> list[pa.Array]:
+    """Those rows of columns, nested ones as bytes, which are made once."""
+    chosen = array_of(rows)
+    return [comparable(pc.take(column, chosen, memory_pool=POOL)) for column in columns]
+
+
+def _adjacent_ties(columns: Sequence[pa.Array], candidates: Rows | None) -> Flags | None:
     count = max(0, len(columns[0]) - 1)
     ties = np.zeros(count, np.bool_)
     left = candidates
@@ -90,6 +120,20 @@ def sort_order(columns: Sequence[pa.Array], shared: int = 0) -> tuple[Rows, Flag
 
     All values of the first column start with the same `shared` bytes, which are then not looked at.
     """
+    early, late = _apart(columns)
+    order, ties = _sort_order(early, shared)
+    if late and ties.any():
+        places = _tied(ties)
+        rows = order[places]
+        group = array_of(_groups(ties, places))
+        by, same = _sort_order([group, *_late(late, rows)])
+        order[places] = rows[by]
+        # Neighbours among the tied places that were one group are neighbours in the order, too.
+        ties[places[:-1][~same]] = False
+    return order, ties
+
+
+def _sort_order(columns: Sequence[pa.Array], shared: int = 0) -> tuple[Rows, Flags]:
     making = digits_of(columns, shared)
     if columns and len(columns[0]) > SAMPLE and (first := next(making, None)) is not None:
         places = (len(columns[0]) - 1).bit_length()
@@ -283,14 +327,8 @@ def _squeezed(word: int, width: int) -> int:
 
 def _refine(digits: Sequence[Digit], used: int, order: Rows, ties: Flags) -> int:
     """Order the rows that tie by the digits after `used`, in place; answers how many digits are used now."""
-    tied = np.zeros(len(order), np.bool_)
-    tied[:-1] = ties
-    tied[1:] |= ties
-    places = np.flatnonzero(tied)
-    rows = order[places]
-    # Groups are numbered by how often a tie ended before; a row starts a group unless it ties with the one before.
-    starts = ~np.concatenate([[False], ties])[places]
-    group = np.cumsum(starts).astype(np.uint64)
+    places = _tied(ties)
+    rows, group = order[places], _groups(ties, places)
     width = 64 - int(group[-1]).bit_length()
     beside = max(0, width - (len(rows) - 1).bit_length())
     codes, now_used = pack(digits[used:], rows, beside)
@@ -303,6 +341,23 @@ def _refine(digits: Sequence[Digit], used: int, order: Rows, ties: Flags) -> int
     # Neighbours among the tied places that were one group are neighbours in the order, too.
     ties[places[:-1][~same]] = False
     return used + now_used
+
+
+def _tied(ties: Flags) -> Rows:
+    """The places of rows that tie with the one before or behind."""
+    tied = np.zeros(len(ties) + 1, np.bool_)
+    tied[:-1] = ties
+    tied[1:] |= ties
+    return np.flatnonzero(tied)
+
+
+def _groups(ties: Flags, places: Rows) -> U64:
+    """The number of the group of each tied place: how often a tie ended before.
+
+    A row starts a group unless it ties with the one before.
+    """
+    starts = ~np.concatenate([[False], ties])[places]
+    return np.cumsum(starts).astype(np.uint64)
 
 
 def _sort_in_groups(digits: Sequence[Digit], rows: Rows, group: U64, width: int) -> tuple[Rows, Flags, int]:

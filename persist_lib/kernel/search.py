@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist_lib.kernel.columns import POOL, U64, ByteWords, Flags, Rows, Words, array_of, words_of
+from persist_lib.kernel.columns import POOL, U64, ByteWords, Flags, Rows, Words, array_of, comparable, words_of
 from persist_lib.kernel.order import DEEP, Digit, pack, ranks_of, shared_prefix
 
 DENSE: Final = 16
@@ -66,8 +66,8 @@ def equal_ranges(rows: Sequence[pa.Array], wanted: Sequence[pa.Array], keys: int
         counts[place] = (high - low)[same]
         before = np.cumsum(counts) - counts
         some = array_of(np.repeat(starts - before, counts) + np.arange(int(counts.sum())))
-        ours = [pc.take(column, some, memory_pool=POOL) for column in rows[keys:]]
-        theirs = [pc.take(column, array_of(same), memory_pool=POOL) for column in wanted[keys:]]
+        ours = [comparable(pc.take(column, some, memory_pool=POOL)) for column in rows[keys:]]
+        theirs = [comparable(pc.take(column, array_of(same), memory_pool=POOL)) for column in wanted[keys:]]
         first, last = before[place], (before + counts)[place]
         _narrow(_digits(ours, theirs, is_sorted=False), first, last)
         low[same], high[same] = low[same] + first - before[place], low[same] + last - before[place]
