@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist_lib.kernel.nested import MARK, STRINGS, bodies, is_nested
+from persist_lib.kernel.nested import STRINGS, bodies, is_nested
 from persist_lib.schema.schema import TIME_FIELD
 
 U64 = npt.NDArray[np.uint64]
@@ -239,26 +239,21 @@ def _swap(little: npt.NDArray[Any]) -> U64:
 def comparable(column: pa.Array | pa.ChunkedArray) -> pa.Array:
     """The column as one array whose values compare as its own do: nested ones as bytes, others as they are."""
     array = joined(column)
-    return bodies(array, _flat_cells) if is_nested(array.type) else array
+    return bodies(array, _flat_bodies) if is_nested(array.type) else array
 
 
-def _flat_cells(array: pa.Array) -> pa.Array:
-    """Values that hold no others as `nested` wants them; nulls are anything."""
+def _flat_bodies(array: pa.Array) -> pa.Array | npt.NDArray[Any]:
+    """Values that hold no others as `nested` wants them."""
     kind = array.type
-    if pa.types.is_fixed_size_binary(kind) and not pa.types.is_decimal(kind):
-        width = kind.byte_width
-        body = fixed(array, f"V{width}")
-    elif pa.types.is_string(kind) or pa.types.is_binary(kind):
+    if pa.types.is_string(kind) or pa.types.is_binary(kind):
         return array.cast(STRINGS)
-    elif pa.types.is_boolean(kind):
-        body = unpack_bits(array.buffers()[1], array.offset, len(array)).view(np.uint8)
-    elif pa.types.is_decimal(kind):
-        body = np.stack(_fixed_words(array), axis=1).astype(">u8").view(f"V{kind.byte_width}")[:, 0]
-    else:
-        body = _sortable_bits(array)
-    cells = np.empty(len(array), [("mark", np.uint8), ("body", body.dtype.newbyteorder(">"))])
-    cells["mark"], cells["body"] = MARK, body
-    return pa.Array.from_buffers(pa.binary(cells.itemsize), len(cells), [None, pa.py_buffer(cells)])
+    if pa.types.is_boolean(kind):
+        return unpack_bits(array.buffers()[1], array.offset, len(array))
+    if pa.types.is_decimal(kind):
+        return np.stack(_fixed_words(array), axis=1).astype(">u8").view(f"V{kind.byte_width}")[:, 0]
+    if pa.types.is_fixed_size_binary(kind):
+        return fixed(array, f"V{kind.byte_width}")
+    return _sortable_bits(array)
 
 
 def _sortable_bits(array: pa.Array) -> npt.NDArray[Any]:

@@ -16,6 +16,8 @@ faster than numpy gathers bytes.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import groupby
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,12 +25,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 Places = npt.NDArray[np.int64]
-Pieces = list[pa.Array | pa.Scalar]
-Flat = Callable[[pa.Array], pa.Array]
+Values = npt.NDArray[Any]
+Pieces = list[pa.Array | Values | bytes]
+"""What strings consist of, one behind the other: `STRINGS`, values of fixed width, or bytes that all of them have."""
+Flat = Callable[[pa.Array], pa.Array | Values]
 
 STRINGS = pa.large_binary()
-MARK = 0x02
-NULL, VALUE, END, TEXT_END, NOTHING = (pa.scalar(each, STRINGS) for each in (b"\1", b"\2", b"\0", b"\0\0", b""))
+NULL, VALUE, END, TEXT_END = b"\x01", b"\x02", b"\x00", b"\x00\x00"
 
 
 def is_nested(kind: pa.DataType) -> bool:
@@ -39,10 +42,10 @@ def is_nested(kind: pa.DataType) -> bool:
 def bodies(array: pa.Array, flat: Flat) -> pa.Array:
     """The bodies of nested values as `STRINGS`; nulls stay.
 
-    `flat` gives values that hold no others: text and binary as `STRINGS`, and what is of fixed width as cells, for
-    nulls, too.
+    `flat` gives values that hold no others: text and binary as `STRINGS`, and what is of fixed width as numpy's, such
+    that their bytes are the bodies, the highest one first. What it gives for nulls does not matter.
     """
-    found = _joined(_body(array, flat))
+    found = _as_strings(_joined(_body(array, flat), len(array)))
     if array.null_count == 0:
         return found
     bitmap = pa.concat_arrays([array.is_valid()]).buffers()[1]
@@ -50,64 +53,85 @@ def bodies(array: pa.Array, flat: Flat) -> pa.Array:
 
 
 def _body(array: pa.Array, flat: Flat) -> Pieces:
-    """What the bodies of nested values consist of, one behind the other. What it is for a null does not matter."""
+    """The bodies of values. What it is for a null does not matter."""
     if pa.types.is_struct(array.type):
-        return [*_fields(array, flat), END] if array.type.num_fields else [pa.repeat(END, len(array))]
+        return [*_fields(array, flat), END]
     if pa.types.is_map(array.type):
         entry = pa.struct([pa.field("key", array.type.key_type), pa.field("value", array.type.item_type)])
         array = array.cast(pa.list_(entry))
-    # `flatten` leaves out what lies under nulls and outside of a slice.
-    return [_grouped(_joined(_cell(array.flatten(), flat)), _ends(array)), END]
-
-
-def _fields(array: pa.Array, flat: Flat) -> Pieces:
-    columns = array.flatten()
-    cells = [_cell(column, flat) for column in columns]
-    # Nulls at the end are left out, so that a field may be added.
-    trailing = pc.is_null(columns[-1])
-    for at in reversed(range(len(columns))):
-        trailing = pc.and_(trailing, columns[at].is_null())
-        if not trailing.true_count:
-            break
-        cells[at] = [pc.if_else(trailing, NOTHING, _as_strings(_joined(cells[at])))]
-    return [piece for pieces in cells for piece in pieces]
+    if is_nested(array.type):  # `flatten` leaves out what lies under nulls and outside of a slice
+        items = array.flatten()
+        return [_grouped(_joined(_cell(items, flat), len(items)), _ends(array)), END]
+    body = flat(array)
+    return [body] if isinstance(body, np.ndarray) else [_escaped(body), TEXT_END]
 
 
 def _cell(array: pa.Array, flat: Flat) -> Pieces:
-    """What the cells of values consist of, one behind the other."""
-    if is_nested(array.type):
-        pieces = [VALUE, *_body(array, flat)]
-    else:
-        found = flat(array)
-        pieces = [VALUE, _escaped(found), TEXT_END] if found.type == STRINGS else [found]
+    """The cells of values."""
+    pieces = [VALUE, *_body(array, flat)]
     if array.null_count == 0:
         return pieces
-    return [pc.if_else(array.is_valid(), _as_strings(_joined(pieces)), NULL)]
+    cells = _as_strings(_joined(pieces, len(array)))
+    return [pc.if_else(array.is_valid(), cells, pa.scalar(NULL, STRINGS))]  # what lies under nulls does not count
 
 
-def _joined(pieces: Pieces) -> pa.Array:
-    """The pieces of each value as one string; of one piece, as it is."""
-    if len(pieces) == 1:
-        return pieces[0]
-    return pc.binary_join_element_wise(*map(_as_strings, pieces), NOTHING)
+def _fields(array: pa.Array, flat: Flat) -> Pieces:
+    """The cells of a struct's fields. Nulls at the end are left out, so that a field may be added."""
+    found: list[Pieces] = []
+    trailing: pa.Array | None = pa.repeat(True, len(array))
+    for column in reversed(array.flatten()):
+        cell = _cell(column, flat)
+        if trailing is not None:
+            trailing = pc.and_(trailing, column.is_null()) if column.null_count else None
+        if trailing is not None:
+            cell = [pc.if_else(trailing, pa.scalar(b"", STRINGS), cell[0])]
+        found.append(cell)
+    return [piece for cell in reversed(found) for piece in cell]
 
 
-def _as_strings(piece: pa.Array | pa.Scalar) -> pa.Array | pa.Scalar:
-    if piece.type == STRINGS:
-        return piece
-    width = piece.type.byte_width
-    offsets = np.arange(piece.offset * width, (piece.offset + len(piece) + 1) * width, width)
-    return _strings(offsets, piece.buffers()[1])
+def _joined(pieces: Pieces, count: int) -> pa.Array | Values:
+    """So many strings of these pieces, of fixed width if the pieces are."""
+    if not any(isinstance(piece, pa.Array) for piece in pieces):
+        return _side_by_side(pieces, count)
+    fused: list[pa.Array | pa.Scalar] = []
+    for is_text, some in groupby(pieces, lambda piece: isinstance(piece, pa.Array)):
+        fused += some if is_text else [_as_string(list(some), count)]
+    return fused[0] if len(fused) == 1 else pc.binary_join_element_wise(*fused, pa.scalar(b"", STRINGS))
+
+
+def _as_string(pieces: Pieces, count: int) -> pa.Array | pa.Scalar:
+    if all(isinstance(piece, bytes) for piece in pieces):
+        return pa.scalar(b"".join(pieces), STRINGS)
+    return _as_strings(_side_by_side(pieces, count))
+
+
+def _side_by_side(pieces: Pieces, count: int) -> Values:
+    """Pieces of fixed width as one, which numpy does several times as fast as Arrow joins them."""
+    # SUBTLE: bytes are put one by one, as integers. numpy copies void values several times as slowly.
+    given: list[Any] = []
+    for piece in pieces:
+        given += map(np.uint8, piece) if isinstance(piece, bytes) else [piece]
+    rows = np.empty(count, [(str(at), each.dtype.newbyteorder(">")) for at, each in enumerate(given)])
+    for at, each in enumerate(given):
+        rows[str(at)] = each
+    return rows.view(f"V{rows.itemsize}")
+
+
+def _as_strings(values: pa.Array | Values) -> pa.Array:
+    if isinstance(values, pa.Array):
+        return values
+    width = values.itemsize
+    return _strings(np.arange(0, (len(values) + 1) * width, width), pa.py_buffer(values))
 
 
 def _strings(offsets: Places, data: pa.Buffer | None) -> pa.Array:
     return pa.Array.from_buffers(STRINGS, len(offsets) - 1, [None, pa.py_buffer(offsets), data or pa.py_buffer(b"")])
 
 
-def _grouped(cells: pa.Array, ends: Places) -> pa.Array:
+def _grouped(cells: pa.Array | Values, ends: Places) -> pa.Array:
     """The cells between one end and the next as one string each."""
-    if cells.type != STRINGS:
-        return _strings(ends * cells.type.byte_width, cells.buffers()[1])
+    if isinstance(cells, np.ndarray):
+        return _strings(ends * cells.itemsize, pa.py_buffer(cells))
     return _strings(_offsets(cells).take(ends), cells.buffers()[2])
 
 
