@@ -94,14 +94,16 @@ def _joined(pieces: Pieces, count: int) -> pa.Array | Values:
     if not any(isinstance(piece, pa.Array) for piece in pieces):
         return _side_by_side(pieces, count)
     fused: list[pa.Array | pa.Scalar] = []
-    for is_text, some in groupby(pieces, lambda piece: isinstance(piece, pa.Array)):
-        fused += some if is_text else [_as_string(list(some), count)]
+    for is_text, group in groupby(pieces, lambda piece: isinstance(piece, pa.Array)):
+        some = list(group)
+        fused += some if is_text else [_as_string(some, count)]
     return fused[0] if len(fused) == 1 else pc.binary_join_element_wise(*fused, pa.scalar(b"", STRINGS))
 
 
 def _as_string(pieces: Pieces, count: int) -> pa.Array | pa.Scalar:
-    if all(isinstance(piece, bytes) for piece in pieces):
-        return pa.scalar(b"".join(pieces), STRINGS)
+    constants = [piece for piece in pieces if isinstance(piece, bytes)]
+    if len(constants) == len(pieces):
+        return pa.scalar(b"".join(constants), STRINGS)
     return _as_strings(_side_by_side(pieces, count))
 
 

@@ -18,7 +18,6 @@ import pyarrow.compute as pc
 
 from persist_lib.kernel.columns import (
     BLOCK,
-    POOL,
     U64,
     ByteWords,
     Flags,
@@ -30,6 +29,7 @@ from persist_lib.kernel.columns import (
     joined,
     words_of,
 )
+from persist_lib.kernel.gather import rows_of
 from persist_lib.kernel.nested import is_nested
 from persist_lib.schema.schema import TIME, Schema
 
@@ -91,7 +91,7 @@ def _apart(columns: Sequence[pa.Array]) -> tuple[Sequence[pa.Array], Sequence[pa
 def _late(columns: Sequence[pa.Array], rows: Rows) -> list[pa.Array]:
     """Those rows of columns, nested ones as bytes, which are made once."""
     chosen = array_of(rows)
-    return [comparable(pc.take(column, chosen, memory_pool=POOL)) for column in columns]
+    return [comparable(rows_of(column, chosen)) for column in columns]
 
 
 def _adjacent_ties(columns: Sequence[pa.Array], candidates: Rows | None) -> Flags | None:
@@ -191,7 +191,7 @@ def _sort_beside_places(codes: U64, places: int) -> tuple[Rows, U64]:
 def take(table: pa.Table, rows: Rows, spread: Spread = map) -> pa.Table:
     """The chosen rows of a table, column by column: `spread` is `map`, or that of a pool."""
     chosen = array_of(rows)
-    columns = spread(lambda column: pc.take(joined(column), chosen, memory_pool=POOL), table.columns)
+    columns = spread(lambda column: rows_of(joined(column), chosen), table.columns)
     return pa.table(list(columns), schema=table.schema)
 
 
