@@ -65,6 +65,23 @@ def test_the_order_of_a_map_does_not_count() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        [[("b", 1), ("c", 2)], [("a", 3)], None, [], [("a", 4), ("b", 5)]],  # in order, map by map
+        [[("b", 1)], [("c", 3), ("a", 2)], [("b", 4)]],
+        [[("a", 1), ("b", 2)], [("b", 2), ("a", 1)]],
+    ],
+)
+def test_maps_are_sorted_one_by_one(given: list[Any]) -> None:
+    """Whether all of them are in order already, or some."""
+    kind = pa.map_(pa.string(), pa.int64())
+    found = made("map<string, int64>", pa.array(given, kind))
+    assert [value if value is None else list(value.items()) for value in found] == [
+        value if value is None else sorted(value) for value in given
+    ]
+
+
 HIDDEN = pa.ListArray.from_arrays(pa.array([0, 2, 3], pa.int32()), pa.array([7, 8, 9]), mask=pa.array([True, False]))
 
 

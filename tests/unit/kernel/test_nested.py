@@ -166,19 +166,23 @@ def test_the_bytes_are_those_that_one_would_write_by_hand(case: tuple[pa.DataTyp
     assert comparable(pa.chunked_array([array.slice(1), array])).to_pylist() == cells[1:] + cells
 
 
-@given(columns(), st.data())
-def test_rows_are_taken_as_arrow_takes_them(case: tuple[pa.DataType, list[Any]], data: st.DataObject) -> None:
-    """Of slices, too, and nulls have no items."""
+@given(columns(), st.integers(0, 3), st.lists(st.integers(0, 5), max_size=9))
+@example((pa.list_(pa.int8(), 2), [[1, 2], [3, 4]]), 1, [1, 1, 0])
+@example((pa.struct([pa.field("a", pa.decimal256(50, 1))]), [{"a": Decimal(1)}, {"a": Decimal(2)}]), 1, [1, 1, 0])
+@example((pa.map_(pa.string(), pa.list_(pa.bool_())), [[("a", [True]), ("b", [])], None, []]), 2, [2, 0, 1, 0])
+def test_rows_are_taken_as_arrow_takes_them(case: tuple[pa.DataType, list[Any]], skipped: int, at: list[int]) -> None:
+    """Of slices, and of lists of such, too."""
     kind, values = case
-    skipped = data.draw(st.integers(0, len(values)))
-    array = pa.array(values[:skipped] + values, kind).slice(skipped)
-    places = pa.array(data.draw(st.lists(st.integers(0, len(values) - 1), max_size=9)), pa.int64())
-    found = rows_of(array, places)
-    found.validate(full=True)
-    assert found.type == kind
-    assert comparable(found).equals(comparable(pc.take(array, places)))
-    if pa.types.is_list(kind):
-        assert len(found.values) == sum(len(values[at] or []) for at in places.to_pylist())
+    array = pa.array(values[:skipped] + values, kind).slice(min(skipped, len(values)))
+    lists = pa.ListArray.from_arrays(pa.array([0, len(values) // 2, len(values)], pa.int32()), array)
+    for rows, count in ((array, len(values)), (lists, 2)):
+        places = pa.array([place % count for place in at], pa.int64())
+        found = rows_of(rows, places)
+        found.validate(full=True)
+        assert found.type == rows.type
+        assert comparable(found).equals(comparable(pc.take(rows, places)))
+        if pa.types.is_list(found.type):  # nulls have no items
+            assert len(found.values) == pc.sum(found.value_lengths(), min_count=0).as_py()
 
 
 @given(columns(), st.data())
