@@ -13,7 +13,7 @@ there.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -23,7 +23,6 @@ from persist_lib.schema.schema import Column, Schema, by_ids, check_schema, with
 from persist_lib.schema.types import format_type, parse_type
 from persist_lib.schema.widening import default_of, hashes_otherwise, widens
 
-S = TypeVar("S", bound=Schema)
 MARK = "~"
 """What is appended to a name that is taken: to the id of a new column, and to the name of a dropped one."""
 
