@@ -22,6 +22,7 @@ from persist_lib.catalog.wal import check_together
 from persist_lib.errors import HandoverRefused, InvalidUsage, NotFound
 from persist_lib.schema.evolution import adopted, changes_between, fresh, place_of
 from persist_lib.schema.schema import Schema, check_schema
+from persist_lib.shard.admin import check_evolves
 
 
 class Making(Commanding):
@@ -206,7 +207,8 @@ class Evolving(Commanding):
         renditions = contents.renditions_of(collection.id)
         timeline = timeline_of(self.client, collection, renditions[0])
         active = timeline.last.rendition.number
-        older = self.client.inspect(timeline.last.rendition.names[0]).state.schemas[-1]
+        first = timeline.last.rendition.names[0]
+        older = self.client.inspect(first).state.schemas[-1]
         newer = adopted(older, schema)
         if collection.timeline is not None and not (newer.all_plain and newer.value[: len(older.value)] == older.value):
             raise InvalidUsage(
@@ -220,6 +222,8 @@ class Evolving(Commanding):
         same = [record.number for record in renditions if record.state == "live" and record.columns == older]
         # SUBTLE: the active one comes last. Whoever opens the collection has the new columns once all shards have them.
         numbers = sorted({*same, active}, key=lambda number: number == active)
+        if newer != older:
+            check_evolves(first, self.client.inspect(first), newer)
         changes = changes_between(older, newer)
         return Evolved(newer, changes, tuple(numbers) if newer != older else ())
 

@@ -91,20 +91,30 @@ def evolve(session: Session, name: opt.AnyTable, changes: Changes = Changes(), d
     """
     if not any(changes):
         raise InvalidUsage("name a column to add, as in --add note:string, or what else is to change: see --help")
+    from persist_lib.cli.table_commands import people_of
+
     with session.open(read_only=dry_run) as client, client.table(name) as table:
         newest = table.describe().schema
         new = new_columns(name, newest, _added(changes))
         evolved = _evolved(newest, new, changes)
         done = table.evolve(evolved, dry_run=dry_run)
+        state = client.inspect(table.kept_by()).state
+        people = people_of(client, table, state) if dry_run and done else []
+    stay = [f"{one.id} ({one.owner})" if one.owner else one.id for one in people if one.kind in ("read", "write")]
+    published = sorted(state.pins) if done else []
     value = {
         "table": name, "dry_run": dry_run, "added": [str(one) for one in new], "changes": list(done),
-        "schema": schema_value(evolved),
+        "schema": schema_value(evolved), "stay": stay, "published": published,
     }  # fmt: skip
     texts = [str(next((column for column in new if column.name == one), one)) for one in done]
     said = f"{'would be' if dry_run else 'is'} changed: {', '.join(texts)}" if done else "has these columns already"
     if done and len(done) == len(new):
         said = f"{'would add' if dry_run else 'added'} {', '.join(texts)}"
     session.answer(value, f"{name}: {said}; the schema {'would be' if dry_run and done else 'is'} {evolved}")
+    if stay:
+        session.note(f"in the present columns stay {', '.join(stay)}")
+    for format_ in published:
+        session.note(f"published as {format_}: new columns are there when it is published next")
 
 
 def _evolved(newest: Schema, new: tuple[Column, ...], changes: Changes) -> Schema:

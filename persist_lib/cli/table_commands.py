@@ -155,7 +155,7 @@ def describe(
     with session.open() as client, table_of(client, name) as table, looking_up(client) as look:
         found, state = table.describe(), client.inspect(table.kept_by()).state
         its, now = look(found), client.consensus.now()
-        people = _people(client, table, state)
+        people = people_of(client, table, state)
         in_force = InForce(client.pauses(), lambda: str).of((name, *found.shards))
         pauses = list(dict.fromkeys(one for each in in_force.values() for one in each))
     if who:
@@ -192,7 +192,7 @@ def describe(
     session.answer(value, lines, *([renditions_table(its.found)] if its else []), holds)
 
 
-def _people(client: Client, table: Table, state: State) -> list[Capability]:
+def people_of(client: Client, table: Table, state: State) -> list[Capability]:
     """Who reads a table, holds its history, and writes it."""
     from persist_lib.catalog.describe import Capability
 

@@ -15,14 +15,15 @@ from persist_lib.core import refusals as r
 from persist_lib.core.formats import least_for
 from persist_lib.core.holds import layer_of
 from persist_lib.core.leases import keepers
-from persist_lib.core.state import LAYERS, MARK, Produced, State
+from persist_lib.core.state import LAYERS, MARK, Produced, State, Version
 from persist_lib.core.transitions import apply
 from persist_lib.errors import InvalidUsage
 from persist_lib.frontier import MAX_TIME, Antichain
-from persist_lib.ids import MOST_SEQUENCE, SeqNo, parse_hold_name, parse_producer_name
+from persist_lib.ids import MOST_SEQUENCE, SeqNo, ShardId, parse_hold_name, parse_producer_name
 from persist_lib.schema.evolution import adopted
 from persist_lib.schema.schema import Schema, check_schema
 from persist_lib.shard.commit import Machine
+from persist_lib.shard.refusals import refused
 from persist_lib.times import Times, is_duration, is_moment
 
 OPAQUE_BYTES = 4096
@@ -200,16 +201,25 @@ class Terms(ABC):
 
 def evolve_schema(machine: Machine, schema: Schema, number: int | None = None) -> None:
     """Make a schema the newest one of a shard, as the one with this number. Raises SchemaMismatch."""
-    state = machine.fetch().state
-    least = least_for(adopted(state.schemas[-1], schema))
-    if state.format < least:  # the columns are asked for, and so is what they need
-        machine.try_commit(lambda _state, _now: c.Upgrade(least))
 
     def build(state: State, _now: int) -> c.EvolveSchema:
         expected = len(state.schemas) if number is None else number
         return c.EvolveSchema(expected - 1, adopted(state.schemas[-1], schema))
 
+    state = machine.fetch().state
+    least = least_for(adopted(state.schemas[-1], schema))
+    if state.format < least:  # the columns are asked for, and so is what they need
+        machine.try_commit(lambda _state, _now: c.Upgrade(least))
     machine.commit(build)
+
+
+def check_evolves(shard: str, version: Version, schema: Schema) -> None:
+    """Raise SchemaMismatch where a shard would refuse to have this schema next. Changes nothing."""
+    state, newer = version.state, adopted(version.state.schemas[-1], schema)
+    moved = msgspec.structs.replace(state, format=max(state.format, least_for(newer)), member="")  # whoever asks
+    answer = apply(moved, SeqNo(version.seqno + 1), c.EvolveSchema(len(state.schemas) - 1, newer))
+    if not isinstance(answer, (State, r.AlreadyDone)):
+        raise refused(ShardId(shard), answer)
 
 
 def parse_layer(layer: object) -> str:

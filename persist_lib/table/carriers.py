@@ -33,7 +33,7 @@ from persist_lib.relation.statements import Done, Restore
 from persist_lib.runtime.each import Each
 from persist_lib.schema.evolution import adopted, changes_between
 from persist_lib.schema.schema import Schema, comes_before
-from persist_lib.shard.admin import Downgraded
+from persist_lib.shard.admin import Downgraded, check_evolves
 from persist_lib.shard.refusals import refused
 from persist_lib.table.carrier import Carrier, KeptDeletes, Make, TableDescription, Wal
 from persist_lib.table.open_handles import OpenHandles
@@ -84,7 +84,9 @@ class ShardCarrier(OpenHandles):
     def evolve(self, schema: Schema, *, dry_run: bool) -> tuple[str, ...]:
         newest = self._state().schemas[-1]
         evolved = adopted(newest, schema)
-        if evolved != newest and not dry_run:
+        if evolved != newest and dry_run:
+            check_evolves(self.name, self.client.inspect(self.name), evolved)
+        elif evolved != newest:
             self.client.evolve_schema(self.name, evolved)
         return changes_between(newest, evolved)
 

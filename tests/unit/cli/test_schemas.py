@@ -148,6 +148,35 @@ def test_what_cannot_be_added_is_refused_in_words_and_nothing_is_changed(added: 
     assert version() == before
 
 
+def test_columns_are_renamed_widened_and_dropped_and_a_dry_run_says_who_stays_in_the_present_ones() -> None:
+    invoke("create", "items", *COLUMNS)
+    words = (
+        "evolve", "items", "--rename", "name=title", "--widen", "price:decimal(12,2)", "--allow-null", "title",
+        "--add", "via:string not null", "--default", "via=web",
+    )  # fmt: skip
+    before = version()
+    with persist.open("file:./data") as client, client.open_writer("items", before.state.schemas[-1], owner="me") as w:
+        w.advance_upper(5)
+        dry = done(*words, "--dry-run")
+    assert [one.endswith("(me)") for one in dry["stay"]] == [True]
+    said = ["name renamed to title", "price widened to decimal128(12, 2)", "via"]
+    assert dry["changes"] == said
+    assert [str(one) for one in version().state.schemas[-1].value] == [
+        str(one) for one in before.state.schemas[-1].value
+    ]
+    changed = done(*words)
+    assert (changed["changes"], changed["added"]) == (said, ["via: string not null default 'web'"])
+    assert changed["schema"]["value"] == {"title": "string", "price": "decimal128(12, 2)", "via": "string not null"}
+    assert changed["schema"]["defaults"] == {"via": "web"}
+    assert "no column 'name'" in fails(2, *words)
+    assert done("evolve", "items", "--drop", "price")["changes"] == ["price dropped"]
+    for wrong, said_of_it in (
+        (("--rename", "title"), "takes a name, = and"), (("--default", "x=1"), "add 'x' by --add"),
+        (("--drop", "id"), "key column"), (("--widen", "via:int64"), "not every"),
+    ):  # fmt: skip
+        assert said_of_it in fails(2, "evolve", "items", *wrong)
+
+
 def test_evolving_needs_a_column_and_a_shard() -> None:
     invoke("create", "items", *COLUMNS)
     assert "name a column to add" in fails(2, "evolve", "items")

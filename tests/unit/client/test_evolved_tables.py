@@ -229,6 +229,16 @@ def test_a_promoted_shard_and_a_collection_evolve_too(client: persist.Client, ta
     assert client.table("orders").describe().schema == CHANNEL
 
 
+def test_a_dry_run_refuses_what_the_call_would(client: persist.Client, table: persist.Table) -> None:
+    table.publish("delta")
+    for dry_run in (True, False):
+        with pytest.raises(persist.SchemaMismatch, match="published as delta"):
+            table.evolve(NOW, dry_run=dry_run)
+    assert table.evolve(FIRST.add({"c": "string"}), dry_run=True) == ("c",)
+    client.withdraw("orders", "delta")
+    assert table.evolve(NOW, dry_run=True)
+
+
 def test_tables_of_timelines_streams_and_published_ones_only_gain_columns(client: persist.Client) -> None:
     with client.controller() as controller, controller.tables() as tables:
         for mode in ("wal", "yolo"):
