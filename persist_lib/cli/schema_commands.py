@@ -259,6 +259,7 @@ def _value(shard: str, schema: Schema, dry_run: bool, **more: object) -> dict[st
 
 def schema_value(schema: Schema) -> dict[str, object]:
     """A schema for machines: its columns with their types, and what else it says."""
+    schema = schema.shown
     sides = {side: {column.name: _type(column) for column in getattr(schema, side)} for side in ("key", "value")}
     defaults = {column.name: column.default for column in schema.value if column.default is not None}
     return {**sides, **({"defaults": defaults} if defaults else {}), **_terms(schema)}
