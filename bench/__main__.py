@@ -54,6 +54,7 @@ BENCHMARKS = {
     "events": "bench.events:events",
     "imports": "bench.imports:imports",
     "push": "bench.push:push",
+    "nested": "bench.nested:nested",
 }
 ON_REQUEST = {"kernel-100m", "life-long", "spark-100m", "spark-sizes"}
 """Benchmarks that take many minutes and run only if they are named."""

@@ -329,14 +329,18 @@ def _refine(digits: Sequence[Digit], used: int, order: Rows, ties: Flags) -> int
     """Order the rows that tie by the digits after `used`, in place; answers how many digits are used now."""
     places = _tied(ties)
     rows, group = order[places], _groups(ties, places)
+    word = digits[used](rows)
+    if not ((word[1:] != word[:-1]) & (group[1:] == group[:-1])).any():  # often all that ties is equal to the end
+        return used + 1
     width = 64 - int(group[-1]).bit_length()
     beside = max(0, width - (len(rows) - 1).bit_length())
-    codes, now_used = pack(digits[used:], rows, beside)
+    left: list[Digit] = [lambda _: word, *digits[used + 1 :]]
+    codes, now_used = pack(left, rows, beside)
     if now_used:
         by, ordered = _sort_beside_places((group << np.uint64(beside)) | codes, width - beside)
         same = ordered[1:] == ordered[:-1]
     else:
-        by, same, now_used = _sort_in_groups(digits[used:], rows, group, width)
+        by, same, now_used = _sort_in_groups(left, rows, group, width)
     order[places] = rows[by]
     # Neighbours among the tied places that were one group are neighbours in the order, too.
     ties[places[:-1][~same]] = False
