@@ -73,17 +73,14 @@ def duck(source: str, folder: str) -> Iterator[Ready]:
 
     def append() -> None:
         for at, rows in enumerate(given):
-            connection.register("rows", rows)
-            connection.execute(f"COPY (SELECT * FROM rows) TO '{folder}/{at}.parquet' (FORMAT parquet)")
+            connection.from_arrow(rows).write_parquet(f"{folder}/{at}.parquet")
 
     def compact() -> None:
         files = [f"{folder}/{at}.parquet" for at in range(len(given))]
-        connection.execute(
-            f"COPY (SELECT * FROM read_parquet({files}) ORDER BY id) TO '{folder}/one.parquet' (FORMAT parquet)"
-        )
+        connection.read_parquet(files).order("id").write_parquet(f"{folder}/one.parquet")
 
     def read() -> int:
-        return int(connection.sql(f"SELECT * FROM '{folder}/one.parquet'").to_arrow_table().num_rows)
+        return int(connection.read_parquet(f"{folder}/one.parquet").to_arrow_table().num_rows)
 
     calls = {"append": append, "compact": compact, "read": read}
-    yield Ready(f"duckdb {duckdb.__version__}, one thread; COPY to Parquet, sorted where it makes one", calls)
+    yield Ready(f"duckdb {duckdb.__version__}, one thread; write_parquet, sorted where it makes one", calls)

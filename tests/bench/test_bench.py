@@ -25,6 +25,7 @@ from bench.figures import Figure, beside, in_turn
 from bench.imports import imports
 from bench.ingest import ingest
 from bench.kernel import SCHEMA, kernel, kernel_100m, merge_folder, updates_of, write_runs
+from bench.nested import nested
 from bench.peer import Peer
 from bench.postgres import contention, postgres_append
 from bench.postgres_lag import postgres_lag
@@ -43,6 +44,7 @@ from persist_lib.kernel.consolidate import consolidate
 
 ROOT = Path(__file__).parents[2]
 BESIDE_OURSELVES = {
+    "the flat one",
     "the limit", "without it", "the 50th append on", "0.4 M updates", "an equal share", "one for each 128 transitions",
     "a census of each shard", "import pyarrow", "import pyarrow, and 0.1 s",
     "plain appends, one after the other", "a plain append",
@@ -99,7 +101,7 @@ def test_a_benchmark_is_run_by_name_and_an_unknown_one_is_named() -> None:
     "measure",
     [
         small_append, bulk_append, snapshot, kernel, kernel_100m, postgres_append, read_uncompacted, read_history,
-        maintain_small, survey, upsert, tables, streams, imports, postgres_lag,
+        maintain_small, nested, survey, upsert, tables, streams, imports, postgres_lag,
         events, push, server,
     ],
 )  # fmt: skip
@@ -169,7 +171,7 @@ def test_a_peer_runs_in_a_process_of_its_own_and_says_how_it_is_configured(tmp_p
     assert rows == 5
 
 
-@pytest.mark.parametrize("name", ["bare", "duck", "lake", "merges", "spark_peer"])
+@pytest.mark.parametrize("name", ["bare", "duck", "lake", "merges", "nested_peers", "spark_peer"])
 def test_no_peer_imports_anything_of_ours(name: str) -> None:
     """Not our memory pools, not our threads, not our session."""
     program = (
