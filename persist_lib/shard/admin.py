@@ -216,7 +216,7 @@ def evolve_schema(machine: Machine, schema: Schema, number: int | None = None) -
 def check_evolves(shard: str, version: Version, schema: Schema) -> None:
     """Raise SchemaMismatch where a shard would refuse to have this schema next. Changes nothing."""
     state, newer = version.state, adopted(version.state.schemas[-1], schema)
-    moved = msgspec.structs.replace(state, format=max(state.format, least_for(newer)), member="")  # whoever asks
+    moved = msgspec.structs.replace(state, format=max(state.format, least_for(newer)), member="")  # as its owner
     answer = apply(moved, SeqNo(version.seqno + 1), c.EvolveSchema(len(state.schemas) - 1, newer))
     if not isinstance(answer, (State, r.AlreadyDone)):
         raise refused(ShardId(shard), answer)
