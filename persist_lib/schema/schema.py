@@ -384,10 +384,12 @@ def check_schema(schema: object) -> Schema:
 
 def no_key(schema: object) -> str | None:
     """Why a schema's key can be none of a shard; None if it can. Projections are ordered by any columns."""
-    nested = [one for one in schema.key if is_nested(one.type)] if isinstance(schema, Schema) else []
-    if not nested:
-        return None
-    return f"a key has plain columns, and ({nested[0]}) is nested: make it a value column, or its parts key columns"
+    for one in schema.key if isinstance(schema, Schema) else ():
+        if is_nested(one.type):
+            return f"a key has plain columns, and ({one}) is nested: make it a value column, or its parts key columns"
+        if one.default is not None or one.first_type or one.is_dropped:
+            return f"each row says its key, and key column ({one}) has a default: give it to value columns alone"
+    return None
 
 
 def _check(schema: Schema) -> None:

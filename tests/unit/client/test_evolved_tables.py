@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 import pytest
 
 import persist_lib as persist
+from persist_lib.schema.schema import Column, check_schema
 from persist_lib.spark.collections import unleased
 from persist_lib.testing import check_world
 from tests.worlds import World
@@ -266,6 +267,7 @@ WRONG: list[tuple[Any, str]] = [
     (lambda: FIRST.add({"n": "int8"}, {"n": 1.5}), "cannot be the default"),
     (lambda: FIRST.add({"n": "list<int8>"}, {"n": [1]}), "nested columns have no defaults"),
     (lambda: FIRST.add({"n": "binary"}, {"n": b"\xff"}), "cannot be the default"),
+    (lambda: check_schema(persist.Schema([Column("id", "int64", default=1)])), "each row says its key"),
 ]  # fmt: skip
 
 
