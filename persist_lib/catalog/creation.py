@@ -20,7 +20,7 @@ from persist_lib.catalog.records import CollectionRecord, CommandRecord, Renditi
 from persist_lib.catalog.renditions import Timeline, handed_over_at, is_copied
 from persist_lib.catalog.wal import check_together
 from persist_lib.errors import HandoverRefused, InvalidUsage, NotFound
-from persist_lib.schema.evolution import adopted, changes_between, fresh, place_of
+from persist_lib.schema.evolution import adopted, changes_between, fresh, is_prefix, place_of
 from persist_lib.schema.schema import Schema, check_schema
 from persist_lib.shard.admin import check_evolves
 
@@ -208,9 +208,10 @@ class Evolving(Commanding):
         timeline = timeline_of(self.client, collection, renditions[0])
         active = timeline.last.rendition.number
         first = timeline.last.rendition.names[0]
-        older = self.client.inspect(first).state.schemas[-1]
+        version = self.client.inspect(first)
+        older = version.state.schemas[-1]
         newer = adopted(older, schema)
-        if collection.timeline is not None and not (newer.all_plain and newer.value[: len(older.value)] == older.value):
+        if collection.timeline is not None and not is_prefix(older, newer):
             raise InvalidUsage(
                 f"table {collection.name!r} is on a timeline, where columns can be added that may be null and have no "
                 "default. Nothing was changed. Add a column, or copy the table into another one",
@@ -223,7 +224,7 @@ class Evolving(Commanding):
         # SUBTLE: the active one comes last. Whoever opens the collection has the new columns once all shards have them.
         numbers = sorted({*same, active}, key=lambda number: number == active)
         if newer != older:
-            check_evolves(first, self.client.inspect(first), newer)
+            check_evolves(first, version, newer)
         changes = changes_between(older, newer)
         return Evolved(newer, changes, tuple(numbers) if newer != older else ())
 

@@ -31,6 +31,7 @@ from collections.abc import Iterable
 from persist_lib.core.diff import StateDiff
 from persist_lib.core.state import Batch, State, Writer
 from persist_lib.ids import is_pending, is_published
+from persist_lib.schema.evolution import evolved, is_prefix
 from persist_lib.schema.schema import Schema
 from persist_lib.schema.types import is_nested
 
@@ -97,7 +98,7 @@ WIDE_TYPES = 6
 """The format from which on a schema may have nested columns and wide decimals."""
 
 EVOLVED = 8
-"""The format from which on columns may have ids that are not their names, former types, and defaults."""
+"""The format from which on columns may be others than they were, and have defaults."""
 
 
 def least_for(schema: object) -> int:
@@ -109,6 +110,11 @@ def least_for(schema: object) -> int:
     if any(is_nested(column.type) or column.type.startswith("decimal256") for column in schema.columns):
         return WIDE_TYPES
     return SCHEMAS_SAY_MORE if schema.times is not None or schema.constraints else FIRST
+
+
+def least_to_follow(older: Schema, newer: Schema) -> int:
+    """The oldest format in which a shard may have one schema after the other."""
+    return max(least_for(newer), FIRST if is_prefix(older, newer) else EVOLVED)
 
 
 def format_for(format_: int | None, *schemas: Schema) -> int:
@@ -149,7 +155,8 @@ def least_for_state(state: State) -> int:
         else FIRST
     )
     writers = least_for_writers(state.writers.values())
-    return max(says, writers, least_for_batches(state.stored), *map(least_for, state.schemas))
+    evolutions = EVOLVED if evolved(state.schemas) else FIRST
+    return max(says, writers, evolutions, least_for_batches(state.stored), *map(least_for, state.schemas))
 
 
 def stored_fields(state: State) -> int:

@@ -15,6 +15,7 @@ from persist_lib.core.formats import PINS
 from persist_lib.core.state import Pin, State
 from persist_lib.frontier import MAX_TIME
 from persist_lib.ids import NAME, PartKey
+from persist_lib.schema.evolution import evolved
 
 MOST_KEPT = 1000
 """How many snapshots of a publication may be kept: each keeps its objects."""
@@ -56,8 +57,8 @@ def pin_keys(state: State, command: c.PinKeys) -> StateDiff | r.Refusal:
     """What making or moving a pin changes."""
     if state.format < PINS:
         return r.NeedsFormat("which objects are referred to from outside", PINS, state.format)
-    if not state.schemas[-1].all_plain:
-        reason = "columns that were renamed, widened or dropped, or have defaults, are not what other engines find"
+    if columns := evolved(state.schemas):
+        reason = f"other engines would not find columns that changed or have defaults, as {', '.join(columns)}"
         return r.WrongSchema(len(state.schemas) - 1, reason)
     old = state.pins.get(command.name)
     if (actual := old.opaque if old else None) != command.expected:

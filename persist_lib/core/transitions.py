@@ -14,7 +14,6 @@ from persist_lib.core import refusals as r
 from persist_lib.core.contents import is_across, is_replaced, keep_contents
 from persist_lib.core.diff import OutcomesEdit, StateDiff, TraceEdit, apply_diff, find_slice
 from persist_lib.core.formats import (
-    EVOLVED,
     FIRST,
     NEWEST,
     OWNERS,
@@ -22,6 +21,7 @@ from persist_lib.core.formats import (
     REMEMBERS_OUTCOMES,
     least_for,
     least_for_batches,
+    least_to_follow,
 )
 from persist_lib.core.holds import layer_of, refuses_writer, release_hold, set_hold, set_retention
 from persist_lib.core.leases import expire, extend, fold_since, moved_mark, needed_by, retire
@@ -46,7 +46,8 @@ from persist_lib.core.trace import batch_problems, cannot_link, dead_uploaders, 
 from persist_lib.errors import SchemaMismatch
 from persist_lib.frontier import MINIMUM, TOP, Antichain
 from persist_lib.ids import READER, WRITER, PartKey, SeqNo, WriterId, is_pending, parse_rollup_key
-from persist_lib.schema.schema import no_key
+from persist_lib.schema.evolution import is_prefix
+from persist_lib.schema.schema import check_schema, no_key
 
 
 def apply(state: State, seqno: SeqNo, command: c.Command) -> State | r.Refusal:
@@ -393,15 +394,16 @@ def _evolve_schema(state: State, expected: int, schema: object) -> StateDiff | r
         return r.AlreadyDone()
     if expected != newest:
         return r.WrongSchema(newest, f"the newest schema is number {newest}, not {expected}")
-    if (least := least_for(schema)) > state.format:
-        return r.Malformed(f"a schema that needs format {least} ({schema}) in format {state.format}")
+    older, newer = state.schemas[newest], check_schema(schema)
     try:
-        state.schemas[newest].check_additive(schema)  # type: ignore[arg-type]
+        older.check_additive(newer)
     except SchemaMismatch as mismatch:
         return r.WrongSchema(newest, mismatch.message)
-    if least == EVOLVED and (reason := _only_gains(state)):
+    if (least := least_to_follow(older, newer)) > state.format:
+        return r.Malformed(f"a schema that needs format {least} ({newer}) in format {state.format}")
+    if not is_prefix(older, newer) and (reason := _only_gains(state)):
         return r.WrongSchema(newest, f"{reason}: it only gains columns that may be null and have no default")
-    return StateDiff(schemas=(schema,))  # type: ignore[arg-type]
+    return StateDiff(schemas=(newer,))
 
 
 def _only_gains(state: State) -> str:

@@ -241,6 +241,13 @@ def is_prefix(few: Schema, many: Schema) -> bool:
     return few.key == many.key and many.value[:count] == few.value and all(one.is_plain for one in many.value[count:])
 
 
+def evolved(schemas: Sequence[Schema]) -> tuple[str, ...]:
+    """The columns of the newest schema that have defaults, or were others in a former one; () if none does or was."""
+    first: dict[str, Column] = {}
+    changed = {one.id for schema in schemas for one in schema.columns if first.setdefault(one.id, one) != one}
+    return tuple(one.name for one in schemas[-1].columns if one.id in changed or not one.is_plain) if schemas else ()
+
+
 def named_as(newest: Schema, mine: Schema) -> Schema:
     """The newest schema of a shard with the names and types of one that has some of its columns.
 

@@ -12,7 +12,7 @@ import msgspec
 from persist_lib.arguments import parse_bytes, parse_flag, parse_integer, shown
 from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
-from persist_lib.core.formats import least_for
+from persist_lib.core.formats import least_to_follow
 from persist_lib.core.holds import layer_of
 from persist_lib.core.leases import keepers
 from persist_lib.core.state import LAYERS, MARK, Produced, State, Version
@@ -207,7 +207,7 @@ def evolve_schema(machine: Machine, schema: Schema, number: int | None = None) -
         return c.EvolveSchema(expected - 1, adopted(state.schemas[-1], schema))
 
     state = machine.fetch().state
-    least = least_for(adopted(state.schemas[-1], schema))
+    least = least_to_follow(state.schemas[-1], adopted(state.schemas[-1], schema))
     if state.format < least:  # the columns are asked for, and so is what they need
         machine.try_commit(lambda _state, _now: c.Upgrade(least))
     machine.commit(build)
@@ -215,8 +215,10 @@ def evolve_schema(machine: Machine, schema: Schema, number: int | None = None) -
 
 def check_evolves(shard: str, version: Version, schema: Schema) -> None:
     """Raise SchemaMismatch where a shard would refuse to have this schema next. Changes nothing."""
-    state, newer = version.state, adopted(version.state.schemas[-1], schema)
-    moved = msgspec.structs.replace(state, format=max(state.format, least_for(newer)), member="")  # as its owner
+    state, older = version.state, version.state.schemas[-1]
+    newer = adopted(older, schema)
+    least = least_to_follow(older, newer)
+    moved = msgspec.structs.replace(state, format=max(state.format, least), member="")  # as its owner
     answer = apply(moved, SeqNo(version.seqno + 1), c.EvolveSchema(len(state.schemas) - 1, newer))
     if not isinstance(answer, (State, r.AlreadyDone)):
         raise refused(ShardId(shard), answer)

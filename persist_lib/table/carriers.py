@@ -85,7 +85,7 @@ class ShardCarrier(OpenHandles):
         newest = self._state().schemas[-1]
         evolved = adopted(newest, schema)
         if evolved != newest and dry_run:
-            check_evolves(self.name, self.client.inspect(self.name), evolved)
+            check_evolves(self.name, self.client.machine(self.name).version, evolved)
         elif evolved != newest:
             self.client.evolve_schema(self.name, evolved)
         return changes_between(newest, evolved)

@@ -34,6 +34,7 @@ from persist_lib.maintain.compaction import carry_out, local_engine
 from persist_lib.maintain.publish.files import Chosen, File, Known, choose, copies_of, file_of, whole
 from persist_lib.maintain.publish.folder import COPIES, Folder
 from persist_lib.maintain.worker import Worker
+from persist_lib.schema.evolution import evolved
 from persist_lib.schema.schema import Schema
 from persist_lib.shard.commit import Committed, Machine
 from persist_lib.telemetry import duty
@@ -137,7 +138,7 @@ def publish(
             "well. Nothing was published",
             table=machine.shard,
         )
-    schema = open_schema(machine.shard, state.schemas[-1], format_)
+    schema = open_schema(machine.shard, state.schemas, format_)
     newest = (state.upper.time or 0) - 1 if not state.upper.is_top() else max(_last_time(state), state.since.time or 0)
     as_of = newest if as_of is None else as_of
     if not (0 <= as_of <= newest and state.since <= at(as_of)):
@@ -422,14 +423,15 @@ _MISSING = {
 }
 
 
-def open_schema(table: str, schema: Schema, format_: Format) -> pa.Schema:
+def open_schema(table: str, schemas: Sequence[Schema], format_: Format) -> pa.Schema:
     """The columns as the format says them. Raises Unpublishable that names those that it cannot say."""
-    if evolved := tuple(one.name for one in schema.columns if not one.is_plain):
+    schema = schemas[-1]
+    if columns := evolved(schemas):
         raise Unpublishable(
             f"table {table} cannot be published: columns were renamed, widened or dropped, or have defaults "
-            f"({', '.join(evolved)}), and other engines would not find them in its objects. Nothing was published; "
+            f"({', '.join(columns)}), and other engines would not find them in its objects. Nothing was published; "
             "copy it into a table that has its present columns from the beginning",
-            table=table, columns=evolved, as_=format_,
+            table=table, columns=columns, as_=format_,
         )  # fmt: skip
     refused = {str(one.name): one.type for one in schema.columns if any(kind in one.type for kind in _MISSING[format_])}
     refused |= {
