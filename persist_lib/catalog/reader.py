@@ -46,8 +46,8 @@ from persist_lib.relation.snapshot import PlaceContents
 from persist_lib.relation.writer import WriteHandle
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table
-from persist_lib.schema.evolution import place_of
-from persist_lib.schema.schema import Schema, with_models
+from persist_lib.schema.evolution import known_among, place_of
+from persist_lib.schema.schema import Schema
 from persist_lib.times import TimeLike, Unit
 
 LONGEST_WAIT_S = 1.0
@@ -117,13 +117,10 @@ class RenditionReader(Reader[CollectionSnapshot, CollectionLease]):
         except BaseException:
             self.close()
             raise
-        self.schema = newest if schema is None else self._known(known.last.rendition.names[0], schema)
-
-    def _known(self, name: str, schema: Schema) -> Schema:
-        """What a shard knows of a schema; it as it is where the shard does not have it."""
-        schemas = self.client.machine(name).state.schemas
-        place = place_of(schema, schemas)
-        return schema if place is None else with_models(schemas[place], schema).shown
+        self.schema = newest
+        if schema is not None:
+            schemas = self.client.machine(known.last.rendition.names[0]).state.schemas
+            self.schema = known_among(schema, schemas) or schema
 
     @property
     def name(self) -> str:

@@ -41,8 +41,10 @@ def make_shard(session: Session, shard: str, schema: Schema, *, may_be_plain: bo
     name = parse_shard_id(shard)
     before = _existing(session, shard)
     if before:
+        from persist_lib.schema.evolution import place_of
+
         plain = msgspec.structs.replace(schema, times=None)
-        schema = plain if may_be_plain and _is_among(plain, before) else schema
+        schema = plain if may_be_plain and place_of(plain, before) is not None else schema
         is_older = _check_same(shard, before, schema)
         said = f"{shard} exists already, with this schema{' and columns that were added since' if is_older else ''}"
         session.answer(_value(shard, before[-1], dry_run, created=False), f"{said}: {before[-1]}")
@@ -232,12 +234,6 @@ def _existing(session: Session, name: str) -> Sequence[Schema]:
 
 def _schemas_of(client: Client, name: str) -> Sequence[Schema]:
     return client.inspect(client.table(name).describe().shards[0]).state.schemas
-
-
-def _is_among(schema: Schema, schemas: Sequence[Schema]) -> bool:
-    from persist_lib.schema.evolution import place_of
-
-    return place_of(schema, schemas) is not None
 
 
 def _check_same(name: str, schemas: Sequence[Schema], schema: Schema) -> bool:

@@ -26,20 +26,18 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from persist_lib.core.trace import GROUP_BYTES, GROUP_ROWS
-from persist_lib.errors import Corrupt, Damage, InvalidUsage, NewerFormat, SchemaMismatch
+from persist_lib.errors import Corrupt, Damage, InvalidUsage, NewerFormat
+from persist_lib.format.conform import conform, counted_at, names_of
 from persist_lib.format.descriptions import Description, EncodedPart, describe, join
 from persist_lib.format.dictionaries import as_stored, stored_as
 from persist_lib.format.digest import digest
 from persist_lib.format.predicate import Where, statistics_columns
 from persist_lib.format.range_reader import ChunkedReader
 from persist_lib.kernel.columns import array_of, plain_table
-from persist_lib.kernel.converting import converted
 from persist_lib.kernel.keys import Start, lower_bound, may_reach, slice_sorted
 from persist_lib.schema.empty import empty_table
-from persist_lib.schema.evolution import fill, free
+from persist_lib.schema.evolution import column_of
 from persist_lib.schema.schema import DIFF, RESERVED, TIME, Schema
-from persist_lib.schema.types import format_type
-from persist_lib.schema.widening import widens
 
 VERSION: Final = 1
 SHORT_DICTIONARY = 16 << 10
@@ -222,22 +220,6 @@ def _top(file: pq.ParquetFile) -> list[int]:
     return [at for at, field in enumerate(file.schema_arrow) for _ in leaves_of(pa.schema([field]))]
 
 
-def names_of(stored: Sequence[str], ids: Sequence[str], schema: Schema) -> list[str]:
-    """The names that a reader has for stored columns, of these ids, and then `_time` and `_diff`.
-
-    What its schema does not have gets a name that nothing else has.
-    """
-    if schema.all_plain and list(ids) == list(stored[: len(ids)]):
-        return list(stored)
-    known = {column.id: column.name for column in schema.columns}
-    taken, found = {*known.values(), *RESERVED}, list[str]()
-    for id_ in ids:
-        name = known.get(id_) or free(id_, taken)
-        taken.add(name)
-        found.append(name)
-    return [*found, *stored[len(ids) :]]
-
-
 def _data_names(stored: pa.Schema) -> list[str]:
     return [name for name in stored.names if name not in RESERVED]
 
@@ -291,6 +273,7 @@ class PartFile:
             self.ids: list[str] = _unpacked(metadata[COLUMNS], _IDS) if COLUMNS in metadata else _data_names(stored)
             names = names_of(stored.names, self.ids, schema)
             self._in_file = dict(zip(names, stored.names, strict=True))
+            self._ours = {} if names == stored.names else dict(zip(stored.names, names, strict=True))
             self._stored, self._top = _with_names(stored, names), [names[at] for at in _top(self._file)]
             self._bounds = _unpacked(metadata[GROUPS], _BOUNDS)
             self._noted = metadata.get(KEYS)
@@ -430,16 +413,13 @@ class PartFile:
 
     def _named(self, table: pa.Table) -> pa.Table:
         """The table with the reader's names."""
-        if all(name == stored for name, stored in self._in_file.items()):
-            return table
-        names = {stored: name for name, stored in self._in_file.items()}
-        return table.rename_columns([names[name] for name in table.schema.names])
+        return table.rename_columns([self._ours[name] for name in table.schema.names]) if self._ours else table
 
     def _is_told(self, name: str) -> bool:
         """Whether the file's statistics under this name are of the reader's column, or that has only nulls here."""
         if name in self._in_file:
             return self._in_file[name] == name
-        column = next((one for one in self._schema.columns if one.name == name), None)
+        column = column_of(self._schema, name)
         return name not in self._in_file.values() and (column is None or column.default is None)
 
     def _wanted(self, lo: bytes | None, hi: bytes | None) -> list[str] | None:
@@ -459,90 +439,6 @@ class PartFile:
         if lo is not None or hi is not None:
             table = slice_sorted(self._schema, table, lo, hi)
         return conform(self._key, table, self._schema, self._columns, times=self._times)
-
-
-def counted_at(table: pa.Table, at: int | None) -> pa.Table:
-    """The updates with all their times at `at`; as they are if it is None."""
-    if at is None:
-        return table
-    place, kind = table.schema.get_field_index(TIME), pa.uint64()
-    times = pa.repeat(pa.scalar(at, kind), table.num_rows)
-    return table.set_column(place, pa.field(TIME, kind, nullable=False), times)
-
-
-def conform(
-    key: str, table: pa.Table, schema: Schema, columns: Sequence[str] | None = None, *, times: bool = True
-) -> pa.Table:
-    """The table as another schema of the shard has it; its columns have the names of that schema already.
-
-    Columns that it lacks have their default, or null. Narrower values become wide ones. Corrupt where the rest differs;
-    SchemaMismatch where a schema that is older cannot hold what is stored.
-    """
-    target = schema.updates if times else schema.contents
-    if columns is not None:
-        target = pa.schema([field for field in target if field.name in {*columns, TIME, DIFF}])
-    if table.schema.equals(target):
-        return table.replace_schema_metadata(None)
-    present = set(table.schema.names)
-    arrays = []
-    for field in target:
-        if field.name not in present:
-            arrays.append(_filled(key, field, schema, table.num_rows))
-            continue
-        column, stored = table.column(field.name), table.schema.field(field.name)
-        if field.type != (kind := _value_type(stored.type)):
-            column = _converted(key, column, kind, field)
-        if stored.nullable and not field.nullable and column.null_count:
-            raise _older(key, f"nulls in column {field.name!r}, which are not allowed")
-        arrays.append(column)
-    fields = [pa.field(field.name, array.type, field.nullable) for field, array in zip(target, arrays, strict=True)]
-    return pa.table(arrays, schema=pa.schema(fields))
-
-
-def _filled(key: str, field: pa.Field, schema: Schema, count: int) -> pa.Array:
-    column = next((one for one in schema.columns if one.name == field.name), None)
-    if column is None or not column.may_lack:
-        raise _not_of(key, field)
-    return fill(column, count)
-
-
-def _converted(key: str, column: pa.ChunkedArray, kind: pa.DataType, field: pa.Field) -> pa.ChunkedArray:
-    """A column of another type than its reader's."""
-    if _is_in_milliseconds(kind, field.type):
-        return column.cast(field.type)
-    try:
-        stored, wanted = format_type(kind), format_type(field.type)
-    except InvalidUsage as error:
-        raise _not_of(key, field) from error
-    if not (widens(stored, wanted) or widens(wanted, stored)):
-        raise _not_of(key, field)
-    plain = column.combine_chunks() if not pa.types.is_dictionary(column.type) else column.cast(kind).combine_chunks()
-    values, fits = converted(plain, field.type)
-    if fits is not None and not fits.all():
-        raise _older(key, f"values in column {field.name!r} that {wanted} does not hold")
-    return pa.chunked_array([values], field.type)
-
-
-def _not_of(key: str, field: pa.Field) -> Corrupt:
-    return Corrupt(f"{key}: column {field.name!r} is not the {field.type} of the shard's schema", key=key)
-
-
-def _older(key: str, what: str) -> SchemaMismatch:
-    return SchemaMismatch(
-        f"{key} has {what} in the columns that were asked for: the schema has evolved. Open it in the newest columns",
-        problem="older columns", key=key,
-    )  # fmt: skip
-
-
-def _value_type(kind: pa.DataType) -> pa.DataType:
-    return kind.value_type if pa.types.is_dictionary(kind) else kind
-
-
-def _is_in_milliseconds(stored: pa.DataType, kind: pa.DataType) -> bool:
-    """Whether these are timestamps in seconds, which Parquet has no unit for, so that they are stored in ms."""
-    if not (pa.types.is_timestamp(stored) and pa.types.is_timestamp(kind)):
-        return False
-    return bool(kind.unit == "s" and stored == pa.timestamp("ms", tz=kind.tz))
 
 
 def _short_dictionaries(file: pq.ParquetFile) -> list[str]:

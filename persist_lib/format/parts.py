@@ -17,18 +17,10 @@ import pyarrow as pa
 
 from persist_lib.core.trace import GROUP_BYTES, GROUP_ROWS
 from persist_lib.errors import Corrupt, NewerFormat
+from persist_lib.format.conform import conform, counted_at, names_of
 from persist_lib.format.descriptions import EncodedPart, describe
 from persist_lib.format.digest import CHUNK, digest, verify
-from persist_lib.format.parquet import (
-    Describing,
-    PartEncoder,
-    PartFile,
-    conform,
-    counted_at,
-    groups_of,
-    names_of,
-    undamaged,
-)
+from persist_lib.format.parquet import Describing, PartEncoder, PartFile, groups_of, undamaged
 from persist_lib.format.predicate import Where
 from persist_lib.format.range_reader import ChunkedReader
 from persist_lib.kernel.columns import integers, mask_of, one_batch

@@ -38,7 +38,7 @@ from persist_lib.relation.key_lookup import Looking, violated
 from persist_lib.relation.stage import Staged
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table
-from persist_lib.schema.evolution import place_of
+from persist_lib.schema.evolution import number_of
 from persist_lib.schema.schema import DIFF, TIME, Schema
 from persist_lib.schema.width import row_bytes
 from persist_lib.shard.batches import Builder, Built
@@ -222,7 +222,7 @@ class Source:
         machine, config = self._machine, self._machine.config
         task = MergeTask(
             machine.shard, self._uploader(), tuple(TaskInput(run, 0, None) for run in runs), state.schemas,
-            place_of(self._schema, state.schemas) or 0, 0, None, None, config.part_bytes, config.merge_bytes,
+            number_of(self._schema, state.schemas), 0, None, None, config.part_bytes, config.merge_bytes,
         )  # fmt: skip
         return run_task(task, machine.blob, machine.runtime.entropy).parts
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 from persist_lib.core import refusals as r
 from persist_lib.core.state import Batch, State, Version
 from persist_lib.errors import ConstraintViolated, Missing
-from persist_lib.format.parquet import conform
+from persist_lib.format.conform import conform
 from persist_lib.format.predicate import Where
 from persist_lib.frontier import Antichain
 from persist_lib.ids import ShardId
@@ -45,6 +45,11 @@ class Looking:
         """Of these keys; or of all rows, or those that `where` keeps, which are held in memory."""
         self._machine, self._schema, self._keys, self._where = machine, schema, keys, where
         self._known: tuple[Antichain, Schema, pa.Table] | None = None
+
+    @property
+    def schema(self) -> Schema:
+        """That of the contents which were read last."""
+        return self._schema if self._known is None else self._known[1]
 
     def contents(self, version: Version, deadline: Deadline) -> tuple[Version, pa.Table]:
         """The contents at `version`, and that; or at a newer version, if objects of this one are collected already."""

@@ -46,6 +46,7 @@ def completed(table: str, schema: Schema, rows: pa.Table, old: pa.Table) -> pa.T
             "and a key has several rows. Nothing was written. Give all columns, or make tables with unique=True",
             table=table, problem="several rows",
         )  # fmt: skip
+    declared = {column.name: column for column in schema.columns}
     place, count = np.full(rows.num_rows, mine.num_rows), rows.num_rows
     place[lacking[keys.found_in(old)]] = np.arange(mine.num_rows)
     columns = []
@@ -53,8 +54,7 @@ def completed(table: str, schema: Schema, rows: pa.Table, old: pa.Table) -> pa.T
         column = joined(rows.column(field.name))
         if (is_given := given.get(field.name)) is not None:
             new = np.flatnonzero(~is_given & (place == mine.num_rows))
-            column_of = next(one for one in schema.columns if one.name == field.name)
-            if new.size and not column_of.may_lack:
+            if new.size and not declared[field.name].may_lack:
                 first = take(rows, new[:1]).select(schema.key_names).to_pylist()
                 raise SchemaMismatch(
                     f"table {table!r}: column {field.name!r} is missing in {new.size} rows of new keys, first {first}, "
@@ -62,7 +62,7 @@ def completed(table: str, schema: Schema, rows: pa.Table, old: pa.Table) -> pa.T
                     "that are there may lack it",
                     problem="missing column", table=table, column=field.name, keys=first, count=int(new.size),
                 )  # fmt: skip
-            both = pa.concat_arrays([column, joined(mine.column(field.name)), fill(column_of, 1)])
+            both = pa.concat_arrays([column, joined(mine.column(field.name)), fill(declared[field.name], 1)])
             chosen = np.where(is_given, np.arange(count), count + place)
             column = joined(take(pa.table([both], names=[field.name]), chosen).column(0))
         columns.append(column)

@@ -35,7 +35,6 @@ from persist_lib.relation.statements import Apply, Delete, Statement, Update, Up
 from persist_lib.relation.statements import Change as New
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table
-from persist_lib.schema.evolution import named_as
 from persist_lib.schema.schema import Schema
 from persist_lib.shard.commit import Machine
 from persist_lib.shard.outcomes import Verdict, forgotten
@@ -362,8 +361,7 @@ class _Executed:
             looking = self._looking.setdefault(machine.shard, Looking(machine, schema, keys, wanted.where))
             version, rows = looking.contents(version, deadline)  # noqa: PLW2901 - a newer one, where objects are gone
             uppers.add(version.state.upper)
-            of = named_as(version.state.schemas[-1], schema)
-            found.append(self._statement.in_its_columns(rows, of, self._told[0], **self._told[1]))
+            found.append(self._statement.in_its_columns(rows, looking.schema, self._told[0], **self._told[1]))
         old = found[1] if len(found) == 2 else consolidate(schema, pa.concat_tables(found))
         changes, counts = self._statement.changes(old)
         # SUBTLE: an append at an upper that not all looks were at would be of older contents; this one loses its race.

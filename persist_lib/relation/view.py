@@ -8,7 +8,7 @@ import msgspec
 import pyarrow as pa
 
 from persist_lib.errors import SchemaMismatch
-from persist_lib.format.parquet import conform
+from persist_lib.format.conform import conform
 from persist_lib.kernel.columns import joined, plain
 from persist_lib.kernel.consolidate import consolidate
 from persist_lib.relation.projection import added_up, narrowed, projection_of
@@ -58,10 +58,11 @@ def conformed(tables: Iterator[pa.Table], found: Schema, wanted: Schema) -> Iter
     if found == wanted:
         yield from tables
         return
+    is_additive = is_prefix(found, wanted) or is_prefix(wanted, found)
     names = dict(zip(found.names, named_as(found, wanted).names, strict=True))
     for table in tables:
         target = wanted.updates if TIME in table.schema.names else wanted.contents
-        if is_prefix(found, wanted) or is_prefix(wanted, found):
+        if is_additive:
             narrow = widened(table, target)
         else:
             renamed = table.rename_columns([names.get(name, name) for name in table.column_names])

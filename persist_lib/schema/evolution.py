@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 
 from persist_lib.arguments import did_you_mean, shown
 from persist_lib.errors import InvalidUsage, SchemaMismatch
@@ -127,10 +128,10 @@ def adopted(newest: Schema, asked: Schema) -> Schema:
 def _adopted(newest: Schema, asked: Schema) -> Schema:
     by_name = {column.name: column for column in newest.columns if not column.is_dropped}
     by_id = {column.id: column for column in newest.columns}
-    ids, is_known, asked = set(by_id), asked.is_known, asked.whole
+    ids, asked = set(by_id), asked.whole
 
     def of(column: Column) -> Column:
-        is_by_id = is_known or column.first_name or column.is_dropped or column.id in asked.by_id
+        is_by_id = column.first_name or column.is_dropped or column.id in asked.by_id
         known = by_id.get(column.id) if is_by_id else by_name.get(column.name)
         if known is None:
             first = free(column.id, ids)
@@ -281,6 +282,19 @@ def place_of(schema: Schema, schemas: Sequence[Schema]) -> int | None:
     return None
 
 
+def number_of(schema: Schema, schemas: Sequence[Schema]) -> int:
+    """The same of a schema that is one of the shard's. Raises ValueError if it is not."""
+    if (place := place_of(schema, schemas)) is None:
+        raise ValueError(f"{schema} is not a schema of the shard, which has {', '.join(map(str, schemas))}")
+    return place
+
+
+def known_among(schema: Schema, schemas: Sequence[Schema]) -> Schema | None:
+    """What a shard knows of a schema, as it is shown and with its models; None if the shard does not have it."""
+    place = place_of(schema, schemas)
+    return None if place is None else with_models(schemas[place], schema).shown
+
+
 def _itself(schema: Schema) -> Schema:
     return schema
 
@@ -295,10 +309,13 @@ def _declared(schema: Schema) -> object:
     return *sides, schema.codec, schema.times, schema.constraints
 
 
-def fill(column: Column, count: int) -> Any:
-    """What a column has in rows that do not say it: its default, or null."""
-    import pyarrow as pa  # noqa: PLC0415 - used by this alone
+def column_of(schema: Schema, name: str) -> Column | None:
+    """The column of this name; None if the schema lacks it."""
+    return next((column for column in schema.columns if column.name == name), None)
 
+
+def fill(column: Column, count: int) -> pa.Array:
+    """What a column has in rows that do not say it: its default, or null."""
     if column.default is None:
         return pa.nulls(count, parse_type(column.type))
     return pa.repeat(default_of(column.type, column.default), count)

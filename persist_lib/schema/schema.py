@@ -240,7 +240,7 @@ class Schema(msgspec.Struct, frozen=True, array_like=True, dict=True, forbid_unk
         if not any(column.is_dropped for column in self.value):
             return self
         shown = msgspec.structs.replace(self, value=tuple(one for one in self.value if not one.is_dropped))
-        shown.__dict__.update(models=self.models, whole=self, is_known=self.is_known, by_id=self.by_id)
+        shown.__dict__.update(models=self.models, whole=self, by_id=self.by_id)
         return shown
 
     @cached_property
@@ -250,13 +250,8 @@ class Schema(msgspec.Struct, frozen=True, array_like=True, dict=True, forbid_unk
 
     @cached_property
     def by_id(self) -> frozenset[str]:
-        """The ids of columns that were renamed or added in this program: these are not known by their names."""
+        """The ids of columns that are known by these, and not by their names: of a shard or the catalog, or touched."""
         return frozenset()
-
-    @cached_property
-    def is_known(self) -> bool:
-        """Whether all its columns are known by their ids, as of what a shard or the catalog has."""
-        return False
 
     def add(self, columns: Side, defaults: Mapping[str, Any] | None = None) -> Schema:
         """The schema with more value columns, at the end. Each may be null, or has a default, as older rows lack it."""
@@ -307,8 +302,8 @@ def _unpickled(fields: tuple[Any, ...], models: tuple[Model | None, Model | None
 
 
 def by_ids(schema: Schema) -> Schema:
-    """The schema, whose columns are known by their ids (`Schema.is_known`)."""
-    schema.__dict__["is_known"] = True
+    """The schema, all of whose columns are known by their ids."""
+    schema.__dict__["by_id"] = frozenset(column.id for column in schema.columns)
     return schema
 
 
@@ -353,7 +348,7 @@ def with_models(schema: Schema, other: Schema) -> Schema:
 
 def _like(made: Schema, schema: Schema, models: tuple[Model | None, Model | None]) -> Schema:
     """The same fields, with what a program knows of them."""
-    made.__dict__.update(models=models, is_known=schema.is_known, by_id=schema.by_id)
+    made.__dict__.update(models=models, by_id=schema.by_id)
     if schema.whole is not schema:
         made.__dict__["whole"] = schema.whole
     return made

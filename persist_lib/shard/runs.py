@@ -30,7 +30,7 @@ from persist_lib.ids import ShardId
 from persist_lib.kernel.keys import may_reach
 from persist_lib.location.api import Blob
 from persist_lib.location.wrap import chunk_cache
-from persist_lib.schema.evolution import named_as, place_of
+from persist_lib.schema.evolution import named_as, number_of
 from persist_lib.schema.schema import TIME, Schema
 
 A = TypeVar("A")
@@ -77,9 +77,7 @@ def newest_schema(schema: Schema, schemas: Sequence[Schema], inputs: Iterable[Ta
     `schemas` are the shard's, oldest first. What it has more than the reader's is to be left out of what is read.
     """
     newest = max((part.schema for run in inputs for part in run.parts), default=0)
-    own = place_of(schema, schemas)
-    if own is None:  # its own columns; it is for who made it to know that they are some of these
-        return schema
+    own = number_of(schema, schemas)
     if own >= newest and schema == schemas[own]:
         return schema
     return named_as(schemas[max(own, newest)], schema)

@@ -30,7 +30,7 @@ from persist_lib.schema.schema import TIME, Schema
 from persist_lib.times import PER_SECOND
 
 _is = pa.types
-_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _COMPARE: dict[type[d.Filter], Callable[[Any, Any], pc.Expression]] = {
     d.EqualTo: lambda a, b: a == b, d.GreaterThan: lambda a, b: a > b, d.GreaterThanOrEqual: lambda a, b: a >= b,
     d.LessThan: lambda a, b: a < b, d.LessThanOrEqual: lambda a, b: a <= b,
@@ -271,7 +271,7 @@ def _time(value: object, schema: Schema) -> tuple[int, bool] | None:
         return (value, True) if isinstance(value, int) and not isinstance(value, bool) else None
     if not isinstance(value, dt.datetime) or value.utcoffset() is None:
         return None
-    micros = (value - _EPOCH) // dt.timedelta(microseconds=1)
+    micros = (value - EPOCH) // dt.timedelta(microseconds=1)
     whole, rest = divmod(micros, 1_000_000 // PER_SECOND[schema.times])
     return whole, rest == 0
 

@@ -13,8 +13,8 @@ from persist_lib.core.holds import is_table, layer_of
 from persist_lib.core.refusals import OfLayer
 from persist_lib.errors import NameTaken, NotAllowed, NotFound, SchemaMismatch
 from persist_lib.ids import KEPT, check_not_kept, parse_shard_id
-from persist_lib.schema.evolution import place_of
-from persist_lib.schema.schema import Schema, check_schema, with_models, with_times
+from persist_lib.schema.evolution import known_among, place_of
+from persist_lib.schema.schema import Schema, check_schema, with_times
 from persist_lib.table.carrier import Carrier
 from persist_lib.table.carriers import CollectionCarrier, ShardCarrier, TimelineCarrier
 
@@ -135,8 +135,8 @@ def _of_shard(client: Client, name: str, wanted: Sequence[Schema]) -> Carrier:
 def _one_of(name: str, wanted: Sequence[Schema], schemas: Sequence[Schema]) -> Schema:
     """The wanted schema that a table has, or had before columns were added. Raises SchemaMismatch."""
     for schema in wanted:
-        if (place := place_of(schema, schemas)) is not None:
-            return with_models(schemas[place], schema).shown
+        if (known := known_among(schema, schemas)) is not None:
+            return known
     raise _mismatch(name, wanted[0], schemas[-1])
 
 

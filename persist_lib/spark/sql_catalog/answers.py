@@ -25,7 +25,7 @@ from persist_lib.relation.reader import ReadHandle
 from persist_lib.schema.schema import Column
 from persist_lib.spark.batch_reader import Table, look
 from persist_lib.spark.collections import Steps, unleased
-from persist_lib.spark.filters import AllOf, is_exact, pushed_down
+from persist_lib.spark.filters import EPOCH, AllOf, is_exact, pushed_down
 from persist_lib.spark.history_holds import end_leases
 from persist_lib.spark.options import Options, client_of
 from persist_lib.spark.slices import handle_of
@@ -39,7 +39,6 @@ VERB = "catalog"
 """The option that makes a source an answer."""
 COMMON = ("read_only", "partition_bytes")
 """Options of a catalog beside where it is."""
-EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 OF_CREATE = ("schema", "properties", "primary")
 """What Java says of a table that is to be made."""
 SPARKS = {"owner", "is_managed_location"}
@@ -114,7 +113,7 @@ def _moment(micros: int) -> str:
 
 def _described(given: Mapping[str, str]) -> StructField:
     table = look(given, batch=True)
-    as_of = -1 if table.section is None or table.section.as_of is None else table.section.as_of
+    as_of = _as_of(table)
     name, schema = json.dumps({"table": table.name}), table.schema
     rows, size = estimated(table)
     properties = {
@@ -131,10 +130,15 @@ def _described(given: Mapping[str, str]) -> StructField:
     return StructField("table", table.frame, metadata=about)
 
 
+def _as_of(table: Table) -> int:
+    """Of which time a table is; -1 where nothing was written yet."""
+    return -1 if table.section is None or table.section.as_of is None else table.section.as_of
+
+
 def _metadata(given: Mapping[str, str], name: str, what: str) -> StructField:
     """A table about a table."""
     table = look({**given, "table": name}, batch=True)
-    as_of = -1 if table.section is None or table.section.as_of is None else table.section.as_of
+    as_of = _as_of(table)
     with table.client.table(name) as handle:
         since = handle.describe().since.time or 0
     frame, read, stream = metadata_of(what, table.schema, since, as_of)
@@ -161,9 +165,9 @@ def _width(field: pa.Field) -> int:
 
 def estimated(table: Table) -> tuple[int, int]:
     """About how many rows a table has as of its time, and how many bytes are stored of them."""
-    if table.section is None or table.section.as_of is None:
+    if (as_of := _as_of(table)) < 0:
         return 0, 0
-    client, as_of = table.client, table.section.as_of
+    client = table.client
     if table.collection is None:
         found = [_of_shard(handle_of(client, table.shard, table.schema), as_of)]
     else:

@@ -17,9 +17,8 @@ from typing import Any
 from pyspark.sql import datasource as d
 from pyspark.sql.types import StructType
 
-from persist_lib.spark.filters import AllOf, AnyOf
+from persist_lib.spark.filters import EPOCH, AllOf, AnyOf
 
-_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _COMPARE: dict[str, type[Any]] = {
     "=": d.EqualTo, "<=>": d.EqualNullSafe, "<": d.LessThan, "<=": d.LessThanOrEqual, ">": d.GreaterThan,
     ">=": d.GreaterThanOrEqual, "STARTS_WITH": d.StringStartsWith, "ENDS_WITH": d.StringEndsWith,
@@ -29,9 +28,9 @@ _FLIPPED = {"=": "=", "<=>": "<=>", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
 _VALUES: dict[str, Callable[[str], Any]] = {
     "boolean": lambda text: text == "true", **dict.fromkeys(("tinyint", "smallint", "int", "bigint"), int),
     "float": float, "double": float, "string": str, "binary": bytes.fromhex,
-    "date": lambda text: (_EPOCH + dt.timedelta(days=int(text))).date(),
-    "timestamp": lambda text: _EPOCH + dt.timedelta(microseconds=int(text)),
-    "timestamp_ntz": lambda text: (_EPOCH + dt.timedelta(microseconds=int(text))).replace(tzinfo=None),
+    "date": lambda text: (EPOCH + dt.timedelta(days=int(text))).date(),
+    "timestamp": lambda text: EPOCH + dt.timedelta(microseconds=int(text)),
+    "timestamp_ntz": lambda text: (EPOCH + dt.timedelta(microseconds=int(text))).replace(tzinfo=None),
 }  # fmt: skip
 
 ALWAYS = (["ALWAYS_TRUE"], {"value": "true", "type": "boolean"})
