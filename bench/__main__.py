@@ -55,6 +55,7 @@ BENCHMARKS = {
     "imports": "bench.imports:imports",
     "push": "bench.push:push",
     "nested": "bench.nested:nested",
+    "publish": "bench.publish:publish",
 }
 ON_REQUEST = {"kernel-100m", "life-long", "spark-100m", "spark-sizes"}
 """Benchmarks that take many minutes and run only if they are named."""

@@ -6,7 +6,8 @@ what is before T, and changes, are read from the trace. Once since has come to T
 that they stand for, without being written again.
 
 They are sound by the sums of those batches, which no compaction changes. They stand for whole batches for as long as
-they are kept: no batch is ever on both sides of their end. See docs/design/0170-contents-ahead.md.
+they are kept: no batch is ever on both sides of their end. Parts of former contents that no later update touches are
+theirs as well, as they were, with the times of then. See docs/design/0170-contents-ahead.md.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
 from persist_lib.core.diff import StateDiff
 from persist_lib.core.formats import CONTENTS, least_for_batches
-from persist_lib.core.state import Batch, State
+from persist_lib.core.state import Batch, Part, State
 from persist_lib.core.sums import total
 from persist_lib.core.trace import batch_problems, cannot_link, dead_uploaders, freed
 from persist_lib.frontier import MINIMUM
@@ -55,11 +56,7 @@ def problems(state: State) -> list[str]:
     time, batches = kept.since.time, state.trace[: state.index_of(kept.hi)]
     if (kept.lo, kept.lower, kept.upper) != (0, MINIMUM, batches[-1].upper):
         found.append(f"the contents are {kept.id} [{kept.lower}, {kept.upper}), and stand for [0, {batches[-1].upper})")
-    if (
-        time is None
-        or kept.upper.time != time + 1
-        or any((p.time_lower, p.time_upper) != (time, time) for p in kept.parts)
-    ):
+    if time is None or kept.upper.time != time + 1 or not all(_is_as_of(part, time) for part in kept.parts):
         found.append(f"the contents as of {kept.since} have other times, or end at {kept.upper}")
     if len(kept.runs) > 1 or not kept.exact or kept.inline_size:
         found.append("the contents are not one run of objects")
@@ -67,6 +64,13 @@ def problems(state: State) -> list[str]:
     if (kept.fingerprint, kept.diff_sum) != (expected.fingerprint, expected.diff_sum) or kept.count > expected.count:
         found.append(f"the contents add up to {kept.sums}, and the batches that they stand for to {expected}")
     return found
+
+
+def _is_as_of(part: Part, time: int) -> bool:
+    """Whether a part may be of contents as of a time: of that time, or proven by its sums and of an earlier one."""
+    return part.time_lower == part.time_upper and (
+        part.time_lower == time or (part.sums is not None and part.time_lower < time)
+    )
 
 
 def keep_contents(state: State, seqno: SeqNo, command: c.KeepContents) -> StateDiff | r.Refusal:

@@ -19,6 +19,7 @@ fleet knows the next one. To add a format: raise `NEWEST`, and enter here each f
     7   the state may name objects that something outside refers to (`PinKeys`, `Unpin`), and parts may stand below a
         publication's folder
     8   a schema may have columns that were renamed, widened or dropped, and defaults
+    9   a part may say what its updates add up to, and then be of contents that are later than its times
 
 SUBTLE: `CREATED` follows `NEWEST` one release later. A fleet is upgraded machine by machine, and the shards that its
 new programs create during the upgrade must be readable for its old ones.
@@ -36,11 +37,12 @@ from persist_lib.schema.schema import Schema
 from persist_lib.schema.types import is_nested
 
 FIRST = 1
-NEWEST = 8
+NEWEST = 9
 CREATED = 3
 """The format in which shards are created, unless settings say otherwise. Nothing is released yet (0.1.0), so no release
 wrote a format older than 3. Format 4 is only for shards that a server serves, format 5 for members, format 6 where
-contents are kept ahead, format 7 where keys are pinned, format 8 where columns evolved: by `Upgrade`."""
+contents are kept ahead (9 where they keep parts), format 7 where keys are pinned, format 8 where columns evolved: by
+`Upgrade`."""
 
 REMEMBERS_OUTCOMES = 2
 SCHEMAS_SAY_MORE = 3
@@ -69,12 +71,12 @@ CONTENTS = 6
 PINS = 7
 """The format from which on a state may pin keys, and parts may stand below a publication's folder."""
 
-STATE_FIELDS = {1: 14, 2: 16, 3: 18, 4: 18, 5: 20, 6: 21, 7: 22, 8: 22}
+STATE_FIELDS = {1: 14, 2: 16, 3: 18, 4: 18, 5: 20, 6: 21, 7: 22, 8: 22, 9: 22}
 """How many fields a stored state has: later ones are left out, and must have their defaults."""
 WITH_PRODUCERS = 19
 """The same of a state of format 3 or newer that remembers producers."""
 PART_FIELDS = 11
-"""How many fields a stored part has, unless it counts at a time of its own."""
+"""How many fields a stored part has, unless it counts at a time of its own (one more), or says its sums (all)."""
 WRITER_FIELDS = 3
 """How many fields a stored writer has, unless it has an owner; one more if it remembers answers of tasks."""
 DIFF_FIELDS = {
@@ -99,6 +101,9 @@ WIDE_TYPES = 6
 
 EVOLVED = 8
 """The format from which on columns may be others than they were, and have defaults."""
+
+PART_SUMS = 9
+"""The format from which on parts may say their sums, so that compactions keep those that nothing newer touches."""
 
 
 def least_for(schema: object) -> int:
@@ -129,6 +134,8 @@ def least_for_batches(batches: Iterable[Batch]) -> int:
         for part in batch.parts:
             if part.at is not None:
                 least = max(least, PARTS_AT_A_TIME)
+            if part.sums is not None:
+                least = max(least, PART_SUMS)
             if part.key and is_published(part.key):
                 least = max(least, PINS)
             if part.key and is_pending(part.key):

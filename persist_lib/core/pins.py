@@ -17,6 +17,8 @@ from persist_lib.frontier import MAX_TIME
 from persist_lib.ids import NAME, PartKey
 from persist_lib.schema.evolution import evolved
 
+BY_NAME = frozenset({"delta"})
+"""The pins of publications whose readers find columns by the names in the files, and files below their folder alone."""
 MOST_KEPT = 1000
 """How many snapshots of a publication may be kept: each keeps its objects."""
 
@@ -57,7 +59,7 @@ def pin_keys(state: State, command: c.PinKeys) -> StateDiff | r.Refusal:
     """What making or moving a pin changes."""
     if state.format < PINS:
         return r.NeedsFormat("which objects are referred to from outside", PINS, state.format)
-    if columns := evolved(state.schemas):
+    if command.name in BY_NAME and (columns := evolved(state.schemas)):
         reason = f"other engines would not find columns that changed or have defaults, as {', '.join(columns)}"
         return r.WrongSchema(len(state.schemas) - 1, reason)
     old = state.pins.get(command.name)

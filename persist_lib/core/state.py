@@ -46,6 +46,9 @@ class Part(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 
     With `at`, every update counts at that time, whatever time the object holds for it, which is one and the same for
     all. So an object can be written before it is known at which time it will be appended. Only `format` reads times.
+
+    `sums` are those of its updates, where it says them: then a compaction can keep it as it is beside others that it
+    writes, and what all of them add up to is still proven.
     """
 
     key: PartKey
@@ -60,6 +63,7 @@ class Part(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     inline: bytes | None = None
     earliest: int = 0
     at: int | None = None
+    sums: Sums | None = None
 
     def counted_at(self, time: int) -> Part:
         """The same object, with all its updates at `time`. It must hold updates of one time only."""

@@ -22,6 +22,9 @@ class Sums(msgspec.Struct, frozen=True, array_like=True):
     diff_sum: int = 0
     fingerprint: int = 0
 
+    def is_in_range(self) -> bool:
+        return -(2**63) <= self.diff_sum < 2**63 and 0 <= self.fingerprint < MODULUS
+
     def differences(self, said: Sums) -> str:
         """How these sums differ from those that the state has (`said`), as a sentence; empty if they are the same."""
         pairs = [(name, getattr(self, name), getattr(said, name)) for name in self.__struct_fields__]

@@ -10,6 +10,7 @@ import msgspec
 from persist_lib.core import refusals as r
 from persist_lib.core.diff import TraceEdit
 from persist_lib.core.state import Batch, Garbage, Part, State
+from persist_lib.core.sums import Sums, total
 from persist_lib.frontier import MAX_TIME, Antichain
 from persist_lib.ids import PartKey, SeqNo, uploader_of
 
@@ -81,13 +82,21 @@ def batch_problems(batch: Batch, state: State) -> list[str]:
         found.append(f"runs {batch.runs} are not ascending starts")
     if batch.runs and (batch.runs[0] != 0 or batch.runs[-1] >= len(batch.parts)):
         found.append(f"runs {batch.runs} do not fit {len(batch.parts)} parts")
-    if not 0 <= batch.fingerprint < 2**64 or not -(2**63) <= batch.diff_sum < 2**63:
+    if not batch.sums.is_in_range():
         found.append("fingerprint or diff sum is out of range")
     if len(keys := batch.keys) > 1 and len(set(keys)) != len(keys):
         found.append("it refers to a blob twice")
     for part in batch.parts:
         found += _part_problems(part, batch, len(state.schemas))
+    if batch.exact and batch.parts and (said := sums_of_parts(batch.parts)) is not None and said != batch.sums:
+        found.append(f"its parts say that they add up to {said}, and it says {batch.sums}")
     return found
+
+
+def sums_of_parts(parts: Iterable[Part]) -> Sums | None:
+    """What these parts say that they add up to; None if one of them does not say it."""
+    said = [part.sums for part in parts]
+    return None if None in said else total(one for one in said if one is not None)
 
 
 def is_encodable(frontier: Antichain) -> bool:
@@ -133,6 +142,8 @@ def _part_problems(part: Part, batch: Batch, schemas: int) -> list[str]:
         found.append(f"part {part.key!r} must be either an object or inline")
     if part.rows <= 0 or part.size <= 0:
         found.append(f"part {part.key!r} is empty")
+    if part.sums is not None and (part.sums.count != part.rows or not part.sums.is_in_range()):
+        found.append(f"part {part.key!r} of {part.rows} updates says that they add up to {part.sums}")
     if not 0 <= part.earliest <= part.rows:
         found.append(f"part {part.key!r} has {part.earliest} of {part.rows} updates at its first time")
     if len(part.digests) != DIGEST_BYTES * -(-part.size // CHUNK_BYTES):

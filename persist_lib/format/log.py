@@ -269,7 +269,9 @@ def _stored_contents(contents: Batch | None) -> Batch | None:
 
 
 def _stored_part(part: Part) -> object:
-    return msgspec.structs.astuple(part)[:PART_FIELDS] if isinstance(part, Part) and part.at is None else part
+    if not isinstance(part, Part) or part.sums is not None:
+        return part
+    return msgspec.structs.astuple(part)[: PART_FIELDS + (part.at is not None)]
 
 
 def _stored_writer(writer: Writer | None) -> object:

@@ -19,7 +19,8 @@ import msgspec
 from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
 from persist_lib.core.cost import Cost
-from persist_lib.core.formats import CONTENTS, PINS
+from persist_lib.core.formats import PART_SUMS
+from persist_lib.core.pins import BY_NAME
 from persist_lib.core.plan.compaction import (
     MergeTask,
     Plan,
@@ -45,6 +46,7 @@ from persist_lib.ids import SeqNo, ShardId, WriterId
 from persist_lib.location.api import Blob
 from persist_lib.location.wrap.deadline import Stopped, check_not_stopped
 from persist_lib.location.wrap.spending import charged
+from persist_lib.maintain.unchanged import kept_by
 from persist_lib.maintain.worker import Progress, Uploader, Worker
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.shard.batches import as_part
@@ -227,10 +229,11 @@ def carry_out(
     Raises Stopped (a Determinate) if the caller stops the work before the commit begins.
     """
     check_not_stopped()
-    tasks: list[MergeTask] = []
+    uploader, tasks = worker.id, list[MergeTask]()  # registered first: a worker may be refused
+    request = _keeping(machine, request)
 
     def run() -> Iterator[TaskResult]:
-        tasks.extend(merge_tasks(machine, worker.id, request, engine))
+        tasks.extend(merge_tasks(machine, uploader, request, engine))
         yield from engine(tasks)
 
     return _finish(machine, worker, request, tasks, run(), told or _Told(None))
@@ -255,13 +258,39 @@ def _finish(
             raise
         results = None  # another compactor replaced the inputs first, and they were collected
     check_not_stopped()
-    merges = [index for index, task in enumerate(tasks) if task.key_lower is None]
+    merges = [0] if request.kept else [index for index, task in enumerate(tasks) if task.key_lower is None]
     seqno, attempts = (None, 0) if results is None else commit(machine, worker.id, request, results, merges)
     parts = [part for result in results or [] for part in result.parts]
     return Applied(
         request.ids, request.reason, seqno, len(tasks), request.count, sum(part.rows for part in parts),
         request.size, sum(part.size for part in parts), len(parts), attempts, machine.runtime.monotonic() - started,
     )  # fmt: skip
+
+
+def _keeping(machine: Machine, request: Request) -> Request:
+    """The request with the parts that it leaves as they are; before, the shard's format is one in which that can be.
+
+    SUBTLE: contents only keep parts of contents. Those of the trace are referred to already, by the trace.
+    """
+    move_up(machine, request.format)
+    state = machine.state
+    is_of_trace = request.reason == "ahead" and request.inputs[0] != state.contents
+    if not request.reads or is_of_trace or state.format < PART_SUMS:
+        return request
+    stored = Stored(machine.blob, machine.shard, state.schemas, state.schemas[request.schema])
+    kept = kept_by(request, stored, machine.config.task_bytes, published=_is_published(request, state))
+    return msgspec.structs.replace(request, kept=kept)
+
+
+def _is_published(request: Request, state: State) -> bool:
+    """Whether the parts of a request are to stand below a publication's folder: contents, where one needs that."""
+    return request.reason == "publish" or (request.reason == "ahead" and not BY_NAME.isdisjoint(state.pins))
+
+
+def move_up(machine: Machine, format_: int) -> None:
+    """Bring a shard to a format, if it is below."""
+    if machine.state.format < format_:
+        machine.try_commit(lambda _state, _now: c.Upgrade(format_))
 
 
 def merge_tasks(machine: Machine, worker: WriterId, request: Request, engine: Engine | None = None) -> list[MergeTask]:
@@ -276,6 +305,10 @@ def merge_tasks(machine: Machine, worker: WriterId, request: Request, engine: En
         return []
     edges = [*request.merges, len(inputs)]
     merged = [inputs[start:end] for start, end in pairwise(edges)]
+    if request.kept:
+        kept = {part.key for part in request.kept_parts}
+        first = msgspec.structs.replace(inputs[0], parts=tuple(one for one in inputs[0].parts if one.key not in kept))
+        merged = [(first, *inputs[1:])] if first.parts else [inputs[1:]]
     return [task for runs in merged for task in _tasks(machine, worker, request, runs, engine)]
 
 
@@ -283,7 +316,8 @@ def _tasks(
     machine: Machine, worker: WriterId, request: Request, inputs: tuple[TaskInput, ...], engine: Engine | None
 ) -> list[MergeTask]:
     """The tasks of one merge. Each has only the parts that may hold something of its key range."""
-    config, schemas = machine.config, machine.state.schemas
+    config, state = machine.config, machine.state
+    schemas = state.schemas
     size, task_bytes = sum(part.size for run in inputs for part in run.parts), config.task_bytes
     count = engine.pieces(size, task_bytes) if isinstance(engine, Cuts) else -(-size // task_bytes)
     cuts: list[bytes] = []
@@ -294,14 +328,16 @@ def _tasks(
                 within=Within(schemas[request.schema], request.advance_to),
             )  # fmt: skip
         cuts = cut_evenly(found, count)
-    edges = [None, *cuts, None]
-    published = request.reason in ("ahead", "publish") and machine.state.format >= PINS
+    bounds = {bound for one in request.kept for bound in (one.lower, one.upper) if bound is not None}
+    edges = [None, *sorted(bounds.union(cuts)), None]
     return [
         MergeTask(
             machine.shard, worker, tuple(overlapping(inputs, lower, upper)), schemas, request.schema,
-            request.advance_to, lower, upper, request.part_bytes, config.merge_bytes, published,
+            request.advance_to, lower, upper, request.part_bytes, config.merge_bytes, _is_published(request, state),
+            state.format >= PART_SUMS,
         )
         for lower, upper in pairwise(edges)
+        if not any(one.has(lower, upper) for one in request.kept)
     ]  # fmt: skip
 
 
@@ -314,15 +350,13 @@ def commit(
     """
     output = output_batch(request, results, merges)
     if request.reason in ("ahead", "drop"):
-        if machine.state.format < CONTENTS:
-            machine.try_commit(lambda _state, _now: c.Upgrade(CONTENTS))
         kept = output if request.reason == "ahead" else None
         answer = machine.try_commit(lambda _state, _now: c.KeepContents(worker, kept))
     else:
         answer = machine.try_commit(lambda _state, _now: c.ApplyCompaction(worker, request.ids, output))
     if isinstance(answer, Committed):
         return answer.seqno, answer.attempts
-    is_other = isinstance(answer, r.NotEquivalent) and not still_there(machine.state, request)
+    is_other = isinstance(answer, r.NotEquivalent | r.Exists) and not still_there(machine.state, request)
     if is_other or isinstance(answer, r.InputsGone | r.Finished):
         log.info("shard %s: another compactor replaced the batches %s first", machine.shard, request.ids)
         return None, 0
@@ -368,8 +402,9 @@ def run_task(task: MergeTask, blob: Blob, entropy: Callable[[], int], pool: Exec
     for encoded in merged(task, blob, pool or Runtime(background=False).pool(1, "persist-merge")):
         key = part_key(WriterId(task.uploader), entropy(), published=task.published)
         blob.set(blob_key(shard, key), encoded.data)
-        parts.append(as_part(encoded, key, task.schema))
-        sums.append(encoded.said.sums)
+        part, said = as_part(encoded, key, task.schema), encoded.said.sums
+        parts.append(msgspec.structs.replace(part, sums=said) if task.says_sums else part)
+        sums.append(said)
         del encoded  # otherwise it stays in memory while the next one is built
     return TaskResult(tuple(parts), total(sums))
 

@@ -131,10 +131,14 @@ def _copies(machine: Machine, sought: Sought) -> list[Place]:
     """The copies of publications that have some of the rows. They are plain Parquet files."""
     if machine.state.format < PINS:
         return []
-    names, found = machine.state.schemas[-1].key_names, []
+    schema, found = machine.state.schemas[-1], list[Place]()
+    ids = [column.id for column in schema.key]  # copies call them so
     for entry in machine.blob.list(f"{published_prefix(machine.shard)}{COPIES}"):
         data = machine.blob.get(entry.key)
-        if data is not None and sought.find(pq.read_table(pa.BufferReader(data), columns=names)).size:
+        if data is None:
+            continue
+        keys = pq.read_table(pa.BufferReader(data), columns=ids).rename_columns(schema.key_names)
+        if sought.find(keys).size:
             found.append(Place("copy", entry.key, entry.size))
     return found
 

@@ -22,10 +22,10 @@ from deltalake import DeltaTable
 from pyiceberg.table import StaticTable
 
 import persist_lib as persist
+from bench.published_peers import READERS, installed
 from tests.servers import s3_url, use_test_credentials
+from tests.unit.maintain.test_publish import evolved
 
-ROOT = Path(__file__).parents[2]
-READERS, PINS = ROOT / "build" / "readers", ROOT / "requirements" / "readers.txt"
 CONFIG = persist.Config(inline_bytes=0, part_bytes=64 * 1024)
 SCHEMA = persist.Schema({"id": "int64 not null"}, {"word": "string", "price": "decimal128(18, 2)"}, unique=True)
 DUCKDB = """
@@ -48,11 +48,8 @@ BOTH = pytest.mark.parametrize("as_", ["iceberg", "delta"])
 @pytest.fixture(scope="module")
 def duckdb() -> Any:
     """What runs SQL in a DuckDB with the extensions, and answers the last rows as texts. Installed when first used."""
-    if not (READERS / "duckdb_extension_iceberg").is_dir():
-        uv = Path(sys.executable).with_name("uv")
-        words = [uv, "pip", "install", "--quiet", "--no-deps", "--require-hashes", "--target", READERS, "-r", PINS]
-        if subprocess.run(list(map(str, words)), check=False).returncode:
-            pytest.skip("DuckDB's extensions are not installed, and cannot be")
+    if not installed():
+        pytest.skip("DuckDB's extensions are not installed, and cannot be")
 
     def run(*statements: str) -> Rows:
         done = subprocess.run(
@@ -166,3 +163,18 @@ def test_on_s3_all_engines_read_what_the_shard_reads(on_s3: persist.Client, duck
     on_s3.withdraw("orders", as_)
     left = [one.key for one in on_s3.blob.list("-published/")]
     assert all("/_parts/" in key for key in left)
+
+
+def test_duckdb_reads_an_evolved_table_by_the_mapping_of_names(tmp_path: Path, duckdb: Any) -> None:
+    with persist.open(f"file:{tmp_path}", config=CONFIG) as client:
+        seen: dict[int, Rows] = {}
+        for _, published in evolved(client):
+            expected = client.table("s").read().to_arrow()
+            snapshot = StaticTable.from_metadata(published.version).metadata.current_snapshot_id
+            assert snapshot is not None
+            seen[snapshot] = sorted(
+                map(list, zip(*(map(str, column.to_pylist()) for column in expected.columns), strict=True))
+            )
+        for snapshot, rows in seen.items():
+            scan = f"iceberg_scan('{published.place}', snapshot_from_id = {snapshot}::ubigint)"
+            assert sorted(duckdb(f"select * from {scan}")) == rows

@@ -8,11 +8,12 @@ from random import Random
 from msgspec.structs import replace
 
 from persist_lib.core import commands as c
-from persist_lib.core.formats import PINS
+from persist_lib.core.formats import PART_SUMS, PINS
 from persist_lib.core.holds import layer_of
 from persist_lib.core.members import inheritance
 from persist_lib.core.pending import PendingName
 from persist_lib.core.state import Batch, Part, Rollup, State
+from persist_lib.core.sums import Sums
 from persist_lib.format.paths import part_key, rollup_key
 from persist_lib.frontier import MAX_TIME, MINIMUM, TOP, Antichain, at
 from persist_lib.ids import PUBLISHED, PartKey, ReaderId, SeqNo, WriterId, format_reader_id, format_writer_id
@@ -221,6 +222,10 @@ class Commands:
         count = sum(one.rows for one in parts)
         if self.random.random() < 0.1:
             sums = (sums[0] + 1, sums[1])
+        if len(parts) == 1 and self.random.random() < (0.5 if state.format >= PART_SUMS else 0.02):
+            said = Sums(count, *sums) if self.is_sane() else Sums(count, 1, 1)
+            earlier = {"time_lower": max(0, time - 1), "time_upper": max(0, time - 1)} if self.is_sane() else {}
+            parts = (replace(parts[0], sums=said, **earlier),)
         runs = (0,) if parts else ()
         batch = Batch(0, end.hi, MINIMUM, end.upper, at(time), count, *sums, parts, runs)
         return c.KeepContents(worker, self.uploaded_by_others(state, batch))

@@ -8,7 +8,7 @@ from random import Random
 from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
 from persist_lib.core.diff import StateDiff, apply_diff
-from persist_lib.core.formats import CONTENTS, FIRST, GROUPS, PINS
+from persist_lib.core.formats import CONTENTS, FIRST, GROUPS, PART_SUMS, PINS
 from persist_lib.core.groups import Applied, apply_together
 from persist_lib.core.pending import parse_pending_key
 from persist_lib.core.state import Batch, State, Version
@@ -28,6 +28,8 @@ CREATED_4 = c.Create(Commands(Random(0)).schema(0), GROUPS)
 CREATED_6 = c.Create(Commands(Random(0)).schema(0), CONTENTS)
 
 CREATED_7 = c.Create(Commands(Random(0)).schema(0), PINS)
+
+CREATED_9 = c.Create(Commands(Random(0)).schema(0), PART_SUMS)
 
 CREATED_1 = c.Create(Commands(Random(0)).schema(0), FIRST)
 

@@ -25,7 +25,17 @@ from persist_lib.frontier import TOP
 from persist_lib.ids import PartKey, SeqNo, WriterId, parse_rollup_key, uploader_of
 from persist_lib.shard.log import apply_row
 from tests.properties.core_commands import Commands
-from tests.properties.histories import CREATED, CREATED_1, CREATED_4, CREATED_6, CREATED_7, Shard, history, together
+from tests.properties.histories import (
+    CREATED,
+    CREATED_1,
+    CREATED_4,
+    CREATED_6,
+    CREATED_7,
+    CREATED_9,
+    Shard,
+    history,
+    together,
+)
 
 
 class CoreMachine(RuleBasedStateMachine):
@@ -35,7 +45,7 @@ class CoreMachine(RuleBasedStateMachine):
         super().__init__()
         self.shard = Shard()
 
-    @initialize(created=st.sampled_from([CREATED, CREATED_1, CREATED_4, CREATED_6, CREATED_7]))
+    @initialize(created=st.sampled_from([CREATED, CREATED_1, CREATED_4, CREATED_6, CREATED_7, CREATED_9]))
     def create(self, created):
         self.shard.run(created)
 

@@ -16,18 +16,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, groupby
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
 from persist_lib.arguments import check_type, parse_integer, parse_number
 from persist_lib.config import Config
 from persist_lib.core.cost import S3_LIST, Cost, Prices
-from persist_lib.core.formats import CONTENTS, CREATED
+from persist_lib.core.formats import CONTENTS, CREATED, PART_SUMS
 from persist_lib.core.plan.fan_in import Room, grouped, slices
 from persist_lib.core.state import INLINE_TOTAL_BYTES, Batch, Part, State
 from persist_lib.core.sums import Sums, total
-from persist_lib.core.trace import CHUNK_BYTES
+from persist_lib.core.trace import CHUNK_BYTES, sums_of_parts
 from persist_lib.frontier import MAX_TIME, Antichain, at
 from persist_lib.schema.schema import Schema
 from persist_lib.schema.width import row_bytes
@@ -39,6 +39,10 @@ contents are written beside the trace. `settle`: they take the place of what the
 are not wanted any more. `publish`: a publication wants it in one run, below its folder."""
 AHEAD_SHARE = 128
 """A trace of less than this share of a part's bytes is cheap to read as it is: nothing is kept ahead of it."""
+
+
+PARTS = 64
+"""Into about so many parts an output is cut that is smaller than as many of the settings' size, none below a chunk."""
 
 
 REASONS: Mapping[Reason, str] = {
@@ -121,12 +125,28 @@ def policy_of(config: Config, policy: Policy | None = None, prices: Prices | Non
     )  # fmt: skip
 
 
+class Kept(NamedTuple):
+    """Neighbouring parts of the oldest input that stay: it alone has updates with `lower <= key < upper`."""
+
+    lower: bytes | None
+    upper: bytes | None
+    parts: tuple[Part, ...]
+
+    def has(self, lower: bytes | None, upper: bytes | None) -> bool:
+        """Whether a range of keys is in this one."""
+        return (self.lower is None or (lower is not None and lower >= self.lower)) and (
+            self.upper is None or (upper is not None and upper <= self.upper)
+        )
+
+
 class Request(msgspec.Struct, frozen=True):
     """One slice of the trace to be replaced: its batches, the since to advance to, why, and at what price.
 
     `part_bytes` is about the size of the parts that are to be written. `merges` is where the groups of runs start that
     are merged with each other. If there are several, what comes out has a run for each, and calls for another request.
-    `output` is what replaces them where that is there already.
+    `output` is what replaces them where that is there already. `kept` are parts of the first run that nothing newer
+    touches, in the order of their keys. A plan does not know them: it prices what is read and written at most. The
+    shard is moved up to `format` first, if it is below.
     """
 
     inputs: tuple[Batch, ...]
@@ -137,6 +157,12 @@ class Request(msgspec.Struct, frozen=True):
     part_bytes: int
     merges: tuple[int, ...] = (0,)
     output: Batch | None = None
+    kept: tuple[Kept, ...] = ()
+    format: int = 0
+
+    @property
+    def kept_parts(self) -> tuple[Part, ...]:
+        return tuple(part for one in self.kept for part in one.parts)
 
     @property
     def is_partial(self) -> bool:
@@ -156,12 +182,12 @@ class Request(msgspec.Struct, frozen=True):
     @property
     def count(self) -> int:
         """Updates to be read."""
-        return sum(batch.count for batch in self.inputs) if self.reads else 0
+        return sum(one.count for one in self.inputs) - sum(one.rows for one in self.kept_parts) if self.reads else 0
 
     @property
     def size(self) -> int:
         """Bytes to be read."""
-        return sum(batch.size for batch in self.inputs) if self.reads else 0
+        return sum(one.size for one in self.inputs) - sum(one.size for one in self.kept_parts) if self.reads else 0
 
     @property
     def lower(self) -> Antichain:
@@ -267,7 +293,14 @@ def _ahead(state: State, policy: Policy) -> Request | None:
         # Compactions say the same of them, and leave no history beside; or an older format is kept on purpose.
         return None
     request = _request(state, inputs, "ahead", policy)
-    return msgspec.structs.replace(request, since=at(last - 1)) if len(request.merges) == 1 else None
+    return _as_contents(request, last, policy) if len(request.merges) == 1 else None
+
+
+def _as_contents(request: Request, last: int, policy: Policy) -> Request:
+    """The request as one for contents, in a format that has these."""
+    format_ = max(CONTENTS, min(PART_SUMS, policy.format or PART_SUMS))
+    part_bytes = _part_bytes(format_, policy, sum(one.size for one in request.inputs))
+    return msgspec.structs.replace(request, since=at(last - 1), format=format_, part_bytes=part_bytes)
 
 
 def _plan_side(state: State, trace: tuple[Batch, ...], policy: Policy) -> tuple[list[Request], list[Skipped]]:
@@ -313,8 +346,7 @@ def plan_contents(state: State, policy: Policy) -> Request | None:
     last = found[filled].upper.time if filled >= 0 else None
     if last is None or at(last - 1) <= state.since:
         return None
-    request = _request(state, found[: filled + 1], "ahead", policy)
-    return msgspec.structs.replace(request, since=at(last - 1))
+    return _as_contents(_request(state, found[: filled + 1], "ahead", policy), last, policy)
 
 
 def plan_rewrite(state: State, ids: Sequence[tuple[int, int]], policy: Policy) -> list[Request]:
@@ -430,7 +462,7 @@ def _empty_runs(trace: tuple[Batch, ...]) -> list[tuple[Batch, ...]]:
 def _request(state: State, inputs: tuple[Batch, ...], reason: Reason, policy: Policy) -> Request:
     objects = [part for batch in inputs for part in batch.parts if part.inline is None]
     size = sum(part.size for part in objects)
-    part_bytes = policy.part_bytes or DEFAULTS.part_bytes
+    part_bytes = _part_bytes(state.format, policy, sum(one.size for one in inputs))
     puts = -(-sum(batch.size for batch in inputs) // part_bytes) if any(b.count for b in inputs) else 0
     gets = sum(-(-part.size // CHUNK_BYTES) for part in objects)
     cost = Cost(bytes_read=size, bytes_written=sum(b.size for b in inputs), gets=gets, puts=puts).priced(
@@ -439,6 +471,12 @@ def _request(state: State, inputs: tuple[Batch, ...], reason: Reason, policy: Po
     runs = [run for batch in inputs for run in batch.run_parts()]
     merges = grouped(runs, _row_bytes(state), _room(policy))
     return Request(inputs, state.since, _schema_of(inputs), reason, cost, part_bytes, tuple(merges))
+
+
+def _part_bytes(format_: int, policy: Policy, size: int) -> int:
+    """About the size of the parts of an output. Small ones where they may be kept: what is not touched stays."""
+    most = policy.part_bytes or DEFAULTS.part_bytes
+    return min(most, max(CHUNK_BYTES, size // PARTS)) if format_ >= PART_SUMS else most
 
 
 def _schema_of(inputs: tuple[Batch, ...]) -> int:
@@ -469,6 +507,8 @@ class MergeTask(msgspec.Struct, frozen=True, array_like=True):
     merge_bytes: int
     published: bool = False
     """Whether its parts are to stand below a publication's folder."""
+    says_sums: bool = False
+    """Whether its parts are to say what their updates add up to."""
 
 
 class TaskResult(msgspec.Struct, frozen=True, array_like=True):
@@ -488,14 +528,18 @@ def task_inputs(request: Request) -> tuple[TaskInput, ...]:
 def output_batch(request: Request, results: Sequence[TaskResult], merges: Sequence[int] = (0,)) -> Batch:
     """The batch that stands for a request's inputs, from its tasks' results: merge after merge, each in key order.
 
-    `merges` is where the results of each merge start. Each merge is one run.
+    `merges` is where the results of each merge start. Each merge is one run. Parts that are kept lie between those of
+    tasks; their keys say where.
     """
     if request.output is not None:
         return request.output
+    kept = request.kept_parts
     parts = tuple(part for result in results for part in result.parts)
+    if kept:
+        parts = tuple(sorted((*parts, *kept), key=lambda part: part.key_lower))
     before = [0, *accumulate(len(result.parts) for result in results)]
     runs = sorted({before[start] for start in merges} - {len(parts)})
-    sums = total(result.sums for result in results)
+    sums = total((*(result.sums for result in results), sums_of_parts(kept) or Sums()))
     return Batch(
         request.inputs[0].lo, request.inputs[-1].hi, request.lower, request.upper, request.since,
         count=sums.count, diff_sum=sums.diff_sum, fingerprint=sums.fingerprint,

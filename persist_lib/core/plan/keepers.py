@@ -127,7 +127,7 @@ def _with_garbage(keepers: Sequence[Keeper], state: State) -> list[Keeper]:
 
 def _pins(state: State, seqno: SeqNo) -> list[Keeper]:
     """Each pin, with the garbage that only it keeps, and what it keeps with readers and other pins."""
-    names, least = pinned(state), state.seqno_since(seqno)
+    names, least = pinned(state), state.seqno_since(SeqNo(seqno + 1))  # what is deleted only now as well
 
     def one(name: str, pin: Pin) -> Keeper:
         held = {key: state.garbage[key] for key in pin.keys if key in state.garbage}

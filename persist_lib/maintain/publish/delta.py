@@ -19,6 +19,7 @@ from deltalake import CommitProperties, DeltaTable, Schema
 from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
 
 from persist_lib.errors import Corrupt
+from persist_lib.maintain.publish.columns import Columns
 from persist_lib.maintain.publish.files import AS_OF, File, Known
 from persist_lib.maintain.publish.folder import Folder
 
@@ -68,7 +69,15 @@ class Delta:
             found |= {file.key for file in self._files(DeltaTable(self._local.name, version=version))}
         return found
 
-    def write(self, schema: pa.Schema, files: Sequence[File], as_of: int, keep: int) -> None:  # noqa: ARG002
+    def names(self) -> dict[str, str]:
+        """Nothing: its readers go by the names that columns have."""
+        return {}
+
+    def is_as(self, columns: Columns) -> bool:
+        """Whether the table has these columns already."""
+        return set(columns.shown.names) == self._names()
+
+    def write(self, columns: Columns, files: Sequence[File], as_of: int, keep: int) -> None:  # noqa: ARG002
         """Write a version of these files, here."""
         prefix, now = self._folder.prefix, self._folder.machine.consensus.now()
         known = {} if self._table is None else {file.key: file for file in self._files(self._table)}
@@ -80,10 +89,12 @@ class Delta:
             if key not in known
         ]
         if self._table is None:
-            create_table_with_add_actions(self._local.name, Schema.from_arrow(schema), adding, commit_properties=said)
+            create_table_with_add_actions(
+                self._local.name, Schema.from_arrow(columns.shown), adding, commit_properties=said
+            )
         else:
-            if schema.names != [field.name for field in self._table.schema().fields]:
-                fields = [one for one in Schema.from_arrow(schema).fields if one.name not in self._names()]
+            if not self.is_as(columns):
+                fields = [one for one in Schema.from_arrow(columns.shown).fields if one.name not in self._names()]
                 self._table.alter.add_columns(fields, commit_properties=self._as_before())
             removing = [
                 RemoveAction(path=key.removeprefix(prefix), deletion_timestamp=NEVER_MS, data_change=True)

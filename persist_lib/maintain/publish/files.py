@@ -26,8 +26,10 @@ from persist_lib.ids import is_published
 from persist_lib.kernel.columns import integers
 from persist_lib.kernel.multiplicity import repeated
 from persist_lib.maintain.compaction import merged
+from persist_lib.maintain.publish.columns import Columns
 from persist_lib.maintain.publish.folder import COPIES, Folder
-from persist_lib.schema.schema import DIFF, TIME, Schema
+from persist_lib.schema.evolution import evolved
+from persist_lib.schema.schema import DIFF, TIME
 from persist_lib.shard.commit import Machine
 from persist_lib.shard.runs import inputs_of, source_of
 
@@ -62,7 +64,9 @@ class Chosen(NamedTuple):
     copied: list[Part]
 
 
-def choose(machine: Machine, state: State, as_of: int, *, below_folder: bool, known: set[str]) -> Chosen | None:
+def choose(
+    machine: Machine, state: State, as_of: int, columns: Columns, *, below_folder: bool, known: set[str]
+) -> Chosen | None:
     """The objects that are the contents as of a time; None where there are none, and contents have to be written.
 
     `known` are keys in Blob that were found to have no row several times. `below_folder`: only what is there will do.
@@ -73,26 +77,29 @@ def choose(machine: Machine, state: State, as_of: int, *, below_folder: bool, kn
     objects = [part for part in parts if part.inline is None]
     if not is_whole or (below_folder and not all(is_published(part.key) for part in objects)):
         return None
-    if not is_contents(batches) and any(one.count > one.diff_sum for one in batches):
+    if not is_contents(batches, state) and any(one.count > one.diff_sum for one in batches):
         return None  # some take others back; where the sum does not tell, the column does
     chosen = Chosen([], [part for part in parts if part.inline is not None])
     for part in objects:
         diffs = np.ones(1, np.int64) if blob_key(machine.shard, part.key) in known else diffs_of(machine, state, part)
         if (diffs < 1).any():
-            if is_contents(batches):
+            if is_contents(batches, state):
                 raise _negative(machine)
             return None
-        (chosen.in_place if (diffs == 1).all() else chosen.copied).append(part)
+        is_plain = (diffs == 1).all() and columns.can_read(part.schema)
+        (chosen.in_place if is_plain else chosen.copied).append(part)
     for part in chosen.copied:
         if part.inline is not None and (integers(_inline(state, part).column(DIFF)) != 1).any():
             return None
     return chosen
 
 
-def is_contents(batches: Sequence[Batch]) -> bool:
-    """Whether these are one run of updates of one time, which were added up."""
-    times = {time for one in batches for part in one.parts for time in (part.time_lower, part.time_upper)}
-    return len(batches) == 1 and len(batches[0].runs) == 1 and len(times) == 1 and batches[0].since.time in times
+def is_contents(batches: Sequence[Batch], state: State) -> bool:
+    """Whether these are one run of updates which were added up: contents that are kept, or what is all of one time."""
+    if len(batches) != 1 or len(batches[0].runs) != 1:
+        return False
+    times = {time for part in batches[0].parts for time in (part.time_lower, part.time_upper)}
+    return batches[0] is state.contents or (len(times) == 1 and batches[0].since.time in times)
 
 
 def diffs_of(machine: Machine, state: State, part: Part) -> np.ndarray:
@@ -108,26 +115,29 @@ def file_of(machine: Machine, part: Part) -> File:
     return File(blob_key(machine.shard, part.key), part.size, part.rows)
 
 
-def copies_of(folder: Folder, state: State, parts: Sequence[Part], known: dict[str, File]) -> list[File]:
+def copies_of(
+    folder: Folder, state: State, parts: Sequence[Part], columns: Columns, known: dict[str, File]
+) -> list[File]:
     """Copies of parts, each row as often as it is there: one of each object, and one of all that is inline."""
     machine, newest = folder.machine, state.schemas[-1]
+    of = f"-{len(columns.schemas)}" if evolved(columns.schemas) else ""  # columns are others since
     found = []
     for part in (one for one in parts if one.inline is None):
-        key = f"{folder.prefix}{COPIES}{part.key.replace('/', '-')}"  # a part never changes, nor does its copy
+        key = f"{folder.prefix}{COPIES}{part.key.replace('/', '-')}{of}"  # a part never changes, nor does its copy
         if (file := known.get(key)) is None:
             source = source_of(machine.blob, machine.shard, part, TaskInput((part,), 0, None), state.schemas)
             reader = ChunkedReader(source.key, source.size, source.digests, source.fetch)
             stored = PartFile(source.key, reader, newest)
-            file = _put(folder, key, newest, stored.batches(COPIED_ROWS))
+            file = _put(folder, key, columns, stored.batches(COPIED_ROWS))
         found.append(file)
     if inline := [one for one in parts if one.inline is not None]:
         digest = np.bitwise_xor.reduce([int.from_bytes(one.digests[:8]) for one in inline])
-        key = f"{folder.prefix}{COPIES}inline-{len(inline)}-{digest:016x}.parquet"
-        found.append(known.get(key) or _put(folder, key, newest, (_inline(state, part) for part in inline)))
+        key = f"{folder.prefix}{COPIES}inline-{len(inline)}-{digest:016x}{of}.parquet"
+        found.append(known.get(key) or _put(folder, key, columns, (_inline(state, part) for part in inline)))
     return found
 
 
-def whole(folder: Folder, state: State, as_of: int) -> Iterator[File]:
+def whole(folder: Folder, state: State, as_of: int, columns: Columns) -> Iterator[File]:
     """Copies of the whole contents as of a time, which no run has: merged, added up, and each row as often as it is."""
     machine, newest = folder.machine, len(state.schemas) - 1
     batches = (one for one in state.batches_at(as_of) if one.count and one.lower.is_before(as_of))
@@ -139,16 +149,17 @@ def whole(folder: Folder, state: State, as_of: int) -> Iterator[File]:
         for encoded in merged(task, machine.blob, pool) if inputs else ():
             name = f"{folder.prefix}{COPIES}{machine.runtime.entropy() % 2**64:016x}.parquet"
             reader = PartFile(name, pa.BufferReader(encoded.data), state.schemas[newest])
-            yield _put(folder, name, state.schemas[newest], reader.batches(COPIED_ROWS))
+            yield _put(folder, name, columns, reader.batches(COPIED_ROWS))
 
 
-def _put(folder: Folder, key: str, schema: Schema, tables: Iterable[pa.Table]) -> File:
-    out, rows = io.BytesIO(), 0
-    what = f"table {folder.machine.shard}"
+def _put(folder: Folder, key: str, columns: Columns, tables: Iterable[pa.Table]) -> File:
+    """A file of these rows; its columns are called by their ids, as no other column ever is."""
+    out, rows, schema = io.BytesIO(), 0, columns.schemas[-1].shown.data
+    what, named = f"table {folder.machine.shard}", columns.by_ids(schema)
     plain = (table.drop_columns([TIME]) for table in tables)
-    with pq.ParquetWriter(out, schema.data, compression="zstd") as writer:
+    with pq.ParquetWriter(out, named, compression="zstd") as writer:
         for table in repeated(plain, what):
-            writer.write_table(table.select(schema.data.names).cast(schema.data))
+            writer.write_table(table.select(schema.names).cast(schema).rename_columns(named.names))
             rows += table.num_rows
     folder.put(key, out.getvalue())
     return File(key, out.tell(), rows)

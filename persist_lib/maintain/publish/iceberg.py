@@ -1,13 +1,18 @@
 """Iceberg metadata (format version 2) over files that are there, written by pyiceberg.
 
 Each commit writes manifests and metadata under fresh names. `version-hint.text` names the newest metadata, and is moved
-on the condition that it is what it was. The files have two columns more than the table: the name mapping gives `_time`
-and `_diff` ids that no column has, as some readers ask for each name.
+on the condition that it is what it was.
+
+The files have no ids of columns, so that a name mapping says which column each name in them is: one that was renamed
+has several. `_time`, `_diff` and dropped columns have ids there that the table does not, as some readers ask for each
+name. Which id a column of ours has there is a property of the table.
 """
 
 from __future__ import annotations
 
 import io
+import itertools
+import json
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -18,17 +23,24 @@ from pyiceberg.io import FileIO, InputFile, InputStream, OutputFile, OutputStrea
 from pyiceberg.io.pyarrow import _pyarrow_to_schema_without_ids
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat, ManifestEntry
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC
-from pyiceberg.schema import assign_fresh_schema_ids
+from pyiceberg.schema import Schema, assign_fresh_schema_ids
 from pyiceberg.serializers import FromInputFile, ToOutputFile
 from pyiceberg.table import CommitTableResponse, Table
 from pyiceberg.table.metadata import TableMetadata, new_table_metadata
 from pyiceberg.table.name_mapping import MappedField, NameMapping
 from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
-from pyiceberg.table.update import TableRequirement, TableUpdate, update_table_metadata
+from pyiceberg.table.update import (
+    AddSchemaUpdate,
+    SetCurrentSchemaUpdate,
+    TableRequirement,
+    TableUpdate,
+    update_table_metadata,
+)
 from pyiceberg.table.update.snapshot import ExpireSnapshots
 from pyiceberg.typedef import Record
 
+from persist_lib.maintain.publish.columns import Columns
 from persist_lib.maintain.publish.files import AS_OF, File, Known
 from persist_lib.maintain.publish.folder import Folder
 from persist_lib.schema.schema import DIFF, TIME
@@ -38,7 +50,11 @@ METADATA = f"{TABLE}metadata/"
 HINT = f"{METADATA}version-hint.text"
 HIDDEN = {TIME: 100_001, DIFF: 100_002}
 """The ids of the columns that the table does not have."""
+HIDDEN_FROM = 100_003
+"""Those of columns that were dropped before the table was published."""
 NAMES, KEPT = "schema.name-mapping.default", "write.metadata.previous-versions-max"
+IDS = "persist.columns"
+"""The property that says which of the table's ids each of the shard's columns has, by that column's own id."""
 
 
 class Iceberg:
@@ -77,16 +93,31 @@ class Iceberg:
         snapshots = [] if self._table is None else self._table.metadata.snapshots
         return {file.key for snapshot in snapshots for file in self._files_of(snapshot)}
 
-    def write(self, schema: pa.Schema, files: Sequence[File], as_of: int, keep: int) -> None:
+    def names(self) -> dict[str, str]:
+        """Whose column each name in the files is, as far as files are published."""
+        ids = {number: id_ for id_, number in self._ids().items()}
+        mapping = None if self._table is None else self._table.name_mapping()
+        mapped = mapping.root if mapping is not None else []
+        return {name: ids[one.field_id] for one in mapped if one.field_id in ids for name in one.names}
+
+    def is_as(self, columns: Columns) -> bool:
+        """Whether the table has these columns already."""
+        return self._table is not None and self._next_schema(self._table, columns) is None
+
+    def write(self, columns: Columns, files: Sequence[File], as_of: int, keep: int) -> None:
         """Write a snapshot of these files, and that of the older ones the last `keep` - 1 stay."""
-        table = self._table or self._made(schema)
+        table = self._table = self._table or self._made(columns)
+        ids = self._ids()
         known = {entry.data_file.file_path: entry.data_file for entry in self._entries(table.current_snapshot())}
         wanted = {self._folder.address_of(file.key): file for file in files}
         with table.transaction() as tx:
-            with tx.update_schema() as update:
-                update.union_by_name(_numbered(schema))
-            names = NameMapping([*tx.table_metadata.schema().name_mapping.root, *_hidden()])
-            tx.set_properties({NAMES: names.model_dump_json(), KEPT: str(keep)})
+            if (schema := self._next_schema(table, columns)) is not None:
+                tx._apply((AddSchemaUpdate(schema_=schema), SetCurrentSchemaUpdate(**{"schema-id": schema.schema_id})))
+                ids |= {id_: field.field_id for id_, field in zip(columns.ids, schema.fields, strict=True)}
+            for id_ in columns.names.values():
+                ids.setdefault(id_, max(HIDDEN_FROM, *(number + 1 for number in ids.values())))
+            names = _mapping(columns, ids, table.name_mapping(), tx.table_metadata.schema())
+            tx.set_properties({NAMES: names.model_dump_json(), KEPT: str(keep), IDS: json.dumps(ids)})
             producing: Any = tx.update_snapshot(snapshot_properties={AS_OF: str(as_of)})
             is_append = known.keys() <= wanted.keys()
             with producing.fast_append() if is_append else producing.overwrite() as snapshot:
@@ -95,12 +126,12 @@ class Iceberg:
                         snapshot.append_data_file(_data_file(address, file))
                 for address in known.keys() - wanted.keys():
                     snapshot.delete_data_file(known[address])
-            ids = [
+            snapshots = [
                 one.snapshot_id for one in sorted(tx.table_metadata.snapshots, key=lambda one: one.sequence_number or 0)
             ]
-            if len(ids) > keep:
+            if len(snapshots) > keep:
                 with ExpireSnapshots(tx) as expired:
-                    expired.by_ids(ids[:-keep])
+                    expired.by_ids(snapshots[:-keep])
         self._table = table
 
     def point(self) -> bool:
@@ -142,12 +173,40 @@ class Iceberg:
     def _opened(self, metadata: TableMetadata, location: str) -> Table:
         return Table(("published",), metadata, location, _Files(self._folder), _OneTable(self._folder))
 
-    def _made(self, schema: pa.Schema) -> Table:
+    def _made(self, columns: Columns) -> Table:
         """A table without a snapshot, of which nothing is written yet. `gc.enabled`: no engine deletes its files."""
+        schema = _numbered(columns.shown)
+        ids = {id_: field.field_id for id_, field in zip(columns.ids, schema.fields, strict=True)}
         made = new_table_metadata(
-            _numbered(schema), UNPARTITIONED_PARTITION_SPEC, UNSORTED_SORT_ORDER, self.place, {"gc.enabled": "false"}
-        )
+            schema, UNPARTITIONED_PARTITION_SPEC, UNSORTED_SORT_ORDER, self.place,
+            {"gc.enabled": "false", IDS: json.dumps(ids)},
+        )  # fmt: skip
         return self._opened(made, "")
+
+    def _ids(self) -> dict[str, int]:
+        """The table's ids of the shard's columns, dropped ones among them."""
+        if self._table is None:
+            return {}
+        said: dict[str, int] = json.loads(self._table.properties.get(IDS, "{}"))
+        return said or {field.name: field.field_id for field in self._table.schema().fields}
+
+    def _next_schema(self, table: Table, columns: Columns) -> Schema | None:
+        """The table's schema with these columns: a known one keeps its id. None where it is what it has."""
+        ids = self._ids()
+        old = {field.field_id: field for field in table.schema().fields}
+        fresh = itertools.count(table.metadata.last_column_id + 1)
+        fields = []
+        for id_, given in zip(columns.ids, _numbered(columns.shown).fields, strict=True):
+            before = old.get(ids.get(id_, -1))
+            if before is None:
+                (field,) = assign_fresh_schema_ids(Schema(given), lambda: next(fresh)).fields
+            else:
+                kind = given.field_type if given.field_type.is_primitive else before.field_type
+                field = before.model_copy(update={"name": given.name, "field_type": kind})
+            fields.append(field)
+        if fields == list(table.schema().fields):
+            return None
+        return Schema(*fields, schema_id=1 + max(one.schema_id for one in table.metadata.schemas))
 
 
 class _OneTable(NoopCatalog):
@@ -256,8 +315,14 @@ def _numbered(schema: pa.Schema) -> Any:
     return assign_fresh_schema_ids(_pyarrow_to_schema_without_ids(schema))
 
 
-def _hidden() -> list[MappedField]:
-    return [MappedField(**{"field-id": id_, "names": [name]}) for name, id_ in HIDDEN.items()]
+def _mapping(columns: Columns, ids: dict[str, int], before: NameMapping | None, schema: Schema) -> NameMapping:
+    """All names in files with the ids of their columns; within nested ones, as they are or were."""
+    nested = {one.field_id: one.fields for one in (*(before.root if before else ()), *schema.name_mapping.root)}
+    found: dict[int, list[str]] = {id_: [name] for name, id_ in HIDDEN.items()}
+    for name, id_ in columns.names.items():
+        found.setdefault(ids[id_], []).append(name)
+    each = ({"field-id": id_, "names": names, "fields": nested.get(id_, [])} for id_, names in found.items())
+    return NameMapping([MappedField(**one) for one in each])
 
 
 def _data_file(address: str, file: File) -> DataFile:

@@ -12,15 +12,14 @@ from contextlib import closing
 from typing import Literal, Protocol, get_args
 
 import msgspec
-import pyarrow as pa
 
 from persist_lib.arguments import shown
 from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
 from persist_lib.core.cost import Cost
-from persist_lib.core.formats import PINS
+from persist_lib.core.formats import PART_SUMS, PINS
 from persist_lib.core.holds import newest_time
-from persist_lib.core.pins import behind
+from persist_lib.core.pins import BY_NAME, behind
 from persist_lib.core.plan.compaction import Policy, Request, plan_contents, plan_rewrite, policy_of
 from persist_lib.core.plan.written import Seen
 from persist_lib.core.state import Pin, State
@@ -30,12 +29,11 @@ from persist_lib.frontier import at
 from persist_lib.ids import PartKey
 from persist_lib.location.scheme import with_extra
 from persist_lib.location.wrap.spending import charged
-from persist_lib.maintain.compaction import carry_out, local_engine
+from persist_lib.maintain.compaction import carry_out, local_engine, move_up
+from persist_lib.maintain.publish.columns import Columns, columns_of
 from persist_lib.maintain.publish.files import Chosen, File, Known, choose, copies_of, file_of, whole
 from persist_lib.maintain.publish.folder import COPIES, Folder
 from persist_lib.maintain.worker import Worker
-from persist_lib.schema.evolution import evolved
-from persist_lib.schema.schema import Schema
 from persist_lib.shard.commit import Committed, Machine
 from persist_lib.telemetry import duty
 from persist_lib.times import show_time
@@ -95,7 +93,9 @@ class _Table(Protocol):
     def version(self) -> str: ...
     def newest(self) -> Known | None: ...
     def named(self) -> set[str]: ...
-    def write(self, schema: pa.Schema, files: Sequence[File], as_of: int, keep: int) -> None: ...
+    def names(self) -> dict[str, str]: ...
+    def is_as(self, columns: Columns) -> bool: ...
+    def write(self, columns: Columns, files: Sequence[File], as_of: int, keep: int) -> None: ...
     def point(self) -> bool: ...
     def expire(self, keep: int) -> None: ...
     def tidy(self) -> None: ...
@@ -138,7 +138,7 @@ def publish(
             "well. Nothing was published",
             table=machine.shard,
         )
-    schema = open_schema(machine.shard, state.schemas, format_)
+    columns_of(machine.shard, state.schemas, format_, {})
     newest = (state.upper.time or 0) - 1 if not state.upper.is_top() else max(_last_time(state), state.since.time or 0)
     as_of = newest if as_of is None else as_of
     if not (0 <= as_of <= newest and state.since <= at(as_of)):
@@ -149,11 +149,11 @@ def publish(
         )  # fmt: skip
     folder = Folder(machine)
     with closing(_table(folder, format_)) as table:
-        known = table.newest()
+        known, columns = table.newest(), columns_of(machine.shard, state.schemas, format_, table.names())
         if dry_run:
-            return _planned(folder, table, state, format_, as_of, known)
+            return _planned(folder, table, state, format_, as_of, columns, known)
         keep, follows = _terms(state.pins.get(format_), keep, follows)
-        return _Run(machine, worker, folder, table, format_, as_of, keep, follows).do(schema, known)
+        return _Run(machine, worker, folder, table, format_, as_of, columns, keep, follows).do(known)
 
 
 class Followed(msgspec.Struct, frozen=True):
@@ -183,29 +183,30 @@ class _Run:
     """One call of `publish`: its steps."""
 
     def __init__(
-        self, machine: Machine, worker: Worker, folder: Folder, table: _Table, format_: Format, as_of: int, keep: int,
-        follows: bool,
+        self, machine: Machine, worker: Worker, folder: Folder, table: _Table, format_: Format, as_of: int,
+        columns: Columns, keep: int, follows: bool,
     ) -> None:  # fmt: skip
         self._machine, self._worker, self._folder, self._table = machine, worker, folder, table
-        self._format, self._as_of, self._keep, self._follows = format_, as_of, keep, follows
+        self._format, self._as_of, self._columns, self._keep, self._follows = format_, as_of, columns, keep, follows
         self._token = b"%016x" % (machine.runtime.entropy() % 2**64)
         self._is_ours = False
 
-    def do(self, schema: pa.Schema, known: Known | None) -> Published:
-        machine, folder, table = self._machine, self._folder, self._table
+    def do(self, known: Known | None) -> Published:
+        machine, folder, table, columns = self._machine, self._folder, self._table, self._columns
         upgrade(machine)
         self._pin(set(), known.as_of if known else self._as_of)
         shared, rewritten, copied = dict(known.files) if known else {}, 0, 0
-        is_new = known is None or known.as_of != self._as_of
+        is_as = table.is_as(columns)
+        is_new = known is None or known.as_of != self._as_of or not is_as
         files = list(shared.values())
         if is_new:
-            if known is None or not _is_still(machine.state, known.as_of, self._as_of):
+            if known is None or not is_as or not _is_still(machine.state, known.as_of, self._as_of):
                 files, rewritten = self._files(shared)
             copied = sum(
                 one.size for one in files if one.key.startswith(folder.prefix + COPIES) and one.key not in shared
             )
             self._check_there([one for one in files if one.key in shared])
-            table.write(schema, files, self._as_of, self._keep)
+            table.write(columns, files, self._as_of, self._keep)
             self._check_ours()
             if not table.point():
                 raise self._fenced()
@@ -231,7 +232,8 @@ class _Run:
                     machine,
                     state,
                     self._as_of,
-                    below_folder=self._format == "delta",
+                    self._columns,
+                    below_folder=self._format in BY_NAME,
                     known=_in_place(known, self._folder),
                 )
                 if chosen is None and (request := self._request(state)) is not None:
@@ -240,9 +242,9 @@ class _Run:
                     continue
                 if chosen is None:
                     self._pin(set(), self._as_of)
-                    return list(whole(self._folder, state, self._as_of)), rewritten
+                    return list(whole(self._folder, state, self._as_of, self._columns)), rewritten
                 if self._pin({part.key for part in chosen.in_place}, self._as_of):
-                    copies = copies_of(self._folder, state, chosen.copied, known)
+                    copies = copies_of(self._folder, state, chosen.copied, self._columns, known)
                     return [*(file_of(machine, part) for part in chosen.in_place), *copies], rewritten
             except Missing:
                 if machine.fetch().state == state:
@@ -258,7 +260,7 @@ class _Run:
         policy = policy_of(self._machine.config)
         if any(one.count for one in state.trace if not one.upper <= at(self._as_of + 1)):
             return None  # it is of the past
-        return next_request(state, policy, below_folder=self._format == "delta")
+        return next_request(state, policy, below_folder=self._format in BY_NAME)
 
     def _pin(self, keys: set[PartKey], as_of: int, *, is_last: bool = False) -> bool:
         """Pin these, and all that is pinned, unless it is the last step. False where one was replaced before."""
@@ -335,8 +337,7 @@ def upgrade(machine: Machine) -> None:
     """Bring a shard to the format that has pins. Raises where settings keep it from that."""
     if (most := machine.config.format) is not None and most < PINS:
         raise machine.refused(r.NeedsFormat("publications", PINS, most))
-    if machine.state.format < PINS:
-        machine.try_commit(lambda _state, _now: c.Upgrade(PINS))
+    move_up(machine, min(most or PART_SUMS, PART_SUMS))
 
 
 def next_request(state: State, policy: Policy, *, below_folder: bool) -> Request | None:
@@ -366,14 +367,16 @@ def _terms(pin: Pin | None, keep: int | None, follows: bool | None) -> tuple[int
 
 
 def _planned(
-    folder: Folder, table: _Table, state: State, format_: Format, as_of: int, known: Known | None
+    folder: Folder, table: _Table, state: State, format_: Format, as_of: int, columns: Columns, known: Known | None
 ) -> Published:
     """What a publication would do: where contents are written, as many bytes as are read at most."""
     machine, shared = folder.machine, known.files if known else {}
-    is_new = known is None or known.as_of != as_of
+    is_new = known is None or known.as_of != as_of or not table.is_as(columns)
     chosen: Chosen | None = Chosen([], [])
     if is_new:
-        chosen = choose(machine, state, as_of, below_folder=format_ == "delta", known=_in_place(shared, folder))
+        chosen = choose(
+            machine, state, as_of, columns, below_folder=format_ in BY_NAME, known=_in_place(shared, folder)
+        )
     batches = [one for one in state.batches_at(as_of) if one.lower.is_before(as_of)]
     parts = [part for one in batches for part in one.parts] if chosen is None else [*chosen.in_place, *chosen.copied]
     size, rows = sum(part.size for part in parts), sum(part.rows for part in parts)
@@ -414,38 +417,3 @@ def withdraw(machine: Machine, format_: Format, *, dry_run: bool = False) -> Wit
     if not isinstance(gone, Committed):
         raise machine.refused(gone)
     return answer
-
-
-_WIDER = {"uint8": pa.int16(), "uint16": pa.int32(), "uint32": pa.int64()}
-_MISSING = {
-    "iceberg": ("uint64", "duration", "decimal256", "timestamp[s", "timestamp[ms", "timestamp[ns"),
-    "delta": ("uint64", "duration", "decimal256", "timestamp[s", "timestamp[ms", "timestamp[ns", "time64"),
-}
-
-
-def open_schema(table: str, schemas: Sequence[Schema], format_: Format) -> pa.Schema:
-    """The columns as the format says them. Raises Unpublishable that names those that it cannot say."""
-    schema = schemas[-1]
-    if columns := evolved(schemas):
-        raise Unpublishable(
-            f"table {table} cannot be published: columns were renamed, widened or dropped, or have defaults "
-            f"({', '.join(columns)}), and other engines would not find them in its objects. Nothing was published; "
-            "copy it into a table that has its present columns from the beginning",
-            table=table, columns=columns, as_=format_,
-        )  # fmt: skip
-    refused = {str(one.name): one.type for one in schema.columns if any(kind in one.type for kind in _MISSING[format_])}
-    refused |= {
-        one.name: one.type for one in schema.columns if "<" in one.type and ("uint" in one.type or "]" in one.type)
-    }
-    if refused:
-        named = ", ".join(f"{name} ({kind})" for name, kind in refused.items())
-        raise Unpublishable(
-            f"table {table} cannot be published as {format_}, which has no type for its columns {named}. Nothing was "
-            "published; make a rendition or a table with other types of them",
-            table=table, columns=tuple(refused), as_=format_,
-        )  # fmt: skip
-    return pa.schema([pa.field(one.name, _plain(one.type, one.field.type, format_)) for one in schema.columns])
-
-
-def _plain(text: str, kind: pa.DataType, format_: Format) -> pa.DataType:
-    return pa.binary() if format_ == "delta" and text.startswith("fixed_size") else _WIDER.get(text, kind)

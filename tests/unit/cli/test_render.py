@@ -106,7 +106,7 @@ def test_frontiers_and_bytes_and_fingerprints_have_one_form_in_json():
     found = json.loads(json_values.encode(json_values.state_value(state(3, 1))))
     assert (found["upper"], found["fingerprint"], found["finished"]) == ([2], f"{28:016x}", False)
     part = found["trace"][0]["parts"][0]
-    assert part.keys() == {"key", "size", "rows", "time_lower", "time_upper", "schema", "earliest", "at"}
+    assert part.keys() == {"key", "size", "rows", "time_lower", "time_upper", "schema", "earliest", "at", "sums"}
 
 
 def every_error(kind: type[PersistError] = PersistError) -> list[type[PersistError]]:

@@ -20,6 +20,7 @@ from persist_lib.core.diff import OutcomesEdit, StateDiff, TraceEdit
 from persist_lib.core.formats import DIFF_FIELDS, NEWEST, PART_FIELDS, STATE_FIELDS, WRITER_FIELDS, needed
 from persist_lib.core.pending import PendingName
 from persist_lib.core.state import Batch, Garbage, Hold, Outcome, Part, Pin, Produced, Reader, Rollup, State, Writer
+from persist_lib.core.sums import Sums
 from persist_lib.errors import Corrupt, InvariantViolated, NewerFormat
 from persist_lib.format.frame import HEADER_BYTES
 from persist_lib.format.log import (
@@ -90,7 +91,7 @@ ROW_3 = msgspec.structs.replace(ROW_2, diff=msgspec.structs.replace(ROW_2.diff, 
 STORED_3 = msgspec.structs.replace(
     STORED_2, state=msgspec.structs.replace(STORED_2.state, format=3, appended_bytes=70_000, maintained_bytes=2**40)
 )  # fmt: skip
-OLDEST = {1: 1, 2: 2, 3: 2, 4: 2, 5: 5, 6: 6, 7: 7, 8: 8}
+OLDEST = {1: 1, 2: 2, 3: 2, 4: 2, 5: 5, 6: 6, 7: 7, 8: 8, 9: 9}
 """These rows of formats 3 and 4 say no more than those of format 2."""
 CLOCK = Schema(SCHEMA.key, SCHEMA.value, times="us")
 ROW_CLOCK = msgspec.structs.replace(ROW, command="Create", diff=StateDiff(schemas=(CLOCK,), format=(1, 3)))
@@ -199,8 +200,25 @@ STORED_8 = msgspec.structs.replace(
     STORED_7, state=msgspec.structs.replace(STORED_7.state, format=8, schemas=(SCHEMA, EVOLVED))
 )
 """A shard with columns that were renamed, widened and dropped, and with a default."""
-ROWS = {1: ROW, 2: ROW_2, 3: ROW_3, 4: ROW_4, 5: ROW_5, 6: ROW_6, 7: ROW_7, 8: ROW_8}
-STATES = {1: STORED, 2: STORED_2, 3: STORED_3, 4: STORED_4, 5: STORED_5, 6: STORED_6, 7: STORED_7, 8: STORED_8}
+SUMMED = msgspec.structs.replace(AT, key=PartKey(f"{PUBLISHED}/{AT.key}"), sums=Sums(45, -9, 2**64 - 5))
+PROVEN = msgspec.structs.replace(OPEN, parts=(SUMMED,))
+ROW_9 = msgspec.structs.replace(
+    ROW_8, command="KeepContents", diff=msgspec.structs.replace(ROW_8.diff, contents=(OPEN, PROVEN))
+)
+STORED_9 = msgspec.structs.replace(STORED_8, state=msgspec.structs.replace(STORED_8.state, format=9, contents=PROVEN))
+"""A shard whose contents have a part that says its sums."""
+ROWS = {1: ROW, 2: ROW_2, 3: ROW_3, 4: ROW_4, 5: ROW_5, 6: ROW_6, 7: ROW_7, 8: ROW_8, 9: ROW_9}
+STATES = {
+    1: STORED,
+    2: STORED_2,
+    3: STORED_3,
+    4: STORED_4,
+    5: STORED_5,
+    6: STORED_6,
+    7: STORED_7,
+    8: STORED_8,
+    9: STORED_9,
+}
 FORMATS = pytest.mark.parametrize("format_", range(1, NEWEST + 1))
 
 
@@ -210,7 +228,7 @@ def golden(name: str, format_: int) -> bytes:
 
 def test_every_field_of_what_is_stored_has_a_value_of_its_own_in_the_golden_files():
     group = (ROW_GROUP, STEPS[1])
-    stored = (STORED_7, STORED_7.state, PIN, BATCH, AT, REMEMBERING, READER, ROLLUP, OUTCOME, PRODUCED)
+    stored = (STORED_7, STORED_7.state, PIN, BATCH, SUMMED, REMEMBERING, READER, ROLLUP, OUTCOME, PRODUCED)
     diff = msgspec.structs.replace(
         ROW_2.diff,
         producers=ROW_5.diff.producers,
@@ -409,7 +427,7 @@ def test_what_each_format_brought_is_declared():
     assert len(State.__struct_fields__) == STATE_FIELDS[NEWEST]
     assert State.__struct_fields__[STATE_FIELDS[4] : -3] == ("producers",), "before format 5 only when there are some"
     assert State.__struct_fields__[STATE_FIELDS[5] :] == ("contents", "pins")
-    assert Part.__struct_fields__[PART_FIELDS:] == ("at",), "stored only when it is set"
+    assert Part.__struct_fields__[PART_FIELDS:] == ("at", "sums"), "stored only when it is set"
     assert Writer.__struct_fields__[WRITER_FIELDS:] == ("owner", "staged"), "stored only when they are set"
     first = {"since", "trace", "schemas", "writers", "readers", "holds", "retired", "garbage", "rollups", "retention"}
     assert set(StateDiff.__struct_fields__) == first | DIFF_FIELDS.keys()
@@ -533,7 +551,7 @@ def with_more(value: object, path: list[int | str]) -> object:
         ([6], "StateDiff with the field 'levitation'"),
         ([6, "trace"], "TraceEdit with 3 fields"),
         ([6, "trace", 1, 0], "Batch with 13 fields"),
-        ([6, "trace", 1, 0, 8, 0], "Part with 13 fields"),
+        ([6, "trace", 1, 0, 8, 0], "Part with 14 fields"),
         ([6, "producers", 0, 2], "Produced with 5 fields"),
         ([6, "writers", 0, 2], "Writer with 6 fields"),
         ([6, "writers", 0, 2, 2, 0], "Outcome with 4 fields"),
@@ -550,7 +568,8 @@ def with_more(value: object, path: list[int | str]) -> object:
 def test_a_field_that_this_release_does_not_know_is_a_newer_format_and_never_nothing(path, named):
     schemas = (msgspec.structs.replace(CLOCK, value=EVOLVED.value[::-1], unique=True, non_negative=True),)
     writers = ((W1, None, REMEMBERING),)
-    diff = msgspec.structs.replace(ROW_PRODUCERS.diff, schemas=schemas, writers=writers)
+    trace = TraceEdit(((3, 4), (4, 5)), (PROVEN,))
+    diff = msgspec.structs.replace(ROW_PRODUCERS.diff, schemas=schemas, writers=writers, trace=trace)
     row = msgspec.structs.replace(ROW, diff=diff)
     stored = msgspec.msgpack.decode(encode_row(row)[HEADER_BYTES:])
     with pytest.raises(NewerFormat, match=named):

@@ -11,7 +11,7 @@ import pytest
 
 import persist_lib as persist
 from persist_lib import report
-from persist_lib.core.formats import CONTENTS, CREATED
+from persist_lib.core.formats import CREATED, PART_SUMS
 from persist_lib.core.plan.compaction import Policy
 from persist_lib.maintain.compaction import local_engine
 from persist_lib.testing import Rival, check_swept, check_world
@@ -144,7 +144,7 @@ def test_a_shard_says_that_they_are_there_and_a_finished_one_has_none(client: pe
     life(client)
     client.maintain("s")
     ahead, census = kept(client), client.census("s")
-    assert client.inspect("s").state.format == CONTENTS
+    assert client.inspect("s").state.format == PART_SUMS
     assert census.ahead == ahead.size
     client.audit_orphans("s")
     check_world(client, "s")

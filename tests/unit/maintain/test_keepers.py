@@ -55,7 +55,7 @@ def test_garbage_that_goes_with_a_reader_is_what_the_ledger_says(seed: int) -> N
         elif one.kind == "pin":
             gone = apply(state, after, c.Unpin(one.name, state.pins[one.name].opaque))
             assert isinstance(gone, State)
-            readers = {key for key, found in state.garbage.items() if found.seqno >= state.seqno_since(seqno)}
+            readers = {key for key, found in state.garbage.items() if found.seqno >= state.seqno_since(after)}
             assert deletable(gone, after) - before == set(one.garbage) - readers == set(one.garbage)
         elif one.kind == "rollup":
             now = set(plan_garbage(state, seqno).keys)

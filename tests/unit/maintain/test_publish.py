@@ -16,7 +16,7 @@ from pyiceberg.table import StaticTable
 
 import persist_lib as persist
 from persist_lib.core import commands as c
-from persist_lib.core.formats import CREATED, PINS
+from persist_lib.core.formats import CREATED, PART_SUMS
 from persist_lib.maintain.publish.folder import Folder
 from persist_lib.maintain.publish.steps import FORMATS, _table
 from persist_lib.testing import Rival, check_world
@@ -483,7 +483,7 @@ def test_a_shard_moves_up_when_it_is_first_published_unless_settings_forbid_it(w
     assert other.publish("s", dry_run=True).files
     assert other.inspect("s").state.format == 6
     other.publish("s")
-    assert other.inspect("s").state.format == PINS
+    assert other.inspect("s").state.format == PART_SUMS
 
 
 def test_only_a_publisher_with_the_right_to_maintain_pins(client: persist.Client) -> None:
@@ -493,3 +493,88 @@ def test_only_a_publisher_with_the_right_to_maintain_pins(client: persist.Client
     answer = client.machine("s").try_commit(lambda _state, _now: c.Unpin("iceberg", b"other"))
     assert type(answer).__name__ == "WrongOpaque"
     assert client.inspect("s").state.pins["iceberg"] == pin
+
+
+EVOLVING = persist.Schema({"id": "int64 not null"}, {"word": "string", "n": "int32", "seen": "date32"}, unique=True)
+
+
+def evolved(client: persist.Client) -> Iterator[tuple[dict[int, str], Any]]:
+    """Each step of an evolution: what the columns are called that have which id, and what was published then."""
+    table = client.table("s", EVOLVING)
+
+    def publish(**called: str) -> tuple[dict[int, str], Any]:
+        return called, client.publish("s", "iceberg")  # type: ignore[return-value]
+
+    day = dt.date(2026, 11, 28)
+    table.append([{"id": id_, "word": f"w{id_}", "n": id_, "seen": day} for id_ in range(60)])
+    yield publish()
+    table.evolve(table.describe().schema.rename({"word": "text"}).widen({"n": "int64"}))
+    yield publish()
+    table.append([{"id": 100 + id_, "text": f"t{id_}", "n": 2**40 + id_, "seen": day} for id_ in range(9)])
+    yield publish()
+    table.evolve(table.describe().schema.drop("seen"))
+    table.append([{"id": 200, "text": "no day", "n": 1}])
+    yield publish()
+    table.evolve(table.describe().schema.add({"seen": "string"}))  # the name again, for another column
+    table.append([{"id": 300, "text": "again", "n": 2, "seen": "today"}])
+    yield publish()
+    table.evolve(table.describe().schema.add({"more": "int64"}, {"more": 7}))
+    yield publish()
+    table.evolve(table.describe().schema.rename({"text": "n", "n": "text"}))  # two change their names
+    table.upsert([{"id": 5, "n": "five", "text": 5, "seen": "now"}])
+    yield publish()
+
+
+def by_name(table: pa.Table) -> Rows:
+    return sorted((tuple(sorted(one.items(), key=lambda cell: cell[0])) for one in table.to_pylist()), key=repr)
+
+
+def test_an_evolved_table_is_published_for_iceberg_and_each_snapshot_reads_as_then(folder: persist.Client) -> None:
+    seen: dict[int, Rows] = {}
+    shared = []
+    for _, published in evolved(folder):
+        with folder.open_reader("s") as read, read.snapshot(None) as snapshot:
+            expected = by_name(snapshot.to_arrow())
+        table = StaticTable.from_metadata(published.place)
+        assert by_name(table.scan().to_arrow()) == expected
+        assert by_name(pl.scan_iceberg(published.version, reader_override="pyiceberg").collect().to_arrow()) == expected
+        now = table.metadata.current_snapshot_id
+        assert now is not None
+        seen[now] = expected
+        for snapshot_id, rows in seen.items():
+            assert by_name(table.scan(snapshot_id=snapshot_id).to_arrow()) == rows
+        shared.append(published.shared)
+        check_there(folder, "iceberg")
+    assert len(seen) == 7
+    assert shared[1] == shared[2] == 1, "what was renamed and widened is read where it is"
+    folder.maintain("s")
+    check_world(folder, "s")
+
+
+def test_an_evolved_table_is_not_published_as_delta_nor_does_one_evolve_that_is(client: persist.Client) -> None:
+    *_, _ = evolved(client)
+    with pytest.raises(persist.Unpublishable, match="publish it as iceberg"):
+        client.publish("s", "delta")
+    plain = client.table("plain", EVOLVING)
+    plain.append([{"id": 1, "word": "w", "n": 1, "seen": None}])
+    client.publish("plain", "delta")
+    with pytest.raises(persist.SchemaMismatch, match="published as delta"):
+        plain.evolve(EVOLVING.rename({"word": "text"}))
+    client.withdraw("plain", "delta")
+    plain.evolve(EVOLVING.rename({"word": "text"}))
+
+
+def test_copies_are_made_anew_where_columns_changed_and_an_erasure_finds_their_keys(folder: persist.Client) -> None:
+    schema = persist.Schema({"id": "int64 not null"}, {"word": "string"})
+    table = folder.table("s", schema)
+    table.append([{"id": 1, "word": "twice"}, {"id": 1, "word": "twice"}, {"id": 2, "word": "once"}])
+    first = folder.publish("s", "iceberg")
+    assert first.copied
+    table.evolve(table.describe().schema.rename({"id": "number", "word": "text"}))
+    again = folder.publish("s", "iceberg")
+    rows = StaticTable.from_metadata(again.place).scan().to_arrow().to_pylist()
+    assert sorted(one["number"] for one in rows) == [1, 1, 2]
+    assert {one["text"] for one in rows} == {"twice", "once"}
+    table.delete([{"number": 1}])
+    (erased,) = table.erase([{"number": 1}], dry_run=True).shards
+    assert "copy" in {place.kind for place, _ in erased.left} | {place.kind for place in erased.gone}
