@@ -356,7 +356,9 @@ def commit(
         answer = machine.try_commit(lambda _state, _now: c.ApplyCompaction(worker, request.ids, output))
     if isinstance(answer, Committed):
         return answer.seqno, answer.attempts
-    is_other = isinstance(answer, r.NotEquivalent | r.Exists) and not still_there(machine.state, request)
+    # What a rival has replaced is garbage (Exists), and its uploader may have ended since (NotLive).
+    is_refused = isinstance(answer, r.NotEquivalent | r.Exists | r.NotLive) and worker in machine.state.writers
+    is_other = is_refused and not still_there(machine.state, request)
     if is_other or isinstance(answer, r.InputsGone | r.Finished):
         log.info("shard %s: another compactor replaced the batches %s first", machine.shard, request.ids)
         return None, 0
