@@ -7,6 +7,7 @@
     -published/<shard>/_parts/<writer id>/…     the parts of contents that can be published where they are
     -scrub/<shard>/<ms>-<random>                what scrubs found, below a prefix that no shard's name can have
     -scrub/<shard>/<ms>-<random>.damaged        the same, where some of it is damage
+    -scrub/<shard>/<ms>-<random>.walked         up to which row of the log all was found sound
 
 A `PartKey` is what follows `<shard>/`; that of a pending batch is its key without the shard. Uploader and seqno are in
 the path so that an orphan can be told from a key that may still be linked, without reading it. `.damaged` is in the
@@ -23,6 +24,8 @@ ROLLUPS = "rollup"
 MARKS = "-scrub/"
 """What the keys of all marks start with. A shard's name never starts with `-`."""
 MARKS_KEY = re.compile(r"-scrub/([^/]+)/\d{20}-[0-9a-f]{16}(\.damaged)?")
+WALKED = ".walked"
+"""What the key of a verdict on the log ends with. A release that knows none leaves it: it is no key of marks."""
 
 
 PARTS = "_parts/"
@@ -93,3 +96,8 @@ def has_damage(key: str) -> bool | None:
     """Whether the marks of this key name damage; None if it is no key of marks."""
     match = MARKS_KEY.fullmatch(key)
     return None if match is None else match[2] is not None
+
+
+def walked_key(shard: ShardId, now: int, entropy: int) -> str:
+    """A fresh key in Blob for a verdict on the log, given the store's clock (ms) and 64 random bits."""
+    return f"{marks_prefix(shard)}{now:020d}-{entropy:016x}{WALKED}"

@@ -1,4 +1,4 @@
-"""What scrubs found of a shard's batches, as bytes: one object for each scrub that found something new.
+"""What scrubs found of a shard's batches, and of its log, as bytes: one object for each that found something new.
 
 A batch is named by its identity: the digest of all that the state says of it. Neither its ids nor its seqno would do. A
 batch that is rewritten alone keeps its ids, and after a restore of an older copy another batch may get both.
@@ -18,6 +18,8 @@ from persist_lib.ids import SeqNo
 
 MAGIC = b"PSTm"
 VERSION = 1
+WALKED_MAGIC = b"PSTw"
+WALKED_VERSION = 1
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -43,7 +45,18 @@ class Marks(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     damaged: tuple[Mark, ...]
 
 
+class Walked(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A row of the log up to which all was found sound, and the digest that it had.
+
+    It is an object of its own, so that a release that knows no such verdict still reads the marks, and leaves it.
+    """
+
+    seqno: SeqNo
+    digest: bytes
+
+
 _decoder = msgspec.msgpack.Decoder(Marks)
+_walked = msgspec.msgpack.Decoder(Walked)
 
 
 def identity_of(batch: Batch) -> bytes:
@@ -60,4 +73,16 @@ def decode_marks(data: bytes, key: str) -> Marks:
     """The marks that `data` holds. Raises Corrupt or NewerFormat, which name `key`."""
     return decode_framed(
         data, key, MAGIC, VERSION, _decoder, what="what a scrub wrote there", kind="what scrubs remember"
+    )
+
+
+def encode_walked(walked: Walked) -> bytes:
+    """The bytes of a verdict on the log."""
+    return framed(WALKED_MAGIC, WALKED_VERSION, _encoder.encode(walked))
+
+
+def decode_walked(data: bytes, key: str) -> Walked:
+    """The verdict that `data` holds. Raises Corrupt or NewerFormat, which name `key`."""
+    return decode_framed(
+        data, key, WALKED_MAGIC, WALKED_VERSION, _walked, what="a verdict on a log", kind="verdicts on logs"
     )

@@ -37,6 +37,7 @@ from persist_lib.maintain.garbage import (
 from persist_lib.maintain.pauses import Pausing
 from persist_lib.maintain.repair import Repaired, Upgraded, repair, upgrade
 from persist_lib.maintain.scrub import Adder, Scrubbed, scrub
+from persist_lib.maintain.verify import Verified, verify
 from persist_lib.maintain.worker import Progress, RolledUp, Worker, roll_up
 from persist_lib.runtime.each import Each
 from persist_lib.shard.commit import Machine
@@ -233,6 +234,22 @@ class Upkeep(Pausing):
         _check_progress(progress)
         after, new_only = parse_integer(after, "after", 0, MAX_TIME), parse_flag(new_only, "new_only")
         return scrub(self.machine(name), after=after, new_only=new_only, engine=engine, progress=progress)
+
+    def verify(
+        self, name: str, *, full: bool = False, engine: Adder | None = None, progress: Progress | None = None
+    ) -> Verified:
+        """Verify a shard: its log, its rollups, which objects are there, and its batches. Changes no data.
+
+            db.verify("orders").findings
+
+        Reads what was added since all was found sound, which the location remembers, or everything with `full`. What
+        is wrong is in `findings`, each with the command that helps, and nothing is raised for it; what was not looked
+        at is in `unchecked`. `persist verify` does it for a whole location, with what its catalog promises. `engine`
+        reads batches, and `progress` is called with the rows and then the batches that are done and how many there are.
+        """
+        _check_engine(engine)
+        _check_progress(progress)
+        return verify(self.machine(name), full=parse_flag(full, "full"), engine=engine, progress=progress)
 
     def publish(
         self, name: str, as_: str = "iceberg", at: TimeLike | None = None, *, keep: int | None = None,

@@ -236,6 +236,7 @@ def scrub(
     engine: Adder | None = None,
     progress: Progress | None = None,
     is_kept: bool = True,
+    known: Remembered | None = None,
 ) -> Scrubbed:
     """Re-read the batches that were appended or compacted after seqno `after`, and those known to be damaged.
 
@@ -245,13 +246,14 @@ def scrub(
 
     Damage is returned in `damaged`, not raised, and every batch is read even if an earlier one is damaged. A batch that
     was replaced while it was read counts neither as sound nor as damaged. `progress` gets the batches read and their
-    total. A scrub that fails, or is killed, has remembered most of what it found.
+    total. A scrub that fails, or is killed, has remembered most of what it found. `known` is what earlier scrubs
+    remember, if the caller has read that already, before the state.
     """
     if is_kept:
         machine.may_begin(machine.shard, "scrub")
     # SUBTLE: first what is remembered, then the state. Otherwise a memory could be newer than the state without any
     # restore, and everything would be read again.
-    known = recall(machine.blob, machine.shard)
+    known = known or recall(machine.blob, machine.shard)
     version = machine.fetch()
     findings = Findings(machine, version, known, after=after, new_only=new_only, is_kept=is_kept)
     tasks = [tasks_of(machine.shard, batch, version.state.schemas) for batch in findings.to_read]

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from persist_lib.errors import Corrupt, NewerFormat, PersistError
-from persist_lib.format.paths import MARKS, has_damage, marks_key, marks_prefix
-from persist_lib.format.scrub_marks import Mark, Marks, decode_marks, encode_marks
+from persist_lib.format.paths import MARKS, WALKED, has_damage, marks_key, marks_prefix, walked_key
+from persist_lib.format.scrub_marks import Mark, Marks, Walked, decode_marks, decode_walked, encode_marks, encode_walked
 from persist_lib.ids import SeqNo, ShardId
 from persist_lib.location.api import Blob
 from persist_lib.shard.commit import Machine
@@ -36,6 +36,8 @@ class Remembered(msgspec.Struct, frozen=True):
     seqno: SeqNo = SeqNo(0)
     keys: tuple[str, ...] = ()
     unreadable: str = ""
+    walked: tuple[str, ...] = ()
+    """The keys of the verdicts on the log, which are read only where they are asked for."""
 
     def is_exactly(self, marks: Marks) -> bool:
         """Whether one object, or none for no marks, says the same as `marks`."""
@@ -51,9 +53,9 @@ def recall(blob: Blob, shard: ShardId) -> Remembered:
     """
     try:
         for _ in range(LOOKS):
-            keys = [entry.key for entry in blob.list(marks_prefix(shard)) if has_damage(entry.key) is not None]
-            if (found := _read(blob, keys)) is not None:
-                return found
+            listed = [entry.key for entry in blob.list(marks_prefix(shard))]
+            if (found := _read(blob, [key for key in listed if has_damage(key) is not None])) is not None:
+                return msgspec.structs.replace(found, walked=tuple(key for key in listed if key.endswith(WALKED)))
     except PersistError as error:
         return Remembered(unreadable=error.message)
     return Remembered(unreadable=f"other scrubs replaced it while it was read, {LOOKS} times")
@@ -70,15 +72,45 @@ def remember(machine: Machine, marks: Marks, replaces: Sequence[str]) -> tuple[s
         now, entropy = machine.consensus.now(), machine.runtime.entropy()
         keys = (marks_key(machine.shard, now, entropy, is_damaged=bool(marks.damaged)),)
         machine.blob.set(keys[0], encode_marks(marks))
-    failed: Mapping[str, Exception] = {}
-    if replaces:
+    return (*keys, *_replaced(machine, replaces))
+
+
+def recall_walked(blob: Blob, known: Remembered) -> tuple[Walked | None, tuple[str, ...]]:
+    """Return the verdict on the log that came furthest, and the objects that a new one may replace. Raises nothing.
+
+    None where there is none that can be read. What a newer release wrote is left to it.
+    """
+    found, replaceable = list[Walked](), list[str]()
+    for key in known.walked:
         try:
-            failed = machine.blob.delete_many(list(replaces))
+            if (data := blob.get(key)) is not None:
+                found.append(decode_walked(data, key))
         except PersistError as error:
-            failed = dict.fromkeys(replaces, error)
+            log.info("%s is left out: %s", key, error)
+            if not isinstance(error, Corrupt):
+                continue
+        replaceable.append(key)
+    return max(found, key=lambda walked: walked.seqno, default=None), tuple(replaceable)
+
+
+def remember_walked(machine: Machine, walked: Walked, replaces: Sequence[str]) -> None:
+    """Store a verdict on the log, then delete those that it replaces."""
+    key = walked_key(machine.shard, machine.consensus.now(), machine.runtime.entropy())
+    machine.blob.set(key, encode_walked(walked))
+    _replaced(machine, replaces)
+
+
+def _replaced(machine: Machine, keys: Sequence[str]) -> Sequence[str]:
+    """Delete objects that another one replaces. Returns those that could not be."""
+    failed: Mapping[str, Exception] = {}
+    if keys:
+        try:
+            failed = machine.blob.delete_many(list(keys))
+        except PersistError as error:
+            failed = dict.fromkeys(keys, error)
     for key, why in failed.items():
         log.info("shard %s: %s is replaced, and could not be deleted yet: %s", machine.shard, key, why)
-    return (*keys, *failed)
+    return tuple(failed)
 
 
 def known_damage(blob: Blob, shards: Sequence[ShardId]) -> dict[ShardId, Remembered]:
