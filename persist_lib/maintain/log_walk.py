@@ -80,7 +80,7 @@ class Walk:
     ) -> None:  # fmt: skip
         self._machine, self._said, self._found = machine, said, found
         self._copies = {**copies, **{seqno: rollup.key for seqno, rollup in said.items()}}
-        self._begin = max((seqno for seqno in self._copies if seqno <= begin), default=SeqNo(0))
+        self.begin = max((seqno for seqno in self._copies if seqno <= begin), default=SeqNo(0))
         self._known = begin
         self._version: Version | None = None
         self._previous: bytes | None = None
@@ -119,18 +119,18 @@ class Walk:
                 f"it begins at v{self.last.seqno - self.rows + 1 if self.last else 0}, and no copy of a state is left"
             )
             self._tell("start", "the log", "", says)
-        for seqno in self._said.keys() - self._judged if self._begin == 0 else ():
+        for seqno in self._said.keys() - self._judged if self.begin == 0 else ():
             self._load(seqno)
 
     def _pages(self) -> Iterator[Row]:
-        at = self._begin
+        at = self.begin
         while page := self._machine.consensus.scan(self._machine.shard, at, SCAN_ROWS):
             yield from page
             at = SeqNo(page[-1].seqno + 1)
 
     def _place(self, stored: Row) -> None:
         """Judge whether the row is the one that should come next, and begin again where it is not."""
-        expected = SeqNo(self.last.seqno + 1) if self.last else self._begin or SeqNo(1)
+        expected = SeqNo(self.last.seqno + 1) if self.last else self.begin or SeqNo(1)
         if self.last is None and stored.seqno == 1:
             self._version = Version(SeqNo(0), State(), GENESIS)
         if stored.seqno == expected:

@@ -7,7 +7,7 @@ What was found sound is remembered in the location, so that the next one reads w
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 
@@ -55,8 +55,12 @@ class Verified(msgspec.Struct, frozen=True):
     pending: int
     scrubbed: Scrubbed | None
     """What was read of the batches; None if the newest state cannot be read."""
+    left: int = 0
+    """The rows that were found sound earlier, and were not read again."""
+    truncated: int = 0
+    """The rows that the log does not have any more, as no reader needs them."""
     unchecked: tuple[str, ...] = ()
-    """What was not looked at, and why."""
+    """What else was not looked at, and why. See `not_checked` for all of it."""
     remembered: bool = True
     """Whether the location holds up to where all was found sound."""
     cost: Cost = Cost()
@@ -73,11 +77,27 @@ class Verified(msgspec.Struct, frozen=True):
         return any(one.is_damage for one in self.findings)
 
     @property
+    def not_checked(self) -> tuple[str, ...]:
+        """All that was not looked at, and why."""
+        return (*not_checked([self]), *self.unchecked)
+
+    @property
     def says(self) -> str:
         """What was looked at, in one sentence."""
         batches = 0 if self.scrubbed is None else self.scrubbed.batches
         parts = [of(self.rows, "row") + " of the log", of(self.rollups, "rollup"), of(self.objects, "object")]
         return f"checked {', '.join(parts)} ({size(self.size)}), {of(batches, 'batch')}"
+
+
+def not_checked(verified: Collection[Verified]) -> list[str]:
+    """What of these shards was not read again, or is not there to be read."""
+    left = sum(0 if one.scrubbed is None else one.scrubbed.left for one in verified)
+    counts = {
+        "of logs found sound earlier": of(sum(one.left for one in verified), "row"),
+        "found sound by earlier scrubs": of(left, "batch"),
+        "of logs truncated": of(sum(one.truncated for one in verified), "row"),
+    }
+    return [f"{count} {what}" for what, count in counts.items() if not count.startswith("0 ")]
 
 
 PACE = 100
@@ -132,6 +152,7 @@ class _Look:
         self._scrubbed: Scrubbed | None = None
         self._walk = Walk(machine, {}, {}, self._findings.append)
         self._walked_to: Walked | None = None
+        self._left = 0
 
     version: Version | None
 
@@ -156,7 +177,7 @@ class _Look:
             says = f"v{walked.seqno} was found sound, and is another row by now: all was walked again"
             self.unchecked.append(f"what was remembered: {says}")
             return SeqNo(0)
-        self._walked_to = walked
+        self._walked_to, self._left = walked, walked.seqno
         return walked.seqno if len(rows) > 1 or self.version is None else None
 
     def walk(self, begin: SeqNo | None, progress: Progress | None) -> None:
@@ -167,6 +188,7 @@ class _Look:
         said = said_by_newest_row(self.machine) if version is None else version.state.rollups
         copies = {seqno: key for key in self._listed if (seqno := parse_rollup_key(key)) is not None}
         self._walk = walk = Walk(self.machine, said, copies, self._findings.append, begin)
+        self._left = max(0, walk.begin - 1)
         since, total = (SeqNo(0), 1) if version is None else (version.state.seqno_since(version.seqno), version.seqno)
         for step in walk.steps():
             if step.after.seqno >= since:
@@ -195,8 +217,6 @@ class _Look:
             self.unchecked.append(f"the log from there on: {walk.newer}")
         elif (unplayed := walk.rows - walk.replayed) and not self._findings:
             self.unchecked.append(f"{of(unplayed, 'row')} before the oldest copy of the state, which were only linked")
-        if walk.truncated:
-            self.unchecked.append(f"the log up to v{walk.truncated}, which is truncated")
         if not self._findings and walk.newest is not None:
             self._walked_to = Walked(walk.newest.seqno, walk.newest.digest)
 
@@ -249,8 +269,6 @@ class _Look:
         self._findings += [
             Finding("batch", f"batch {id_}", "", what, do) for id_, what in found.damaged if id_ not in lost
         ]
-        if found.left:
-            self.unchecked.append(f"{of(found.left, 'batch')} that earlier scrubs found sound")
         if version.state.pins:
             self.unchecked.append("what is published for other engines, but for the shard's own objects")
 
@@ -266,7 +284,8 @@ class _Look:
             orphans=len(orphans.keys), orphan_bytes=sum(orphans.keys.values()),
             garbage=len(state.garbage), garbage_bytes=sum(one.size for one in state.garbage.values()),
             pending=orphans.pending - sum(1 for key in self._listed if key in state.garbage),
-            scrubbed=self._scrubbed, unchecked=tuple(self.unchecked), remembered=self._remember(),
+            scrubbed=self._scrubbed, left=self._left, truncated=walk.truncated,
+            unchecked=tuple(self.unchecked), remembered=self._remember(),
         )  # fmt: skip
 
     def _remember(self) -> bool:
