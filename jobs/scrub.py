@@ -1,11 +1,11 @@
-"""The scrub of many shards: every part read again in parallel, its digest verified, its sums recomputed.
+"""Many shards verified: logs, rollups and objects, and every part read again in parallel, its sums recomputed.
 
     python jobs/scrub.py --location file:./data
     spark-submit jobs/scrub.py --location s3://bucket/prefix --consensus postgresql://… --shard orders --engine spark
 
-Small shards are read in this process, larger ones by Spark, with a task for each 64 MiB. The library judges what was
-read, and remembers it in the location; no data is changed. The program reads all shards; then, if any has damage, it
-names them and exits with status 1.
+Logs are walked here, and batches of small shards are read here; larger ones by Spark, with a task for each 64 MiB. The
+library judges what was read, and remembers it in the location; no data is changed. With `--new`, only what was added
+since is read. The program reads all shards; then, if any has damage, it names them and exits with status 1.
 """
 
 from __future__ import annotations
@@ -26,16 +26,21 @@ from jobs.watch import Watch
 from persist_lib.client import Client
 from persist_lib.errors import Corrupt
 from persist_lib.location.wrap.deadline import Stopped
-from persist_lib.maintain import Scrubbed
+from persist_lib.maintain import Scrubbed, Verified
 
 
 @dataclass(frozen=True, slots=True)
 class ScrubOutcome:
-    """The result for one shard: the scrub, or the error."""
+    """The result for one shard, or the error."""
 
     shard: str
-    scrubbed: Scrubbed | None
+    verified: Verified | None
     error: Exception | None = None
+
+    @property
+    def scrubbed(self) -> Scrubbed | None:
+        """What was read of its batches; None if its newest state could not be read."""
+        return None if self.verified is None else self.verified.scrubbed
 
 
 def scrub_shards(
@@ -47,8 +52,9 @@ def scrub_shards(
     in_flight: int = IN_FLIGHT,
     stop: Stop | None = None,
     says: Callable[[str], object] | None = None,
+    full: bool = True,
 ) -> Iterator[ScrubOutcome]:
-    """Scrub each shard, `in_flight` at once. Yields an outcome for each as it is done.
+    """Verify each shard, `in_flight` at once; all of it if `full`. Yields an outcome for each as it is done.
 
     An error of a shard is in its outcome, and does not stop the others. `sessions` is called only if Spark is needed.
     If `stop` is set, or the caller stops early, this ends within seconds (see `in_parallel`). `says` gets a line when a
@@ -63,7 +69,7 @@ def scrub_shards(
         try:
             with watch.doing(shard) as tells:
                 adder = adder_for(client, shard, engine, spark, tells)
-                return ScrubOutcome(shard, client.scrub(shard, engine=adder))
+                return ScrubOutcome(shard, client.verify(shard, full=full, engine=adder))
         except Stopped:
             raise
         except Exception as error:  # noqa: BLE001 - whatever is wrong with one shard must not stop the others
@@ -73,20 +79,18 @@ def scrub_shards(
         yield from in_parallel(one, shards, in_flight, stop)
 
 
-def numbers(scrubbed: Scrubbed) -> dict[str, float]:
-    """What a scrub read, in figures."""
-    return {
-        "batches": scrubbed.batches,
-        "updates": scrubbed.updates,
-        "bytes": scrubbed.size,
-        **program.spent(scrubbed.cost),
-    }
+def numbers(verified: Verified) -> dict[str, float]:
+    """What was read, in figures."""
+    read = verified.scrubbed
+    batches = {} if read is None else {"batches": read.batches, "updates": read.updates, "bytes": read.size}
+    return {"rows": verified.rows, "objects": verified.objects, **batches, **program.spent(verified.cost)}
 
 
 def main(argv: Sequence[str] | None = None, unfinished: Unfinished | None = None) -> int:
     """Run the program; returns its exit status."""
     parser = program.arguments(__doc__)
     parser.add_argument("--engine", choices=get_args(EngineName), default="auto")
+    parser.add_argument("--new", action="store_true", help="only what was added since all was found sound")
     parsed = parser.parse_args(argv)
     failed: dict[str, Exception] = {}
     unfinished = unfinished or Unfinished()
@@ -95,15 +99,18 @@ def main(argv: Sequence[str] | None = None, unfinished: Unfinished | None = None
         tells.begin(len(shards), "scrubbing")
         sessions = partial(build_session, program.spark_settings(parsed))
         for outcome in scrub_shards(
-            client, shards, sessions, engine=parsed.engine, in_flight=parsed.in_flight, says=tells.says
-        ):
+            client, shards, sessions, engine=parsed.engine, in_flight=parsed.in_flight, says=tells.says,
+            full=not parsed.new,
+        ):  # fmt: skip
             unfinished.done(outcome.shard)
-            found = outcome.scrubbed
-            if found is None or found.damaged:
-                failed[outcome.shard] = error = outcome.error or Corrupt(found.says if found else "no outcome")
+            found = outcome.verified
+            if found is None or found.is_damaged:
+                wrong = "; ".join(one.says for one in found.findings) if found else "no outcome"
+                failed[outcome.shard] = error = outcome.error or Corrupt(wrong)
                 tells.failed(outcome.shard, error)
             else:
-                tells.done(outcome.shard, numbers(found), found.says)
+                read = found.scrubbed
+                tells.done(outcome.shard, numbers(found), found.says if read is None else read.says)
     return program.exit_status(failed)
 
 

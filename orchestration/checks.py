@@ -19,7 +19,10 @@ CHECKS: Mapping[str, tuple[Duty, str]] = {
     "rollup_recent": ("rollups", "The newest rollup lags at most twice the configured distance behind."),
     "no_overdue_garbage": ("garbage", "Blob holds no garbage that no live reader can reach."),
     "no_orphan": ("orphans", "No object is left that no state refers to and no writer can link."),
-    "parts_undamaged": ("scrub", "Every digest, count and fingerprint is what the state says."),
+    "parts_undamaged": (
+        "scrub",
+        "Log, rollups, objects, and every digest, count and fingerprint are what is said of them.",
+    ),
     "batch_count_within_bound": ("census", "There are at most 2 log2(updates) + c non-empty batches."),
 }
 

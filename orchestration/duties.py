@@ -341,18 +341,24 @@ def _audited(client: Client, shard: str, options: Options) -> Done:
 
 def _scrubbed(client: Client, shard: str, options: Options) -> Done:
     adder = adder_for(client, shard, options.engine, options.spark, options.tells)
-    scrubbed = client.scrub(shard, new_only=not options.scrub_all, engine=adder)
+    verified = client.verify(shard, full=options.scrub_all, engine=adder)
+    scrubbed, damage = verified.scrubbed, [one.says for one in verified.findings if one.is_damage]
     figures = {
-        "batches": scrubbed.batches, "updates": scrubbed.updates, "bytes": scrubbed.size, "left": scrubbed.left,
-        "damaged": len(scrubbed.damaged), "known": len(scrubbed.known), "mended": len(scrubbed.mended),
+        "rows": verified.rows, "rollups": verified.rollups, "objects": verified.objects, "damaged": len(damage),
+        "orphans": verified.orphans, "orphan_bytes": verified.orphan_bytes,
     }  # fmt: skip
-    is_sound = not scrubbed.damaged
-    finding = Finding(
-        "parts_undamaged", "scrub", is_sound, {"damaged": len(scrubbed.damaged)}, scrubbed.says, fatal=True
-    )
-    has_acted = bool(scrubbed.batches or scrubbed.damaged or scrubbed.mended or scrubbed.gone)
+    if scrubbed is not None:
+        figures |= {
+            "batches": scrubbed.batches, "updates": scrubbed.updates, "bytes": scrubbed.size, "left": scrubbed.left,
+            "known": len(scrubbed.known), "mended": len(scrubbed.mended),
+        }  # fmt: skip
+    batches = scrubbed.says if scrubbed is not None else "no batch could be read"
+    says = "; ".join([*damage, batches]) if damage else batches
+    finding = Finding("parts_undamaged", "scrub", not damage, {"damaged": len(damage)}, says, fatal=True)
+    has_acted = bool(damage or (scrubbed and (scrubbed.batches or scrubbed.mended or scrubbed.gone)))
+    lines = (verified.says, says, *(f"not checked: {why}" for why in verified.not_checked))
     seqno = _seqno(client, shard)
-    return Done("scrub", figures, (finding,), seqno, None, (scrubbed.says,), has_acted, is_settled=is_sound)
+    return Done("scrub", figures, (finding,), seqno, None, lines, has_acted, is_settled=not damage)
 
 
 def _census(client: Client, shard: str, _options: Options) -> Done:

@@ -29,6 +29,7 @@ from persist_lib.cli.root import commands as list_commands
 from persist_lib.cli.schema_commands import evolve
 from persist_lib.cli.source_commands import ingest
 from persist_lib.cli.source_declaration import declare, mend
+from persist_lib.cli.verify_command import verify
 
 app = typer.Typer(
     name="persist", cls=Root, no_args_is_help=True, rich_markup_mode="rich", pretty_exceptions_enable=False,
@@ -99,7 +100,7 @@ commands(
 )  # fmt: skip
 hold = group(app, "hold", "Keep history by name, durably and without a lease.", TABLES)
 commands(hold, None, holds.set_, holds.release)
-commands(app, LOCATION, health, report, duties.maintain, ingest, serve, config, commands=list_commands)
+commands(app, LOCATION, health, verify, report, duties.maintain, ingest, serve, config, commands=list_commands)
 
 shard = group(app, "shard", "Shards, of which tables are made: their state, their log, and whether it is sound.", PARTS)
 commands(

@@ -443,12 +443,18 @@ def scrub(
     new: Annotated[bool, typer.Option("--new", help="Only what no scrub has found sound yet.")] = False,
     even_if_paused: opt.EvenIfPaused = False,
 ) -> None:
-    """The duty `scrub`; its help is in the table of duties."""
+    """Read every batch again, and verify digests, counts and fingerprints. `persist verify` also looks at the rest.
+
+    Changes no data. It remembers in the location what it found: batches known to be damaged are read again each time,
+    until they are sound or gone. With --new, batches that were found sound are not. Exit code 3 if anything is damaged.
+
+    \b
+    persist shard scrub --all
+    persist shard scrub --all --new           only what no scrub has found sound yet
+    persist shard scrub orders --after 4711
+    """
     with session.open(remembers=True, maintains=True) as client, passed_by(client, is_asked=even_if_paused):
         answer = _Answer(session, client, "scrub", dry_run=False)
         answer.shards(which.chosen(client), "scrub", "", lambda name, advance: duty_outcomes.scrubbed(
             client.scrub(name, after=after, new_only=new, progress=advance)))  # fmt: skip
         answer.end()
-
-
-scrub.__doc__ = f"{BY_NAME['scrub'].does}\n{BY_NAME['scrub'].help}"

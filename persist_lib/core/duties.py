@@ -96,15 +96,10 @@ DUTIES: tuple[Duty, ...] = (
         after=("garbage",), is_last=True, schedule="23 2 * * *",
     ),
     Duty(
-        "scrub", "Read every batch again, and verify digests, counts and fingerprints.",
+        "scrub", "Verify shards: walk the log, look for the objects, read batches again, and recompute what is said.",
         """
-    Changes no data. It remembers in the location what it found: batches known to be damaged are read again each time,
-    until they are sound or gone. With --new, batches that were found sound are not. Exit code 3 if anything is damaged.
-
-    \b
-    persist shard scrub --all
-    persist shard scrub --all --new           only what no scrub has found sound yet
-    persist shard scrub orders --after 4711
+    Changes no data. `persist verify` does it, and checks what the catalog promises, too. What was found sound is
+    remembered in the location, and left out the next time; known damage is read again until it is sound or gone.
     """,
         after=("compaction",), is_upkeep=False, schedule="41 3 * * 0", kinds=("spark", "parquet"),
     ),

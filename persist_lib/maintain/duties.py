@@ -33,7 +33,7 @@ from persist_lib.maintain.garbage import (
     together,
 )
 from persist_lib.maintain.publish.steps import follow
-from persist_lib.maintain.scrub import scrub
+from persist_lib.maintain.verify import verify
 from persist_lib.maintain.worker import RolledUp, Worker, roll_up
 from persist_lib.runtime.each import Each
 from persist_lib.shard.commit import Machine
@@ -146,7 +146,7 @@ FUNCTIONS: Mapping[str, Callable[[Call], Any]] = {
     "rollups": lambda call: roll_up(call.machine, call.worker, dry_run=call.dry_run),
     "garbage": lambda call: collect(call.machine, dry_run=call.dry_run, seen=call.seen),
     "orphans": _orphans,
-    "scrub": lambda call: scrub(call.machine, is_kept=not call.dry_run),
+    "scrub": lambda call: verify(call.machine, full=True, is_kept=not call.dry_run),
     "census": lambda call: take_census(call.machine, call.policy),
 }
 """The function that carries out each duty of the table."""

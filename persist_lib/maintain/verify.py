@@ -17,7 +17,7 @@ from persist_lib.core.state import Batch, State, Version
 from persist_lib.core.units import of, size
 from persist_lib.errors import Damage, HistoryRegressed, NewerFormat, PersistError
 from persist_lib.format.paths import blob_key, key_of, parts_prefix, pending_key, pending_prefix, prefix
-from persist_lib.format.scrub_marks import Walked
+from persist_lib.format.scrub_marks import Walked, identity_of
 from persist_lib.ids import PartKey, SeqNo, is_pending, parse_rollup_key
 from persist_lib.location.api import BlobEntry
 from persist_lib.location.wrap.deadline import within
@@ -260,11 +260,13 @@ class _Look:
         return still | needed.keys() if now_since == since else still, listed
 
     def batches(self, version: Version, engine: Adder | None, progress: Progress | None, *, full: bool) -> None:
-        """Scrub. What is found of a batch of which an object is missing is left out: that is found already."""
+        """Scrub, also each batch of which an object is missing. What is found of these is left out, as it is known."""
+        spoiled = [batch for batch in version.state.stored if self._lost.intersection(batch.keys)]
+        lost, sound = {batch.id for batch in spoiled}, self._known.sound.difference(map(identity_of, spoiled))
+        known = msgspec.structs.replace(self._known, sound=sound)
         self._scrubbed = found = scrub(
-            self.machine, new_only=not full, engine=engine, progress=progress, is_kept=self._is_kept, known=self._known
+            self.machine, new_only=not full, engine=engine, progress=progress, is_kept=self._is_kept, known=known
         )
-        lost = {batch.id for batch in version.state.stored if self._lost.intersection(batch.keys)}
         do = f"persist shard repair {self.machine.shard} --dry-run"
         self._findings += [
             Finding("batch", f"batch {id_}", "", what, do) for id_, what in found.damaged if id_ not in lost
