@@ -130,41 +130,49 @@ def _restored(name: str, to: str, rows: int, added: int, retracted: int, seqno: 
 
 
 def repair(session: Session, shard: opt.Shard, yes: opt.Yes = False, dry_run: opt.DryRun = False) -> None:
-    """Drop the newest versions of a shard that no release can read, so that it opens again.
+    """Mend what needs no guess, and drop the newest versions that no release can read, so that a shard opens again.
 
-    What was appended in these versions is lost. This cannot be undone.
+    A rollup that is gone or damaged is written again where the log leads to exactly the bytes that it had. What was
+    appended in dropped versions is lost, and that cannot be undone. It says first what it would do, and asks; with
+    --yes it does not ask, and without a terminal it does nothing unless that is given.
 
-    Use it if the log is damaged, or holds a row that no program can decode (NewerFormat is no damage: upgrade). First
-    stop all programs that use the shard: a program that has seen a dropped version is refused until it is restarted.
+    Versions are dropped if the log is damaged, or holds a row that no program can decode (NewerFormat is no damage:
+    upgrade). First stop all programs that use the shard: a program that has seen a dropped version is refused until it
+    is restarted.
 
     \b
-    persist shard repair orders --dry-run     what would be dropped, and why
+    persist shard repair orders --dry-run     what would be mended and dropped, and why
     persist shard repair orders               asks for the name
     """
     with session.open() as client:
         plan = client.repair(shard, dry_run=True)
         url = client.url
     value = {"shard": shard, "dry_run": dry_run, **jsonable(plan)}
-    if dry_run or not plan.dropped:
+    if dry_run or not (plan.dropped or plan.mended):
         session.answer(value, *_said(shard, url, plan))
         return
     session.show(*_said(shard, url, plan))
     session.confirm(shard, "repairing", "shard", yes=yes)
     with session.open(read_only=False) as client:
         done = client.repair(shard)
-    text = f"{shard} is at v{done.kept} again" if done.kept else f"there is no shard {shard} any more"
-    session.answer({**value, **jsonable(done)}, f"{text}; {units.of(len(done.dropped), 'version')} dropped")
+    text = f"{shard} is at v{done.kept}" if done.kept else f"there is no shard {shard} any more"
+    mended = f"{units.of(len(done.mended), 'object')} written again" if done.mended else ""
+    dropped = f"{units.of(len(done.dropped), 'version')} dropped" if done.dropped else ""
+    session.answer({**value, **jsonable(done)}, "; ".join(filter(None, [text, mended, dropped])))
 
 
 def _said(shard: str, url: str, plan: Repaired) -> list[RenderableType]:
+    mended: list[RenderableType] = [
+        f"{shard} in {url}: {one.key} would be written again: {one.found}; {one.proof}" for one in plan.mended
+    ]
     if not plan.dropped:
-        return [f"{shard} in {url}: nothing to repair, {plan.why}"]
+        return mended or [f"{shard} in {url}: nothing to repair, {plan.why}"]
     last = (
         f"the last good one is v{plan.kept}"
         if plan.kept
         else "there is no good one before it: the whole shard would be dropped"
     )
-    lines: list[RenderableType] = [f"{shard} in {url}: {plan.why}", f"{last}; these would be dropped:"]
+    lines: list[RenderableType] = [*mended, f"{shard} in {url}: {plan.why}", f"{last}; these would be dropped:"]
     table = plain_table("version", "when", "command", "bytes", right=("bytes",))
     for row in plan.dropped:
         when = "?" if row.now is None else units.moment(row.now)

@@ -300,12 +300,13 @@ class Upkeep(Pausing):
         return upgrade(self.machine(name), to, dry_run=dry_run)
 
     def repair(self, name: str, *, dry_run: bool = False) -> Repaired:
-        """Take back the first version of a shard that cannot be read, and all versions after it. Do a dry run first.
+        """Mend what needs no guess, and take back all versions from the first that cannot be read. Do a dry run first.
 
-        Use it for a log that is damaged, or that holds a row that no reader can decode. Versions before the first such
-        one stay as they were; data that was appended from there on is lost. No other client may use the shard during
-        the repair, and clients that have seen a version that is taken back raise HistoryRegressed from then on. Changes
-        nothing when every version can be read.
+        A rollup that is gone or damaged is written again where the log leads to exactly the bytes that it had: `mended`
+        has the proof. Then versions go, if the log is damaged, or holds a row that no reader can decode. Versions
+        before the first such one stay as they were; data that was appended from there on is lost. No other client may
+        use the shard during that, and clients that have seen a version that is taken back raise HistoryRegressed from
+        then on. Changes nothing when every version can be read, and every rollup is what it should be.
 
         Raises NewerFormat when a newer release wrote the log: upgrade this program instead. Raises Missing when a
         repair would not make the shard readable.

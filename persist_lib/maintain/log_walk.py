@@ -27,7 +27,7 @@ from persist_lib.format.log import (
     row_digest,
     row_format,
 )
-from persist_lib.format.paths import blob_key
+from persist_lib.format.paths import blob_key, key_of, parts_prefix, prefix
 from persist_lib.ids import PartKey, SeqNo
 from persist_lib.location.api import Row
 from persist_lib.shard.commit import Machine
@@ -253,6 +253,12 @@ def _hex(digest: bytes | None) -> str:
 def canonical(version: Version) -> bytes:
     """The bytes of a copy of a version: equal for equal versions, in any process."""
     return encode_state(StoredState(version.seqno, version.digest, version.state))
+
+
+def every_object(machine: Machine) -> dict[PartKey, int]:
+    """The size of each object of the shard but for its pending area, whatever is known of its state."""
+    listed = (entry for below in (prefix, parts_prefix) for entry in machine.blob.list(below(machine.shard)))
+    return {key_of(machine.shard, entry.key): entry.size for entry in listed}
 
 
 def said_by_newest_row(machine: Machine) -> dict[SeqNo, Rollup]:

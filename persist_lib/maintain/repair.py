@@ -1,14 +1,12 @@
-"""Repair of a shard whose newest versions cannot be read: it drops them, back to the newest version that loads.
+"""Repair of a shard: what needs no guess is mended (`mend`), and then the newest versions that cannot be read go.
 
-It is for damage to the log, and for rows that an early version of this library committed although no reader could
-decode them. It is the only operation that undoes acknowledged commits. So a dry run first says what it would drop, and
-no other process may use the shard during a repair: a process that has seen a dropped version is refused from then on
-(HistoryRegressed) and has to be restarted.
+Dropping versions, back to the newest one that loads, is for damage to the log, and for rows that an early version of
+this library committed although no reader could decode them. It is the only operation that undoes acknowledged commits.
+So a dry run first says what it would drop, and no other process may use the shard during a repair: a process that has
+seen a dropped version is refused from then on (HistoryRegressed) and has to be restarted.
 """
 
 from __future__ import annotations
-
-from collections.abc import Iterable
 
 import msgspec
 
@@ -18,10 +16,12 @@ from persist_lib.core.validate import check_state
 from persist_lib.errors import Damage, HistoryRegressed, Missing, NewerFormat, NotFound, PersistError
 from persist_lib.format.frame import body_of
 from persist_lib.format.log import GENESIS, decode_row, decode_state, row_digest, row_format
-from persist_lib.format.paths import blob_key, key_of, parts_prefix, prefix
+from persist_lib.format.paths import blob_key
 from persist_lib.ids import PartKey, SeqNo, ShardId, parse_rollup_key
 from persist_lib.location.api import Blob, Consensus, Row
 from persist_lib.location.wrap.around import AroundConsensus
+from persist_lib.maintain.log_walk import every_object
+from persist_lib.maintain.mend import Mended, WithMends, carry_out, plan_mends
 from persist_lib.shard.commit import Machine
 from persist_lib.shard.log import SCAN_ROWS, after, apply_row, fetch_newest, row_name
 
@@ -36,32 +36,39 @@ class Dropped(msgspec.Struct, frozen=True):
 
 
 class Repaired(msgspec.Struct, frozen=True):
-    """What a repair dropped, or would drop: the versions after `kept` (0: all versions), and why.
+    """What a repair mended, and dropped, or would: the versions after `kept` (0: all versions), and why.
 
-    `missing` are objects that the state at `kept` needs and that have been collected since. If there are any, nothing
-    is dropped.
+    `mended` are objects that were written again, each with its proof. `missing` are objects that the state at `kept`
+    needs and that have been collected since. If there are any, nothing is dropped.
     """
 
     kept: SeqNo
     dropped: tuple[Dropped, ...]
     why: str
     missing: tuple[PartKey, ...] = ()
+    mended: tuple[Mended, ...] = ()
 
 
 def repair(machine: Machine, *, dry_run: bool = False) -> Repaired:
-    """Drop the newest versions of a shard, from the first one that cannot be read. Does nothing if all can be read.
+    """Write rollups again that the log leads to, then drop the newest versions, from the first that cannot be read.
 
-    With `dry_run` nothing changes, and the result says what would be dropped. Raises NotFound if there is no such
-    shard, and NewerFormat if a newer release wrote a version: that is not damage. Raises Missing if the remaining
-    versions could not be read either, and HistoryRegressed if another process committed at the same time.
+    With `dry_run` nothing changes, and the result says what would be done. Doing it again finds nothing to do. Raises
+    NotFound if there is no such shard, and NewerFormat if a newer release wrote a version: that is not damage. Raises
+    Missing if the remaining versions could not be read either, and HistoryRegressed if another process committed at the
+    same time.
     """
     rows = _all_rows(machine.consensus, machine.shard)
     if not rows:
         raise NotFound(f"there is no shard {machine.shard!r} in this location", shard=machine.shard)
-    kept, why = _first_unreadable(machine, rows)
-    dropped = tuple(_dropped(row) for row in rows if row.seqno > kept)
-    found = Repaired(kept, dropped, why, _missing(machine, kept) if dropped and kept else ())
-    if dry_run or not dropped:
+    mends = plan_mends(machine)
+    blob = WithMends(machine.blob, mends)
+    kept, why = _first_unreadable(machine, blob, rows)
+    dropped, mended = tuple(_dropped(row) for row in rows if row.seqno > kept), tuple(mend.mended for mend in mends)
+    found = Repaired(kept, dropped, why, _missing(machine, blob, kept) if dropped and kept else (), mended)
+    if dry_run:
+        return found
+    carry_out(machine, mends)
+    if not dropped:
         return found
     if found.missing:
         raise Missing(
@@ -79,10 +86,10 @@ def repair(machine: Machine, *, dry_run: bool = False) -> Repaired:
     return found
 
 
-def _first_unreadable(machine: Machine, rows: list[Row]) -> tuple[SeqNo, str]:
+def _first_unreadable(machine: Machine, blob: Blob, rows: list[Row]) -> tuple[SeqNo, str]:
     """The newest version up to which every version can be read, and what is wrong with the next one."""
     first = rows[0].seqno
-    version = Version(SeqNo(0), State(), GENESIS) if first == 1 else _copy_at(machine, rows[0])
+    version = Version(SeqNo(0), State(), GENESIS) if first == 1 else _copy_at(machine, blob, rows[0])
     for row in rows if first == 1 else rows[1:]:
         try:
             version = _next(machine.shard, version, row)
@@ -91,7 +98,7 @@ def _first_unreadable(machine: Machine, rows: list[Row]) -> tuple[SeqNo, str]:
         except Damage as damage:
             return version.seqno, damage.message
     try:
-        fetch_newest(machine.blob, machine.consensus, machine.shard)
+        fetch_newest(blob, machine.consensus, machine.shard)
     except NewerFormat:
         raise
     except Damage as damage:
@@ -112,13 +119,13 @@ def _next(shard: ShardId, version: Version, stored: Row) -> Version:
     return after(row, stored.data, state)
 
 
-def _copy_at(machine: Machine, oldest: Row) -> Version:
+def _copy_at(machine: Machine, blob: Blob, oldest: Row) -> Version:
     """The version at which the log begins, from the rollup of that version."""
-    for key in _keys(machine.blob, machine.shard):
+    for key in every_object(machine):
         if parse_rollup_key(key) != oldest.seqno:
             continue
         try:
-            stored = decode_state(machine.blob.get(blob_key(machine.shard, key)) or b"", key)
+            stored = decode_state(blob.get(blob_key(machine.shard, key)) or b"", key)
         except NewerFormat:
             raise
         except PersistError:
@@ -132,20 +139,16 @@ def _copy_at(machine: Machine, oldest: Row) -> Version:
     )
 
 
-def _missing(machine: Machine, kept: SeqNo) -> tuple[PartKey, ...]:
+def _missing(machine: Machine, blob: Blob, kept: SeqNo) -> tuple[PartKey, ...]:
     """The objects that would be missing after the repair. Raises Damage if the shard would still not load."""
-    version = fetch_newest(machine.blob, _Until(machine.consensus, kept), machine.shard)
+    version = fetch_newest(blob, _Until(machine.consensus, kept), machine.shard)
     if version is None or version.seqno != kept:
         raise Missing(
             f"shard {machine.shard}: v{kept} could not be loaded after a repair either; nothing was changed",
             shard=machine.shard,
         )
-    there = set(_keys(machine.blob, machine.shard))
-    return tuple(sorted({key for batch in version.state.stored for key in batch.keys} - there))
-
-
-def _keys(blob: Blob, shard: ShardId) -> Iterable[PartKey]:
-    return (key_of(shard, entry.key) for below in (prefix, parts_prefix) for entry in blob.list(below(shard)))
+    there = every_object(machine)
+    return tuple(sorted({key for batch in version.state.stored for key in batch.keys} - there.keys()))
 
 
 def _all_rows(consensus: Consensus, shard: ShardId) -> list[Row]:

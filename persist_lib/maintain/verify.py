@@ -16,14 +16,14 @@ from persist_lib.core.plan.garbage import Orphans, plan_orphans
 from persist_lib.core.state import Batch, State, Version
 from persist_lib.core.units import of, size
 from persist_lib.errors import Damage, HistoryRegressed, NewerFormat, PersistError
-from persist_lib.format.paths import blob_key, key_of, parts_prefix, pending_key, pending_prefix, prefix
+from persist_lib.format.paths import blob_key, key_of, pending_key, pending_prefix
 from persist_lib.format.scrub_marks import Walked, identity_of
 from persist_lib.ids import PartKey, SeqNo, is_pending, parse_rollup_key
 from persist_lib.location.api import BlobEntry
 from persist_lib.location.wrap.deadline import within
 from persist_lib.location.wrap.spending import charged
 from persist_lib.maintain.garbage import objects_of
-from persist_lib.maintain.log_walk import Finding, Step, Walk, begins_like, canonical, said_by_newest_row
+from persist_lib.maintain.log_walk import Finding, Step, Walk, begins_like, canonical, every_object, said_by_newest_row
 from persist_lib.maintain.scrub import REMEMBER_S, Adder, Scrubbed, scrub
 from persist_lib.maintain.scrub_memory import Remembered, recall, recall_walked, remember_walked
 from persist_lib.maintain.worker import Progress
@@ -163,7 +163,7 @@ class _Look:
             self.version = self.machine.fetch()
         except Damage as error:
             self._unread = error
-            self._listed = _sizes(self.machine, _every(self.machine))
+            self._listed = every_object(self.machine)
 
     def begin(self, *, full: bool) -> SeqNo | None:
         """From where on the log is to be walked: 0 is all of it, None nothing, as no row was added."""
@@ -254,7 +254,7 @@ class _Look:
         SUBTLE: an object may have been linked after the first listing, or deleted since as no reader needs it now.
         """
         pending = _pending(self.machine) if any(map(is_pending, needed)) else {}
-        listed = _sizes(self.machine, _every(self.machine)) | pending
+        listed = every_object(self.machine) | pending
         now = self.machine.fetch()
         still = set(_referred(now.state, now_since := now.state.seqno_since(now.seqno)))
         return still | needed.keys() if now_since == since else still, listed
@@ -301,11 +301,6 @@ class _Look:
             log.warning("shard %s: up to where its log is sound cannot be remembered: %s", self.machine.shard, error)
             return False
         return True
-
-
-def _every(machine: Machine) -> Iterable[BlobEntry]:
-    """All objects that a state may refer to, but for the pending area, whatever is known of the state."""
-    return (entry for below in (prefix, parts_prefix) for entry in machine.blob.list(below(machine.shard)))
 
 
 def _sizes(machine: Machine, entries: Iterable[BlobEntry]) -> dict[PartKey, int]:

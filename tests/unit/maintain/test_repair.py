@@ -320,3 +320,81 @@ def test_the_command_upgrades_all_after_a_dry_run(tmp_path: Path) -> None:
     assert invoke("--location", url, "shard", "upgrade", "a", "--to", "1").exit_code == 2
     log = invoke("--location", url, "shard", "log", "a")
     assert f"format 1 → {NEWEST}" in log.output
+
+
+def rolled_up(world: World) -> persist.Client:
+    """A shard with a whole log and two rollups."""
+    client = filled(world)
+    client.roll_up(SHARD, force=True)
+    append(client.open_writer(SHARD, SCHEMA), 2)
+    client.roll_up(SHARD, force=True)
+    return client
+
+
+def copies_of(world: World) -> dict[str, bytes]:
+    return {entry.key: world.inner.blob.get(entry.key) or b"" for entry in world.inner.blob.list(f"{SHARD}/rollup/")}
+
+
+@pytest.mark.parametrize("how", ["gone", "flipped", "both gone"])
+def test_rollups_that_the_log_leads_to_are_written_again_to_the_letter(world: World, how: str) -> None:
+    client = rolled_up(world)
+    before, rows = copies_of(world), rows_of(world)
+    spoiled = list(before) if how == "both gone" else [max(before)]
+    for key in spoiled:
+        world.inner.blob.delete(key)
+        if how == "flipped":
+            world.inner.blob.set(key, before[key][:-1] + bytes([before[key][-1] ^ 1]))
+    with pytest.raises(persist.Damage):
+        world.client().inspect(SHARD)
+    left = copies_of(world)
+    plan = world.client().repair(SHARD, dry_run=True)
+    assert copies_of(world) == left, "a dry run changes nothing"
+    assert sorted(one.key for one in plan.mended) == sorted(spoiled)
+    assert "the log leads to" in plan.mended[0].proof
+    assert plan.dropped == ()
+    assert world.client().repair(SHARD) == plan
+    assert (copies_of(world), rows_of(world)) == (before, rows)
+    check_world(world.client(), SHARD)
+    assert world.client().repair(SHARD).mended == ()
+    client.close()
+
+
+def test_a_rollup_and_a_row_are_both_repaired(world: World) -> None:
+    rolled_up(world).close()
+    before, good = copies_of(world), rows_of(world)
+    poison(world, text_token)
+    world.inner.blob.delete(max(before))
+    plan = world.client().repair(SHARD, dry_run=True)
+    assert (len(plan.mended), len(plan.dropped), plan.missing) == (1, 1, ())
+    assert world.client().repair(SHARD) == plan
+    assert (copies_of(world), rows_of(world)) == (before, good)
+    check_world(world.client(), SHARD)
+
+
+def test_a_rollup_that_only_a_guess_could_bring_back_is_left(world: World) -> None:
+    """The log begins with it, or leads to another state than its digests say."""
+    client = rolled_up(world)
+    client.collect(SHARD)
+    rows, before = rows_of(world), copies_of(world)
+    assert rows[0].seqno > 1
+    world.inner.blob.delete(max(before))
+    with pytest.raises(Missing):
+        world.client().repair(SHARD)
+    assert (rows_of(world), len(copies_of(world))) == (rows, len(before) - 1)
+
+
+def test_the_command_mends_after_it_said_what_and_was_told_to(tmp_path: Path) -> None:
+    url = f"file:{tmp_path}/location"
+    world = World(url)
+    rolled_up(world).close()
+    before = copies_of(world)
+    world.inner.blob.delete(max(before))
+    dry = invoke("--location", url, "shard", "repair", SHARD, "--dry-run")
+    assert dry.exit_code == 0, dry.output
+    assert "would be written again: it is not there; the log leads to" in " ".join(dry.output.split())
+    assert invoke("--location", url, "--json", "shard", "repair", SHARD).exit_code == 2, "a machine has to say --yes"
+    done = invoke("--location", url, "shard", "repair", SHARD, "--yes")
+    assert done.exit_code == 0, done.output
+    assert "1 object written again" in done.output
+    assert copies_of(world) == before
+    world.close()
