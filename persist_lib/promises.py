@@ -18,7 +18,7 @@ from persist_lib.catalog.copies import HOLDS as COPIES
 from persist_lib.catalog.describe import MINTED, Owners
 from persist_lib.catalog.names import LAYER, OF_SOURCES
 from persist_lib.catalog.records import CollectionRecord, RenditionRecord
-from persist_lib.catalog.renditions import Renditions, upper_of
+from persist_lib.catalog.renditions import Renditions
 from persist_lib.catalog.wal import wal_shard
 from persist_lib.client import Client
 from persist_lib.core.holds import layer_of
@@ -27,9 +27,10 @@ from persist_lib.core.units import of
 from persist_lib.errors import Damage, NewerFormat
 from persist_lib.events.stores.persist import HOLD as OF_LOGS
 from persist_lib.events.stores.persist import lock_of
-from persist_lib.frontier import at
+from persist_lib.frontier import MINIMUM, at
 from persist_lib.ids import CATALOG
 from persist_lib.maintain.log_walk import Finding, Kind
+from persist_lib.sources.collection import Collection
 from persist_lib.sources.kinds import Declared
 from persist_lib.sources.records import SourceRecord
 from persist_lib.streams.stream_list import LAYER as OF_STREAMS
@@ -133,7 +134,10 @@ class Promises:
                 yield _broken(collection.name, "promise", shard, f"a member of {record.member}", found, TEND)
 
     def _promise(self, owners: Owners, collection: CollectionRecord, what: str) -> Iterator[Broken]:
-        """Which rendition it is from when on, and that no more is promised than there is data."""
+        """Which rendition it is from when on, and that the history is there that readers may ask for.
+
+        SUBTLE: how far its data is says nothing. Writers promise ahead of it, and a copy may lack what comes next.
+        """
         contents, name = owners.contents, collection.name
         known = [one for one in contents.renditions_of(collection.id) if one.state != "making"]
         if not known:
@@ -146,15 +150,17 @@ class Promises:
                 said = f"rendition {span.rendition.number} is the {what} from {span.start} on"
                 yield _broken(name, "promise", what, said, "the catalog has no such rendition", TEND)
                 return
-        if not timeline.spans or timeline.is_closed() or collection.timeline is not None:
-            return  # a table of a timeline promises first, and is written then
-        if any(self._state(shard) is None for span in timeline.spans for shard in span.rendition.names):
-            return  # that is found already
-        upper = upper_of(self._client, timeline)
-        if timeline.upper > upper.join(at(timeline.last.start + 1)):
-            show = timeline.last.rendition.columns.show
-            said = f"all is there up to {show(timeline.upper)}"
-            yield _broken(name, "promise", what, said, f"it is up to {show(upper)}", f"persist describe {name}")
+        again = timeline
+        for span in timeline.spans:
+            for shard in span.rendition.names:
+                state = self._state(shard)
+                if state is None or state.is_finished() or state.since <= at(max(timeline.since, span.start)):
+                    continue
+                again = renditions.fetch() if again is timeline else again  # it may have been given up since
+                if state.since > at(max(again.since, span.start)):
+                    show = span.rendition.columns.show
+                    said = f"history of {what} from {show(max(again.since, span.start))} on"
+                    yield _broken(name, "promise", shard, said, f"it is given up before {show(state.since)}", TEND)
 
     def _sources(self, contents: Contents, sources: Mapping[str, SourceRecord]) -> Iterator[Broken]:
         written: dict[str, str] = {}
@@ -171,6 +177,22 @@ class Promises:
                     yield _broken(name, "record", what, f"its {role} is {id_}", "the catalog has no such table", do)
                 if id_ and written.setdefault(id_, name) != name:
                     yield _broken(name, "record", what, f"its {role} is {id_}", f"source {written[id_]} has it", do)
+            yield from self._settled(contents, record, do)
+
+    def _settled(self, contents: Contents, record: SourceRecord, do: str) -> Iterator[Broken]:
+        """Data is made only of messages that are bound: their shard is no older than what was made of it."""
+        output = contents.collections.get(record.collections.get("output", ""))
+        live = [] if output is None else [r for r in contents.renditions_of(output.id) if r.state == "live"]
+        if isinstance(record.reader, Collection) or (bindings := self._state(record.bindings)) is None:
+            return
+        uppers = [state.upper for one in live for shard in one.names if (state := self._state(shard)) is not None]
+        made = max((upper for upper in uppers if not upper.is_top()), default=MINIMUM)
+        if bindings.upper < made:
+            bindings = self._client.machine(record.bindings).fetch().state
+        if bindings.upper < made:
+            show = record.schema.show
+            said = f"bindings up to {show(made)}, of which data of source {record.name} was made"
+            yield _broken(record.name, "promise", record.bindings, said, f"they are up to {show(bindings.upper)}", do)
 
     def _strays(self, owners: Owners) -> Iterator[Broken]:
         """Shards that no record names, and holds for what is gone. An interrupted command may have left them."""

@@ -8,6 +8,8 @@ from persist_lib.core.state import State
 from persist_lib.ids import SeqNo
 
 APPENDS = frozenset({"CompareAndAppend", "Append", "Absorb"})
+MOVES_UPPER = APPENDS | {"Inherit"}
+"""Commands after which upper may be another one: a rendition shard takes over how far a shard was."""
 REWRITES = frozenset({"ApplyCompaction", "KeepContents"})
 KEEP_SINCE = REWRITES | {"Expire", "Retire", "Heartbeat"}
 
@@ -34,11 +36,10 @@ def history_problems(old: State, new: State, seqno: SeqNo, commands: Collection[
 def _by_commands(old: State, new: State, done: set[str], *, is_known: bool) -> list[str]:
     """What is wrong with what such commands changed."""
     found, named = [], ", ".join(sorted(done))
-    if not done & APPENDS and not new.is_finished():
-        if old.upper != new.upper:
-            found.append("upper moved without an append")
-        if old.fingerprint != new.fingerprint:
-            found.append("the contents changed without an append")
+    if not done & MOVES_UPPER and not new.is_finished() and old.upper != new.upper:
+        found.append("upper moved without an append")
+    if not done & APPENDS and not new.is_finished() and old.fingerprint != new.fingerprint:
+        found.append("the contents changed without an append")
     if not is_known:
         return found
     if not done & APPENDS and old.appended_bytes != new.appended_bytes:

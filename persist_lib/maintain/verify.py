@@ -140,7 +140,8 @@ class _Look:
     """One verification under way: what was found, and what the walk saw of objects that must be there."""
 
     def __init__(self, machine: Machine, known: Remembered, *, is_kept: bool) -> None:
-        self.machine, self.version, self.unchecked = machine, None, list[str]()
+        self.machine, self.unchecked = machine, list[str]()
+        self.version: Version | None = None
         self._known, self._is_kept, self._findings = known, is_kept, list[Finding]()
         self._walked, self._replaced = recall_walked(machine.blob, known)
         self._listed: dict[PartKey, int] = {}
@@ -154,7 +155,9 @@ class _Look:
         self._walked_to: Walked | None = None
         self._left = 0
 
-    version: Version | None
+    @property
+    def _bring_back(self) -> str:
+        return f"bring the object back from a copy, then `persist verify {self.machine.shard}`"
 
     def fetch(self) -> None:
         """List the shard's objects, and then read its newest state. One that cannot be read is not raised."""
@@ -236,9 +239,11 @@ class _Look:
                 self._there, self._there_bytes = self._there + 1, self._there_bytes + size_
                 continue
             self._lost.add(key)
-            name, do = blob_key(self.machine.shard, key), f"persist shard repair {self.machine.shard} --dry-run"
-            if parse_rollup_key(key) is not None and any(one.about == name for one in self._findings):
-                continue  # the walk has found it
+            name, do = blob_key(self.machine.shard, key), self._bring_back
+            if parse_rollup_key(key) is not None:
+                do = f"persist shard repair {self.machine.shard} --dry-run"
+                if any(one.about == name for one in self._findings):
+                    continue  # the walk has found it
             told = "it is not there" if found is None else f"it has {found:,} bytes"
             self._findings.append(Finding("missing" if found is None else "size", name, f"{size_:,} bytes", told, do))
         if orphans := self._orphans.keys:
@@ -267,9 +272,10 @@ class _Look:
         self._scrubbed = found = scrub(
             self.machine, new_only=not full, engine=engine, progress=progress, is_kept=self._is_kept, known=known
         )
-        do = f"persist shard repair {self.machine.shard} --dry-run"
         self._findings += [
-            Finding("batch", f"batch {id_}", "", what, do) for id_, what in found.damaged if id_ not in lost
+            Finding("batch", f"batch {id_}", "", what, self._bring_back)
+            for id_, what in found.damaged
+            if id_ not in lost
         ]
         if version.state.pins:
             self.unchecked.append("what is published for other engines, but for the shard's own objects")

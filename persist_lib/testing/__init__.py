@@ -4,7 +4,7 @@ It has a clock that the test moves, locations that fail as planned, rivals, reco
 and checks of a whole shard.
 """
 
-from persist_lib.testing.checks import World, check_history, check_swept, check_world, read_history
+from persist_lib.testing.checks import World, check_history, check_location, check_swept, check_world, read_history
 from persist_lib.testing.faults import (
     Chances,
     Fate,
@@ -21,6 +21,6 @@ from persist_lib.testing.model import Model, contents_of, updates_of
 
 __all__ = [
     "Chances", "Fate", "FaultyBlob", "FaultyConsensus", "ManualClock", "Model", "Outcome", "Plan",
-    "RecordingLocation", "Rival", "Script", "World", "check_history", "check_swept", "check_world",
+    "RecordingLocation", "Rival", "Script", "World", "check_history", "check_location", "check_swept", "check_world",
     "contents_of", "read_history", "updates_of",
 ]  # fmt: skip

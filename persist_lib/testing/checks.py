@@ -29,6 +29,7 @@ from persist_lib.kernel.keys import lower_bound, upper_bound
 from persist_lib.maintain.log_walk import Finding, Walk
 from persist_lib.maintain.verify import verify
 from persist_lib.schema.schema import TIME
+from persist_lib.verify import check as verify_location
 
 
 class World(msgspec.Struct, frozen=True):
@@ -60,6 +61,12 @@ def check_swept(client: Client, shard: str) -> World:
     _expect(not world.garbage, f"garbage is left in Blob: {sorted(world.garbage)}")
     _expect(not world.orphans, f"orphans are left in Blob: {sorted(world.orphans)}")
     return world
+
+
+def check_location(client: Client) -> None:
+    """Check every shard of a location, and what its records promise of shards: what `persist verify` does."""
+    for shard, finding in verify_location(client, full=True).findings:
+        _expect(not finding.is_damage, f"{shard}: {finding.says}")
 
 
 def read_history(client: Client, shard: str) -> tuple[tuple[Version, ...], tuple[LogRow, ...]]:

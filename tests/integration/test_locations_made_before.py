@@ -18,7 +18,7 @@ import pytest
 import persist_lib as persist
 from persist_lib import events, pending_area, streams
 from persist_lib.core.formats import NEWEST
-from persist_lib.testing import check_world
+from persist_lib.testing import check_location, check_world
 
 ARCHIVE = Path(__file__).parents[1] / "golden" / "location_2026_11_24.tar.xz"
 URL = "file:./lake"
@@ -89,6 +89,7 @@ def test_what_was_read_is_read_and_still_after_upkeep_and_in_the_newest_format(
     assert read(client, told) == as_told(told)
     for name in client.shards():
         check_world(client, name)
+    check_location(client)
 
 
 def continue_shard(client: persist.Client) -> None:
@@ -153,6 +154,7 @@ def test_it_is_continued(client: persist.Client, told: Any, continue_: Callable[
     upkeep(client)
     for name in client.shards():
         check_world(client, name)
+    check_location(client)
 
 
 def test_a_stream_is_continued(told: Any) -> None:

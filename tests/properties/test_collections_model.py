@@ -20,7 +20,7 @@ import persist_lib as persist
 from persist_lib.catalog import CollectionReader, CollectionWriter
 from persist_lib.errors import LeaseExpired, SinceViolation
 from persist_lib.frontier import at
-from persist_lib.testing import Model, contents_of
+from persist_lib.testing import Model, check_location, contents_of
 from tests import servers
 from tests.renditions import Listening, Told
 from tests.worlds import SCHEMA, World, row, updates
@@ -291,6 +291,7 @@ class CollectionMachine(RuleBasedStateMachine):
                 assert contents_of(reader.snapshot(time, diff=True).to_arrow()) == self.told.contents(time), (
                     f"as of {time}"
                 )
+        check_location(self.world.client())
         self.leases_end()
         for number in sorted(self.made):
             if all(number != active for _, active in self.told.starts):

@@ -18,6 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 import persist_lib as persist
 from persist_lib.errors import PersistError
 from persist_lib.sources import Ingestion, Meaning, running
+from persist_lib.testing import check_location
 from tests.faults.test_collection_commands import Died, Dying
 from tests.ingests import CONFIG, Lines, Watched
 from tests.worlds import World
@@ -130,6 +131,7 @@ class SourceMachine(RuleBasedStateMachine):
                 raise AssertionError("it never comes to rest")
             self.watched.learn()
         self.watched.check_end()
+        check_location(self.world.client())
 
 
 TestSources = SourceMachine.TestCase

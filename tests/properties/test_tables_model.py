@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 import persist_lib as persist
+from persist_lib.testing import check_location
 from persist_lib.timeline import Tables
 from persist_lib.timeline.transaction import Transaction
 from tests.properties.uncached import NothingKept
@@ -155,7 +156,10 @@ class Model(RuleBasedStateMachine):
             assert {row["id"]: row["cents"] for row in found} == self.contents[name]
 
     def teardown(self) -> None:
-        self.world.close()
+        try:
+            check_location(self.world.client())
+        finally:
+            self.world.close()
 
 
 class WalModel(Model):

@@ -29,7 +29,7 @@ from persist_lib.errors import (
     SinceViolation,
     UpperMismatch,
 )
-from persist_lib.testing import contents_of, updates_of
+from persist_lib.testing import check_location, contents_of, updates_of
 from persist_lib.testing.model import Row, summed
 from tests.simulation.scheduler import Actor, Chaos, Simulation
 from tests.worlds import SCHEMA
@@ -188,6 +188,7 @@ class Story:
             assert self.acknowledged <= there.keys(), "an acknowledged append is lost"
             assert not self.refused & there.keys(), "a refused append is there"
             assert len(controller.describe("c").pending) == 0
+            check_location(client)
 
 
 class Promoted(Story):
