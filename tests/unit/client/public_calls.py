@@ -503,6 +503,7 @@ SPECIAL: dict[str, tuple[Arguments | None, dict[str, Kind]]] = {
     "Client.restore": (lambda _: {"to": 5, "timeout": 1.0}, {"to": integer(0, UPPER - 1)}),
     "Client.roll_up": (lambda _: {"force": True}, {"force": flag}),
     "Client.scrub": (lambda _: {"after": 0, "new_only": False}, {"after": time, "new_only": flag}),
+    "Client.verify": (lambda _: {"full": False}, {"full": flag}),
     "Client.set_hold": (
         lambda _: {"opaque": b"y"}, {"opaque": lambda value: isinstance(value, bytes) and len(value) <= 4096}
     ),

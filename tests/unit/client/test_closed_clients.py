@@ -56,6 +56,7 @@ CLIENT: dict[str, Callable[[Client], object]] = {
     "collect": lambda client: client.collect("s"),
     "audit_orphans": lambda client: client.audit_orphans("s"),
     "scrub": lambda client: client.scrub("s"),
+    "verify": lambda client: client.verify("s"),
     "set_hold": lambda client: client.set_hold("s", "h", 0),
     "downgrade_hold": lambda client: client.downgrade_hold("s", "h", 0),
     "release_hold": lambda client: client.release_hold("s", "h"),

@@ -111,6 +111,7 @@ DUTIES: dict[str, Callable[[persist.Client], Any]] = {
     "collect": lambda client: client.collect("s"),
     "audit": lambda client: client.audit_orphans("s"),
     "scrub": lambda client: client.scrub("s"),
+    "verify": lambda client: client.verify("s"),
     "maintain": lambda client: client.maintain("s"),
 }
 
