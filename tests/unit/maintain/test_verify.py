@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from persist_lib.maintain import Verified, known_damage
 from persist_lib.maintain.log_walk import Finding
 from persist_lib.testing import Fate
 from tests.conformance.stores import CONSENSUSES
-from tests.framing import framed
+from tests.framing import chained, framed
 from tests.shards import EAGER, TINY, filled
 from tests.worlds import SCHEMA, World, row
 
@@ -150,23 +150,8 @@ def test_two_rows_that_changed_places_are_found(world: World) -> None:
     assert {("row", "v3"), ("row", "v4")} <= set(kinds(verify(world)))
 
 
-def chained(good: list[Row], index: int, change: Callable[[list[Any]], None]) -> list[Row]:
-    """The rows with another one at `index`, and all that follow linked to it: checksums and digests are right."""
-    made, previous = list(good[:index]), None
-    for stored in good[index:]:
-        fields = msgspec.msgpack.decode(stored.data[HEADER_BYTES:])
-        if previous is None:
-            change(fields)
-        else:
-            fields[4] = previous
-        data = framed(ROW_MAGIC, stored.data[4], msgspec.msgpack.encode(fields))
-        previous = data[5:HEADER_BYTES]
-        made.append(stored._replace(data=data))
-    return made
-
-
 def test_a_row_that_is_linked_and_says_what_cannot_be_is_found(world: World) -> None:
-    """An append whose outcome goes on to another upper than its batch has; and a heartbeat that appends."""
+    """A heartbeat that appends, and an append that changes nothing."""
     client = world.client(TINY)
     filled(client, 4)
     good = rows_of(world)
