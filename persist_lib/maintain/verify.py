@@ -102,6 +102,8 @@ def not_checked(verified: Collection[Verified]) -> list[str]:
 
 PACE = 100
 """Rows after which progress is told."""
+WALKS = 5
+"""How often a log is walked again in which something seems to be wrong, and that was truncated in the meantime."""
 
 
 @duty("scrub")
@@ -187,41 +189,54 @@ class _Look:
         """Walk the log, and note the objects of the versions that may still be read."""
         if begin is None:
             return
-        version, shard = self.version, self.machine.shard
-        said = said_by_newest_row(self.machine) if version is None else version.state.rollups
-        copies = {seqno: key for key in self._listed if (seqno := parse_rollup_key(key)) is not None}
-        self._walk = walk = Walk(self.machine, said, copies, self._findings.append, begin)
-        self._left = max(0, walk.begin - 1)
-        since, total = (SeqNo(0), 1) if version is None else (version.state.seqno_since(version.seqno), version.seqno)
-        for step in walk.steps():
-            if step.after.seqno >= since:
-                self._needed |= _linked(step, since)
-            if (
-                version is not None
-                and version.seqno == step.after.seqno
-                and canonical(version) != canonical(step.after)
-            ):
-                says = "the log leads to another state than the one that is read from its newest rollup"
-                self._findings.append(Finding("log", f"v{version.seqno}", "", says, f"persist shard log {shard}"))
-            if progress is not None and walk.rows % PACE == 0:
-                progress(min(walk.rows, total), total)
-        self._judge(walk)
+        found = self._walk_once(begin, progress)
+        for _ in range(WALKS):
+            if not found or not self._has_moved():
+                break
+            self.fetch()
+            found = self._walk_once(begin, progress)
+        self._findings += found
+        walk, version = self._walk, self.version
+        if walk.newer:
+            self.unchecked.append(f"the log from there on: {walk.newer}")
+        elif (unplayed := walk.rows - walk.replayed) and not found:
+            self.unchecked.append(f"{of(unplayed, 'row')} before the oldest copy of the state, which were only linked")
+        if not found and walk.newest is not None:
+            self._walked_to = Walked(walk.newest.seqno, walk.newest.digest)
         if version is None and walk.newest is not None and not isinstance(self._unread, HistoryRegressed):
             self.version = walk.newest  # by older copies than a client opens it with
             with self.machine.turn:
                 self.machine.take_over(walk.newest)
-        elif self._unread is not None and (isinstance(self._unread, HistoryRegressed) or not self._findings):
-            do = f"persist shard show {shard}"
+        elif self._unread is not None and (isinstance(self._unread, HistoryRegressed) or not found):
+            do, shard = f"persist shard show {self.machine.shard}", self.machine.shard
             if not isinstance(self._unread, NewerFormat):
                 self._findings.append(Finding("log", shard, "", self._unread.message, do))
 
-    def _judge(self, walk: Walk) -> None:
-        if walk.newer:
-            self.unchecked.append(f"the log from there on: {walk.newer}")
-        elif (unplayed := walk.rows - walk.replayed) and not self._findings:
-            self.unchecked.append(f"{of(unplayed, 'row')} before the oldest copy of the state, which were only linked")
-        if not self._findings and walk.newest is not None:
-            self._walked_to = Walked(walk.newest.seqno, walk.newest.digest)
+    def _walk_once(self, begin: SeqNo, progress: Progress | None) -> list[Finding]:
+        """What one walk finds."""
+        version, found = self.version, list[Finding]()
+        said = said_by_newest_row(self.machine) if version is None else version.state.rollups
+        copies = {seqno: key for key in self._listed if (seqno := parse_rollup_key(key)) is not None}
+        self._walk = walk = Walk(self.machine, said, copies, found.append, begin)
+        self._left, self._needed = max(0, walk.begin - 1), {}
+        since, total = (SeqNo(0), 1) if version is None else (version.state.seqno_since(version.seqno), version.seqno)
+        for step in walk.steps():
+            at = step.after.seqno
+            if at >= since:
+                self._needed |= _linked(step, since)
+            if version is not None and version.seqno == at and canonical(version) != canonical(step.after):
+                says = "the log leads to another state than the one that is read from its newest rollup"
+                found.append(Finding("log", f"v{at}", "", says, f"persist shard log {self.machine.shard}"))
+            if progress is not None and walk.rows % PACE == 0:
+                progress(min(walk.rows, total), total)
+        return found
+
+    def _has_moved(self) -> bool:
+        """Whether rollups were collected, and rows with them, since the state was read: then the walk missed them."""
+        try:
+            return self.version is not None and self.machine.fetch().state.rollups != self.version.state.rollups
+        except Damage:
+            return False
 
     def objects(self, version: Version) -> None:
         """Find objects that have to be there and are not, or have another size, and orphans."""
@@ -246,6 +261,10 @@ class _Look:
                     continue  # the walk has found it
             told = "it is not there" if found is None else f"it has {found:,} bytes"
             self._findings.append(Finding("missing" if found is None else "size", name, f"{size_:,} bytes", told, do))
+        if self._orphans.keys:  # some may have been garbage, and deleted and forgotten before the state was read
+            there = every_object(self.machine)
+            left = {key: size_ for key, size_ in self._orphans.keys.items() if key in there}
+            self._orphans = msgspec.structs.replace(self._orphans, keys=left)
         if orphans := self._orphans.keys:
             says = f"{of(len(orphans), 'object')} that nothing can refer to, {size(sum(orphans.values()))}"
             do = f"persist maintain {self.machine.shard} --only orphans"
