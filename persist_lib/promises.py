@@ -107,7 +107,9 @@ class Promises:
     def _collection(self, owners: Owners, collection: CollectionRecord, what: str) -> Iterator[Broken]:
         contents, name = owners.contents, collection.name
         if collection.timeline is not None and collection.timeline not in contents.timelines:
-            yield _broken(name, "record", what, f"it is on timeline {collection.timeline}", "there is none", TEND)
+            yield _broken(
+                name, "record", what, f"it is on timeline {collection.timeline}", "there is no such timeline", TEND
+            )
         marks = [collection.keep_deletes.marks] if collection.keep_deletes else []
         for id_ in (*marks, *filter(None, [collection.marks_of])):
             if id_ not in contents.collections:
@@ -271,7 +273,7 @@ class Promises:
             yield _broken(name, "promise", shard, f"{whose}, a shard of layer {layer!r}", f"its layer is {found!r}", do)
 
     def _state(self, shard: str) -> State | None:
-        """The state of a shard, as it was just verified; None if there is none that can be read."""
+        """The state of a shard, as it was just verified; None if it cannot be read."""
         machine = self._client.machine(shard)
         try:
             version = machine.known or machine.try_fetch()

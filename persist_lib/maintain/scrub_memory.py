@@ -78,7 +78,7 @@ def remember(machine: Machine, marks: Marks, replaces: Sequence[str]) -> tuple[s
 def recall_walked(blob: Blob, known: Remembered) -> tuple[Walked | None, tuple[str, ...]]:
     """Return the verdict on the log that came furthest, and the objects that a new one may replace. Raises nothing.
 
-    None where there is none that can be read. What a newer release wrote is left to it.
+    None where no object can be read. What a newer release wrote is left to it.
     """
     found, replaceable = list[Walked](), list[str]()
     for key in known.walked:

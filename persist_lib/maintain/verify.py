@@ -101,7 +101,7 @@ def not_checked(verified: Collection[Verified]) -> list[str]:
 
 
 PACE = 100
-"""Rows after which progress is told."""
+"""Rows after which progress is shown."""
 WALKS = 5
 """How often a log is walked again in which something seems to be wrong, and that was truncated in the meantime."""
 
