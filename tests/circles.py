@@ -101,7 +101,7 @@ NIGHTLY: Mapping[str, str] = {
 
 SAMPLED: Mapping[str, Sample] = {
     "tests/bench/test_bench.py": Sample(0.0, ("small_append",)),
-    "tests/conformance/": Sample(0.25, ("[memory", "-memory", "[sqlite]", "-sqlite]")),
+    "tests/conformance/": Sample(0.15, ("[memory", "-memory", "[sqlite]", "-sqlite]")),
     "tests/docs/test_pages.py": Sample(0.2, ("tutorial",)),
     "tests/faults/test_source_deaths.py": Sample(0.0, is_one=True),
     "tests/faults/": Sample(0.1),
@@ -111,6 +111,7 @@ SAMPLED: Mapping[str, Sample] = {
     "tests/integration/test_operations.py::test_the_policies": Sample(0.0),
     "tests/interrupts/": Sample(0.05),
     "tests/powercut/": Sample(0.25),
+    "tests/properties/test_evolution_model.py": Sample(0.0, is_one=True),
     "tests/properties/test_models_through_servers.py": Sample(0.5, is_one=True),
     "tests/races/test_append_many_processes.py": Sample(0.3),
     "tests/races/test_races.py": Sample(0.35),
@@ -136,6 +137,7 @@ SAMPLED: Mapping[str, Sample] = {
     "tests/unit/maintain/test_compaction_at_size.py::test_one_key": Sample(0.0),
     "tests/unit/maintain/test_maintain.py::test_every_single_failure": Sample(0.4),
     "tests/unit/maintain/test_repair.py::test_the_rows_from": Sample(0.3),
+    "tests/unit/maintain/test_unchanged_parts.py::test_any_history": Sample(0.3),
     "tests/unit/maintain/test_maintain.py::test_one_rollup": Sample(0.0),
     "tests/unit/relation/test_append_async_processes.py::test_a_program_that_just": Sample(0.3),
     "tests/unit/relation/test_doors.py::test_a_lazy_scan": Sample(0.3),

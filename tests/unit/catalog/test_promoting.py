@@ -162,7 +162,7 @@ def test_every_verb_of_an_open_table_continues() -> None:
 def test_whoever_dies_at_whichever_request_loses_nothing(store: str) -> None:
     """Before the deciding one the shard is what it was, and another promotes it; after it, it is the collection."""
     left: Counter[str] = Counter()
-    for number in places_of(store, 3):
+    for number in places_of(store, 6):
         fresh = world_in(store, number)
         lone(fresh)
         plan = DiesAt(number)
@@ -655,7 +655,7 @@ def test_whoever_dies_while_a_table_joins_loses_nothing(make: Any, timeline: str
     """A timeline that is made with it is there if, and only if, the table joins it, without a second call."""
     left: Counter[str] = Counter()
     how: dict[str, Any] = {"timeline": timeline, "make_timeline": timeline == "fresh"}
-    for number in places_of(store, 4):
+    for number in places_of(store, 8):
         fresh = world_in(store, number)
         make(fresh)
         plan = DiesAt(number)

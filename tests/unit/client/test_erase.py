@@ -156,7 +156,7 @@ def test_keys_that_are_written_again_are_erased_again(world: World, carrier: Car
 @over_all
 def test_who_dies_at_any_request_leaves_what_the_next_call_finishes(world: World, carrier: Carrier) -> None:
     ends = False
-    for number in by_day(range(1, 1_000), 23):
+    for number in by_day(range(1, 1_000), 47):
         mine = World(seed=number)
         plan = DiesAt(number)
         table = life(mine, carrier, PARTS)

@@ -19,6 +19,7 @@ from persist_lib.core.plan.compaction import Policy, plan_contents, policy_of
 from persist_lib.core.sums import Sums
 from persist_lib.maintain.compaction import carry_out, local_engine
 from persist_lib.testing import Rival, check_swept, check_world
+from tests.circles import by_day
 from tests.faults.test_collection_commands import Died, Dying
 from tests.shards import TINY
 from tests.worlds import World
@@ -269,7 +270,7 @@ def test_a_rival_that_replaces_the_contents_is_met_with_words_and_nothing_is_los
 
 @pytest.mark.parametrize("happens", [True, False])
 def test_a_compactor_that_dies_at_any_request_leaves_a_whole_shard(happens: bool) -> None:
-    for n in range(1, 60):
+    for n in by_day(range(1, 60), 4):
         world = World()
         words = filled(world.client(CONFIG), 1_200)
         change(world.client(CONFIG), {9: "nine"})
