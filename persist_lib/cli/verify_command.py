@@ -14,6 +14,7 @@ from persist_lib.cli.json_values import jsonable
 from persist_lib.cli.session import Session
 from persist_lib.cli.table_layout import Flow
 from persist_lib.core import units
+from persist_lib.core.duties import BY_NAME
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
     from persist_lib.maintain.log_walk import Finding
@@ -52,6 +53,11 @@ def verify(
     session.note(units.spent(found.cost))
     if not found.is_sound:
         raise typer.Exit(3 if found.is_damaged else 1)
+
+
+verify.__doc__ = (
+    verify.__doc__ or ""
+).rstrip() + f"\n\n    Of shards alone it is the duty `scrub`: {BY_NAME['scrub'].does}"
 
 
 def _value(found: Report, url: str) -> dict[str, Any]:

@@ -96,7 +96,7 @@ DUTIES: tuple[Duty, ...] = (
         after=("garbage",), is_last=True, schedule="23 2 * * *",
     ),
     Duty(
-        "scrub", "Verify shards: walk the log, look for the objects, read batches again, and recompute what is said.",
+        "scrub", "Verify shards: walk logs, look for objects, read batches, and recompute all that is said of them.",
         """
     Changes no data. `persist verify` does it, and checks what the catalog promises, too. What was found sound is
     remembered in the location, and left out the next time; known damage is read again until it is sound or gone.
