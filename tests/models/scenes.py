@@ -35,9 +35,9 @@ def _shard(**more: int) -> Bounds:
 
 _OUTCOMES = {"WRITERS": 2, "DOUBTS": 1, "EXPIRES": 1, "ROLLS": 1, "COLLECTS": 1}
 _RECLAIM = {"COMPACTORS": 1, "ROLLS": 1, "COLLECTS": 1, "TAKES": 1}
-_ORPHANS = {"COMPACTORS": 1, "AUDITS": 1, "EXPIRES": 2, "DOUBTS": 1}
+_ORPHANS = {"COMPACTORS": 1, "ROLLS": 1, "AUDITS": 1, "EXPIRES": 1, "DOUBTS": 1}
 _HISTORY = {"COMPACTORS": 1, "TAKES": 2, "HOLD": 1}
-_RIVALS = {"COMPACTORS": 2, "DOUBTS": 1, "T": 3}
+_RIVALS = {"COMPACTORS": 2, "DOUBTS": 1, "T": 3, "APPENDS": 3}
 
 SCENES = (
     Scene("shard.pml", "outcomes", _shard(**_OUTCOMES, APPENDS=1), _shard(**{**_OUTCOMES, "DOUBTS": 2, "T": 3})),
@@ -58,6 +58,7 @@ MUTANTS = (
     Mutant("shard.pml", "outputs_deleted_when_in_doubt", "is_present", _shard(COMPACTORS=1, DOUBTS=1)),
     Mutant("shard.pml", "rollup_of_what_is_in_doubt", "is_committed", _shard(ROLLS=1)),
     Mutant("shard.pml", "collector_ignores_readers", "is_readable", _shard(**_RECLAIM)),
+    Mutant("shard.pml", "truncation_ignores_readers", "rebuilds", _shard(**_RECLAIM)),
     Mutant("shard.pml", "collector_needs_no_rollup", "is_committed", _shard(COMPACTORS=1, ROLLS=1, COLLECTS=1)),
     Mutant("shard.pml", "truncated_past_the_rollup", "opens", _shard(ROLLS=1, COLLECTS=1)),
     Mutant("shard.pml", "staged_objects_are_swept", "is_present", _shard(AUDITS=1)),

@@ -91,7 +91,7 @@ byte cpc[2], cn[2], cs[2], cseq[2], ctr[8];
 bool cin[2], cfly[2];
 byte rpc = 0, rn = 0, rseq = 0, rrefs = 0, rwill = 0;
 byte gpc = 0, gn = 0, gb = 0; short gm = 0;
-byte apc = 0, an = 0, asw = 0, alive = 0; short al = 0, ao = 0, arefs = 0;
+byte apc = 0, an = 0, alive = 0; short al = 0, ao = 0, arefs = 0, asw = 0;
 byte en = 0, dpc = 0, dn = 0, das = 0, dver = 0, dup = 0, dtr[4];
 byte doubts = 0;
 bool rested = false;
@@ -168,7 +168,7 @@ inline check() {
     is_held = ((!rdlive || since <= rdsince) && (!held || since <= holds));
     i = 0;
     do :: i < upper -> if :: ks[tr[i]] > since -> is_held = false :: else fi; i++ :: else -> break od;
-    assert(is_present); assert(is_exact); assert(is_once); assert(is_answered); assert(is_unlinked); assert(opens); assert(rebuilds);
+    assert(is_once); assert(is_present); assert(is_exact); assert(is_answered); assert(is_unlinked); assert(opens); assert(rebuilds);
     assert(is_committed); assert(is_readable); assert(is_held)
 }
 
@@ -177,6 +177,7 @@ inline check() {
 inline told_all() {
     printf(" | seq=%d upper=%d since=%d trace=%d,%d,%d,%d live=%d retired=%d", seq, upper, since, tr[0], tr[1], tr[2],
         tr[3], live, ret);
+    printf(" sinces=%d,%d,%d,%d", ks[tr[0]], ks[tr[1]], ks[tr[2]], ks[tr[3]]);
     printf(" garbage=%d,%d,%d,%d,%d,%d,%d,%d,%d,%d,%d rollups=%d:%d,%d:%d", G(0), G(1), G(2), G(3), G(4), G(5), G(6), G(7),
         G(8), G(9), G(10), ru1, rk1, ru2, rk2);
     printf(" reader=%d:%d:%d hold=%d:%d blob=%d lo=%d\n", rdlive, rdsince, rdhold, held, holds, blob, lo)
@@ -241,7 +242,12 @@ RESOLVE(w)
 :: d_step { wpc[w] == 4 && OURS(w) -> y = wseq[w]; told(w, 1); STEP(writer, w, found, y) } \
 :: d_step { wpc[w] == 4 && !win[w] && seq + 1 == wseq[w] -> append(w); y = wseq[w]; told(w, 1); STEP(writer, w, sent_again, y) } \
 :: d_step { wpc[w] == 4 && !OURS(w) && seq >= wseq[w] -> \
-    y = wseq[w]; win[w] = false; wfly[w] = false; wseq[w] = 0; wpc[w] = 3; STEP(writer, w, not_found, y) }
+    y = wseq[w]; win[w] = false; wfly[w] = false; wseq[w] = 0; wpc[w] = 3; \
+    if /* the newest state was read for it, and that decides */ \
+    :: !MAY(wid[w]) -> told(w, 2); wlost[w] = true; STEP(writer, w, not_found_expired, y) \
+    :: MAY(wid[w]) && upper != wt[w] -> told(w, 2); STEP(writer, w, not_found_mismatch, y) \
+    :: else -> STEP(writer, w, not_found, y) \
+    fi }
 #endif
 
 /* --- a compactor: it merges all batches there are ----------------------------------------------------------------- */
@@ -318,7 +324,12 @@ CRESOLVE(c) \
 #define CRESOLVE(c) \
 :: d_step { cpc[c] == 4 && !cin[c] && seq + 1 == cseq[c] -> inputs(c); replace(c); rest_of(c); STEP(compactor, c, sent_again, seq) } \
 :: d_step { cpc[c] == 4 && cin[c] && cseq[c] >= lo -> y = cseq[c]; rest_of(c); STEP(compactor, c, found, y) } \
-:: d_step { cpc[c] == 4 && !cin[c] && seq >= cseq[c] && cseq[c] >= lo -> y = cseq[c]; cfly[c] = false; cseq[c] = 0; cpc[c] = 3; STEP(compactor, c, not_found, y) } \
+:: d_step { cpc[c] == 4 && !cin[c] && seq >= cseq[c] && cseq[c] >= lo -> y = cseq[c]; cfly[c] = false; cseq[c] = 0; cpc[c] = 3; inputs(c); \
+    if \
+    :: !MAY(CID(c)) -> rest_of(c); STEP(compactor, c, not_found_expired, y) \
+    :: MAY(CID(c)) && !x -> rest_of(c); STEP(compactor, c, not_found_overtaken, y) \
+    :: else -> STEP(compactor, c, not_found, y) \
+    fi } \
 :: d_step { cpc[c] == 4 && seq >= cseq[c] && cseq[c] < lo -> y = cseq[c]; rest_of(c); STEP(compactor, c, never_known, y) }
 #endif
 
@@ -350,16 +361,19 @@ ROLLER_READS \
 
 inline plan_garbage() {
     seqno_since();
+    gm = 0; gb = 0; j = 1; y = x;
 #ifdef MUTANT_collector_ignores_readers
+    y = seq;
+#endif
+#ifdef MUTANT_truncation_ignores_readers
     x = seq;
 #endif
-    gm = 0; gb = 0; j = 1;
     do
     :: j < KEYS ->
 #ifdef MUTANT_collector_needs_no_rollup
-        if :: gs[j] != 0 && gs[j] < x -> gm = gm | B(j) :: else fi;
+        if :: gs[j] != 0 && gs[j] < y -> gm = gm | B(j) :: else fi;
 #else
-        if :: gs[j] != 0 && gs[j] < x && (j >= R1 || ru1 > gs[j]) -> gm = gm | B(j) :: else fi;
+        if :: gs[j] != 0 && gs[j] < y && (j >= R1 || ru1 > gs[j]) -> gm = gm | B(j) :: else fi;
 #endif
         j++
     :: else -> break
@@ -397,7 +411,7 @@ inline judge() { /* which of the listed objects no writer can ever link: by the 
     do
     :: j < KEYS ->
         if
-        :: j < 7 -> x = (j < 5 -> (j - 1) / 2 : j - 3)
+        :: j < 7 -> x = (j < 5 -> (WRITERS == 1 -> 0 : (j - 1) / 2) : j - 3)
         :: else -> x = 99
         fi;
         if

@@ -1,0 +1,574 @@
+"""Carries out traces of the model of a shard on the real code, step by step, and compares their states after each.
+
+A process of the model is a thread that runs real calls of a client of its own. It stops before each request to the
+location, so that a step of the model is one request that changes something, with the reads before it. What becomes of
+a compare-and-set is planned by `persist_lib.testing.faults`. After each step, state, log and objects have to be those
+of the model, and `check_world` has to hold. In the end every process is gone, and upkeep must leave nothing behind.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+import persist_lib as persist
+from persist_lib.errors import LeaseExpired, PersistError, UpperMismatch
+from persist_lib.format.paths import key_of
+from persist_lib.ids import SeqNo, ShardId
+from persist_lib.location import open_location
+from persist_lib.location.api import Consensus, Newest
+from persist_lib.location.wrap.around import AroundBlob, AroundConsensus, Operation
+from persist_lib.testing import Fate, FaultyConsensus, ManualClock, Outcome
+from persist_lib.testing.checks import check_swept, check_world
+from tests.models.check import HERE, Unsound, check_tools, defined
+from tests.worlds import SCHEMA, row
+
+T = TypeVar("T")
+SHARD = "s"
+BOUNDS = {
+    "T": 4, "WRITERS": 2, "APPENDS": 2, "COMPACTORS": 2, "ROLLS": 3, "COLLECTS": 4, "AUDITS": 2, "EXPIRES": 3, "TAKES": 3,
+    "HOLD": 1, "DOUBTS": 3,
+}  # fmt: skip
+"""Of traces: larger than what can be explored whole."""
+MOST_STEPS = 20_000
+EAGER = persist.Policy(weight=1e9, advance=1e9)
+"""Merges all batches as soon as there are two, and rewrites none alone."""
+LEASE_MS, APART_MS = 3_600_000, 10_000_000
+WRITES = frozenset({"compare_and_set", "set", "delete_many", "truncate"})
+READER = 8
+
+
+class Mismatch(AssertionError):
+    """The real code does not do what the model does, or comes to another state."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of a trace: which process did what, and the model's state after it."""
+
+    who: str
+    number: int
+    what: str
+    argument: int
+    state: dict[str, str]
+
+    def __str__(self) -> str:
+        return f"{self.who} {self.number}: {self.what} {self.argument}"
+
+
+def trace(seed: int, file: str = "shard.pml", bounds: dict[str, int] | None = None) -> list[Step]:
+    """A random trace of a model."""
+    check_tools()
+    defines = defined({**(BOUNDS if bounds is None else bounds), "SHOW": 1})
+    words = ["spin", "-T", f"-n{seed}", f"-u{MOST_STEPS}", *defines, str(HERE / file)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if "Error" in done.stdout or done.returncode:
+        raise Unsound(f"{' '.join(words)}: {done.stdout[-500:]}{done.stderr[-500:]}")
+    return [_step(line) for line in done.stdout.splitlines() if line.startswith("@ ")]
+
+
+def _step(line: str) -> Step:
+    what, _, state = line.partition(" | ")
+    _, who, number, name, argument = what.split()
+    return Step(who, int(number), name, int(argument), dict(re.findall(r"(\w+)=(\S+)", state)))
+
+
+class Gone(BaseException):
+    """The process was killed."""
+
+
+class _Gate:
+    """Stops a process before each of its requests."""
+
+    process: Process
+
+    def around(self, operation: Operation, call: Callable[[], T]) -> T:
+        return self.process.request(operation, call)
+
+
+class GatedBlob(_Gate, AroundBlob):
+    """A Blob whose requests the driver lets through one by one."""
+
+
+class GatedConsensus(_Gate, AroundConsensus):
+    """A Consensus whose requests the driver lets through one by one. It has the clock of its process."""
+
+    def compare_and_set(self, key: str, expected: Newest | None, data: bytes) -> bool:
+        self.process.sent = (key, expected, data)
+        return super().compare_and_set(key, expected, data)
+
+    def now(self) -> int:
+        return self.inner.now() + self.process.ahead_ms
+
+
+class Process:
+    """A thread with a client of its own. It runs one call after another, and waits before each request.
+
+    `waits_for` is the kind of that request; None: its call is over, and `answer` or `error` is what came of it.
+    """
+
+    def __init__(self, name: str, world: Replay) -> None:
+        self.name, self._world = name, world
+        self.ahead_ms = 0
+        self.sent: tuple[str, Newest | None, bytes] | None = None
+        self.waits_for: str | None = None
+        self.answer: Any = None
+        self.error: BaseException | None = None
+        self.fate = Fate()
+        self._call: Callable[[], Any] | None = None
+        self._is_gone = False
+        self._baton, self._returned = threading.Semaphore(0), threading.Semaphore(0)
+        self._did: tuple[str, Any] = ("", None)
+        location = open_location(world.url, clock=world.clock)
+        blob, consensus = GatedBlob(location.blob), GatedConsensus(FaultyConsensus(location.consensus, self))
+        blob.process = consensus.process = self
+        self._thread = threading.Thread(target=self._body, name=name, daemon=True)
+        config = persist.Config(
+            inline_bytes=0, part_bytes=64 * 1024, lease_ms=LEASE_MS, rollup_every=1_000_000,
+            cache=persist.CacheConfig(memory_bytes=0),
+        )  # fmt: skip
+        runtime = world.clock.runtime(len(world.processes))
+        self.client = persist.open(replace(location, blob=blob, consensus=consensus), config=config, runtime=runtime)
+        self._thread.start()
+
+    def decide(self, operation: Operation) -> Fate:
+        """The fate of a request, for `FaultyConsensus`."""
+        return self.fate if operation.kind == "compare_and_set" else Fate()
+
+    def _body(self) -> None:
+        while True:
+            self._baton.acquire()
+            if self._is_gone or self._call is None:
+                return
+            try:
+                self.answer = self._call()
+            except Gone:
+                return
+            except BaseException as error:  # noqa: BLE001 - the driver looks at it
+                self.error = error
+            self._call = self.waits_for = None
+            self._returned.release()
+
+    def request(self, operation: Operation, call: Callable[[], T]) -> T:
+        """One request: wait for the driver, then send it."""
+        if threading.current_thread() is not self._thread:
+            return call()
+        self.waits_for = operation.kind
+        self._returned.release()
+        self._baton.acquire()
+        if self._is_gone:
+            raise Gone
+        self._did = (operation.kind, None)
+        answer = call()
+        self._did = (operation.kind, answer)
+        return answer
+
+    def start(self, call: Callable[[], Any]) -> None:
+        """Begin a call, up to its first request. What is left of the one before must change nothing."""
+        self.finish()
+        self.answer = self.error = None
+        self._call = call
+        self._go()
+
+    def _go(self) -> None:
+        self._baton.release()
+        self._returned.acquire()
+
+    def step(self) -> tuple[str, Any]:
+        """Let one request through. Its kind and answer."""
+        if self.waits_for is None:
+            raise Mismatch(f"{self.name} has nothing more to do: it ended with {self.error or self.answer!r}")
+        self._go()
+        return self._did
+
+    def reads(self, *until: str) -> None:
+        """Let reads through, until the next request is of one of these kinds, or one that changes something."""
+        while self.waits_for is not None and self.waits_for not in WRITES.union(until):
+            self.step()
+
+    def does(self, kind: str) -> Any:
+        """Let reads and lost races through, and then a request of this kind, which must be the next that counts."""
+        while True:
+            self.reads(kind)
+            if self.waits_for != kind:
+                raise Mismatch(f"{self.name} should {kind} now, and {self._said()}")
+            _, answer = self.step()
+            if kind != "compare_and_set" or answer:
+                return answer
+
+    def commits(self) -> None:
+        """Let a compare-and-set through that wins."""
+        self.does("compare_and_set")
+
+    def commits_in_doubt(self, outcome: Outcome) -> None:
+        """Let lost races through, and then a compare-and-set that would win, with this outcome."""
+        while True:
+            self.reads()
+            if self.waits_for != "compare_and_set":
+                raise Mismatch(f"{self.name} should commit now, and {self._said()}")
+            if self._wins():
+                self.fate = Fate(outcome)
+                self.step()
+                self.fate = Fate()
+                return
+            self.step()
+
+    def _wins(self) -> bool:
+        if self.sent is None:
+            return False
+        head = self._world.inner.consensus.head(self.sent[0])
+        return head is not None and self.sent[1] is not None and head.seqno == self.sent[1].seqno
+
+    def lost(self) -> None:
+        """Let lost races through, and reads, until the next request would change something."""
+        self.reads()
+        while self.waits_for == "compare_and_set" and not self._wins():
+            self.step()
+            self.reads()
+
+    def finish(self, *errors: type[PersistError]) -> Any:
+        """Let the rest of a call through, which changes nothing. What it answered, or the error if it is one of these."""
+        self.lost()
+        if self.waits_for is not None:
+            raise Mismatch(f"{self.name} should be done, and {self._said()}")
+        error, self.error = self.error, None
+        if errors and not isinstance(error, errors):
+            raise Mismatch(f"{self.name} should be refused with {errors[0].__name__}, and ended with {error!r}")
+        if error is not None and not errors:
+            raise error
+        return error or self.answer
+
+    def _said(self) -> str:
+        return f"is at {self.waits_for}" if self.waits_for else f"ended with {self.error or self.answer!r}"
+
+    def kill(self) -> None:
+        """It stops where it is, for ever."""
+        self._is_gone = True
+        self._baton.release()
+        self._thread.join()
+
+
+@dataclass
+class Names:
+    """What the model's numbers are in the real world."""
+
+    objects: dict[int, str] = field(default_factory=dict)
+    ids: dict[int, str] = field(default_factory=dict)
+
+
+class Replay:
+    """A location in memory, and the processes that the steps of one trace need."""
+
+    def __init__(self, steps: Sequence[Step]) -> None:
+        self.steps = steps
+        self.clock = ManualClock()
+        self.inner = open_location("memory:", create=True, clock=self.clock)
+        self.url = self.inner.url
+        self.processes: dict[str, Process] = {}
+        self.names = Names()
+        self._late: dict[str, Callable[[], bool]] = {}
+        self._writers: dict[int, Any] = {}
+        self._handle: Any = None
+        self._snapshot: Any = None
+        self.observer = persist.open(open_location(self.url, clock=self.clock), runtime=self.clock.runtime(99))
+        self.observer.open_writer(SHARD, SCHEMA).close()
+        self.observer.set_hold(SHARD, "keep", 0)
+        self.offset = self.observer.inspect(SHARD).seqno - 1
+        expired = [(one.argument, at) for at, one in enumerate(steps) if one.what == "expire"]
+        self._ends = {id_: rank for rank, (id_, _) in enumerate(expired, 1)}
+
+    def run(self) -> Counter[str]:
+        """Carry out all steps. What was done, counted. Raises Mismatch."""
+        done: Counter[str] = Counter()
+        try:
+            for at, step in enumerate(self.steps):
+                try:
+                    self._carry_out(step)
+                    self.compare(step)
+                except (AssertionError, PersistError) as error:
+                    history = "\n".join(f"    {one}" for one in self.steps[max(0, at - 30) : at + 1])
+                    raise Mismatch(f"step {at}, {step}: {error}\n  after\n{history}") from error
+                done[f"{step.who} {step.what}"] += 1
+            self.rest()
+        finally:
+            for process in self.processes.values():
+                process.kill()
+            self.observer.close()
+            self.inner.close()
+        return done
+
+    def process(self, name: str) -> Process:
+        if name not in self.processes:
+            self.processes[name] = Process(name, self)
+        return self.processes[name]
+
+    def _carry_out(self, step: Step) -> None:
+        process = self.process(f"{step.who} {step.number}" if step.who in {"writer", "compactor"} else step.who)
+        if step.what == "arrive":
+            if not self._late.pop(process.name)():
+                raise Mismatch("a late compare-and-set lost its race")
+            return
+        getattr(self, f"_{step.who}")(process, step)
+
+    # --- what each process does -------------------------------------------------------------------------------------
+
+    def _writer(self, process: Process, step: Step) -> None:
+        state, what = step.state, step.what
+        if what == "begin":
+            time = step.argument
+
+            def append() -> Any:
+                if step.number not in self._writers:
+                    self._writers[step.number] = process.client.open_writer(SHARD, SCHEMA)
+                return self._writers[step.number].compare_and_append([row(time, "w", time)], time, time + 1)
+
+            process.start(append)
+        elif what in {"append", "sent_again"}:
+            process.commits()
+            self._appended(process.finish(), step)
+        elif what == "found":
+            self._appended(process.finish(), step)
+        elif what in {"mismatch", "not_found_mismatch"}:
+            process.finish(UpperMismatch)
+        elif what in {"expired", "not_found_expired"}:
+            process.finish(LeaseExpired)
+        elif not self._in_common(process, step):
+            raise Mismatch(f"no such step: {what} {state}")
+
+    def _appended(self, answer: Any, step: Step) -> None:
+        if answer.seqno != step.argument + self.offset:
+            raise Mismatch(f"it answered v{answer.seqno}, and not v{step.argument + self.offset}")
+
+    def _in_common(self, process: Process, step: Step) -> bool:
+        """What writers, compactors and rollers do alike. Whether it is one of these."""
+        match step.what:
+            case "register":
+                self._registers(process, step.argument)
+            case "put":
+                process.does("set")
+                (self.names.objects[step.argument],) = self._objects() - {*self.names.objects.values()}
+            case "append_unknown" | "apply_unknown":
+                process.commits_in_doubt(Outcome.HAPPENED_UNKNOWN)
+            case "append_nothing" | "apply_nothing":
+                process.commits_in_doubt(Outcome.LOST_UNKNOWN)
+            case "append_late" | "apply_late":
+                process.commits_in_doubt(Outcome.LOST_UNKNOWN)
+                sent = process.sent or ("", None, b"")
+                self._late[process.name] = lambda: self.inner.consensus.compare_and_set(*sent)
+            case "not_found":
+                process.lost()
+                if process.waits_for != "compare_and_set":
+                    raise Mismatch("it should try again")
+            case _:
+                return False
+        return True
+
+    def _registers(self, process: Process, id_: int) -> None:
+        process.ahead_ms = self._ends.get(id_, len(self._ends) + 1) * APART_MS
+        state = self.observer.machine(SHARD).fetch().state
+        before = {*state.writers, *state.readers}
+        process.commits()
+        state = self.observer.machine(SHARD).fetch().state
+        (self.names.ids[id_],) = {*state.writers, *state.readers} - before
+
+    def _worker(self, process: Process, step: Step) -> None:
+        """What compactors and rollers do alike, beyond `_in_common`."""
+        match step.what:
+            case "apply" | "link":
+                process.commits()
+            case "sent_again":
+                process.commits()
+            case "close":
+                process.commits()
+                process.lost()
+            case "close_expired":
+                process.lost()
+                if process.waits_for is not None:
+                    raise Mismatch(f"{process.name} should be done")
+                process.error = None
+            case _ if not self._in_common(process, step):
+                process.lost()  # gone, overtaken, expired, found, too old, …: what follows is that it retires its id
+        if process.waits_for is None and step.what in {"close", "close_expired"}:
+            process.error = None
+
+    def _compactor(self, process: Process, step: Step) -> None:
+        if step.what == "plan":
+            process.start(lambda: process.client.compact(SHARD, policy=EAGER))
+            process.reads()
+        else:
+            self._worker(process, step)
+
+    def _roller(self, process: Process, step: Step) -> None:
+        if step.what == "register":
+            process.start(lambda: process.client.roll_up(SHARD, force=True))
+            self._registers(process, step.argument)
+        elif step.what == "read":
+            process.reads()
+        else:
+            self._worker(process, step)
+
+    def _collector(self, process: Process, step: Step) -> None:
+        if step.what == "plan":
+            process.start(lambda: process.client.collect(SHARD))
+            process.reads()
+        else:
+            process.does({"delete": "delete_many", "forget": "compare_and_set", "truncate": "truncate"}[step.what])
+
+    def _auditor(self, process: Process, step: Step) -> None:
+        if step.what == "list":
+            process.start(lambda: process.client.audit_orphans(SHARD))
+            process.does("list")
+        elif step.what == "read":
+            process.reads()
+        else:
+            process.does({"delete": "delete_many", "forget": "compare_and_set"}[step.what])
+
+    def _expirer(self, process: Process, step: Step) -> None:
+        process.ahead_ms = self._ends[step.argument] * APART_MS + LEASE_MS + APART_MS // 2
+        process.start(lambda: process.client.expire(SHARD))
+        process.commits()
+        process.finish()
+
+    def _reader(self, process: Process, step: Step) -> None:
+        argument = step.argument
+        match step.what:
+            case "open":
+                process.start(lambda: process.client.open_reader(SHARD))
+                self._registers(process, READER)
+                self._handle = process.finish()
+            case "take" | "take_expired":
+                process.start(lambda: self._handle.snapshot(argument))
+                if step.what == "take_expired":
+                    process.finish(LeaseExpired)
+                else:
+                    self._snapshot = process.finish()
+            case "read":
+                process.start(lambda: self._snapshot.to_pylist())
+                found = sorted(one["id"] for one in process.finish())
+                if found != _bits(argument):
+                    raise Mismatch(f"it read the rows of the times {found}, and there are {_bits(argument)}")
+            case "read_expired":
+                process.start(lambda: self._snapshot.to_pylist())
+                process.finish(LeaseExpired)
+            case "downgrade" | "downgrade_expired":
+                self._snapshot.release()
+                process.start(lambda: self._handle.downgrade_since(argument))
+                if step.what == "downgrade":
+                    process.commits()
+                process.finish(*([LeaseExpired] if step.what == "downgrade_expired" else []))
+            case "close":
+                process.start(lambda: self._handle.close())
+                process.commits()
+                process.finish()
+            case other:
+                raise Mismatch(f"no such step: {other}")
+
+    def _owner(self, process: Process, step: Step) -> None:
+        since = step.argument
+        if step.what == "move":
+            process.start(lambda: process.client.downgrade_hold(SHARD, "keep", since))
+        else:
+            process.start(lambda: process.client.release_hold(SHARD, "keep"))
+        process.commits()
+        process.finish()
+
+    # --- what there is ----------------------------------------------------------------------------------------------
+
+    def _objects(self) -> set[str]:
+        return {key_of(ShardId(SHARD), entry.key) for entry in self.inner.blob.list(f"{SHARD}/")}
+
+    def compare(self, step: Step) -> None:
+        """Raise Mismatch unless everything is as in the model's state; AssertionError if what must always hold does not."""
+        model, real = self._modelled(step.state), self._there()
+        if model != real:
+            lines = [f"  {name}: the model has {model[name]}, and there is {real[name]}" for name in model if model[name] != real[name]]
+            raise Mismatch(f"the states differ\n" + "\n".join(lines) + f"\n  model: {model}\n  real:  {real}")
+        check_world(self.observer, SHARD)
+
+    def _seqno(self, modelled: int | str) -> int:
+        return int(modelled) + self.offset
+
+    def _modelled(self, state: dict[str, str]) -> dict[str, object]:
+        """A state of the model, in the names of the real world."""
+        names, numbers = self.names, {name: [int(n) for n in re.findall(r"\d+", text)] for name, text in state.items()}
+        upper = numbers["upper"][0]
+        is_read, since, seqno = numbers["reader"]
+        is_held, hold = numbers["hold"]
+        pairs = zip(numbers["rollups"][::2], numbers["rollups"][1::2], strict=True)
+        lowest = numbers["lo"][0]
+        return {
+            "seqno": self._seqno(numbers["seq"][0]),
+            "upper": upper,
+            "since": numbers["since"][0],
+            "trace": [names.objects[key] for key in numbers["trace"][:upper]],
+            "sinces": numbers["sinces"][:upper],
+            "live": {names.ids[bit] for bit in _bits(numbers["live"][0])} | ({names.ids[READER]} if is_read else set()),
+            "retired": {names.ids[bit] for bit in _bits(numbers["retired"][0])},
+            "reader": (since, self._seqno(seqno)) if is_read else None,
+            "hold": hold if is_held else None,
+            "garbage": {names.objects[key]: self._seqno(at) for key, at in enumerate(numbers["garbage"]) if at},
+            "rollups": {self._seqno(at): names.objects[key] for at, key in pairs if at},
+            "objects": {names.objects[key] for key in _bits(numbers["blob"][0])},
+            "oldest row": lowest if lowest == 1 else self._seqno(lowest),
+        }
+
+    def _there(self) -> dict[str, object]:
+        version = self.observer.machine(SHARD).fetch()
+        state = version.state
+        upper = state.upper.time or 0
+        batches = [
+            next(one for one in state.trace if one.lower.time is not None and one.lower.time <= time and one.upper.has_passed(time))
+            for time in range(upper)
+        ]  # fmt: skip
+        reader = next(iter(state.readers.values()), None)
+        hold = state.holds.get("keep")
+        return {
+            "seqno": version.seqno,
+            "upper": upper,
+            "since": state.since.time,
+            "trace": [",".join(one.keys) for one in batches],
+            "sinces": [one.since.time for one in batches],
+            "live": {*state.writers, *state.readers},
+            "retired": {*state.retired},
+            "reader": None if reader is None else (reader.since.time, reader.seqno),
+            "hold": None if hold is None else hold.since.time,
+            "garbage": {key: one.seqno for key, one in state.garbage.items()},
+            "rollups": {seqno: one.key for seqno, one in state.rollups.items()},
+            "objects": self._objects(),
+            "oldest row": self.inner.consensus.scan(ShardId(SHARD), SeqNo(0), 1)[0].seqno,
+        }
+
+    def rest(self) -> None:
+        """Every process is gone. Once all leases have ended, upkeep leaves what the newest state refers to, and no more."""
+        for process in self.processes.values():
+            process.kill()
+        self.processes.clear()
+        self.clock.advance((len(self._ends) + 3) * APART_MS / 1000)
+        client = self.observer
+        client.expire(SHARD)
+        client.roll_up(SHARD, force=True)
+        client.collect(SHARD)
+        client.audit_orphans(SHARD)
+        check_swept(client, SHARD)
+
+
+def _bits(number: int) -> list[int]:
+    return [bit for bit in range(number.bit_length()) if number >> bit & 1]
+
+
+def replay_many(count: int, first: int = 1) -> bool:
+    """Carry out random traces, print what they did, and return whether all agreed."""
+    done: Counter[str] = Counter()
+    for seed in range(first, first + count):
+        try:
+            done += Replay(trace(seed)).run()
+        except Mismatch as mismatch:
+            print(f"trace {seed} of shard.pml DISAGREES: {mismatch}")
+            return False
+    print(f"\n{count} traces of shard.pml, {done.total()} steps, all agreed: " + ", ".join(f"{name} {n}" for name, n in sorted(done.items())))
+    return True
