@@ -78,6 +78,14 @@ def _step(line: str) -> Step:
     return Step(who, int(number), name, int(argument), dict(re.findall(r"(\w+)=(\S+)", state)))
 
 
+_FIRST = frozenset({"plan", "begin"})
+"""Steps after which a process may register."""
+
+
+def _process(step: Step) -> str:
+    return f"{step.who} {step.number}" if step.who in {"writer", "compactor"} else step.who
+
+
 class Gone(BaseException):
     """The process was killed."""
 
@@ -117,6 +125,7 @@ class Process:
         self.ahead_ms = 0
         self.sent: tuple[str, Newest | None, bytes] | None = None
         self.waits_for: str | None = None
+        self.asks = ""
         self.answer: Any = None
         self.error: BaseException | None = None
         self.fate = Fate()
@@ -158,7 +167,9 @@ class Process:
         """One request: wait for the driver, then send it."""
         if threading.current_thread() is not self._thread:
             return call()
-        self.waits_for = operation.kind
+        if self._is_gone:  # what it would still do on its way out
+            raise Gone
+        self.waits_for, self.asks = operation.kind, operation.key
         self._returned.release()
         self._baton.acquire()
         if self._is_gone:
@@ -288,7 +299,7 @@ class Replay:
         try:
             for at, step in enumerate(self.steps):
                 try:
-                    self._carry_out(step)
+                    self._carry_out(at, step)
                     self.compare(step)
                 except (AssertionError, PersistError) as error:
                     history = "\n".join(f"    {one}" for one in self.steps[max(0, at - 30) : at + 1])
@@ -307,8 +318,12 @@ class Replay:
             self.processes[name] = Process(name, self)
         return self.processes[name]
 
-    def _carry_out(self, step: Step) -> None:
-        process = self.process(f"{step.who} {step.number}" if step.who in {"writer", "compactor"} else step.who)
+    def _carry_out(self, at: int, step: Step) -> None:
+        process = self.process(_process(step))
+        following = next((one for one in self.steps[at:] if _process(one) == process.name and one.what not in _FIRST), None)
+        if following is not None and following.what in {"register", "open"}:  # how long its lease will be
+            id_ = READER if following.what == "open" else following.argument
+            process.ahead_ms = self._ends.get(id_, len(self._ends) + 1) * APART_MS
         if step.what == "arrive":
             if not self._late.pop(process.name)():
                 raise Mismatch("a late compare-and-set lost its race")
@@ -369,7 +384,6 @@ class Replay:
         return True
 
     def _registers(self, process: Process, id_: int) -> None:
-        process.ahead_ms = self._ends.get(id_, len(self._ends) + 1) * APART_MS
         state = self.observer.machine(SHARD).fetch().state
         before = {*state.writers, *state.readers}
         process.commits()
@@ -422,7 +436,11 @@ class Replay:
     def _auditor(self, process: Process, step: Step) -> None:
         if step.what == "list":
             process.start(lambda: process.client.audit_orphans(SHARD))
-            process.does("list")
+            process.reads("list")
+            while not process.asks.startswith(SHARD):  # it looks for pauses before
+                process.step()
+                process.reads("list")
+            process.step()
         elif step.what == "read":
             process.reads()
         else:

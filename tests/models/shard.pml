@@ -18,7 +18,7 @@
    What is not modelled: damage, sizes, schemas, runs and contents ahead, pins, pending areas, tombstones.
 
    Seqno 1 is the made shard. Times are numbers of appends; object k is bit k. Objects 1 to 4 are parts of appends,
-   5 and 6 of compactions, 8 to 10 are rollups. Ids 0, 1 and 6, 7 are writers', 2 and 3 compactors', 4, 5 rollers'. */
+   5 and 6 of compactions, 8 to 10 are rollups. Ids 0, 1 and 6, 7 are writers', 2 and 3 compactors', 4, 5 and 9 rollers', 8 the reader's. */
 
 #ifndef T
 #define T 2
@@ -66,7 +66,7 @@
 /* --- the state that commits change */
 byte seq = 1, upper = 0, since = 0;
 byte tr[4];             /* by time: the object of the batch that has it */
-byte live = 0;          /* ids, as bits */
+short live = 0;         /* ids, as bits */
 short ret = 0;          /* those that were retired, with the reader's, which is 8 */
 byte gs[KEYS];          /* by object: the seqno at which it became garbage; 0: it is not */
 byte ru1 = 0, ru2 = 0, rk1 = 0, rk2 = 0;    /* the newest two rollups: seqnos and objects */
@@ -91,7 +91,7 @@ byte cpc[2], cn[2], cs[2], cseq[2], ctr[8];
 bool cin[2], cfly[2];
 byte rpc = 0, rn = 0, rseq = 0, rrefs = 0, rwill = 0;
 byte gpc = 0, gn = 0, gb = 0; short gm = 0;
-byte apc = 0, an = 0, alive = 0; short al = 0, ao = 0, arefs = 0, asw = 0;
+byte apc = 0, an = 0; short alive = 0, al = 0, ao = 0, arefs = 0, asw = 0;
 byte en = 0, dpc = 0, dn = 0, das = 0, dver = 0, dup = 0, dtr[4];
 byte doubts = 0;
 bool rested = false;
@@ -335,7 +335,7 @@ CRESOLVE(c) \
 
 /* --- rollups ------------------------------------------------------------------------------------------------------ */
 
-#define RID (4 + rn)
+#define RID (rn < 2 -> 4 + rn : 9)
 #define RKEY (R1 + rn)
 #define ROLLER \
 :: d_step { rpc == 0 && rn < ROLLS -> commit(); live = live | B(RID); rpc = 1; STEP(roller, rn, register, RID) } \
@@ -459,7 +459,7 @@ AUDITOR_LOOKS \
 
 #define EXPIRE(id) :: d_step { en < EXPIRES && LIVE(id) -> en++; commit(); retire(id); STEP(expirer, 0, expire, id) }
 #define EXPIRER \
-EXPIRE(0) EXPIRE(1) EXPIRE(2) EXPIRE(3) EXPIRE(4) EXPIRE(5) EXPIRE(6) EXPIRE(7) \
+EXPIRE(0) EXPIRE(1) EXPIRE(2) EXPIRE(3) EXPIRE(4) EXPIRE(5) EXPIRE(6) EXPIRE(7) EXPIRE(9) \
 :: d_step { en < EXPIRES && rdlive -> en++; commit(); rdlive = false; rdsince = 0; rdhold = 0; ret = ret | B(8); STEP(expirer, 0, expire, 8) }
 
 /* --- the reader: it reads as of the earliest time that it may ------------------------------------------------------ */
