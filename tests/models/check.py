@@ -156,6 +156,19 @@ def _caught(chosen: Sequence[Mutant]) -> Exit:
     return worst
 
 
+def _replayed(count: int) -> Exit:
+    from tests.models.replay import Mismatch, replayed  # noqa: PLC0415 - it loads the library, which models do not need
+
+    try:
+        done = replayed(range(1, count + 1))
+    except Mismatch as mismatch:
+        print(f"\nthe code DISAGREES: {mismatch}")
+        return Exit.BROKEN
+    kinds = ", ".join(f"{name} {times}" for name, times in sorted(done.items()))
+    print(f"\n{count} traces of shard.pml on the real code, {done.total():,} steps, all agreed: {kinds}")
+    return Exit.HELD
+
+
 def main(words: Sequence[str] | None = None) -> int:
     """Run as `python -m tests.models.check`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -176,9 +189,7 @@ def main(words: Sequence[str] | None = None) -> int:
     if options.mutants:
         ended.append(_caught([one for one in MUTANTS if is_chosen(one)]))
     if options.replay:
-        from tests.models.replay import replay_many  # noqa: PLC0415 - it loads the library, which models do not need
-
-        ended.append(Exit.HELD if replay_many(options.traces) else Exit.BROKEN)
+        ended.append(_replayed(options.traces))
     return max(ended, key=[Exit.HELD, Exit.CUT, Exit.BROKEN].index)
 
 

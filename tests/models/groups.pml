@@ -66,6 +66,9 @@ inline apply_group(s) {
 #else
         :: (group[s] & B(j)) && !applied[j] && (wants[j] == 9 || wants[j] == upper) -> applied[j]++; upper++
 #endif
+#ifdef MUTANT_refused_commands_move_upper
+        :: (group[s] & B(j)) && !applied[j] && wants[j] != 9 && wants[j] != upper -> upper++
+#endif
         :: else
         fi;
         j++

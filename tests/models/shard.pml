@@ -269,6 +269,9 @@ inline inputs(c) { /* m: the objects that it merges, as bits; x: whether they ar
 inline replace(c) {
     commit(); j = 1;
     do :: j < 7 -> if :: (m & B(j)) != 0 -> gs[j] = seq :: else fi; j++ :: else -> break od;
+#ifdef MUTANT_outputs_become_garbage_too
+    gs[CKEY(c)] = seq;
+#endif
     j = 0;
 #ifdef MUTANT_compaction_takes_what_came_since
     do :: j < upper -> tr[j] = CKEY(c); j++ :: else -> break od
@@ -425,10 +428,14 @@ inline judge() { /* which of the listed objects no writer can ever link: by the 
             if
             :: (arefs & B(j)) || gs[j]
             :: else ->
+#ifdef MUTANT_parts_of_the_retired_are_left
+                if :: j >= R1 && rs[j - R1] <= ru1 -> ao = ao | B(j) :: else fi
+#else
 #ifdef MUTANT_staged_objects_are_swept
                 if :: (x < 8) || (j >= R1 && rs[j - R1] <= ru1) -> ao = ao | B(j) :: else fi
 #else
                 if :: (x < 8 && !(alive & B(x))) || (j >= R1 && rs[j - R1] <= ru1) -> ao = ao | B(j) :: else fi
+#endif
 #endif
             fi
         fi;

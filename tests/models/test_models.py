@@ -1,0 +1,88 @@
+"""The formal models hold within their bounds, their mistakes are found, and the real code does what the model does."""
+
+from __future__ import annotations
+
+import re
+import shutil
+
+import pytest
+
+from tests.circles import is_day
+from tests.models import check, scenes
+from tests.models.replay import Mismatch, Replay, events, replayed, trace
+
+needs_spin = pytest.mark.skipif(
+    bool(check.missing_tools()), reason=f"{check.missing_tools()}; scripts/spin does it, as root"
+)
+MODELS = sorted(check.HERE.glob("*.pml"))
+TRACES, NIGHTLY_TRACES, SHARES = 4, 75, 4
+RARE = {"compactor gone", "compactor not_found_expired", "reader read_expired"}
+"""Steps that random traces may not come to."""
+
+
+@needs_spin
+@pytest.mark.parametrize("scene", scenes.SCENES, ids=lambda scene: f"{scene.file} {scene.name}")
+def test_every_claim_holds(scene: scenes.Scene) -> None:
+    found = check.explore_scene(scene, at_night=not is_day())
+    assert (found.broken, found.is_whole) == (None, True), found
+    assert found.states > 100, "it looked at next to nothing"
+
+
+@needs_spin
+@pytest.mark.parametrize("mutant", scenes.MUTANTS, ids=lambda mutant: f"{mutant.file} {mutant.name}")
+def test_a_mistake_breaks_the_claim_that_it_should(mutant: scenes.Mutant) -> None:
+    assert check.explore_mutant(mutant).broken == mutant.claim
+
+
+@needs_spin
+@pytest.mark.parametrize("share", range(SHARES))
+def test_the_real_code_does_what_the_model_does(share: int) -> None:
+    count = TRACES if is_day() else NIGHTLY_TRACES
+    done = replayed(range(1 + share * count, 1 + (share + 1) * count))
+    assert done.total() > 30 * count
+    if not is_day() and share == 0:
+        more = replayed(range(1_000, 1_000 + NIGHTLY_TRACES))
+        assert events() - RARE <= {*done, *more}, "steps that no trace came to"
+
+
+@needs_spin
+@pytest.mark.parametrize("mistake", ["lease_does_not_fence", "collector_needs_no_rollup", "since_ignores_readers"])
+def test_the_real_code_does_not_do_what_a_mistaken_model_does(mistake: str) -> None:
+    def agrees(seed: int) -> bool:
+        try:
+            Replay(trace(seed, mistake)).run()
+        except Mismatch:
+            return False
+        return True
+
+    assert not all(agrees(seed) for seed in range(1, 60))
+
+
+@needs_spin
+def test_what_was_cut_off_does_not_count_as_whole() -> None:
+    found = check.explore("shard.pml", scenes.SCENES[1].night, seconds=0.01)
+    assert (found.broken, found.is_whole) == (None, False)
+
+
+def test_without_spin_it_says_so_and_names_the_package(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None if name == "spin" else f"/usr/bin/{name}")
+    assert check.main([]) == check.Exit.NOT_RUN
+    assert capsys.readouterr().err == "not run: no spin. Debian: apt-get install spin\n"
+
+
+def test_every_mistake_in_a_model_is_one_that_must_be_found() -> None:
+    written = {(file.name, name) for file in MODELS for name in re.findall(r"MUTANT_(\w+)", file.read_text())}
+    assert written == {(mutant.file, mutant.name) for mutant in scenes.MUTANTS}
+
+
+def test_every_claim_is_one_that_a_mistake_breaks() -> None:
+    claims = {(file.name, name) for file in MODELS for name in re.findall(r"assert\((\w+)\)", file.read_text())}
+    assert claims - {(mutant.file, mutant.claim) for mutant in scenes.MUTANTS} == set()
+
+
+def test_a_model_says_what_it_stands_for_and_its_bounds() -> None:
+    for file in MODELS:
+        head = file.read_text().split("*/", 1)[0]
+        assert all(word in head for word in ("What is real behind each step", "Bounds:", "not modelled")), file.name
