@@ -23,7 +23,7 @@ HEAVY := spark or dagster or torture
 # Where such tests are: to collect all others as well takes a minute a part. A test looks that no other folder has any.
 HEAVY_FOLDERS := tests/bench tests/docs tests/faults tests/integration tests/orchestration tests/spark tests/torture tests/unit/jobs tests/wheels
 
-.PHONY: help setup lint look check format test torture transfers handovers takeovers event-kills servers served-models serve kafka pending events powercut sim faults interrupts spark-kills sink-kills source-kills cluster-kills long-history tpch size skew left-alone demo demo-s3 dev ui bench docs docs-serve pythons airflow wheels lock clean
+.PHONY: help setup lint look check format test torture transfers handovers takeovers event-kills servers served-models serve kafka pending events powercut sim models faults interrupts spark-kills sink-kills source-kills cluster-kills long-history tpch size skew left-alone demo demo-s3 dev ui bench docs docs-serve pythons airflow wheels lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -85,6 +85,7 @@ OTHERS := $(filter-out $(UNITS) tests/__pycache__,$(patsubst %/,%,$(wildcard tes
 .PHONY: test-parts test-all clean-durations defects nightly
 test-parts: $(PROJECT)
 	@scripts/azurite || echo "azurite could not be installed: what needs it is skipped" >&2
+	@scripts/spin || echo "spin could not be installed: the formal models are skipped" >&2
 	@scripts/part '1 of 3: units' $(TESTS) -n 4 -m "not ($(HEAVY))" $(UNITS)
 	@scripts/part '2 of 3: the other tests without daemons' $(TESTS) -n 3 -m "not ($(HEAVY))" $(OTHERS)
 	@$(WITH_JAVA) scripts/part '3 of 3: Dagster, Spark and killed processes' $(TESTS) -n 3 $(BY_FILES) -m "$(HEAVY)" $(HEAVY_FOLDERS)
@@ -138,6 +139,10 @@ powercut: $(PROJECT) ## disks as power cuts leave them, CUTS=5000 of them
 
 sim: $(PROJECT) ## simulated faults and schedules, SEEDS=1000 of them
 	PERSIST_SIM_SEEDS=$(or $(SEEDS),1000) PERSIST_COLLECTION_SEEDS=$(or $(SEEDS),500) $(PYTEST) -n 2 --timeout=0 tests/simulation
+
+models: $(PROJECT) ## formal models by Spin within large bounds, their mistakes, and TRACES=1000 traces on the real code
+	@scripts/spin
+	$(PYTHON_IN_VENV) -m tests.models.check --night --mutants --replay --traces $(or $(TRACES),1000)
 
 faults: $(PROJECT) ## each request of everything to production servers broken once
 	PERSIST_FAULTS=all $(PYTEST) --timeout=0 tests/faults

@@ -110,6 +110,7 @@ SAMPLED: Mapping[str, Sample] = {
     "tests/integration/test_more_than_a_page.py": Sample(0.0),
     "tests/integration/test_operations.py::test_the_policies": Sample(0.0),
     "tests/interrupts/": Sample(0.05),
+    "tests/models/test_models.py::test_a_mistake": Sample(0.3),
     "tests/powercut/": Sample(0.25),
     "tests/properties/test_evolution_model.py": Sample(0.0, is_one=True),
     "tests/properties/test_models_through_servers.py": Sample(0.5, is_one=True),

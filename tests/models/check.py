@@ -23,8 +23,8 @@ from pathlib import Path
 from tests.models.scenes import MUTANTS, SCENES, Mutant, Scene
 
 HERE = Path(__file__).parent
-TOOLS = {"spin": "spin", "gcc": "gcc"}
-"""What is needed, and the package of Debian that has it."""
+TOOLS = {"spin": "spin", "gcc": "gcc libc6-dev"}
+"""What is needed, and the packages of Debian that have it."""
 SECONDS, MEGABYTES, DEPTH = 600, 6000, 20_000
 """The most that one exploration may take; what reaches one of them is cut off, and says so."""
 LANES = 24
@@ -136,7 +136,10 @@ def _held(chosen: Sequence[Scene], *, at_night: bool) -> Exit:
     for scene in chosen:
         found = explore_scene(scene, at_night=at_night)
         said = f"BROKEN: {found.broken}" if found.broken else "all held" if found.is_whole else "CUT OFF, none broken"
-        print(f"{scene.file + ' ' + scene.name:34} {found.states:10,} {found.depth:6} {found.seconds:8.1f}  {said}", flush=True)
+        print(
+            f"{scene.file + ' ' + scene.name:34} {found.states:10,} {found.depth:6} {found.seconds:8.1f}  {said}",
+            flush=True,
+        )
         if found.broken:
             worst = Exit.BROKEN
         elif not found.is_whole and worst is Exit.HELD:

@@ -19,10 +19,13 @@ from typing import Any, TypeVar
 import persist_lib as persist
 from persist_lib.errors import LeaseExpired, PersistError, UpperMismatch
 from persist_lib.format.paths import key_of
+from persist_lib.frontier import at
 from persist_lib.ids import SeqNo, ShardId
 from persist_lib.location import open_location
-from persist_lib.location.api import Consensus, Newest
+from persist_lib.location.api import Newest
 from persist_lib.location.wrap.around import AroundBlob, AroundConsensus, Operation
+from persist_lib.maintain.compaction import Compacted
+from persist_lib.maintain.worker import RolledUp
 from persist_lib.testing import Fate, FaultyConsensus, ManualClock, Outcome
 from persist_lib.testing.checks import check_swept, check_world
 from tests.models.check import HERE, Unsound, check_tools, defined
@@ -67,7 +70,13 @@ def trace(seed: int, mutant: str = "") -> list[Step]:
     """A random trace of the model of a shard, or of one with a mistake: up to where that breaks a claim."""
     check_tools()
     mistake = {f"MUTANT_{mutant}": 1} if mutant else {}
-    words = ["spin", "-T", f"-n{seed}", f"-u{MOST_STEPS}", *defined({**PROFILES[seed % len(PROFILES)], **mistake, "SHOW": 1})]
+    words = [
+        "spin",
+        "-T",
+        f"-n{seed}",
+        f"-u{MOST_STEPS}",
+        *defined({**PROFILES[seed % len(PROFILES)], **mistake, "SHOW": 1}),
+    ]
     done = subprocess.run([*words, str(HERE / "shard.pml")], capture_output=True, text=True, check=False)
     if not mutant and ("Error" in done.stdout or done.returncode):
         raise Unsound(f"{' '.join(words)}: {done.stdout[-500:]}{done.stderr[-500:]}")
@@ -130,6 +139,7 @@ class Process:
         self.asks = ""
         self.answer: Any = None
         self.error: BaseException | None = None
+        self.expects: int | None = None
         self.fate = Fate()
         self._call: Callable[[], Any] | None = None
         self._is_gone = False
@@ -245,7 +255,7 @@ class Process:
             self.reads()
 
     def finish(self, *errors: type[PersistError]) -> Any:
-        """Let the rest of a call through, which changes nothing. What it answered, or the error if it is one of these."""
+        """Let the rest of a call through, which changes nothing. Its answer, or its error if it is one of these."""
         self.lost()
         if self.waits_for is not None:
             raise Mismatch(f"{self.name} should be done, and {self._said()}")
@@ -322,7 +332,9 @@ class Replay:
 
     def _carry_out(self, at: int, step: Step) -> None:
         process = self.process(_process(step))
-        following = next((one for one in self.steps[at:] if _process(one) == process.name and one.what not in _FIRST), None)
+        following = next(
+            (one for one in self.steps[at:] if _process(one) == process.name and one.what not in _FIRST), None
+        )
         if following is not None and following.what in {"register", "open"}:  # how long its lease will be
             id_ = READER if following.what == "open" else following.argument
             process.ahead_ms = self._ends.get(id_, len(self._ends) + 1) * APART_MS
@@ -395,22 +407,33 @@ class Replay:
     def _worker(self, process: Process, step: Step) -> None:
         """What compactors and rollers do alike, beyond `_in_common`."""
         match step.what:
-            case "apply" | "link":
+            case "apply" | "link" | "sent_again":
                 process.commits()
-            case "sent_again":
-                process.commits()
-            case "close":
-                process.commits()
+                process.expects = self._seqno(step.argument)
+            case "found":
                 process.lost()
-            case "close_expired":
+                process.expects = self._seqno(step.argument)
+            case "close" | "close_expired":
+                if step.what == "close":
+                    process.commits()
                 process.lost()
-                if process.waits_for is not None:
-                    raise Mismatch(f"{process.name} should be done")
-                process.error = None
-            case _ if not self._in_common(process, step):
-                process.lost()  # gone, overtaken, expired, found, too old, …: what follows is that it retires its id
-        if process.waits_for is None and step.what in {"close", "close_expired"}:
-            process.error = None
+                self._ended(process)
+            case _:
+                if not self._in_common(process, step):
+                    process.lost()  # gone, overtaken, expired, too old, …: what follows is that it retires its id
+
+    def _ended(self, process: Process) -> None:
+        """A worker's call is over: what it answered is what it did."""
+        if process.waits_for is not None:
+            raise Mismatch(f"{process.name} should be done")
+        error, answer, expects = process.error, process.answer, process.expects
+        process.error, process.expects = None, None
+        if error is not None and expects is not None:
+            raise Mismatch(f"{process.name} committed v{expects}, and ended with {error!r}")
+        if isinstance(answer, Compacted) and answer.applied[0].seqno != expects:
+            raise Mismatch(f"{process.name} answered v{answer.applied[0].seqno}, and not v{expects}")
+        if isinstance(answer, RolledUp) and (answer.key is not None) != (expects is not None):
+            raise Mismatch(f"{process.name} answered {answer}")
 
     def _compactor(self, process: Process, step: Step) -> None:
         if step.what == "plan":
@@ -468,12 +491,12 @@ class Replay:
                 else:
                     self._snapshot = process.finish()
             case "read":
-                process.start(lambda: self._snapshot.to_pylist())
+                process.start(self._snapshot.to_pylist)
                 found = sorted(one["id"] for one in process.finish())
                 if found != _bits(argument):
                     raise Mismatch(f"it read the rows of the times {found}, and there are {_bits(argument)}")
             case "read_expired":
-                process.start(lambda: self._snapshot.to_pylist())
+                process.start(self._snapshot.to_pylist)
                 process.finish(LeaseExpired)
             case "downgrade" | "downgrade_expired":
                 self._snapshot.release()
@@ -482,7 +505,7 @@ class Replay:
                     process.commits()
                 process.finish(*([LeaseExpired] if step.what == "downgrade_expired" else []))
             case "close":
-                process.start(lambda: self._handle.close())
+                process.start(self._handle.close)
                 process.commits()
                 process.finish()
             case other:
@@ -503,11 +526,15 @@ class Replay:
         return {key_of(ShardId(SHARD), entry.key) for entry in self.inner.blob.list(f"{SHARD}/")}
 
     def compare(self, step: Step) -> None:
-        """Raise Mismatch unless everything is as in the model's state; AssertionError if what must always hold does not."""
+        """Raise Mismatch unless all is as in the model's state, and AssertionError if what must always hold does not."""
         model, real = self._modelled(step.state), self._there()
         if model != real:
-            lines = [f"  {name}: the model has {model[name]}, and there is {real[name]}" for name in model if model[name] != real[name]]
-            raise Mismatch(f"the states differ\n" + "\n".join(lines) + f"\n  model: {model}\n  real:  {real}")
+            lines = [
+                f"  {name}: the model has {model[name]}, and there is {real[name]}"
+                for name in model
+                if model[name] != real[name]
+            ]
+            raise Mismatch("the states differ\n" + "\n".join(lines) + f"\n  model: {model}\n  real:  {real}")
         check_world(self.observer, SHARD)
 
     def _seqno(self, modelled: int | str) -> int:
@@ -542,9 +569,9 @@ class Replay:
         state = version.state
         upper = state.upper.time or 0
         batches = [
-            next(one for one in state.trace if one.lower.time is not None and one.lower.time <= time and one.upper.has_passed(time))
+            next(one for one in state.trace if at(time) >= one.lower and one.upper.has_passed(time))
             for time in range(upper)
-        ]  # fmt: skip
+        ]
         reader = next(iter(state.readers.values()), None)
         hold = state.holds.get("keep")
         return {
@@ -564,7 +591,7 @@ class Replay:
         }
 
     def rest(self) -> None:
-        """Every process is gone. Once all leases have ended, upkeep leaves what the newest state refers to, and no more."""
+        """Every process is gone. Once all leases have ended, upkeep leaves what the newest state refers to."""
         for process in self.processes.values():
             process.kill()
         self.processes.clear()
@@ -595,4 +622,9 @@ def replayed(seeds: Iterable[int]) -> Counter[str]:
 def events() -> set[str]:
     """What steps the model has, of processes that make no mistake."""
     found = re.findall(r"STEP\((\w+), \w+, (\w+),", (HERE / "shard.pml").read_text())
-    return {f"{who} {what}" for who, what in found} - {"writer again", "compactor clean", "auditor read_first"}
+    return {f"{who} {what}" for who, what in found} - {
+        "who what",
+        "writer again",
+        "compactor clean",
+        "auditor read_first",
+    }

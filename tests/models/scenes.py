@@ -41,11 +41,18 @@ _RIVALS = {"COMPACTORS": 2, "DOUBTS": 1, "T": 3, "APPENDS": 3}
 
 SCENES = (
     Scene("shard.pml", "outcomes", _shard(**_OUTCOMES, APPENDS=1), _shard(**{**_OUTCOMES, "DOUBTS": 2, "T": 3})),
-    Scene("shard.pml", "reclaiming", _shard(**_RECLAIM), _shard(**{**_RECLAIM, "ROLLS": 2, "COLLECTS": 2, "EXPIRES": 1})),
+    Scene(
+        "shard.pml", "reclaiming", _shard(**_RECLAIM), _shard(**{**_RECLAIM, "ROLLS": 2, "COLLECTS": 2, "EXPIRES": 1})
+    ),
     Scene("shard.pml", "orphans", _shard(**_ORPHANS), _shard(**{**_ORPHANS, "WRITERS": 2, "ROLLS": 1, "RESTS": 1})),
     Scene("shard.pml", "history", _shard(**_HISTORY), _shard(**{**_HISTORY, "T": 3, "APPENDS": 3, "EXPIRES": 1})),
     Scene("shard.pml", "rivals", _shard(**_RIVALS), _shard(**{**_RIVALS, "EXPIRES": 1, "ROLLS": 1, "COLLECTS": 1})),
-    Scene("shard.pml", "at rest", _shard(COMPACTORS=1, ROLLS=1, COLLECTS=1, RESTS=1), _shard(**_RECLAIM, RESTS=1, DOUBTS=1)),
+    Scene(
+        "shard.pml",
+        "at rest",
+        _shard(COMPACTORS=1, ROLLS=1, COLLECTS=1, RESTS=1),
+        _shard(**_RECLAIM, RESTS=1, DOUBTS=1),
+    ),
     Scene("groups.pml", "two servers", {}, {"CLIENTS": 3, "DOUBTS": 2, "SENDS": 3}),
     Scene("wal.pml", "a handover", {}, {"T": 4, "TRUNCATIONS": 3}),
     Scene("sources.pml", "two instances", {}, {"M": 3, "T": 4, "RESTARTS": 2}),

@@ -184,7 +184,9 @@ inline told_all() {
 }
 #define STEP(who, n, what, arg) printf("@ "); printf(#who); printf(" %d ", n); printf(#what); printf(" %d", arg)
 #define TELL told_all()
+#define PATIENT(done) (done)    /* in random traces some wait, so that others have something to do before */
 #else
+#define PATIENT(done) true
 #define TELL skip
 #define STEP(who, n, what, arg) skip
 #endif
@@ -496,13 +498,13 @@ EXPIRE(0) EXPIRE(1) EXPIRE(2) EXPIRE(3) EXPIRE(4) EXPIRE(5) EXPIRE(6) EXPIRE(7) 
     if :: dver > rdhold -> rdhold = dver :: else fi; \
     fold(); dver = seq; dpc = 2; STEP(reader, 0, downgrade, rdsince) } \
 :: d_step { dpc == 4 && !rdlive -> forget_reader(); STEP(reader, 0, downgrade_expired, 0) } \
-:: d_step { dpc == 2 && rdlive -> commit(); rdlive = false; ret = ret | B(8); rdsince = 0; rdhold = 0; forget_reader(); STEP(reader, 0, close, 0) } \
+:: d_step { dpc == 2 && rdlive && PATIENT(dn == TAKES) -> commit(); rdlive = false; ret = ret | B(8); rdsince = 0; rdhold = 0; forget_reader(); STEP(reader, 0, close, 0) } \
 
 /* --- the owner of the hold ---------------------------------------------------------------------------------------- */
 
 #define OWNER \
 :: d_step { held && holds + 1 < upper -> commit(); holds++; fold(); STEP(owner, 0, move, holds) } \
-:: d_step { held -> commit(); held = false; holds = 0; RELEASE; STEP(owner, 0, release, 0) }
+:: d_step { held && PATIENT(upper == T) -> commit(); held = false; holds = 0; RELEASE; STEP(owner, 0, release, 0) }
 #ifdef MUTANT_release_gives_up_history
 #define RELEASE if :: upper > 0 && since < upper - 1 -> since = upper - 1 :: else fi
 #else
