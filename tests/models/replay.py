@@ -526,7 +526,7 @@ class Replay:
         return {key_of(ShardId(SHARD), entry.key) for entry in self.inner.blob.list(f"{SHARD}/")}
 
     def compare(self, step: Step) -> None:
-        """Raise Mismatch unless all is as in the model's state, and AssertionError if what must always hold does not."""
+        """Raise Mismatch unless all is as in the model's state, AssertionError if what must always hold does not."""
         model, real = self._modelled(step.state), self._there()
         if model != real:
             lines = [
