@@ -160,7 +160,8 @@ def _caught(chosen: Sequence[Mutant]) -> Exit:
 
 
 def _replayed(count: int) -> Exit:
-    from tests.models.replay import Mismatch, replayed  # noqa: PLC0415 - it loads the library, which models do not need
+    from tests.models.processes import Mismatch  # noqa: PLC0415 - it loads the library, which models do not need
+    from tests.models.replay import replayed  # noqa: PLC0415
 
     try:
         done = replayed(range(1, count + 1))

@@ -9,7 +9,8 @@ import pytest
 
 from tests.circles import is_day
 from tests.models import check, scenes
-from tests.models.replay import Mismatch, Replay, events, replayed, trace
+from tests.models.processes import Mismatch
+from tests.models.replay import Replay, events, replayed, trace
 
 needs_spin = pytest.mark.skipif(
     bool(check.missing_tools()), reason=f"{check.missing_tools()}; scripts/spin does it, as root"
