@@ -278,7 +278,10 @@ def _keeping(machine: Machine, request: Request) -> Request:
     if not request.reads or is_of_trace or state.format < PART_SUMS:
         return request
     stored = Stored(machine.blob, machine.shard, state.schemas, state.schemas[request.schema])
-    kept = kept_by(request, stored, machine.config.task_bytes, published=_is_published(request, state))
+    try:
+        kept = kept_by(request, stored, machine.config.task_bytes, published=_is_published(request, state))
+    except Missing:
+        return request  # a rival replaced it, or it is lost: the merge finds out which
     return msgspec.structs.replace(request, kept=kept)
 
 

@@ -108,15 +108,17 @@ class Iceberg:
         """Write a snapshot of these files, and that of the older ones the last `keep` - 1 stay."""
         table = self._table = self._table or self._made(columns)
         ids = self._ids()
+        if (schema := self._next_schema(table, columns)) is not None:
+            to_it = SetCurrentSchemaUpdate(**{"schema-id": schema.schema_id})
+            metadata = update_table_metadata(table.metadata, (AddSchemaUpdate(schema_=schema), to_it))
+            table = self._table = self._opened(metadata, table.metadata_location)
+            ids |= {id_: field.field_id for id_, field in zip(columns.ids, schema.fields, strict=True)}
+        for id_ in columns.names.values():
+            ids.setdefault(id_, max(HIDDEN_FROM, *(number + 1 for number in ids.values())))
         known = {entry.data_file.file_path: entry.data_file for entry in self._entries(table.current_snapshot())}
         wanted = {self._folder.address_of(file.key): file for file in files}
         with table.transaction() as tx:
-            if (schema := self._next_schema(table, columns)) is not None:
-                tx._apply((AddSchemaUpdate(schema_=schema), SetCurrentSchemaUpdate(**{"schema-id": schema.schema_id})))
-                ids |= {id_: field.field_id for id_, field in zip(columns.ids, schema.fields, strict=True)}
-            for id_ in columns.names.values():
-                ids.setdefault(id_, max(HIDDEN_FROM, *(number + 1 for number in ids.values())))
-            names = _mapping(columns, ids, table.name_mapping(), tx.table_metadata.schema())
+            names = _mapping(columns, ids, table.name_mapping(), table.schema())
             tx.set_properties({NAMES: names.model_dump_json(), KEPT: str(keep), IDS: json.dumps(ids)})
             producing: Any = tx.update_snapshot(snapshot_properties={AS_OF: str(as_of)})
             is_append = known.keys() <= wanted.keys()

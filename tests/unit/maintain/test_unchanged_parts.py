@@ -268,6 +268,30 @@ def test_a_rival_that_replaces_the_contents_is_met_with_words_and_nothing_is_los
     check_world(client, "s")
 
 
+def test_inputs_that_a_rival_has_replaced_and_deleted_are_skipped(world: World) -> None:
+    client, other = world.client(CONFIG), world.client(CONFIG)
+    words, whole = filled(client), Policy(weight=1e9)
+    client.set_retention("s", 0)
+    for word in ("first", "second"):
+        change(client, {7: word})
+        client.retain("s")
+        client.compact("s", policy=whole)
+    change(client, {9: "nine"})
+    client.retain("s")
+    (request,) = client.compact("s", policy=whole, dry_run=True).plan.requests
+    assert request.reason == "merge"
+    assert other.compact("s", policy=whole).applied
+    for _ in range(3):
+        other.roll_up("s", force=True)
+        other.collect("s")
+    assert not any(client.blob.get(f"s/{key}") for key in request.inputs[-1].keys)
+    machine = client.machine("s")
+    with client.worker("s") as worker:
+        done = carry_out(machine, worker, request, local_engine(machine))
+    assert done.seqno is None
+    assert rows(client) == sorted((words | {7: "second", 9: "nine"}).items())
+
+
 @pytest.mark.parametrize("happens", [True, False])
 def test_a_compactor_that_dies_at_any_request_leaves_a_whole_shard(happens: bool) -> None:
     for n in by_day(range(1, 60), 4):
