@@ -15,6 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import duckdb
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -159,8 +160,4 @@ def _changed(rows: pa.Table, places: Any, turn: int) -> pa.Table:
 
 
 def _unique(schema: persist.Schema) -> persist.Schema:
-    return persist.Schema(
-        {one.name: one.type + ("" if one.nullable else " not null") for one in schema.key},
-        {one.name: one.type + ("" if one.nullable else " not null") for one in schema.value},
-        unique=True,
-    )
+    return msgspec.structs.replace(schema, unique=True)

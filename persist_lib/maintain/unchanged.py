@@ -74,11 +74,7 @@ def _touched(stored: Stored, inputs: Sequence[TaskInput], edges: Sequence[bytes]
         return
     schema = stored.schema
     for table in (table for run in stored.streams(inputs, schema.key_names) for table in run if table.num_rows):
-        place = bisect_right(edges, encode_row(schema, table, 0))
+        first = bisect_right(edges, encode_row(schema, table, 0))
         last = bisect_right(edges, encode_row(schema, table, table.num_rows - 1))
-        yield from (place, last)
-        start = 0
-        for between in range(place + 1, last):
-            start = search(schema, table, edges[between - 1])
-            if start < search(schema, table, edges[between]):
-                yield between
+        starts = [0, *(search(schema, table, edge) for edge in edges[first:last]), table.num_rows]
+        yield from (place for place, (start, end) in enumerate(pairwise(starts), first) if start < end)

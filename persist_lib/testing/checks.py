@@ -21,12 +21,12 @@ from persist_lib.core.validate import check_state
 from persist_lib.format.digest import verify as verify_digests
 from persist_lib.format.log import LogRow
 from persist_lib.format.parts import decode_inline, decode_part, is_sorted, within
-from persist_lib.format.paths import blob_key, key_of, parts_prefix, pending_key, pending_prefix, prefix
+from persist_lib.format.paths import blob_key, pending_key, pending_prefix
 from persist_lib.ids import PartKey, ShardId
 from persist_lib.kernel.consolidate import consolidate
 from persist_lib.kernel.fingerprint import diff_sum_of, diffs_of, fingerprint
 from persist_lib.kernel.keys import lower_bound, upper_bound
-from persist_lib.maintain.log_walk import Finding, Walk
+from persist_lib.maintain.log_walk import Finding, Walk, every_object
 from persist_lib.maintain.verify import verify
 from persist_lib.schema.schema import TIME
 from persist_lib.verify import check as verify_location
@@ -148,7 +148,7 @@ def _read_part(client: Client, shard: str, state: State, part: Part) -> pa.Table
 def _world(client: Client, shard: str, state: State) -> World:
     """What is in Blob, but for the pending area: what is there is no orphan."""
     name = ShardId(shard)
-    listed = {key_of(name, entry.key) for below in (prefix, parts_prefix) for entry in client.blob.list(below(name))}
+    listed = set(every_object(client.machine(shard)))
     listed |= {pending_key(name, e.key) for e in client.blob.list(pending_prefix(name))} & state.garbage.keys()
     referred = {key for batch in state.stored for key in batch.keys} | {one.key for one in state.rollups.values()}
     _expect(not state.garbage.keys() & referred, "garbage is referred to")
