@@ -532,6 +532,8 @@ def test_closing_in_doubt_is_decided_by_the_state_when_the_log_tells_no_more(out
 EXHAUSTED = """
 import logging, resource
 logging.basicConfig(stream=sys.stdout, format="%(message)s", force=True)
+def say(*words):
+    logging.getLogger("owner").warning(" ".join(map(str, words)))  # under the handler's lock, beside other threads
 write, read = client.open_shard("s", SCHEMA)
 write.compare_and_append([row(1)], 0, 1)
 def renewed_until():
