@@ -37,7 +37,11 @@ def _cpu() -> float:
 def _below(pid: int) -> float:
     """The CPU of the processes below one that still run, and of their children that have ended."""
     spent = 0.0
-    for thread in LISTDIR(f"/proc/{pid}/task"):
+    try:
+        threads = LISTDIR(f"/proc/{pid}/task")
+    except OSError:  # the process has ended
+        return spent
+    for thread in threads:
         try:
             children = Path(f"/proc/{pid}/task/{thread}/children").read_text().split()
         except OSError:  # the thread has ended

@@ -7,6 +7,7 @@ import decimal
 import pickle
 import random
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,9 @@ class Driver:
 @pytest.fixture(autouse=True)
 def _fresh() -> Iterator[None]:
     yield
+    for found in write_plan._open.values():  # a process keeps them; tests after this one would renew their leases
+        with suppress(persist.PersistError):
+            found.controller.client.close()
     spark_options._client.cache_clear()
     write_plan._open.clear()
     sink._stages.clear()
