@@ -14,7 +14,7 @@ from tests.faults.shard_servers import CONFIG, SHARD, Site
 from tests.unit.server.following import Listener, eventually, follows_at, is_told
 from tests.worlds import SCHEMA
 
-KILLS = int(os.environ.get("PERSIST_SERVER_KILLS", "3"))
+KILLS = int(os.environ.get("PERSIST_SERVER_KILLS", "2"))
 LISTENERS = 3
 
 

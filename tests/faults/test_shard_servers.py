@@ -16,7 +16,7 @@ import persist_lib as persist
 from tests.faults.shard_servers import CONFIG, SHARD, Site, Told, check_order
 from tests.worlds import SCHEMA
 
-KILLS = int(os.environ.get("PERSIST_SERVER_KILLS", "3"))
+KILLS = int(os.environ.get("PERSIST_SERVER_KILLS", "2"))
 WRITERS = 5
 
 

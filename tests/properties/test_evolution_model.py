@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import persist_lib as persist
 from persist_lib.testing import check_world
+from tests.circles import is_day
 from tests.worlds import World
 
 STEPS = 20
@@ -273,7 +274,9 @@ class Chain:
 
 
 @pytest.mark.parametrize("shards", [None, 1, 3], ids=["shard", "collection", "three"])
-@settings(max_examples=24, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])  # a seed has no less
+@settings(
+    max_examples=12 if is_day() else 24, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate]
+)  # a seed has no less
 @given(seed=st.integers(0, 2**32))
 def test_chains_of_evolutions_read_as_the_model_says(shards: int | None, seed: int) -> None:
     chain = Chain(Random(seed), shards)
