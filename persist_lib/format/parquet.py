@@ -286,6 +286,10 @@ class PartFile:
         return int(self._file.metadata.num_rows)
 
     @property
+    def footer(self) -> pq.FileMetaData:
+        return self._file.metadata
+
+    @property
     def group_rows(self) -> list[int]:
         metadata = self._file.metadata
         return [int(metadata.row_group(index).num_rows) for index in range(metadata.num_row_groups)]

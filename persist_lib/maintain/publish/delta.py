@@ -3,7 +3,8 @@
 deltalake commits to a copy of the log in a folder of this machine, and what it wrote there is put beside the others, by
 our own Blob. An entry of the log has the number that follows, and is written once: that decides. Paths are relative, as
 most readers find no others. A removed file says that it was removed far in the future: no vacuum may delete it, as the
-shard may still have it.
+shard may still have it. Entries have no bounds of values: where a column of several has none, as floats, deltalake's
+Arrow datasets (1.6) leave out every row for each filter of it.
 """
 
 from __future__ import annotations

@@ -8,8 +8,9 @@ updates that the state itself carries.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -21,8 +22,9 @@ from persist_lib.errors import Unpublishable
 from persist_lib.format.parquet import PartFile
 from persist_lib.format.parts import decode_inline
 from persist_lib.format.paths import blob_key
+from persist_lib.format.predicate import statistics_columns
 from persist_lib.format.range_reader import ChunkedReader
-from persist_lib.ids import is_published
+from persist_lib.ids import PartKey, is_published
 from persist_lib.kernel.columns import integers
 from persist_lib.kernel.multiplicity import repeated
 from persist_lib.maintain.compaction import merged
@@ -41,12 +43,17 @@ COPIED_ROWS = 1 << 16
 """Rows of a table that a copy is made of."""
 
 
+Bounds = Mapping[str, tuple[Any, Any]]
+"""The least and the greatest value of a file by the ids of columns, both inclusive, as far as its footer says them."""
+
+
 class File(NamedTuple):
-    """One file of a publication: its key in Blob, its size in bytes, and its rows."""
+    """One file of a publication: its key in Blob, its size in bytes, and its rows. `bounds` are of new files alone."""
 
     key: str
     size: int
     rows: int
+    bounds: Bounds = MappingProxyType({})
 
 
 class Known(NamedTuple):
@@ -58,10 +65,11 @@ class Known(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """The parts that are published where they are, and those of which copies are."""
+    """The parts that are published where they are, with the bounds of those that are new, and those that are copied."""
 
     in_place: list[Part]
     copied: list[Part]
+    bounds: dict[PartKey, Bounds]
 
 
 def choose(
@@ -79,9 +87,12 @@ def choose(
         return None
     if not is_contents(batches, state) and any(one.count > one.diff_sum for one in batches):
         return None  # some take others back; where the sum does not tell, the column does
-    chosen = Chosen([], [part for part in parts if part.inline is not None])
+    chosen = Chosen([], [part for part in parts if part.inline is not None], {})
     for part in objects:
-        diffs = np.ones(1, np.int64) if blob_key(machine.shard, part.key) in known else diffs_of(machine, state, part)
+        diffs = np.ones(1, np.int64)
+        if blob_key(machine.shard, part.key) not in known:
+            file = _opened(machine, state, part)
+            diffs, chosen.bounds[part.key] = _diffs_of(file), bounds_of(file.footer, columns)
         if (diffs < 1).any():
             if is_contents(batches, state):
                 raise _negative(machine)
@@ -102,17 +113,47 @@ def is_contents(batches: Sequence[Batch], state: State) -> bool:
     return batches[0] is state.contents or (len(times) == 1 and batches[0].since.time in times)
 
 
-def diffs_of(machine: Machine, state: State, part: Part) -> np.ndarray:
-    """The column `_diff` of an object, verified by its digests. Reads that column alone."""
+def _opened(machine: Machine, state: State, part: Part) -> PartFile:
+    """An object, open to be read, verified by its digests."""
     source = source_of(machine.blob, machine.shard, part, TaskInput((part,), 0, None), state.schemas)
-    file = PartFile(source.key, ChunkedReader(source.key, source.size, source.digests, source.fetch), source.schema)
+    return PartFile(source.key, ChunkedReader(source.key, source.size, source.digests, source.fetch), source.schema)
+
+
+def _diffs_of(file: PartFile) -> np.ndarray:
     groups = [integers(file.read_group(group, [DIFF]).column(DIFF)) for group in range(len(file.bounds))]
     return np.concatenate([np.zeros(0, np.int64), *groups])
 
 
-def file_of(machine: Machine, part: Part) -> File:
+def bounds_of(footer: pq.FileMetaData, columns: Columns) -> dict[str, tuple[Any, Any]]:
+    """What a file's footer says of its columns' values, in the types that are published.
+
+    Nothing is said of floats, as engines differ in where they order NaN, nor where a row group says nothing.
+    """
+    stored = {field.name: field.type for field in footer.schema.to_arrow_schema()}
+    shown = dict(zip(columns.ids, columns.shown.types, strict=True))
+    found: dict[str, tuple[Any, Any]] = {}
+    for at in range(footer.num_columns):
+        name = footer.schema.column(at).path
+        id_ = columns.names.get(name, "")
+        if id_ not in shown or name not in stored or not _is_same(stored[name], shown[id_]):
+            continue
+        each = [footer.row_group(group).column(at).statistics for group in range(footer.num_row_groups)]
+        filled = [one for one in each if one is None or one.num_values]  # a row group may have only nulls there
+        try:
+            if filled and all(one is not None and one.has_min_max for one in filled):
+                found[id_] = min(one.min for one in filled), max(one.max for one in filled)
+        except (pa.ArrowException, ValueError, OverflowError):
+            continue  # no value of Python has it, as a year of six digits
+    return found
+
+
+def _is_same(stored: pa.DataType, shown: pa.DataType) -> bool:
+    return stored == shown or (pa.types.is_integer(stored) and pa.types.is_integer(shown))
+
+
+def file_of(machine: Machine, part: Part, bounds: Bounds | None = None) -> File:
     """A part as a file that is published where it is."""
-    return File(blob_key(machine.shard, part.key), part.size, part.rows)
+    return File(blob_key(machine.shard, part.key), part.size, part.rows, bounds or {})
 
 
 def copies_of(
@@ -157,12 +198,13 @@ def _put(folder: Folder, key: str, columns: Columns, tables: Iterable[pa.Table])
     out, rows, schema = io.BytesIO(), 0, columns.schemas[-1].shown.data
     what, named = f"table {folder.machine.shard}", columns.by_ids(schema)
     plain = (table.drop_columns([TIME]) for table in tables)
-    with pq.ParquetWriter(out, named, compression="zstd") as writer:
+    told = statistics_columns(named) or False
+    with pq.ParquetWriter(out, named, compression="zstd", write_statistics=told) as writer:
         for table in repeated(plain, what):
             writer.write_table(table.select(schema.names).cast(schema).rename_columns(named.names))
             rows += table.num_rows
     folder.put(key, out.getvalue())
-    return File(key, out.tell(), rows)
+    return File(key, out.tell(), rows, bounds_of(pq.read_metadata(out), columns))
 
 
 def _inline(state: State, part: Part) -> pa.Table:

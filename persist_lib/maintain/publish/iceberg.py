@@ -19,6 +19,7 @@ from typing import Any, Self
 
 import pyarrow as pa
 from pyiceberg.catalog.noop import NoopCatalog
+from pyiceberg.conversions import to_bytes
 from pyiceberg.io import FileIO, InputFile, InputStream, OutputFile, OutputStream
 from pyiceberg.io.pyarrow import _pyarrow_to_schema_without_ids
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat, ManifestEntry
@@ -39,6 +40,8 @@ from pyiceberg.table.update import (
 )
 from pyiceberg.table.update.snapshot import ExpireSnapshots
 from pyiceberg.typedef import Record
+from pyiceberg.types import PrimitiveType
+from pyiceberg.utils.truncate import truncate_upper_bound_binary_string, truncate_upper_bound_text_string
 
 from persist_lib.maintain.publish.columns import Columns
 from persist_lib.maintain.publish.files import AS_OF, File, Known
@@ -52,6 +55,8 @@ HIDDEN = {TIME: 100_001, DIFF: 100_002}
 """The ids of the columns that the table does not have."""
 HIDDEN_FROM = 100_003
 """Those of columns that were dropped before the table was published."""
+BOUND = 16
+"""How many characters of a text, or bytes, a bound has at most, as Iceberg's own writers have them."""
 NAMES, KEPT = "schema.name-mapping.default", "write.metadata.previous-versions-max"
 IDS = "persist.columns"
 """The property that says which of the table's ids each of the shard's columns has, by that column's own id."""
@@ -125,7 +130,7 @@ class Iceberg:
             with producing.fast_append() if is_append else producing.overwrite() as snapshot:
                 for address, file in wanted.items():
                     if address not in known:
-                        snapshot.append_data_file(_data_file(address, file))
+                        snapshot.append_data_file(_data_file(address, file, ids, tx.table_metadata.schema()))
                 for address in known.keys() - wanted.keys():
                     snapshot.delete_data_file(known[address])
             snapshots = [
@@ -327,8 +332,26 @@ def _mapping(columns: Columns, ids: dict[str, int], before: NameMapping | None, 
     return NameMapping([MappedField(**one) for one in each])
 
 
-def _data_file(address: str, file: File) -> DataFile:
+def _data_file(address: str, file: File, ids: dict[str, int], schema: Schema) -> DataFile:
+    lower, upper = dict[int, bytes](), dict[int, bytes]()
+    for id_, (least, greatest) in file.bounds.items():
+        kind = schema.find_type(ids[id_])
+        if isinstance(kind, PrimitiveType) and (most := _at_most(greatest)) is not None:
+            lower[ids[id_]], upper[ids[id_]] = to_bytes(kind, _at_least(least)), to_bytes(kind, most)
     return DataFile.from_args(
         content=DataFileContent.DATA, file_path=address, file_format=FileFormat.PARQUET, partition=Record(),
-        record_count=file.rows, file_size_in_bytes=file.size,
+        record_count=file.rows, file_size_in_bytes=file.size, lower_bounds=lower, upper_bounds=upper,
     )  # fmt: skip
+
+
+def _at_least(value: Any) -> Any:
+    return value[:BOUND] if isinstance(value, str | bytes) else value
+
+
+def _at_most(value: Any) -> Any:
+    """A short value that is no less; None where there is none."""
+    if isinstance(value, str):
+        return value if len(value) <= BOUND else truncate_upper_bound_text_string(value, BOUND)
+    if isinstance(value, bytes):
+        return value if len(value) <= BOUND else truncate_upper_bound_binary_string(value, BOUND)
+    return value

@@ -245,7 +245,8 @@ class _Run:
                     return list(whole(self._folder, state, self._as_of, self._columns)), rewritten
                 if self._pin({part.key for part in chosen.in_place}, self._as_of):
                     copies = copies_of(self._folder, state, chosen.copied, self._columns, known)
-                    return [*(file_of(machine, part) for part in chosen.in_place), *copies], rewritten
+                    in_place = (file_of(machine, part, chosen.bounds.get(part.key)) for part in chosen.in_place)
+                    return [*in_place, *copies], rewritten
             except Missing:
                 if machine.fetch().state == state:
                     raise
@@ -372,7 +373,7 @@ def _planned(
     """What a publication would do: where contents are written, as many bytes as are read at most."""
     machine, shared = folder.machine, known.files if known else {}
     is_new = known is None or known.as_of != as_of or not table.is_as(columns)
-    chosen: Chosen | None = Chosen([], [])
+    chosen: Chosen | None = Chosen([], [], {})
     if is_new:
         chosen = choose(
             machine, state, as_of, columns, below_folder=format_ in BY_NAME, known=_in_place(shared, folder)
