@@ -119,7 +119,7 @@ def seen(what: str, answer: Answer) -> Answer:
     )
 
 
-@pytest.mark.parametrize("carrier", by_day(list(CARRIERS), 3))
+@pytest.mark.parametrize("carrier", by_day(list(CARRIERS), 5))
 def test_the_program_on_spark_answers_as_python_does(spark: SparkSession, tmp_path: Path, carrier: str) -> None:
     register(spark)
     roots = [tmp_path / "python", tmp_path / "spark"]

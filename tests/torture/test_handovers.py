@@ -22,7 +22,7 @@ from persist_lib.testing import contents_of
 from tests.torture.handovers import CONFIG, ROWS, digest
 from tests.worlds import SCHEMA
 
-HANDOVERS = int(os.environ.get("PERSIST_HANDOVERS", "2"))
+HANDOVERS = int(os.environ.get("PERSIST_HANDOVERS", "1"))
 EACH = 4 if "PERSIST_HANDOVERS" in os.environ else 2
 ROOT = Path(__file__).resolve().parents[2]
 
