@@ -26,7 +26,8 @@ import pytest
 from hypothesis import is_hypothesis_test, settings
 
 T = TypeVar("T")
-VARIABLE = "PERSIST_CIRCLE"
+VARIABLE, DRAWN = "PERSIST_CIRCLE", "PERSIST_DRAWN"
+"""With the second one, also what is named by its file is a sample: what `make test` would run of it."""
 EXAMPLES, STEPS = 0.35, 0.8
 """The shares by day of the examples of a law, and of the steps of a model: what needs many calls needs most of them."""
 LEAST = 3
@@ -271,7 +272,7 @@ def draw_less(items: Iterable[pytest.Item]) -> None:
 def choose(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave to the night what is not of this circle, counted as deselected. A test that is named by its file runs."""
     named = [argument for argument in config.args if ".py" in argument]
-    if not is_day() or named:
+    if not is_day() or (named and DRAWN not in os.environ):
         return
     chosen = kept([item.nodeid for item in items], os.environ.get("PERSIST_SEED", "fixed"))
     left = [item for item in items if item.nodeid not in chosen]
