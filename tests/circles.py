@@ -133,7 +133,6 @@ SAMPLED: Mapping[str, Sample] = {
     "tests/unit/client/test_erase.py::test_who_dies": Sample(0.3),
     "tests/unit/client/test_table.py::test_a_change_in_doubt": Sample(0.4),
     "tests/unit/events/test_damage.py::test_an_event_that_is_gone": Sample(0.4),
-    "tests/unit/maintain/test_publish.py::test_a_death": Sample(0.3),
     "tests/unit/maintain/test_repair.py::test_a_rollup_and_a_row": Sample(0.3),
     "tests/unit/maintain/test_repair.py::test_clients_go_on": Sample(0.3),
     "tests/unit/maintain/test_repair.py::test_rollups_that": Sample(0.3),
