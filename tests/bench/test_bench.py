@@ -29,6 +29,7 @@ from bench.nested import nested
 from bench.peer import Peer
 from bench.postgres import contention, postgres_append
 from bench.postgres_lag import postgres_lag
+from bench.publish import publish
 from bench.push import push
 from bench.reading import maintain_small, read_history, read_uncompacted
 from bench.server import server
@@ -44,7 +45,7 @@ from persist_lib.kernel.consolidate import consolidate
 
 ROOT = Path(__file__).parents[2]
 BESIDE_OURSELVES = {
-    "the flat one",
+    "the flat one", "the table",
     "the limit", "without it", "the 50th append on", "0.4 M updates", "an equal share", "one for each 128 transitions",
     "a census of each shard", "import pyarrow", "import pyarrow, and 0.1 s",
     "plain appends, one after the other", "a plain append",
@@ -102,7 +103,7 @@ def test_a_benchmark_is_run_by_name_and_an_unknown_one_is_named() -> None:
     [
         small_append, bulk_append, snapshot, kernel, kernel_100m, postgres_append, read_uncompacted, read_history,
         maintain_small, nested, survey, upsert, tables, streams, imports, postgres_lag,
-        events, push, server,
+        events, push, server, publish,
     ],
 )  # fmt: skip
 def test_every_benchmark_measures_both_sides(measure: Callable[[bool], list[Figure]]) -> None:
