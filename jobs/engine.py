@@ -370,14 +370,24 @@ def engine_for(
 ) -> Engine:
     """Return the engine for one shard. `tells` is called as tasks are done.
 
-    `auto`: Spark for a request that reads more than `spark_above_bytes` and is worth more than one task, else local.
+    `auto`: what a rule says of the shard; else Spark for a request that reads more than `spark_above_bytes` and is
+    worth more than one task, and local for others.
     """
+    name = _by_rule(client, shard, name, spark)
     here = told_here(local_engine(client.machine(shard)), tells, lambda tasks: f"{merging(tasks)} here")
     if name == "local" or (name == "auto" and spark is None):
         return here
     if spark is None:
         raise InvalidUsage("engine='spark' needs a Spark session")
     return Fitting(here, spark, tells, None if name == "spark" else client.config.spark_above_bytes)
+
+
+def _by_rule(client: Client, shard: str, name: EngineName, spark: SparkEngine | None) -> EngineName:
+    """The engine that was named, or else the one of a rule, as far as there is a choice."""
+    if name != "auto" or spark is None:
+        return name
+    said = client.rules_of(shard).get("engine")
+    return name if said is None else cast("EngineName", said.value)
 
 
 class Fitting:
@@ -421,8 +431,9 @@ def told_here(
 def adder_for(client: Client, shard: str, name: EngineName, spark: SparkEngine | None, tells: Tells = silent) -> Adder:
     """Return the adder for one shard. `tells` is called as tasks are done.
 
-    `auto`: Spark if a scrub reads more than `spark_above_bytes` in more than one task, else local.
+    `auto`: what a rule says; else Spark if a scrub reads more than `spark_above_bytes` in more than one task, or local.
     """
+    name = _by_rule(client, shard, name, spark)
     here = told_here(local_adder(client.machine(shard).blob), tells, lambda tasks: f"{scrubbing(tasks)} here")
     if name == "local" or (name == "auto" and spark is None):
         return here

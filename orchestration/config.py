@@ -13,12 +13,13 @@ class DutyConfig(dg.Config):
 
     engine: str = Field(
         default="auto",
-        description="auto: Spark for requests that read more than `spark_above_bytes`, else local; spark; local",
+        description="auto: as a rule says, else Spark for what reads more than `spark_above_bytes`; spark; local",
     )
     dry_run: bool = Field(default=False, description="change nothing; observe what would be done")
     in_flight: int = Field(default=4, description="shards worked on at once")
-    verify_reads: int = Field(
-        default=3, description="at how many times contents are compared around a compaction; 0 for none"
+    verify_reads: int | None = Field(
+        default=None,
+        description="at how many times contents are compared around a compaction; empty: as a rule says, else 3",
     )
     even_if_paused: bool = Field(default=False, description="also where upkeep is paused")
     scrub_all: bool = Field(default=False, description="scrub everything, not only what no scrub has found sound yet")
@@ -40,7 +41,7 @@ def options_of(config: DutyConfig, *, is_dry: bool, may_delete: bool | None) -> 
         raise dg.Failure(f"engine must be auto, spark or local: got {config.engine!r}. Nothing was done")
     for name in ("in_flight", "verify_reads"):
         least = int(name == "in_flight")
-        if getattr(config, name) < least:
+        if (given := getattr(config, name)) is not None and given < least:
             raise dg.Failure(f"{name} must be at least {least}: got {getattr(config, name)}. Nothing was done")
     return Options(
         engine=config.engine,  # type: ignore[arg-type]

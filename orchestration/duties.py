@@ -42,6 +42,7 @@ DUTIES: tuple[Duty, ...] = NAMES
 """All duties, in the order that frees the most."""
 
 
+VERIFY_READS = 3
 MAY_NOT = "this pipeline may not delete (PERSIST_MAY_DELETE, `may_delete`)"
 
 
@@ -108,8 +109,9 @@ class Options:
     engine: EngineName = "auto"
     spark: SparkEngine | None = None
     dry_run: bool = False
-    verify_reads: int = 3
-    """The number of times at which the contents before and after a compaction are compared."""
+    verify_reads: int | None = None
+    """The number of times at which the contents before and after a compaction are compared. None: as a rule says of
+    the shard, else 3."""
     scrub_all: bool = False
     """Whether a scrub reads all batches again, also those that an earlier one found sound."""
     may_delete: bool = True
@@ -208,9 +210,13 @@ def _compacted(client: Client, shard: str, options: Options) -> Done:
 
 def _probe(client: Client, shard: str, plan: Plan, options: Options) -> ReadProbe | None:
     """What reads around this compaction; None if that is not wanted. It reads no more than the compaction does."""
-    if options.verify_reads < 1:
+    times = options.verify_reads
+    if times is None:
+        said = client.rules_of(shard).get("verify_reads")
+        times = VERIFY_READS if said is None else said.value
+    if times < 1:
         return None
-    return ReadProbe(client, shard, options.verify_reads, budget_bytes=sum(one.size for one in plan.requests))
+    return ReadProbe(client, shard, times, budget_bytes=sum(one.size for one in plan.requests))
 
 
 def _compare(probe: ReadProbe, before: Mapping[Piece, Sums]) -> tuple[Finding, ...]:

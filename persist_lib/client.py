@@ -150,7 +150,7 @@ class Client(Shards):
     def _make_machine(self, shard: ShardId, member: str) -> Machine:
         machine = Machine(shard, self.blob, self.consensus, self.config, self.runtime, self.reads, member)
         machine.table_of = partial(_table_of, weakref.ref(self))
-        machine.may_begin = self._pauses.check
+        machine.may_begin, machine.allot = self._pauses.check, self._pauses.allot
         return machine
 
     def metrics(self) -> Metrics:

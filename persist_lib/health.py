@@ -27,6 +27,7 @@ from persist_lib.core.cost import GIB, Cost
 from persist_lib.core.duties import BY_NAME
 from persist_lib.core.pauses import first_of
 from persist_lib.core.plan.look import Look, Signs, overdue
+from persist_lib.core.rules import Told
 from persist_lib.errors import Damage, InvalidUsage, NotFound, PersistError
 from persist_lib.format.paths import MARKS
 from persist_lib.frontier import Antichain
@@ -68,6 +69,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     alone (None: any number); `paused_s` how long upkeep may be paused where the pause
     has no end; `slow_s` how long a small request may take; and `seconds`
     how long the look at shards that moved may take.
+
+    What the location's rules say of `still`, `kept` and `garbage` counts for the names that they are about; of `still`,
+    the strictest.
     """
 
     sources: sources.Limits = sources.Limits()
@@ -79,6 +83,11 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     paused_s: float = 7 * 86_400
     slow_s: float = 2.0
     seconds: float = 60.0
+
+    def by(self, said: Mapping[str, Told]) -> Limits:
+        """The limits of a name of which rules say this."""
+        fields = {name: said[name].value for name in ("kept", "garbage") if name in said}
+        return msgspec.structs.replace(self, **fields) if fields else self
 
     def __post_init__(self) -> None:
         for name in ("overdue_s", "paused_s", "slow_s", "seconds"):
@@ -259,26 +268,32 @@ class _Look:
             says = f"{self._survey.waiting} shards moved and were not looked at within {self._limits.seconds:g} s"
             yield self._problem("unread", "location", "shards", says, "persist health --seconds 600")
         for shard, place, look in self._looks():
-            for check, says, do in self._of_signs(shard, look.signs):
+            for check, says, do in self._of_signs(shard, look.signs, self._limits_of(shard)):
                 yield self._problem(check, place.about, place.name, f"{place.shown}{says}", do)
 
-    def _of_signs(self, shard: str, signs: Signs) -> Iterator[tuple[Check, str, str]]:
-        most = max(self._limits.garbage, signs.size)
+    def _limits_of(self, shard: str) -> Limits:
+        return self._limits.by(self._survey.told.get(shard, {}))
+
+    def _of_signs(self, shard: str, signs: Signs, limits: Limits) -> Iterator[tuple[Check, str, str]]:
+        most = max(limits.garbage, signs.size)
         if signs.held > most:
             says = f"{signs.held:,} bytes of garbage wait, beside {signs.size:,} of the table: {signs.waits_for}"
             yield "garbage", says, f"persist shard show {shard}"
-        if self._limits.kept is not None and signs.kept > self._limits.kept:
+        if limits.kept is not None and signs.kept > limits.kept:
             says = f"{signs.keeper} alone keeps {signs.kept:,} bytes, of garbage and of batches with history"
             yield "kept", says, f"persist shard show {shard}"
         people = {"writers": signs.writers, "readers": signs.readers, "holds": signs.holds}
-        if many := {what: count for what, count in people.items() if count > self._limits.holders}:
+        if many := {what: count for what, count in people.items() if count > limits.holders}:
             says = f"it has {', '.join(f'{count:,} {what}' for what, count in many.items())}; is something not closed?"
             yield "holders", says, f"persist shard show {shard}"
 
     def _still(self) -> Iterator[Problem]:
         patterns = self._limits.still
-        for name in self._client.tables() if patterns else ():
+        is_wanted = bool(patterns) or any(rule.still is not None for rule in self._survey.rules)
+        for name in self._client.tables() if is_wanted else ():
             allowed = [_seconds(longest) for pattern, longest in patterns.items() if fnmatchcase(name, pattern)]
+            if (said := self._client.rules_of(name).get("still")) is not None:
+                allowed.append(_seconds(said.value))
             if not allowed or (self._names and name not in self._names):
                 continue
             do = f"persist history {name} --limit 5"
@@ -300,7 +315,7 @@ class _Look:
         for shard, place, look in self._looks():
             shown = f"{place.name} ({shard})" if place.name != shard else shard
             pauses = self._survey.pauses.get(shard, ())
-            late = overdue(look, self.now, self._limits.overdue_s, self._limits.garbage, every)
+            late = overdue(look, self.now, self._limits.overdue_s, self._limits_of(shard).garbage, every)
             for duty, says in late.items():
                 is_free = first_of(pauses, duty) is None
                 found_on.setdefault(duty, []).append((shown if is_free else f"{shown}, where it is paused", says))

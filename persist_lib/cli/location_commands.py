@@ -20,7 +20,6 @@ from persist_lib.cli.table_layout import Fitted, Flow
 from persist_lib.core import units
 from persist_lib.errors import InvalidUsage, redacted
 from persist_lib.settings import FILE, PLACES
-from persist_lib.times import Times
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
     from persist_lib.health import Problem
@@ -39,6 +38,9 @@ def config(
     rules: Annotated[
         Path | None, typer.Option("--rules", metavar="FILE", help="Set the location's rules: TOML with [[rule]].")
     ] = None,
+    show_rules: Annotated[
+        bool, typer.Option("--show-rules", help="Print the location's rules, as a file for --rules.")
+    ] = False,
 ) -> None:
     """Show which location, Consensus, prices and settings are in force, and where each came from. Opens nothing.
 
@@ -68,14 +70,30 @@ def config(
     retention = "7 days"                    # of shards without one of their own: as `persist set-retention` takes it
     quiet = ["08:00-18:00"]                 # UTC: no duty begins then
     compaction_weight = 0.25                # and _advance and _ahead: as in the settings
+    bytes_day = 107374182400                # compaction of them all reads and writes so much a day, and then waits
+    dollars_day = 2.5                       # the same of the price of its requests
+    order = "coldest"                       # what is compacted first: "newest", "coldest", else most debt
+    engine = "spark"                        # of Dagster's runs and jobs: "auto", "spark", "local"
+    verify_reads = 0                        # of Dagster's runs: at how many times reads are compared
+    still = "1 hour"                        # limits of `persist health` and of Dagster's alerts: how far behind,
+    kept = 10737418240                      # how much one reader or hold may keep,
+    garbage = 1073741824                    # and how much may wait
 
     \b
     persist config --rules rules.toml
+    persist config --show-rules > rules.toml
     persist config orders                   each value, and where it is from
     """
+    if (rules is not None or show_rules) and (name is not None or (rules is not None and show_rules)):
+        raise InvalidUsage("--rules and --show-rules go alone, and without a name: rules have patterns")
+    if show_rules:
+        from persist_lib.core.rules import as_toml
+
+        with session.open() as client:
+            shown = client.rules()
+        session.answer({"rules": jsonable(shown)}, as_toml(shown))
+        return
     if rules is not None:
-        if name is not None:
-            raise InvalidUsage("--rules goes without a name: rules have patterns")
         try:
             text = rules.read_text()
         except (OSError, UnicodeDecodeError) as error:
@@ -95,27 +113,22 @@ def config(
 
 def _rows_of(session: Session, name: str) -> list[tuple[str, Any, str]]:
     """What upkeep goes by for one table or shard, and where each value came from."""
-    from persist_lib.core.plan.retention import retention_of
-    from persist_lib.core.rules import FIELDS
+    from persist_lib.core.rules import FIELDS, values_of
     from persist_lib.errors import InvalidName
 
     given = {one: (value, source) for one, value, source in _rows(session)}
+    settings = {field: given[f"config.{field}"] for field in FIELDS if f"config.{field}" in given}
+    state = None
     with session.open() as client:
         said = client.rules_of(name)
+        spent = {(one.field, one.pattern): one.shown for one in client.budgets()}
         with suppress(InvalidName):
             state = found.state if (found := client.machine(name).try_fetch()) is not None else None
-    rows: list[tuple[str, Any, str]] = []
-    for field in FIELDS:
-        value, source = given.get(f"config.{field}", (None, DEFAULT))
-        if field in said:
-            value, source = said[field].value, f"the rule {said[field].pattern!r}"
-        if field == "retention" and state is not None:
-            if state.retention is not None:
-                value, source = Times(state.times, int).show_distance(state.retention), "set-retention"
-            elif value is not None and retention_of(state, value) is None:
-                value, source = None, f"{source} does not apply: a layer's shard, or no clock"
-        rows.append((field, ", ".join(value) if isinstance(value, tuple) else value, source))
-    return rows
+    return [
+        (one.field, one.shown if isinstance(one.value, tuple) else one.value,
+         one.source + (f"; {one.spent} today" if one.spent else ""))
+        for one in values_of(said, state, settings, spent)
+    ]  # fmt: skip
 
 
 def _rows(session: Session) -> list[tuple[str, Any, str]]:

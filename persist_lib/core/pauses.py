@@ -56,6 +56,10 @@ class Pause(msgspec.Struct, frozen=True, array_like=True):
         return f"paused by {self.owner} since {show_time(self.set_ms, 'ms')}{until}: {self.reason}"
 
 
+class ByRule(Pause, frozen=True, array_like=True):
+    """A pause that follows from a rule: it is stored nowhere, and ends by itself or with the rule."""
+
+
 class Named(Protocol):
     """A wish about what has names of these patterns."""
 

@@ -9,18 +9,22 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
-from persist_lib.arguments import did_you_mean, parse_number, parse_text, shown
-from persist_lib.core.pauses import WILD, Pause
+from persist_lib.arguments import did_you_mean, parse_integer, parse_number, parse_seconds, parse_text, shown
+from persist_lib.core.pauses import WILD, ByRule, Pause
 from persist_lib.core.plan.compaction import Policy, parse_retention
+from persist_lib.core.plan.retention import retention_of
+from persist_lib.core.state import State
 from persist_lib.errors import InvalidUsage
+from persist_lib.times import Times
 
 WINDOW = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d)")
 DAY_MS, MINUTE_MS = 86_400_000, 60_000
+DEFAULT = "default"
 
 
 class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -30,6 +34,13 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     as "7 days" where times are a clock. `compaction_weight`, `compaction_advance` and `compaction_ahead` are as in
     the settings. `quiet` are windows of the day, UTC, in which no duty begins: "08:00-18:00", or "22:00-06:00" over
     midnight.
+
+    `bytes_day` and `dollars_day` are budgets: once compaction of all that a rule says it of has begun to read and
+    write so much on a day, UTC, none begins there until the next day. `order` is which of these shards compaction takes
+    first: those with most "debt" (None), or those that a survey saw move last ("newest") or longest ago ("coldest").
+    `engine` and `verify_reads` are as in the configuration of Dagster's runs, which counts over them.
+
+    `still`, `kept` and `garbage` are from when on something is wrong, as in `health.Limits`.
     """
 
     pattern: str
@@ -38,10 +49,24 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     compaction_advance: float | None = None
     compaction_ahead: float | None = None
     quiet: tuple[str, ...] | None = None
+    bytes_day: int | None = None
+    dollars_day: float | None = None
+    order: str | None = None
+    engine: str | None = None
+    verify_reads: int | None = None
+    still: float | str | None = None
+    kept: int | None = None
+    garbage: int | None = None
 
     @property
     def patterns(self) -> tuple[str, ...]:
         return (self.pattern,)
+
+    @property
+    def shown(self) -> str:
+        """What it says, for people."""
+        said = ((name, getattr(self, name)) for name in FIELDS)
+        return "; ".join(f"{name} {Told(value, '').shown}" for name, value in said if value is not None)
 
     @property
     def specificity(self) -> tuple[bool, int]:
@@ -50,7 +75,9 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
 
 SHARES = ("compaction_weight", "compaction_advance", "compaction_ahead")
+BUDGETS = ("bytes_day", "dollars_day")
 FIELDS = tuple(name for name in Rule.__struct_fields__ if name != "pattern")
+ORDERS, ENGINES = ("debt", "newest", "coldest"), ("auto", "spark", "local")
 
 
 class Told(NamedTuple):
@@ -62,7 +89,14 @@ class Told(NamedTuple):
     @property
     def shown(self) -> str:
         """The value for people."""
+        if isinstance(self.value, float):
+            return f"{self.value:g}"
         return ", ".join(self.value) if isinstance(self.value, tuple) else str(self.value)
+
+    @property
+    def source(self) -> str:
+        """Where the value is from."""
+        return f"the rule {self.pattern!r}"
 
 
 def told(rules: Iterable[Rule]) -> dict[str, Told]:
@@ -82,8 +116,8 @@ def quiet_at(quiet: Told | None, now: int) -> Pause | None:
         begins, ends = (hours[0] * 60 + hours[1]) * MINUTE_MS, (hours[2] * 60 + hours[3]) * MINUTE_MS
         since = (now - begins) % DAY_MS
         if since < (ends - begins) % DAY_MS:
-            set_ms, owner, reason = now - since, f"the rule {quiet.pattern!r}", f"it is quiet {window} UTC"
-            return Pause((quiet.pattern,), (), owner, reason, set_ms, set_ms + (ends - begins) % DAY_MS)
+            set_ms, reason = now - since, f"it is quiet {window} UTC"
+            return ByRule((quiet.pattern,), (), quiet.source, reason, set_ms, set_ms + (ends - begins) % DAY_MS)
     return None
 
 
@@ -123,24 +157,101 @@ def _parse(given: object) -> Rule:
     pattern = parse_text(given.get("pattern"), "a rule's pattern", 500)
     if not pattern:
         raise InvalidUsage("a rule has a pattern, as in pattern = 'orders*'. Nothing was changed", argument="rules")
-    values = {name: value for name in FIELDS if (value := given.get(name)) is not None}
-    if "retention" in values:
-        values["retention"] = parse_retention(values["retention"], f"retention of the rule {pattern!r}")
-    for name in SHARES:
-        if name in values:
-            values[name] = parse_number(values[name], f"{name} of the rule {pattern!r}")
-    if "quiet" in values:
-        values["quiet"] = _windows(values["quiet"], pattern)
+    values = {
+        name: parse(value, f"{name} of the rule {pattern!r}")
+        for name, parse in PARSERS.items()
+        if (value := given.get(name)) is not None
+    }
     return Rule(pattern, **values)
 
 
-def _windows(given: object, pattern: str) -> tuple[str, ...]:
+def _windows(given: object, what: str) -> tuple[str, ...]:
     windows: Sequence[object] = given if isinstance(given, (list, tuple)) else [given]
     for one in windows:
         match = WINDOW.fullmatch(one) if isinstance(one, str) else None
         if match is None or match[1] + match[2] == match[3] + match[4]:
-            raise InvalidUsage(
-                f"quiet of the rule {pattern!r} is windows of the day as '08:00-18:00', UTC: got {shown(one)}. Nothing "
-                "was changed"
-            )
+            says = f"{what} is windows of the day as '08:00-18:00', UTC: got {shown(one)}. Nothing was changed"
+            raise InvalidUsage(says)
     return tuple(str(one) for one in windows)
+
+
+def _one_of(words: Sequence[str]) -> Callable[[object, str], str]:
+    def parse(given: object, what: str) -> str:
+        if not isinstance(given, str) or given not in words:
+            raise InvalidUsage(f"{what} must be {', '.join(words)}: got {shown(given)}. Nothing was changed")
+        return given
+
+    return parse
+
+
+def _span(given: object, what: str) -> float | str:
+    """A length of time as text, or seconds."""
+    if not isinstance(given, str):
+        return parse_seconds(given, what)
+    Times("ms", int).distance(given, what)
+    return given
+
+
+def _count(given: object, what: str) -> int:
+    return parse_integer(given, what, 0)
+
+
+PARSERS: Mapping[str, Callable[[object, str], Any]] = {
+    "retention": parse_retention, **dict.fromkeys(SHARES, parse_number), "quiet": _windows, "bytes_day": _count,
+    "dollars_day": parse_number, "order": _one_of(ORDERS), "engine": _one_of(ENGINES), "verify_reads": _count,
+    "still": _span, "kept": _count, "garbage": _count,
+}  # fmt: skip
+"""What checks each field, and says what is wrong with it."""
+
+
+class Value(NamedTuple):
+    """What upkeep goes by for one name: a field of rules, its value (None: nothing is said) and where that is from.
+
+    `spent` is how much of a budget is spent today, for people.
+    """
+
+    field: str
+    value: Any
+    source: str
+    spent: str = ""
+
+    @property
+    def shown(self) -> str:
+        """The value for people."""
+        return "none" if self.value is None else Told(self.value, "").shown
+
+
+def values_of(
+    said: Mapping[str, Told], state: State | None, given: Mapping[str, tuple[Any, str]],
+    spent: Mapping[tuple[str, str], str],
+) -> tuple[Value, ...]:  # fmt: skip
+    """What upkeep goes by for a name of which rules say this, and where each value is from.
+
+    `state` is that of the shard (None: it is a table of several). `given` are values and sources from the settings, and
+    `spent` is what is spent of budgets, by field and pattern.
+    """
+    found: list[Value] = []
+    for field in FIELDS:
+        value, source = given.get(field, (None, DEFAULT))
+        if field in said:
+            value, source = said[field].value, said[field].source
+        if field == "retention" and state is not None:
+            if state.retention is not None:
+                value, source = Times(state.times, int).show_distance(state.retention), "set-retention"
+            elif value is not None and retention_of(state, value) is None:
+                value, source = None, f"{source} does not apply: a layer's shard, or no clock"
+        found.append(Value(field, value, source, spent.get((field, said[field].pattern), "") if field in said else ""))
+    return tuple(found)
+
+
+def as_toml(rules: Iterable[Rule]) -> str:
+    """The rules as the text of a file that `parse_rules` reads."""
+
+    def line(name: str, value: object) -> str:
+        return f"{name} = {msgspec.json.encode(value).decode()}"  # texts, numbers and lists are the same in TOML
+
+    tables = [
+        "\n".join(["[[rule]]", *(line(n, v) for n, v in msgspec.structs.asdict(one).items() if v is not None)])
+        for one in rules
+    ]
+    return "\n\n".join(tables)

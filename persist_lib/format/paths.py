@@ -5,6 +5,7 @@
     -pending/<shard>/<writer>/<name>            batches of the pending area; `core.pending` has their names
     -published/<shard>/                         what other engines read (`publish`): a table's metadata, and
     -published/<shard>/_parts/<writer id>/…     the parts of contents that can be published where they are
+    -pause/<number>, -spent/<number>            what is kept as one value with a new object for each change
     -scrub/<shard>/<ms>-<random>                what scrubs found, below a prefix that no shard's name can have
     -scrub/<shard>/<ms>-<random>.damaged        the same, where some of it is damage
     -scrub/<shard>/<ms>-<random>.walked         up to which row of the log all was found sound
@@ -26,6 +27,20 @@ MARKS = "-scrub/"
 MARKS_KEY = re.compile(r"-scrub/([^/]+)/\d{20}-[0-9a-f]{16}(\.damaged)?")
 WALKED = ".walked"
 """What the key of a verdict on the log ends with. A release that knows none leaves it: it is no key of marks."""
+
+
+NUMBER = re.compile(r"\d{20}")
+
+
+def numbered_key(prefix: str, number: int) -> str:
+    """The key of an object with a number."""
+    return f"{prefix}{number:020d}"
+
+
+def number_in(prefix: str, key: str) -> int:
+    """The number in a key; 0 for another object."""
+    number = key.removeprefix(prefix)
+    return int(number) if number != key and NUMBER.fullmatch(number) else 0
 
 
 PARTS = "_parts/"

@@ -26,6 +26,7 @@ from persist_lib.core.plan.compaction import (
     Plan,
     Policy,
     Request,
+    Skipped,
     TaskInput,
     TaskResult,
     output_batch,
@@ -140,8 +141,8 @@ def compact(
     before = filled(state)
     if dry_run:
         return Compacted(plan, (), before, before, state.since)
-    requests, applied = list(plan.requests), list[Applied]()
-    damaged: list[Damage] = []
+    begun = plan = _allotted(machine, plan, is_whole=is_given)
+    applied, damaged = list[Applied](), list[Damage]()
     told = _Told(progress)
     is_partial = False
     try:
@@ -155,18 +156,34 @@ def compact(
             was_partial, is_partial = is_partial, any(request.is_partial for request in plan.requests)
             if is_given or damaged or not (is_partial or was_partial):
                 break  # after the last of several rounds it looks once more, as contents may be due then
-            plan = plan_compaction(machine.fetch().state, policy)
-            requests += plan.requests
+            plan = _allotted(machine, plan_compaction(machine.fetch().state, policy), has_begun=True)
+            begun = Plan((*begun.requests, *plan.requests), plan.skipped)
     except (KeyboardInterrupt, Stopped) as stopped:
         kept = sum(one.updates_in for one in applied)
+        of = f"{len(applied)} of {len(begun.requests)} requests"
         stopped.add_note(
-            f"shard {machine.shard}: {len(applied)} of {len(requests)} requests were committed, {kept:,} updates, and "
-            "are kept. The rest is as it was before; compact again to continue"
+            f"shard {machine.shard}: {of} were committed, {kept:,} updates, and are kept. The rest is as it was "
+            "before; compact again to continue"
         )
         raise
     if damaged:
         raise damaged[0]
-    return Compacted(Plan(tuple(requests), plan.skipped), tuple(applied), before, filled(machine.state), state.since)
+    return Compacted(begun, tuple(applied), before, filled(machine.state), state.since)
+
+
+def _allotted(machine: Machine, plan: Plan, *, is_whole: bool = False, has_begun: bool = False) -> Plan:
+    """What of a plan may begin by the budgets of rules, or all of it (`is_whole`); the rest is left alone.
+
+    Raises Paused where nothing may begin, unless something has begun before.
+    """
+    costs = [plan.cost] if is_whole and plan.requests else [request.cost for request in plan.requests]
+    granted = machine.allot(machine.shard, costs)
+    if granted == len(costs):
+        return plan
+    if not (granted or has_begun):
+        machine.may_begin(machine.shard, "compaction")
+    left = [Skipped(one.ids, "the budget of the day is spent") for one in plan.requests[granted:]]
+    return Plan(plan.requests[:granted], (*plan.skipped, *left))
 
 
 class _Told:

@@ -10,22 +10,34 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from functools import cache, partial
+from functools import cache
 from typing import Any, NamedTuple
 
 from persist_lib.arguments import did_you_mean, parse_text, shown
-from persist_lib.core.pauses import PAUSABLE, InForce, Pause, added, first_of, resumed, without
-from persist_lib.core.rules import Rule, Told, parse_rules, quiet_at, told
-from persist_lib.errors import Corrupt, InvalidUsage, NotFound, Paused
-from persist_lib.format.pause_list import EMPTY_SIZE, PREFIX, Wishes, decode_wishes, encode_wishes, number_of, pause_key
+from persist_lib.core.budgets import Budget, Spent, budgets_of, charge, exhausted, has_budget
+from persist_lib.core.cost import Cost
+from persist_lib.core.pauses import PAUSABLE, ByRule, InForce, Pause, added, first_of, resumed, without
+from persist_lib.core.rules import BUDGETS, Rule, Told, parse_rules, quiet_at, told
+from persist_lib.errors import InvalidUsage, NotFound, Paused
+from persist_lib.format.pause_list import (
+    EMPTY_SIZE,
+    PREFIX,
+    SPENT_PREFIX,
+    Wishes,
+    decode_spent,
+    decode_wishes,
+    encode_spent,
+    encode_wishes,
+)
 from persist_lib.location.api import Blob, Consensus
 from persist_lib.location.wrap.deadline import within
-from persist_lib.runtime.ambient import Backoff, Deadline, Runtime
+from persist_lib.maintain.numbered_value import NumberedValue, Stored
+from persist_lib.runtime.ambient import Runtime
 from persist_lib.times import Times, is_duration, is_time_text, show_time
 
 AGE_S = 10.0
-Known = tuple[int, Wishes]
-"""The number of a list, and what is in it."""
+WISHES = Stored("the list of pauses", PREFIX, Wishes(), encode_wishes, decode_wishes, EMPTY_SIZE)
+SPENT = Stored("what was spent of budgets", SPENT_PREFIX, Spent(), encode_spent, decode_spent)
 _is_passed_by: ContextVar[bool] = ContextVar("passes pauses by", default=False)
 
 
@@ -45,17 +57,19 @@ class Wanted(NamedTuple):
     pauses: InForce[Pause]
     rules: InForce[Rule]
     now: int | None
+    spent: Spent = Spent()
 
     def told(self, names: Sequence[str]) -> dict[str, dict[str, Told]]:
         """What rules say of each of these names."""
         return {name: told(rules) for name, rules in self.rules.of(names).items()}
 
     def paused(self, names: Sequence[str]) -> dict[str, tuple[Pause, ...]]:
-        """The pauses of each of these names that has any, windows in which it is quiet among them."""
-        found = self.pauses.of(names)
+        """The pauses of each of these names that has any: quiet windows and budgets that are spent among them."""
+        found, now = self.pauses.of(names), self.now or 0
         for name, said in self.told(names).items() if self.now is not None else ():
-            if (quiet := quiet_at(said.get("quiet"), self.now or 0)) is not None:
-                found[name] = (*found.get(name, ()), quiet)
+            by_rule = (quiet_at(said.get("quiet"), now), exhausted(said, self.spent, now))
+            if pauses := (*found.get(name, ()), *(one for one in by_rule if one is not None)):
+                found[name] = pauses
         return found
 
 
@@ -69,9 +83,10 @@ class Pauses:
         self, blob: Blob, consensus: Consensus, runtime: Runtime, timeout_s: float,
         owner: Callable[[], Callable[[str], str]],
     ) -> None:  # fmt: skip
-        self._blob, self._consensus, self._runtime, self._timeout_s = blob, consensus, runtime, timeout_s
+        self._consensus, self._runtime, self._timeout_s = consensus, runtime, timeout_s
         self._owner = owner
-        self._known: Known = (0, Wishes())
+        self._wishes = NumberedValue(WISHES, blob, runtime, timeout_s)
+        self._spent = NumberedValue(SPENT, blob, runtime, timeout_s)
         self._in_force: tuple[float, Wanted] | None = None
 
     def paused(self, wanted: Wanted, names: Sequence[str]) -> dict[str, tuple[Pause, ...]]:
@@ -90,20 +105,21 @@ class Pauses:
         """What is wanted now: one listing, and a GET if the list is new here."""
         wishes = self.read()
         is_timed = any(one.until_ms is not None for one in wishes.pauses) or any(one.quiet for one in wishes.rules)
-        now = within(self._runtime.deadline(self._timeout_s), self._consensus.now) if is_timed else None
-        return self.in_force(wishes, now)
+        return self.in_force(wishes, self._now() if is_timed or has_budget(wishes.rules) else None)
+
+    def _now(self) -> int:
+        return within(self._runtime.deadline(self._timeout_s), self._consensus.now)
 
     def read(self) -> Wishes:
         """All that is stored."""
-        deadline = self._runtime.deadline(self._timeout_s)
-        self._known = within(deadline, partial(self._read, deadline))
-        return self._known[1]
+        return self._wishes.read()
 
     def in_force(self, wishes: Wishes, now: int | None) -> Wanted:
         """What of it is wanted at a time (ms of the store's clock; None: nothing of it has an end)."""
         owner = cache(self._owner)
         pauses = InForce((one for one in wishes.pauses if not one.is_over(now or 0)), owner)
-        wanted = Wanted(pauses, InForce(wishes.rules, owner), now)
+        spent = self._spent.read() if has_budget(wishes.rules) else Spent()
+        wanted = Wanted(pauses, InForce(wishes.rules, owner), now, spent)
         self._in_force = (self._runtime.monotonic(), wanted)
         return wanted
 
@@ -112,9 +128,10 @@ class Pauses:
         if _is_passed_by.get():
             return
         if (pause := first_of(self._recent().paused([name]).get(name, ()), duty)) is not None:
+            ends = f"`persist maintain --resume '{pause.patterns[0]}'` ends the pause"
+            ends = "`persist config --rules FILE` changes the rule" if isinstance(pause, ByRule) else ends
             raise Paused(
-                f"{name}: {duty} is {pause.says}. Nothing was changed. `persist maintain --resume "
-                f"'{pause.patterns[0]}'` ends the pause, and --even-if-paused passes it by once",
+                f"{name}: {duty} is {pause.says}. Nothing was changed. {ends}, and --even-if-paused passes it by once",
                 shard=name, duty=duty, owner=pause.owner, until=pause.until_ms, says=pause.says,
             )  # fmt: skip
 
@@ -130,51 +147,42 @@ class Pauses:
         `decide` is called again when another process changed the list, so it gives the same for a list that
         has its change already.
         """
-        deadline, backoff = self._runtime.deadline(self._timeout_s), Backoff(0.01, 0.5)
-        now = within(deadline, self._consensus.now)
-        first: tuple[Pause, ...] | None = None
-        while True:
-            number, stored = within(deadline, partial(self._read, deadline))
+        now, first = self._now(), list[tuple[Pause, ...]]()
+
+        def make(stored: Wishes) -> Wishes:
             before = tuple(one for one in stored.pauses if not one.is_over(now))
-            first = before if first is None else first
-            wanted = Wishes(decide(before, now), stored.rules if rules is None else rules)
-            if wanted == stored or self._has_stored(number + 1, wanted, deadline):
-                self._in_force = None
-                return first
-            if deadline.has_passed():
-                raise deadline.gave_up("the list of pauses", "as others change it all the time")
-            deadline.pause(backoff.take())
+            first.append(before)
+            return Wishes(decide(before, now), stored.rules if rules is None else rules)
 
-    def _has_stored(self, number: int, wanted: Wishes, deadline: Deadline) -> bool:
-        """Store a list under its number. False when another process was first.
+        self._wishes.change(make)
+        self._in_force = None
+        return first[0]
 
-        SUBTLE: older lists are deleted, so a number that is free may be one that was used. The list counts only if it
-        is the newest one after that; else it is made again from what is.
+    def allot(self, name: str, costs: Sequence[Cost]) -> int:
+        """How many of these compactions of a shard may begin now, in their order, by the budgets of rules.
+
+        They are charged before they begin: of several processes, each sees what the others have begun.
         """
-        try:
-            within(deadline, partial(self._blob.set, pause_key(number), encode_wishes(wanted)))
-        except Corrupt:
-            return False
-        keys = [entry.key for entry in within(deadline, lambda: list(self._blob.list(PREFIX)))]
-        if max(map(number_of, keys), default=0) != number:
-            return False
-        if older := [key for key in keys if 0 < number_of(key) < number]:
-            self._blob.delete_many(older)
-        return True
+        said = {field: one for field, one in self.told(name).items() if field in BUDGETS}
+        if not said or not costs:
+            return len(costs)
+        now, id_, granted = self._now(), self._runtime.entropy(), 0
 
-    def _read(self, deadline: Deadline) -> Known:
-        """The list with the greatest number."""
-        while True:
-            newest = max(self._blob.list(PREFIX), key=lambda entry: number_of(entry.key), default=None)
-            number = 0 if newest is None else number_of(newest.key)
-            if newest is None or number == self._known[0]:
-                return self._known if number else (0, Wishes())
-            if newest.size == EMPTY_SIZE:
-                return number, Wishes()
-            if (data := self._blob.get(newest.key)) is not None:
-                return number, decode_wishes(data, newest.key)
-            if deadline.has_passed():  # one that is gone was replaced by a newer one
-                raise deadline.gave_up("the list of pauses", "as others change it all the time")
+        def decide(spent: Spent) -> Spent:
+            nonlocal granted
+            if id_ in spent.charges:
+                return spent
+            charged, granted = charge(spent, said, costs, now, id_, is_free=_is_passed_by.get())
+            return charged
+
+        self._spent.change(decide)
+        self._in_force = None
+        return granted
+
+    def budgets(self) -> tuple[Budget, ...]:
+        """All budgets of rules, and what is spent of each today."""
+        wanted = self.fetch()
+        return budgets_of(wanted.rules.wishes, wanted.spent, wanted.now or 0)
 
 
 class Pausing(ABC):
@@ -204,17 +212,21 @@ class Pausing(ABC):
     def set_rules(self, rules: Sequence[Mapping[str, Any]] | str) -> tuple[Rule, ...]:
         """Set the rules of this location, in the place of those that there are, and return them.
 
-        Each is a mapping with a `pattern` of names and some of `retention`, `compaction_weight`,
-        `compaction_advance`, `compaction_ahead` and `quiet` (see `core.rules.Rule`); or all of them are the text of
-        a TOML file with `[[rule]]`. They are stored in the location, and hold for the library, `persist maintain`
-        and Dagster alike: at the next survey, and in programs that run from ten seconds later on. Raises
-        InvalidUsage for what is no rule; nothing is changed then.
+        Each is a mapping with a `pattern` of names and some of the fields of `core.rules.Rule`, which says what they
+        are; or all of them are the text of a TOML file with `[[rule]]`. They are stored in the location, and hold for
+        the library, `persist maintain` and Dagster alike: at the next survey, and in programs that run from ten
+        seconds later on. Raises InvalidUsage for what is no rule; nothing is changed then.
         """
         self._check_open()
         self._writable("set_rules")
         wanted = parse_rules(rules)
         self._pauses.change(rules=wanted)
         return wanted
+
+    def budgets(self) -> tuple[Budget, ...]:
+        """The budgets a day that rules say, and what compaction has begun to spend of each today (UTC)."""
+        self._check_open()
+        return self._pauses.budgets()
 
     def rules_of(self, name: str) -> dict[str, Told]:
         """What the rules say of a shard or a table: for each field the value, and the pattern that it is from."""

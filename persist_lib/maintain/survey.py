@@ -61,11 +61,15 @@ class Survey(msgspec.Struct, frozen=True):
     """The requests that it made to the location."""
     pauses: Mapping[str, tuple[Pause, ...]] = {}
     """The pauses of each shard that has any."""
+    rules: tuple[Rule, ...] = ()
+    told: Mapping[str, Mapping[str, Told]] = {}
+    """What rules say of each shard of which any says something."""
 
     def due(self, duty: str) -> list[str]:
         """Return the shards on which a duty has work: the one that has waited longest, or has most debt, first.
 
-        A shard that could not be read comes last, whatever the duty, which then says why. A shard that waits to be
+        Those for which a rule says an order of compaction are in that order, in the places that they have together. A
+        shard that could not be read comes last, whatever the duty, which then says why. A shard that waits to be
         looked at is left out, and so is one on which the duty is paused: `paused` has those.
         """
         return [name for name in self._due(duty) if first_of(self.pauses.get(name, ()), duty) is None]
@@ -79,7 +83,21 @@ class Survey(msgspec.Struct, frozen=True):
         _check_duty(duty)
         current = ((name, look) for name, look in self.looks.items() if self._is_current(name, look))
         ranked = [(rank, name) for name, look in current if (rank := self._rank(duty, look)) is not None]
-        return [name for _, name in sorted(ranked)] + sorted(self.unread)
+        names = [name for _, name in sorted(ranked)]
+        return (self._as_ordered(names) if duty == "compaction" else names) + sorted(self.unread)
+
+    def _as_ordered(self, names: list[str]) -> list[str]:
+        """These shards, those of each rule that says an order in that order among themselves."""
+        by_rule: dict[Told, list[str]] = {}
+        for name in names:
+            if (order := self.told.get(name, {}).get("order")) is not None and order.value != "debt":
+                by_rule.setdefault(order, []).append(name)
+        for order, its in by_rule.items():
+            is_newest = order.value == "newest"
+            moved = iter(sorted(its, key=lambda name: self.looks[name].looked_ms, reverse=is_newest))
+            places = set(its)
+            names = [next(moved) if name in places else name for name in names]
+        return names
 
     def _is_current(self, name: str, look: Look) -> bool:
         return look.seqno == self.heads.get(name) and name not in self.unread
@@ -143,7 +161,7 @@ class Surveyor:
         settings = self._settings_with(wishes.rules)
         if settings == self._settings and (found := self._ask(marks, most, deadline, progress)) is not None:
             looked = Survey(found.now, found.heads, found.looks, found.unread, found.waiting)
-            return self._with_pauses(looked, self._wanted(wishes, found.now))
+            return self._with_wishes(looked, self._wanted(wishes, found.now))
         heads = self._consensus.heads()
         now = self._consensus.now()
         wanted = self._wanted(wishes, now)
@@ -158,7 +176,7 @@ class Surveyor:
             has_marks = looking.mark(marks)
         finally:
             self._remembered.keep(looking.memory(memory.settings), now, has_marks=has_marks)
-        return self._with_pauses(looking.survey(), wanted)
+        return self._with_wishes(looking.survey(), wanted)
 
     def _wanted(self, wishes: Wishes, now: int) -> Wanted | None:
         return None if self._pauses is None else self._pauses.in_force(wishes, now)
@@ -168,10 +186,13 @@ class Surveyor:
         found = [rule for rule in rules if ruled(self._policy, told([rule])) != self._policy]
         return f"{self._settings} {found!r}" if found else self._settings
 
-    def _with_pauses(self, survey: Survey, wanted: Wanted | None) -> Survey:
-        if wanted is None or self._pauses is None or not (pauses := self._pauses.paused(wanted, list(survey.heads))):
+    def _with_wishes(self, survey: Survey, wanted: Wanted | None) -> Survey:
+        if wanted is None or self._pauses is None:
             return survey
-        return msgspec.structs.replace(survey, pauses=pauses)
+        names = list(survey.heads)
+        told_ = {name: said for name, said in wanted.told(names).items() if said}
+        pauses = self._pauses.paused(wanted, names)
+        return msgspec.structs.replace(survey, pauses=pauses, rules=wanted.rules.wishes, told=told_)
 
     def _ask(
         self, marks: Mapping[str, Sequence[str]], most: int | None, deadline: Deadline | None, progress: Progress | None

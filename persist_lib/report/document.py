@@ -188,6 +188,7 @@ def _of_fleet(found: Fleet, most: int) -> Document:
             ("held", lambda row: units.size(row.held)), ("for", lambda row: row.held_by),
         ),
         _ranked("Paused", paused, most, ("pauses", lambda row: "; ".join(row.paused))),
+        _rules(found),
     )  # fmt: skip
     alt = "Bars of the shards with most debt, dollars a month, garbage that waits, and what is damaged or overdue"
     return Document(f"Shards of {found.location}", lines, tables, alt=alt)
@@ -242,8 +243,24 @@ def _of_shard(page: ShardPage) -> Document:
         f"the days are {begins}; what was only read is in no log, and in no figure",
     )  # fmt: skip
     alt = "Batches by level, bytes, writes and dollars of each day"
-    tables = _duties(page), _days(page), _levels(page), _holders(page)
+    tables = _duties(page), _days(page), _levels(page), _holders(page), _policy(page)
     return Document(f"Shard {page.shard} of {page.location}", lines, tables, alt=alt)
+
+
+def _rules(found: Fleet) -> Table:
+    rows = (
+        (one.rule.pattern, one.rule.shown, units.number(one.shards), ", ".join(each.shown for each in one.budgets))
+        for one in found.rules
+    )
+    names = ("names", "says", "shards", "spent today")
+    empty = "none: persist config --rules FILE sets them"
+    return Table("Rules", names, tuple(rows), frozenset({"shards"}), of_shards=False, empty=empty)
+
+
+def _policy(page: ShardPage) -> Table:
+    said = (one for one in page.policy if one.value is not None)
+    rows = tuple((one.field, f"{one.shown}; {one.spent} today" if one.spent else one.shown, one.source) for one in said)
+    return Table("How it is looked after", ("what", "value", "from"), rows, of_shards=False)
 
 
 def _duties(page: ShardPage) -> Table:

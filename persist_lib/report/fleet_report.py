@@ -15,9 +15,11 @@ import msgspec
 from persist_lib.arguments import check_type
 from persist_lib.catalog.describe import Owners
 from persist_lib.client import Client
+from persist_lib.core.budgets import Budget, has_budget
 from persist_lib.core.cost import Cost, Prices, storage_dollars
 from persist_lib.core.pauses import first_of
 from persist_lib.core.plan.look import Look, overdue
+from persist_lib.core.rules import Rule
 from persist_lib.health import Limits
 from persist_lib.ids import ShardId
 from persist_lib.location.wrap.spending import charged
@@ -64,6 +66,14 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     is_old: bool = False
 
 
+class Ruled(msgspec.Struct, frozen=True):
+    """A rule of the location: on how many shards it counts for something, and what is spent of its budgets today."""
+
+    rule: Rule
+    shards: int
+    budgets: tuple[Budget, ...] = ()
+
+
 class Fleet(msgspec.Struct, frozen=True):
     """All shards of a location by one look. `now` is the store's clock in ms since the epoch.
 
@@ -77,6 +87,7 @@ class Fleet(msgspec.Struct, frozen=True):
     waiting: int = 0
     gone: int = 0
     cost: Cost = Cost()
+    rules: tuple[Ruled, ...] = ()
 
     def most(self, by: Callable[[Row], Any], most: int | None = None) -> list[Row]:
         """The rows of which `by` is not 0, most first; of equal ones by name."""
@@ -116,7 +127,18 @@ def fleet(client: Client, limits: Limits | None = None, survey: Survey | None = 
     with client.controller() as controller:
         owners = fetch_owners(controller)
     damage = known_damage(client.blob, [ShardId(shard) for shard in found.heads]) if found.heads else {}
-    return fleet_of(found, owners, damage, client.url, client.prices, limits, client.config.rollup_every)
+    report = fleet_of(found, owners, damage, client.url, client.prices, limits, client.config.rollup_every)
+    budgets = client.budgets() if has_budget(found.rules) else ()
+    return msgspec.structs.replace(report, rules=ruled_of(found, budgets))
+
+
+def ruled_of(survey: Survey, budgets: Sequence[Budget]) -> tuple[Ruled, ...]:
+    """The rules, as the shards of a survey have them."""
+    counts = Counter(pattern for said in survey.told.values() for pattern in {one.pattern for one in said.values()})
+    return tuple(
+        Ruled(rule, counts[rule.pattern], tuple(one for one in budgets if one.pattern == rule.pattern))
+        for rule in survey.rules
+    )
 
 
 def fleet_of(
@@ -135,7 +157,8 @@ def fleet_of(
             if (memory := damage.get(ShardId(shard))) is not None:
                 row = _with_damage(row, memory)
             if look is not None:
-                late = overdue(look, survey.now, limits.overdue_s, limits.garbage, rollup_every)
+                most = limits.by(survey.told.get(shard, {})).garbage
+                late = overdue(look, survey.now, limits.overdue_s, most, rollup_every)
                 row = _with_look(row, look, prices, late, is_old=look.seqno != head)
             pauses = survey.pauses.get(shard, ())
             late = {

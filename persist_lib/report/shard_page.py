@@ -11,12 +11,13 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 from operator import itemgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from persist_lib.arguments import parse_integer
 from persist_lib.client import Client
+from persist_lib.config import Config
 from persist_lib.core.cost import Cost, Prices, storage_dollars
 from persist_lib.core.duties import DUTIES
 from persist_lib.core.pauses import Pause, first_of
@@ -24,6 +25,7 @@ from persist_lib.core.plan.compaction import Policy, plan_compaction
 from persist_lib.core.plan.explain import explain
 from persist_lib.core.plan.keepers import Keeper
 from persist_lib.core.plan.look import BY_MARK, Look, stored_bytes
+from persist_lib.core.rules import BUDGETS, DEFAULT, SHARES, Value, values_of
 from persist_lib.core.state import RETENTION, State, Version
 from persist_lib.core.trace import levels
 from persist_lib.errors import InvalidUsage
@@ -117,6 +119,8 @@ class ShardPage(msgspec.Struct, frozen=True):
     window: int = DAYS
     """How many days were asked for, up to today."""
     cost: Cost = Cost()
+    policy: tuple[Value, ...] = ()
+    """What upkeep goes by, and where each value is from."""
 
 
 @charged
@@ -130,11 +134,15 @@ def shard(client: Client, name: str, days: int = DAYS) -> ShardPage:
     if not 1 <= parse_integer(days, "days") <= MOST_DAYS:
         raise InvalidUsage(f"days must be 1 to {MOST_DAYS}: got {days}", argument="days", value=days)
     id_ = parse_shard_id(name)
-    version, now, policy, prices = client.inspect(name), client.consensus.now(), client.policy(), client.prices
+    version, now, policy, prices = client.inspect(name), client.consensus.now(), client.policy(name=name), client.prices
     log, every = fetch_log(client, id_, version), client.config.rollup_every
     memory = known_damage(client.blob, [id_]).get(id_)
     marks = sorted(memory.damaged.values(), key=lambda mark: mark.id) if memory else []
-    survey = client.survey(most=0)
+    survey, said = client.survey(most=0), client.rules_of(name)
+    budgets = client.budgets() if not said.keys().isdisjoint(BUDGETS) else ()
+    policy_values = values_of(
+        said, version.state, given(client.config), {(one.field, one.pattern): one.shown for one in budgets}
+    )
     actions = actions_of(
         version, log, now, policy, every, survey.looks.get(name), survey.pauses.get(name, ())
     )  # fmt: skip
@@ -143,8 +151,18 @@ def shard(client: Client, name: str, days: int = DAYS) -> ShardPage:
         tuple(days_of(id_, log, now, days, policy, prices)), tuple(actions), client.keepers(name),
         tuple(f"batch {mark.lo}..{mark.hi}: {mark.says}" for mark in marks),
         min((mark.since for mark in marks), default=None), memory.unreadable if memory else "",
-        log.missing, log.unread, log.known_ms, days,
+        log.missing, log.unread, log.known_ms, days, policy=policy_values,
     )  # fmt: skip
+
+
+def given(config: Config) -> dict[str, tuple[Any, str]]:
+    """What a client's settings say of what rules may say, and where that is from."""
+    usual = Config()
+    return {
+        name: (value, DEFAULT if value == getattr(usual, name) else "settings")
+        for name in SHARES
+        if (value := getattr(config, name)) is not None
+    }
 
 
 class Log(NamedTuple):

@@ -16,7 +16,7 @@ from persist_lib.core import units
 from persist_lib.core.cost import Cost
 from persist_lib.core.plan.compaction import Policy
 from persist_lib.core.plan.simulate import BYTES_EACH, Appended, History, Simulated, replay
-from persist_lib.core.rules import parse_rules, ruled, told
+from persist_lib.core.rules import SHARES, parse_rules, ruled, told
 from persist_lib.core.state import State
 from persist_lib.errors import InvalidUsage
 from persist_lib.ids import parse_shard_id
@@ -25,6 +25,8 @@ from persist_lib.report.shard_page import COMMANDS, Log, fetch_log
 from persist_lib.shard.log import apply_rows
 
 AS_IT_IS = "as it is"
+REPLAYED = frozenset({*SHARES, "retention"})
+"""What of a rule changes what a replay finds."""
 ENOUGH = 500
 """How many appends tell policies apart, where the log knows fewer as upkeep truncated it."""
 EVERY = 10
@@ -80,8 +82,8 @@ def _policy(own: Policy, given: object, label: str) -> Policy:
     else:
         raise InvalidUsage(f"policy {label!r} is a persist.Policy, a mapping or TOML: got {shown(given)}")
     said = told(rules)
-    if "quiet" in said or not said:
-        what = "quiet windows, which no history tells apart" if said else "nothing"
+    if (others := sorted(said.keys() - REPLAYED)) or not said:
+        what = f"{others[0]}, which a replay does not tell apart" if others else "nothing"
         raise InvalidUsage(f"policy {label!r} says {what}: say compaction_weight, compaction_ahead or retention")
     return ruled(own, said)
 

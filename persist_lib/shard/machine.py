@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -11,6 +11,7 @@ import msgspec
 from persist_lib.config import Config
 from persist_lib.core import refusals as r
 from persist_lib.core.commands import Command, NamesMember, stored_name
+from persist_lib.core.cost import Cost
 from persist_lib.core.diff import StateDiff, apply_diff
 from persist_lib.core.formats import PARTS_AT_A_TIME
 from persist_lib.core.state import Outcome, State, Version
@@ -111,6 +112,8 @@ class Shard:
         """The name that a collection has now, by its id; empty where that is not known."""
         self.may_begin: Callable[[str, str], None] = lambda _shard, _duty: None
         """Raises Paused for a duty that is paused on a shard or a table."""
+        self.allot: Callable[[str, Sequence[Cost]], int] = lambda _shard, costs: len(costs)
+        """How many compactions of a shard at these costs may begin, by the budgets of rules. It charges them."""
         enrol(self, Stage.SHARDS)
 
     def after_fork_in_child(self) -> None:

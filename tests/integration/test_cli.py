@@ -901,5 +901,14 @@ def test_rules_are_set_and_each_value_says_where_it_is_from(sh: Shell):
     path.write_text('[[rule]]\npattern = "ord*"\nretain = 3\n')
     assert "a rule has no 'retain'" in sh.fails(2, "config", "--rules", path)
     sh.fails(2, "config", "--rules", path, "orders")
+    path.write_text('[[rule]]\npattern = "ord*"\nbytes_day = 1\nstill = "1 hour"\n')
+    sh("config", "--rules", path)
+    assert sh("config", "--show-rules") == path.read_text()
+    assert sh.json("config", "--show-rules")["rules"][0]["still"] == "1 hour"
+    sh.fails(2, "config", "--show-rules", "orders")
+    source = sh.json("config", "orders")["settings"]["bytes_day"]["source"]
+    assert source == "the rule 'ord*'; 0 B of 1 B today"
+    assert "bytes_day 1; still 1 hour" in sh("report")
+    assert "the rule 'ord*'" in sh("report", "orders")
     path.write_text("")
     assert "0 rules in force" in sh("config", "--rules", path)

@@ -170,6 +170,24 @@ def test_damage_was_sent_once_and_that_it_is_over_whatever_the_receiver_answers(
     assert SECRET not in f"{caplog.text} {watch.cursor} {watch.reason}"
 
 
+def test_what_a_rule_limits_was_sent_once_and_that_it_is_over(
+    client: persist.Client, watch: Watch, receiver: Receiver
+) -> None:
+    """The limits are in the location: the pipeline has no settings of its own for them."""
+    table = client.table("orders", persist.Schema({"id": "int64 not null"}, {"n": "int64"}, times="ms"))
+    table.append([{"id": 1, "n": 1}])
+    watch.tick()
+    assert receiver.said() == []
+    client.set_rules([{"pattern": "ord*", "still": 0}])
+    for _ in range(3):
+        watch.tick()
+    assert receiver.said() == [("opened", "still:table:orders")]
+    client.set_rules([{"pattern": "ord*", "still": "1 hour"}])
+    watch.tick()
+    watch.tick()
+    assert receiver.said() == [("over", "still:table:orders")]
+
+
 def test_the_check_has_a_button_that_looks_now(
     client: persist.Client, folder: Path, watch: Watch, instance: dg.DagsterInstance
 ) -> None:

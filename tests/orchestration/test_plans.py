@@ -61,6 +61,11 @@ def why_failed(done: dg.ExecuteInProcessResult) -> str:
     return str(told and told.description)
 
 
+def checks(done: dg.ExecuteInProcessResult) -> list[dg.AssetCheckEvaluation]:
+    data = (event.event_specific_data for event in done.all_events)
+    return [one for one in data if isinstance(one, dg.AssetCheckEvaluation)]
+
+
 def seqnos(client: persist.Client) -> list[int]:
     return [client.inspect(name).seqno for name in ("a", "b")]
 
@@ -198,3 +203,22 @@ def test_runs_obey_rules_and_the_census_says_which(
     report = str(counted[0].metadata["report"].value)
     assert "| rule_retention | 2 (a) |" in report
     assert "| rule_quiet | 00:00-12:00, 12:00-00:00 (*) |" in report
+
+
+def test_runs_take_engines_checks_and_budgets_from_rules(
+    shards: persist.Client, folder: Path, instance: dg.DagsterInstance
+) -> None:
+    shards.set_rules([{"pattern": "a", "verify_reads": 0}, {"pattern": "*", "bytes_day": 1, "order": "coldest"}])
+    result = launch(folder, instance, "compaction", {"engine": "local", "in_flight": 1})
+    assert result.success
+    verdicts = {one.partition: one.passed for one in checks(result) if one.check_name == "reads_identical"}
+    (first,) = [one.partition for one in made(result) if one.asset_key == dg.AssetKey("compaction")]
+    assert verdicts == ({} if first == "a" else {"b": True})
+    (budget,) = shards.budgets()
+    assert budget.spent > budget.limit
+    again = launch(folder, instance, "compaction", {"engine": "local"})
+    assert again.success
+    assert not [one for one in made(again) if one.asset_key == dg.AssetKey("compaction")]
+    shards.set_rules([{"pattern": "*", "verify_reads": 0}])
+    last = launch(folder, instance, "compaction", {"engine": "local", "verify_reads": 2})
+    assert [one.passed for one in checks(last) if one.check_name == "reads_identical"] == [True], "a run counts over it"

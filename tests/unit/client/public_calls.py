@@ -474,6 +474,7 @@ SPECIAL: dict[str, tuple[Arguments | None, dict[str, Kind]]] = {
     "Client.set_rules": (
         lambda _: {"rules": []}, {"rules": lambda value: (isinstance(value, str) and not value) or is_empty(value)},
     ),
+    "Client.budgets": (lambda p: {}, {}),
     "Client.rules_of": (lambda p: {"name": p.name}, {"name": is_text(500, least=1)}),
     "Client.policy": (None, {"name": or_none(name)}),
     "Client.plan": (lambda p: {"name": p.name, "only": []}, {"name": or_none(name), "only": is_empty}),

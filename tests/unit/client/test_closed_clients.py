@@ -46,6 +46,7 @@ CLIENT: dict[str, Callable[[Client], object]] = {
     "pauses": lambda client: client.pauses(),
     "rules": lambda client: client.rules(),
     "set_rules": lambda client: client.set_rules([]),
+    "budgets": lambda client: client.budgets(),
     "rules_of": lambda client: client.rules_of("s"),
     "pause": lambda client: client.pause("s", owner="ann", reason="a test"),
     "resume": lambda client: client.resume("s"),

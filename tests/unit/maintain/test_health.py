@@ -277,3 +277,30 @@ def test_a_name_that_is_nowhere_is_refused(world: World) -> None:
 
 def test_the_earlier_command_is_told() -> None:
     assert RENAMED["source check"] == "health NAME"
+
+
+def test_limits_are_by_rule_where_a_rule_says_them(world: World) -> None:
+    client = world.client(TINY)
+    make(client, "s", "t", appends=30)
+    readers = [client.open_reader(name) for name in "st"]
+    for name in "st":
+        client.compact(name, policy=persist.Policy(weight=1e9, advance=0.01))
+    assert wrong(world) == []
+    client.set_rules([{"pattern": "s", "garbage": 0}, {"pattern": "t", "kept": 1}])
+    assert sorted(wrong(world)) == [("garbage", "table", "s"), ("kept", "table", "t")]
+    both = [("garbage", "table", "s"), ("garbage", "table", "t"), ("kept", "table", "t")]
+    assert sorted(wrong(world, garbage=0, kept=1 << 40)) == both, "options are for what no rule says"
+    del readers
+
+
+def test_a_rule_says_how_far_an_upper_may_be_behind(world: World) -> None:
+    client = world.client()
+    for name in ("orders", "people"):
+        client.table(name, CLOCK).append([{"id": 1, "n": 1}])
+    world.clock.advance(7200)
+    assert wrong(world) == []
+    client.set_rules([{"pattern": "ord*", "still": "1 hour"}])
+    assert wrong(world) == [("still", "table", "orders")]
+    assert wrong(world, still={"orders": "3 hours"}) == [("still", "table", "orders")], "the strictest counts"
+    client.set_rules([{"pattern": "ord*", "still": 10_000}])
+    assert wrong(world) == []

@@ -14,7 +14,8 @@ from persist_lib import health, pending_area
 from persist_lib.core.duties import LAYER_DUTIES, NAMES
 from persist_lib.core.pauses import PAUSABLE, Pause
 from persist_lib.errors import Corrupt, Determinate, InvalidUsage, NewerFormat, NotFound, Paused
-from persist_lib.format.pause_list import EMPTY_SIZE, PREFIX, Wishes, decode_wishes, encode_wishes, pause_key
+from persist_lib.format.paths import numbered_key
+from persist_lib.format.pause_list import EMPTY_SIZE, PREFIX, Wishes, decode_wishes, encode_wishes
 from persist_lib.location.wrap.around import AroundBlob, Operation
 from persist_lib.maintain.duties import carry_out
 from persist_lib.maintain.pauses import AGE_S, pause_rest, resume_rest
@@ -296,11 +297,11 @@ def test_the_bytes_of_pauses_are_the_same_for_ever_and_damage_is_seen(world: Wor
         with pytest.raises((Corrupt, NewerFormat)):
             decode_wishes(data[:at] + bytes((data[at] ^ 1,)) + data[at + 1 :], "k")
     with pytest.raises(NewerFormat):
-        decode_wishes(framed(data[:4], 3, b""), "k")
+        decode_wishes(framed(data[:4], 4, b""), "k")
     assert len(encode_wishes(Wishes(()))) == EMPTY_SIZE < min(len(encode_wishes(Wishes((one,)))) for one in PAUSES)
     client = world.client()
     make(client, "s")
-    world.inner.blob.set(pause_key(1), b"x" * 50)
+    world.inner.blob.set(numbered_key(PREFIX, 1), b"x" * 50)
     with pytest.raises(Corrupt):
         client.retain("s")
 

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 import persist_lib as persist
-from persist_lib.core.rules import Rule, Told, parse_rules, quiet_at, told
-from persist_lib.errors import InvalidUsage, Paused
+from persist_lib.core.rules import Rule, Told, as_toml, parse_rules, quiet_at, told, values_of
+from persist_lib.errors import InvalidUsage, NewerFormat, Paused
+from persist_lib.format.frame import version_of
 from persist_lib.format.pause_list import PREFIX, Wishes, decode_wishes, encode_wishes
+from tests.framing import framed
 from tests.shards import TINY, filled
 from tests.unit.maintain.surveys import asked, make
 from tests.worlds import World
@@ -19,6 +21,17 @@ GOLDEN = (
     "50535470025f583680b58051ec70cb7a2a2d6736b492909283a77061747465726ea76f72646572732aa9726574656e74696f6ea637206461"
     "7973a5717569657491ab30383a30302d31383a303082a77061747465726ea66f7264657273b1636f6d70616374696f6e5f776569676874cb"
     "3fd0000000000000"
+)
+MORE = Rule(
+    "events_*", bytes_day=10 << 30, dollars_day=2.5, order="coldest", engine="spark", verify_reads=0, still="1 hour",
+    kept=1 << 30, garbage=5,
+)  # fmt: skip
+MORE_GOLDEN = (
+    "5053547003c1c4df22859ba58aec9a4d3df58ce4eb92909383a77061747465726ea76f72646572732aa9726574656e74696f6ea637206461"
+    "7973a5717569657491ab30383a30302d31383a303082a77061747465726ea66f7264657273b1636f6d70616374696f6e5f776569676874cb"
+    "3fd000000000000089a77061747465726ea86576656e74735f2aa962797465735f646179cf0000000280000000ab646f6c6c6172735f6461"
+    "79cb4004000000000000a56f72646572a7636f6c64657374a6656e67696e65a5737061726bac7665726966795f726561647300a57374696c"
+    "6ca63120686f7572a46b657074ce40000000a76761726261676505"
 )
 RULES = (Rule("orders*", retention="7 days", quiet=("08:00-18:00",)), Rule("orders", compaction_weight=0.25))
 TOML = """
@@ -74,6 +87,9 @@ def test_a_window_is_of_the_day_also_over_midnight(window: str, quiet: list[int]
         [{"pattern": "a", "compaction_weight": "x"}], [{"pattern": "a", "compaction_weight": -1}],
         [{"pattern": "a", "quiet": "8-18"}], [{"pattern": "a", "quiet": ["08:00-08:00"]}],
         [{"pattern": "a", "quiet": ["24:00-08:00"]}], [{"pattern": "a", "quiet": [5]}],
+        [{"pattern": "a", "bytes_day": -1}], [{"pattern": "a", "dollars_day": "2"}], [{"pattern": "a", "order": "old"}],
+        [{"pattern": "a", "engine": "ray"}], [{"pattern": "a", "verify_reads": 1.5}], [{"pattern": "a", "still": "x"}],
+        [{"pattern": "a", "kept": True}], [{"pattern": "a", "garbage": -1}], [{"pattern": "a", "still": -1}],
     ],
 )  # fmt: skip
 def test_what_is_no_rule_is_refused_and_changes_nothing(world: World, bad: Any) -> None:
@@ -100,6 +116,55 @@ def test_rules_are_stored_beside_the_pauses_and_stay_with_them(world: World) -> 
     assert world.inner.blob.get(key) == encode_wishes(Wishes()), "older releases read what has no rules"
     assert encode_wishes(Wishes((), RULES)).hex() == GOLDEN
     assert decode_wishes(bytes.fromhex(GOLDEN), "k") == Wishes((), RULES)
+
+
+def test_rules_that_say_more_are_in_a_format_that_older_releases_refuse(world: World) -> None:
+    data = encode_wishes(Wishes((), (*RULES, MORE)))
+    assert data.hex() == MORE_GOLDEN
+    assert decode_wishes(data, "k") == Wishes((), (*RULES, MORE))
+    assert (version_of(bytes.fromhex(GOLDEN)), version_of(data)) == (2, 3)
+    with pytest.raises(NewerFormat, match="no duty begins"):
+        decode_wishes(framed(data[:4], 4, b""), "k")
+
+
+def test_rules_are_written_as_the_file_that_they_are_read_from() -> None:
+    odd = Rule('a"\\é*', quiet=(), still=90.5)
+    assert parse_rules(as_toml((*RULES, MORE, odd))) == (*RULES, MORE, odd)
+    assert as_toml(()) == ""
+
+
+def test_what_counts_for_a_name_says_where_it_is_from(world: World) -> None:
+    client = world.client(TINY)
+    filled(client, 3, shard="orders")
+    client.set_rules([{"pattern": "*", "retention": 5, "order": "newest"}, {"pattern": "o*", "compaction_weight": 0.1}])
+    state = client.inspect("orders").state
+    found = {
+        one.field: (one.shown, one.source)
+        for one in values_of(client.rules_of("orders"), state, {"compaction_ahead": (0.5, "PERSIST_CONFIG")}, {})
+    }
+    assert found["retention"] == ("5", "the rule '*'")
+    assert found["compaction_weight"] == ("0.1", "the rule 'o*'")
+    assert found["compaction_ahead"] == ("0.5", "PERSIST_CONFIG")
+    assert found["engine"] == ("none", "default")
+    client.set_retention("orders", 7)
+    said = values_of(client.rules_of("orders"), client.inspect("orders").state, {}, {})
+    assert (said[0].value, said[0].source) == ("7", "set-retention")
+
+
+def test_debt_is_paid_in_the_order_that_a_rule_says(world: World) -> None:
+    client = world.client(TINY)
+    for number, name in enumerate(("a1", "a2", "a3", "b1", "b2")):
+        make(client, name, appends=4 + 3 * number)
+        client.survey()
+        world.clock.advance(60)
+    assert client.survey().due("compaction") == ["b2", "b1", "a3", "a2", "a1"], "most debt first"
+    client.set_rules([{"pattern": "a*", "order": "coldest"}])
+    assert client.survey().due("compaction") == ["b2", "b1", "a1", "a2", "a3"]
+    client.set_rules([{"pattern": "*", "order": "coldest"}, {"pattern": "b*", "order": "debt"}])
+    assert client.survey().due("compaction") == ["b2", "b1", "a1", "a2", "a3"]
+    client.set_rules([{"pattern": "a*", "order": "newest"}])
+    assert client.survey().due("compaction") == ["b2", "b1", "a3", "a2", "a1"]
+    assert client.survey().due("census") == ["a1", "a2", "a3", "b1", "b2"], "it is about compaction"
 
 
 def test_a_rule_keeps_less_history_where_the_shard_says_nothing(world: World) -> None:

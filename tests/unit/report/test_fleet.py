@@ -11,10 +11,12 @@ import pytest
 
 import persist_lib as persist
 from persist_lib import report
+from persist_lib.core.budgets import Budget
+from persist_lib.core.rules import Rule
 from persist_lib.errors import InvalidUsage, NotFound
 from persist_lib.health import Limits
 from persist_lib.maintain.scrub_memory import Remembered
-from persist_lib.report.fleet_report import Fleet, Row
+from persist_lib.report.fleet_report import Fleet, Row, Ruled
 from tests.shards import TINY
 from tests.unit.maintain import test_scrub, test_survey
 from tests.unit.maintain.surveys import append, asked, make
@@ -166,6 +168,28 @@ def test_a_thousand_shards_cost_a_few_requests_once_they_are_known(world: World)
     assert len(page) < 20_000, "a thousand shards stay one page"
 
 
+def test_rules_are_on_the_page_with_how_many_shards_have_them_and_what_is_spent(world: World) -> None:
+    client = world.client(TINY)
+    make(client, "a1", "a2", "b", appends=6)
+    client.set_rules(
+        [
+            {"pattern": "a*", "bytes_day": 1 << 30, "still": "1 hour"}, {"pattern": "a1", "still": "2 hours"},
+            {"pattern": "c*", "order": "newest"},
+        ]
+    )  # fmt: skip
+    client.compact("a1")
+    found = report.fleet(world.client(TINY))
+    assert [(one.rule.pattern, one.shards) for one in found.rules] == [("a*", 2), ("a1", 1), ("c*", 0)]
+    ((budget,), *others) = [one.budgets for one in found.rules]
+    assert (budget.limit, others) == (1 << 30, [(), ()])
+    assert budget.spent > 0
+    (table,) = (one for one in report.shown(found).tables if one.title == "Rules")
+    assert table.rows[0][:3] == ("a*", f"bytes_day {1 << 30}; still 1 hour", "2")
+    assert table.rows[0][3].endswith(" KiB of 1.0 GiB")
+    client.set_rules([])
+    assert report.fleet(client).rules == ()
+
+
 def test_shards_that_there_was_no_time_for_are_counted(world: World) -> None:
     client = world.client()
     make(client, "a", "b")
@@ -182,7 +206,8 @@ def test_what_people_wrote_is_text_and_never_markup() -> None:
         shard=HOSTILE, table=HOSTILE, owner=HOSTILE, debt=5, held=7, held_by=HOSTILE, damaged=1, damaged_ms=5,
         damage=HOSTILE, overdue={"scrub": HOSTILE}, paused=(HOSTILE,), dollars_month=1.0,
     )  # fmt: skip
-    document = report.shown(Fleet(f"file:{HOSTILE}", 0, (row,)), picture=True)
+    ruled = Ruled(Rule(HOSTILE, quiet=(HOSTILE,)), 1, (Budget(HOSTILE, "bytes_day", 5, 7),))
+    document = report.shown(Fleet(f"file:{HOSTILE}", 0, (row,), rules=(ruled,)), picture=True)
     text = report.html(document, lambda name: f'javascript:"{name}"')
     checked = Checked(text)
     assert "script" not in checked.seen

@@ -178,3 +178,17 @@ def test_a_finished_shard_has_a_page(world: World) -> None:
     page = report.shard(client, "s")
     assert {one.why for one in page.actions} == {"it is finished for good, and only its log and a rollup are kept"}
     assert page.days[-1].batches == 0
+
+
+def test_a_page_says_by_what_it_is_looked_after_and_where_that_is_from(world: World) -> None:
+    client = world.client(TINY.model_copy(update={"compaction_ahead": 0.5}))
+    make(client, "s", appends=8)
+    assert report.shard(client, "s").census.debt > 0
+    client.set_rules([{"pattern": "s", "compaction_weight": 0.001}, {"pattern": "*", "bytes_day": 1024}])
+    page = report.shard(client, "s")
+    assert page.census.debt == 0, "as the rule says, and as upkeep does"
+    (table,) = (one for one in report.shown(page).tables if one.title == "How it is looked after")
+    assert table.rows == (
+        ("compaction_weight", "0.001", "the rule 's'"), ("compaction_advance", "0.333333", "default"),
+        ("compaction_ahead", "0.5", "settings"), ("bytes_day", "1024; 0 B of 1.0 KiB today", "the rule '*'"),
+    )  # fmt: skip
