@@ -29,20 +29,6 @@ WALKED = ".walked"
 """What the key of a verdict on the log ends with. A release that knows none leaves it: it is no key of marks."""
 
 
-NUMBER = re.compile(r"\d{20}")
-
-
-def numbered_key(prefix: str, number: int) -> str:
-    """The key of an object with a number."""
-    return f"{prefix}{number:020d}"
-
-
-def number_in(prefix: str, key: str) -> int:
-    """The number in a key; 0 for another object."""
-    number = key.removeprefix(prefix)
-    return int(number) if number != key and NUMBER.fullmatch(number) else 0
-
-
 PARTS = "_parts/"
 """Where parts are below a publication's folder. SUBTLE: what vacuums other engines' tables leaves out of its listings
 what is below a name that starts with `_`, so that none of these goes with it, whether it is published or not."""
@@ -116,3 +102,17 @@ def has_damage(key: str) -> bool | None:
 def walked_key(shard: ShardId, now: int, entropy: int) -> str:
     """A fresh key in Blob for a verdict on the log, given the store's clock (ms) and 64 random bits."""
     return f"{marks_prefix(shard)}{now:020d}-{entropy:016x}{WALKED}"
+
+
+NUMBER = re.compile(r"\d{20}")
+
+
+def numbered_key(prefix: str, number: int) -> str:
+    """The key of an object with a number."""
+    return f"{prefix}{number:020d}"
+
+
+def number_in(prefix: str, key: str) -> int:
+    """The number in a key; 0 for another object."""
+    number = key.removeprefix(prefix)
+    return int(number) if number != key and NUMBER.fullmatch(number) else 0
