@@ -8,14 +8,15 @@ import dagster as dg
 from pydantic import Field
 
 from jobs.engine import EngineName, engine_for
-from orchestration.collection_reports import table
-from orchestration.collections import job_of
+from orchestration.collection_reports import steps_of, table
+from orchestration.collections import COLLECTIONS, job_of
 from orchestration.duties import MAY_NOT, Options
 from orchestration.mount import Mount
 from orchestration.plans import APPLY, PLANS
 from orchestration.reports import Event, figure, listed
 from orchestration.resources import Persist
 from orchestration.sweep import spark_engine
+from persist_lib.catalog.describe import Tended
 from persist_lib.core.duties import figures_of
 from persist_lib.core.plan.written import Plan, ShardPlan, parse_plan
 from persist_lib.errors import NotAllowed, PersistError
@@ -31,7 +32,7 @@ class ApplyConfig(dg.Config):
 
     run_id: str = Field(default="", description="the run that made the plan; its asset `plans` shows what it is")
     plan: str = Field(default="", description="or the plan itself, as JSON")
-    shards: list[str] = Field(default=[], description="only these; empty: all that it has")
+    shards: list[str] = Field(default=[], description="only these, or these collections; empty: all that it has")
     engine: str = Field(default="auto", description="as in the other jobs: auto, spark or local")
 
 
@@ -53,23 +54,35 @@ def apply_op(mount: Mount) -> dg.OpDefinition:
         options = spark_engine(persist.client, getattr(context.resources, mount.spark), Options(engine))
         try:
             plan = parse_plan(config.plan or _planned_by(context.instance, mount, config.run_id))
-            names = config.shards or [one.shard for one in plan.shards]
-            chosen = {name: plan.of(name) for name in names}
+            plan = plan.only(config.shards)
+            chosen = {one.shard: one for one in plan.shards}
         except PersistError as error:
             raise dg.Failure(why(error), allow_retries=False) from error
-        tried = Each[Maintained]()
+        tried, of_collections = Each[Maintained](), Each[Tended]()
+        if plan.collections:
+            of_collections.add([COLLECTIONS], lambda _: _given_up(persist, plan), PersistError)
+        for tended in of_collections.done.values():
+            for name in dict.fromkeys(step.exactly[0] for step in plan.collections):
+                yield dg.AssetMaterialization(mount.key(COLLECTIONS), partition=name, metadata=steps_of(tended, name))
         for name, one in chosen.items():
             tried.add([name], lambda _, one=one: _applied(persist, one, options), PersistError)  # type: ignore[misc]
             if name in tried.done:
                 yield from _done(mount, name, tried.done[name])
         rows = [{"shard": name, "became": tried.why.get(name, "done")} for name in chosen]
-        metadata = {"done": figure(len(tried.done)), "refused": figure(len(tried.failed)), "shards": table(rows)}
-        if tried.failed:
-            says = listed([f"{name} ({reason})" for name, reason in tried.why.items()])
-            raise dg.Failure(f"{len(tried.failed)} of {len(chosen)} shards: {says}", metadata, allow_retries=False)
+        failed = {**of_collections.why, **tried.why}
+        rows += [{"shard": COLLECTIONS, "became": failed.get(COLLECTIONS, "done")}] if plan.collections else []
+        metadata = {"done": figure(len(rows) - len(failed)), "refused": figure(len(failed)), "shards": table(rows)}
+        if failed:
+            says = listed([f"{name} ({reason})" for name, reason in failed.items()])
+            raise dg.Failure(f"{len(failed)} of {len(rows)} shards: {says}", metadata, allow_retries=False)
         yield dg.AssetObservation(mount.key(PLANS), metadata=metadata)
 
     return of_plan
+
+
+def _given_up(persist: Persist, plan: Plan) -> Tended:
+    with persist.client.controller() as controller:
+        return controller.apply(plan.collections)
 
 
 def _applied(persist: Persist, one: ShardPlan, options: Options) -> Maintained:

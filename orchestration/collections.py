@@ -26,31 +26,27 @@ from orchestration.collection_reports import (
     timelines,
     verdict,
 )
+from orchestration.config import TendConfig
 from orchestration.jobs import RETRIES
 from orchestration.mount import Mount
 from orchestration.partitions import COLLECTIONS as PARTITIONS
 from orchestration.partitions import add_missing, defined, keep
+from orchestration.plans import is_planned, written_down
 from orchestration.reports import DRY_RUN, Event, figure
 from orchestration.resources import Persist, traced
 from orchestration.runs import is_unfinished
+from orchestration.sensors import run_key
 from persist_lib.catalog import Controller, Description
 from persist_lib.catalog.describe import Step, Tended
 from persist_lib.client import Client
 from persist_lib.core.duties import BY_NAME
+from persist_lib.core.plan.written import Plan
 from persist_lib.errors import InvalidUsage, PersistError
 from persist_lib.runtime.each import Each
 from persist_lib.timeline import Lag
 
 COLLECTIONS = "collections"
 DUTY = BY_NAME[COLLECTIONS]
-
-
-class TendConfig(dg.Config):
-    """Which collections are tended."""
-
-    collections: list[str] = Field(default=[], description="empty: all, and what is left of dropped ones")
-    everything: bool = Field(default=False, description="record also collections on which nothing was due")
-    dry_run: bool = Field(default=False, description="change nothing; observe what would be done")
 
 
 class OneConfig(dg.Config):
@@ -118,11 +114,14 @@ def collection_schedule(mount: Mount, job: dg.JobDefinition, status: dg.DefaultS
             return dg.SkipReason(f"the last run of {job.name} is not finished")
         with persist.client.controller() as controller:
             (planned, failed), listed = _tended(controller, None, dry_run=True), set(controller.list())
-        if not due(planned, listed):
+        steps = due(planned, listed)
+        if not steps:
             if failed is not None:  # a run would find nothing else: the tick is red, and says why
                 raise failed
             waits = f", {len(planned.waiting)} wait for readers or holds" if planned.waiting else ""
             return dg.SkipReason(f"there is nothing to do for collections{waits}")
+        if is_planned(persist, TendConfig()) and all(step.gives_up for step in steps):  # once for the same plan
+            return dg.RunRequest(run_key=run_key(" ".join(step.exactly) for step in steps))
         return dg.RunRequest()
 
     return when_due
@@ -143,15 +142,19 @@ def tend_op(mount: Mount) -> dg.OpDefinition:
     """Tend collections; record those for which something was done, and all of them in one table."""
 
     def tended(context: dg.OpExecutionContext, config: TendConfig) -> Iterator[Event]:
+        is_plan = is_planned(getattr(context.resources, mount.persist), config)
+        planned = () if is_plan else None
         with _controlling(context, mount) as controller:
             names: list[str] | list[None] = config.collections or [None]
-            tried = [_tended(controller, name, dry_run=config.dry_run) for name in names]
+            tried = [_tended(controller, name, dry_run=config.dry_run, planned=planned) for name in names]
+            plan = [step for name in names if is_plan for step in controller.plan(name)]
             done = Tended(tuple(step for one, _ in tried for step in one.steps))
             wrong = [str(failed) for _, failed in tried if failed is not None]
             listed, of_timelines = controller.list(), _lags(controller)
             told = Each[Description]().add(listed, controller.describe)
             lags, now = list(of_timelines.done.values()), controller.client.consensus.now()
         found = list(told.done.values())
+        yield from written_down(context, mount, Plan(()).with_collections(plan))
         for step in done.steps:
             context.log.info("%s: %s %s, as %s", step.collection, step.action, step.subject, step.reason)
         acted = {step.collection for step in done.steps if step.action != "wait"}
@@ -267,10 +270,12 @@ def rebuild_op(mount: Mount) -> dg.OpDefinition:
     return _op(mount, "rebuild", "Copy a collection into another rendition, or bring that up to date.", rebuilt)
 
 
-def _tended(controller: Controller, name: str | None, *, dry_run: bool) -> tuple[Tended, PersistError | None]:
+def _tended(
+    controller: Controller, name: str | None, *, dry_run: bool, planned: tuple[()] | None = None
+) -> tuple[Tended, PersistError | None]:
     """What tending did, or would do, and the error that names what it could not look after."""
     try:
-        return controller.tend(name, dry_run=dry_run), None
+        return controller.tend(name, dry_run=dry_run, planned=planned), None
     except PersistError as error:
         done = error.fields.get("done")
         return done if isinstance(done, Tended) else Tended(()), error

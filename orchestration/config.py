@@ -7,6 +7,8 @@ from pydantic import Field
 
 from orchestration.duties import Options
 
+APPLY: str = Field(default="", description="`at once`, or `by a person`: only plan; empty: as the settings say")
+
 
 class DutyConfig(dg.Config):
     """How the duties of a run are done."""
@@ -32,7 +34,16 @@ class SweepConfig(DutyConfig):
     everything: bool = Field(
         default=False, description="visit also shards on which nothing is due, and record also what found nothing to do"
     )
-    apply: str = Field(default="", description="`at once`, or `by a person`: only plan; empty: as the settings say")
+    apply: str = APPLY
+
+
+class TendConfig(dg.Config):
+    """Which collections are tended."""
+
+    collections: list[str] = Field(default=[], description="empty: all, and what is left of dropped ones")
+    everything: bool = Field(default=False, description="record also collections on which nothing was due")
+    dry_run: bool = Field(default=False, description="change nothing; observe what would be done")
+    apply: str = APPLY
 
 
 def options_of(config: DutyConfig, *, is_dry: bool, may_delete: bool | None) -> Options:

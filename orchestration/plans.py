@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import dagster as dg
 
 from orchestration.collection_reports import table
-from orchestration.config import SweepConfig
+from orchestration.config import SweepConfig, TendConfig
 from orchestration.duties import Duty
 from orchestration.mount import Mount
 from orchestration.reports import Event, figure, listed
@@ -34,7 +34,7 @@ def plans_asset(mount: Mount) -> dg.AssetSpec:
     )  # fmt: skip
 
 
-def is_planned(persist: Persist, config: SweepConfig) -> bool:
+def is_planned(persist: Persist, config: SweepConfig | TendConfig) -> bool:
     """Whether a run plans what another one, by a person, is to do. Raises Failure for a value that cannot be."""
     if config.apply not in ("", *CHOICES):
         raise dg.Failure(f"apply must be {' or '.join(map(repr, CHOICES))}: got {config.apply!r}. Nothing was done")
@@ -50,21 +50,28 @@ def planning(
         shards if only else (), lambda name: client.plan(name, only=only).of(name), PersistError
     )
     plan = Plan(tuple(one for one in found.done.values() if one.steps))
-    if plan.shards:
+    yield from written_down(context, mount, plan)
+    context.log.info("%d of %d shards have something to do; the plan is on %s", len(plan.shards), len(shards), PLANS)
+    if found.failed:
+        raise dg.Failure(f"not planned: {listed([f'{name} ({says})' for name, says in found.why.items()])}")
+
+
+def written_down(context: dg.OpExecutionContext, mount: Mount, plan: Plan) -> Iterator[Event]:
+    """A plan as a materialization, if it has anything."""
+    steps = [*(step for one in plan.shards for step in one.steps), *plan.collections]
+    if steps:
+        collections = {step.exactly[0] for step in plan.collections}
         yield dg.AssetMaterialization(
             mount.key(PLANS),
             description=f"launch the job {mount.named(APPLY)} with run_id {context.run_id} to do exactly this",
             metadata={
-                "shards": figure(len(plan.shards)), "steps": figure(sum(len(one.steps) for one in plan.shards)),
-                "frees_bytes": figure(sum(one.freed for one in plan.shards)),
+                "shards": figure(len(plan.shards)), "collections": figure(len(collections)),
+                "steps": figure(len(steps)), "frees_bytes": figure(sum(one.freed for one in plan.shards)),
                 "bytes": figure(plan.cost.bytes_read + plan.cost.bytes_written),
                 "requests": figure(plan.cost.requests), "dollars": figure(plan.cost.dollars),
                 "what": table(_rows(plan)), "plan": dg.MetadataValue.text(plan.to_json()),
             },
         )  # fmt: skip
-    context.log.info("%d of %d shards have something to do; the plan is on %s", len(plan.shards), len(shards), PLANS)
-    if found.failed:
-        raise dg.Failure(f"not planned: {listed([f'{name} ({says})' for name, says in found.why.items()])}")
 
 
 def _rows(plan: Plan) -> list[dict[str, object]]:
@@ -77,5 +84,12 @@ def _rows(plan: Plan) -> list[dict[str, object]]:
             "requests": step.cost.requests, "dollars": f"{step.cost.dollars:.6f}",
         }
         for one, step in steps[:MOST_ROWS]
+    ]  # fmt: skip
+    rows += [
+        {
+            "shard": step.exactly[0], "version": 0, "duty": step.duty, "what": step.what, "why": step.why, "frees": 0,
+            "bytes": 0, "requests": 0, "dollars": "",
+        }
+        for step in plan.collections[: MOST_ROWS - len(rows)]
     ]  # fmt: skip
     return rows

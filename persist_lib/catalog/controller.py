@@ -27,12 +27,14 @@ from persist_lib.catalog.describe import Capability, Description, Tended
 from persist_lib.catalog.handover import Handovers
 from persist_lib.catalog.maintenance import tend
 from persist_lib.catalog.names import minted, parse_collection_name
+from persist_lib.catalog.planned import apply, exactly_of, plan
 from persist_lib.catalog.promotion import Promoting
 from persist_lib.catalog.reader import CollectionReader, RenditionReader
 from persist_lib.catalog.records import CollectionRecord, CommandRecord, Kind, Mode
 from persist_lib.catalog.wal import has_wal
 from persist_lib.catalog.writer import CollectionWriter
 from persist_lib.core.holds import is_of_layer
+from persist_lib.core.plan.written import Step as PlannedStep
 from persist_lib.core.state import RETENTION
 from persist_lib.errors import InvalidUsage, NameTaken, StillRead
 from persist_lib.relation.reader import PURPOSE_LETTERS
@@ -234,18 +236,38 @@ class Controller(Promoting, Evolving, Handovers, KeepingDeletes, Resource):
                 shard=shard, by=tuple(f"hold {hold}" for hold in held),
             )  # fmt: skip
 
-    def tend(self, name: str | None = None, *, dry_run: bool = False, timeout: float | None = None) -> Tended:
+    def tend(
+        self, name: str | None = None, *, dry_run: bool = False, planned: Sequence[PlannedStep] | None = None,
+        timeout: float | None = None,
+    ) -> Tended:  # fmt: skip
         """Look after one collection, or after all and what is left of dropped ones: the duty of this layer.
 
         Finishes commands that were left, promises as far as the data is there, moves the holds that keep history,
         and takes away renditions and collections that nobody can need any more. With `dry_run` it only says so. What
-        is paused waits.
+        is paused waits. With `planned`, so does what gives something up and is not exactly one of these steps.
         """
         dry_run = parse_flag(dry_run, "dry_run")
+        exactly = None if planned is None else exactly_of(planned)
         if not dry_run:
             self._writable("tend")
         only = None if name is None else self._find(name)[1].id
-        return self._tended(timeout, only, dry_run=dry_run, heeds_pauses=True)
+        return self._tended(timeout, only, dry_run=dry_run, heeds_pauses=True, planned=exactly)
+
+    def plan(self, name: str | None = None, *, timeout: float | None = None) -> tuple[PlannedStep, ...]:
+        """Return what tending a collection, or all, would give up now, for `apply`. Changes nothing.
+
+        That is history, renditions, and what is left of dropped collections. What gives nothing up is in no plan.
+        """
+        return plan(self, name, timeout)
+
+    def apply(self, steps: Sequence[PlannedStep], *, timeout: float | None = None) -> Tended:
+        """Tend all collections, and give up exactly what these steps say, or raise PlanMoved and change nothing.
+
+        What was planned is not done a second time. A pause, or a rival amid it, leaves some of them undone: they wait,
+        in the answer.
+        """
+        self._writable("apply")
+        return apply(self, steps, timeout)
 
     def _tended(self, timeout: float | None, only: str | None, **simulated: Any) -> Tended:
         from persist_lib.timeline.wal_truncation import timeline_steps  # noqa: PLC0415 - tables stand on the controller

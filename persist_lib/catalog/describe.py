@@ -182,6 +182,14 @@ class Step(msgspec.Struct, frozen=True):
     ]
     subject: str
     reason: str
+    gives_up: bool = False
+    """Whether something cannot be read any more after it, so that a person may want to decide. The others finish what
+    was begun, make readable what is there, or free what cannot be read already."""
+
+    @property
+    def exactly(self) -> tuple[str, str, str]:
+        """What it is, whatever the reason: two steps with the same do the same."""
+        return self.collection, self.action, self.subject
 
 
 Do = Callable[[], object]

@@ -6,7 +6,7 @@ can be read any more, and a dropped collection when it has no reader and no hold
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from functools import partial
 from typing import Protocol
@@ -36,6 +36,9 @@ from persist_lib.frontier import Antichain, at
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.runtime.each import Each
 
+GIVES_UP = frozenset({"move hold", "close", "release", "finish", "forget"})
+UNPLANNED = "a person decides, by a plan"
+
 
 class TimelineSteps(Protocol):
     """What there is to do for the table with this id, or for all tables of a timeline and its WAL; and how to do it."""
@@ -48,19 +51,21 @@ class TimelineSteps(Protocol):
 def tend(
     catalog: Catalog, deadline: Deadline, timeline_steps: TimelineSteps, *, only: str | None = None,
     dry_run: bool = False, as_if_dropped: bool = False, given_up: int | None = None,
-    heeds_pauses: bool = False,
+    heeds_pauses: bool = False, planned: Collection[Sequence[str]] | None = None,
 ) -> Tended:  # fmt: skip
     """Look after the collection with this id and its deleted keys, or after all, and then after the WALs of tables.
 
     With `dry_run` nothing is changed. One that cannot be looked after stops none of the others: at the end an error of
     the gravest failure's kind names all of them, with what was done in its field `done`.
 
-    With `heeds_pauses`, what is paused waits, and its step says for whom. `as_if_dropped` says what would be done once
-    it is dropped, `given_up` once this rendition of it is given up.
+    With `heeds_pauses`, what is paused waits, and its step says for whom. With `planned`, steps of collections that
+    give something up wait unless they are exactly among these (`Step.exactly`). `as_if_dropped` says what would be done
+    once it is dropped, `given_up` once this rendition of it is given up.
     """
     done: list[Step] = []
     tried = Each[None]()
     contents = catalog.fetch()
+    allowed = {tuple(one) for one in planned or ()}
 
     def take(step: Step, do: Do, _name: str = "") -> None:
         done.append(step if dry_run else _taken(step, do))
@@ -70,7 +75,10 @@ def tend(
         try:
             number = given_up if found.id == only else None
             for step, do in _Tending(catalog, collection, deadline, dry_run=dry_run, given_up=number).steps():
-                take(step, do)
+                if planned is None or not step.gives_up or step.exactly in allowed:
+                    take(step, do)
+                else:  # what follows looks at what is there, and so finds that it was not taken
+                    done.append(msgspec.structs.replace(step, action="wait", reason=f"{step.action}: {UNPLANNED}"))
         except (NotFound, ShardFinished):
             now = catalog.fetch().collections.get(found.id)
             if now is not None and now.state == found.state:
@@ -197,7 +205,8 @@ class _Tending:
                 self._client.set_hold(shard, HOLD, state.since, expected=None)
 
         show = timeline.last.rendition.columns.show
-        yield self._step("move hold", f"{shard} to {show(state.since)}", "nothing keeps its history"), keep
+        what = f"{shard} to {show(state.since)}"
+        yield self._step("move hold", what, "nothing keeps its history", follows=True), keep
 
     def _follow_named(self, renditions: list[RenditionRecord], timeline: Timeline) -> Iterator[tuple[Step, Do]]:
         """Let history go that was kept for readers by a member's name: who is left of them has a lease on the member.
@@ -264,8 +273,9 @@ class _Tending:
         to = max(hold.since, at(target).meet(newest_time(state)))
         show = timeline.last.rendition.columns.show
         if hold.since < to or is_held_back(state, to):
+            follows = shard != self._collection.shard  # a rendition's; its collection cannot be read before that
             yield (
-                self._step("move hold", f"{shard} to {show(to)}", reason),
+                self._step("move hold", f"{shard} to {show(to)}", reason, follows=follows),
                 partial(self._downgrade, shard, HOLD, to),
             )
         # The rendition shard's since is the collection's: who reads that reads the others.
@@ -376,8 +386,10 @@ class _Tending:
         state = self._state(name)
         return state is None or state.is_finished()
 
-    def _step(self, action: str, subject: str, reason: str) -> Step:
-        return Step(self._collection.name, action, subject, reason)  # type: ignore[arg-type]
+    def _step(self, action: str, subject: str, reason: str, *, follows: bool = False) -> Step:
+        """A step. It `follows` if what it frees cannot be read already."""
+        gives_up = action in GIVES_UP and not follows
+        return Step(self._collection.name, action, subject, reason, gives_up)  # type: ignore[arg-type]
 
 
 def _nothing() -> None:

@@ -8,8 +8,7 @@ from __future__ import annotations
 import getpass
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -19,8 +18,9 @@ from persist_lib.cli import shared_options as opt
 from persist_lib.cli.duty_outcomes import Outcome
 from persist_lib.cli.json_values import error_value, jsonable
 from persist_lib.cli.pending_commands import sentences
+from persist_lib.cli.planning_options import Planning
 from persist_lib.cli.publication_options import Publishing
-from persist_lib.cli.rendition_commands import steps_table
+from persist_lib.cli.rendition_commands import steps_said, steps_table
 from persist_lib.cli.root import UPKEEP
 from persist_lib.cli.row_reads import table_of
 from persist_lib.cli.session import Advance, Session
@@ -33,7 +33,6 @@ from persist_lib.runtime.each import Each
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
     from persist_lib.client import Client
-    from persist_lib.core.plan.written import ShardPlan
     from persist_lib.pending_area import Absorbed
 
 Doing = Callable[[str, Advance], Outcome]
@@ -58,7 +57,7 @@ def _named(names: Sequence[str] | None, *, is_all: bool) -> list[str]:
     return list(dict.fromkeys(names or ()))
 
 
-class _Answer:
+class Answer:
     """What a command did, thing by thing: printed as it comes for people, at the end as one object for machines."""
 
     def __init__(self, session: Session, client: Client, duty: str, dry_run: bool) -> None:
@@ -131,62 +130,6 @@ class Pausing(NamedTuple):
         session.answer({"paused": jsonable(set_)}, f"{set_.shown}: {set_.says}")
 
 
-class Planning(NamedTuple):
-    """What `persist maintain` writes, or carries out, in place of upkeep."""
-
-    plan: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Show what would be done, what it frees and costs, and write it down."),
-    ] = None
-    apply: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Do exactly what was written down, or nothing where a shard has moved."),
-    ] = None
-
-    def check(self, only: Sequence[str], *, is_else: bool) -> None:
-        """Raise InvalidUsage for what does not go together. `is_else`: there is something else than names and --all."""
-        if self.apply is not None and (self.plan is not None or only or is_else):
-            raise InvalidUsage("--apply does what the file says, and goes without other options but names")
-        if self.plan is not None and is_else:
-            raise InvalidUsage("--plan changes nothing, and goes with names, --all and --only")
-        if others := [name for name in only if BY_NAME[name].carrier != "shard" and self.plan is not None]:
-            raise InvalidUsage(f"--plan is about duties of shards, and {', '.join(others)} decides as it goes")
-
-    def write(self, answer: _Answer, shards: Sequence[str], only: Sequence[str]) -> None:
-        """Show the plan of these shards, and write it to the file."""
-        from persist_lib.core.plan.written import Plan
-
-        plans: list[ShardPlan] = []
-
-        def one(name: str, _advance: Advance) -> Outcome:
-            plan = answer.client.plan(name, only=only).of(name)
-            plans.append(plan)
-            return duty_outcomes.planned(plan)
-
-        answer.shards(shards, "plan", " (plan)", one)
-        try:
-            cast("Path", self.plan).write_text(Plan(tuple(plans)).to_json() + "\n")
-        except OSError as error:
-            raise InvalidUsage(f"the plan cannot be written to {self.plan}: {error.strerror}") from error
-        answer.session.note(f"written to {self.plan}; `persist maintain --apply {self.plan}` does it")
-
-    def carry_out(self, answer: _Answer, names: Sequence[str]) -> None:
-        """Do what the file says of these shards; without names of all that it has."""
-        from persist_lib.core.plan.written import Plan, parse_plan
-
-        client, every = answer.client, answer.client.config.rollup_every
-        try:
-            plan = parse_plan(cast("Path", self.apply).read_bytes())
-        except OSError as error:
-            raise InvalidUsage(f"{self.apply} cannot be read: {error.strerror}") from error
-
-        def one(name: str, _advance: Advance) -> Outcome:
-            done = client.apply(Plan((plan.of(name),)))[name]
-            return duty_outcomes.maintained(done, client.inspect(name), every, dry_run=False)
-
-        answer.shards(names or [one.shard for one in plan.shards], "apply", "", one)
-
-
 def _duties(_context: typer.Context, incomplete: str) -> list[str]:
     return [name for name in UPKEEP if name.startswith(incomplete)]
 
@@ -204,24 +147,26 @@ def _chosen(only: Sequence[str], *, force: bool) -> list[str]:
 
 
 def _look_after(
-    answer: _Answer, wanted: Sequence[str], chosen: Sequence[str], planning: Planning, *, force: bool
+    answer: Answer, wanted: Sequence[str], chosen: Sequence[str], planning: Planning, *, force: bool
 ) -> None:
     """Do the duties that were chosen for what was named, or plan them."""
     client, dry_run = answer.client, bool(answer.value["dry_run"])
     of_shards = [name for name in chosen if BY_NAME[name].carrier == "shard"]
     carried = answer.each(wanted, lambda name: _shards_of(client, name)) if of_shards or not chosen else {}
     shards = list(dict.fromkeys(shard for each in carried.values() for shard in each)) if wanted else None
-    if planning.plan is not None:
-        planning.write(answer, client.shards() if shards is None else shards, of_shards)
-        return
+    listed: list[str | None] = []
     if "collections" in chosen:
-        _tend(answer, wanted or [None], dry_run=dry_run)
+        listed = [*wanted] or [None]
     elif not chosen:
-        listed: list[str | None] = [name for name, own in carried.items() if own != [name]]
+        listed = [name for name, own in carried.items() if own != [name]]
         if not wanted and client.machine(CATALOG).try_fetch() is not None:
             listed = [None]
-        if listed:
-            _tend(answer, listed, dry_run=dry_run)
+    if planning.plan is not None:
+        looked = (client.shards() if shards is None else shards) if of_shards or not chosen else []
+        planning.write(answer, looked, of_shards, listed)
+        return
+    if listed:
+        _tend(answer, listed, dry_run=dry_run)
     if "pending" in chosen:
         _absorb(answer, list(wanted), dry_run=dry_run)
     if of_shards or not chosen:
@@ -268,7 +213,9 @@ def maintain(
     --until or --resume: of tables and shards with such names, or --only some duties. What is paused is said.
 
     A plan is of one version of each shard. --apply claims it by one commit, and refuses a shard (exit code 1) on which
-    anything but leases has moved since, or whose plan was carried out before. The other shards are done.
+    anything but leases has moved since, or whose plan was carried out before. The other shards are done. Of collections
+    a plan has what would be given up: history, renditions, what is left of dropped ones. What makes data readable (as
+    `promise`, WALs and `pending`) is in no plan.
 
     With --publish it does only that: the tables that are named become Iceberg or Delta tables as of a time, over their
     own objects, which other engines read. See docs/publish.md.
@@ -301,7 +248,7 @@ def maintain(
     planning.check(chosen, is_else=force or dry_run or even_if_paused)
     dry_run = dry_run or planning.plan is not None
     with session.open(read_only=dry_run, maintains=True) as client, passed_by(client, is_asked=even_if_paused):
-        answer = _Answer(session, client, chosen[0] if len(chosen) == 1 else "maintain", dry_run)
+        answer = Answer(session, client, chosen[0] if len(chosen) == 1 else "maintain", dry_run)
         wanted = _named(names, is_all=is_all)
         if planning.apply is not None:
             planning.carry_out(answer, wanted)
@@ -364,7 +311,7 @@ def _done(
         raise
 
 
-def _tend(answer: _Answer, names: Sequence[str | None], *, dry_run: bool) -> None:
+def _tend(answer: Answer, names: Sequence[str | None], *, dry_run: bool) -> None:
     """Look after collections and timelines; None stands for all of them."""
     with answer.client.controller() as controller:
         found = answer.each(
@@ -372,13 +319,12 @@ def _tend(answer: _Answer, names: Sequence[str | None], *, dry_run: bool) -> Non
             lambda name: controller.tend(None if None in names else name, dry_run=dry_run),
         )
     for name, done in found.items():
-        count = len(done.steps) - len(done.waiting)
-        said = f"{units.of(count, 'step')} {'to take' if dry_run else 'taken'}, {len(done.waiting)} to wait"
+        said = steps_said(done, dry_run=dry_run)
         answer.session.show(steps_table(done, ""), said if done.steps else f"{name}: nothing to do")
     answer.value["steps"] = jsonable([step for done in found.values() for step in done.steps])
 
 
-def _absorb(answer: _Answer, names: list[str], *, dry_run: bool) -> None:
+def _absorb(answer: Answer, names: list[str], *, dry_run: bool) -> None:
     """Absorb what writers put into the pending areas of some collections, or of all."""
     from persist_lib import pending_area
 
@@ -422,7 +368,7 @@ def upgrade(
     persist shard upgrade orders
     """
     with session.open(read_only=dry_run, maintains=True) as client:
-        answer = _Answer(session, client, "upgrade", dry_run)
+        answer = Answer(session, client, "upgrade", dry_run)
         answer.shards(which.chosen(client), "upgrade", " (dry run)" if dry_run else "",
             lambda name, _advance: duty_outcomes.upgraded(
                 client.upgrade(name, dry_run=dry_run) if to is None else client.upgrade(name, to, dry_run=dry_run),
@@ -454,7 +400,7 @@ def scrub(
     persist shard scrub orders --after 4711
     """
     with session.open(remembers=True, maintains=True) as client, passed_by(client, is_asked=even_if_paused):
-        answer = _Answer(session, client, "scrub", dry_run=False)
+        answer = Answer(session, client, "scrub", dry_run=False)
         answer.shards(which.chosen(client), "scrub", "", lambda name, advance: duty_outcomes.scrubbed(
             client.scrub(name, after=after, new_only=new, progress=advance)))  # fmt: skip
         answer.end()

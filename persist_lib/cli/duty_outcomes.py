@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
     from persist_lib.cli.session import Advance
     from persist_lib.client import Client
     from persist_lib.core.plan.garbage import Held
-    from persist_lib.core.plan.written import ShardPlan
+    from persist_lib.core.plan.written import ShardPlan, Step
     from persist_lib.core.state import Version
     from persist_lib.maintain import (
         Audited,
@@ -260,6 +260,16 @@ def planned(plan: ShardPlan) -> Outcome:
     return Outcome(
         f"{of(len(plan.steps), 'step')} from v{plan.seqno}, frees {size(plan.freed)}, {price}", value, [table]
     )
+
+
+def of_collections(steps: Sequence[Step]) -> list[RenderableType]:
+    """The steps of a plan about collections."""
+    if not steps:
+        return []
+    table = render.plain_table("collection", "what", "why")
+    for step in steps:
+        table.add_row(step.exactly[0], step.what, step.why)
+    return [table]
 
 
 def together(summary: str, parts: Mapping[str, Outcome]) -> Outcome:

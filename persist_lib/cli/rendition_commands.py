@@ -113,6 +113,12 @@ def steps_table(done: Tended, what: str) -> Fitted:
     return table
 
 
+def steps_said(done: Tended, *, dry_run: bool) -> str:
+    """How many steps there are, and how many wait."""
+    count = len(done.steps) - len(done.waiting)
+    return f"{units.of(count, 'step')} {'to take' if dry_run else 'taken'}, {len(done.waiting)} to wait"
+
+
 Transform = Callable[["pa.Table"], "pa.Table"]
 Rendition = Annotated[int, typer.Argument(metavar="N", help="The rendition's number.")]
 Function = Annotated[

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from persist_lib.arguments import check_callable, check_type, parse_flag, parse_integer, shown
 from persist_lib.config import Config
@@ -14,12 +14,12 @@ from persist_lib.core.pins import MOST_KEPT
 from persist_lib.core.plan.compaction import Policy, policy_of
 from persist_lib.core.plan.explain import Why, explain, explain_object
 from persist_lib.core.plan.keepers import Keeper, keepers_of
-from persist_lib.core.plan.written import PLANNED, Plan, parse_plan
+from persist_lib.core.plan.written import COLLECTIONS, PLANNED, Plan, parse_plan
 from persist_lib.core.rules import ruled
 from persist_lib.errors import InvalidUsage, PersistError
 from persist_lib.format.paths import blob_key, key_of
 from persist_lib.frontier import MAX_TIME
-from persist_lib.ids import parse_shard_id
+from persist_lib.ids import CATALOG, parse_shard_id
 from persist_lib.location.wrap.spending import charged
 from persist_lib.maintain.census import Census, known_since, take_census
 from persist_lib.maintain.compaction import Compacted, Engine, compact
@@ -63,6 +63,9 @@ class Upkeep(Pausing):
 
     @abstractmethod
     def shards(self) -> list[str]: ...
+
+    @abstractmethod
+    def controller(self) -> Any: ...
 
     def policy(self, policy: Policy | None = None, name: str | None = None) -> Policy:
         """The policy by which this client plans upkeep: `policy`, or one made of the client's settings.
@@ -127,15 +130,21 @@ class Upkeep(Pausing):
         return maintain(self.machine(name), self.leases, policy=policy, engine=engine, dry_run=dry_run, alone=alone)
 
     def plan(self, name: str | None = None, *, only: Sequence[str] = (), policy: Policy | None = None) -> Plan:
-        """Return what upkeep would do with a shard (None: with each that there is), for `apply`. Changes nothing.
+        """Return what upkeep would do with a shard, for `apply`; None: with each that there is, and with collections.
 
         `only` names duties; empty: all of `maintain`. Each step says what, why, how many bytes it frees, and what it
-        costs; `to_json` writes it all as text.
+        costs; `to_json` writes it all as text. Of collections it has what would be given up (`Controller.plan`).
+        Changes nothing.
         """
-        wanted = parse_planned(only)
+        wanted = parse_planned(only, (*PLANNED, COLLECTIONS))
+        duties = [duty for duty in wanted if duty != COLLECTIONS]
         shards = self.shards() if name is None else [parse_shard_id(name)]
-        found = (planned(self.machine(name), self.leases, wanted, self.policy(policy, name)).plan for name in shards)
-        return Plan(tuple(one for one in found if one is not None))
+        looked = shards if duties else []
+        found = (planned(self.machine(name), self.leases, duties, self.policy(policy, name)).plan for name in looked)
+        plan = Plan(tuple(one for one in found if one is not None))
+        if name is not None or COLLECTIONS not in wanted or self.machine(CATALOG).try_fetch() is None:
+            return plan
+        return plan.with_collections(self.controller().plan())
 
     def apply(
         self, plan: Plan | str | bytes, *, policy: Policy | None = None, engine: Engine | None = None
@@ -145,8 +154,9 @@ class Upkeep(Pausing):
         Where anything but leases has moved since it was made, PlanMoved is raised, and nothing is done; the first
         commit decides that, so that nothing can come in between. What was planned is not done a second time. A shard
         that is refused stops none of the others, and the gravest error is raised at the end. Its fields `failed`
-        (messages) and `done` (answers) are by shard. With another `policy` than that of the plan, it is refused. Raises
-        InvalidUsage for a text that is no plan, or one of another format.
+        (messages) and `done` (answers) are by shard. With another `policy` than that of the plan, it is refused. Steps
+        of collections come first, as one that is called `collections` (`Controller.apply`). Raises InvalidUsage for a
+        text that is no plan, or one of another format.
         """
         plan = parse_plan(plan)
         _check_engine(engine)
@@ -156,9 +166,13 @@ class Upkeep(Pausing):
             found = self.policy(policy, name)
             return apply(self.machine(name), self.leases, plan.of(name), policy=found, engine=engine)
 
-        if len(plan.shards) == 1:
+        if len(plan.shards) == 1 and not plan.collections:
             return {plan.shards[0].shard: one(plan.shards[0].shard)}
-        tried = Each[Maintained]().add([each.shard for each in plan.shards], one, PersistError)
+        tried = Each[Any]()
+        if plan.collections:
+            tried.add([COLLECTIONS], lambda _: self.controller().apply(plan.collections), PersistError)
+            tried.done.clear()
+        tried.add([each.shard for each in plan.shards], one, PersistError)
         tried.check("apply: {} shards")
         return tried.done
 
@@ -317,13 +331,13 @@ class Upkeep(Pausing):
         return repair(self.machine(name), dry_run=dry_run)
 
 
-def parse_planned(only: object) -> tuple[str, ...]:
-    """Names of duties that can be planned, in their order; all of them for none. Raises InvalidUsage."""
+def parse_planned(only: object, known: Sequence[str]) -> tuple[str, ...]:
+    """Names of these duties that can be planned, in their order; all of them for none. Raises InvalidUsage."""
     named = (only,) if isinstance(only, str) else only
-    if not isinstance(named, (list, tuple)) or (unknown := [one for one in named if one not in PLANNED]):
+    if not isinstance(named, (list, tuple)) or (unknown := [one for one in named if one not in known]):
         got = shown(unknown[0] if isinstance(named, (list, tuple)) else only)
-        raise InvalidUsage(f"{got} cannot be planned; these duties can: {', '.join(PLANNED)}", argument="only")
-    return tuple(duty for duty in PLANNED if duty in named) or PLANNED
+        raise InvalidUsage(f"{got} cannot be planned; these duties can: {', '.join(known)}", argument="only")
+    return tuple(duty for duty in known if duty in named) or tuple(known)
 
 
 def _check_engine(engine: object) -> None:

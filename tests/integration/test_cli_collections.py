@@ -427,3 +427,22 @@ def test_a_collection_that_is_damaged_is_named_and_the_other_tables_are_listed(m
     assert done.exit_code == 3
     told = json.loads(done.stdout)
     assert ([one["table"] for one in told["tables"]], list(told["failed"])) == (["others", "plain"], ["orders"])
+
+
+def test_what_would_be_given_up_is_planned_shown_and_done_once(made: Shell):
+    made("set-retention", "orders", 0)
+    made("append", "orders", jsonl(made.root.parent / "more.jsonl", {"id": 11, "name": "b", "cents": 1}))
+    path = made.root.parent / "plan.json"
+    before = made.json("describe", "orders")["since"]
+    said = made("maintain", "orders", "--plan", path, "--only", "collections")
+    assert said.startswith("collections (plan): 1 step\n")
+    assert re.search(r"orders +move hold [\s\S]* history of 0 times is kept", said)
+    assert made.json("describe", "orders")["since"] == before
+    assert made.json("maintain", "--plan", path)["collections"][0]["exactly"][:2] == ["orders", "move hold"]
+    assert "nothing to give up" not in said
+    done = made("maintain", "--apply", path, "orders")
+    assert re.search(r"collections: \d+ steps taken, 0 to wait", done)
+    assert made.json("describe", "orders")["since"] > before
+    assert "PlanMoved: collection orders: it has moved" in made.fails(1, "maintain", "--apply", path, "orders")
+    assert "nothing to give up" in made("maintain", "--plan", path, "--only", "collections")
+    assert json.loads(path.read_text())["shards"] == []

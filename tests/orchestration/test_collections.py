@@ -36,11 +36,20 @@ def controller(client: persist.Client) -> Iterator[Any]:
 
 
 def run(folder: Path, instance: dg.DagsterInstance, job: str, **config: object) -> dg.ExecuteInProcessResult:
+    return launch(folder, instance, job, f"{job}_of_collections", config)
+
+
+def launch(
+    folder: Path, instance: dg.DagsterInstance, job: str, op: str, config: dict[str, object]
+) -> dg.ExecuteInProcessResult:  # fmt: skip
     definitions = build_definitions(Settings(location=f"file:{folder}", config=SMALL))
     return definitions.resolve_job_def(job).execute_in_process(
-        instance=instance, raise_on_error=False,
-        run_config={"ops": {f"{job}_of_collections": {"config": config}}},
-    )  # fmt: skip
+        instance=instance, raise_on_error=False, run_config={"ops": {op: {"config": config}}}
+    )
+
+
+def materialized(done: dg.ExecuteInProcessResult) -> list[Any]:
+    return [one.step_materialization_data.materialization for one in done.all_events if one.is_step_materialization]
 
 
 def metadata(result: dg.ExecuteInProcessResult, partition: str | None) -> dict[str, Any]:
@@ -95,6 +104,36 @@ def test_a_tick_starts_a_run_only_where_something_is_due(
     assert "wait for readers" in skipped(folder, instance)
     reader.close()
     assert skipped(folder, instance) == ""
+
+
+def test_what_is_given_up_waits_for_a_person_where_that_is_chosen(
+    controller: Any, folder: Path, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PERSIST_APPLY", "by a person")
+    plans, since = dg.AssetKey("plans"), lambda: controller.describe("sales/orders").since
+    assert "there is nothing to do" in skipped(folder, instance)
+    controller.alter("sales/orders", retention=0)
+    asked = [tick(folder, instance).run_requests[0].run_key for _ in range(2)]
+    assert asked[0] == asked[1] is not None, "Dagster starts one run for a plan"
+    found = run(folder, instance, "collections")
+    assert found.success
+    assert since() == persist.at(0)
+    (made,) = [one for one in materialized(found) if one.asset_key == plans]
+    assert [row.data["what"].partition(" ")[0] for row in made.metadata["what"].value.records] == ["move"]
+    assert (made.metadata["collections"].value, made.metadata["shards"].value) == (1, 0)
+    assert not [one for one in materialized(found) if one.asset_key == KEY], "nothing was done"
+
+    applied = launch(folder, instance, "apply", "applying_of_plan", {"run_id": found.run_id})
+    assert applied.success
+    assert since() == persist.at(2)
+    assert [one.partition for one in materialized(applied) if one.asset_key == KEY] == ["sales/orders"]
+    again = launch(folder, instance, "apply", "applying_of_plan", {"run_id": found.run_id})
+    assert "PlanMoved" in why(again)
+    controller.alter("sales/orders", retention=1)
+    controller.drop("sales/orders")
+    assert run(folder, instance, "collections", apply="at once").success, "a person may act at once"
+    assert controller.list() == []
+    assert all(controller.client.inspect(name).state.is_finished() for name in controller.client.shards()[1:])
 
 
 def test_a_location_without_collections_has_nothing_to_do(
@@ -186,6 +225,11 @@ def test_names_are_those_of_the_mount() -> None:
 
 def skipped(folder: Path, instance: dg.DagsterInstance) -> str:
     """Why the schedule's tick requests nothing; empty if it requests a run."""
+    data = tick(folder, instance)
+    return (data.skip_message or "") if not data.run_requests else ""
+
+
+def tick(folder: Path, instance: dg.DagsterInstance) -> Any:
     given = Persist(location=f"file:{folder}", config=SMALL)
     repository = build_definitions(Settings(location=f"file:{folder}", config=SMALL)).get_repository_def()
     at = dt.datetime(2026, 11, 22, 12, 0, tzinfo=dt.UTC)
@@ -194,7 +238,7 @@ def skipped(folder: Path, instance: dg.DagsterInstance) -> str:
     ) as context:
         data = repository.get_schedule_def("collections_schedule").evaluate_tick(context)
     given.teardown_after_execution(dg.build_init_resource_context())
-    return (data.skip_message or "") if not data.run_requests else ""
+    return data
 
 
 @pytest.fixture

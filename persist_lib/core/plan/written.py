@@ -35,7 +35,10 @@ T = TypeVar("T")
 Asked = Callable[[str], str]
 """Why a duty does what it does, when it is asked."""
 KIND = "persist.plan"
-FORMAT = 1
+FORMAT, WITH_COLLECTIONS = 1, 2
+COLLECTIONS = "collections"
+OF_COLLECTION = ("a collection", "an action", "a subject")
+"""What a step of a collection is exactly."""
 PLANNED = tuple(duty.name for duty in DUTIES if duty.is_upkeep)
 """The duties that a plan can have, in their order."""
 
@@ -137,11 +140,15 @@ class ShardPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What upkeep would do with some shards. `client.plan` makes it, and `client.apply` carries it out."""
+    """What upkeep would do with some shards and collections. `client.plan` makes it, and `client.apply` carries it out.
+
+    `collections` are the steps that give something up. Each is `exactly` its collection, its action and its subject.
+    """
 
     shards: tuple[ShardPlan, ...]
     kind: str = KIND
     format: int = FORMAT
+    collections: tuple[Step, ...] = ()
 
     @property
     def cost(self) -> Cost:
@@ -153,6 +160,19 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if (found := next((one for one in self.shards if one.shard == shard), None)) is None:
             raise InvalidUsage(f"the plan has no shard {shard!r}", shard=shard)
         return found
+
+    def only(self, names: Sequence[str]) -> Plan:
+        """The same of these shards and collections alone; of all without names. Raises InvalidUsage for another one."""
+        if not names:
+            return self
+        steps = tuple(step for step in self.collections if step.exactly[0] in names)
+        known = {step.exactly[0] for step in steps}
+        return Plan(tuple(self.of(name) for name in names if name not in known)).with_collections(steps)
+
+    def with_collections(self, steps: Sequence[Step]) -> Plan:
+        """The same with steps of collections."""
+        format_ = WITH_COLLECTIONS if steps else FORMAT
+        return msgspec.structs.replace(self, collections=tuple(steps), format=format_)
 
     def to_json(self) -> str:
         """The plan as text, which `parse_plan` reads."""
@@ -172,11 +192,11 @@ def parse_plan(text: object) -> Plan:
         raise InvalidUsage(f"a plan is what client.plan answers, or its text: got {shown(text)}", argument="plan")
     try:
         head = msgspec.json.decode(text, type=_Head)
-        if (head.kind, head.format) != (KIND, FORMAT):
+        if head.kind != KIND or head.format not in (FORMAT, WITH_COLLECTIONS):
             raise InvalidUsage(
-                f"this is {shown(head.kind)} of format {head.format}, and this release carries out {KIND!r} of format "
-                f"{FORMAT}. Nothing was done; plan again with this release",
-                found=head.format, known=FORMAT,
+                f"this is {shown(head.kind)} of format {head.format}, and this release carries out {KIND!r} of formats "
+                f"up to {WITH_COLLECTIONS}. Nothing was done; plan again with this release",
+                found=head.format, known=WITH_COLLECTIONS,
             )  # fmt: skip
         plan = msgspec.json.decode(text, type=Plan)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
@@ -190,6 +210,8 @@ def _check(plan: Plan) -> None:
     duties = {duty for one in plan.shards for duty in (*one.duties, *(step.duty for step in one.steps))}
     if twice := sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []:
         raise InvalidUsage(f"the plan has {', '.join(twice)} more than once. Nothing was done; plan again")
+    if any(step.duty != COLLECTIONS or len(step.exactly) != len(OF_COLLECTION) for step in plan.collections):
+        raise InvalidUsage(f"a step of a collection has {', '.join(OF_COLLECTION)}. Nothing was done; plan again")
     if unknown := sorted(duties.difference(PLANNED)):
         raise InvalidUsage(f"the plan has {', '.join(map(shown, unknown))}, and duties are {', '.join(PLANNED)}")
 

@@ -92,7 +92,8 @@ def test_reads_are_in_the_dollars_as_often_as_they_are_said_to_be(world: World) 
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"quiet": ["08:00-09:00"]}, "says quiet, which a replay"), ({"bytes_day": 5}, "says bytes_day"), ({}, "says nothing"), ("", "says nothing"), (3, "got 3"),
+        ({"quiet": ["08:00-09:00"]}, "says quiet, which a replay"), ({"bytes_day": 5}, "says bytes_day"),
+        ({}, "says nothing"), ("", "says nothing"), (3, "got 3"),
         ({"compaction_wait": 1}, "compaction_weight"), ("compaction_weight =", "TOML"), ({"retention": "7 pies"}, "7"),
     ],
 )  # fmt: skip

@@ -1,0 +1,99 @@
+"""`persist maintain --plan` and `--apply`: what would be done is written down, and done exactly as it is written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NamedTuple, cast
+
+import typer
+
+from persist_lib.cli import duty_outcomes
+from persist_lib.cli.duty_outcomes import Outcome
+from persist_lib.cli.json_values import jsonable
+from persist_lib.cli.rendition_commands import steps_said, steps_table
+from persist_lib.cli.session import Advance
+from persist_lib.core import units
+from persist_lib.errors import InvalidUsage
+
+if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
+    from persist_lib.cli.duty_commands import Answer
+    from persist_lib.core.plan.written import ShardPlan, Step
+
+
+class Planning(NamedTuple):
+    """What `persist maintain` writes, or carries out, in place of upkeep."""
+
+    plan: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Show what would be done, what it frees and costs, and write it down."),
+    ] = None
+    apply: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Do exactly what was written down, or nothing where a shard has moved."),
+    ] = None
+
+    def check(self, only: Sequence[str], *, is_else: bool) -> None:
+        """Raise InvalidUsage for what does not go together. `is_else`: there is something else than names and --all."""
+        if self.apply is not None and (self.plan is not None or only or is_else):
+            raise InvalidUsage("--apply does what the file says, and goes without other options but names")
+        if self.plan is not None and is_else:
+            raise InvalidUsage("--plan changes nothing, and goes with names, --all and --only")
+        if "pending" in only and self.plan is not None:
+            raise InvalidUsage("--plan is about what can wait for a person, and pending makes data readable")
+
+    def write(
+        self, answer: Answer, shards: Sequence[str], only: Sequence[str], collections: Sequence[str | None]
+    ) -> None:  # fmt: skip
+        """Show the plan of these shards and collections (None: of all), and write it to the file."""
+        from persist_lib.core.plan.written import Plan
+
+        plans: list[ShardPlan] = []
+        steps: list[Step] = []
+        if collections:
+            with answer.client.controller() as controller:
+                found = answer.each(
+                    [name or "collections" for name in collections],
+                    lambda name: controller.plan(None if None in collections else name),
+                )
+            steps = [step for each in found.values() for step in each]
+            said = units.of(len(steps), "step") if steps else "nothing to give up"
+            answer.session.show(f"collections (plan): {said}", *duty_outcomes.of_collections(steps))
+            answer.value["collections"] = jsonable(steps)
+
+        def one(name: str, _advance: Advance) -> Outcome:
+            plan = answer.client.plan(name, only=only).of(name)
+            plans.append(plan)
+            return duty_outcomes.planned(plan)
+
+        if only or not collections or shards:
+            answer.shards(shards, "plan", " (plan)", one)
+        try:
+            cast("Path", self.plan).write_text(Plan(tuple(plans)).with_collections(steps).to_json() + "\n")
+        except OSError as error:
+            raise InvalidUsage(f"the plan cannot be written to {self.plan}: {error.strerror}") from error
+        answer.session.note(f"written to {self.plan}; `persist maintain --apply {self.plan}` does it")
+
+    def carry_out(self, answer: Answer, names: Sequence[str]) -> None:
+        """Do what the file says of these shards; without names of all that it has."""
+        from persist_lib.core.plan.written import Plan, parse_plan
+
+        client, every = answer.client, answer.client.config.rollup_every
+        try:
+            plan = parse_plan(cast("Path", self.apply).read_bytes())
+        except OSError as error:
+            raise InvalidUsage(f"{self.apply} cannot be read: {error.strerror}") from error
+
+        def one(name: str, _advance: Advance) -> Outcome:
+            done = client.apply(Plan((plan.of(name),)))[name]
+            return duty_outcomes.maintained(done, client.inspect(name), every, dry_run=False)
+
+        plan = plan.only(names)
+        if plan.collections:
+            with client.controller() as controller:
+                found = answer.each(["collections"], lambda _: controller.apply(plan.collections))
+            for tended in found.values():
+                answer.session.show(steps_table(tended, ""), f"collections: {steps_said(tended, dry_run=False)}")
+                answer.value["steps"] = jsonable(tended.steps)
+        if plan.shards or not plan.collections:
+            answer.shards([one.shard for one in plan.shards], "apply", "", one)
