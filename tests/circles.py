@@ -68,6 +68,7 @@ NIGHTLY: Mapping[str, str] = {
     "tests/orchestration/test_backfill_from_the_ui.py::test_a_backfill": "test_definitions.py: backfills are one run",
     "tests/orchestration/test_dev_loading.py::test_two_locations": "test_mounting.py, test_definitions.py",
     "tests/orchestration/test_dev_pages.py": "test_passes.py, test_definitions.py; `make ui`, where a browser is",
+    "tests/orchestration/test_dev_steering.py": "test_plans.py, test_collections.py, test_alerts.py, without a daemon",
     "tests/orchestration/test_dev_sensors.py": "test_sensors_and_schedules.py, without a daemon; `make dev` ticks",
     "tests/properties/test_library_model.py::TestOnServers": "in memory and on files, beside it; kills on servers",
     "tests/spark/test_ingest_everywhere.py": "test_ingest_on_spark.py; reads and writes everywhere; a killed sink",
