@@ -8,14 +8,13 @@ is damaged, 2 for wrong arguments, 130 after Ctrl-C, 143 after SIGTERM.
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -24,17 +23,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 import persist_lib as persist
 from jobs.session import SparkSettings
 from jobs.signals import Unfinished
-from persist_lib.arguments import shown
 from persist_lib.cli.json_values import exit_code
 from persist_lib.client import Client
 from persist_lib.core.cost import Cost, parse_prices
-from persist_lib.errors import InvalidUsage, NotFound, PersistError
+from persist_lib.errors import NotFound, PersistError
 from persist_lib.settings import config_of
+from persist_lib.telemetry import JsonFormatter, log_line, logs_json
 
 if TYPE_CHECKING:
     from persist_lib.catalog import Controller
 
-LOG = "PERSIST_LOG"
 PIPES = "DAGSTER_PIPES_CONTEXT"
 Numbers = Mapping[str, float]
 
@@ -106,11 +104,11 @@ class JsonLines:
 
     def __init__(self) -> None:
         handler = logging.StreamHandler(sys.stdout)
-        handler.setFormatter(_JsonFormatter())
+        handler.setFormatter(JsonFormatter())
         logging.basicConfig(level=logging.INFO, handlers=[handler])
 
     def _say(self, event: str, **fields: Any) -> None:
-        print(_line(event, datetime.now(UTC), fields), flush=True)
+        print(log_line(event, time.time(), **fields), flush=True)
 
     def begin(self, shards: int, doing: str) -> None:
         """A line."""
@@ -138,19 +136,6 @@ class JsonLines:
     def end(self) -> None:
         """A line, so that a log that ends without it is of a program that was killed."""
         self._say("end")
-
-
-class _JsonFormatter(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        fields = {"level": record.levelname, "logger": record.name, "says": record.getMessage()}
-        if record.exc_info:
-            fields["trace"] = self.formatException(record.exc_info)
-        return _line("log", datetime.fromtimestamp(record.created, UTC), fields)
-
-
-def _line(event: str, time: datetime, fields: Mapping[str, Any]) -> str:
-    kept = {name: value for name, value in fields.items() if value != ""}
-    return json.dumps({"time": time.isoformat(timespec="milliseconds"), "event": event, **kept}, default=str)
 
 
 class Pipes:
@@ -216,9 +201,7 @@ def telling() -> Iterator[Tells]:
     Raises InvalidUsage if PERSIST_LOG is neither json nor empty.
     """
     if PIPES not in os.environ:
-        if (wanted := os.environ.get(LOG, "")) not in ("", "json"):
-            raise InvalidUsage(f"{LOG} must be json, or empty for lines to read: got {shown(wanted)}")
-        terminal = JsonLines() if wanted else Terminal()
+        terminal = JsonLines() if logs_json(os.environ) else Terminal()
         try:
             yield terminal
         finally:

@@ -291,9 +291,9 @@ class _Look:
         patterns = self._limits.still
         is_wanted = bool(patterns) or any(rule.still is not None for rule in self._survey.rules)
         for name in self._client.tables() if is_wanted else ():
-            allowed = [_seconds(longest) for pattern, longest in patterns.items() if fnmatchcase(name, pattern)]
+            allowed = [(_seconds(longest), "") for pattern, longest in patterns.items() if fnmatchcase(name, pattern)]
             if (said := self._client.rules_of(name).get("still")) is not None:
-                allowed.append(_seconds(said.value))
+                allowed.append((_seconds(said.value), f" by {said.source}"))
             if not allowed or (self._names and name not in self._names):
                 continue
             do = f"persist history {name} --limit 5"
@@ -304,8 +304,9 @@ class _Look:
                 yield self._unread("table", name, "it cannot be described", error, do)
                 continue
             behind_s, upper = self._behind_s(found.schema.times, found.upper), found.schema.show(found.upper)
-            if behind_s > min(allowed):
-                says = f"its upper stands at {upper}, {behind_s:,.0f} s behind, and {min(allowed):,.0f} s are allowed"
+            longest_s, by = min(allowed)
+            if behind_s > longest_s:
+                says = f"its upper stands at {upper}, {behind_s:,.0f} s behind, and {longest_s:,.0f} s are allowed{by}"
                 yield self._problem("still", "table", name, says, do)
 
     def _upkeep(self) -> Iterator[Problem]:

@@ -1,4 +1,5 @@
-"""Figures and traces of this process for OpenTelemetry and Prometheus, by the names that a shard server's page has too.
+"""Figures and traces of this process for OpenTelemetry and Prometheus, by the names that a shard server's page has too;
+and lines of its log as JSON.
 
 What counts every request (`location.wrap.metering`) tells an observer of it, where there is one. There is one once
 OpenTelemetry is set up in the process: `persist.open` looks, `use` takes providers, and `configure` sets it up by the
@@ -12,10 +13,13 @@ that the number of series is bounded. Neither has URLs, keys of objects, or mess
 
 from __future__ import annotations
 
+import json
+import logging
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import UTC, datetime
 from functools import wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
@@ -30,7 +34,7 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 NAME = "persist_lib"
-VARIABLE = "PERSIST_TELEMETRY"
+VARIABLE, LOG = "PERSIST_TELEMETRY", "PERSIST_LOG"
 FLUSH_S = 5.0
 CALLS, CALL_SECONDS = "persist_location_calls", "persist_location_call_seconds"
 SENT, RECEIVED = "persist_location_sent_bytes", "persist_location_received_bytes"
@@ -212,6 +216,29 @@ def span(kind: str, name: str, **attributes: Any) -> AbstractContextManager[None
     if process.observer is None:
         return nullcontext()
     return process.observer.span(kind, name, {f"persist.{key}": value for key, value in attributes.items()})
+
+
+def logs_json(environ: Mapping[str, str]) -> bool:
+    """Whether PERSIST_LOG asks for lines of JSON. Raises InvalidUsage for another word than `json`, or none."""
+    if (wanted := environ.get(LOG, "")) not in ("", "json"):
+        raise InvalidUsage(f"{LOG} must be json, or empty for lines to read: got {shown(wanted)}")
+    return bool(wanted)
+
+
+def log_line(event: str, at_s: float, **fields: Any) -> str:
+    """A line of a log as JSON: when, what kind of event, and what has a value. `at_s` is in seconds since the epoch."""
+    kept = {name: value for name, value in fields.items() if value != ""}
+    time_ = datetime.fromtimestamp(at_s, UTC).isoformat(timespec="milliseconds")
+    return json.dumps({"time": time_, "event": event, **kept}, default=str)
+
+
+class JsonFormatter(logging.Formatter):
+    """Formats what a library logs as such lines, whose event is `log`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        trace = self.formatException(record.exc_info) if record.exc_info else ""
+        fields = {"level": record.levelname, "logger": record.name, "says": record.getMessage(), "trace": trace}
+        return log_line("log", record.created, **fields)
 
 
 class OfShard(Protocol):

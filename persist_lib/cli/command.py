@@ -14,7 +14,7 @@ import typer
 
 from persist_lib.cli.session import DEFAULT_LOCATION, Session, failures, log_to_stderr
 from persist_lib.settings import PLACES, empty, resolve
-from persist_lib.telemetry import configure, span
+from persist_lib.telemetry import LOG, configure, logs_json, span
 
 P = ParamSpec("P")
 
@@ -154,11 +154,12 @@ def prose(docstring: str) -> str:
 def open_session(own: Shared, before: Shared) -> Session:
     """Set up printing and logging by the options of the command and those before it."""
     verbose = own.verbose + before.verbose
-    log_to_stderr(verbose)
+    is_json = os.environ.get(LOG) == "json"
+    log_to_stderr(verbose, as_json=is_json)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # names and values may hold characters that the terminal's encoding lacks
             stream.reconfigure(errors="backslashreplace")
-    return Session(as_json=own.json_ or before.json_, verbose=verbose)
+    return Session(as_json=own.json_ or before.json_, verbose=verbose, logs_json=is_json)
 
 
 def placed(session: Session, own: Shared, before: Shared) -> Session:
@@ -169,6 +170,7 @@ def placed(session: Session, own: Shared, before: Shared) -> Session:
     """
     options = {name: _given(name, own, before) for name in (*PLACES, "config")}
     configure(os.environ)
+    logs_json(os.environ)
     return replace(session, settings=resolve(options, os.environ))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
@@ -24,6 +25,7 @@ from persist_lib.cli.table_layout import WIDE, Fitted, Flow, fitting
 from persist_lib.errors import InvalidUsage, NotFound, PersistError
 from persist_lib.runtime.each import Each
 from persist_lib.settings import Settings
+from persist_lib.telemetry import JsonFormatter, log_line
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
     from persist_lib.catalog import Controller
@@ -46,6 +48,8 @@ class Session:
     settings: Settings = field(default_factory=Settings)
     as_json: bool = False
     verbose: int = 0
+    logs_json: bool = False
+    """Whether what is said on standard error is lines of JSON."""
     out: Console = field(default_factory=lambda: console(sys.stdout))
     err: Console = field(default_factory=lambda: console(sys.stderr))
 
@@ -169,11 +173,21 @@ class Session:
 
     def note(self, message: str) -> None:
         """Print a remark on standard error; does nothing with --json."""
-        if not self.as_json:
+        if self.logs_json and not self.as_json:
+            self.err.out(log_line("says", time.time(), says=message), highlight=False)
+        elif not self.as_json:
             self.err.print(Flow(Text(message, "dim")), crop=False)
 
     def complain(self, error: BaseException, about: str = "") -> None:
-        """Print a failure on standard error: a sentence, or an object with --json. With -v a traceback comes first."""
+        """Print a failure on standard error: a sentence, or an object with --json. With -v a traceback comes first.
+
+        With PERSIST_LOG=json and without --json it is a line of the log, with the traceback in it.
+        """
+        if self.logs_json and not self.as_json:
+            trace = "".join(traceback.format_exception(error)) if self.verbose else ""
+            fields = {"shard": about.removesuffix(": "), "error": type(error).__name__, "says": str(error)}
+            self.err.out(log_line("failed", time.time(), **fields, trace=trace), highlight=False)
+            return
         if self.verbose:
             self.err.out("".join(traceback.format_exception(error)), highlight=False)
         if self.as_json:
@@ -306,8 +320,12 @@ def failures(session: Session) -> Iterator[None]:
         raise typer.Exit(130) from error
 
 
-def log_to_stderr(verbose: int) -> None:
-    """Show the library's log: -v what it does, -vv everything."""
-    if verbose:
-        level = logging.INFO if verbose == 1 else logging.DEBUG
+def log_to_stderr(verbose: int, *, as_json: bool = False) -> None:
+    """Show the library's log: -v what it does, -vv everything. As lines of JSON, what it warns of in any case."""
+    level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbose, 2)]
+    if as_json:
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(JsonFormatter())
+        logging.basicConfig(level=level, handlers=[handler])
+    elif verbose:
         logging.basicConfig(level=level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")

@@ -264,6 +264,35 @@ def test_a_program_reports_json_lines_where_that_is_asked_for(
         scrub.main(["--location", f"file:{tmp_path}"])
 
 
+def test_the_command_and_a_server_log_json_lines_where_that_is_asked_for(tmp_path: Path) -> None:
+    environ = {**os.environ, "PERSIST_LOG": "json", "PERSIST_LOCATION": f"file:{tmp_path}/data"}
+
+    def run(*words: str, **more: str) -> tuple[int, list[dict[str, Any]]]:
+        done = subprocess.run(
+            [sys.executable, "-m", "persist_lib.cli", *words], env={**environ, **more}, capture_output=True, text=True,
+            check=False,
+        )  # fmt: skip
+        return done.returncode, [json.loads(line) for line in done.stderr.splitlines()]
+
+    code, (failed,) = run("maintain")
+    assert (code, failed["event"], failed["error"]) == (1, "failed", "NotFound")
+    assert datetime.fromisoformat(failed["time"]).tzinfo
+    with persist.open(tmp_path / "data") as client:
+        client.open_writer("orders", SCHEMA).compare_and_append([{"id": 1, "text": "x"}], 0, 1)
+    code, lines = run("maintain", "-v")
+    assert (code, {line["event"] for line in lines} <= {"says", "log"}) == (0, True)
+    code, (bad,) = run("shard", "show", "nothing", "-v")
+    assert (code, bad["error"], bad["trace"].splitlines()[0]) == (1, "NotFound", "Traceback (most recent call last):")
+    done = subprocess.run(
+        [sys.executable, "-m", "persist_lib.cli", "maintain"], env={**environ, "PERSIST_LOG": "yaml"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, "PERSIST_LOG must be json" in done.stderr) == (2, True)
+    record = logging.LogRecord("persist.server", logging.WARNING, "", 0, "shard %s: slow", ("s",), None)
+    found = json.loads(telemetry.JsonFormatter().format(record))
+    assert (found["event"], found["level"], found["says"]) == ("log", "WARNING", "shard s: slow")
+
+
 def test_a_program_that_finds_damage_ends_with_3(tmp_path: Path) -> None:
     with persist.open(tmp_path) as client:
         client.open_writer("orders", SCHEMA).compare_and_append([{"id": 1, "text": "x" * 50_000}], 0, 1)

@@ -302,5 +302,6 @@ def test_a_rule_says_how_far_an_upper_may_be_behind(world: World) -> None:
     client.set_rules([{"pattern": "ord*", "still": "1 hour"}])
     assert wrong(world) == [("still", "table", "orders")]
     assert wrong(world, still={"orders": "3 hours"}) == [("still", "table", "orders")], "the strictest counts"
+    assert health.check(client).problems[0].says.endswith("3,600 s are allowed by the rule 'ord*'")
     client.set_rules([{"pattern": "ord*", "still": 10_000}])
     assert wrong(world) == []
