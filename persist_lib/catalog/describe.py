@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from persist_lib.catalog.catalog import Contents
 
 MINTED = re.compile(r"(?:c|s|t[a-z])[0-9a-f]{16}")
+OF_MINTED = re.compile(rf"\b{MINTED.pattern}(?:\.[a-z0-9]+)*\b")
+"""The names of shards in a text that begin with such an id."""
 """The ids of collections, sources and timelines, which the names of their shards begin with."""
 KINDS = ("collection", "table", "source", "timeline", "stream")
 """What people named, and shards belong to."""

@@ -195,13 +195,32 @@ class Session:
         else:
             self.err.print(Flow(Text(f"{about}{type(error).__name__}: {error}", "red")), crop=False)
 
+    def _with_owners(self, error: PersistError) -> PersistError:
+        from persist_lib.catalog.describe import OF_MINTED
+        from persist_lib.sources.kinds import owners_of
+
+        if not (names := list(dict.fromkeys(OF_MINTED.findall(error.message)))):
+            return error
+        try:
+            with self.open() as client:
+                owners = owners_of(client)
+        except PersistError:  # the catalog may be what is wrong
+            return error
+        said = [f"{name} is {owner}" for name in names[:MOST_NAMED] if (owner := owners.of(name)) not in error.message]
+        if not said:
+            return error
+        found = type(error)(f"{error.message} ({'; '.join(said)})", **error.fields)
+        found.__cause__ = error.__cause__
+        return found.with_traceback(error.__traceback__)
+
     def at_a_shell(self, error: PersistError) -> PersistError:
         """The error as a user at a shell needs it.
 
         If it says that a shard, collection or table does not exist, similar names are added, and what commands help.
+        Where it names shards with minted names, whose they are is added.
         """
         if not isinstance(error, NotFound):
-            return error
+            return self._with_owners(error)
         shard, collection = error.fields.get("shard"), error.fields.get("collection")
         try:
             with self.open() as client, client.controller() as controller:
@@ -240,6 +259,8 @@ class Session:
             yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
+MOST_NAMED = 3
+"""Shards of which an error says whose they are."""
 MAKES = {
     "collection": "`persist create --shards` makes one",
     "table": "`persist create`, and `persist append --create`, make one",

@@ -429,6 +429,19 @@ def test_a_collection_that_is_damaged_is_named_and_the_other_tables_are_listed(m
     assert ([one["table"] for one in told["tables"]], list(told["failed"])) == (["others", "plain"], ["orders"])
 
 
+def test_an_error_about_a_shard_of_a_collection_says_whose_it_is(made: Shell):
+    with made.client() as client:
+        shard = next(name for name in client.shards() if name.endswith(".r1.s0"))
+    made("maintain", "--pause", "orders", "--reason", "copying")
+    said = made.fails(1, "shard", "scrub", shard)
+    assert f"({shard} is collection orders, rendition 1, shard 0)" in said
+    assert said.count("collection orders, rendition 1") == 1
+    assert "collection orders, rendition 1, shard 0" in made.run("shard", "scrub", shard, "--json").output
+    made("create", "plain", *COLUMNS)
+    made("maintain", "--pause", "plain", "--reason", "copying")
+    assert "(plain is" not in made.fails(1, "shard", "scrub", "plain")
+
+
 def test_what_would_be_given_up_is_planned_shown_and_done_once(made: Shell):
     made("set-retention", "orders", 0)
     made("append", "orders", jsonl(made.root.parent / "more.jsonl", {"id": 11, "name": "b", "cents": 1}))
