@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from persist_lib.format.pause_list import SPENT_PREFIX, decode_spent, encode_spe
 from persist_lib.location.api import Blob
 from persist_lib.location.wrap.around import AroundBlob, Operation
 from tests.framing import framed
+from tests.servers import s3_url, use_test_credentials
 from tests.shards import TINY, filled
 from tests.unit.maintain import test_scrub
 from tests.unit.maintain.surveys import asked, make
@@ -202,3 +205,23 @@ def test_the_bytes_of_what_was_spent_are_the_same_for_ever(world: World) -> None
     world.inner.blob.set(f"{SPENT_PREFIX}{1:020d}", b"x" * 50)
     with pytest.raises(Corrupt, match="no compaction begins"):
         client.compact("s")
+
+
+@pytest.mark.parametrize("kind", ["file", "s3"])
+def test_many_processes_take_each_byte_once(kind: str, tmp_path: Path) -> None:
+    """As many clients, each with what it knows: that they are threads makes it quick."""
+    use_test_credentials()
+    url = f"file:{tmp_path}" if kind == "file" else s3_url("s3+cas", name=f"budgets-{tmp_path.name}")
+    with persist.open(url, config=TINY, create=True) as client:
+        make(client, "s")
+        client.set_rules([{"pattern": "*", "bytes_day": 600}])
+
+    def one(_: int) -> int:
+        with persist.open(url, config=TINY) as other:
+            return sum(other._pauses.allot("s", [Cost(bytes_read=10)]) for _ in range(25))
+
+    with ThreadPoolExecutor(4) as pool:
+        granted = sum(pool.map(one, range(4)))
+    with persist.open(url) as client:
+        assert (granted, spent_today(client)) == (60, 600)
+        assert len(list(client.blob.list(SPENT_PREFIX))) == 1
