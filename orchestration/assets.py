@@ -21,6 +21,7 @@ from orchestration.duties import DUTIES
 from orchestration.mount import Mount
 from orchestration.reports import Event, Recording
 from orchestration.resources import Persist, traced
+from orchestration.settings import IN_FLIGHT
 from orchestration.stopping import resume_cancelled
 from orchestration.sweep import look, spark_engine, sweep
 from persist_lib.core import duties as core
@@ -74,7 +75,13 @@ def duties_asset(mount: Mount) -> dg.AssetsDefinition:
         options = spark_engine(client, getattr(context.resources, mount.spark), options)
         try:
             yield from sweep(
-                context.op_execution_context, client, choice.shards, duties, options, recording, config.in_flight
+                context.op_execution_context,
+                client,
+                choice.shards,
+                duties,
+                options,
+                recording,
+                config.in_flight or persist.settings.in_flight or IN_FLIGHT,
             )
         finally:
             backfills.remove_waiting(context)

@@ -18,7 +18,7 @@ class DutyConfig(dg.Config):
         description="auto: as a rule says, else Spark for what reads more than `spark_above_bytes`; spark; local",
     )
     dry_run: bool = Field(default=False, description="change nothing; observe what would be done")
-    in_flight: int = Field(default=4, description="shards worked on at once")
+    in_flight: int | None = Field(default=None, description="shards worked on at once; empty: as the settings say")
     verify_reads: int | None = Field(
         default=None,
         description="at how many times contents are compared around a compaction; empty: as a rule says, else 3",

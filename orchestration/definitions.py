@@ -126,7 +126,7 @@ def build_definitions(
 def _resources(mount: Mount, settings: Settings) -> dict[str, object]:
     persist = Persist(
         location=settings.location or "", consensus=settings.consensus or "", config=dict(settings.config),
-        prices=settings.prices or "", apply=settings.apply or "",
+        prices=settings.prices or "", apply=settings.apply or "", in_flight=settings.in_flight or 0,
         may_delete="" if settings.may_delete is None else str(int(settings.may_delete)),
     )  # fmt: skip
     return {

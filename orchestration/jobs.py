@@ -18,6 +18,7 @@ from orchestration.partitions import SHARDS, add_missing, shown
 from orchestration.plans import is_planned, planning
 from orchestration.reports import Event, Recording
 from orchestration.resources import Persist, traced
+from orchestration.settings import IN_FLIGHT
 from orchestration.stopping import resume_cancelled
 from orchestration.sweep import Pass, look, spark_engine, sweep
 from persist_lib.core import duties as core
@@ -76,7 +77,13 @@ def sweep_op(mount: Mount, job_name: str, duties: tuple[Duty, ...], description:
         if is_plan:
             yield from planning(context, mount, client, choice.shards, duties)
         done = yield from sweep(
-            context, client, choice.shards if now else (), now, options, recording, config.in_flight
+            context,
+            client,
+            choice.shards if now else (),
+            now,
+            options,
+            recording,
+            config.in_flight or persist.settings.in_flight or IN_FLIGHT,
         )
         counted = {"unrecorded": len(recording.unrecorded)} if recording.unrecorded else {}
         yield recording.summary(duties[-1], figures(choice, done) | counted)

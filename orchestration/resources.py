@@ -47,6 +47,7 @@ class Persist(dg.ConfigurableResource):  # type: ignore[type-arg]
 
     apply: str = Field(default="", description="`at once` or `by a person`; empty: PERSIST_APPLY, or at once")
     may_delete: str = Field(default="", description="1 or 0: whether runs delete; empty: PERSIST_MAY_DELETE, or 0")
+    in_flight: int = Field(default=0, ge=0, description="shards a run works on at once; 0: PERSIST_IN_FLIGHT, or 4")
 
     _client: persist.Client | None = PrivateAttr(default=None)
 
@@ -56,7 +57,7 @@ class Persist(dg.ConfigurableResource):  # type: ignore[type-arg]
         environ = {**os.environ, **({"PERSIST_MAY_DELETE": self.may_delete} if self.may_delete else {})}
         given = Settings(
             location=self.location or None, consensus=self.consensus or None, config=self.config,
-            prices=self.prices or None, apply=self.apply or None,
+            prices=self.prices or None, apply=self.apply or None, in_flight=self.in_flight or None,
         )  # fmt: skip
         return resolved(given, environ)
 

@@ -17,6 +17,7 @@ from persist_lib.location.open import scheme_of
 from persist_lib.settings import config_of
 
 KEEP_RUNS_DAYS = 30.0
+IN_FLIGHT = 4
 DEFAULTS: Mapping[str, Any] = {"lease_ms": MAINTENANCE_LEASE_MS}
 """The pipeline's own defaults. Its workers are kept up while they live. One that was killed keeps other workers from
 its shard until its lease ends."""
@@ -67,6 +68,9 @@ class Settings(BaseModel):
     the UI can turn them on and off."""
     apply: Literal["at once", "by a person"] | None = None
     """PERSIST_APPLY: whether jobs of upkeep act at once, the default, or write a plan down for the job `apply`."""
+    in_flight: int | None = None
+    """PERSIST_IN_FLIGHT: how many shards a run works on at once, unless its configuration says; 4 if neither is set.
+    How many runs there are at once is a limit of Dagster's (`dagster.yaml`)."""
     may_delete: bool | None = None
     """PERSIST_MAY_DELETE: whether runs delete objects and cut logs. Off if neither is set, and on in `make dev`."""
 
@@ -116,6 +120,18 @@ def _data(given: Data | None, text: str | None) -> Data:
         ) from error
 
 
+def _count(given: int | None, name: str, environ: Mapping[str, str], usual: int) -> int:
+    """A number of 1 or more."""
+    text = environ.get(name, "")
+    try:
+        found = int(text) if given is None and text else given
+    except ValueError:
+        found = 0
+    if found is not None and found < 1:
+        raise InvalidUsage(f"{name} must be a number from 1 on: got {text if given is None else given!r}")
+    return usual if found is None else found
+
+
 SWITCH = {"1": True, "true": True, "on": True, "yes": True, "0": False, "false": False, "off": False, "no": False}
 APPLY = ("at once", "by a person")
 
@@ -158,6 +174,7 @@ def _filled(settings: Settings, environ: Mapping[str, str]) -> Settings:
             "data": _data(settings.data, environ.get("PERSIST_DATA")),
             "is_running": _switch(settings.is_running, "PERSIST_RUNNING", environ),
             "may_delete": _switch(settings.may_delete, "PERSIST_MAY_DELETE", environ),
+            "in_flight": _count(settings.in_flight, "PERSIST_IN_FLIGHT", environ, IN_FLIGHT),
             "apply": _apply(settings.apply, environ.get("PERSIST_APPLY")),
             "keep_runs_days": _days(settings.keep_runs_days, environ.get("PERSIST_KEEP_RUNS_DAYS")),
             "location": location, "consensus": consensus, "config": config, "prices": prices,

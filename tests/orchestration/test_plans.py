@@ -10,6 +10,8 @@ import dagster as dg
 import pytest
 
 import persist_lib as persist
+from jobs.parallel import in_parallel
+from orchestration import sweep
 from orchestration.definitions import build_definitions
 from orchestration.settings import Settings, resolved
 from persist_lib.errors import InvalidUsage
@@ -182,8 +184,13 @@ def test_what_environments_may_choose(environ: dict[str, str], expected: tuple[b
 
 
 @pytest.mark.parametrize(
-    "environ", [{"PERSIST_APPLY": "never"}, {"PERSIST_MAY_DELETE": "maybe"}, {"PERSIST_RUNNING": "2"}], ids=json.dumps
-)
+    "environ",
+    [
+        {"PERSIST_APPLY": "never"}, {"PERSIST_MAY_DELETE": "maybe"}, {"PERSIST_RUNNING": "2"},
+        {"PERSIST_IN_FLIGHT": "0"}, {"PERSIST_IN_FLIGHT": "many"},
+    ],
+    ids=json.dumps,
+)  # fmt: skip
 def test_a_wrong_choice_is_refused(environ: dict[str, str]) -> None:
     with pytest.raises(InvalidUsage, match=next(iter(environ))):
         resolved(Settings(location="memory:"), environ)
@@ -203,6 +210,27 @@ def test_runs_obey_rules_and_the_census_says_which(
     report = str(counted[0].metadata["report"].value)
     assert "| rule_retention | 2 (a) |" in report
     assert "| rule_quiet | 00:00-12:00, 12:00-00:00 (*) |" in report
+
+
+@pytest.mark.parametrize(
+    ("config", "environ", "expected"),
+    [({}, "", 4), ({}, "2", 2), ({"in_flight": 3}, "2", 3)],
+)
+def test_how_many_shards_a_run_works_on_at_once(
+    config: dict[str, Any], environ: str, expected: int, shards: persist.Client, folder: Path,
+    instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    seen: list[int] = []
+    monkeypatch.setenv("PERSIST_IN_FLIGHT", environ)
+
+    def counted(one: Any, some: Any, most: int, stop: Any) -> Any:
+        seen.append(most)
+        return in_parallel(one, some, most, stop)
+
+    monkeypatch.setattr(sweep, "in_parallel", counted)
+    assert launch(folder, instance, "leases", {"shards": ["a", "b"], **config}).success
+    assert seen == [expected]
+    assert shards.shards() == ["a", "b"]
 
 
 def test_runs_take_engines_checks_and_budgets_from_rules(
