@@ -27,6 +27,7 @@ from persist_lib.cli.report_command import report
 from persist_lib.cli.root import Group, Root
 from persist_lib.cli.root import commands as list_commands
 from persist_lib.cli.schema_commands import evolve
+from persist_lib.cli.simulate_command import simulate
 from persist_lib.cli.source_commands import ingest
 from persist_lib.cli.source_declaration import declare, mend
 from persist_lib.cli.verify_command import verify
@@ -100,7 +101,9 @@ commands(
 )  # fmt: skip
 hold = group(app, "hold", "Keep history by name, durably and without a lease.", TABLES)
 commands(hold, None, holds.set_, holds.release)
-commands(app, LOCATION, health, verify, report, duties.maintain, ingest, serve, config, commands=list_commands)
+commands(
+    app, LOCATION, health, verify, simulate, report, duties.maintain, ingest, serve, config, commands=list_commands
+)
 
 shard = group(app, "shard", "Shards, of which tables are made: their state, their log, and whether it is sound.", PARTS)
 commands(

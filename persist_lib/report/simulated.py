@@ -64,7 +64,7 @@ def simulate(
     reads_a_day = parse_number(reads_a_day, "reads_a_day")
     id_, own = parse_shard_id(name), client.policy(name=name)
     asked = {AS_IT_IS: msgspec.structs.replace(own, retention=None)}
-    asked |= {label: _policy(own, given, label) for label, given in policies.items()}
+    asked |= {label: policy_of_rule(own, given, label) for label, given in policies.items()}
     log = fetch_log(client, id_, client.inspect(name)) if reading is None else reading
     history = history_of(name, log)
     found = tuple(replay(history, label, policy, client.prices, reads_a_day) for label, policy in asked.items())
@@ -72,7 +72,8 @@ def simulate(
     return Comparison(name, client.url, known, history.span_ms, reads_a_day, history.assumed, found)
 
 
-def _policy(own: Policy, given: object, label: str) -> Policy:
+def policy_of_rule(own: Policy, given: object, label: str) -> Policy:
+    """A policy itself, or `own` with the fields of a rule, given as a mapping or as TOML. Raises InvalidUsage."""
     if isinstance(given, Policy):
         return given
     if isinstance(given, str):

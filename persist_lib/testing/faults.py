@@ -33,15 +33,21 @@ class ManualClock:
 
     def __init__(self, start_ns: int = START_NS) -> None:
         self._now_ns = start_ns
+        self._ahead_ns = 0
         self._lock = threading.Lock()
 
     def __call__(self) -> int:
-        return self._now_ns
+        return self._now_ns + self._ahead_ns
 
     def advance(self, seconds: float) -> None:
         """Move the clock on by `seconds`. A negative number moves it back, as happens to real clocks."""
         with self._lock:
             self._now_ns += round(seconds * 1_000_000_000)
+
+    def step(self, seconds: float) -> None:
+        """Set the clock on by `seconds`, or back where that is negative. No time passes: deadlines stay as they are."""
+        with self._lock:
+            self._ahead_ns += round(seconds * 1_000_000_000)
 
     def monotonic(self) -> float:
         """The clock in seconds, for deadlines."""
@@ -55,7 +61,7 @@ class ManualClock:
         """A runtime on this clock. It is repeatable, never waits, and does no work in the background."""
         return Runtime(
             monotonic=self.monotonic, sleep=self.sleep, random=random.Random(seed), background=False,
-            clock_ms=lambda: self._now_ns // 1_000_000,
+            clock_ms=lambda: self() // 1_000_000,
         )  # fmt: skip
 
 

@@ -93,9 +93,10 @@ def contents_of(table: pa.Table) -> Counter[Row]:
 
 
 def updates_of(table: pa.Table) -> list[Update]:
-    """The updates of a table with `_time` and `_diff`."""
-    times, diffs = table.column(TIME).to_pylist(), table.column(DIFF).to_pylist()
-    return list(zip(rows_of(table), times, diffs, strict=True))
+    """The updates of a table with `_time` and `_diff`. Times are integers, also where they are a clock."""
+    times = table.column(TIME)
+    times = times.cast(pa.int64()) if pa.types.is_timestamp(times.type) else times
+    return list(zip(rows_of(table), times.to_pylist(), table.column(DIFF).to_pylist(), strict=True))
 
 
 def updates_from(names: Iterable[str], rows: Iterable[Mapping[str, Any]]) -> list[Update]:

@@ -14,8 +14,8 @@ import pytest
 
 import persist_lib as persist
 from persist_lib.location.wrap.around import Operation
+from persist_lib.simulate import NO_FAULTS, Actor, Simulation
 from persist_lib.testing import check_world
-from tests.simulation.scheduler import Actor, Chaos, Simulation
 from tests.worlds import SCHEMA
 
 T = TypeVar("T")
@@ -28,7 +28,7 @@ class Crowd(Simulation):
     """Writers that race until there are so many appends, and what each of them asked of the location meanwhile."""
 
     def __init__(self, seed: int, appends: int, word: str) -> None:
-        super().__init__(seed, Chaos(0, 0, 0, 0, 0, 0, 0))
+        super().__init__(seed, NO_FAULTS)
         self.appends, self.word = appends, word
         self.config = persist.Config(timeout_s=1000, lease_ms=10_000_000)
         self.won: Counter[str] = Counter()

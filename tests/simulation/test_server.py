@@ -7,10 +7,11 @@ executed without an answer; a client then asks the other one. Maintainers use th
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
+import pyarrow as pa
 import pytest
 
 import persist_lib as persist
@@ -23,12 +24,15 @@ from persist_lib.location.stack import wrap
 from persist_lib.location.wrap.around import Operation
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.shard.funnels import Funnels, ask
-from tests.simulation.scheduler import Actor, Chaos, SimulatedBlob, SimulatedConsensus, Simulation
-from tests.simulation.test_simulation import SHARD, Story, seeds
+from persist_lib.simulate import Actor, Faults, ShardStory, SimulatedBlob, SimulatedConsensus, Simulation
+from persist_lib.simulate.ledger import Entry, Outcome
+from persist_lib.simulate.shard_story import SHARD
+from persist_lib.testing import contents_of
+from tests.simulation.stories import play, seeds
 from tests.worlds import SCHEMA
 
 SERVERS = 2
-CHAOS = Chaos(pause=0.0015, crash=0.0015)
+FAULTS = Faults(pause=0.0015, crash=0.0015)
 """A server that is paused holds up everybody, so that it is paused less often than the clients of the other story."""
 PATIENCE_S = 2.0
 """How long a client waits for a server before it asks the other one."""
@@ -62,7 +66,7 @@ class Served(SimulatedConsensus):
                 for request in requests:
                     request.is_dropped = actor.random.random() < 0.5  # the server may notice that it is gone
                 raise Indeterminate("simulated: the server does not answer")
-        if actor.random.random() < world.chaos.unknown:
+        if actor.random.random() < world.faults.unknown:
             raise Indeterminate("simulated: the server's answer was lost")
         return [request.answer.result(0) for request in requests]
 
@@ -99,10 +103,6 @@ class ServedActor(Actor):
             return super().client(config)
         return persist.open(self.place(Served), config=config, runtime=self.runtime())
 
-    def runtime(self) -> Runtime:
-        clock = self.world.clock
-        return Runtime(monotonic=clock.monotonic, sleep=self.sleep, random=self.random, background=False)
-
     def place(self, kind: type[SimulatedConsensus]) -> Location:
         location = open_location(self.world.url, clock=self.world.clock, runtime=self.runtime())
         return replace(location, blob=SimulatedBlob(location.blob, self), consensus=kind(location.consensus, self))
@@ -111,8 +111,8 @@ class ServedActor(Actor):
 class ServedSimulation(Simulation):
     """A simulation with servers."""
 
-    def __init__(self, seed: int, chaos: Chaos) -> None:
-        super().__init__(seed, chaos)
+    def __init__(self, *how: Any) -> None:
+        super().__init__(*how)
         self.servers: list[Funnels] = []
         self.keepers: list[ServedActor] = []
         self.shared: Counter[int] = Counter()
@@ -122,27 +122,22 @@ class ServedSimulation(Simulation):
         return self.actors[-1]
 
 
-class ServedStory(Story):
+class ServedStory(ShardStory):
     """The story of a busy shard, told through servers."""
 
-    def __init__(self, seed: int, chaos: Chaos = CHAOS) -> None:
-        super().__init__(seed, chaos)
-        self.served = self.simulation = ServedSimulation(seed, chaos)
-        self.random = self.simulation.random
-        self.toggled = 0
-        self.placed: Counter[str] = Counter()
+    world = ServedSimulation
+    roles: Mapping[str, int] = {"toggler": 2, "placer": 3, **ShardStory.roles}
 
-    def run(self) -> str:
-        config = persist.Config(format=self.random.choice([3, 4, 4]))
-        with persist.open(self.simulation.location, config=config, runtime=self.simulation.clock.runtime()) as client:
-            client.open_writer(SHARD, SCHEMA)
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed, SCHEMA, faults=FAULTS)
+        assert isinstance(self.simulation, ServedSimulation)
+        self.served = self.simulation
+
+    def begin(self, client: persist.Client) -> None:
+        client.machine(SHARD).config = persist.Config(format=self.random.choice([3, 4, 4]))
+        super().begin(client)
         for number in range(SERVERS):
             self.served.servers.append(self.funnels(self.spawn_server(number)))
-        for _ in range(2):
-            self.spawn("toggler")
-        for _ in range(3):
-            self.spawn("placer")
-        return super().run()
 
     def spawn_server(self, number: int) -> ServedActor:
         self.born["server"] += 1
@@ -183,7 +178,8 @@ class ServedStory(Story):
                 try:
                     since = client.machine(SHARD).fetch().state.since.time or 0
                     client.set_hold(SHARD, name, since=since, opaque=wanted, expected=value)
-                    value, self.toggled = wanted, self.toggled + 1
+                    value = wanted
+                    self.did["toggle"] += 1
                     actor.sleep(actor.random.choice([0.01, 1, 5]))
                     hold = client.machine(SHARD).fetch().state.holds[name]
                     assert hold.opaque == value, f"{name} moved when nobody asked"
@@ -198,19 +194,16 @@ class ServedStory(Story):
         with actor.client(self.config) as client:
             write = client.open_writer(SHARD, SCHEMA)
             while not self.is_over():
-                number = len(self.outcomes) + 1
-                self.outcomes[number] = "unknown"
-                rows = [self.row(number, i, 0) for i in range(actor.random.choice([1, 3, 20]))]
-                for row in rows:
-                    del row["_time"]
+                rows = self.rows(actor, 0, 1, []).drop_columns("_time")
+                entry = self.ledger.begin([(data, 0, diff) for data, diff in contents_of(rows).items()])
                 try:
-                    self.outcomes[number] = self.place(write, number, rows)
+                    entry.outcome = self.place(write, entry, rows)
                 except (LeaseExpired, Determinate):
-                    self.outcomes[number] = "no"
+                    entry.outcome = "refused"
                 client.heartbeat()
                 actor.sleep(actor.random.random() / 4)
 
-    def place(self, write: persist.WriteHandle, number: int, rows: list[dict[str, Any]]) -> str:
+    def place(self, write: persist.WriteHandle, entry: Entry, rows: pa.Table) -> Outcome:
         """An unknown outcome is asked for by its token, now or after others came, or never."""
         token = None
         for _ in range(20):
@@ -225,26 +218,19 @@ class ServedStory(Story):
                     return "unknown"
                 raise
             else:
-                self.bounds[number] = (upper - 1, upper)
-                self.placed["again" if token else "at once"] += 1
-                return "ack"
+                entry.bounds = (upper - 1, upper)
+                self.did["placed again" if token else "placed at once"] += 1
+                return "acknowledged"
         return "unknown"
 
 
 @pytest.mark.parametrize("seed", seeds()[:4] if len(seeds()) == 12 else seeds())
 def test_through_servers_nothing_is_lost_doubled_or_left_either(seed: int) -> None:
-    story = ServedStory(seed)
-    try:
-        story.run()
-    except BaseException:
-        print(f"PERSIST_SIM_SEED={seed} .venv/bin/python -m pytest tests/simulation/test_server.py")
-        raise
-    outcomes = Counter(story.outcomes.values())
-    print(f"{dict(outcomes)}, {story.simulation.crashes} crashes, {story.simulation.steps} steps")
-    print(f"{story.served.shared} rows by commands, {story.toggled} moves of holds, placed: {dict(story.placed)}")
-    assert outcomes["ack"], "somebody got on"
-    assert story.toggled
-    assert story.placed["at once"]
+    story = play(ServedStory(seed))
+    print(f"{story.served.shared} rows by commands, {dict(story.did)}")
+    assert story.ledger.outcomes["acknowledged"], "somebody got on"
+    assert story.did["toggle"]
+    assert story.did["placed at once"]
 
 
 def test_the_same_seed_gives_the_same_history() -> None:

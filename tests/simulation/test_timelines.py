@@ -9,6 +9,7 @@ time is what everybody reads there, for ever, and no value of a column that was 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -16,14 +17,14 @@ import pytest
 
 import persist_lib as persist
 from persist_lib.frontier import at
-from tests.simulation.scheduler import Actor
-from tests.simulation.test_collections import SEEDS, WORLD, Story
+from persist_lib.simulate import Actor, Layout, TableStory
+from persist_lib.simulate.table_story import WORLD
+from tests.simulation.stories import COLLECTION_SEEDS, play
 
 BASE = persist.Schema({"id": "int64 not null"}, {"n": "int64"}, unique=True, times="ms")
 STEPS = 6000
 MOST = 4
 """How many columns are added."""
-EVERY = (*WORLD, persist.WriteConflict)
 Rows = frozenset[tuple[tuple[str, int], ...]]
 
 
@@ -39,38 +40,29 @@ def plain(rows: list[dict[str, Any]], names: list[str] | None = None) -> Rows:
     return frozenset(tuple(sorted(row.items())) for row in kept)
 
 
-class Evolving(Story):
+class Evolving(TableStory):
     """One simulation. `found` has what was read by time and columns; None for all that the table had then."""
 
-    def run(self) -> str:
+    roles: Mapping[str, int] = {"writer": 2, "listener": 1, "evolver": 1, "maintainer": 2}
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed, BASE, Layout("timeline", "wal", 2), steps=STEPS)
         self.found: dict[tuple[int, tuple[str, ...] | None], Rows] = {}
         self.wrote: dict[int, list[str]] = {}
-        self.evolved = 0
-        with persist.open(self.simulation.location, runtime=self.simulation.clock.runtime()) as client:
-            for name in ("t", "u"):
-                client.controller().tables().create(name, BASE, shards=2, mode="wal")
-        for role, count in {"writer": 2, "listener": 1, "evolver": 1, "tender": 2}.items():
-            for _ in range(count):
-                self.spawn(role)
-        self.simulation.run(STEPS, lambda actor: self.spawn(actor.name.partition(" ")[0]))
-        self.judge()
-        return self.simulation.history.hexdigest()
+        self.number = 0
 
-    def is_over(self) -> bool:
-        return self.simulation.steps > STEPS
+    def begin(self, client: persist.Client) -> None:
+        for name in ("t", "u"):
+            client.controller().tables().create(name, BASE, shards=2, mode="wal")
 
-    def writer(self, actor: Actor) -> None:
-        with actor.client(self.config) as client:
-            while not self.is_over():
-                with suppress(*EVERY):
-                    table = client.table("t")
-                    for _ in range(4):
-                        self.number += 1
-                        self.change(actor, client, table, self.number)
-                        client.heartbeat()
-                        actor.sleep(actor.random.random())
+    def change(self, actor: Actor, client: persist.Client, table: persist.Table) -> None:
+        for _ in range(4):
+            self.number += 1
+            self.write(actor, client, table, self.number)
+            client.heartbeat()
+            actor.sleep(actor.random.random())
 
-    def change(self, actor: Actor, client: persist.Client, table: persist.Table, number: int) -> None:
+    def write(self, actor: Actor, client: persist.Client, table: persist.Table, number: int) -> None:
         names = [column.name for column in table.schema.value]
         rows = [{"id": number * 10 + i, **dict.fromkeys(names, number)} for i in range(3)]
         if number % 4 == 0 and self.wrote and len(names) > 1:
@@ -94,22 +86,12 @@ class Evolving(Story):
         with actor.client(self.config) as client:
             while not self.is_over():
                 actor.sleep(2 * actor.random.random())
-                with suppress(*EVERY):
+                with suppress(*WORLD):
                     table = client.table("t")
                     if len(table.describe().schema.value) <= MOST:
                         table.evolve(wider(table.describe().schema))
-                        self.evolved += 1
+                        self.did["evolve"] += 1
                 client.heartbeat()
-
-    def tender(self, actor: Actor) -> None:
-        with actor.client(self.config) as client:
-            tables = client.controller().tables()
-            while not self.is_over():
-                for step in (tables.apply, tables.tidy, tables.controller.tend):
-                    with suppress(*EVERY):
-                        step()
-                    client.heartbeat()
-                actor.sleep(actor.random.random())
 
     def listen(self, actor: Actor, client: persist.Client) -> None:
         tables = client.controller().tables()
@@ -135,43 +117,36 @@ class Evolving(Story):
     def see(self, as_of: int, names: tuple[str, ...] | None, rows: Rows) -> None:
         assert self.found.setdefault((as_of, names), rows) == rows, f"as of {as_of} it was something else"
 
-    def judge(self) -> None:
-        clock = self.simulation.clock
-        with persist.open(self.simulation.location, runtime=clock.runtime(1)) as client:
-            clock.advance(1000)
-            for shard in client.shards():
-                client.expire(shard)
-            tables = client.controller().tables()
-            tables.controller.tend()
-            assert not client.controller().describe("t").pending
-            tables.apply()
-            since = client.table("t").describe().since
-            for (as_of, names), rows in self.found.items():
-                if since <= at(as_of):
-                    read = tables.read("t", as_of).to_pylist()
-                    assert plain(read, None if names is None else list(names)) == rows, f"as of {as_of}"
-            there = {row["id"]: row for row in tables.read("t").to_pylist()}
-            booked = {row["id"] for row in tables.read("u").to_pylist()}
-            for number, columns in self.wrote.items():
-                for id_ in range(number * 10, number * 10 + 3):
-                    assert {"n": number} == {"n": there[id_]["n"]}, "an acknowledged row is lost"
-                    assert None not in [there[id_][name] for name in columns], "a value of a column is lost"
-                assert number % 4 != 1 or number in booked, "a part of a transaction"
-            for number in booked:
-                assert number * 10 in there, "a part of a transaction"
+    def judge(self, client: persist.Client) -> None:
+        self.simulation.clock.advance(1000)
+        for shard in client.shards():
+            client.expire(shard)
+        tables = client.controller().tables()
+        tables.controller.tend()
+        assert not client.controller().describe("t").pending
+        tables.apply()
+        since = client.table("t").describe().since
+        for (as_of, names), rows in self.found.items():
+            if since <= at(as_of):
+                read = tables.read("t", as_of).to_pylist()
+                assert plain(read, None if names is None else list(names)) == rows, f"as of {as_of}"
+        there = {row["id"]: row for row in tables.read("t").to_pylist()}
+        booked = {row["id"] for row in tables.read("u").to_pylist()}
+        for number, columns in self.wrote.items():
+            for id_ in range(number * 10, number * 10 + 3):
+                assert {"n": number} == {"n": there[id_]["n"]}, "an acknowledged row is lost"
+                assert None not in [there[id_][name] for name in columns], "a value of a column is lost"
+            assert number % 4 != 1 or number in booked, "a part of a transaction"
+        for number in booked:
+            assert number * 10 in there, "a part of a transaction"
 
 
 ADDING = (0, 1, 3)
 """Seeds whose stories add columns; in others, who would do so is killed first each time."""
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", range(COLLECTION_SEEDS))
 def test_no_value_of_an_added_column_is_lost_and_everybody_reads_the_same(seed: int) -> None:
-    story = Evolving(seed)
-    story.run()
-    print(
-        f"{story.evolved} columns, {len(story.wrote)} changes, {len(story.found)} reads, "
-        f"{story.simulation.crashes} crashes"
-    )
+    story = play(Evolving(seed))
     assert story.wrote
-    assert story.evolved or seed not in ADDING, "these have some, and each day has one of them"
+    assert story.did["evolve"] or seed not in ADDING, "these have some, and each day has one of them"
