@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests import built, circles, durations, jvms
+from tests import built, circles, counted, durations, jvms
 
 if TYPE_CHECKING:
     from persist_lib import Client
@@ -58,6 +58,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if seed is not None:
         config.option.hypothesis_seed = seed
     settings.load_profile("fixed" if config.option.hypothesis_seed is None else "fresh")
+    if os.environ.get(counted.VARIABLE):
+        config.pluginmanager.register(counted.Recorder(), "counted")
     folder = os.environ.get(durations.VARIABLE)
     if folder:
         config.pluginmanager.register(durations.Recorder(Path(folder)), "durations")

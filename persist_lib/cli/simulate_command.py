@@ -61,7 +61,7 @@ class Tried(NamedTuple):
         ),
     ] = None
     writers: Annotated[int, typer.Option(**_COUNT, help="Processes that write.")] = 2
-    readers: Annotated[int, typer.Option(**_COUNT, help="Processes that read and listen.")] = 1
+    readers: Annotated[int, typer.Option(**_COUNT, help="Processes that read and listen.")] = 2
     maintainers: Annotated[int, typer.Option(**_COUNT, help="Processes that do upkeep.")] = 2
 
 

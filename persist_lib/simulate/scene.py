@@ -33,7 +33,7 @@ class Scene(msgspec.Struct, frozen=True):
     faults: Faults = Faults()
     steps: int = STEPS
     writers: int = 2
-    readers: int = 1
+    readers: int = 2
     maintainers: int = 2
 
     def story(self, seed: int, keep_lines: int | None = 40) -> Story:
@@ -45,7 +45,7 @@ class Scene(msgspec.Struct, frozen=True):
         }  # fmt: skip
         roles = {"writer": self.writers, "maintainer": self.maintainers}
         if self.layout.kind == "shard":
-            roles |= {"twin": min(2, self.writers), "reader": self.readers}
+            roles |= {"placer": min(1, self.writers), "twin": min(2, self.writers), "reader": self.readers}
             return ShardStory(seed, self.schema, roles=roles, **how)
         roles |= {"listener": self.readers, "controller": int(self.layout.kind == "collection")}
         return TableStory(seed, self.schema, self.layout, roles=roles, **how)

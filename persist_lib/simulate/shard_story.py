@@ -11,7 +11,7 @@ import pyarrow as pa
 
 import persist_lib as persist
 from persist_lib.errors import ConstraintViolated, Determinate, Indeterminate, LeaseExpired, UpperMismatch
-from persist_lib.schema.schema import DIFF, Schema
+from persist_lib.schema.schema import DIFF, TIME, Schema
 from persist_lib.simulate.ledger import Entry, Ledger, Outcome
 from persist_lib.simulate.sampling import Sampler
 from persist_lib.simulate.scheduler import Actor
@@ -32,7 +32,7 @@ REFUSED = (UpperMismatch, LeaseExpired, ConstraintViolated, Determinate)
 class ShardStory(Story):
     """One busy shard of any schema."""
 
-    roles: Mapping[str, int] = {"writer": 2, "twin": 2, "maintainer": 2, "reader": 1}
+    roles: Mapping[str, int] = {"writer": 2, "placer": 1, "twin": 2, "maintainer": 2, "reader": 1}
 
     def __init__(self, seed: int, schema: Schema, **how: Any) -> None:
         super().__init__(seed, **how)
@@ -92,6 +92,36 @@ class ShardStory(Story):
                 return "acknowledged"
         return "unknown"
 
+    def placer(self, actor: Actor) -> None:
+        """Append wherever upper is. Only its token keeps such an append from being there twice."""
+        with actor.client(self.config) as client:
+            write = client.open_writer(SHARD, self.schema)
+            while not self.is_over():
+                rows = self.rows(actor, 0, 1, [])
+                with suppress(*REFUSED):
+                    self.place(write, self.ledger.begin(updates_of(rows)), rows.drop_columns(TIME))
+                client.heartbeat()
+                actor.sleep(actor.random.random())
+
+    def place(self, write: persist.WriteHandle, entry: Entry, rows: pa.Table) -> None:
+        """Append; where the outcome is unknown ask by the token, now or after others came, or never."""
+        token = None
+        for _ in range(TRIES):
+            try:
+                upper = write.append_now(rows, token=token).upper.time or 0
+            except Indeterminate as error:
+                if "token" not in error.fields or write.machine.runtime.random.random() < 0.1:
+                    return
+                token = cast("bytes", error.fields["token"])
+            except REFUSED:
+                if token is None:
+                    entry.outcome = "refused"
+                raise
+            else:
+                entry.bounds, entry.outcome = (upper - 1, upper), "acknowledged"
+                self.did["append placed again" if token else "append placed"] += 1
+                return
+
     def twin(self, actor: Actor) -> None:
         """Append what other twins append, too: at each time one row that the time decides. The first one counts."""
         with actor.client(self.config) as client:
@@ -134,6 +164,7 @@ class ShardStory(Story):
             if not read.fetch_upper().has_passed(first):
                 return
             base = contents_of(read.snapshot(first, diff=True).to_arrow())
+            self.learn(first, base, base)
             heard: dict[tuple[Row, int], int] = {}
             listener = read.listen(first)
             for _ in range(5):

@@ -1,4 +1,4 @@
-"""What processes do in a simulation, and what must hold meanwhile and at the end.
+"""What processes do in a simulation, and what must hold at each of their steps and at the end.
 
 A story has a method for each role of a process, which runs real client code until the story is over. A process that
 crashes is replaced by another one of its role. Each check is counted by the name of what it holds.

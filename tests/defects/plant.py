@@ -23,6 +23,7 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from tests.circles import DRAWN
+from tests.counted import count
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
@@ -176,6 +177,7 @@ def main(words: Sequence[str] | None = None) -> int:
         options.report.write_text(report(outcomes) + "\n")
     found = sum(one.verdict == FOUND for one in outcomes)
     print(f"{found} of {len(outcomes)} planted bugs found")
+    count("defects", planted=len(outcomes), found=found)
     return 0 if found == len(outcomes) else 1
 
 

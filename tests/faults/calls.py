@@ -18,6 +18,7 @@ import threading
 from enum import Enum
 from typing import NamedTuple
 
+from tests.counted import count
 from tests.loopback import Loopback, without_delay
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -64,6 +65,7 @@ class Plan:
             if self._fault is None or self.calls != self._index:
                 return None
             self.struck += 1
+            count("broken requests", faults={self._fault.name: 1})
             self._refusals = REFUSALS if self._fault is Fault.REFUSED else 0
             return self._fault
 

@@ -15,6 +15,7 @@ import threading
 import time
 from enum import Enum
 
+from tests.counted import count
 from tests.loopback import Loopback, hang_up, without_delay
 
 CHUNK = 1 << 16
@@ -64,6 +65,7 @@ class Proxy(Loopback):
             if self._fault is None or self.requests != self._index:
                 return None, None
             self.struck += 1
+            count("broken requests", faults={self._fault.name: 1})
             return self._fault, self._keep_bytes
 
     @property

@@ -21,6 +21,7 @@ from persist_lib.errors import Determinate, Indeterminate, LeaseExpired, Persist
 from persist_lib.format.log import GROUP, decode_row
 from persist_lib.ids import SeqNo
 from persist_lib.testing import check_world, contents_of, updates_of
+from tests.counted import count
 from tests.worlds import SCHEMA
 
 SHARD, PAIR = "s", ("p", "q")
@@ -47,6 +48,7 @@ class Server:
     def kill(self, how: int = signal.SIGKILL) -> None:
         assert self.process is not None
         self.process.send_signal(how)
+        count("kills", kills=1)
         self.process.wait(20)
         assert self.process.stdout is not None
         self.process.stdout.close()

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 
+from tests.counted import count
 from tests.models.scenes import MUTANTS, SCENES, Mutant, Scene
 
 HERE = Path(__file__).parent
@@ -135,6 +136,7 @@ def _held(chosen: Sequence[Scene], *, at_night: bool) -> Exit:
     print(f"{'scene':34} {'states':>10} {'depth':>6} {'seconds':>8}  claims")
     for scene in chosen:
         found = explore_scene(scene, at_night=at_night)
+        count("models", scenes=1, states=found.states)
         said = f"BROKEN: {found.broken}" if found.broken else "all held" if found.is_whole else "CUT OFF, none broken"
         print(
             f"{scene.file + ' ' + scene.name:34} {found.states:10,} {found.depth:6} {found.seconds:8.1f}  {said}",
@@ -153,23 +155,25 @@ def _caught(chosen: Sequence[Mutant]) -> Exit:
     for mutant in chosen:
         found = explore_mutant(mutant)
         is_right = found.broken == mutant.claim
+        count("models", mutants=1, mutants_found=int(is_right))
         said = str(found.broken) if is_right else f"{found.broken}, NOT {mutant.claim}"
         print(f"{mutant.file + ' ' + mutant.name:48} {found.states:9,} {found.seconds:8.1f}  {said}", flush=True)
         worst = worst if is_right else Exit.BROKEN
     return worst
 
 
-def _replayed(count: int) -> Exit:
+def _replayed(traces: int) -> Exit:
     from tests.models.processes import Mismatch  # noqa: PLC0415 - it loads the library, which models do not need
     from tests.models.replay import replayed  # noqa: PLC0415
 
     try:
-        done = replayed(range(1, count + 1))
+        done = replayed(range(1, traces + 1))
     except Mismatch as mismatch:
         print(f"\nthe code DISAGREES: {mismatch}")
         return Exit.BROKEN
     kinds = ", ".join(f"{name} {times}" for name, times in sorted(done.items()))
-    print(f"\n{count} traces of shard.pml on the real code, {done.total():,} steps, all agreed: {kinds}")
+    count("models", traces=traces, steps=done.total())
+    print(f"\n{traces} traces of shard.pml on the real code, {done.total():,} steps, all agreed: {kinds}")
     return Exit.HELD
 
 

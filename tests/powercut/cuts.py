@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from persist_lib.errors import PersistError
+from tests.counted import count
 from tests.powercut.disk import Disk, Event, Said, Synced, fates, moments
 from tests.powercut.work import ACKED
 
@@ -38,6 +39,7 @@ def look(history: History, at: dict[int, list[str]], rng: random.Random, place: 
             right += 1
         if event is not None:
             disk.follow(event)
+    count("power cuts", images=right)
     return right
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import persist_lib as persist
+from tests.counted import count
 from tests.spark.places import environment
 
 PROGRAM = Path(__file__).parent / "sink_program.py"
@@ -70,6 +71,7 @@ class Driver:
         found = list(_session(self._process.pid)) if workers else []
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
+            count("kills", kills=1)
         for pid in found:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

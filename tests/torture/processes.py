@@ -18,6 +18,7 @@ from typing import NamedTuple
 import persist_lib as persist
 from persist_lib.ids import uploader_of
 from persist_lib.testing import check_swept, check_world, contents_of, updates_of
+from tests.counted import count
 from tests.torture.roles import LEASE_MS, SHARD, ids_of, open_ahead
 
 ROLES = {"ada": "write", "bob": "write", "mia": "maintain", "rex": "read"}
@@ -62,6 +63,7 @@ class Processes:
         pid = self.pids.pop(name)
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+            count("kills", kills=1)
         while Path(f"/proc/{pid}").exists():
             time.sleep(0.002)
 

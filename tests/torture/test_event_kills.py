@@ -20,6 +20,7 @@ import persist_lib as persist
 from persist_lib import events
 from persist_lib.testing.servers import state_of
 from tests import eventlogs, servers
+from tests.counted import count
 from tests.torture.event_ledger import Processes, Receiver, World, log_of, until
 from tests.torture.event_program import Job
 
@@ -77,6 +78,7 @@ def test_killed_at_random_no_webhook_is_sent_whose_event_is_not_in_the_log(
         until(lambda job=job, awaited=awaited: world.has_said(job, awaited), "it does not start")
         time.sleep(dice.choice((0.0, 0.02, 0.1, 0.3)) * dice.random())
         os.kill(pid, signal.SIGKILL)
+        count("kills", kills=1)
         assert processes.wait(pid) == signal.SIGKILL, world.notes(job)
         world.learn(job)
         world.judge(store)
@@ -102,6 +104,7 @@ def test_killed_at_each_step_neither(
             world.judge(store)
             at //= 2
         assert status == signal.SIGKILL, world.notes(job)
+        count("kills", kills=1)
     finish(processes, world, world.job(store, count=10))
     world.judge(store)
     world.check_all_told()

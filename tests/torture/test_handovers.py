@@ -19,6 +19,7 @@ import pytest
 
 import persist_lib as persist
 from persist_lib.testing import contents_of
+from tests.counted import count
 from tests.torture.handovers import CONFIG, ROWS, digest
 from tests.worlds import SCHEMA
 
@@ -51,6 +52,7 @@ class Crowd:
     def kill(self, name: str) -> None:
         process = self.running.pop(name)
         process.kill()
+        count("kills", kills=1)
         process.wait()
 
     def close(self) -> None:

@@ -16,6 +16,7 @@ import pytest
 
 import persist_lib as persist
 from persist_lib.sources import Decoding, Meaning
+from tests.counted import count
 from tests.kafka import Topic
 
 KILLS = int(os.environ.get("PERSIST_KAFKA_KILLS", "2"))
@@ -63,6 +64,7 @@ class Instances:
         process = self.processes[who]
         assert process.poll() is None, process.communicate()[1]
         process.kill()
+        count("kills", kills=1)
         process.communicate()
 
     def notes(self) -> dict[tuple[str, int], Counter[str]]:

@@ -17,6 +17,7 @@ import persist_lib as persist
 from examples.gateways import SCHEMA
 from persist_lib import pending_area
 from persist_lib.testing import check_swept
+from tests.counted import count
 from tests.gated import wait_for
 from tests.servers import postgres_at
 from tests.torture.pending_instance import CONFIG, MINUTES, NAME, contents, counted, put_all
@@ -67,6 +68,7 @@ class Fleet:
     def kill(self, name: str) -> None:
         process = self.running.pop(name)
         process.kill()
+        count("kills", kills=1)
         process.wait()
 
     def close(self) -> None:

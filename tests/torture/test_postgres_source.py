@@ -27,6 +27,7 @@ import persist_lib as persist
 from persist_lib.sources import Mark, Postgres, Sources
 from persist_lib.sources.bindings import Bindings
 from tests import circles, servers
+from tests.counted import count
 
 KILLS = int(os.environ.get("PERSIST_SOURCE_KILLS", "2"))
 STOPS = int(os.environ.get("PERSIST_SOURCE_STOPS", "1"))
@@ -272,6 +273,7 @@ def torment(
         if deed == "kill":
             which = dice.randrange(2)
             processes[which].kill()
+            count("kills", kills=1)
             processes[which].wait()
             processes[which] = ingest(folder / "data")
         elif deed == "stop":

@@ -16,6 +16,7 @@ import pytest
 
 import persist_lib as persist
 from persist_lib import streams
+from tests.counted import count
 from tests.gated import wait_for
 from tests.servers import postgres_at
 from tests.torture.stream_history import FIRST, Call, Contents, Read, Runtime, problems
@@ -100,6 +101,7 @@ def test_writers_that_are_paused_replaced_and_continued_lose_nothing_and_commit_
             time.sleep(0.5 + dice.random())
             if number % 2 == 1:
                 writer.kill()
+                count("kills", kills=1)
                 writer = instances.start("write")
                 continue
             with pytest.raises(persist.Locked):

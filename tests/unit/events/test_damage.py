@@ -21,6 +21,7 @@ from persist_lib.errors import Corrupt, Damage, Missing, NewerFormat
 from persist_lib.events import EVENTS, Key, Put
 from persist_lib.events.record import decode_head
 from persist_lib.events.store import LogStore
+from tests import counted
 from tests.eventlogs import KINDS, specifier, store_of, write
 from tests.storedbytes import LOCAL, ask, make, wrongs
 from tests.storedbytes_served import damage_served
@@ -207,6 +208,7 @@ def test_damage_is_found_and_named(case: Case) -> None:
     for damage in FEW if is_slow else FOUND:
         kind, text = FOUND[damage]
         found = outcome(case, damage(case.records, case))
+        counted.count("corruptions", made=1)
         assert isinstance(found, kind), (damage.__name__, found)
         with pytest.raises(kind, match=f"{text}|damaged: it is of log|of id 4, fragment"):
             raise found
@@ -291,6 +293,7 @@ def said_of(kind: str, folder: Path, state: str, count: int, step: int = 1) -> d
     found: dict[tuple[str, str], list[str]] = {}
     for wrong, said in zip(cases, ask(kind, place, cases, folder / "work"), strict=True):
         found.setdefault((region_of(wrong.file), wrong.kind), []).append(said)
+    counted.count("corruptions", made=len(cases))
     return found
 
 

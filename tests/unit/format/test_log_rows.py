@@ -41,6 +41,7 @@ from persist_lib.format.log import (
 from persist_lib.frontier import MAX_TIME, MINIMUM, TOP, at
 from persist_lib.ids import PUBLISHED, PartKey, ReaderId, SeqNo, WriterId
 from persist_lib.schema.schema import Column, Schema
+from tests.counted import count
 from tests.framing import framed
 
 ROOT = Path(__file__).parents[3]
@@ -667,6 +668,7 @@ def test_every_flipped_bit_is_found(data, decode):
             damaged = bytearray(data)
             damaged[position] ^= 1 << bit
             assert not decodes(decode, bytes(damaged))
+    count("corruptions", made=8 * len(data))
 
 
 @DAMAGED
@@ -674,6 +676,7 @@ def test_every_truncation_and_every_appended_byte_is_found(data, decode):
     assert not any(decodes(decode, data[:end]) for end in range(len(data)))
     assert not any(decodes(decode, data + extra) for extra in (b"\x00", b"\xc0", data))
     assert decodes(decode, data)
+    count("corruptions", made=len(data) + 3)
 
 
 def test_a_row_is_not_taken_for_a_rollup_nor_the_other_way_round():

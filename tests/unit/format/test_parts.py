@@ -24,6 +24,7 @@ from persist_lib.format.parts import (
 from persist_lib.format.range_reader import ChunkedReader
 from persist_lib.kernel.keys import encode_key
 from persist_lib.schema.schema import Schema
+from tests.counted import count
 
 SCHEMA = Schema({"id": "int64"}, {"name": "string"})
 
@@ -62,6 +63,7 @@ def test_every_flipped_byte_is_detected_before_a_value_is_returned():
         damaged[position] ^= 1 << (position % 8)
         with pytest.raises(Corrupt, match="the/key"):
             decode_part("the/key", bytes(damaged), part.digests, SCHEMA)
+    count("corruptions", made=part.size)
 
 
 def test_a_truncated_an_empty_and_another_object_are_detected():

@@ -31,6 +31,7 @@ from persist_lib.location.sqlite.log_file import check_log
 from persist_lib.location.wrap.deadline import RetryingConsensus
 from persist_lib.runtime.ambient import Runtime
 from tests.circles import by_day
+from tests.counted import count
 
 WITHIN_S = 20.0
 HEADER = 100
@@ -138,6 +139,7 @@ def test_a_flipped_bit_is_told_at_once_with_the_file_or_does_no_harm(
         shutil.rmtree(path.parent, ignore_errors=True)
         path.parent.mkdir()
         path.write_bytes(data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :])
+        count("corruptions", made=1)
         if said := in_a_child(path, reads_only=reads_only):
             found[at, bit] = said
     assert found == {}
