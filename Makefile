@@ -82,7 +82,7 @@ UNITS := tests/unit tests/scripts tests/defects
 OTHERS := $(filter-out $(UNITS) tests/__pycache__,$(patsubst %/,%,$(wildcard tests/*/)))
 
 # The cheapest first; a part that fails ends the run.
-.PHONY: test-parts test-all clean-durations defects nightly
+.PHONY: test-parts test-all clean-durations defects nightly reliability
 test-parts: $(PROJECT)
 	@scripts/azurite || echo "azurite could not be installed: what needs it is skipped" >&2
 	@scripts/spin || echo "spin could not be installed: the formal models are skipped" >&2
@@ -94,8 +94,11 @@ defects: export PERSIST_CIRCLE ?= day
 defects: $(PROJECT) ## plant recorded bugs one by one, and see which the tests find: NAMES="0301 streams" WIDE=1
 	$(PYTHON_IN_VENV) -m tests.defects.plant --report build/defects.md $(if $(WIDE),--wide) $(NAMES)
 
-nightly: $(PROJECT) ## everything at full counts, with one report at the end: PARTS="lint test-all"
+nightly: $(PROJECT) ## everything at full counts, with one report at the end, and docs/reliability.md: PARTS="lint test-all", PARTS="sim SEEDS=100"
 	scripts/nightly $(PARTS)
+
+reliability: ## docs/reliability.md and the README's line, of what `make nightly` counted
+	scripts/reliability
 
 torture: $(PROJECT) ## kill processes at random points, KILLS=1000 times
 	PERSIST_TORTURE_KILLS=$(or $(KILLS),1000) $(PYTEST) -m torture --timeout=0
@@ -131,8 +134,8 @@ pending: $(PROJECT) ## a pending area with BATCHES=100000 batches of WRITERS=100
 	PERSIST_PENDING_DEVICES=$(or $(DEVICES),100) $(PYTEST) -s -n 0 --timeout=0 tests/integration/test_pending_at_size.py -k devices
 	PERSIST_PENDING_KILLS=$(or $(KILLS),50) PERSIST_SEED=fresh $(PYTEST) -s -n 0 --timeout=0 tests/torture/test_pending_areas.py
 
-events: $(PROJECT) ## event logs on every store: all limits, each record damaged, each step of a writer interrupted by its successor
-	PERSIST_EVENTS=all PERSIST_FAULTS=all $(PYTEST) -n 0 --timeout=0 tests/unit/events tests/conformance/test_event_stores.py tests/faults/test_event_stores.py tests/faults/test_full_disk.py
+events: $(PROJECT) ## event logs on every store: all limits, each record damaged, each step of a writer interrupted by its successor; OF=some: a sample
+	PERSIST_EVENTS=$(or $(OF),all) PERSIST_FAULTS=$(or $(OF),all) $(PYTEST) -n 0 --timeout=0 tests/unit/events tests/conformance/test_event_stores.py tests/faults/test_event_stores.py tests/faults/test_full_disk.py
 
 powercut: $(PROJECT) ## disks as power cuts leave them, CUTS=5000 of them
 	PERSIST_POWER_CUTS=$(or $(CUTS),5000) $(PYTEST) -n 2 --timeout=0 tests/powercut
@@ -144,8 +147,8 @@ models: $(PROJECT) ## formal models by Spin within large bounds, their mistakes,
 	@scripts/spin
 	$(PYTHON_IN_VENV) -m tests.models.check --night --mutants --replay --traces $(or $(TRACES),1000)
 
-faults: $(PROJECT) ## each request of everything to production servers broken once
-	PERSIST_FAULTS=all $(PYTEST) --timeout=0 tests/faults
+faults: $(PROJECT) ## each request of everything to production servers broken once; OF=some: a sample of them
+	PERSIST_FAULTS=$(or $(OF),all) $(PYTEST) --timeout=0 tests/faults
 
 interrupts: $(PROJECT) ## Ctrl-C at every place of every kind of call, and at random moments
 	PERSIST_INTERRUPTS=all $(PYTEST) -n 2 --timeout=0 tests/interrupts

@@ -46,7 +46,7 @@ class Scene(msgspec.Struct, frozen=True):
         roles = {"writer": self.writers, "maintainer": self.maintainers}
         if self.layout.kind == "shard":
             roles |= {"placer": min(1, self.writers), "twin": min(2, self.writers), "reader": self.readers}
-            return ShardStory(seed, self.schema, roles=roles, **how)
+            return ShardStory(seed, self.schema, self.layout.retention, roles=roles, **how)
         roles |= {"listener": self.readers, "controller": int(self.layout.kind == "collection")}
         return TableStory(seed, self.schema, self.layout, roles=roles, **how)
 
@@ -57,7 +57,7 @@ def scene_of(client: Client, name: str) -> Scene:
         found, policy = table.describe(), client.policy(name=table.kept_by())
     listed, kind = found.collection, found.carrier.partition(" ")[0]
     if listed is None:
-        return Scene(plain(found.schema), Layout("shard"), policy=policy)
+        return Scene(plain(found.schema), Layout("shard", retention=found.retention), policy=policy)
     if kind == "timeline":
         with client.controller() as controller, controller.tables() as tables:
             layout = Layout("timeline", tables.timeline_of(name)[1], len(found.shards), None, listed.retention)

@@ -34,14 +34,16 @@ class ShardStory(Story):
 
     roles: Mapping[str, int] = {"writer": 2, "placer": 1, "twin": 2, "maintainer": 2, "reader": 1}
 
-    def __init__(self, seed: int, schema: Schema, **how: Any) -> None:
+    def __init__(self, seed: int, schema: Schema, retention: int | None = None, **how: Any) -> None:
         super().__init__(seed, **how)
+        self.kept = self.retention(retention, schema.times)
         self.schema, self.sampler, self.ledger = schema, Sampler(schema, seed), Ledger()
         self.known: dict[int, Counter[Row]] = {}
         self.twins: dict[int, Entry] = {}
 
     def begin(self, client: persist.Client) -> None:
         client.open_writer(SHARD, self.schema)
+        client.set_retention(SHARD, self.kept)
 
     def rows(self, actor: Actor, lower: int, upper: int, own: list[tuple[int, int]]) -> pa.Table:
         """Rows of the next append, at times in `[lower, upper)`. It may take back one of the writer's `own`, too."""

@@ -20,6 +20,8 @@ PASSING = (LeaseExpired, SinceViolation, Determinate, Indeterminate, ConstraintV
 EAGER = persist.Policy(weight=1e9, advance=0.01)
 STEPS = 3000
 LONGEST_REST = 12
+SHORT = {None: 8, "ms": 4_000, "us": 4_000_000}
+"""A few times: where they are a clock, four seconds."""
 RARE = 128
 DUTIES = ("maintain", "compact", "roll_up", "collect", "audit_orphans", "expire")
 SMALL: Mapping[str, Any] = {"lease_ms": 10_000, "timeout_s": 20, "part_bytes": 64 * 1024, "task_bytes": 64 * 1024}
@@ -94,6 +96,13 @@ class Story:
 
     def is_over(self) -> bool:
         return self.simulation.steps > self.steps
+
+    def retention(self, given: int | None, times: str | None) -> int | None:
+        """How many times of history are kept: as it is given, else a few or all, as the seed draws.
+
+        Without a policy since never moves, and nothing is compacted that a reader could miss.
+        """
+        return self.random.choice([None, SHORT[times], SHORT[times]]) if given is None else given
 
     def expect(self, what: str, wrong: object, sentence: Callable[[], str] | str = "") -> None:
         """Count that `what` holds, as nothing is `wrong`. Raises NotHeld otherwise."""

@@ -65,8 +65,8 @@ class TableStory(Story):
         """Whether writers append identical data."""
 
     def begin(self, client: persist.Client) -> None:
-        kind, mode, shards, hashed, retention = self.layout
-        chosen: Any = mode
+        kind, mode, shards, hashed, given = self.layout
+        retention, chosen = self.retention(given, self.schema.times), cast("Any", mode)
         if kind == "collection":
             client.controller().create(
                 NAME, self.schema, shards=shards, mode=chosen or "append", hash_columns=hashed, retention=retention
@@ -75,6 +75,7 @@ class TableStory(Story):
             client.controller().tables().create(NAME, self.schema, shards=shards, mode=chosen, retention=retention)
         else:
             make_table(client, NAME, self.schema)
+            client.set_retention(NAME, retention)
 
     def writer(self, actor: Actor) -> None:
         """Change the table again and again, by one handle for a while."""
