@@ -32,7 +32,7 @@ def answered(*words: object) -> dict[str, Any]:
 
 @pytest.mark.parametrize("seed", seeds(FEW))
 def test_a_shard_holds_what_it_must(seed: int) -> None:
-    found = simulate(Scene(SCHEMA).story, [seed])
+    found = simulate(Scene(persist.Schema({"id": "int64"}, {"word": "string"}, times="ms")).story, [seed])
     assert found.failed == ()
 
 
