@@ -10,8 +10,10 @@ import pytest
 
 import persist_lib as persist
 from persist_lib import pending_area
+from persist_lib.core import commands as c
 from persist_lib.errors import InvalidUsage, NotFound, SinceViolation, StillRead
 from persist_lib.frontier import TOP, at
+from persist_lib.ids import PartKey
 from persist_lib.pending_area import absorption, listing, objects
 from persist_lib.testing import check_swept, check_world, contents_of
 from tests.unit.pending_area.areas import NAME, Area, name_of, plain, said
@@ -259,6 +261,23 @@ def test_a_late_batch_is_discarded_by_a_transition_and_deleted_later(area: Area)
     area.reader.close()
     swept(area)
     assert area.pending() == []
+
+
+def test_a_batch_that_is_discarded_once_more_after_it_was_deleted_is_no_damage(area: Area):
+    """A process that absorbs, and was paused since it listed, discards what others have absorbed and deleted."""
+    area.put("a", 0, 6)
+    area.absorb()
+    late = area.put("b", 1, 5)
+    area.reader.close()
+    swept(area)
+    assert area.pending() == []
+    reader = pending_area.acquire_read_handle(area.client, NAME)
+    area.client.machine(NAME).commit(lambda _state, _now: c.DiscardPending(((PartKey(late), 100),)))
+    assert late in area.client.inspect(NAME).state.garbage
+    assert [one for one in area.client.verify(NAME, full=True).findings if one.is_damage] == []
+    check_world(area.client, NAME)
+    reader.close()
+    swept(area)
 
 
 def test_a_batch_that_was_put_again_after_it_was_deleted_goes_again(area: Area):
