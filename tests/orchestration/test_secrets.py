@@ -64,7 +64,7 @@ def unreachable(consensus: str) -> str:
 
 
 def mistyped(consensus: str) -> list[str]:
-    """URLs that are refused at once: of no store, with an option that there is not, and with a port that is not a number."""
+    """URLs that are refused at once: of no store, with an unknown option, and with a port that is not a number."""
     return [f"x{consensus}", f"{consensus}&persist_chema=a", consensus.replace("127.0.0.1:", "127.0.0.1:x")]
 
 

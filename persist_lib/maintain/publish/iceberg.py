@@ -349,7 +349,7 @@ def _at_least(value: Any) -> Any:
 
 
 def _at_most(value: Any) -> Any:
-    """A short value that is no less; None where there is none."""
+    """A short value that is no less, or None."""
     if isinstance(value, str):
         return value if len(value) <= BOUND else truncate_upper_bound_text_string(value, BOUND)
     if isinstance(value, bytes):

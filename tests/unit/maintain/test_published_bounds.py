@@ -18,13 +18,16 @@ import pytest
 from deltalake import DeltaTable
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from pyiceberg.expressions import BooleanExpression, EqualTo, GreaterThanOrEqual, LessThan
+from pyiceberg import expressions
 from pyiceberg.table import StaticTable
 
 import persist_lib as persist
 from tests.unit.maintain.test_publish import CONFIG, EVERY, evolved, folder
 
 __all__ = ["folder"]
+EqualTo: Any = expressions.EqualTo
+LessThan: Any = expressions.LessThan
+GreaterThanOrEqual: Any = expressions.GreaterThanOrEqual
 KINDS = {name: kind for name, kind in EVERY.items() if "<" not in kind}
 SCHEMA = persist.Schema({"id": "int64 not null"}, KINDS)
 INTEGERS = {"i8": (-128, 127), "i16": (-(2**15), 2**15 - 1), "i32": (-(2**31), 2**31 - 1), "u8": (0, 255),
@@ -46,7 +49,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
 ROWS = st.lists(
     st.fixed_dictionaries({name: st.none() | each for name, each in VALUES.items()}), min_size=1, max_size=4
 )
-COMPARED: dict[str, tuple[Callable[[Any, Any], bool], Callable[..., BooleanExpression]]] = {
+COMPARED: dict[str, tuple[Callable[[Any, Any], Any], Any]] = {
     "=": (operator.eq, EqualTo), "<": (operator.lt, LessThan), ">=": (operator.ge, GreaterThanOrEqual),
 }  # fmt: skip
 ORDERED = sorted(KINDS.keys() - {"f32", "f64", "flag", "raw", "uuid"})
