@@ -54,7 +54,8 @@ class Scene(msgspec.Struct, frozen=True):
 def scene_of(client: Client, name: str) -> Scene:
     """A table's columns, what carries it, and the policy in force for it. Reads that, and no data. Raises NotFound."""
     with client.table(name) as table:
-        found, policy = table.describe(), client.policy(name=table.kept_by())
+        found, in_force = table.describe(), client.policy(name=table.kept_by())
+    policy = msgspec.structs.replace(in_force, part_bytes=None, merge_bytes=None)  # as the simulation's settings say
     listed, kind = found.collection, found.carrier.partition(" ")[0]
     if listed is None:
         return Scene(plain(found.schema), Layout("shard", retention=found.retention), policy=policy)

@@ -149,7 +149,7 @@ def test_an_append_broken_at_any_request_is_there_once_or_not_and_decided(
         check_world(witness, "s")
 
 
-@pytest.mark.timeout(600 if HAS_TIME else 300)
+@pytest.mark.timeout(600 if HAS_TIME else 120)
 @pytest.mark.parametrize(("server", "fault"), [case for case in CASES if case[1] is not Fault.DELAY])
 def test_maintenance_broken_at_any_request_deletes_nothing_that_is_alive(
     place: Place, server: str, fault: Fault
