@@ -78,6 +78,7 @@ class NumberedValue(Generic[T]):
             return False
         keys = [entry.key for entry in within(deadline, lambda: list(self._blob.list(prefix)))]
         if max((number_in(prefix, key) for key in keys), default=0) != number:
+            self._blob.delete(numbered_key(prefix, number))  # nothing counts it, nor will
             return False
         if older := [key for key in keys if 0 < number_in(prefix, key) < number]:
             self._blob.delete_many(older)
