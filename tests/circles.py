@@ -181,15 +181,20 @@ SAMPLED: Mapping[str, Sample] = {
 
 
 LONGEST = (
+    "tests/spark/test_sql_catalog.py",
+    "tests/spark/test_collections_on_spark.py",
     "tests/orchestration/test_dev_runs.py",
     "tests/spark/test_reads_everywhere.py",
+    "tests/spark/test_compaction_on_spark.py",
+    "tests/spark/test_one_table_on_spark.py",
     "tests/spark/test_rounds_killed.py",
+    "tests/spark/test_streams_on_spark.py",
     "tests/wheels/test_extras.py",
     "tests/torture/test_postgres_source.py",
     "tests/orchestration/test_dev_loading.py",
     "tests/docs/test_pages.py",
 )
-"""Files that take a minute or more, mostly waiting: they begin first, so that no worker is left alone with one."""
+"""Files that take a minute or more: they begin first, so that no worker is left alone with one."""
 
 
 def is_day() -> bool:
