@@ -40,7 +40,7 @@ from pyiceberg.table.update import (
 )
 from pyiceberg.table.update.snapshot import ExpireSnapshots
 from pyiceberg.typedef import Record
-from pyiceberg.types import PrimitiveType
+from pyiceberg.types import BinaryType, PrimitiveType, StringType
 from pyiceberg.utils.truncate import truncate_upper_bound_binary_string, truncate_upper_bound_text_string
 
 from persist_lib.maintain.publish.columns import Columns
@@ -336,22 +336,21 @@ def _data_file(address: str, file: File, ids: dict[str, int], schema: Schema) ->
     lower, upper = dict[int, bytes](), dict[int, bytes]()
     for id_, (least, greatest) in file.bounds.items():
         kind = schema.find_type(ids[id_])
-        if isinstance(kind, PrimitiveType) and (most := _at_most(greatest)) is not None:
-            lower[ids[id_]], upper[ids[id_]] = to_bytes(kind, _at_least(least)), to_bytes(kind, most)
+        if isinstance(kind, PrimitiveType) and (most := _at_most(kind, greatest)) is not None:
+            lower[ids[id_]], upper[ids[id_]] = to_bytes(kind, _at_least(kind, least)), to_bytes(kind, most)
     return DataFile.from_args(
         content=DataFileContent.DATA, file_path=address, file_format=FileFormat.PARQUET, partition=Record(),
         record_count=file.rows, file_size_in_bytes=file.size, lower_bounds=lower, upper_bounds=upper,
     )  # fmt: skip
 
 
-def _at_least(value: Any) -> Any:
-    return value[:BOUND] if isinstance(value, str | bytes) else value
+def _at_least(kind: PrimitiveType, value: Any) -> Any:
+    return value[:BOUND] if isinstance(kind, StringType | BinaryType) else value
 
 
-def _at_most(value: Any) -> Any:
-    """A short value that is no less, or None."""
-    if isinstance(value, str):
-        return value if len(value) <= BOUND else truncate_upper_bound_text_string(value, BOUND)
-    if isinstance(value, bytes):
-        return value if len(value) <= BOUND else truncate_upper_bound_binary_string(value, BOUND)
-    return value
+def _at_most(kind: PrimitiveType, value: Any) -> Any:
+    """A value that is no less, and short where a type has short ones; None where there would be none."""
+    if not isinstance(kind, StringType | BinaryType) or len(value) <= BOUND:
+        return value
+    is_text = isinstance(kind, StringType)
+    return (truncate_upper_bound_text_string if is_text else truncate_upper_bound_binary_string)(value, BOUND)

@@ -133,12 +133,15 @@ def test_bounds_are_those_of_all_row_groups_of_which_some_have_only_nulls(folder
 
 def test_long_texts_have_bounds_that_are_cut_and_no_less(folder: persist.Client) -> None:
     least, most = "a" * 40, "b" * 15 + "\U0010ffff" * 3
-    schema = persist.Schema({"id": "int64 not null"}, {"word": "string", "top": "string"})
+    schema = persist.Schema({"id": "int64 not null"}, {"word": "string", "top": "string", "f": "fixed_size_binary[20]"})
+    fixed = bytes(range(20))
     with folder.open_writer("s", schema) as write:
-        write.append_now([{"id": 1, "word": least, "top": "\U0010ffff" * 20}, {"id": 2, "word": most, "top": "x"}])
+        tops = {least: "\U0010ffff" * 20, most: "x"}
+        write.append_now([{"id": len(word), "word": word, "top": top, "f": fixed} for word, top in tops.items()])
     iceberg = StaticTable.from_metadata(folder.publish("s", "iceberg").place)
     (file,) = (task.file for task in iceberg.scan().plan_files())
-    word, top = (iceberg.schema().find_field(name).field_id for name in ("word", "top"))
+    word, top, f = (iceberg.schema().find_field(name).field_id for name in ("word", "top", "f"))
+    assert file.lower_bounds[f] == file.upper_bounds[f] == fixed, "of a fixed length, also as a bound"
     assert file.lower_bounds[word] == b"a" * 16
     assert most.encode() < file.upper_bounds[word] < b"b" * 14 + b"d"
     assert top not in file.upper_bounds, "nothing is greater than it"
