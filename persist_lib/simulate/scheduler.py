@@ -20,7 +20,8 @@ from persist_lib.client import open as open_client
 from persist_lib.config import Config
 from persist_lib.errors import Determinate, DiskFull, Indeterminate, PersistError
 from persist_lib.location import Row, open_location
-from persist_lib.location.wrap.around import AroundBlob, AroundConsensus, Operation
+from persist_lib.location.api import Blob, Consensus
+from persist_lib.location.wrap.around import Around, AroundBlob, AroundConsensus, Operation, S
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.testing.faults import ManualClock
 
@@ -275,26 +276,23 @@ class Simulation:
                 continue
 
 
-class SimulatedBlob(AroundBlob):
+class _Simulated(Around[S]):
+    """The common part of both: whose operations these are."""
+
+    def __init__(self, inner: S, actor: Actor) -> None:
+        super().__init__(inner)
+        self.actor = actor
+
+    def around(self, operation: Operation, call: Callable[[], T]) -> T:
+        return self.actor.world.around(self.actor, operation, call)
+
+
+class SimulatedBlob(_Simulated[Blob], AroundBlob):
     """A Blob on the simulated network."""
 
-    def __init__(self, inner: Any, actor: Actor) -> None:
-        super().__init__(inner)
-        self.actor = actor
 
-    def around(self, operation: Operation, call: Callable[[], T]) -> T:
-        return self.actor.world.around(self.actor, operation, call)
-
-
-class SimulatedConsensus(AroundConsensus):
+class SimulatedConsensus(_Simulated[Consensus], AroundConsensus):
     """A Consensus on the simulated network, whose head may be stale."""
-
-    def __init__(self, inner: Any, actor: Actor) -> None:
-        super().__init__(inner)
-        self.actor = actor
-
-    def around(self, operation: Operation, call: Callable[[], T]) -> T:
-        return self.actor.world.around(self.actor, operation, call)
 
     def head(self, key: str) -> Row | None:
         world = self.actor.world

@@ -112,6 +112,12 @@ class Story:
             raise NotHeld(": ".join(part for part in (what, said, some) if part))
         self.held[what] += 1
 
+    def upkeep(self, client: persist.Client, shard: str, duty: str) -> None:
+        """Do one duty of a shard, by the policy where it goes by one, and count it."""
+        options: dict[str, Any] = {"policy": self.policy} if duty in {"maintain", "compact"} else {}
+        getattr(client, duty)(shard, **options)
+        self.did[duty] += 1
+
     def come_to_rest(
         self, client: persist.Client, shard: str, before: Callable[[], object] = lambda: None
     ) -> None:  # fmt: skip

@@ -248,9 +248,7 @@ class TableStory(Story):
                 with suppress(*WORLD):
                     duty, shards = actor.random.choice(DUTIES), client.shards()
                     shard = actor.random.choice([one for one in shards if one != CATALOG] or shards)
-                    options: dict[str, Any] = {"policy": self.policy} if duty in {"maintain", "compact"} else {}
-                    getattr(client, duty)(shard, **options)
-                    self.did[duty] += 1
+                    self.upkeep(client, shard, duty)
                 client.heartbeat()
                 actor.sleep(actor.random.random())
 

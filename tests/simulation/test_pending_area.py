@@ -83,9 +83,8 @@ class PendingStory(Story):
         with actor.client(self.config) as client:
             while not self.is_over():
                 duty = actor.random.choice([*DUTIES, "collect"])
-                options: dict[str, Any] = {"policy": self.policy} if duty in {"maintain", "compact"} else {}
                 with suppress(*PASSING):
-                    getattr(client, duty)(SHARD, **options)
+                    self.upkeep(client, SHARD, duty)
                 actor.sleep(actor.random.random())
 
     def reader(self, actor: Actor) -> None:
