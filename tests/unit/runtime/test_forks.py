@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import os
 import signal
@@ -28,6 +29,7 @@ def forked(call: Callable[[], object]) -> str:
     answer, told = os.pipe()
     if not (child := os.fork()):
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        faulthandler.register(signal.SIGALRM, chain=True)  # where it waits
         signal.alarm(WITHIN_S)  # a lock that is never given back
         try:
             said = repr(call())

@@ -144,6 +144,25 @@ def test_where_a_system_tells_no_threads_what_was_used_counts_as_there(tmp_path:
 
 
 @pytest.mark.parametrize(
+    "status", [None, "State:\tR (running)\nvoluntary_ctxt_switches:\t0\n"], ids=["ended", "begins"]
+)
+def test_a_thread_that_ends_or_begins_during_the_look_may_be_grpcs(
+    status: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under load, children of a busy parent waited for ever: the last of gRPC's threads makes another, and ends."""
+    monkeypatch.setattr(rpc_forked, "ENDS_S", 0.05)
+    (tmp_path / "7").mkdir()
+    if status is not None:
+        (tmp_path / "7" / "comm").write_text("python\n")
+        (tmp_path / "7" / "status").write_text(status)
+    core = Core(tmp_path)
+    assert forked(lambda: core.use("it")).startswith("InvalidUsage(")
+    (tmp_path / "7" / "comm").write_text("python\n")
+    (tmp_path / "7" / "status").write_text("State:\tS (sleeping)\nvoluntary_ctxt_switches:\t10\n")
+    assert forked(lambda: core.use("it")) == "None"
+
+
+@pytest.mark.parametrize(
     ("given", "first", "found"),
     [
         (None, "persist_lib.server", "0 0"),
