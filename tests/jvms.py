@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
-LIGHT = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
-"""As sessions on this machine have it (jobs/session.py). An executor needs it by `spark.executor.extraJavaOptions`."""
+ARCHIVE = Path(__file__).parents[1] / "build" / "spark.jsa"
+"""Spark's classes as a JVM has them in memory, where `make test` has made it (scripts/spark_archive.py)."""
+SMALL = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+"""As sessions on this machine have it (jobs/session.py)."""
+LIGHT = f"{SMALL} -XX:SharedArchiveFile={ARCHIVE} -Xlog:disable" if ARCHIVE.exists() else SMALL
+"""The same with the archive. A JVM that cannot use it begins without. An executor needs this by
+`spark.executor.extraJavaOptions`."""
 
 
 def be_light() -> None:
