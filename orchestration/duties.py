@@ -188,7 +188,7 @@ def _retention(client: Client, shard: str, options: Options) -> Done:
     has_moved = retained.before != retained.after
     texts = _shown(client, shard, since_before=retained.before, since_after=retained.after)
     if texts and retained.distance is not None:
-        texts["distance_time"] = client.machine(shard).times().show_distance(retained.distance)
+        texts["distance_time"] = retained.says
     return Done("retention", figures, (), _seqno(client, shard), has_acted=has_moved, texts=texts)
 
 

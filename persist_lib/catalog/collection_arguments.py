@@ -11,6 +11,7 @@ from persist_lib.catalog.copies import HOLDS
 from persist_lib.catalog.names import HOLD
 from persist_lib.catalog.records import CommandRecord, Mode, RenditionRecord, schema_form
 from persist_lib.client import Client
+from persist_lib.core.plan.retention import check_own
 from persist_lib.core.state import NAMED
 from persist_lib.errors import InvalidUsage
 from persist_lib.frontier import MAX_TIME
@@ -47,6 +48,7 @@ def parse_retention(value: object, schema: Schema, clock_ms: Callable[[], int]) 
     if value is None:
         return None
     what = "retention (times behind upper, or None)"
+    check_own(value, what)
     if is_duration(value):
         return Times(schema.times, clock_ms).distance(value, what)
     return parse_integer(value, what, 0, MAX_TIME)

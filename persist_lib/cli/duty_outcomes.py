@@ -137,10 +137,11 @@ def retained(done: Retained, after: Version, dry_run: bool) -> Outcome:
     kept_by = keepers(state)
     value = {**jsonable(done), "kept_by": kept_by, **clock(state.times)}
     if done.distance is None:
-        return Outcome("no retention policy: history is kept as readers and holds say", value)
+        says = "no retention policy: history is kept as readers and holds say"
+        return Outcome(f"policy: {done.says}" if done.says else says, value)
     times = Times(state.times, lambda: 0)
     before, after_ = times.show(done.before), times.show(done.after)
-    policy = f"policy: {times.show_distance(done.distance)} behind upper {times.show(state.upper)}"
+    policy = f"policy: {done.says} behind upper {times.show(state.upper)}"
     if done.before == done.after:
         return Outcome(
             f"since stays at {before}; {policy}", value, [f"  kept by {', '.join(kept_by)}"] if kept_by else []

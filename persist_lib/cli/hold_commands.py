@@ -139,7 +139,7 @@ def set_retention(
     """Show how much history behind the newest time is kept, or set it: then what is older is given up at once.
 
     What is given up can never be read again. Readers and holds keep history whatever the retention; later,
-    `persist maintain` moves since on.
+    `persist maintain` moves since on. The last N appends are kept by a rule (`persist config --help`).
 
     With --keep-deletes a table on a timeline with a WAL remembers deleted keys for so long: `persist apply` orders the
     changes of each key by the column then, in whatever order they come, and counts those that are late. `persist

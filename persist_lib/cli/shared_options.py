@@ -271,7 +271,7 @@ def parse_distance(text: str | None) -> int | str | None:
     if not DURATION.match(text):
         raise InvalidUsage(
             f"retention is a number of times behind upper, of a clock also a duration as in '7 days', or none: got "
-            f"{text!r}",
+            f"{text!r}. The last N appends are kept by a rule: `persist config --rules`",
             distance=text,
         )
     return text

@@ -16,8 +16,8 @@ import msgspec
 
 from persist_lib.arguments import did_you_mean, parse_integer, parse_number, parse_seconds, parse_text, shown
 from persist_lib.core.pauses import WILD, ByRule, Pause
-from persist_lib.core.plan.compaction import Policy, parse_retention
-from persist_lib.core.plan.retention import retention_of
+from persist_lib.core.plan.compaction import Policy
+from persist_lib.core.plan.retention import parse_retention, retention_of
 from persist_lib.core.state import State
 from persist_lib.errors import InvalidUsage
 from persist_lib.times import Times
@@ -31,9 +31,9 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     """How what has a name of this pattern is looked after. A field that is None says nothing.
 
     `retention` is how much history a shard without a retention of its own keeps: times behind upper, or text such
-    as "7 days" where times are a clock. `compaction_weight`, `compaction_advance` and `compaction_ahead` are as in
-    the settings. `quiet` are windows of the day, UTC, in which no duty begins: "08:00-18:00", or "22:00-06:00" over
-    midnight.
+    as "7 days" where times are a clock, or "last 10": what can be read since the last ten appends began.
+    `compaction_weight`, `compaction_advance` and `compaction_ahead` are as in the settings. `quiet` are windows of the
+    day, UTC, in which no duty begins: "08:00-18:00", or "22:00-06:00" over midnight.
 
     `bytes_day` and `dollars_day` are budgets: once compaction of all that a rule says it of has begun to read and
     write so much on a day, UTC, none begins there until the next day. `order` is which of these shards compaction takes

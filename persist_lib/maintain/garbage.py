@@ -14,7 +14,7 @@ from persist_lib.core import commands as c
 from persist_lib.core.cost import Cost
 from persist_lib.core.formats import PINS
 from persist_lib.core.plan.garbage import GarbagePlan, Held, Orphans, plan_garbage, plan_orphans
-from persist_lib.core.plan.retention import plan_retention, retention_of
+from persist_lib.core.plan.retention import Kept, plan_retention, retention_of
 from persist_lib.core.plan.upkeep import Overdue, plan_expiry
 from persist_lib.core.plan.written import Seen, given_up
 from persist_lib.core.state import RETENTION, State
@@ -40,13 +40,15 @@ class Expired(msgspec.Struct, frozen=True):
 
 
 class Retained(msgspec.Struct, frozen=True):
-    """How the shard's since moved. `distance` is its retention policy, in times behind upper; None without a policy."""
+    """How the shard's since moved. `distance` is its retention policy, in times behind upper; None: all is kept."""
 
     distance: int | None
     before: Antichain
     after: Antichain
     cost: Cost = Cost()
     """The requests that it made to the location. A dry run only reads."""
+    says: str = ""
+    """The policy for people, and why all is kept where it is; empty without a policy."""
 
 
 @duty("leases")
@@ -79,9 +81,9 @@ def retain(
     if not dry_run:
         machine.may_begin(machine.shard, "retention")
     state = (seen.version if seen else machine.fetch()).state
-    planned = plan_retention(state, by_rule)
+    planned, kept = plan_retention(state, by_rule), retention_of(state, by_rule) or Kept(None, "")
     if planned is None or dry_run:
-        return Retained(retention_of(state, by_rule), state.since, state.since if planned is None else planned)
+        return Retained(kept.distance, state.since, state.since if planned is None else planned, says=kept.says)
 
     def move(state: State, _now: int) -> c.DowngradeHold:
         hold, target = state.holds.get(RETENTION), planned if seen else plan_retention(state, by_rule)
@@ -89,7 +91,7 @@ def retain(
         return c.DowngradeHold(RETENTION, since, hold.opaque if hold else None, hold.opaque if hold else b"")
 
     answer = machine.commit(move)
-    return Retained(retention_of(state, by_rule), state.since, answer.after.since)
+    return Retained(kept.distance, state.since, answer.after.since, says=kept.says)
 
 
 PAGE = 1000

@@ -15,6 +15,7 @@ from persist_lib.core import refusals as r
 from persist_lib.core.formats import least_to_follow
 from persist_lib.core.holds import layer_of
 from persist_lib.core.leases import keepers
+from persist_lib.core.plan.retention import check_own
 from persist_lib.core.state import LAYERS, MARK, Produced, State, Version
 from persist_lib.core.transitions import apply
 from persist_lib.errors import InvalidUsage
@@ -165,6 +166,7 @@ class Terms(ABC):
         self._writable("set_retention")
         layer = parse_layer(layer)
         what, times = "the retention distance (times behind upper, or None)", None
+        check_own(distance, what)
         if is_duration(distance):
             times = self.machine(name).times().distance(distance, what)
         elif distance is not None:

@@ -25,13 +25,14 @@ from persist_lib.config import Config
 from persist_lib.core.cost import S3_LIST, Cost, Prices
 from persist_lib.core.formats import CONTENTS, CREATED, PART_SUMS
 from persist_lib.core.plan.fan_in import Room, grouped, slices
+from persist_lib.core.plan.retention import parse_retention
 from persist_lib.core.state import INLINE_TOTAL_BYTES, Batch, Part, State
 from persist_lib.core.sums import Sums, total
 from persist_lib.core.trace import CHUNK_BYTES, sums_of_parts
 from persist_lib.frontier import MAX_TIME, Antichain, at
 from persist_lib.schema.schema import Schema
 from persist_lib.schema.width import row_bytes
-from persist_lib.times import Times, show_frontier
+from persist_lib.times import show_frontier
 
 Reason = Literal["merge", "fold", "advance", "sort", "flush", "fuse", "ahead", "settle", "drop", "publish"]
 """`fold`: a merge of neighbouring batches that comes first, as one merge cannot read all of their runs. `ahead`: the
@@ -95,14 +96,6 @@ class Policy(msgspec.Struct, frozen=True):
             parse_retention(self.retention, "retention")
         if self.prices is not None:
             check_type(self.prices, Prices, "prices", "persist.Prices()")
-
-
-def parse_retention(value: object, what: str) -> int | str:
-    """How much history is kept: a number of times, or a length of time as text. Raises InvalidUsage."""
-    if not isinstance(value, str):
-        return parse_integer(value, what, 0, MAX_TIME)
-    Times("ms", int).distance(value, what)
-    return value
 
 
 DEFAULTS = Config()

@@ -19,7 +19,7 @@ from persist_lib.core.plan.retention import plan_retention, retention_of
 from persist_lib.core.plan.upkeep import plan_expiry, rollup_is_due
 from persist_lib.core.state import RETENTION, State, Version
 from persist_lib.ids import READER, WRITER, PartKey, parse_rollup_key, uploader_of
-from persist_lib.times import Times, show_frontier
+from persist_lib.times import show_frontier
 
 NAMED = 3
 """How many holders of history, or reasons, a sentence names."""
@@ -110,13 +110,14 @@ def _retention(state: State, policy: Policy) -> str:
         return "it is a part of a collection, whose retention counts"
     if (kept := retention_of(state, policy.retention)) is None:
         return "there is no policy: all history is kept until something gives it up"
-    distance = Times(state.times, lambda: 0).show_distance(kept) + (" by a rule" if state.retention is None else "")
+    if kept.distance is None:
+        return f"it keeps {kept.says}"
     target = plan_retention(state, policy.retention)
     if target is not None:
-        return f"the hold can move to {show_frontier(target, state.times)}, {distance} behind the newest time"
+        return f"the hold can move to {show_frontier(target, state.times)}, {kept.says} behind the newest time"
     hold = state.holds.get(RETENTION)
     at = "" if hold is None else f" at {show_frontier(hold.since, state.times)}"
-    return f"the hold stands{at}, {distance} behind the newest time, where it should"
+    return f"the hold stands{at}, {kept.says} behind the newest time, where it should"
 
 
 def _compaction(state: State, policy: Policy) -> str:

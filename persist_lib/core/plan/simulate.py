@@ -18,6 +18,7 @@ from persist_lib.core import commands as c
 from persist_lib.core.cost import Cost, Prices, storage_dollars
 from persist_lib.core.formats import NEWEST
 from persist_lib.core.plan.compaction import Policy, Request, TaskResult, output_batch, plan_compaction
+from persist_lib.core.plan.retention import LAST, plan_retention
 from persist_lib.core.state import INLINE_TOTAL_BYTES, Batch, Part, State
 from persist_lib.core.sums import MODULUS, Sums
 from persist_lib.core.trace import CHUNK_BYTES
@@ -271,11 +272,11 @@ def settled_left(state: State, request: Request) -> int:
 def replay(history: History, name: str, policy: Policy, prices: Prices, reads_a_day: float = 0) -> Simulated:
     """Let a history happen once more under a policy that is called `name`. Pure.
 
-    Upkeep runs where it ran, and at the end. Since is where it was, or `policy.retention` behind upper. Raises
+    Upkeep runs where it ran, and at the end. Since is where it was, or where `policy.retention` lets it. Raises
     InvalidUsage for a retention in time of times that are integers.
     """
     policy = msgspec.structs.replace(policy, prices=prices)
-    distance = _distance(history, policy)
+    kept = _kept(history, policy)
     there, simulation = history.there, Simulation(policy, settled_left, history.bytes_each, cuts=True)
     batches, reads, sizes, gets = list[int](), list[float](), list[int](), list[int]()
     own = Cost()
@@ -285,8 +286,9 @@ def replay(history: History, name: str, policy: Policy, prices: Prices, reads_a_
         simulation.append(one.updates, times, one.diff_sum, max(1, one.size), inline=one.is_inline)
         if number >= there:
             own += Cost(puts=len(simulation.state.trace[-1].keys), commits=simulation.seqno - before)
-        since = one.since if distance is None else max(0, (simulation.state.upper.time or 0) - 1 - distance)
-        simulation.advance(max(since, simulation.state.since.time or 0))
+        since = at(one.since) if kept is None else plan_retention(simulation.state, kept)
+        if since is not None:
+            simulation.advance(since.join(simulation.state.since).time or 0)
         if number == there - 1:
             simulation.appended = simulation.rewritten = simulation.written = simulation.most = 0
             simulation.cost = Cost()
@@ -314,13 +316,11 @@ def replay(history: History, name: str, policy: Policy, prices: Prices, reads_a_
     )  # fmt: skip
 
 
-def _distance(history: History, policy: Policy) -> int | None:
-    """How many times history goes back; None where since is as it was."""
-    if policy.retention is None:
-        return None
-    if isinstance(policy.retention, int):
-        return policy.retention
-    return Times(history.times, int).distance(policy.retention, "retention")
+def _kept(history: History, policy: Policy) -> int | str | None:
+    """The policy's retention, a length of time as a number of times; None where since is as it was."""
+    kept = policy.retention
+    is_time = isinstance(kept, str) and not LAST.fullmatch(kept)
+    return Times(history.times, int).distance(kept, "retention") if is_time else kept
 
 
 def _some(values: Sequence[N]) -> tuple[N, ...]:

@@ -7,6 +7,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
@@ -75,8 +76,13 @@ def test_what_upkeep_truncated_is_said_and_what_is_known_is_taken_for_typical(wo
 def test_history_that_a_policy_gives_up_is_not_stored(world: World) -> None:
     client = world.client()
     lived(client, client.policy())
-    asked = {"short": {"retention": 0, "compaction_ahead": 0.0}, "long": {"compaction_ahead": 0.0}}
-    _, short, long = report.simulate(client, "s", asked).found
+    asked: dict[str, dict[str, Any]] = {
+        "short": {"retention": 0, "compaction_ahead": 0.0},
+        "long": {"compaction_ahead": 0.0},
+    }
+    asked["last"] = {**asked["short"], "retention": "last 1"}
+    _, short, long, last = report.simulate(client, "s", asked).found
+    assert msgspec.structs.replace(last, policy="short") == short, "each append is of one time here"
     assert short.stored < long.stored / 2
     assert short.read < long.read
 
