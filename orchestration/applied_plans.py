@@ -12,15 +12,18 @@ from orchestration.collection_reports import steps_of, table
 from orchestration.collections import COLLECTIONS, job_of
 from orchestration.duties import MAY_NOT, Options
 from orchestration.mount import Mount
+from orchestration.pending import PENDING, figures
 from orchestration.plans import APPLY, PLANS
 from orchestration.reports import Event, figure, listed
 from orchestration.resources import Persist
 from orchestration.sweep import spark_engine
 from persist_lib.catalog.describe import Tended
 from persist_lib.core.duties import figures_of
-from persist_lib.core.plan.written import Plan, ShardPlan, parse_plan
+from persist_lib.core.plan.written import PLANNED, Plan, ShardPlan, parse_plan
 from persist_lib.errors import NotAllowed, PersistError
 from persist_lib.maintain.duties import Maintained
+from persist_lib.pending_area import Absorbed
+from persist_lib.pending_area import apply as absorb_planned
 from persist_lib.runtime.each import Each, why
 
 DELETING = frozenset({"garbage", "orphans"})
@@ -46,6 +49,7 @@ def apply_op(mount: Mount) -> dg.OpDefinition:
 
     @dg.op(
         name=mount.named("applying_of_plan"), out={}, required_resource_keys={mount.persist, mount.spark},
+        pool=mount.pool_for(PLANNED),
         description="Do exactly what a plan says: no more, and nothing on shards that have moved since.",
     )  # fmt: skip
     def of_plan(context: dg.OpExecutionContext, config: ApplyConfig) -> Iterator[Event]:
@@ -64,12 +68,18 @@ def apply_op(mount: Mount) -> dg.OpDefinition:
         for tended in of_collections.done.values():
             for name in dict.fromkeys(step.exactly[0] for step in plan.collections):
                 yield dg.AssetMaterialization(mount.key(COLLECTIONS), partition=name, metadata=steps_of(tended, name))
+        absorbed = Each[Absorbed]()
+        for pending in plan.pending:
+            absorbed.add([pending.shard], lambda _, one=pending: absorb_planned(persist.client, one), PersistError)  # type: ignore[misc]
+        for name, area in absorbed.done.items():
+            yield dg.AssetMaterialization(mount.key(PENDING), partition=name, metadata=figures([area]))
         for name, one in chosen.items():
             tried.add([name], lambda _, one=one: _applied(persist, one, options), PersistError)  # type: ignore[misc]
             if name in tried.done:
                 yield from _done(mount, name, tried.done[name])
         rows = [{"shard": name, "became": tried.why.get(name, "done")} for name in chosen]
-        failed = {**of_collections.why, **tried.why}
+        rows += [{"shard": one.shard, "became": absorbed.why.get(one.shard, "done")} for one in plan.pending]
+        failed = {**of_collections.why, **absorbed.why, **tried.why}
         rows += [{"shard": COLLECTIONS, "became": failed.get(COLLECTIONS, "done")}] if plan.collections else []
         metadata = {"done": figure(len(rows) - len(failed)), "refused": figure(len(failed)), "shards": table(rows)}
         if failed:

@@ -53,6 +53,7 @@ def duties_asset(mount: Mount) -> dg.AssetsDefinition:
         # SUBTLE: runs of such a backfill are tagged with the range of their partitions, not with `dagster/partition`.
         backfill_policy=dg.BackfillPolicy.single_run(),
         required_resource_keys={mount.persist, mount.spark},
+        pool=mount.pool_for(DUTIES),
     )
     @traced
     def shard_duties(context: dg.AssetExecutionContext, config: DutyConfig) -> Iterator[Event]:

@@ -104,7 +104,7 @@ def collection_schedule(mount: Mount, job: dg.JobDefinition, status: dg.DefaultS
     """Tend collections where there is something to do. Looking costs one request without a catalog."""
 
     @dg.schedule(
-        name=f"{job.name}_schedule", job=job, cron_schedule=DUTY.schedule, execution_timezone="UTC",
+        name=f"{job.name}_schedule", job=job, cron_schedule=mount.cron(DUTY.schedule), execution_timezone="UTC",
         default_status=status, tags={"persist/duty": job.name}, required_resource_keys={mount.persist},
         description=f"{DUTY.does} Runs only where that is due.",
     )  # fmt: skip

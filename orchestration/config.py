@@ -46,6 +46,16 @@ class TendConfig(dg.Config):
     apply: str = APPLY
 
 
+class PendingConfig(dg.Config):
+    """Which collections are absorbed."""
+
+    collections: list[str] = Field(default=[], description="empty: all where something is due")
+    dry_run: bool = Field(default=False, description="change nothing; observe what would be done")
+    apply: str = Field(
+        default="", description="`by a person`: only plan. Settings never say so: what is pending cannot be read"
+    )
+
+
 def options_of(config: DutyConfig, *, is_dry: bool, may_delete: bool | None) -> Options:
     """Turn a run's configuration into the options of the duties. Raises Failure for a value that cannot be."""
     if config.engine not in ("auto", "spark", "local"):

@@ -48,7 +48,7 @@ from orchestration.fleet import FLEET, PAGE, fleet_assets, fleet_jobs, fleet_sch
 from orchestration.health import HEALTH, alert_sensor, health_asset, health_check
 from orchestration.io_manager import PersistIOManager
 from orchestration.jobs import sweeps
-from orchestration.mount import Mount, parse_mount
+from orchestration.mount import Mount, parse_mount, placed
 from orchestration.pending import PENDING, pending_asset, pending_jobs, pending_schedule
 from orchestration.plans import PLANS, plans_asset
 from orchestration.pruning import prune_job, prune_schedule
@@ -77,6 +77,7 @@ def build_definitions(
     """
     settings, mount = settings or Settings(), parse_mount(name, key_prefix, group)
     checked = check(settings)
+    mount = placed(mount, checked)
     data, is_running = checked.data or Data(), checked.is_running
     jobs = sweeps(mount)
     kept = {

@@ -77,7 +77,8 @@ def fleet_schedule(mount: Mount, job: dg.JobDefinition, status: dg.DefaultSchedu
     """Report each hour, where there is a shard."""
 
     @dg.schedule(
-        name=f"{job.name}_schedule", job=job, cron_schedule=CRON, execution_timezone="UTC", default_status=status,
+        name=f"{job.name}_schedule", job=job, cron_schedule=mount.cron(CRON), execution_timezone="UTC",
+        default_status=status,
         tags={"persist/duty": job.name}, required_resource_keys={mount.persist},
         description="Puts all shards on one page, each hour.",
     )  # fmt: skip

@@ -49,6 +49,7 @@ def sweep_op(mount: Mount, job_name: str, duties: tuple[Duty, ...], description:
         out={},
         required_resource_keys={mount.persist, mount.spark},
         tags={"dagster/compute_kind": "python"},
+        pool=mount.pool_for(duties),
     )
     @traced
     def of_shards(context: dg.OpExecutionContext, config: SweepConfig) -> Iterator[Event]:

@@ -6,11 +6,13 @@ The docstring of `orchestration.definitions` shows it: `name="eu"` makes jobs eu
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from hashlib import blake2b
 
 import dagster as dg
 
+from orchestration.settings import Settings
 from persist_lib.arguments import shown
 from persist_lib.errors import InvalidUsage
 
@@ -20,11 +22,16 @@ GROUP = "maintenance"
 
 @dataclass(frozen=True)
 class Mount:
-    """The names of one mounted pipeline. `name` is the start of each of them; it is empty for the only one."""
+    """The names of one mounted pipeline. `name` is the start of each of them; it is empty for the only one.
+
+    Its schedules tick `later` minutes after what the duties say, and runs that may compact are in Dagster's `pool`.
+    """
 
     name: str = ""
     key_prefix: tuple[str, ...] = ()
     group: str = GROUP
+    later: int = 0
+    pool: str | None = None
 
     def named(self, what: str) -> str:
         """The name of a job, a schedule, a sensor, an op or a resource."""
@@ -37,6 +44,24 @@ class Mount:
     def duty_of(self, key: dg.AssetKey) -> str:
         """The duty of an asset: the last part of its key."""
         return key.path[-1]
+
+    def cron(self, schedule: str) -> str:
+        """The cron string of a schedule here, whose minute is a number or `*/n`: those each n minutes stay so."""
+        minute, hour, *days, weekday = schedule.split()
+        if minute.startswith("*"):
+            step = int(minute.partition("/")[2] or 1)
+            return f"{self.later % step}-59/{step} {hour} {' '.join(days)} {weekday}" if self.later % step else schedule
+        total = int(minute) + self.later
+        if hour != "*":
+            total += 60 * int(hour)
+            hour = str(total // 60 % 24)
+        if weekday != "*":
+            weekday = str((int(weekday) + total // 1440) % 7)
+        return f"{total % 60} {hour} {' '.join(days)} {weekday}"
+
+    def pool_for(self, duties: Collection[str]) -> str | None:
+        """The pool of an op that does these duties; None: its runs are not counted."""
+        return self.pool if "compaction" in duties else None
 
     @property
     def persist(self) -> str:
@@ -80,3 +105,12 @@ def parse_mount(name: object = "", key_prefix: object = None, group: object = No
     if not isinstance(group, str) or not NAME.fullmatch(group):
         raise InvalidUsage(f"group must be letters, digits and '_', as in group='storage': got {shown(group)}")
     return Mount(name, tuple(prefix), group)
+
+
+def placed(mount: Mount, settings: Settings) -> Mount:
+    """The same, where its settings put its schedules and runs.
+
+    Of one location it is always the same minutes later, and of several other ones, so that they do not begin at once.
+    """
+    digest = int.from_bytes(blake2b((settings.location or "").encode(), digest_size=8).digest(), "big")
+    return replace(mount, pool=settings.pool, later=digest % settings.stagger if settings.stagger else 0)

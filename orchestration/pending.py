@@ -8,33 +8,28 @@ What is due is found by listing what was put. Garbage that absorption makes is d
 from collections.abc import Iterator, Sequence
 
 import dagster as dg
-from pydantic import Field
 
 from orchestration.collection_reports import table
 from orchestration.collections import job_of
+from orchestration.config import PendingConfig
 from orchestration.mount import Mount
 from orchestration.partitions import PENDING as PARTITIONS
 from orchestration.partitions import add_missing, defined, keep, shown
+from orchestration.plans import is_asked, written_down
 from orchestration.reports import DRY_RUN, Event, figure
 from orchestration.resources import Persist, traced
 from orchestration.runs import is_unfinished
 from orchestration.schedules import LOOK_S
 from persist_lib.core.duties import BY_NAME
+from persist_lib.core.plan.written import Plan, ShardPlan
 from persist_lib.errors import PersistError
-from persist_lib.pending_area import Absorbed, absorb, due_collections, pending_collections
+from persist_lib.pending_area import Absorbed, absorb, due_collections, pending_collections, plan
 from persist_lib.runtime.each import Each, why
 from persist_lib.sources.kinds import owners_of
 
 PENDING = "pending"
 DUTY = BY_NAME[PENDING]
 MOST_NAMED = 20
-
-
-class PendingConfig(dg.Config):
-    """Which collections are absorbed."""
-
-    collections: list[str] = Field(default=[], description="empty: all where something is due")
-    dry_run: bool = Field(default=False, description="change nothing; observe what would be done")
 
 
 def pending_asset(mount: Mount) -> dg.AssetSpec:
@@ -54,7 +49,7 @@ def pending_schedule(mount: Mount, job: dg.JobDefinition, status: dg.DefaultSche
     """Absorb where something is due. Looking costs a listing of what is pending, a thousand batches a request."""
 
     @dg.schedule(
-        name=f"{job.name}_schedule", job=job, cron_schedule=DUTY.schedule, execution_timezone="UTC",
+        name=f"{job.name}_schedule", job=job, cron_schedule=mount.cron(DUTY.schedule), execution_timezone="UTC",
         default_status=status, tags={"persist/duty": job.name}, required_resource_keys={mount.persist},
         description=f"{DUTY.does} Runs only where that is due.",
     )  # fmt: skip
@@ -88,7 +83,15 @@ def absorb_op(mount: Mount) -> dg.OpDefinition:
         done: list[Absorbed] = []
         due = Each[bool]() if config.collections else due_collections(persist.client)
         wrong = dict(due.why)
-        for name in config.collections or [name for name, is_due in due.done.items() if is_due]:
+        names = config.collections or [name for name, is_due in due.done.items() if is_due]
+        if is_asked(config):
+            plans = Each[ShardPlan]().add(names, lambda name: plan(persist.client, name), PersistError)
+            wrong |= plans.why
+            found = [one for one in plans.done.values() if one.steps]
+            yield from written_down(context, mount, Plan(()).with_pending(found))
+            context.log.info("%d of %d collections have something to absorb", len(found), len(names))
+            names = []
+        for name in names:
             try:
                 one = absorb(persist.client, name, dry_run=config.dry_run)
             except PersistError as error:

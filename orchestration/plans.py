@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import dagster as dg
 
 from orchestration.collection_reports import table
-from orchestration.config import SweepConfig, TendConfig
+from orchestration.config import PendingConfig, SweepConfig, TendConfig
 from orchestration.duties import Duty
 from orchestration.mount import Mount
 from orchestration.reports import Event, figure, listed
@@ -34,11 +34,16 @@ def plans_asset(mount: Mount) -> dg.AssetSpec:
     )  # fmt: skip
 
 
-def is_planned(persist: Persist, config: SweepConfig | TendConfig) -> bool:
-    """Whether a run plans what another one, by a person, is to do. Raises Failure for a value that cannot be."""
+def is_asked(config: SweepConfig | TendConfig | PendingConfig) -> bool:
+    """Whether a run's own configuration has it plan. Raises Failure for a value that cannot be."""
     if config.apply not in ("", *CHOICES):
         raise dg.Failure(f"apply must be {' or '.join(map(repr, CHOICES))}: got {config.apply!r}. Nothing was done")
-    return (config.apply or persist.settings.apply) == CHOICES[1] and not config.dry_run
+    return config.apply == CHOICES[1] and not config.dry_run
+
+
+def is_planned(persist: Persist, config: SweepConfig | TendConfig) -> bool:
+    """Whether a run plans what another one, by a person, is to do. Raises Failure for a value that cannot be."""
+    return is_asked(config) or (not config.apply and persist.settings.apply == CHOICES[1] and not config.dry_run)
 
 
 def planning(
@@ -58,15 +63,16 @@ def planning(
 
 def written_down(context: dg.OpExecutionContext, mount: Mount, plan: Plan) -> Iterator[Event]:
     """A plan as a materialization, if it has anything."""
-    steps = [*(step for one in plan.shards for step in one.steps), *plan.collections]
+    shards = (*plan.shards, *plan.pending)
+    steps = [*(step for one in shards for step in one.steps), *plan.collections]
     if steps:
         collections = {step.exactly[0] for step in plan.collections}
         yield dg.AssetMaterialization(
             mount.key(PLANS),
             description=f"launch the job {mount.named(APPLY)} with run_id {context.run_id} to do exactly this",
             metadata={
-                "shards": figure(len(plan.shards)), "collections": figure(len(collections)),
-                "steps": figure(len(steps)), "frees_bytes": figure(sum(one.freed for one in plan.shards)),
+                "shards": figure(len(shards)), "collections": figure(len(collections)),
+                "steps": figure(len(steps)), "frees_bytes": figure(sum(one.freed for one in shards)),
                 "bytes": figure(plan.cost.bytes_read + plan.cost.bytes_written),
                 "requests": figure(plan.cost.requests), "dollars": figure(plan.cost.dollars),
                 "what": table(_rows(plan)), "plan": dg.MetadataValue.text(plan.to_json()),
@@ -76,7 +82,7 @@ def written_down(context: dg.OpExecutionContext, mount: Mount, plan: Plan) -> It
 
 def _rows(plan: Plan) -> list[dict[str, object]]:
     """Each step of a plan."""
-    steps = [(one, step) for one in plan.shards for step in one.steps]
+    steps = [(one, step) for one in (*plan.shards, *plan.pending) for step in one.steps]
     rows: list[dict[str, object]] = [
         {
             "shard": one.shard, "version": one.seqno, "duty": step.duty, "what": step.what, "why": step.why,

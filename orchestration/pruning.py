@@ -68,7 +68,8 @@ def prune_schedule(
     """Prune each night, unless all runs are to be kept."""
 
     @dg.schedule(
-        name=f"{job.name}_schedule", job=job, cron_schedule=CRON, execution_timezone="UTC", default_status=status,
+        name=f"{job.name}_schedule", job=job, cron_schedule=mount.cron(CRON), execution_timezone="UTC",
+        default_status=status,
         description="Deletes old runs, but those that still say something.",
     )  # fmt: skip
     def each_night(_context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:

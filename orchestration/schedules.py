@@ -33,7 +33,7 @@ def schedule(
     """The schedule of one duty."""
 
     @dg.schedule(
-        name=f"{job.name}_schedule", job=job, cron_schedule=duty.schedule, execution_timezone="UTC",
+        name=f"{job.name}_schedule", job=job, cron_schedule=mount.cron(duty.schedule), execution_timezone="UTC",
         default_status=status, tags={"persist/duty": job.name}, required_resource_keys={mount.persist},
         description=f"{duty.does} Runs only where that is due.",
     )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -18,6 +19,7 @@ from persist_lib.settings import config_of
 
 KEEP_RUNS_DAYS = 30.0
 IN_FLIGHT = 4
+POOL = re.compile(r"\S+")
 DEFAULTS: Mapping[str, Any] = {"lease_ms": MAINTENANCE_LEASE_MS}
 """The pipeline's own defaults. Its workers are kept up while they live. One that was killed keeps other workers from
 its shard until its lease ends."""
@@ -71,6 +73,12 @@ class Settings(BaseModel):
     in_flight: int | None = None
     """PERSIST_IN_FLIGHT: how many shards a run works on at once, unless its configuration says; 4 if neither is set.
     How many runs there are at once is a limit of Dagster's (`dagster.yaml`)."""
+    pool: str | None = None
+    """PERSIST_POOL: Dagster's pool of all runs that may compact. Its limit (`default_limit` in `dagster.yaml`, or the
+    UI's) is how many there are at once, over all locations with the same pool. None if neither is set."""
+    stagger: int | None = None
+    """PERSIST_STAGGER: schedules tick up to so many minutes later, by a number that follows from the location, so that
+    those of several do not begin at once. As they are if neither is set."""
     may_delete: bool | None = None
     """PERSIST_MAY_DELETE: whether runs delete objects and cut logs. Off if neither is set, and on in `make dev`."""
 
@@ -132,6 +140,12 @@ def _count(given: int | None, name: str, environ: Mapping[str, str], usual: int)
     return usual if found is None else found
 
 
+def _pool(name: str | None) -> str | None:
+    if name is not None and not POOL.fullmatch(name):
+        raise InvalidUsage(f"PERSIST_POOL must be a name without spaces, as Dagster's pools have it: got {name!r}")
+    return name
+
+
 SWITCH = {"1": True, "true": True, "on": True, "yes": True, "0": False, "false": False, "off": False, "no": False}
 APPLY = ("at once", "by a person")
 
@@ -175,6 +189,8 @@ def _filled(settings: Settings, environ: Mapping[str, str]) -> Settings:
             "is_running": _switch(settings.is_running, "PERSIST_RUNNING", environ),
             "may_delete": _switch(settings.may_delete, "PERSIST_MAY_DELETE", environ),
             "in_flight": _count(settings.in_flight, "PERSIST_IN_FLIGHT", environ, IN_FLIGHT),
+            "stagger": _count(settings.stagger, "PERSIST_STAGGER", environ, 0),
+            "pool": _pool(settings.pool or environ.get("PERSIST_POOL") or None),
             "apply": _apply(settings.apply, environ.get("PERSIST_APPLY")),
             "keep_runs_days": _days(settings.keep_runs_days, environ.get("PERSIST_KEEP_RUNS_DAYS")),
             "location": location, "consensus": consensus, "config": config, "prices": prices,

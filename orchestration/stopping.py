@@ -20,6 +20,7 @@ from dagster._core.storage.tags import (
 from dagster._utils.schedules import cron_string_iterator
 
 from orchestration.duties import Duty
+from orchestration.mount import Mount
 from persist_lib.client import Client
 from persist_lib.core.duties import DUTIES
 from persist_lib.core.pauses import PAUSABLE
@@ -31,24 +32,24 @@ BY_ITSELF = (SCHEDULE_NAME_TAG, SENSOR_NAME_TAG, AUTO_MATERIALIZE_TAG, AUTOMATIO
 """Tags of runs that no person started."""
 
 
-def next_ticks(now_s: float, duties: Sequence[Duty]) -> Mapping[int, list[Duty]]:
+def next_ticks(now_s: float, duties: Sequence[Duty], mount: Mount) -> Mapping[int, list[Duty]]:
     """When the duties that can be paused are next due by a schedule (ms), their own or that of a job with them."""
     found: dict[int, list[Duty]] = {}
     for duty in (duty for duty in duties if duty in PAUSABLE):
-        crons = [one.schedule for one in DUTIES if one.schedule and duty in (one.job or (one.name,))]
+        crons = [mount.cron(one.schedule) for one in DUTIES if one.schedule and duty in (one.job or (one.name,))]
         ticks = [next(cron_string_iterator(now_s + 1, cron, "UTC")).timestamp() for cron in crons]
         found.setdefault(int(min(ticks) * 1000), []).append(duty)
     return found
 
 
 def pause_cancelled(
-    context: dg.OpExecutionContext, client: Client, shards: Sequence[str], duties: Sequence[Duty]
+    context: dg.OpExecutionContext, client: Client, shards: Sequence[str], duties: Sequence[Duty], mount: Mount
 ) -> None:  # fmt: skip
     """Pause what a cancelled run did not finish. A failure is logged, and stops nothing: the run ends anyway."""
     if not shards:
         return
     try:
-        pause_rest(client, shards, next_ticks(time.time(), duties), f"Dagster run {context.run_id}")
+        pause_rest(client, shards, next_ticks(time.time(), duties, mount), f"Dagster run {context.run_id}")
     except PersistError as error:
         context.log.warning("what is unfinished could not be paused: %s", error)
 

@@ -92,7 +92,7 @@ def sweep(
     except BaseException as stopped:
         options.stop.set()
         if isinstance(stopped, CANCELS) and not options.dry_run:
-            pause_cancelled(context, client, far.unfinished, duties)
+            pause_cancelled(context, client, far.unfinished, duties, recording.mount)
         context.log.error(  # noqa: TRY400 - the trace of an interrupt says nothing
             "this run was stopped. %s What was committed stays, and a later run does the rest",
             told(_named(far.problems, recording), [recording.named(one) for one in far.unfinished], len(far.done)),

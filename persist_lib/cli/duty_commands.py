@@ -163,7 +163,8 @@ def _look_after(
             listed = [None]
     if planning.plan is not None:
         looked = (client.shards() if shards is None else shards) if of_shards or not chosen else []
-        planning.write(answer, looked, of_shards, listed)
+        pending = _pending(client, wanted) if "pending" in chosen else []
+        planning.write(answer, looked, of_shards, listed, pending)
         return
     if listed:
         _tend(answer, listed, dry_run=dry_run)
@@ -215,7 +216,7 @@ def maintain(
     A plan is of one version of each shard. --apply claims it by one commit, and refuses a shard (exit code 1) on which
     anything but leases has moved since, or whose plan was carried out before. The other shards are done. Of collections
     a plan has what would be given up: history, renditions, what is left of dropped ones. What makes data readable (as
-    `promise`, WALs and `pending`) is in no plan.
+    `promise` and WALs) is in no plan, and `pending` only with --only pending: exactly which batches would be absorbed.
 
     With --publish it does only that: the tables that are named become Iceberg or Delta tables as of a time, over their
     own objects, which other engines read. See docs/publish.md.
@@ -324,6 +325,13 @@ def _tend(answer: Answer, names: Sequence[str | None], *, dry_run: bool) -> None
     answer.value["steps"] = jsonable([step for done in found.values() for step in done.steps])
 
 
+def _pending(client: Client, names: Sequence[str]) -> list[str]:
+    """The collections that are named, or all with something in their pending area."""
+    from persist_lib import pending_area
+
+    return list(names) or list(pending_area.pending_collections(client))
+
+
 def _absorb(answer: Answer, names: list[str], *, dry_run: bool) -> None:
     """Absorb what writers put into the pending areas of some collections, or of all."""
     from persist_lib import pending_area
@@ -343,9 +351,7 @@ def _absorb(answer: Answer, names: list[str], *, dry_run: bool) -> None:
         answer.session.show(*sentences(done, client.inspect(name).state.times, dry_run=dry_run))
         return done
 
-    found = [
-        done for done in answer.each(names or list(pending_area.pending_collections(client)), one).values() if done
-    ]
+    found = [done for done in answer.each(_pending(client, names), one).values() if done]
     if not found and not answer.tried.failed:
         answer.session.show("nothing is pending")
     answer.value["collections"] = jsonable(found)

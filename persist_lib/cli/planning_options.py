@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple, cast
 
@@ -11,6 +11,7 @@ import typer
 from persist_lib.cli import duty_outcomes
 from persist_lib.cli.duty_outcomes import Outcome
 from persist_lib.cli.json_values import jsonable
+from persist_lib.cli.pending_commands import sentences
 from persist_lib.cli.rendition_commands import steps_said, steps_table
 from persist_lib.cli.session import Advance
 from persist_lib.core import units
@@ -19,6 +20,7 @@ from persist_lib.errors import InvalidUsage
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
     from persist_lib.cli.duty_commands import Answer
     from persist_lib.core.plan.written import ShardPlan, Step
+    from persist_lib.pending_area import Absorbed
 
 
 class Planning(NamedTuple):
@@ -39,16 +41,17 @@ class Planning(NamedTuple):
             raise InvalidUsage("--apply does what the file says, and goes without other options but names")
         if self.plan is not None and is_else:
             raise InvalidUsage("--plan changes nothing, and goes with names, --all and --only")
-        if "pending" in only and self.plan is not None:
-            raise InvalidUsage("--plan is about what can wait for a person, and pending makes data readable")
 
     def write(
-        self, answer: Answer, shards: Sequence[str], only: Sequence[str], collections: Sequence[str | None]
+        self, answer: Answer, shards: Sequence[str], only: Sequence[str], collections: Sequence[str | None],
+        pending: Sequence[str] = (),
     ) -> None:  # fmt: skip
-        """Show the plan of these shards and collections (None: of all), and write it to the file."""
+        """Show the plan of these shards, collections (None: of all) and pending areas, and write it to the file."""
+        from persist_lib import pending_area
         from persist_lib.core.plan.written import Plan
 
         plans: list[ShardPlan] = []
+        areas: list[ShardPlan] = []
         steps: list[Step] = []
         if collections:
             with answer.client.controller() as controller:
@@ -66,10 +69,17 @@ class Planning(NamedTuple):
             plans.append(plan)
             return duty_outcomes.planned(plan)
 
-        if only or not collections or shards:
+        def absorbed(name: str, _advance: Advance) -> Outcome:
+            areas.append(pending_area.plan(answer.client, name))
+            return duty_outcomes.planned(areas[-1])
+
+        if only or shards or not (collections or pending):
             answer.shards(shards, "plan", " (plan)", one)
+        if pending:
+            answer.shards(pending, "plan", " (plan)", absorbed)
         try:
-            cast("Path", self.plan).write_text(Plan(tuple(plans)).with_collections(steps).to_json() + "\n")
+            plan = Plan(tuple(plans)).with_collections(steps).with_pending([one for one in areas if one.steps])
+            cast("Path", self.plan).write_text(plan.to_json() + "\n")
         except OSError as error:
             raise InvalidUsage(f"the plan cannot be written to {self.plan}: {error.strerror}") from error
         answer.session.note(f"written to {self.plan}; `persist maintain --apply {self.plan}` does it")
@@ -95,5 +105,20 @@ class Planning(NamedTuple):
             for tended in found.values():
                 answer.session.show(steps_table(tended, ""), f"collections: {steps_said(tended, dry_run=False)}")
                 answer.value["steps"] = jsonable(tended.steps)
-        if plan.shards or not plan.collections:
+        if plan.pending:
+            answer.value["collections"] = jsonable(list(answer.each(*self._absorbing(answer, plan.pending)).values()))
+        if plan.shards or not (plan.collections or plan.pending):
             answer.shards([one.shard for one in plan.shards], "apply", "", one)
+
+    def _absorbing(self, answer: Answer, pending: Sequence[ShardPlan]) -> tuple[list[str], Callable[[str], Absorbed]]:
+        """The pending areas of a plan, and what absorbs one of them and says so."""
+        from persist_lib import pending_area
+
+        plans = {one.shard: one for one in pending}
+
+        def one(name: str) -> Absorbed:
+            done = pending_area.apply(answer.client, plans[name])
+            answer.session.show(*sentences(done, answer.client.inspect(name).state.times, dry_run=False))
+            return done
+
+        return list(plans), one

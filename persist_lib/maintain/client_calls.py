@@ -159,6 +159,8 @@ class Upkeep(Pausing):
         text that is no plan, or one of another format.
         """
         plan = parse_plan(plan)
+        if plan.pending:
+            raise InvalidUsage("the plan has pending areas, which pending_area.apply absorbs. Nothing was done")
         _check_engine(engine)
         self._writable("apply")
 

@@ -3,6 +3,7 @@
     Writer(url, collection, writer, schema)     puts batches; loads no database driver
     create, acquire_read_handle, delete         a collection with a pending area, by a client
     absorb, choose, discard                     what the controller does, at any time, from any number of processes
+    plan, apply                                 what `absorb` would do, to be done exactly, or not
     census, pending_collections                 what lies there
 
 Each name is loaded when it is first used.
@@ -14,6 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from persist_lib.pending_area.absorption_plan import apply, plan
     from persist_lib.pending_area.area import (
         PendingCensus,
         absorb,
@@ -38,12 +40,14 @@ _NAMES = {
     "listing": ("Absorbed", "Disagreement"),
     "area_reader": ("PendingListen", "PendingReader"),
     "objects": ("Put", "Writer"),
+    "absorption_plan": ("apply", "plan"),
 }  # fmt: skip
 _WHERE = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = [
     "Absorbed", "Disagreement", "PendingCensus", "PendingListen", "PendingReader", "Put", "Writer", "absorb",
-    "acquire_read_handle", "census", "choose", "create", "delete", "discard", "due_collections", "pending_collections",
+    "acquire_read_handle", "apply", "census", "choose", "create", "delete", "discard", "due_collections",
+    "pending_collections", "plan",
 ]  # fmt: skip
 
 

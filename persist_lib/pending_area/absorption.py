@@ -8,7 +8,7 @@ are listed for it are compared. Where two of them disagree, none is absorbed unt
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
@@ -176,15 +176,22 @@ class Choice(msgspec.Struct, frozen=True):
 
 @charged
 def absorb_shard(
-    machine: Machine, leases: Leases, *, choice: Choice | None = None, dry_run: bool = False
+    machine: Machine, leases: Leases, *, choice: Choice | None = None, dry_run: bool = False,
+    planned: Container[str] | None = None, touched: list[PartKey] | None = None,
 ) -> Absorbed:  # fmt: skip
-    """Absorb what can be absorbed, and make garbage of what nothing needs, as `area.absorb` says."""
+    """Absorb what can be absorbed, and make garbage of what nothing needs, as `area.absorb` says.
+
+    Batches that are not `planned` are as if they were put later. A dry run names in `touched` the batches that would
+    not be pending any more.
+    """
     registration = Registration(machine, leases, "ingest", OWNER, LAYER)
     done = Absorbed(machine.shard, machine.fetch().state.upper)
     try:
         for _ in range(PASSES):
-            one = _Pass(machine, leases, registration, choice, dry_run=dry_run)
+            one = _Pass(machine, leases, registration, choice, planned, dry_run=dry_run)
             found = one.run()
+            if touched is not None:
+                touched += one.touched
             done = _together(done, found)
             if dry_run or found.waits or not (one.was_late or one.is_partial):
                 break
@@ -214,12 +221,26 @@ def _together(first: Absorbed, second: Absorbed) -> Absorbed:
     return msgspec.structs.replace(second, lower=first.lower, damaged={**first.damaged, **second.damaged}, **sums)
 
 
+class _Known(Container[str]):
+    """The keys that a pass leaves out: what the state knows, and what is not in a plan, if there is one."""
+
+    def __init__(self, known: Container[str], planned: Container[str] | None) -> None:
+        self.known, self.planned = known, planned
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.known or (self.planned is not None and key not in self.planned)
+
+
 class _Pass:
     """One listing, and what is done with it."""
 
     def __init__(
-        self, machine: Machine, leases: Leases, registration: Registration, choice: Choice | None, *, dry_run: bool
+        self, machine: Machine, leases: Leases, registration: Registration, choice: Choice | None,
+        planned: Container[str] | None, *, dry_run: bool,
     ) -> None:  # fmt: skip
+        self._planned = planned
+        self.touched: list[PartKey] = []
+        """In a dry run, the keys of the batches that would not be pending any more."""
         self._machine, self._leases, self._registration = machine, leases, registration
         self._choice, self._dry_run = choice, dry_run
         self._done = Absorbed(machine.shard)
@@ -236,8 +257,9 @@ class _Pass:
         machine, runtime = self._machine, self._machine.runtime
         state = machine.fetch().state
         if state.is_finished():
-            return delete_all(machine, self._done, dry_run=self._dry_run)
-        listing = fetch_listing(machine, known_of(state))
+            found, self.touched = delete_all(machine, self._done, _Known((), self._planned), dry_run=self._dry_run)
+            return found
+        listing = fetch_listing(machine, _Known(known_of(state), self._planned))
         self._tell(lower=state.upper, upper=state.upper, endless=listing.endless, foreign=listing.foreign)
         self.is_partial = listing.horizon is not None
         with runtime.pool(THREADS, "persist-pending") as pool:
@@ -245,6 +267,7 @@ class _Pass:
             if state.upper.time is not None:
                 self._absorb(listing, fetcher, state, state.upper.time)
             late = discard_late(machine, listing, fetcher, self._agreed, self._make_room, dry_run=self._dry_run)
+        self.touched += late.keys
         self._make_room(0)
         absorbed = self._done.discarded + self._done.batches
         self._tell(
@@ -352,6 +375,8 @@ class _Pass:
                 return False
             if not isinstance(answer, (Committed, r.AlreadyDone)):
                 raise self._machine.refused(answer)
+        else:
+            self.touched += [*(pick.batch.name.key for pick in piece if pick.is_adopted), *(key for key, _ in gone)]
         done = self._done
         adopted = sum(pick.is_adopted for pick in piece)
         self._tell(

@@ -33,10 +33,14 @@ PAGE = 1000
 
 
 class Late(msgspec.Struct, frozen=True):
-    """What became of late batches: how many were discarded, and which say something else than the shard."""
+    """What became of late batches: how many were discarded, and which say something else than the shard.
+
+    `keys` are those that a dry run would discard.
+    """
 
     discarded: int
     disagreements: tuple[Disagreement, ...]
+    keys: tuple[PartKey, ...] = ()
 
 
 def discard_late(
@@ -63,15 +67,16 @@ def discard_late(
             else:
                 yield from keyed
 
-    count = 0
+    count, keys = 0, list[PartKey]()
     for page in pages(found(), PAGE):
         if dry_run:
             count += len(page)
+            keys += [key for key, _ in page]
         elif has_room(len(page)):
             count += discard_keys(machine, page)
         else:
             break
-    return Late(count, tuple(disagreements[:SHOWN]))
+    return Late(count, tuple(disagreements[:SHOWN]), tuple(keys))
 
 
 def discard_keys(machine: Machine, keys: Sequence[tuple[PartKey, int]]) -> int:
@@ -93,25 +98,33 @@ def discard_keys(machine: Machine, keys: Sequence[tuple[PartKey, int]]) -> int:
     return count
 
 
-def delete_all(machine: Machine, done: Absorbed, *, dry_run: bool) -> Absorbed:
-    """Delete all pending batches beneath a tombstone, page by page. What is not a batch stays, and is counted."""
-    foreign, deleted, failed = Others(), 0, dict[str, str]()
+def delete_all(
+    machine: Machine, done: Absorbed, known: Container[str] = (), *, dry_run: bool
+) -> tuple[Absorbed, list[PartKey]]:
+    """Delete all pending batches beneath a tombstone but those `known`, page by page; a dry run names their keys.
+
+    What is not a batch stays, and is counted.
+    """
+    foreign, deleted, failed, keys = Others(), 0, dict[str, str](), list[PartKey]()
     for page in pages(listed(machine.blob, pending_prefix(machine.shard)), PAGE):
         batches = []
         for entry in page:
-            if parse_pending_key(pending_key(machine.shard, entry.key)) is None:
+            key = pending_key(machine.shard, entry.key)
+            if parse_pending_key(key) is None:
                 foreign = foreign.with_(entry.key)
-            else:
+            elif key not in known:
                 batches.append(entry.key)
+                keys += [key] * dry_run
         if not dry_run and batches:
             check_in_place(machine)
             failed |= {key: str(error) for key, error in machine.blob.delete_many(batches).items()}
         deleted += len(batches)
     top = machine.state.upper
     waits = f"{len(failed)} could not be deleted: {next(iter(failed.values()))}" if failed else ""
-    return msgspec.structs.replace(
+    found = msgspec.structs.replace(
         done, lower=top, upper=top, deleted=deleted - len(failed), foreign=foreign, left=len(failed), waits=waits
     )
+    return found, keys
 
 
 def known_of(state: State) -> set[PartKey]:

@@ -9,6 +9,7 @@ import pytest
 
 import persist_lib as persist
 from persist_lib import pending_area
+from persist_lib.core.plan.written import Plan, parse_plan
 from persist_lib.location.api import Newest
 from persist_lib.location.open import open_location
 from tests.integration.test_cli import Shell
@@ -110,3 +111,24 @@ def test_what_is_wrong_is_a_sentence(sh: Pending):
     assert "NotFound" in sh.fails(1, "maintain", "--only", "pending", "nothing")
     assert "NotFound" in sh.fails(1, "pending", "show", "nothing")
     assert "writer's name" in sh.fails(2, "pending", "choose", "readings", "a/b")
+
+
+def test_what_is_pending_is_planned_and_done_exactly(sh: Pending, tmp_path: Path):
+    path = tmp_path / "plan.json"
+    assert "there is nothing" not in sh("maintain", "--only", "pending", "--plan", path)
+    assert parse_plan(path.read_text()) == Plan(())
+    sh.put("edge-7", 0, 3)
+    said = sh("maintain", "--only", "pending", "--plan", path)
+    assert "readings (plan): 1 step" in said
+    assert "absorb 1 batch" in said
+    stale = path.read_text()
+    sh.put("edge-9", 3, 6)
+    refused = sh.run("maintain", "--apply", path)
+    assert refused.exit_code == 1
+    assert "other batches are pending" in refused.stderr
+    sh("maintain", "readings", "--only", "pending", "--plan", path)
+    assert path.read_text() != stale
+    (done,) = sh.json("maintain", "--apply", path)["collections"]
+    assert (done["shard"], done["batches"], done["left"]) == ("readings", 2, 0)
+    assert sh.run("maintain", "--apply", path).exit_code == 1, "it is done"
+    assert "nothing to do" in sh("maintain", "--only", "pending", "--plan", path)

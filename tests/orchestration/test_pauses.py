@@ -14,6 +14,7 @@ import persist_lib as persist
 from jobs.parallel import in_parallel
 from orchestration import sweep
 from orchestration.definitions import build_definitions
+from orchestration.mount import Mount
 from orchestration.resources import Persist
 from orchestration.settings import Settings
 from orchestration.stopping import BY_ITSELF, CANCELS, next_ticks
@@ -136,7 +137,7 @@ def test_a_failed_run_pauses_nothing(
 
 def test_each_duty_is_next_due_by_its_own_schedule_or_by_that_of_a_job_with_it() -> None:
     at = dt.datetime(2026, 11, 27, 4, 0, 30, tzinfo=dt.UTC).timestamp()
-    found = {duty: dt.datetime.fromtimestamp(ms / 1000, dt.UTC) for ms, some in next_ticks(at, NAMES).items()
+    found = {duty: dt.datetime.fromtimestamp(ms / 1000, dt.UTC) for ms, some in next_ticks(at, NAMES, Mount()).items()
              for duty in some}  # fmt: skip
     day = dt.datetime(2026, 11, 27, tzinfo=dt.UTC)
     assert found == {

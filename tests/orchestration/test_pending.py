@@ -105,3 +105,34 @@ def test_writers_that_disagree_fail_the_run_and_the_others_are_absorbed(folder: 
         pending_area.choose(client, "readings", "edge-8")
     assert run(folder, instance).success
     assert "nothing" in tick(folder, instance).skip_message
+
+
+def test_what_is_pending_waits_for_a_person_only_where_a_run_says_so(folder: Path, instance: dg.DagsterInstance):
+    put(folder, "others", "edge-7", 0, 3)
+    put(folder, "readings", "edge-7", 0, 3)
+    planned = run(folder, instance, apply="by a person")
+    assert planned.success
+    (made,) = planned.get_asset_materialization_events()
+    assert made.asset_key == dg.AssetKey("plans")
+    metadata = made.materialization.metadata
+    assert (metadata["shards"].value, metadata["steps"].value) == (2, 2)
+    assert metadata["bytes"].value
+    with persist.open(folder) as client:
+        assert client.inspect("readings").state.upper == persist.at(0), "nothing has happened"
+    put(folder, "others", "edge-9", 3, 6)
+    applied = apply(folder, instance, planned.run_id)
+    assert not applied.success, "others moved"
+    assert [(one.asset_key, one.partition) for one in applied.get_asset_materialization_events()] == [(KEY, "readings")]
+    with persist.open(folder) as client:
+        uppers = [client.inspect(name).state.upper for name in ("readings", "others")]
+    assert uppers == [persist.at(3), persist.at(0)]
+    assert run(folder, instance).success, "and by itself it waits for none"
+    assert not run(folder, instance, apply="later").success
+
+
+def apply(folder: Path, instance: dg.DagsterInstance, run_id: str) -> dg.ExecuteInProcessResult:
+    settings = Settings(location=f"file:{folder}", apply="by a person")
+    return build_definitions(settings).resolve_job_def("apply").execute_in_process(
+        instance=instance, resources={"persist": Persist(location=f"file:{folder}")}, raise_on_error=False,
+        run_config={"ops": {"applying_of_plan": {"config": {"run_id": run_id}}}},
+    )  # fmt: skip

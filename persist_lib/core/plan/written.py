@@ -35,8 +35,8 @@ T = TypeVar("T")
 Asked = Callable[[str], str]
 """Why a duty does what it does, when it is asked."""
 KIND = "persist.plan"
-FORMAT, WITH_COLLECTIONS = 1, 2
-COLLECTIONS = "collections"
+FORMAT, WITH_COLLECTIONS, WITH_PENDING = 1, 2, 3
+COLLECTIONS, PENDING = "collections", "pending"
 OF_COLLECTION = ("a collection", "an action", "a subject")
 """What a step of a collection is exactly."""
 PLANNED = tuple(duty.name for duty in DUTIES if duty.is_upkeep)
@@ -143,17 +143,19 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What upkeep would do with some shards and collections. `client.plan` makes it, and `client.apply` carries it out.
 
     `collections` are the steps that give something up. Each is `exactly` its collection, its action and its subject.
+    `pending` is what would be absorbed, by `pending_area.plan`; `pending_area.apply` carries it out.
     """
 
     shards: tuple[ShardPlan, ...]
     kind: str = KIND
     format: int = FORMAT
     collections: tuple[Step, ...] = ()
+    pending: tuple[ShardPlan, ...] = ()
 
     @property
     def cost(self) -> Cost:
         """The requests, bytes and dollars of all steps."""
-        return sum((one.cost for one in self.shards), Cost())
+        return sum((one.cost for one in (*self.shards, *self.pending)), Cost())
 
     def of(self, shard: str) -> ShardPlan:
         """The plan of one shard. Raises InvalidUsage for one that it does not have."""
@@ -166,13 +168,20 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if not names:
             return self
         steps = tuple(step for step in self.collections if step.exactly[0] in names)
-        known = {step.exactly[0] for step in steps}
-        return Plan(tuple(self.of(name) for name in names if name not in known)).with_collections(steps)
+        pending = tuple(one for one in self.pending if one.shard in names)
+        known = {step.exactly[0] for step in steps} | {one.shard for one in pending}
+        named = [name for name in names if name not in known or any(one.shard == name for one in self.shards)]
+        return Plan(tuple(map(self.of, named))).with_collections(steps).with_pending(pending)
 
     def with_collections(self, steps: Sequence[Step]) -> Plan:
         """The same with steps of collections."""
         format_ = WITH_COLLECTIONS if steps else FORMAT
         return msgspec.structs.replace(self, collections=tuple(steps), format=format_)
+
+    def with_pending(self, pending: Sequence[ShardPlan]) -> Plan:
+        """The same with plans of pending areas."""
+        format_ = WITH_PENDING if pending else self.format
+        return msgspec.structs.replace(self, pending=tuple(pending), format=format_)
 
     def to_json(self) -> str:
         """The plan as text, which `parse_plan` reads."""
@@ -192,11 +201,11 @@ def parse_plan(text: object) -> Plan:
         raise InvalidUsage(f"a plan is what client.plan answers, or its text: got {shown(text)}", argument="plan")
     try:
         head = msgspec.json.decode(text, type=_Head)
-        if head.kind != KIND or head.format not in (FORMAT, WITH_COLLECTIONS):
+        if head.kind != KIND or head.format not in (FORMAT, WITH_COLLECTIONS, WITH_PENDING):
             raise InvalidUsage(
                 f"this is {shown(head.kind)} of format {head.format}, and this release carries out {KIND!r} of formats "
-                f"up to {WITH_COLLECTIONS}. Nothing was done; plan again with this release",
-                found=head.format, known=WITH_COLLECTIONS,
+                f"up to {WITH_PENDING}. Nothing was done; plan again with this release",
+                found=head.format, known=WITH_PENDING,
             )  # fmt: skip
         plan = msgspec.json.decode(text, type=Plan)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
@@ -210,6 +219,8 @@ def _check(plan: Plan) -> None:
     duties = {duty for one in plan.shards for duty in (*one.duties, *(step.duty for step in one.steps))}
     if twice := sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []:
         raise InvalidUsage(f"the plan has {', '.join(twice)} more than once. Nothing was done; plan again")
+    if any(step.duty != PENDING for one in plan.pending for step in one.steps):
+        raise InvalidUsage(f"a step of a pending area is of the duty {PENDING}. Nothing was done; plan again")
     if any(step.duty != COLLECTIONS or len(step.exactly) != len(OF_COLLECTION) for step in plan.collections):
         raise InvalidUsage(f"a step of a collection has {', '.join(OF_COLLECTION)}. Nothing was done; plan again")
     if unknown := sorted(duties.difference(PLANNED)):
