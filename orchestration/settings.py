@@ -74,8 +74,8 @@ class Settings(BaseModel):
     """PERSIST_IN_FLIGHT: how many shards a run works on at once, unless its configuration says; 4 if neither is set.
     How many runs there are at once is a limit of Dagster's (`dagster.yaml`)."""
     pool: str | None = None
-    """PERSIST_POOL: Dagster's pool of all runs that may compact. Its limit (`default_limit` in `dagster.yaml`, or the
-    UI's) is how many there are at once, over all locations with the same pool. None if neither is set."""
+    """PERSIST_POOL: Dagster's pool of all runs that may compact. Its limit (by the UI, or by `dagster instance
+    concurrency set POOL N`) is how many there are at once, over all locations with it. None if neither is set."""
     stagger: int | None = None
     """PERSIST_STAGGER: schedules tick up to so many minutes later, by a number that follows from the location, so that
     those of several do not begin at once. As they are if neither is set."""

@@ -161,7 +161,8 @@ def _garbage(version: Version) -> str:
 
 def _cost(state: State, policy: Policy) -> str:
     garbage, rollups = sum(one.size for one in state.garbage.values()), sum(one.size for one in state.rollups.values())
-    dollars = storage_dollars(stored_bytes(state), policy.prices or S3_LIST)
+    prices = policy.prices or S3_LIST
+    dollars = storage_dollars(stored_bytes(state), prices)
     ahead = state.stored_size - state.size
     kept = f"{state.size:,} bytes of {state.count:,} updates, {garbage:,} of garbage, {rollups:,} of rollups"
     kept += f", {ahead:,} of contents ahead" if ahead else ""
@@ -169,4 +170,5 @@ def _cost(state: State, policy: Policy) -> str:
     if state.appended_bytes:
         ratio = state.maintained_bytes / state.appended_bytes
         written = f"; compaction wrote {ratio:.2f} bytes for each that was appended"
-    return f"{kept}: ${dollars:.6f} a month{written}"
+    moved = "nothing here moves objects to another class of storage"
+    return f"{kept}: ${dollars:.6f} a month at ${prices.gib_month:g} a GiB{written}; {moved}"

@@ -164,6 +164,12 @@ def _failing_as(unknown: type[PersistError], doing: str) -> Iterator[None]:
         raise failed(error, doing, unknown) from error
 
 
+ARCHIVED = (
+    "It is in an archive class of storage, which cannot be read: restore the object, and take such classes out of the "
+    "bucket's lifecycle rules for the location's prefix"
+)
+
+
 def failed(error: Exception, doing: str, unknown: type[PersistError]) -> PersistError:
     """Return the PersistError for an error. It is `unknown` if the error does not say what happened."""
     what = f"could not {doing}: {type(error).__name__}: {error}"
@@ -178,6 +184,8 @@ def failed(error: Exception, doing: str, unknown: type[PersistError]) -> Persist
         return Determinate(what)
     if code == "NoSuchBucket":
         return NotFound(f"{what}. Check the URL; buckets are not made by Persist")
+    if code == "InvalidObjectState":
+        return InvalidUsage(f"{what}. {ARCHIVED}", code=code)
     if status in (401, 403) and code not in PASSING:
         return InvalidUsage(f"{what}. Check the credentials, and the policy in docs/operations.md", code=code)
     if status in (301, 307, 308):

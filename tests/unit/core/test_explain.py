@@ -73,7 +73,8 @@ def test_what_is_due_is_told_with_its_price_and_what_a_shard_costs() -> None:
     assert said(CALM, "rollups", seqno=70) == "one is due: the newest is of v40, 30 transitions ago"
     cost = said(changed(garbage={PART: Garbage(SeqNo(30), 7)}, appended_bytes=100, maintained_bytes=150), "cost")
     assert ", 7 of garbage, " in cost
-    assert cost.endswith("a month; compaction wrote 1.50 bytes for each that was appended")
+    assert "a month at $0.023 a GiB; compaction wrote 1.50 bytes for each that was appended; " in cost
+    assert cost.endswith("; nothing here moves objects to another class of storage"), "why nothing was moved"
 
 
 def test_a_finished_shard_says_only_that() -> None:
