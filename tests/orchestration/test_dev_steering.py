@@ -21,6 +21,18 @@ CLOCK = persist.Schema({"id": "int64 not null"}, {"n": "int64"}, times="ms")
 PLAIN = persist.Schema({"id": "int64 not null"}, {"n": "int64"}, unique=True)
 
 
+TWO = """import dagster as dg
+from orchestration.definitions import build_definitions
+from orchestration.settings import Settings
+defs = dg.Definitions.merge(
+    build_definitions(Settings(is_running=False)),
+    build_definitions(Settings(location={other!r}, is_running=False, data={{"tables": []}}), name="other"),
+)
+"""
+"""Two locations, as two pipelines of one instance."""
+POOL, STAGGER = "rewriting", 40
+
+
 class Steered:
     """A pipeline that plans by a person, its location, and what its alerts are posted to."""
 
@@ -47,7 +59,10 @@ def steered(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     env = {
         "PERSIST_LOCATION": f"file:{folder}", "PERSIST_CONFIG": json.dumps(SMALL), "PERSIST_APPLY": "by a person",
         "PERSIST_ALERT_URL": receiver.url, "PERSIST_SPARK_MASTER": "local[1]",
+        "PERSIST_POOL": POOL, "PERSIST_STAGGER": str(STAGGER),
     }  # fmt: skip
+    with persist.open(f"file:{base / 'other'}", create=True) as client:
+        write(client, "far", batches=6, rows=5)
     with persist.open(f"file:{folder}", config=persist.Config(**SMALL)) as client:
         for name in ("events_a", "events_b"):
             write(client, name, batches=6, rows=5)
@@ -57,7 +72,7 @@ def steered(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
                 for number in range(3):
                     writer.upsert([{"id": number, "n": number}])
         client.table("orders", CLOCK).append([{"id": 1, "n": 1}])
-        with dagster_dev(home, workspace_of(base), env) as dev:
+        with dagster_dev(home, workspace_of(base, persist=TWO.format(other=f"file:{base / 'other'}")), env) as dev:
             dev.wait_loaded()
             assert not dev.load_error()
             yield Steered(dev, client, receiver)
@@ -130,3 +145,44 @@ def test_a_limit_in_the_location_is_posted_once(steered: Steered) -> None:
     steered.dev.stop_sensor("alerts")
     told = [one for one in steered.receiver.said() if one[1] == "still:table:orders"]
     assert told == [("opened", "still:table:orders")]
+
+
+@pytest.mark.parametrize("limit", [1, 2])
+def test_at_most_so_many_runs_compact_at_once_over_all_locations(steered: Steered, limit: int) -> None:
+    """By the limit that a person sets in the UI."""
+    query = "mutation ($pool: String!, $limit: Int!) { setConcurrencyLimit(concurrencyKey: $pool, limit: $limit) }"
+    assert steered.dev.ask(query, pool=POOL, limit=limit)["setConcurrencyLimit"] is True
+    assert at_once(steered) == limit
+
+
+def at_once(steered: Steered) -> int:
+    """How many runs that may compact were under way at once, of five that were launched at once."""
+    jobs = ["compaction", "maintenance", "other_compaction", "other_maintenance"]
+    runs = [
+        steered.dev.launch(job, {"ops": {f"{job}_of_shards": {"config": {"everything": True, "engine": "local"}}}})
+        for job in jobs
+    ]
+    runs.append(steered.dev.launch_partition(["compaction"], "events_a", {"ops": {"shard_duties": {"config": {}}}}))
+    found = [steered.dev.wait_finished(run) for run in runs]
+    assert {one.status for one in found} == {"SUCCESS"}, [steered.dev.why(one.id) for one in found]
+    spans = [(dequeued(steered, one.id), one.ended or 0) for one in found]
+    return max(sum(begun <= at < ended for begun, ended in spans) for at, _ in spans)
+
+
+def dequeued(steered: Steered, run: str) -> float:
+    """When a run left the queue, in seconds: from then on it has a process."""
+    return min(event.seconds for event in steered.dev.events(run) if "STARTING" in event.kind)
+
+
+def test_schedules_of_two_locations_tick_at_other_minutes(steered: Steered) -> None:
+    query = """query ($selector: ScheduleSelector!) { scheduleOrError(scheduleSelector: $selector) {
+      ... on Schedule { cronSchedule } } }"""
+
+    def cron(name: str) -> str:
+        selector = {"repositoryLocationName": steered.dev.location, "repositoryName": "__repository__"}
+        answer = steered.dev.ask(query, selector={**selector, "scheduleName": name})
+        return str(answer["scheduleOrError"]["cronSchedule"])
+
+    there = {name: cron(f"{name}garbage_schedule") for name in ("", "other_")}
+    minutes = {int(one.partition(" ")[0]) for one in there.values()}
+    assert all(7 <= minute < 7 + STAGGER for minute in minutes)
