@@ -41,6 +41,7 @@ from persist_lib.pending_area.listing import (
     Disagreement,
     Fetcher,
     Id,
+    Known,
     Listing,
     Sweep,
     chain_of,
@@ -221,16 +222,6 @@ def _together(first: Absorbed, second: Absorbed) -> Absorbed:
     return msgspec.structs.replace(second, lower=first.lower, damaged={**first.damaged, **second.damaged}, **sums)
 
 
-class _Known(Container[str]):
-    """The keys that a pass leaves out: what the state knows, and what is not in a plan, if there is one."""
-
-    def __init__(self, known: Container[str], planned: Container[str] | None) -> None:
-        self.known, self.planned = known, planned
-
-    def __contains__(self, key: object) -> bool:
-        return key in self.known or (self.planned is not None and key not in self.planned)
-
-
 class _Pass:
     """One listing, and what is done with it."""
 
@@ -257,9 +248,9 @@ class _Pass:
         machine, runtime = self._machine, self._machine.runtime
         state = machine.fetch().state
         if state.is_finished():
-            found, self.touched = delete_all(machine, self._done, _Known((), self._planned), dry_run=self._dry_run)
+            found, self.touched = delete_all(machine, self._done, Known((), self._planned), dry_run=self._dry_run)
             return found
-        listing = fetch_listing(machine, _Known(known_of(state), self._planned))
+        listing = fetch_listing(machine, Known(known_of(state), self._planned))
         self._tell(lower=state.upper, upper=state.upper, endless=listing.endless, foreign=listing.foreign)
         self.is_partial = listing.horizon is not None
         with runtime.pool(THREADS, "persist-pending") as pool:

@@ -117,6 +117,16 @@ class Listing:
         ]
 
 
+class Known(Container[str]):
+    """The keys that a pass leaves out: what the state knows, and what is not in a plan, if there is one."""
+
+    def __init__(self, known: Container[str], planned: Container[str] | None) -> None:
+        self.known, self.planned = known, planned
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.known or (self.planned is not None and key not in self.planned)
+
+
 def read_listing(shard: ShardId, entries: Iterable[BlobEntry], known: Container[str] = ()) -> Listing:
     """The listing that `entries` (below the shard's pending prefix) make up, in bounded memory.
 
