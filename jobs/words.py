@@ -32,6 +32,6 @@ def _key(schema: Schema, bound: bytes | None) -> str | None:
         return None
     try:
         text = str(tuple(value.as_py() for value in decode_key(schema, bound)))
-    except ValueError:  # bytes that were cut within a character, or a date that Python does not have
+    except (ValueError, OverflowError):  # bytes that were cut within a character, or a date that Python does not have
         text = bound.hex()
     return text if len(text) <= LONGEST_KEY else f"{text[: LONGEST_KEY - 1]}…"

@@ -14,6 +14,8 @@ from difflib import get_close_matches
 from reprlib import Repr
 from typing import Any, TypeVar
 
+import msgspec
+
 from persist_lib.errors import InvalidUsage, redacted
 
 T = TypeVar("T")
@@ -22,6 +24,9 @@ LONGEST_SHOWN = 300
 """Characters of a value that a message quotes."""
 LONGEST_S = 1e9
 """Seconds, some 31 years: the longest wait that a caller may ask for. Locks and sleeps refuse much more than that."""
+
+UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises for bytes that are no value of a type: of another form, no UTF-8, or nested without end."""
 
 _LARGEST = sys.float_info.max
 

@@ -80,7 +80,10 @@ def redacted(text: str) -> str:
 
 def _store(found: re.Match[str]) -> str:
     plain = unquote(unquote(found[2]))
-    return found[0] if plain in (found[2], redacted(plain)) else f"{found[1]}:{HIDDEN}"
+    # One within one within one is no store's URL. It is left out whole, as there may be any number of them.
+    if plain == found[2] or (not STORE.search(plain) and plain == redacted(plain)):
+        return found[0]
+    return f"{found[1]}:{HIDDEN}"
 
 
 class PersistError(Exception):

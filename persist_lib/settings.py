@@ -133,7 +133,7 @@ def read_file(path: Path) -> dict[str, Any]:
     """
     try:
         found = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InvalidUsage(f"{path} cannot be read: {error}", path=str(path)) from error
     for key, value in found.items():
         if key not in _ALLOWED:
@@ -168,7 +168,7 @@ def parse_config(text: str | None, source: str = "PERSIST_CONFIG") -> dict[str, 
     """The fields of `persist.Config` in a JSON object; none for None or an empty text. Raises InvalidUsage."""
     try:
         found = json.loads(text or "{}")
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidUsage(
             f"{source} must be a JSON object, such as {EXAMPLE}: {error}. Got {shown(text)}", source=source
         ) from error

@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
+from persist_lib.arguments import UNREADABLE
 from persist_lib.catalog.names import data_shard, kept_shard, member_of, rendition_shard
 from persist_lib.errors import Corrupt, NewerFormat
 from persist_lib.schema.schema import Schema, by_ids, stored_form
@@ -174,7 +175,7 @@ def decode(kind: type[R], body: str, where: str, dec_hook: Callable[[type, Any],
                 version=version, known=OF_DELETES,
             )  # fmt: skip
         record: R = decoder.decode(body)
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise Corrupt(f"{where} does not decode: {error}", key=where) from error
     return record
 

@@ -20,7 +20,7 @@ import pyarrow.csv
 import pyarrow.json
 import pyarrow.parquet as pq
 
-from persist_lib.arguments import did_you_mean
+from persist_lib.arguments import UNREADABLE, did_you_mean
 from persist_lib.convert.lines import nested_json
 from persist_lib.errors import InvalidUsage
 from persist_lib.kernel.by_key import Counts
@@ -45,7 +45,7 @@ def read_file(path: Path, schema: Schema | None, times: Unit | None = None) -> I
         types[TIME] = pa.string()  # ISO 8601, or integers
     try:
         yield from reader(path, types)
-    except (pa.ArrowException, msgspec.ValidationError, ValueError) as error:
+    except (pa.ArrowException, msgspec.ValidationError, ValueError, RecursionError, OSError) as error:
         hint = "" if TIME not in types or pa.types.is_string(types[TIME]) or path.suffix == ".parquet" else _INTEGERS
         raise InvalidUsage(f"{path} cannot be read: {error}{hint}", path=str(path)) from error
 
@@ -248,7 +248,7 @@ def _objects(path: Path, named: str) -> Iterator[tuple[int, bytes, frozenset[str
             if text.strip():
                 try:
                     yield number, text, frozenset(_COLUMNS.decode(text))
-                except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                except UNREADABLE as error:
                     raise InvalidUsage(f"{named}, line {number} is no JSON object: {error}", path=named) from error
 
 
@@ -263,7 +263,7 @@ def _lines(path: Path, named: str) -> Iterator[tuple[int, Line, frozenset[str]]]
                 try:
                     line = decoder.decode(text)
                     yield number, line, frozenset(_COLUMNS.decode(line.row))
-                except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                except UNREADABLE as error:
                     raise InvalidUsage(
                         f"{named}, line {number} is no statement: {error}. Write {EXAMPLE}, where op is one of "
                         f"{', '.join(get_args(Op))}. Nothing was done",

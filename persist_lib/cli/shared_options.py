@@ -14,7 +14,8 @@ from persist_lib.frontier import TOP, Antichain, at
 from persist_lib.frontier import parse_time as check_time
 from persist_lib.times import END_S, Times, Unit, is_time_text
 
-NUMBER = re.compile(r"[0-9]+(_[0-9]+)*")
+NUMBER = re.compile(r"(?!.{41})[0-9]+(_[0-9]+)*")
+"""Of any size that means something: Python reads no number of thousands of digits."""
 """A count or a time as people type it: 1000 or 1_000."""
 DURATION = re.compile(r"\d+(\.\d+)? *[a-zA-Zµ]")
 LAST = Times("us", lambda: END_S * 1_000 - 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from persist_lib.arguments import check_type, did_you_mean, parse_number, shown
+from persist_lib.arguments import UNREADABLE, check_type, did_you_mean, parse_number, shown
 from persist_lib.errors import InvalidUsage
 
 GIB = 2**30
@@ -53,7 +53,7 @@ def parse_prices(text: str) -> Prices:
     """Parse `s3`, `gcs`, `azure`, `free`, or a JSON object of what differs from S3's: `{"egress_gib": 0.09}`."""
     try:
         return NAMED.get(text) or msgspec.json.decode(text, type=Prices)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except UNREADABLE as error:
         names, fields = ", ".join(map(repr, NAMED)), ", ".join(Prices.__struct_fields__)
         raise InvalidUsage(
             f"prices are {names} or a JSON object of {fields}; got {text!r}: {error}. {_meant(text)}",
@@ -65,7 +65,7 @@ def _meant(text: str) -> str:
     """The name or field that was meant, as the end of a message."""
     try:
         given = msgspec.json.decode(text)
-    except msgspec.DecodeError:
+    except UNREADABLE:
         return did_you_mean(text, NAMED).rstrip()
     unknown = [name for name in given if name not in Prices.__struct_fields__] if isinstance(given, dict) else []
     return did_you_mean(unknown[0], Prices.__struct_fields__).rstrip() if unknown else ""

@@ -132,7 +132,7 @@ def parse_rules(given: object) -> tuple[Rule, ...]:
     if isinstance(given, str):
         try:
             found = tomllib.loads(given)
-        except (tomllib.TOMLDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             raise InvalidUsage(f"rules are TOML with [[rule]]: {error}. Nothing was changed") from error
         if unknown := sorted(found.keys() - {"rule"}):
             raise InvalidUsage(f"a file of rules has [[rule]] alone: got {shown(unknown[0])}. Nothing was changed")

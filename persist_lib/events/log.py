@@ -18,7 +18,7 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from persist_lib.arguments import shown
+from persist_lib.arguments import UNREADABLE, shown
 from persist_lib.errors import Corrupt, HistoryRegressed, InvalidName, InvalidUsage, Missing, Refused
 from persist_lib.events.api import EVENTS, Buffer, Held, Key, Put, Reader, RecordStore, Writer
 from persist_lib.events.record import (
@@ -306,5 +306,5 @@ def _read(reader: Reader, name: str, kind: type[T]) -> T:
         return kind()
     try:
         return msgspec.json.decode(data, type=kind)
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise Corrupt(f"the mark {name!r} of an event log does not decode: {error}", key=name) from error

@@ -10,7 +10,8 @@ from typing import TypeVar
 import msgspec
 from xxhash import xxh3_128_digest
 
-from persist_lib.errors import Corrupt, NewerFormat
+from persist_lib.arguments import UNREADABLE
+from persist_lib.errors import Corrupt, InvalidUsage, NewerFormat
 
 T = TypeVar("T")
 HEADER_BYTES = 21
@@ -66,5 +67,5 @@ def decode_framed(
         )  # fmt: skip
     try:
         return decoder.decode(body_of(data))
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (*UNREADABLE, InvalidUsage) as error:
         raise Corrupt(f"{key} has a valid checksum but does not decode: {error}{then}", key=key) from error

@@ -14,6 +14,7 @@ from typing import Any, TypeVar, get_args
 import msgspec
 from msgspec import inspect
 
+from persist_lib.arguments import UNREADABLE
 from persist_lib.core.commands import STORED_AS, Command
 from persist_lib.core.diff import StateDiff
 from persist_lib.core.formats import (
@@ -40,7 +41,7 @@ def find_unknown(body: bytes, kind: type) -> str | None:
     """
     try:
         value = msgspec.msgpack.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNREADABLE:
         return None
     return _find(value, inspect.type_info(kind))
 
@@ -331,7 +332,7 @@ def _decode(data: bytes, key: str, magic: bytes, decoder: msgspec.msgpack.Decode
         raise _newer(data, key, f"has format {version}, and this release knows formats up to {NEWEST}")
     try:
         return decoder.decode(body_of(data))
-    except (msgspec.DecodeError, UnicodeDecodeError, InvalidUsage) as error:
+    except (*UNREADABLE, InvalidUsage) as error:
         if (unknown := find_unknown(body_of(data), decoder.type)) is not None:
             raise _newer(data, key, f"holds {unknown}, which this release does not know") from error
         raise Corrupt(f"{key} has a valid checksum but does not decode: {error}", key=key) from error

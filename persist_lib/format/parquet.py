@@ -25,6 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from persist_lib.arguments import UNREADABLE
 from persist_lib.core.trace import GROUP_BYTES, GROUP_ROWS
 from persist_lib.errors import Corrupt, Damage, InvalidUsage, NewerFormat
 from persist_lib.format.conform import conform, counted_at, names_of
@@ -495,5 +496,5 @@ def undamaged(key: str) -> Iterator[None]:
         yield
     except (Damage, MemoryError):
         raise
-    except (pa.ArrowException, OSError, KeyError, ValueError, msgspec.MsgspecError) as error:
+    except (pa.ArrowException, OSError, EOFError, KeyError, ValueError, *UNREADABLE) as error:
         raise Corrupt(f"{key}: does not decode as a part: {error}", key=key, actual=str(error)) from error

@@ -54,7 +54,7 @@ class Where:
         error = _refusal(given, columns)
         if error is not None:
             raise _no_filter(given, columns, error)
-        if "FieldPath(" in _QUOTED.sub("", str(given)):
+        if "FieldPath(" in _QUOTED.sub("", _written(given)):
             raise InvalidUsage(
                 f"the filter {_text(given)} refers to a column by its place; refer to it by its name, as in {_EXAMPLE}",
                 argument="filter", columns=columns.names,
@@ -163,7 +163,7 @@ def _refusal(expression: pc.Expression, columns: pa.Schema) -> str | None:
 
 def _names(expression: pc.Expression, columns: pa.Schema) -> list[str]:
     """The columns that it looks at: those without which it cannot be evaluated."""
-    text = str(expression)
+    text = _written(expression)
     mentioned = pa.schema([field for field in columns if field.name in text])
     if _refusal(expression, mentioned) is not None:  # a name may be written in another way
         mentioned = columns
@@ -192,4 +192,12 @@ def _typed(field: pa.Field) -> str:
 
 
 def _text(expression: pc.Expression) -> str:
-    return shown(str(expression)).strip("'\"")
+    return shown(_written(expression) or "with a long text").strip("'\"")
+
+
+def _written(expression: pc.Expression) -> str:
+    """How Arrow writes an expression; empty where it cannot, as it cuts long texts within a character."""
+    try:
+        return str(expression)
+    except UnicodeDecodeError:
+        return ""

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import msgspec
 
+from persist_lib.arguments import UNREADABLE
 from persist_lib.errors import InvalidUsage, NewerFormat
 from persist_lib.format.wire import SERVICE, VERSION
 from persist_lib.ids import SeqNo
@@ -72,7 +73,7 @@ def decode_pushed(data: bytes) -> Pushed:
 def _decoded(data: bytes, kind: type[T]) -> T:
     try:
         found = msgspec.msgpack.decode(data, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise InvalidUsage(f"what the other side says of shards cannot be read: {error}") from error
     if found.version > VERSION:
         raise NewerFormat(

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from persist_lib.arguments import UNREADABLE
 from persist_lib.core.plan.look import Look
 from persist_lib.format.frame import body_of, checksum, framed, has_magic, stored_checksum, version_of
 
@@ -56,5 +57,5 @@ def decode_memory(data: bytes) -> Memory | None:
         return None
     try:
         return _decoder.decode(body_of(data))
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNREADABLE:
         return None

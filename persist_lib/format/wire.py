@@ -14,6 +14,7 @@ from typing import Any, get_args
 import msgspec
 
 from persist_lib import errors
+from persist_lib.arguments import UNREADABLE
 from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
 from persist_lib.core.state import Outcome
@@ -190,7 +191,7 @@ def _decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
 def _decoded(data: bytes | msgspec.Raw, kind: Any, what: str, done: str = "") -> Any:
     try:
         return _decoder(kind).decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise InvalidUsage(f"the {what} of the other side cannot be read: {error}{done}") from error
 
 

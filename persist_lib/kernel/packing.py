@@ -6,6 +6,8 @@ from typing import Literal
 
 import pyarrow as pa
 
+from persist_lib.errors import Corrupt
+
 
 def packed(table: pa.Table, compression: Literal["lz4", "zstd"] | None = None) -> bytes:
     """A table as bytes. Equal tables that are cut into the same pieces are equal bytes."""
@@ -16,8 +18,13 @@ def packed(table: pa.Table, compression: Literal["lz4", "zstd"] | None = None) -
 
 
 def unpacked(data: bytes) -> pa.Table:
-    """The table of `packed`. Raises ArrowInvalid for other bytes."""
-    return pa.ipc.open_stream(data).read_all()
+    """The table of `packed`. Raises Corrupt for other bytes."""
+    try:
+        table = pa.ipc.open_stream(data).read_all()
+        table.validate(full=True)  # offsets that point elsewhere would be followed
+    except (pa.ArrowException, OSError, EOFError, ValueError) as error:
+        raise Corrupt(f"packed rows do not decode: {error}", key="rows", actual=str(error)) from error
+    return table
 
 
 __all__ = ["packed", "unpacked"]

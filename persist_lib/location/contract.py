@@ -117,7 +117,7 @@ def check_marker(data: bytes, where: str) -> None:
     """Raise Corrupt for a marker that is damaged, and NewerFormat for one that a newer release wrote."""
     try:
         found = json.loads(data)["format"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise Corrupt(
             f"{where} is not what Persist wrote; restore it ({{\"format\": {FORMAT}}})", key=where,
             expected={"format": FORMAT}, actual=str(error),

@@ -93,6 +93,7 @@ def decode(name: PendingName, data: bytes, schemas: Sequence[Schema], *, adopt_f
         file = PartFile(name.key, pa.BufferReader(data), newest)
         index = _schema_of(name, file.ids, schemas)
         table = file.read(use_threads=len(data) > CHUNK)  # of small objects several are read at once
+        table.validate(full=True)  # a text that is no UTF-8 could be absorbed, and never be read again
     except Damage:
         raise
     except Exception as error:  # whatever a foreign object does to a decoder

@@ -216,7 +216,7 @@ def _matches(pattern: str, shard: str) -> bool:
 def _parse(data: bytes, path: Path, tables_of: TablesOf) -> list[Caller]:
     try:
         found = tomllib.loads(data.decode())
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError):
+    except (ValueError, RecursionError):
         # Without its cause: what a parser quotes may be a token.
         raise InvalidUsage(f"the token file {path} is no TOML; see docs/shard-server.md", path=str(path)) from None
     clients = found.pop("clients", None)

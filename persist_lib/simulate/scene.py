@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from persist_lib.arguments import did_you_mean, shown
+from persist_lib.arguments import UNREADABLE, did_you_mean, shown
 from persist_lib.client import Client
 from persist_lib.core.plan.compaction import Policy
 from persist_lib.errors import InvalidUsage
@@ -80,7 +80,7 @@ def parse_faults(given: str) -> Faults:
         return NO_FAULTS
     try:
         chances = msgspec.json.decode(given, type=dict[str, float])
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         example = "as in '{\"crash\": 0.01}'"
         raise InvalidUsage(f"faults are `none` or chances by name, {example}: got {shown(given)}: {error}") from error
     for name, chance in chances.items():

@@ -51,7 +51,7 @@ def read(path: Path) -> Given:
         given = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InvalidUsage(f"{path} cannot be read: {error.strerror or error}", path=str(path)) from error
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidUsage(f"{path} is no TOML: {error}", path=str(path)) from error
     with within(path, path=str(path)):
         return parse(given)

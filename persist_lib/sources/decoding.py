@@ -269,6 +269,10 @@ def _rows(decoding: Decoding, schema: Schema, messages: pa.Table, kept: Rows) ->
 
     def parse(some: Sequence[Any]) -> pa.Table:
         chosen = values.take(pa.array(some, pa.int64()))
+        try:
+            chosen.validate(full=True)  # Parquet's files may hold any bytes as text
+        except pa.ArrowException as error:  # not what it says: that depends on the messages beside
+            raise Refused("it has a text that is no UTF-8, or another value that its type does not have") from error
         fields = dict(zip(names, chosen.flatten(), strict=True))
         columns = []
         for field in schema.data:

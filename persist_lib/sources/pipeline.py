@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -241,10 +241,33 @@ def _errors_of(messages: pa.Table, found: Sifted) -> pa.Table:
     bad = messages.select([name for name in _KEPT if name in messages.column_names]).take(places)
     values = joined(bad.column("value"))
     if pa.types.is_struct(values.type):
-        raw = pa.array([msgspec.json.encode(row, enc_hook=str) for row in values.to_pylist()], pa.binary())
+        raw = pa.array([_raw_of(row) for row in values], pa.binary())
     else:
         raw = pc.binary_slice(values, 0, MOST_RAW)
     return _at_places(ERRORS, bad, {"reason": pa.array(reasons, pa.string()), "raw": raw})
+
+
+def _raw_of(row: pa.StructScalar) -> bytes | None:
+    """A bad row as JSON. A text that is no UTF-8 becomes base64; another value that Python does not have is named."""
+    if not row.is_valid:
+        return None
+    found: dict[str, Any] = {}
+    for place, field in enumerate(row.type):
+        value = row[place]
+        if pa.types.is_string(field.type):
+            value = value.cast(pa.binary())
+        try:
+            found[field.name] = _text_of(value.as_py()) if pa.types.is_string(field.type) else value.as_py()
+        except (ValueError, OverflowError):
+            found[field.name] = f"no {field.type}"
+    return msgspec.json.encode(found, enc_hook=str)
+
+
+def _text_of(value: bytes | None) -> str | bytes | None:
+    try:
+        return None if value is None else value.decode()
+    except UnicodeDecodeError:
+        return value
 
 
 def raw_of(messages: pa.Table) -> pa.Table:

@@ -17,7 +17,7 @@ from urllib.request import Request, urlopen
 
 import msgspec
 
-from persist_lib.arguments import parse_text, shown
+from persist_lib.arguments import UNREADABLE, parse_text, shown
 from persist_lib.catalog.metadata_shard import Bodies
 from persist_lib.client import Client
 from persist_lib.config import MIB
@@ -31,6 +31,8 @@ UNKNOWN = "not known to the registry"
 """The kind of a schema that there is not."""
 DEEPEST = 20
 """References of references that are followed."""
+REFERENCES_MOST = 1000
+"""How many schemas one may refer to, in all: each is a request, and what a registry answers is not believed."""
 
 
 ENVIRONMENT = "env:"
@@ -70,6 +72,14 @@ class Written(NamedTuple):
     kind: str = "AVRO"
 
 
+class _Reference(msgspec.Struct):
+    """A schema to which another one refers, as a registry says it."""
+
+    name: str
+    subject: str
+    version: int
+
+
 class Registry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """Where the schemas of messages are that begin with 0 and the id of theirs, as Confluent's clients write them.
 
@@ -86,7 +96,7 @@ class Registry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
     def __post_init__(self) -> None:
         if not parse_text(self.place, "place", 4096):
             raise InvalidUsage("place must be the URL of a registry, or a folder: got ''")
-        if self.is_http and ("@" in urlsplit(self.place).netloc or not urlsplit(self.place).netloc):
+        if self.is_http and ("@" in (host := _host(self.place)) or not host):
             raise InvalidUsage('the URL of a registry has no user in it: pass user= and password="env:NAME"')
         if (self.user is None) != (self.password is None):
             raise InvalidUsage("user and password of a registry go together")
@@ -132,15 +142,20 @@ class Registry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
 
     def _follow(self, id_: int, answer: dict[str, Any], found: dict[str, str], depth: int) -> None:
         """The schemas that an answer refers to, before those that refer to them."""
-        for one in answer.get("references") or ():
-            subject, version = quote(str(one["subject"]), safe=""), int(one["version"])
-            if one["name"] in found:
+        try:
+            references = msgspec.convert(answer.get("references") or [], list[_Reference])
+        except msgspec.ValidationError as error:
+            raise self._failed(id_, f"its references cannot be read: {error}") from None
+        for one in references:
+            if one.name in found:
                 continue
-            other = self._get(id_, f"subjects/{subject}/versions/{version}")
-            if other is None or depth > DEEPEST:
-                raise self._failed(id_, f"it refers to {one['name']}, which is not there")
+            other = self._get(id_, f"subjects/{quote(one.subject, safe='')}/versions/{one.version}")
+            if other is None or depth > DEEPEST or len(found) >= REFERENCES_MOST:
+                raise self._failed(id_, f"it refers to {one.name}, which is not there, or to too many")
+            if not isinstance(text := other.get("schema"), str):
+                raise self._failed(id_, f"its answer has no schema of {one.name}")
             self._follow(id_, other, found, depth + 1)
-            found[one["name"]] = str(other["schema"])
+            found[one.name] = text
 
     def _get(self, id_: int, path: str) -> dict[str, Any] | None:
         request = Request(f"{self.place.rstrip('/')}/{path}", headers=self._headers())  # noqa: S310 - its scheme is checked
@@ -151,7 +166,7 @@ class Registry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
             if error.code == 404:
                 return None
             raise self._failed(id_, f"it answers {error.code} {error.reason}") from None
-        except (URLError, HTTPException, OSError, msgspec.DecodeError, ValueError) as error:
+        except (URLError, HTTPException, OSError, ValueError, *UNREADABLE) as error:
             raise self._failed(id_, f"it does not answer: {error}") from None
         if not isinstance(found, dict):
             raise self._failed(id_, "its answer is no object")
@@ -166,6 +181,13 @@ class Registry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
 
     def _failed(self, id_: int, why: str) -> Determinate:
         return Determinate(f"schema {id_} of the registry {self.place}: {why}", schema=id_)
+
+
+def _host(place: str) -> str:
+    try:
+        return urlsplit(place).netloc
+    except ValueError:  # no address, as it is written
+        return ""
 
 
 SCHEMA = Schema(key={"id": "int64 not null"}, value={"body": "string not null"}, times="ms", unique=True)

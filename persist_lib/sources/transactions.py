@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from persist_lib.arguments import parse_flag, parse_integer, parse_text, shown
+from persist_lib.arguments import UNREADABLE, parse_flag, parse_integer, parse_text, shown
 from persist_lib.errors import InvalidUsage
 from persist_lib.kernel.columns import integers, plain
 from persist_lib.kernel.consolidate import consolidate
@@ -257,7 +257,7 @@ def _read(decoder: msgspec.json.Decoder[M], value: bytes) -> M | None:
         found = decoder.decode(value)
         is_wrapped = found.what is None and bytes(found.payload) != b"null"
         return decoder.decode(found.payload) if is_wrapped else found
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+    except UNREADABLE:
         return None
 
 

@@ -14,7 +14,7 @@ from functools import partial
 
 import msgspec
 
-from persist_lib.arguments import parse_integer
+from persist_lib.arguments import UNREADABLE, parse_integer
 from persist_lib.client import Client
 from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
@@ -76,7 +76,7 @@ def lock_of(state: State) -> Lock:
                 found=encoding, known=ENCODING,
             )  # fmt: skip
         return msgspec.json.decode(hold.opaque, type=Lock)
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise Corrupt(
             f"shard {SHARD}: the hold {WRITER!r} has the fencing value {hold.opaque!r}, which is not a lock: {error}. "
             "Something else has set it. Nothing was changed",

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from persist_lib.arguments import UNREADABLE
 from persist_lib.client import Client
 from persist_lib.core.holds import layer_of
 from persist_lib.errors import Corrupt, InvalidName, NewerFormat
@@ -135,7 +136,7 @@ def _decoded(name: str, body: str) -> Record:
             f"stream {name!r} is listed in a form that this release does not know ({error}): a newer one wrote it. "
             "Nothing was touched; upgrade this program",
         ) from error
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise Corrupt(f"shard {SHARD}: what it says of stream {name!r} is not JSON: {error}", key=SHARD) from error
     if not NAME.fullmatch(record.unsealed):
         raise Corrupt(f"shard {SHARD}: stream {name!r} has a shard {record.sealed!r}, which is not a name", key=SHARD)

@@ -78,7 +78,7 @@ class Entry:
         if self._rows is None:
             try:
                 self._rows = unpacked(self.data)
-            except pa.ArrowInvalid as error:
+            except Corrupt as error:
                 raise Corrupt(f"a row of the WAL at {self.time} for table {self.table} does not decode") from error
         found = self._rows
         if found.nbytes > len(self.data):

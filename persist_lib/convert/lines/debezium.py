@@ -20,6 +20,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from persist_lib.arguments import UNREADABLE
 from persist_lib.convert.lines.file_columns import Reading, Refused, Sifted, sift, without_nulls
 from persist_lib.convert.lines.json_lines import JsonLines
 from persist_lib.errors import InvalidUsage
@@ -80,7 +81,7 @@ def parse_change(line: bytes) -> Change | None:
             change = _changes.decode(change.payload)
     except UnicodeDecodeError as error:
         raise Refused(f"this is not UTF-8: {error.reason}") from error
-    except (msgspec.DecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise Refused(str(error)) from error
     if change is None or change.op == "m":
         return None

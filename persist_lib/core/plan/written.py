@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from persist_lib.arguments import shown
+from persist_lib.arguments import UNREADABLE, shown
 from persist_lib.core.cost import S3_LIST, Cost
 from persist_lib.core.duties import DUTIES
 from persist_lib.core.holds import newest_time
@@ -208,7 +208,7 @@ def parse_plan(text: object) -> Plan:
                 found=head.format, known=WITH_PENDING,
             )  # fmt: skip
         plan = msgspec.json.decode(text, type=Plan)
-    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+    except (*UNREADABLE, UnicodeEncodeError) as error:
         raise InvalidUsage(f"this is no plan of `persist maintain --plan`: {error}. Nothing was done") from error
     _check(plan)
     return plan

@@ -149,7 +149,7 @@ class DiskRecords:
             return int(json.loads(path.read_bytes())["last"])
         except FileNotFoundError:
             return 0
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise Corrupt(
                 f"{path} is damaged: {error}. It says where the log ended. {REPAIR}", key=str(path)
             ) from error

@@ -215,7 +215,7 @@ class ObjectRecords:
         try:
             hint = json.loads(found[0])
             tail = Tail(int(hint["last"]), bytes.fromhex(hint["digest"]), int(hint["epoch"]))
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise Corrupt(f"{HINT} of {self._where} is damaged: {error}. It may be deleted", key=HINT) from error
         label = self._head(Key(EVENTS, tail.last, 0))
         if label is None:

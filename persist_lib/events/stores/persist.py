@@ -19,6 +19,7 @@ import msgspec
 import pyarrow as pa
 
 import persist_lib.client as clients
+from persist_lib.arguments import UNREADABLE
 from persist_lib.catalog.effects import check_free
 from persist_lib.core import commands as c
 from persist_lib.core.state import State
@@ -75,7 +76,7 @@ def lock_of(state: State, where: str) -> Lock | None:
         if version > FORMAT:
             raise newer(where, version)
         return msgspec.json.decode(hold.opaque, type=Lock)
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise Corrupt(
             f"{where}: its hold {HOLD!r} has the fencing value {hold.opaque!r}: {error}", key=where
         ) from error

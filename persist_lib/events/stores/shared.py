@@ -72,7 +72,7 @@ def open_meta(data: bytes, where: str) -> bytes:
     try:
         found = json.loads(data)
         version, log = found["events"], bytes.fromhex(found["log"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise Corrupt(
             f"{where} is no event log, or damaged: what it says of itself is not as it was written ({error}). Nothing "
             "was changed",
@@ -97,7 +97,7 @@ def parse_epoch(data: bytes | None, where: str) -> int:
     """The newest epoch of a log, as its record says; 0 where there is none yet. Raises Corrupt."""
     if data is None:
         return 0
-    if not data.isdigit():
+    if not data.isdigit() or len(data) > 20:
         raise Corrupt(f"{where} is damaged: its epoch is {bytes(data[:20])!r}. Restore it from a copy", key=where)
     return int(data)
 

@@ -12,7 +12,7 @@ import lzma
 import zlib
 from collections.abc import Callable, Iterator
 from io import BytesIO
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -31,6 +31,10 @@ SYNC = 16
 LONGEST_HEAD = 16 * MIB
 LONGEST_BLOCK = 256 * MIB
 KEPT = 1024
+UNPACKING = 256 * MIB
+"""The most memory that a block of xz may ask for beside what it makes."""
+RECORDS_MOST = 1 << 20
+"""How many records without a byte a block may begin with."""
 _SCHEMA = pa.schema(
     [pa.field("address", pa.uint64(), False), ("value", pa.binary()), ("header", pa.dictionary(pa.int8(), pa.string())),
      ("problem", pa.string())]
@@ -196,14 +200,18 @@ def _table(data: Bytes, head: Head, block: Block, at: int) -> pa.Table:
     except (Refused, zlib.error, lzma.LZMAError, OSError, ValueError, EOFError, pa.ArrowException) as error:
         return _messages(at, pa.array([b""], pa.binary()), head.schema, [f"the block is damaged: {error}"[:500]])
     stream, places = BytesIO(payload), [0]
-    problems: list[str | None] = [None] * block.records
+    problems: list[str | None] = []
     for number in range(block.records):
         try:
+            # A record may have no bytes at all, so that a count alone could ask for any number of them.
+            if number >= RECORDS_MOST and not places[-1]:
+                raise Refused(f"it has {block.records} records without a byte")
             read_from(stream, writer)
         except Refused as refused:
-            problems = [*problems[:number], f"record {number} of {block.records}, and those after it: {refused}"]
+            problems.append(f"record {number} of {block.records}, and those after it: {refused}"[:500])
             places.append(len(payload))
             break
+        problems.append(None)
         places.append(stream.tell())
     offsets = np.array(places, np.int32)
     values = pa.Array.from_buffers(
@@ -217,6 +225,16 @@ def _messages(at: int, values: pa.Array, schema: str, problems: list[str | None]
     header = pa.DictionaryArray.from_arrays(array_of(np.zeros(count, np.int8)), pa.array([schema], pa.string()))
     addresses = array_of(np.full(count, at, np.uint64))
     return pa.table([addresses, values, header, pa.array(problems, pa.string())], schema=_SCHEMA)
+
+
+def _within(unpacker: Any, data: bytes) -> bytes:
+    """What zlib's, bz2's or lzma's unpacker makes of all of the data. Raises Refused where it is too much."""
+    found: bytes = unpacker.decompress(data, LONGEST_BLOCK + 1)
+    if len(found) > LONGEST_BLOCK:
+        raise Refused("it is too large when it is unpacked")
+    if not unpacker.eof:
+        raise Refused("it is cut")
+    return found
 
 
 def _snappy(data: bytes) -> bytes:
@@ -239,10 +257,14 @@ def _fitting(size: int) -> int:
 
 
 def _zstandard(data: bytes) -> bytes:
-    return bytes(pa.CompressedInputStream(pa.BufferReader(data), "zstd").read())
+    found = pa.CompressedInputStream(pa.BufferReader(data), "zstd").read(LONGEST_BLOCK + 1)
+    _fitting(len(found))
+    return bytes(found)
 
 
 CODECS: dict[str, Callable[[bytes], bytes]] = {
-    "null": bytes, "deflate": lambda data: zlib.decompress(data, -15), "snappy": _snappy, "zstandard": _zstandard,
-    "bzip2": bz2.decompress, "xz": lzma.decompress,
+    "null": bytes, "snappy": _snappy, "zstandard": _zstandard,
+    "deflate": lambda data: _within(zlib.decompressobj(-15), data),
+    "bzip2": lambda data: _within(bz2.BZ2Decompressor(), data),
+    "xz": lambda data: _within(lzma.LZMADecompressor(memlimit=UNPACKING), data),
 }  # fmt: skip

@@ -105,7 +105,10 @@ class Kafka(
 
 def parse_kafka_url(url: str) -> Kafka:
     """The topics of `kafka://host:9092,other:9092/topic,other?option=value`. Raises InvalidUsage."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise InvalidUsage(f"Kafka's topics are given as kafka://host:9092/topic: got {shown(url)}: {error}") from error
     if parts.scheme != "kafka" or not parts.netloc or not parts.path.strip("/") or parts.fragment:
         raise InvalidUsage(f"Kafka's topics are given as kafka://host:9092/topic: got {shown(url)}")
     if "@" in parts.netloc:

@@ -21,8 +21,9 @@ from persist_lib.sources.agreed_value import Choices
 from persist_lib.sources.postgres import server, snapshot
 from persist_lib.sources.postgres.columns import changed
 from persist_lib.sources.postgres.kind import Postgres
+from persist_lib.sources.postgres.log_messages import Transaction
 from persist_lib.sources.postgres.server import Table, asking, lsn_text, parse_lsn, slot_of
-from persist_lib.sources.postgres.stream import TABLE_BYTES, Stream, Transaction, Wire, messages_of
+from persist_lib.sources.postgres.stream import TABLE_BYTES, Stream, Wire, messages_of
 from persist_lib.sources.protocol import START, Mark, Patience
 from persist_lib.sources.records import Known
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 import select
 import struct
 from collections.abc import Iterator, Mapping
-from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import psycopg
@@ -20,10 +19,10 @@ from psycopg import generators
 from psycopg.pq import ExecStatus
 
 from persist_lib.config import MIB
-from persist_lib.errors import Corrupt, Gone
+from persist_lib.errors import Gone
 from persist_lib.kernel.columns import array_of
-from persist_lib.sources.postgres.columns import Column, Header
 from persist_lib.sources.postgres.kind import Postgres
+from persist_lib.sources.postgres.log_messages import LogMessages, Transaction
 from persist_lib.sources.postgres.server import (
     Table,
     asking,
@@ -36,12 +35,6 @@ from persist_lib.sources.postgres.server import (
 )
 from persist_lib.sources.protocol import ADDRESS, VALUE
 
-_BEGIN = struct.Struct(">Qqi")
-_COMMIT = struct.Struct(">BQQq")
-_LONG, _SHORT = struct.Struct(">I"), struct.Struct(">H")
-PAYLOAD = 25
-"""Where the message is, behind its place and time."""
-CHANGES = b"IUD"
 STATUS = struct.Struct(">cQQQqB")
 TABLE_BYTES = 8 * MIB
 
@@ -112,32 +105,24 @@ class Wire:
         return bool(select.select([self._pg.socket], [], [], wait_s)[0])
 
 
-class Transaction(NamedTuple):
-    """The changes of the table in one transaction. `end` is the first place behind its commit."""
-
-    address: int
-    end: int
-    values: list[bytes]
-    headers: list[str]
-    size: int
-
-
 class Stream:
-    """The log from a place on. `reached`: all transactions that committed before that place were given."""
+    """The log from a place on."""
 
     def __init__(
         self, declared: Postgres, id_: str, table: Table, start: int, numbers: Mapping[str, int] | None = None
     ) -> None:
-        self._oid, self._numbers = table.oid, numbers or {}
-        self.reached = start
-        self._header: str | None = None
-        self._open: tuple[int, list[bytes], list[str]] | None = None
+        self._log = LogMessages(table.oid, start, numbers or {})
         self._wire = Wire(declared)
         try:
             self._begin(declared, id_, start)
         except BaseException:
             self._wire.close()
             raise
+
+    @property
+    def reached(self) -> int:
+        """All transactions that committed before this place were given."""
+        return self._log.reached
 
     def _begin(self, declared: Postgres, id_: str, start: int) -> None:
         wire, slot = self._wire, slot_of(id_)
@@ -167,61 +152,11 @@ class Stream:
         """
         self._wire.report(self.reached, asks=asks)
         for data in self._wire.receive(wait_s):
-            if data[0] == ord("k"):
-                if self._open is None:
-                    self.reached = max(self.reached, int.from_bytes(data[1:9], "big"))
-            elif data[0] == ord("w") and (done := self._message(data[PAYLOAD:])) is not None:
-                self.reached = max(self.reached, done.end)
-                if done.values:
-                    yield done
+            if (done := self._log.take(data)) is not None and done.values:
+                yield done
 
     def close(self) -> None:
         self._wire.close()
-
-    def _message(self, message: bytes) -> Transaction | None:
-        kind = message[:1]
-        if kind == b"B":
-            self._open = (_BEGIN.unpack_from(message, 1)[0], [], [])
-        elif kind == b"C":
-            _, commit, end, _ = _COMMIT.unpack_from(message, 1)
-            if self._open is None or self._open[0] != commit:
-                raise Corrupt("a transaction ends that did not begin", key="pgoutput", expected=None, actual=commit)
-            _, values, headers = self._open
-            self._open = None
-            return Transaction(commit, end, values, headers, sum(map(len, values)))
-        elif kind == b"R":
-            if _LONG.unpack_from(message, 1)[0] == self._oid:
-                self._header = _relation(message, self._numbers).text()
-        elif self._open is not None and self._is_ours(kind, message):
-            if self._header is None:
-                raise Corrupt("a change comes without its columns", key="pgoutput", expected="R", actual=kind)
-            self._open[1].append(message)
-            self._open[2].append(self._header)
-        return None
-
-    def _is_ours(self, kind: bytes, message: bytes) -> bool:
-        if kind in CHANGES:
-            return int(_LONG.unpack_from(message, 1)[0]) == self._oid
-        if kind != b"T":
-            return False
-        (count,) = _LONG.unpack_from(message, 1)
-        return self._oid in struct.unpack_from(f">{count}I", message, 6)
-
-
-def _relation(message: bytes, numbers: Mapping[str, int]) -> Header:
-    """What a message says of the columns of a table, which it has in the order of their numbers."""
-    at = message.index(b"\0", message.index(b"\0", 5) + 1) + 2
-    (count,) = _SHORT.unpack_from(message, at)
-    at += 2
-    columns = []
-    for _ in range(count):
-        end = message.index(b"\0", at + 1)
-        type_, modifier = struct.unpack_from(">Ii", message, end + 1)
-        columns.append(Column(message[at + 1 : end].decode(), type_, modifier, bool(message[at] & 1)))
-        at = end + 9
-    known = [(numbers[column.name], column.name) for column in columns if column.name in numbers]
-    moved = next((f"{one[1]} and {other[1]}" for one, other in pairwise(known) if one > other), "")
-    return Header(tuple(columns), moved=moved)
 
 
 def messages_of(transactions: list[Transaction]) -> Iterator[pa.Table]:

@@ -24,6 +24,8 @@ Rows = npt.NDArray[np.int64]
 INSERT, UPDATE, DELETE, TRUNCATE = b"IUDT"
 KEY, OLD, NEW, TEXT, NULL, UNCHANGED = b"KONtnu"
 SLICE_BYTES = 16 << 20
+SHORTEST = 6
+"""A kind, the table's id, and one byte more, at least."""
 
 
 class Texts(NamedTuple):
@@ -58,15 +60,12 @@ def copied_texts(values: pa.Array, columns: int) -> Texts:
     count, offsets = len(values), _offsets(values)
     names = [str(n) for n in range(columns)]
     data = values.buffers()[2].slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
-    table = pcsv.read_csv(
-        io.BytesIO(data),
-        read_options=pcsv.ReadOptions(column_names=names, block_size=len(data) + 1, use_threads=False),
-        parse_options=pcsv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False),
-        convert_options=pcsv.ConvertOptions(
-            column_types=dict.fromkeys(names, pa.large_binary()), null_values=[""], strings_can_be_null=True,
-            quoted_strings_can_be_null=False, check_utf8=False,
-        ),
-    )  # fmt: skip
+    try:
+        table = _read_copied(data, names)
+    except pa.ArrowException as error:
+        raise Corrupt(
+            f"copied rows do not have {columns} columns: {error}", key="snapshot", expected=columns, actual=str(error)
+        ) from error
     if table.num_rows != count:
         raise Corrupt(
             f"{count} copied rows make {table.num_rows}", key="snapshot", expected=count, actual=table.num_rows
@@ -78,12 +77,26 @@ def copied_texts(values: pa.Array, columns: int) -> Texts:
     return Texts(yes, no, no, no, new, [no] * columns, [nothing] * columns)
 
 
+def _read_copied(data: pa.Buffer, names: list[str]) -> pa.Table:
+    return pcsv.read_csv(
+        io.BytesIO(data),
+        read_options=pcsv.ReadOptions(column_names=names, block_size=len(data) + 1, use_threads=False),
+        parse_options=pcsv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False),
+        convert_options=pcsv.ConvertOptions(
+            column_types=dict.fromkeys(names, pa.large_binary()), null_values=[""], strings_can_be_null=True,
+            quoted_strings_can_be_null=False, check_utf8=False,
+        ),
+    )  # fmt: skip
+
+
 def changed_texts(values: pa.Array, columns: int) -> Texts:
     """The columns of messages of pgoutput. Raises Corrupt for anything else."""
     offsets = _offsets(values)
+    starts = offsets[:-1]
+    if (offsets[1:] - starts < SHORTEST).any():
+        raise _corrupt("a message that is cut")
     buffer = values.buffers()[2]
     data = np.frombuffer(buffer, np.uint8)
-    starts = offsets[:-1]
     kind = data[starts]
     has_new, is_update, empties = np.isin(kind, [INSERT, UPDATE]), kind == UPDATE, kind == TRUNCATE
     mark = data[np.minimum(starts + 5, len(data) - 1)]
@@ -95,7 +108,7 @@ def changed_texts(values: pa.Array, columns: int) -> Texts:
     new_at = starts + 6
     new_at[which] = old.end + 1
     changed = np.flatnonzero(has_new)
-    if not (data[new_at[changed] - 1] == NEW).all():
+    if not (data[np.minimum(new_at[changed] - 1, len(data) - 1)] == NEW).all():
         raise _corrupt("a message without a new row")
     new = _tuples(data, new_at[changed], columns)
     ends = np.concatenate([new.end, old.end[kind[which] == DELETE]])

@@ -1,0 +1,109 @@
+"""The messages of a slot's stream, one after the other, as transactions of one table. Pure.
+
+Each comes as the server's protocol has it: a kind, and for a message of pgoutput its place and time before it. What is
+not as the protocol says is Corrupt, and nothing of the transaction that is open then is given.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import NamedTuple
+
+from persist_lib.errors import Corrupt
+from persist_lib.sources.postgres.columns import Column, Header
+
+_BEGIN = struct.Struct(">Qqi")
+_COMMIT = struct.Struct(">BQQq")
+_LONG, _SHORT = struct.Struct(">I"), struct.Struct(">H")
+PAYLOAD = 25
+"""Where the message is, behind its place and time."""
+CHANGES = b"IUD"
+
+
+class Transaction(NamedTuple):
+    """The changes of the table in one transaction. `end` is the first place behind its commit."""
+
+    address: int
+    end: int
+    values: list[bytes]
+    headers: list[str]
+    size: int
+
+
+class LogMessages:
+    """What a stream has said. `reached`: all transactions that committed before that place were given.
+
+    `oid` is the table's id, and `numbers` are those of its columns by their names.
+    """
+
+    def __init__(self, oid: int, start: int, numbers: Mapping[str, int]) -> None:
+        self._oid, self._numbers = oid, numbers
+        self.reached = start
+        self._header: str | None = None
+        self._open: tuple[int, list[bytes], list[str]] | None = None
+
+    def take(self, data: bytes) -> Transaction | None:
+        """Take one message, and answer the transaction that ends with it. Raises Corrupt for anything else."""
+        try:
+            return self._take(data)
+        except (struct.error, IndexError, ValueError) as error:  # cut short, or a text that is no UTF-8
+            raise Corrupt(
+                f"a message of PostgreSQL's log cannot be read: {error}. Nothing of its transaction was written",
+                key="pgoutput", expected="pgoutput", actual=data[:PAYLOAD],
+            ) from error  # fmt: skip
+
+    def _take(self, data: bytes) -> Transaction | None:
+        if data[0] == ord("k"):
+            if self._open is None:
+                self.reached = max(self.reached, int.from_bytes(data[1:9], "big"))
+        elif data[0] == ord("w") and (done := self._message(data[PAYLOAD:])) is not None:
+            self.reached = max(self.reached, done.end)
+            return done
+        return None
+
+    def _message(self, message: bytes) -> Transaction | None:
+        kind = message[:1]
+        if kind == b"B":
+            self._open = (_BEGIN.unpack_from(message, 1)[0], [], [])
+        elif kind == b"C":
+            _, commit, end, _ = _COMMIT.unpack_from(message, 1)
+            if self._open is None or self._open[0] != commit:
+                raise Corrupt("a transaction ends that did not begin", key="pgoutput", expected=None, actual=commit)
+            _, values, headers = self._open
+            self._open = None
+            return Transaction(commit, end, values, headers, sum(map(len, values)))
+        elif kind == b"R":
+            if _LONG.unpack_from(message, 1)[0] == self._oid:
+                self._header = _relation(message, self._numbers).text()
+        elif self._open is not None and self._is_ours(kind, message):
+            if self._header is None:
+                raise Corrupt("a change comes without its columns", key="pgoutput", expected="R", actual=kind)
+            self._open[1].append(message)
+            self._open[2].append(self._header)
+        return None
+
+    def _is_ours(self, kind: bytes, message: bytes) -> bool:
+        if kind in CHANGES:
+            return int(_LONG.unpack_from(message, 1)[0]) == self._oid
+        if kind != b"T":
+            return False
+        (count,) = _LONG.unpack_from(message, 1)
+        return self._oid in struct.unpack_from(f">{count}I", message, 6)
+
+
+def _relation(message: bytes, numbers: Mapping[str, int]) -> Header:
+    """What a message says of the columns of a table, which it has in the order of their numbers."""
+    at = message.index(b"\0", message.index(b"\0", 5) + 1) + 2
+    (count,) = _SHORT.unpack_from(message, at)
+    at += 2
+    columns = []
+    for _ in range(count):
+        end = message.index(b"\0", at + 1)
+        type_, modifier = struct.unpack_from(">Ii", message, end + 1)
+        columns.append(Column(message[at + 1 : end].decode(), type_, modifier, bool(message[at] & 1)))
+        at = end + 9
+    known = [(numbers[column.name], column.name) for column in columns if column.name in numbers]
+    moved = next((f"{one[1]} and {other[1]}" for one, other in pairwise(known) if one > other), "")
+    return Header(tuple(columns), moved=moved)
