@@ -23,7 +23,7 @@ HEAVY := spark or dagster or torture
 # Where such tests are: to collect all others as well takes a minute a part. A test looks that no other folder has any.
 HEAVY_FOLDERS := tests/bench tests/docs tests/faults tests/integration tests/orchestration tests/spark tests/torture tests/unit/jobs tests/wheels
 
-.PHONY: help setup lint look check format test torture transfers handovers takeovers event-kills servers served-models serve kafka pending events powercut sim models faults interrupts spark-kills sink-kills source-kills cluster-kills long-history tpch size skew left-alone demo demo-s3 dev ui bench docs docs-serve pythons airflow wheels lock clean
+.PHONY: help setup lint look check format test fuzz torture transfers handovers takeovers event-kills servers served-models serve kafka pending events powercut sim models faults interrupts spark-kills sink-kills source-kills cluster-kills long-history tpch size skew left-alone demo demo-s3 dev ui bench docs docs-serve pythons airflow wheels lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -100,6 +100,16 @@ nightly: $(PROJECT) ## everything at full counts, with one report at the end, an
 
 reliability: ## docs/reliability.md and the README's line, of what `make nightly` counted
 	scripts/reliability
+
+FUZZER := .venv/fuzz/.packages
+
+# In a folder that only this process sees, as nothing else needs it.
+$(FUZZER): $(PROJECT) requirements/fuzz.txt
+	.venv/bin/uv pip install --quiet --no-deps --require-hashes --target .venv/fuzz -r requirements/fuzz.txt
+	@touch $@
+
+fuzz: $(FUZZER) ## every decoder of foreign bytes by coverage, SECONDS_EACH=60: TARGETS="json-messages part"
+	PYTHONPATH=$(CURDIR):$(CURDIR)/.venv/fuzz $(PYTHON_IN_VENV) -m tests.fuzz.run --seconds $(or $(SECONDS_EACH),60) $(TARGETS)
 
 torture: $(PROJECT) ## kill processes at random points, KILLS=1000 times
 	PERSIST_TORTURE_KILLS=$(or $(KILLS),1000) $(PYTEST) -m torture --timeout=0
@@ -250,6 +260,7 @@ lock: ## pin requirements/*.txt anew after a change of ranges (UPGRADE=1: the ne
 		-o requirements/dev.txt
 	$(COMPILE) requirements/ducklake.in -o requirements/ducklake.txt
 	$(COMPILE) requirements/readers.in -o requirements/readers.txt
+	$(COMPILE) requirements/fuzz.in -o requirements/fuzz.txt
 	$(COMPILE) requirements/airflow.in -o requirements/airflow.txt
 	$(COMPILE) --constraint requirements/dev.txt pyproject.toml requirements/docs.in -o requirements/docs.txt
 

@@ -160,6 +160,21 @@ RAW: Mapping[str, Raw] = {
 }
 
 
+NUMBERS_BELOW = 1 << 63
+"""What every store takes as a number."""
+
+
+def _check_numbers(given: Any) -> None:
+    """Raise InvalidUsage for a number in a call that no log has, and some store would fail at."""
+    if isinstance(given, int) and not 0 <= given < NUMBERS_BELOW:
+        raise InvalidUsage(f"{given} is no number of a row, or of rows. Nothing was done")
+    if isinstance(given, dict):
+        given = given.values()
+    if isinstance(given, Iterable) and not isinstance(given, (str, bytes)):
+        for one in given:
+            _check_numbers(one)
+
+
 class Answers:
     """Waits in one event loop. `of` is called there; answers come from any thread."""
 
@@ -299,6 +314,7 @@ class Calls:
 
     async def _raw(self, name: str, raw: Raw, given: Any, timeout_s: float, caller: Caller, size: int) -> Any:
         await self._check(caller, [(shard, raw.needed, f"{name} the log of") for shard in raw.shards(given)])
+        _check_numbers(given)
         deadline = self._runtime.deadline(timeout_s)
         call = partial(raw.call, self._consensus, given)
         with self._taken(caller, 1, size):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import logging
 import os
 import re
 import sys
@@ -48,7 +49,15 @@ def fuzz(target: Target, seconds: int, log: Path) -> int:
     with log.open("wb") as out:
         os.dup2(out.fileno(), 1)
         os.dup2(out.fileno(), 2)
-    atheris.Setup(words, lambda data: check(target, data) and None)
+
+    def one(data: bytes) -> None:
+        try:
+            check(target, data)
+        except BaseException:
+            (PLACE / "found" / f"{target.name}-{hashlib.sha256(data).hexdigest()[:16]}").write_bytes(data)
+            raise
+
+    atheris.Setup(words, one)
     atheris.Fuzz()
     os._exit(0)
 
@@ -93,6 +102,7 @@ def main(words: list[str]) -> int:
         return 0
     import atheris  # noqa: PLC0415 - only where it is fuzzed
 
+    logging.disable(logging.INFO)  # a line for each module
     with atheris.instrument_imports(include=list(INSTRUMENTED)):
         from tests.fuzz.table import TARGETS  # noqa: PLC0415 - its imports are instrumented
     return 1 if run([TARGETS[name] for name in asked.names or TARGETS], asked.seconds) else 0

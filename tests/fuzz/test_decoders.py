@@ -10,6 +10,7 @@ import lzma
 import os
 import struct
 import time
+import tracemalloc
 import zlib
 from collections.abc import Callable
 from random import Random
@@ -155,10 +156,14 @@ PACKERS: dict[str, Callable[[bytes], bytes]] = {
 @pytest.mark.parametrize("codec", PACKERS)
 def test_a_block_of_avro_that_unpacks_to_too_much_is_bad(codec: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(container, "LONGEST_BLOCK", 1 << 20)
-    whole: object = foreign.Whole(_blocks(codec, PACKERS[codec](bytes(2 << 20))))
+    whole: object = foreign.Whole(_blocks(codec, PACKERS[codec](bytes(32 << 20))))
+    tracemalloc.start()
     (table,) = container.messages_of(container.Bytes(whole), 0, len(whole.data))  # type: ignore[arg-type, attr-defined]
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
     (problem,) = table.column("problem").to_pylist()
-    assert "damaged" in problem
+    assert "too large" in problem
+    assert most < 16 << 20  # of it xz has 8 MiB for itself
     right: object = foreign.Whole(_blocks(codec, PACKERS[codec](foreign.datum(b"x" * 5, "bytes"))))
     (table,) = container.messages_of(container.Bytes(right), 0, len(right.data))  # type: ignore[arg-type, attr-defined]
     assert table.column("problem").to_pylist() == [None]
@@ -179,6 +184,8 @@ def test_a_change_of_postgresql_that_is_cut_is_damage(data: bytes) -> None:
     whole = foreign.PG[0]
     with pytest.raises(Corrupt):
         TARGETS["pgoutput-changes"].decode((data or whole[:3]) + CUT + whole)
+    with pytest.raises(Corrupt):
+        TARGETS["pgoutput-changes"].decode(data)
 
 
 @pytest.mark.parametrize("kind", [b"B", b"C", b"R", b"T", b"I"])
