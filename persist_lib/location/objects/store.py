@@ -227,8 +227,8 @@ class CloudObjects(ABC):
             self.observe(int(parsedate_to_datetime(date).timestamp() * 1000))
 
     def _timeouts(self) -> tuple[float, float]:
-        """Seconds to wait for a connection and for an answer: as long as the caller's deadline allows."""
-        answer_s = max(LEAST_S, patience_s(self._answer_s))
+        """Seconds to wait for a connection and for an answer."""
+        answer_s = max(LEAST_S, min(one_answer_s(self._answer_s), patience_s(self._answer_s)))
         return min(CONNECT_S, answer_s), answer_s
 
     def _ca(self) -> str | None:
@@ -236,6 +236,15 @@ class CloudObjects(ABC):
         if ca is not None and not Path(ca).exists():
             raise InvalidUsage(f"there is no file {ca}; ?ca= names the certificates of authorities (PEM)")
         return ca
+
+
+def one_answer_s(longest_s: float) -> float:
+    """How long to wait for one answer: the greatest power of two (in seconds) within the caller's deadline, or 1.
+
+    So an answer that is lost does not take all of the time, and the request is sent again in the rest. These are few
+    values, as some clients are made for one.
+    """
+    return min(longest_s, float(2 ** max(0, int(patience_s(longest_s)).bit_length() - 1)))
 
 
 def is_distrusted(error: BaseException | None, kinds: tuple[type[BaseException], ...] = ()) -> bool:

@@ -30,9 +30,15 @@ from botocore.loaders import create_loader
 from urllib3.util.ssl_match_hostname import CertificateError
 
 from persist_lib.errors import Determinate, Indeterminate, InvalidUsage, NotFound, PersistError
-from persist_lib.location.objects.store import ANSWER_S, CONNECT_S, CONNECTIONS, PerProcess, is_distrusted
+from persist_lib.location.objects.store import (
+    ANSWER_S,
+    CONNECT_S,
+    CONNECTIONS,
+    PerProcess,
+    is_distrusted,
+    one_answer_s,
+)
 from persist_lib.location.objects.target import Target
-from persist_lib.location.wrap.deadline import patience_s
 from persist_lib.location.wrap.metering import requested
 from persist_lib.location.wrap.spending import DELETES, GETS, LISTS, PUTS
 
@@ -53,7 +59,7 @@ class Clients:
 
     def get(self) -> Any:
         """Return a client that waits for an answer about as long as the caller's deadline allows."""
-        return self._made.get(min(self._answer_s, 2 ** max(0, int(patience_s(self._answer_s)).bit_length() - 1)))
+        return self._made.get(one_answer_s(self._answer_s))
 
     def close(self) -> None:
         self._made.close()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import os
 import threading
 import time
@@ -27,7 +28,7 @@ from persist_lib.ids import SeqNo
 from persist_lib.location.api import Entry, Row
 from persist_lib.location.objects.blob import ObjectsBlob, enter
 from persist_lib.location.objects.consensus import ObjectsConsensus
-from persist_lib.location.objects.store import CloudObjects, Listing, objects_at, objects_of
+from persist_lib.location.objects.store import ANSWER_S, CloudObjects, Listing, objects_at, objects_of
 from persist_lib.location.objects.target import CLOUDS, parse_url
 from persist_lib.location.scheme import Opening
 from persist_lib.location.wrap.deadline import RetryingBlob, within
@@ -79,6 +80,15 @@ def impatient(url: str) -> CloudObjects:
     objects = objects_at(url)
     objects._answer_s = 1
     return objects
+
+
+@pytest.mark.parametrize("patience_s", [0.4, 1.5, 3.0, 10.0, 300.0])
+def test_an_answer_that_is_lost_leaves_time_for_another_request(url: str, patience_s: float) -> None:
+    with contextlib.closing(objects_at(url)) as objects:
+        waits_s = within(Runtime().deadline(patience_s), objects._timeouts)[1]
+        assert waits_s <= min(patience_s, ANSWER_S)
+        assert patience_s < 1 or waits_s == 2 ** int(math.log2(min(patience_s, ANSWER_S)))
+        assert not 1 < patience_s < ANSWER_S or waits_s < patience_s
 
 
 @pytest.mark.parametrize("fault", [*Fault])
