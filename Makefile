@@ -23,7 +23,7 @@ HEAVY := spark or dagster or torture
 # Where such tests are: to collect all others as well takes a minute a part. A test looks that no other folder has any.
 HEAVY_FOLDERS := tests/bench tests/docs tests/faults tests/integration tests/orchestration tests/spark tests/torture tests/unit/jobs tests/wheels
 
-.PHONY: help setup lint look check format test fuzz torture transfers handovers takeovers event-kills servers served-models serve kafka pending events powercut sim models faults interrupts spark-kills sink-kills source-kills cluster-kills long-history tpch size skew left-alone demo demo-s3 dev ui bench docs docs-serve pythons airflow wheels lock clean
+.PHONY: help setup lint look check format test fuzz torture transfers handovers takeovers event-kills servers served-models serve kafka pending events powercut sim models faults interrupts spark-kills sink-kills source-kills cluster-kills long-history tpch size skew left-alone demo demo-s3 dev ui bench docs docs-serve pythons airflow sbom wheels lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -244,6 +244,9 @@ airflow: $(AIRFLOW) ## the DAGs of examples/airflow run by a real scheduler, in 
 
 pythons: $(PROJECT) ## the fast tests on other Pythons: PYTHONS="python3.12 /path/to/python3.13"
 	scripts/pythons $(or $(PYTHONS),python3.12 python3.13)
+
+sbom: $(PROJECT) ## build/sbom.json: what the software is made of, by the pinned requirements (CycloneDX)
+	$(PYTHON_IN_VENV) scripts/sbom.py
 
 wheels: $(PROJECT) ## both distributions as wheels and sdists in dist/: persist-lib, and persist-pipeline with jobs and orchestration
 	rm -rf dist && scripts/wheels dist && ls dist/*

@@ -176,7 +176,7 @@ def page(port: int, data: bytes) -> bytes:
 
 
 def test_any_request_for_a_page_has_a_clean_status_or_none(site: Site) -> None:
-    """A request that is none has no answer, and no other one waits for it."""
+    """What is not a request has no answer, and no other one waits for it."""
     port = site.server.http_port
     met = set()
     for data in [*PAGES, *mutated(PAGES, 5 * COUNT, Random(seed()))]:
