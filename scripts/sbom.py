@@ -71,10 +71,10 @@ def licence_of(name: str) -> str | None:
         said = importlib.metadata.metadata(name)
     except importlib.metadata.PackageNotFoundError:
         return None
+    written = said.get_all("License-Expression") or []
     classified = [one.rpartition(" :: ")[2] for one in said.get_all("Classifier") or [] if one.startswith("License")]
-    written = said.get("License-Expression") or ""
-    own = (said.get("License") or "").strip().splitlines()
-    return written or (classified[0] if classified else "") or (own[0][:100] if own else "") or None
+    own = [line[:100] for text in said.get_all("License") or [] for line in text.strip().splitlines()[:1]]
+    return next(iter((*written, *classified, *own)), None)
 
 
 def scopes(found: dict[str, Package]) -> dict[str, str]:
