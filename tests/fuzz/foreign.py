@@ -114,6 +114,7 @@ JSON = _joined(
     b'{"id": 3,\n "word": "\\u00e9\\ud83d\\ude00", "at": null, "price": 7, "xs": []}',
 )  # fmt: skip
 CSV = _joined(b"1,a,2026-01-02T03:04:05Z,true", b'2,"a ""quoted"", one",,', b"3,,2026-01-02 03:04:05,0")
+CSV_FILE = b"id,word,at,ok\n" + b"\n".join(CSV[:3]) + b"\n"
 CHANGES = _joined(
     b'{"before":null,"after":{"id":1,"word":"a"},"op":"c","transaction":{"id":"t1","total_order":1}}',
     b'{"payload":{"before":{"id":1},"after":null,"op":"d"},"schema":{}}',
@@ -201,6 +202,30 @@ def _parquet(data: bytes) -> int:
         return count
     finally:
         reader.close()
+
+
+def _lines_of(name: str, decoding: Decoding) -> Callable[[bytes], int]:
+    """A file of lines in a folder that is a source, cut into messages and decoded as rows."""
+    pipeline = Pipeline(decoding, Meaning(), FLAT)
+
+    def decode(data: bytes) -> int:
+        place = _place() / name
+        place.mkdir(exist_ok=True)
+        (place / name).write_bytes(data)
+        reader = Files(place=str(place), format="csv" if "csv" in name else "jsonl").open()
+        try:
+            count = 0
+            for partition, mark in reader.high_watermarks({}, 1 << 20).items():
+                for table in reader.read(partition, START, mark):
+                    whole = table.append_column("_time", table.column("address"))
+                    whole = whole.append_column("partition", pa.array(["a"] * table.num_rows, pa.string()))
+                    pipeline.apply(whole, lambda _: FLAT.contents.empty_table()).output.validate(full=True)
+                    count += table.num_rows
+            return count
+        finally:
+            reader.close()
+
+    return decode
 
 
 def parquet_seeds() -> list[bytes]:
@@ -340,6 +365,9 @@ TARGETS: Sequence[Target] = (
     Target("avro-schema", _schema_text, lambda: [AVRO_TEXT.encode() + CUT + datum(ROWS[1])]),
     Target("avro-file", _container, lambda: [container_of(codec) for codec in ("null", "deflate", "bzip2", "xz")]),
     Target("parquet-file", _parquet, parquet_seeds),
+    Target("file-of-json", _lines_of("a.jsonl", Decoding()), lambda: [b"\n".join(JSON[:2]) + b"\n"]),
+    Target("file-of-csv", _lines_of("a.csv", Decoding(decoder="csv")), lambda: [CSV_FILE]),
+    Target("packed-file-of-csv", _lines_of("a.csv.gz", Decoding(decoder="csv")), lambda: [_gz(CSV_FILE)]),
     Target("gzip-file", _packed(".gz"), lambda: [_gz(b"some text " * 50), _gz(b"a") + _gz(b"b") + bytes(9)],
            errors=(PersistError, DamagedFile)),
     Target("zstd-file", _packed(".zst"), lambda: [pa.compress(b"some text " * 50, "zstd", asbytes=True)],

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import logging
 import os
 import re
 import sys
 import time
+from contextlib import redirect_stderr
+from io import StringIO
 from pathlib import Path
 
 # Arrow's memory by the system's allocator, which gives back what is free: only so is a bound of memory one of use.
@@ -102,8 +103,8 @@ def main(words: list[str]) -> int:
         return 0
     import atheris  # noqa: PLC0415 - only where it is fuzzed
 
-    logging.disable(logging.INFO)  # a line for each module
-    with atheris.instrument_imports(include=list(INSTRUMENTED)):
+    # It writes a line for each module.
+    with redirect_stderr(StringIO()), atheris.instrument_imports(include=list(INSTRUMENTED)):
         from tests.fuzz.table import TARGETS  # noqa: PLC0415 - its imports are instrumented
     return 1 if run([TARGETS[name] for name in asked.names or TARGETS], asked.seconds) else 0
 

@@ -7,6 +7,7 @@ bytes that were written so.
 from __future__ import annotations
 
 import struct
+import tempfile
 import zlib
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from xxhash import xxh3_64_digest
 
 from persist_lib.catalog import records
 from persist_lib.core.budgets import Entry, Spent
@@ -24,6 +26,14 @@ from persist_lib.core.rules import Rule
 from persist_lib.events.api import EVENTS, Held, Key
 from persist_lib.events.log import cut
 from persist_lib.events.record import check_digest, check_place, open_record
+from persist_lib.events.stores.segments import (
+    FRAME,
+    FRAME_BYTES,
+    Segment,
+    encode_frame,
+    encode_header,
+    segment_name,
+)
 from persist_lib.events.stores.shared import open_meta, parse_epoch
 from persist_lib.format import log, pause_list, scrub_marks, survey_cache
 from persist_lib.format.digest import digest
@@ -186,6 +196,35 @@ def _event_seeds() -> list[bytes]:
     return [bytes(put.head) + bytes(put.body) for (put,) in puts]
 
 
+def _segment(data: bytes) -> int:
+    """A file of events as `disk:` has it, behind its head; the digest of the first frame is set right."""
+    folder = _folder()
+    head = FRAME.size
+    if len(data) >= FRAME_BYTES:
+        length = FRAME.unpack_from(data)[2]
+        digest = xxh3_64_digest(data[:head] + data[FRAME_BYTES : FRAME_BYTES + length])
+        data = data[:head] + digest + data[FRAME_BYTES:]
+    path = folder / segment_name(3, 1)
+    path.write_bytes(encode_header(LOG, 3, 1) + data)
+    segment = Segment(path, LOG, 3, 1)
+    try:
+        segment.scan()
+        return sum(held.record.nbytes for held in segment.read(1, 1 << 40))
+    finally:
+        segment.close()
+
+
+@cache
+def _folder() -> Path:
+    return Path(tempfile.mkdtemp(prefix="persist-fuzz-"))
+
+
+def _segment_seeds() -> list[bytes]:
+    puts = [cut(EVENTS, id_, b"event " * id_, log=LOG, epoch=3, previous=bytes(16), limit=None)[0][0] for id_ in (1, 2)]
+    frames = [encode_frame(put, n, is_last=True) + bytes(put.head) + bytes(put.body) for n, put in enumerate(puts)]
+    return [b"", frames[0], b"".join(frames)]
+
+
 def text(data: bytes) -> str:
     """Bytes as a text, as a column of texts gives it."""
     return data.decode(errors="replace")
@@ -223,6 +262,7 @@ TARGETS: Sequence[Target] = (
     Target("packed-table", lambda data: packing.unpacked(data).validate(full=True), lambda: [
         packing.packed(table_of(n)) for n in range(len(SCHEMAS))]),
     Target("event-record", _event, _event_seeds),
+    Target("event-segment", _segment, _segment_seeds),
     Target("event-log-name", lambda data: open_meta(data, "the log"), lambda: [b'{"events": 1, "log": "%016x"}' % 255]),
     Target("event-epoch", lambda data: parse_epoch(data, "the log"), lambda: [b"17"]),
     Target("location-marker", lambda data: check_marker(data, "the location"), lambda: [MARKER_BODY]),
