@@ -22,7 +22,7 @@ from deltalake.transaction import AddAction, RemoveAction, create_table_with_add
 from persist_lib.errors import Corrupt
 from persist_lib.maintain.publish.columns import Columns
 from persist_lib.maintain.publish.files import AS_OF, File, Known
-from persist_lib.maintain.publish.folder import Folder
+from persist_lib.maintain.publish.folder import Folder, reads_metadata
 
 LOG = "_delta_log/"
 NEVER_MS = 2**53
@@ -32,19 +32,27 @@ NEVER_MS = 2**53
 class Delta:
     """One shard's Delta table: what is published, and the next commit of it."""
 
-    def __init__(self, folder: Folder) -> None:
+    @reads_metadata
+    def __init__(self, folder: Folder, *, is_read: bool = True) -> None:
         self._folder = folder
         self._local = tempfile.TemporaryDirectory(prefix="persist-delta-", ignore_cleanup_errors=True)
         self._path = Path(self._local.name)
-        (self._path / LOG).mkdir()
         self._there = set[str]()
+        try:
+            self._table = self._read(folder) if is_read else None
+        except BaseException:
+            self._local.cleanup()
+            raise
+
+    def _read(self, folder: Folder) -> DeltaTable | None:
+        """The table of a copy of the log; None where there is no log."""
+        (self._path / LOG).mkdir()
         for key in sorted(folder.sizes(LOG)):
             name = key.removeprefix(folder.prefix)
             if (data := folder.get(key)) is not None:
                 (self._path / name).write_bytes(data)
                 self._there.add(name)
-        is_table = any(name.endswith(".json") for name in self._there)
-        self._table = DeltaTable(self._local.name) if is_table else None
+        return DeltaTable(self._local.name) if any(name.endswith(".json") for name in self._there) else None
 
     @property
     def place(self) -> str:
@@ -56,13 +64,17 @@ class Delta:
         """The number of the newest version."""
         return "" if self._table is None else str(self._table.version())
 
+    @reads_metadata
     def newest(self) -> Known | None:
         """What the newest version names."""
         if self._table is None:
             return None
         commit: dict[str, Any] = self._table.history(1)[0]
+        if AS_OF not in commit:
+            raise ValueError(f"its version {self.version} does not say as of which time it is")
         return Known(int(commit[AS_OF]), self.version, {file.key: file for file in self._files(self._table)})
 
+    @reads_metadata
     def named(self) -> set[str]:
         """The keys in Blob of all files that any version names."""
         found = set[str]()

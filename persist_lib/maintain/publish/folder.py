@@ -11,14 +11,37 @@ here, and there is nothing else in the folder.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import wraps
+from typing import Any, TypeVar, cast
 
-from persist_lib.errors import Unpublishable
+from persist_lib.errors import Corrupt, PersistError, Unpublishable
 from persist_lib.format.paths import published_prefix
 from persist_lib.location.wrap.around import points_others
 from persist_lib.shard.commit import Machine
 
 COPIES = "_copies/"
+C = TypeVar("C", bound=Callable[..., Any])
+
+
+def reads_metadata(call: C) -> C:
+    """Let a method raise Corrupt for metadata that cannot be read, whatever the format's own library raises for it."""
+
+    @wraps(call)
+    def reading(self: Any, *given: Any, **more: Any) -> Any:
+        try:
+            return call(self, *given, **more)
+        except (PersistError, MemoryError):
+            raise
+        except Exception as error:
+            folder: Folder = self._folder
+            raise Corrupt(
+                f"what is published of shard {folder.machine.shard} cannot be read: {type(error).__name__}: {error}. "
+                "Another program changed it, or it is damaged. Nothing was published; withdraw it, and publish again",
+                key=folder.prefix, actual=str(error),
+            ) from error  # fmt: skip
+
+    return cast("C", reading)
 
 
 class Folder:

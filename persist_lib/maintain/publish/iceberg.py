@@ -45,7 +45,7 @@ from pyiceberg.utils.truncate import truncate_upper_bound_binary_string, truncat
 
 from persist_lib.maintain.publish.columns import Columns
 from persist_lib.maintain.publish.files import AS_OF, File, Known
-from persist_lib.maintain.publish.folder import Folder
+from persist_lib.maintain.publish.folder import Folder, reads_metadata
 from persist_lib.schema.schema import DIFF, TIME
 
 TABLE = "_iceberg/"
@@ -65,11 +65,12 @@ IDS = "persist.columns"
 class Iceberg:
     """One shard's Iceberg table: what is published, and the next commit of it."""
 
-    def __init__(self, folder: Folder) -> None:
+    @reads_metadata
+    def __init__(self, folder: Folder, *, is_read: bool = True) -> None:
         self._folder = folder
         self._hint = folder.get(folder.prefix + HINT)
         self._table: Table | None = None
-        if self._hint is not None:
+        if self._hint is not None and is_read:
             location = f"{folder.address}{METADATA}{self._hint.decode()}.metadata.json"
             metadata = FromInputFile.table_metadata(_Input(folder, location))
             if metadata.location == self.place:  # paths are absolute: in a place that was moved, a table begins
@@ -85,6 +86,7 @@ class Iceberg:
         """What reads exactly this, whatever comes later: the address of the newest metadata."""
         return "" if self._table is None else self._table.metadata_location
 
+    @reads_metadata
     def newest(self) -> Known | None:
         """What the newest snapshot names."""
         snapshot = None if self._table is None else self._table.current_snapshot()
@@ -93,11 +95,13 @@ class Iceberg:
         as_of = int(str(snapshot.summary[AS_OF])) if snapshot.summary else 0
         return Known(as_of, str(snapshot.snapshot_id), {file.key: file for file in self._files_of(snapshot)})
 
+    @reads_metadata
     def named(self) -> set[str]:
         """The keys in Blob of all files that any snapshot names."""
         snapshots = [] if self._table is None else self._table.metadata.snapshots
         return {file.key for snapshot in snapshots for file in self._files_of(snapshot)}
 
+    @reads_metadata
     def names(self) -> dict[str, str]:
         """Whose column each name in the files is, as far as files are published."""
         ids = {number: id_ for id_, number in self._ids().items()}

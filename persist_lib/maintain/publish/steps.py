@@ -110,9 +110,9 @@ def parse_format(as_: object) -> Format:
     return as_
 
 
-def _table(folder: Folder, format_: Format) -> _Table:
+def _table(folder: Folder, format_: Format, *, is_read: bool = True) -> _Table:
     module = with_extra(f"persist_lib.maintain.publish.{format_}", f"a publication as {format_}", "publish")
-    table: _Table = getattr(module, format_.capitalize())(folder)
+    table: _Table = getattr(module, format_.capitalize())(folder, is_read=is_read)
     return table
 
 
@@ -411,7 +411,7 @@ def withdraw(machine: Machine, format_: Format, *, dry_run: bool = False) -> Wit
     if not isinstance(taken, Committed):
         raise machine.refused(taken)
     folder = Folder(machine)
-    with closing(_table(folder, format_)) as table:
+    with closing(_table(folder, format_, is_read=False)) as table:  # also where it cannot be read
         table.withdraw()
     _drop_copies(folder, format_, set())
     gone = machine.try_commit(lambda _state, _now: c.Unpin(format_, token))

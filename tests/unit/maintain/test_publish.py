@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import datetime as dt
+import os
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import polars as pl
@@ -21,6 +23,7 @@ from persist_lib.maintain.publish.folder import Folder
 from persist_lib.maintain.publish.steps import FORMATS, _table
 from persist_lib.testing import Rival, check_world
 from tests.faults.test_collection_commands import Died, Dying
+from tests.fuzz.target import mutated
 from tests.shards import TINY
 from tests.worlds import World
 
@@ -390,6 +393,34 @@ def test_files_that_are_deleted_behind_its_back_are_an_error_for_readers_and_the
     with pytest.raises(persist.Missing) as missing:
         folder.publish("s", as_)
     assert missing.value.key == key
+
+
+@BOTH
+def test_metadata_that_another_program_damaged_is_an_error_and_can_be_withdrawn(
+    folder: persist.Client, as_: str
+) -> None:
+    life(folder)
+    place = Path(folder.publish("s", as_).place.removeprefix("file://"))
+    pattern = "_delta_log/*.json" if as_ == "delta" else "metadata/*.metadata.json"
+    path = max(place.glob(pattern))
+    whole = path.read_bytes()
+    chance = Random(os.environ.get("PERSIST_SEED", "fixed"))
+    for data in [
+        b"",
+        b"{",
+        b"[" * 3000,
+        whole.replace(b"persist.as_of", b"persist.is_of"),
+        *mutated([whole], 40, chance),
+    ]:
+        path.chmod(0o644)
+        path.write_bytes(data)
+        with suppress(persist.PersistError):
+            folder.publish("s", as_, dry_run=True)
+    path.write_bytes(b"{")
+    with pytest.raises(persist.Corrupt, match="withdraw it"):
+        folder.publish("s", as_)
+    folder.withdraw("s", as_)
+    assert folder.publish("s", as_).is_new
 
 
 @BOTH
