@@ -40,6 +40,8 @@ KEPT = re.compile(
     r"_catalog(\..*)?|streams\.(lock|list)|c[0-9a-f]{16}\.(renditions|r\d+\.(s\d+|kept))|t[a-z][0-9a-f]{16}\.wal"
 )
 """The names of shards that belong to layers above shards, whether they are there yet or not."""
+DATA = re.compile(r"(c[0-9a-f]{16})\.r\d+\.s\d+")
+"""The names of shards that have rows of a collection, which they begin with the id of."""
 ROLLUP = re.compile(r"rollup/v(\d{20})-[0-9a-f]{16}")
 
 

@@ -18,6 +18,7 @@ from persist_lib.client import Client
 from persist_lib.core.cost import Cost
 from persist_lib.core.units import of, size
 from persist_lib.errors import Damage, NotFound, PersistError
+from persist_lib.format.paths import folder_of
 from persist_lib.ids import PUBLISHED
 from persist_lib.location.wrap.spending import charged
 from persist_lib.maintain.log_walk import Finding
@@ -142,8 +143,11 @@ def _prefixes(client: Client) -> dict[str, tuple[int, int]]:
 
 
 def _of_no_shard(prefixes: Mapping[str, tuple[int, int]], shards: Sequence[str]) -> Iterator[Finding]:
-    """SUBTLE: the log of a shard is there before its first object, so it is in a list that is read after them."""
-    for name in sorted(prefixes.keys() - set(shards)):
+    """SUBTLE: the log of a shard is there before its first object, so it is in a list that is read after them.
+
+    Publications of a collection are below its id.
+    """
+    for name in sorted(prefixes.keys() - {*shards, *map(folder_of, shards)}):
         count, bytes_ = prefixes[name]
         found = f"{of(count, 'object')}, {size(bytes_)}, and Consensus has no shard of this name"
         yield Finding("stray", f"{name}/", "", found, "persist config", is_damage=False)

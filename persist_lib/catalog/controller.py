@@ -29,6 +29,7 @@ from persist_lib.catalog.maintenance import tend
 from persist_lib.catalog.names import minted, parse_collection_name
 from persist_lib.catalog.planned import apply, exactly_of, plan
 from persist_lib.catalog.promotion import Promoting
+from persist_lib.catalog.publications import check_unpublished
 from persist_lib.catalog.reader import CollectionReader, RenditionReader
 from persist_lib.catalog.records import CollectionRecord, CommandRecord, Kind, Mode
 from persist_lib.catalog.wal import has_wal
@@ -211,9 +212,10 @@ class Controller(Promoting, Evolving, Handovers, KeepingDeletes, Resource):
         if not dry_run:
             self._writable("drop")
         name = parse_collection_name(name)
-        _, collection = self._subject(name, None if dry_run else command, is_drop=True)
+        contents, collection = self._subject(name, None if dry_run else command, is_drop=True)
         if collection.state != "dropping":
             self._check_not_held(name, collection.shard)
+            check_unpublished(self.client, contents, collection)
         if dry_run:
             return self._tended(timeout, collection.id, dry_run=True, as_if_dropped=True)
 

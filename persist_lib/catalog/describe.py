@@ -180,7 +180,18 @@ class Step(msgspec.Struct, frozen=True):
 
     collection: str
     action: Literal[
-        "settle", "expire", "promise", "move hold", "close", "release", "finish", "forget", "wait", "apply", "tidy"
+        "settle",
+        "expire",
+        "promise",
+        "move hold",
+        "publish",
+        "close",
+        "release",
+        "finish",
+        "forget",
+        "wait",
+        "apply",
+        "tidy",
     ]
     subject: str
     reason: str

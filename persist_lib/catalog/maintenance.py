@@ -19,6 +19,7 @@ from persist_lib.catalog.copies import HOLDS, hold_name
 from persist_lib.catalog.describe import Do, Step, Tended
 from persist_lib.catalog.effects import is_held_back, settle
 from persist_lib.catalog.names import HOLD, LAYER
+from persist_lib.catalog.publications import publication_steps
 from persist_lib.catalog.records import CollectionRecord, RenditionRecord, TimelineRecord
 from persist_lib.catalog.renditions import (
     Renditions,
@@ -165,6 +166,7 @@ class _Tending:
         timeline = self._timeline(renditions)
         yield from self._promise(timeline)
         yield from self._move_holds(renditions)
+        yield from publication_steps(self._client, contents, collection, self._timeline(renditions), renditions)
         yield from self._drop_renditions(renditions)
 
     def _promise(self, timeline: Timeline) -> Iterator[tuple[Step, Do]]:
@@ -352,7 +354,7 @@ class _Tending:
         state = self._state(name)
         if state is None or state.is_finished():
             return
-        if others := holders(state, but=HOLD):
+        if others := [*holders(state, but=HOLD), *(f"pin {pin}" for pin in sorted(state.pins))]:
             yield self._step("wait", name, f"still read or held by {', '.join(others)}"), _nothing
             return
 

@@ -3,6 +3,9 @@
 A hold keeps history, a pin keeps objects: compaction replaces the parts of a publication although a hold keeps all of
 their history. What is pinned becomes garbage as before, and waits there. A key is pinned only while a batch has it, or
 a pin: a key that is garbage and not pinned may be deleted at any time, and never comes back.
+
+The pin of a publication is called as its format is, and where that stands in another folder than the shard's own, as a
+collection's does, `FORMAT.FOLDER`.
 """
 
 from __future__ import annotations
@@ -21,6 +24,21 @@ BY_NAME = frozenset({"delta"})
 """The pins of publications whose readers find columns by the names in the files, and files below their folder alone."""
 MOST_KEPT = 1000
 """How many snapshots of a publication may be kept: each keeps its objects."""
+
+
+def pin_name(format_: str, folder: str, shard: str) -> str:
+    """What the pin of a publication is called that stands in this folder, in the state of a shard."""
+    return format_ if folder == shard else f"{format_}.{folder}"
+
+
+def folders_of(state: State, shard: str) -> dict[str, str]:
+    """The folders that publications stand in which name objects of a shard, by their pins."""
+    return {name: name.partition(".")[2] or shard for name in state.pins}
+
+
+def by_name(state: State) -> list[str]:
+    """The formats that a shard is published in whose readers find columns by name."""
+    return sorted(BY_NAME.intersection(name.partition(".")[0] for name in state.pins))
 
 
 def pinned(state: State) -> dict[PartKey, list[str]]:
@@ -59,7 +77,7 @@ def pin_keys(state: State, command: c.PinKeys) -> StateDiff | r.Refusal:
     """What making or moving a pin changes."""
     if state.format < PINS:
         return r.NeedsFormat("which objects are referred to from outside", PINS, state.format)
-    if command.name in BY_NAME and (columns := evolved(state.schemas)):
+    if command.name.partition(".")[0] in BY_NAME and (columns := evolved(state.schemas)):
         reason = f"other engines would not find columns that changed or have defaults, as {', '.join(columns)}"
         return r.WrongSchema(len(state.schemas) - 1, reason)
     old = state.pins.get(command.name)
@@ -83,6 +101,10 @@ def unpin(state: State, command: c.Unpin) -> StateDiff | r.Refusal:
 
 
 def behind(state: State) -> tuple[str, ...]:
-    """The pins of publications that each upkeep publishes again, and that are of an earlier time than the newest."""
+    """The formats that each upkeep of the shard publishes again, as they are of an earlier time than the newest.
+
+    What is published of a collection is published again by the upkeep of that.
+    """
     newest = (state.upper.time or 0) - 1
-    return tuple(name for name, pin in sorted(state.pins.items()) if pin.follows and (pin.as_of or 0) < newest)
+    own = ((name, pin) for name, pin in sorted(state.pins.items()) if "." not in name and not state.member)
+    return tuple(name for name, pin in own if pin.follows and (pin.as_of or 0) < newest)

@@ -28,7 +28,7 @@ from persist_lib.core.leases import expire, extend, fold_since, moved_mark, need
 from persist_lib.core.members import adopt, inherit, refuses_stranger
 from persist_lib.core.outcomes import find_outcome, remember, staged_before
 from persist_lib.core.pending import absorbed_garbage, absorption_problem, clone, discard
-from persist_lib.core.pins import BY_NAME, pin_keys, pinned, unpin
+from persist_lib.core.pins import by_name, pin_keys, pinned, unpin
 from persist_lib.core.placing import not_new, placed
 from persist_lib.core.producers import cannot_produce, forget, is_not_new, produced
 from persist_lib.core.state import (
@@ -408,7 +408,7 @@ def _evolve_schema(state: State, expected: int, schema: object) -> StateDiff | r
 
 def _only_gains(state: State) -> str:
     """Why columns cannot be renamed, widened or dropped, nor have defaults; empty if they can."""
-    if found := sorted(BY_NAME.intersection(state.pins)):
+    if found := by_name(state):
         return f"the shard is published as {' and '.join(found)}"
     layer = layer_of(state)
     return f"the shard is one of {layer}" if layer not in {"", "collection"} else ""

@@ -3,8 +3,9 @@
     <shard>/<writer id>/<part id>.parquet       parts, below the id of their uploader
     <shard>/rollup/v<seqno>-<random>            copies of the state
     -pending/<shard>/<writer>/<name>            batches of the pending area; `core.pending` has their names
-    -published/<shard>/                         what other engines read (`publish`): a table's metadata, and
-    -published/<shard>/_parts/<writer id>/…     the parts of contents that can be published where they are
+    -published/<folder>/                        what other engines read (`publish`): a table's metadata, and
+    -published/<shard>/_parts/<writer id>/…     the parts of contents that can be published where they are; those of
+    -published/<collection>/_parts/<shard>/…    a collection's shards are in one folder
     -pause/<number>, -spent/<number>            what is kept as one value with a new object for each change
     -scrub/<shard>/<ms>-<random>                what scrubs found, below a prefix that no shard's name can have
     -scrub/<shard>/<ms>-<random>.damaged        the same, where some of it is damage
@@ -19,7 +20,7 @@ from __future__ import annotations
 
 import re
 
-from persist_lib.ids import PENDING, PUBLISHED, PartKey, SeqNo, ShardId, WriterId, is_pending, is_published
+from persist_lib.ids import DATA, PENDING, PUBLISHED, PartKey, SeqNo, ShardId, WriterId, is_pending, is_published
 
 ROLLUPS = "rollup"
 MARKS = "-scrub/"
@@ -52,7 +53,7 @@ def prefix(shard: ShardId) -> str:
 def blob_key(shard: ShardId, key: PartKey) -> str:
     """The key in Blob."""
     if is_published(key):
-        return f"{published_prefix(shard)}{PARTS}{key[len(PUBLISHED) + 1 :]}"
+        return f"{parts_prefix(shard)}{key[len(PUBLISHED) + 1 :]}"
     return f"{pending_prefix(shard)}{key[len(PENDING) + 1 :]}" if is_pending(key) else f"{shard}/{key}"
 
 
@@ -63,14 +64,24 @@ def key_of(shard: ShardId, name: str) -> PartKey:
     return PartKey(name.removeprefix(prefix(shard)))
 
 
-def published_prefix(shard: ShardId) -> str:
-    """The folder that other engines know as the table: what the keys in Blob of all that is published start with."""
-    return f"{PUBLISHED}/{shard}/"
+def folder_of(shard: str) -> str:
+    """Whose folder a shard's parts stand in: its own, or that of the collection whose rows it has."""
+    match = DATA.fullmatch(shard)
+    return match[1] if match else shard
+
+
+def published_prefix(folder: str) -> str:
+    """The folder that other engines know as the table: what the keys in Blob of all that is published start with.
+
+    `folder` is the name of a shard, or a collection's id.
+    """
+    return f"{PUBLISHED}/{folder}/"
 
 
 def parts_prefix(shard: ShardId) -> str:
-    """What the keys in Blob of all parts below a publication's folder start with."""
-    return f"{published_prefix(shard)}{PARTS}"
+    """What the keys in Blob of all of a shard's parts below a publication's folder start with."""
+    folder = folder_of(shard)
+    return f"{published_prefix(folder)}{PARTS}{'' if folder == shard else f'{shard}/'}"
 
 
 def pending_prefix(shard: ShardId) -> str:

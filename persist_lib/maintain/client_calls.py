@@ -10,7 +10,6 @@ from persist_lib.arguments import check_callable, check_type, parse_flag, parse_
 from persist_lib.config import Config
 from persist_lib.core.cost import Prices
 from persist_lib.core.formats import FIRST, NEWEST
-from persist_lib.core.pins import MOST_KEPT
 from persist_lib.core.plan.compaction import Policy, policy_of
 from persist_lib.core.plan.explain import Why, explain, explain_object
 from persist_lib.core.plan.keepers import Keeper, keepers_of
@@ -42,10 +41,11 @@ from persist_lib.maintain.worker import Progress, RolledUp, Worker, roll_up
 from persist_lib.runtime.each import Each
 from persist_lib.shard.commit import Machine
 from persist_lib.shard.leases import Leases
-from persist_lib.times import TimeLike, Times
+from persist_lib.times import TimeLike
 
 if TYPE_CHECKING:
     from persist_lib.maintain.publish.steps import Published, Withdrawn
+    from persist_lib.schema.schema import Schema
 
 
 class Upkeep(Pausing):
@@ -66,6 +66,9 @@ class Upkeep(Pausing):
 
     @abstractmethod
     def controller(self) -> Any: ...
+
+    @abstractmethod
+    def table(self, name: str, schema: Schema | None = None) -> Any: ...
 
     def policy(self, policy: Policy | None = None, name: str | None = None) -> Policy:
         """The policy by which this client plans upkeep: `policy`, or one made of the client's settings.
@@ -271,36 +274,17 @@ class Upkeep(Pausing):
         self, name: str, as_: str = "iceberg", at: TimeLike | None = None, *, keep: int | None = None,
         follows: bool | None = None, dry_run: bool = False,
     ) -> Published:  # fmt: skip
-        """Publish a shard as of a time for other engines, as an Iceberg or a Delta table over its own objects.
+        """Publish a table as of a time for other engines, as an Iceberg or a Delta table over its own objects.
 
             db.publish("orders", as_="iceberg").place      # what other engines open
 
-        `at` is the time (None: the newest that is complete). Nothing is copied where each object that has rows as of
-        that time has each of them once; the answer says what was written, and what would be with `dry_run`. No object
-        that a published snapshot names is deleted. The last `keep` snapshots stay (10, unless it was said before). With
-        `follows`, each upkeep publishes again (`maintain`); None: as it was. Doing it again finds nothing to do, and
-        continues after a crash. Needs the extra `publish`, and moves the shard to format 7.
-
-        Raises Unpublishable where the format cannot say the table; SinceViolation; Missing where another program has
-        deleted published files; and Fenced where another call took over.
+        As `Table.publish`, whatever carries the table.
         """
-        from persist_lib.maintain.publish import steps  # noqa: PLC0415 - few programs need it
-
-        machine, as_, dry_run = self.machine(name), steps.parse_format(as_), parse_flag(dry_run, "dry_run")
-        keep = None if keep is None else parse_integer(keep, "keep", 1, MOST_KEPT)
-        follows = None if follows is None else parse_flag(follows, "follows")
-        as_of = None if at is None else Times(machine.fetch().state.times, machine.consensus.now).as_of(at, "at")
-        with Worker(machine, self.leases) as worker:
-            return steps.publish(machine, worker, as_, as_of, keep=keep, follows=follows, dry_run=dry_run)
+        return self.table(name).publish(as_, at, keep=keep, follows=follows, dry_run=dry_run)
 
     def withdraw(self, name: str, as_: str = "iceberg", *, dry_run: bool = False) -> Withdrawn:
-        """Take a publication of a shard back: other engines do not find it any more, and its objects may go.
-
-        Readers that have it open may fail. With `dry_run` nothing is changed. NotFound where it is not published.
-        """
-        from persist_lib.maintain.publish import steps  # noqa: PLC0415 - few programs need it
-
-        return steps.withdraw(self.machine(name), steps.parse_format(as_), dry_run=parse_flag(dry_run, "dry_run"))
+        """Take a publication of a table back, as `Table.withdraw` does."""
+        return self.table(name).withdraw(as_, dry_run=dry_run)
 
     def upgrade(self, name: str, to: int = NEWEST, *, dry_run: bool = False) -> Upgraded:
         """Write the shard's log in format `to` from now on. The default is the newest format that this release knows.

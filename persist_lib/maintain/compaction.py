@@ -20,7 +20,7 @@ from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
 from persist_lib.core.cost import Cost
 from persist_lib.core.formats import PART_SUMS
-from persist_lib.core.pins import BY_NAME
+from persist_lib.core.pins import by_name
 from persist_lib.core.plan.compaction import (
     MergeTask,
     Plan,
@@ -304,7 +304,7 @@ def _keeping(machine: Machine, request: Request) -> Request:
 
 def _is_published(request: Request, state: State) -> bool:
     """Whether the parts of a request are to stand below a publication's folder: contents, where one needs that."""
-    return request.reason == "publish" or (request.reason == "ahead" and not BY_NAME.isdisjoint(state.pins))
+    return request.reason == "publish" or (request.reason == "ahead" and bool(by_name(state)))
 
 
 def move_up(machine: Machine, format_: int) -> None:

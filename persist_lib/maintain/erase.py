@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from persist_lib.core import commands as c
 from persist_lib.core.formats import PINS
 from persist_lib.core.leases import keepers
+from persist_lib.core.pins import folders_of
 from persist_lib.core.plan.compaction import Policy, Request, TaskInput, plan_rewrite, policy_of
 from persist_lib.core.plan.garbage import plan_garbage
 from persist_lib.core.state import COLLECTION, Part, Version
@@ -133,7 +134,8 @@ def _copies(machine: Machine, sought: Sought) -> list[Place]:
         return []
     schema, found = machine.state.schemas[-1], list[Place]()
     ids = [column.id for column in schema.key]  # copies call them so
-    for entry in machine.blob.list(f"{published_prefix(machine.shard)}{COPIES}"):
+    folders = sorted({machine.shard, *folders_of(machine.state, machine.shard).values()})
+    for entry in (one for folder in folders for one in machine.blob.list(f"{published_prefix(folder)}{COPIES}")):
         data = machine.blob.get(entry.key)
         if data is None:
             continue

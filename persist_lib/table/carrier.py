@@ -12,6 +12,7 @@ import msgspec
 from persist_lib.catalog.describe import Description
 from persist_lib.frontier import Antichain
 from persist_lib.maintain.duties import Maintained
+from persist_lib.maintain.publish.steps import Format, Published, Withdrawn
 from persist_lib.relation.row_selection import Asked
 from persist_lib.relation.statements import Done, Insert, Statement
 from persist_lib.schema.schema import Schema
@@ -125,6 +126,12 @@ class Carrier(ABC):
     def promote(self, shards: int | None, timeline: str | None, *, dry_run: bool, **how: Any) -> str:
         """Raise what carries it. Answers the id of the collection that carries it then; empty where it is this one."""
 
+    @abstractmethod
+    def publish(
+        self, format_: Format, at: TimeLike | None, *, keep: int | None, follows: bool | None, dry_run: bool
+    ) -> Published: ...
+    @abstractmethod
+    def withdraw(self, format_: Format, *, dry_run: bool) -> Withdrawn: ...
     @abstractmethod
     def rename(self, to: str) -> None: ...
     @abstractmethod

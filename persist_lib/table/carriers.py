@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from persist_lib.catalog import publications
 from persist_lib.catalog.collection_arguments import parse_hold, parse_retention
 from persist_lib.catalog.copies import HOLDS
 from persist_lib.catalog.deleted_keys import no_carrier, parse_span
@@ -28,6 +29,9 @@ from persist_lib.errors import HoldConflict, InvalidUsage, SinceViolation
 from persist_lib.frontier import MAX_TIME, Antichain, at
 from persist_lib.ids import SeqNo, ShardId, parse_hold_name
 from persist_lib.maintain.duties import Maintained
+from persist_lib.maintain.publish.shards import lone
+from persist_lib.maintain.publish.steps import Format, Published, Withdrawn, publish_shard, withdraw
+from persist_lib.maintain.worker import Worker
 from persist_lib.relation.row_selection import Asked
 from persist_lib.relation.statements import Done, Restore
 from persist_lib.runtime.each import Each
@@ -38,6 +42,7 @@ from persist_lib.shard.refusals import refused
 from persist_lib.table.carrier import Carrier, KeptDeletes, Make, TableDescription, Wal
 from persist_lib.table.open_handles import OpenHandles
 from persist_lib.timeline.tables import execute
+from persist_lib.times import Times
 
 if TYPE_CHECKING:
     from persist_lib.catalog.collection_arguments import Retention
@@ -124,6 +129,18 @@ class ShardCarrier(OpenHandles):
     def promote(self, shards: int | None, timeline: str | None, *, dry_run: bool, **how: Any) -> str:  # noqa: ARG002 - Table asks the collection for them
         found = self.client.controller().promote(self.name, timeline=timeline, dry_run=dry_run, **how)
         return "" if found is None else found.id
+
+    def publish(
+        self, format_: Format, at: TimeLike | None, *, keep: int | None, follows: bool | None, dry_run: bool
+    ) -> Published:
+        machine, times = self.client.machine(self.name), Times(self._state().times, self.client.consensus.now)
+        as_of = None if at is None else times.as_of(at, "at")
+        with Worker(machine, self.client.leases) as worker:
+            return publish_shard(machine, worker, format_, as_of, keep=keep, follows=follows, dry_run=dry_run)
+
+    def withdraw(self, format_: Format, *, dry_run: bool) -> Withdrawn:
+        self._state()
+        return withdraw(lone(self.client.machine(self.name)), format_, dry_run=dry_run)
 
     def rename(self, to: str) -> None:
         self._state()
@@ -222,6 +239,17 @@ class _Listed(Carrier):
 
     def hold_of(self, hold: object) -> tuple[str, str]:
         return self.kept_by(), parse_hold(hold)
+
+    def publish(
+        self, format_: Format, at: TimeLike | None, *, keep: int | None, follows: bool | None, dry_run: bool
+    ) -> Published:
+        self.settle(None, dry_run=dry_run)
+        return publications.publish(
+            self.controller, self.name, format_, at, keep=keep, follows=follows, dry_run=dry_run
+        )
+
+    def withdraw(self, format_: Format, *, dry_run: bool) -> Withdrawn:
+        return publications.withdraw(self.controller, self.name, format_, dry_run=dry_run)
 
     def rename(self, to: str) -> None:
         self.controller.rename(self.name, to)

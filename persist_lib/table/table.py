@@ -19,8 +19,10 @@ from persist_lib.arguments import check_callable, not_pickled, parse_flag, parse
 from persist_lib.catalog.collection_arguments import MOST_SHARDS
 from persist_lib.catalog.names import parse_collection_name
 from persist_lib.catalog.promotion import parse_losing, parse_timeline
-from persist_lib.errors import InvalidUsage, MemberOf, Unpublishable
+from persist_lib.core.pins import MOST_KEPT
+from persist_lib.errors import InvalidUsage, MemberOf
 from persist_lib.frontier import MAX_TIME, TOP
+from persist_lib.maintain.publish.steps import Published, Withdrawn, parse_format
 from persist_lib.relation.row_selection import Asked
 from persist_lib.relation.statements import Apply, Change, Delete, Done, Update, Upsert
 from persist_lib.runtime.resource import Resource
@@ -34,9 +36,7 @@ if TYPE_CHECKING:
 
     from persist_lib.catalog.collection_arguments import Retention
     from persist_lib.catalog.deleted_keys import Span
-    from persist_lib.client import Client
     from persist_lib.maintain.duties import Maintained
-    from persist_lib.maintain.publish.steps import Published, Withdrawn
     from persist_lib.maintain.worker import Progress
     from persist_lib.relation.changes import Changes
     from persist_lib.relation.listen import Listener
@@ -432,16 +432,29 @@ class Table(Resource):
 
             orders.publish("delta", keep=3, follows=True).place
 
-        As `client.publish` of the shard that carries it. Raises Unpublishable for a table that a collection or a
-        timeline carries, whose rows are in several shards, or in a WAL first.
+        `at` is the time (None: the newest that is complete). Nothing is copied where each object that has rows as of
+        that time has each of them once; the answer says what was written, and what would be with `dry_run`. No object
+        that a published snapshot names is deleted. The last `keep` snapshots stay (10, unless it was said before). With
+        `follows`, each upkeep publishes again (`maintain`); None: as it was. Doing it again finds nothing to do, and
+        continues after a crash. Of a collection it is one table, of all shards of the rendition that is the collection
+        then; of a table on a timeline, what is in its WAL is applied first. Needs the extra `publish`, and moves the
+        table's shards to format 9.
+
+        Raises Unpublishable where the format cannot say the table; SinceViolation; Missing where another program has
+        deleted published files; and Fenced where another call took over.
         """
-        return self._ask(
-            lambda on: _on_shard(on).publish(on.name, as_, at, keep=keep, follows=follows, dry_run=dry_run)
-        )
+        format_, dry_run = parse_format(as_), parse_flag(dry_run, "dry_run")
+        keep = None if keep is None else parse_integer(keep, "keep", 1, MOST_KEPT)
+        follows = None if follows is None else parse_flag(follows, "follows")
+        return self._ask(lambda on: on.publish(format_, at, keep=keep, follows=follows, dry_run=dry_run))
 
     def withdraw(self, as_: str = "iceberg", *, dry_run: bool = False) -> Withdrawn:
-        """Take its publication back, as `client.withdraw` does: other engines do not find it any more."""
-        return self._ask(lambda on: _on_shard(on).withdraw(on.name, as_, dry_run=dry_run))
+        """Take its publication back: other engines do not find it any more, and its objects may go.
+
+        Readers that have it open may fail. With `dry_run` nothing is changed. NotFound where it is not published.
+        """
+        format_, dry_run = parse_format(as_), parse_flag(dry_run, "dry_run")
+        return self._ask(lambda on: on.withdraw(format_, dry_run=dry_run))
 
     def maintain(self, *, dry_run: bool = False) -> dict[str, Maintained]:
         """Do all upkeep of what carries it, in this process. Answers what was done, by shard.
@@ -484,14 +497,3 @@ class Table(Resource):
         return self._ask(lambda on: on.execute(make, token=token, timeout=timeout, dry_run=dry_run))
 
     __reduce__ = not_pickled("A table", "Open it in the other process: persist.open(client.url).table(name)")
-
-
-def _on_shard(on: Carrier) -> Client:
-    """The client of a table that one shard carries. Raises Unpublishable for another one."""
-    if on.kind != "shard":
-        raise Unpublishable(
-            f"table {on.name!r} cannot be published: {on.kind} carries it, and only what one shard carries can be. "
-            "Nothing was done; copy it to a table of its own, and publish that",
-            table=on.name,
-        )
-    return on.client

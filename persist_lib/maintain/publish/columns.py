@@ -88,6 +88,12 @@ def columns_of(table: str, schemas: Sequence[Schema], format_: str, known: Mappi
     for schema in reversed(schemas):
         for column in schema.columns:
             names.setdefault(column.name, column.id)
+    if lost := [str(one.name) for one in newest.columns if names[one.id] != one.id]:
+        raise Unpublishable(
+            f"table {table} cannot be published as {format_} beside what is published of it: {', '.join(lost)} are the "
+            "names of other columns there. Nothing was published; withdraw that, and publish again",
+            table=table, columns=tuple(lost), as_=format_,
+        )  # fmt: skip
     shown = pa.schema([pa.field(one.name, _plain(one, format_)) for one in newest.columns])
     return Columns(shown, tuple(one.id for one in newest.columns), names, tuple(schemas))
 

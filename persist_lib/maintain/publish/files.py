@@ -73,17 +73,19 @@ class Chosen(NamedTuple):
 
 
 def choose(
-    machine: Machine, state: State, as_of: int, columns: Columns, *, below_folder: bool, known: set[str]
-) -> Chosen | None:
+    folder: Folder, machine: Machine, state: State, as_of: int, columns: Columns, *, below_folder: bool,
+    known: set[str],
+) -> Chosen | None:  # fmt: skip
     """The objects that are the contents as of a time; None where there are none, and contents have to be written.
 
-    `known` are keys in Blob that were found to have no row several times. `below_folder`: only what is there will do.
+    `known` are keys in Blob that were found to have no row several times. `below_folder`: only what is there will do;
+    of a shard whose parts never stand there, they are copied.
     """
     batches = [one for one in state.batches_at(as_of) if one.count and one.lower.is_before(as_of)]
     parts = [part for one in batches for part in one.parts]
     is_whole = all(one.exact for one in batches) and all(part.time_upper <= as_of for part in parts)
     objects = [part for part in parts if part.inline is None]
-    if not is_whole or (below_folder and not all(is_published(part.key) for part in objects)):
+    if not is_whole or (below_folder and folder.has(machine.shard) and not all(is_published(p.key) for p in objects)):
         return None
     if not is_contents(batches, state) and any(one.count > one.diff_sum for one in batches):
         return None  # some take others back; where the sum does not tell, the column does
@@ -95,9 +97,10 @@ def choose(
             diffs, chosen.bounds[part.key] = _diffs_of(file), bounds_of(file.footer, columns)
         if (diffs < 1).any():
             if is_contents(batches, state):
-                raise _negative(machine)
+                raise _negative(folder)
             return None
-        is_plain = (diffs == 1).all() and columns.can_read(part.schema)
+        is_there = not below_folder or blob_key(machine.shard, part.key).startswith(folder.prefix)
+        is_plain = is_there and (diffs == 1).all() and columns.can_read(part.schema)
         (chosen.in_place if is_plain else chosen.copied).append(part)
     for part in chosen.copied:
         if part.inline is not None and (integers(_inline(state, part).column(DIFF)) != 1).any():
@@ -157,10 +160,10 @@ def file_of(machine: Machine, part: Part, bounds: Bounds | None = None) -> File:
 
 
 def copies_of(
-    folder: Folder, state: State, parts: Sequence[Part], columns: Columns, known: dict[str, File]
+    folder: Folder, machine: Machine, state: State, parts: Sequence[Part], columns: Columns, known: Mapping[str, File]
 ) -> list[File]:
     """Copies of parts, each row as often as it is there: one of each object, and one of all that is inline."""
-    machine, newest = folder.machine, state.schemas[-1]
+    newest = state.schemas[-1]
     of = f"-{len(columns.schemas)}" if evolved(columns.schemas) else ""  # columns are others since
     found = []
     for part in (one for one in parts if one.inline is None):
@@ -178,9 +181,9 @@ def copies_of(
     return found
 
 
-def whole(folder: Folder, state: State, as_of: int, columns: Columns) -> Iterator[File]:
+def whole(folder: Folder, machine: Machine, state: State, as_of: int, columns: Columns) -> Iterator[File]:
     """Copies of the whole contents as of a time, which no run has: merged, added up, and each row as often as it is."""
-    machine, newest = folder.machine, len(state.schemas) - 1
+    newest = len(state.schemas) - 1
     batches = (one for one in state.batches_at(as_of) if one.count and one.lower.is_before(as_of))
     inputs, config = inputs_of(batches, 0, as_of + 1), machine.config
     task = MergeTask(
@@ -196,7 +199,7 @@ def whole(folder: Folder, state: State, as_of: int, columns: Columns) -> Iterato
 def _put(folder: Folder, key: str, columns: Columns, tables: Iterable[pa.Table]) -> File:
     """A file of these rows; its columns are called by their ids, as no other column ever is."""
     out, rows, schema = io.BytesIO(), 0, columns.schemas[-1].shown.data
-    what, named = f"table {folder.machine.shard}", columns.by_ids(schema)
+    what, named = f"table {folder.table}", columns.by_ids(schema)
     plain = (table.drop_columns([TIME]) for table in tables)
     told = statistics_columns(named) or False
     with pq.ParquetWriter(out, named, compression="zstd", write_statistics=told) as writer:
@@ -211,9 +214,9 @@ def _inline(state: State, part: Part) -> pa.Table:
     return decode_inline("inline rows", part.inline or b"", state.schemas[part.schema], state.schemas[-1], at=part.at)
 
 
-def _negative(machine: Machine) -> Unpublishable:
+def _negative(folder: Folder) -> Unpublishable:
     return Unpublishable(
-        f"table {machine.shard} cannot be published: some of its rows are there fewer than zero times, which other "
+        f"table {folder.table} cannot be published: some of its rows are there fewer than zero times, which other "
         "engines cannot say. Nothing was published; see them by client.table(...).read(diff=True)",
-        table=machine.shard,
+        table=folder.table,
     )

@@ -1,8 +1,8 @@
-"""The folder of a shard that other engines know as the table, below `-published/`.
+"""The folder of a shard or a collection that other engines know as the table, below `-published/`.
 
     _delta_log/                    Delta's log; the folder is the table
     _iceberg/metadata/             Iceberg's metadata; `_iceberg` is the table
-    _parts/<writer id>/…           parts that the shard's state refers to
+    _parts/<writer id>/…           parts that the shard's state refers to; a collection's have the shard before that
     _copies/…                      files that only publications refer to
 
 SUBTLE: every engine's vacuum that lists leaves out what is below a name that starts with `_`. So none reaches an object
@@ -16,7 +16,8 @@ from functools import wraps
 from typing import Any, TypeVar, cast
 
 from persist_lib.errors import Corrupt, PersistError, Unpublishable
-from persist_lib.format.paths import published_prefix
+from persist_lib.format.paths import parts_prefix, published_prefix
+from persist_lib.ids import ShardId
 from persist_lib.location.wrap.around import points_others
 from persist_lib.shard.commit import Machine
 
@@ -36,7 +37,7 @@ def reads_metadata(call: C) -> C:
         except Exception as error:
             folder: Folder = self._folder
             raise Corrupt(
-                f"what is published of shard {folder.machine.shard} cannot be read: {type(error).__name__}: {error}. "
+                f"what is published of table {folder.table} cannot be read: {type(error).__name__}: {error}. "
                 "Another program changed it, or it is damaged. Nothing was published; withdraw it, and publish again",
                 key=folder.prefix, actual=str(error),
             ) from error  # fmt: skip
@@ -45,18 +46,21 @@ def reads_metadata(call: C) -> C:
 
 
 class Folder:
-    """The objects of one shard's publications, by their names in its folder. `written` is the bytes put so far."""
+    """The objects of one table's publications, by their names in its folder. `written` is the bytes put so far.
 
-    def __init__(self, machine: Machine) -> None:
+    `machine` is that of any of its shards, `folder` the name of a shard or a collection's id.
+    """
+
+    def __init__(self, machine: Machine, folder: str = "", table: str = "") -> None:
         blob = points_others(machine.blob)
         if blob is None:
             raise Unpublishable(
-                f"table {machine.shard} cannot be published: no other program can read this location's objects, or "
-                "its store cannot replace a pointer on a condition. Nothing was done",
-                table=machine.shard,
+                f"table {table or machine.shard} cannot be published: no other program can read this location's "
+                "objects, or its store cannot replace a pointer on a condition. Nothing was done",
+                table=table or machine.shard,
             )
-        self.machine, self._pointing = machine, blob
-        self.prefix = published_prefix(machine.shard)
+        self.machine, self._pointing, self.table = machine, blob, table or machine.shard
+        self.prefix = published_prefix(folder or machine.shard)
         self.address = blob.address + self.prefix
         self.written = 0
         self._known: dict[str, bytes] = {}
@@ -68,6 +72,10 @@ class Folder:
     def key_of(self, address: str) -> str:
         """The key in Blob of what is there."""
         return address.removeprefix(self._pointing.address)
+
+    def has(self, shard: ShardId) -> bool:
+        """Whether a shard's parts that can be published where they are stand below it."""
+        return parts_prefix(shard).startswith(self.prefix)
 
     def get(self, key: str) -> bytes | None:
         """The object with this key in Blob. What is written once is read once; pointers are asked for again."""

@@ -1,47 +1,48 @@
 """Publishing: pin, then metadata under fresh names, then the pointer, then unpin what no snapshot names.
 
-A crash after any step leaves a pin and litter at most, which the next publication of the same name takes over: readers
-see the old snapshot or the new one. The pin's fencing value is of one call, so that a call which was paused for long
+A crash after any step leaves pins and litter at most, which the next publication of the same name takes over: readers
+see the old snapshot or the new one. The pins' fencing value is of one call, so that a call which was paused for long
 notices that another one took over; and each pointer is moved on the condition that it is what the call has seen.
+
+SUBTLE: the pointer is read after the pins are taken over. Where they have more than it names, a call was cut short that
+may still move it: then a snapshot is written even if nothing is new, as that call's move fails after it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
-from typing import Literal, Protocol, get_args
+from typing import Any, Literal, Protocol, get_args
 
 import msgspec
 
 from persist_lib.arguments import shown
-from persist_lib.core import commands as c
-from persist_lib.core import refusals as r
 from persist_lib.core.cost import Cost
-from persist_lib.core.formats import PART_SUMS, PINS
 from persist_lib.core.holds import newest_time
 from persist_lib.core.pins import BY_NAME, behind
 from persist_lib.core.plan.compaction import Policy, Request, plan_contents, plan_rewrite, policy_of
 from persist_lib.core.plan.written import Seen
-from persist_lib.core.state import Pin, State
-from persist_lib.errors import Fenced, InvalidUsage, Missing, NotFound, SinceViolation, Unpublishable
-from persist_lib.format.paths import key_of
+from persist_lib.core.state import Part, State
+from persist_lib.errors import InvalidUsage, Missing, NotFound, SinceViolation, Unpublishable
+from persist_lib.format.paths import folder_of
 from persist_lib.frontier import at
 from persist_lib.ids import PartKey
 from persist_lib.location.scheme import with_extra
 from persist_lib.location.wrap.spending import charged
-from persist_lib.maintain.compaction import carry_out, local_engine, move_up
+from persist_lib.maintain.compaction import carry_out, local_engine
 from persist_lib.maintain.publish.columns import Columns, columns_of
 from persist_lib.maintain.publish.files import Chosen, File, Known, choose, copies_of, file_of, whole
 from persist_lib.maintain.publish.folder import COPIES, Folder
+from persist_lib.maintain.publish.shards import Pins, Shards, Terms, lone, terms_of
 from persist_lib.maintain.worker import Worker
-from persist_lib.shard.commit import Committed, Machine
+from persist_lib.schema.evolution import is_prefix
+from persist_lib.schema.schema import comes_before
+from persist_lib.shard.commit import Machine
 from persist_lib.telemetry import duty
 from persist_lib.times import show_time
 
 Format = Literal["iceberg", "delta"]
 FORMATS: tuple[Format, ...] = get_args(Format)
-KEEP = 10
-"""How many snapshots are kept, unless it is said."""
 ROUNDS = 8
 """How often it looks for the objects of the contents, where others replace them at the same time."""
 
@@ -116,44 +117,98 @@ def _table(folder: Folder, format_: Format, *, is_read: bool = True) -> _Table:
     return table
 
 
-@charged
 def publish(
-    machine: Machine,
-    worker: Worker,
+    shards: Shards,
+    workers: Sequence[Worker],
     format_: Format,
-    as_of: int | None = None,
+    as_of: int,
     *,
     keep: int | None = None,
     follows: bool | None = None,
     dry_run: bool = False,
 ) -> Published:
-    """Publish a shard as of a time; None: the newest that is complete. Doing it again finds nothing to do.
+    """Publish a table as of a time that is complete in each of its shards. Doing it again finds nothing to do.
 
-    `keep` and `follows` are as for `Table.publish`; None: as they are.
+    `workers` rewrite the shards that have rows, in their order. `keep` and `follows` are as for `Table.publish`; None:
+    as they are. Raises SinceViolation where a shard cannot be read as of the time.
     """
+    states = _readable(shards, as_of)
+    _columns(shards, states, format_, {})
+    _check_follows(shards, states[0], format_)
+    folder = Folder(shards.machines[0], shards.folder, shards.name)
+    with closing(_table(folder, format_)) as table:
+        columns = _columns(shards, states, format_, table.names())
+        if dry_run:
+            return _planned(folder, table, shards, states, format_, as_of, columns)
+        version = table.version
+    return _Run(shards, workers, folder, format_, as_of, terms_of(shards.pins(format_), keep, follows)).do(
+        states, version
+    )
+
+
+@charged
+def publish_shard(machine: Machine, worker: Worker, format_: Format, as_of: int | None = None, **how: Any) -> Published:
+    """Publish a table that one shard is, as of a time; None: the newest that is complete. `how` is as for `publish`."""
     state = machine.fetch().state
-    if state.member:
+    if state.member or folder_of(machine.shard) != machine.shard:
         raise Unpublishable(
             f"shard {machine.shard} cannot be published: it is a member of a collection, which has rows elsewhere as "
-            "well. Nothing was published",
+            "well. Nothing was published; publish the collection",
             table=machine.shard,
         )
     columns_of(machine.shard, state.schemas, format_, {})
     newest = (state.upper.time or 0) - 1 if not state.upper.is_top() else max(_last_time(state), state.since.time or 0)
     as_of = newest if as_of is None else as_of
-    if not (0 <= as_of <= newest and state.since <= at(as_of)):
-        raise SinceViolation(
-            f"shard {machine.shard} cannot be published as of {show_time(as_of, state.times)}: it can be read from "
-            f"{state.since} on, before {state.upper}. Nothing was published",
-            as_of=at(as_of), since=state.since, shard=machine.shard,
+    if not 0 <= as_of <= newest:
+        raise _unreadable(machine, state, as_of)
+    return publish(lone(machine), [worker], format_, as_of, **how)
+
+
+def _readable(shards: Shards, as_of: int) -> list[State]:
+    """The states of the shards that have rows. Raises SinceViolation where one cannot be read as of the time."""
+    states = [machine.fetch().state for machine in shards.machines]
+    for machine, state in zip(shards.machines, states, strict=True):
+        if not (as_of >= 0 and state.since <= at(as_of) and state.upper.has_passed(as_of)):
+            raise _unreadable(machine, state, as_of)
+    return states
+
+
+def _unreadable(machine: Machine, state: State, as_of: int) -> SinceViolation:
+    return SinceViolation(
+        f"shard {machine.shard} cannot be published as of {show_time(as_of, state.times)}: it can be read from "
+        f"{state.since} on, before {state.upper}. Nothing was published",
+        as_of=max(as_of, 0), since=state.since, shard=machine.shard,
+    )  # fmt: skip
+
+
+def _columns(shards: Shards, states: Sequence[State], format_: Format, names: Mapping[str, str]) -> list[Columns]:
+    """The columns of each shard's parts, all shown as the same. Raises Unpublishable."""
+    found = [columns_of(shards.name, state.schemas, format_, names) for state in states]
+    if any((one.shown, one.ids) != (found[0].shown, found[0].ids) for one in found):
+        raise Unpublishable(
+            f"table {shards.name} cannot be published now: its columns are being changed, and not all of its shards "
+            "have them. Nothing was published; try again, after `persist maintain` where the program that changed them "
+            "was cut short",
+            table=shards.name, as_=format_,
         )  # fmt: skip
-    folder = Folder(machine)
-    with closing(_table(folder, format_)) as table:
-        known, columns = table.newest(), columns_of(machine.shard, state.schemas, format_, table.names())
-        if dry_run:
-            return _planned(folder, table, state, format_, as_of, columns, known)
-        keep, follows = _terms(state.pins.get(format_), keep, follows)
-        return _Run(machine, worker, folder, table, format_, as_of, columns, keep, follows).do(known)
+    return found
+
+
+def _check_follows(shards: Shards, state: State, format_: Format) -> None:
+    """Raise Unpublishable where earlier snapshots are of a rendition with columns that this one's do not follow."""
+    newest = state.schemas[-1].shown
+    for machine in shards.former:
+        older = machine.fetch().state
+        if shards.pin_of(machine, format_) not in older.pins:
+            continue
+        had = older.schemas[-1].shown
+        if not (is_prefix(had, newest) if format_ in BY_NAME else comes_before(had, newest)):
+            raise Unpublishable(
+                f"table {shards.name} cannot be published as {format_} beside its earlier snapshots: the rendition of "
+                f"these has {had}, which cannot become {newest}. Nothing was published; withdraw the publication, and "
+                "publish again",
+                table=shards.name, as_=format_,
+            )  # fmt: skip
 
 
 class Followed(msgspec.Struct, frozen=True):
@@ -176,75 +231,83 @@ def follow(machine: Machine, worker: Worker, *, dry_run: bool = False, seen: See
     state = (seen.version if seen else machine.fetch()).state
     as_of = newest_time(state).time
     formats = [one for one in FORMATS if one in behind(state)]
-    return Followed(tuple(publish(machine, worker, one, as_of, dry_run=dry_run) for one in formats))
+    return Followed(tuple(publish_shard(machine, worker, one, as_of, dry_run=dry_run) for one in formats))
 
 
 class _Run:
     """One call of `publish`: its steps."""
 
     def __init__(
-        self, machine: Machine, worker: Worker, folder: Folder, table: _Table, format_: Format, as_of: int,
-        columns: Columns, keep: int, follows: bool,
-    ) -> None:  # fmt: skip
-        self._machine, self._worker, self._folder, self._table = machine, worker, folder, table
-        self._format, self._as_of, self._columns, self._keep, self._follows = format_, as_of, columns, keep, follows
-        self._token = b"%016x" % (machine.runtime.entropy() % 2**64)
-        self._is_ours = False
+        self, shards: Shards, workers: Sequence[Worker], folder: Folder, format_: Format, as_of: int, terms: Terms
+    ) -> None:
+        self._shards, self._workers, self._folder, self._format = shards, workers, folder, format_
+        self._as_of, self._terms, self._pins = as_of, terms, Pins(shards, format_)
 
-    def do(self, known: Known | None) -> Published:
-        machine, folder, table, columns = self._machine, self._folder, self._table, self._columns
-        upgrade(machine)
-        self._pin(set(), known.as_of if known else self._as_of)
-        shared, rewritten, copied = dict(known.files) if known else {}, 0, 0
-        is_as = table.is_as(columns)
+    def do(self, states: Sequence[State], version: str) -> Published:
+        """Take the steps, unless another call was faster than to leave this version of the table the newest."""
+        self._pins.take()
+        with closing(_table(self._folder, self._format)) as table:
+            if table.version != version:
+                raise self._pins.fenced()
+            return self._move(table, states)
+
+    def _move(self, table: _Table, states: Sequence[State]) -> Published:
+        folder, shards, known, rewritten = self._folder, self._shards, table.newest(), 0
+        each = _columns(shards, states, self._format, table.names())
+        shared, columns = dict(known.files) if known else {}, each[0]
+        is_as, files = table.is_as(columns), list(shared.values())
+        is_litter = not self._pins.keys() <= table.named()
         is_new = known is None or known.as_of != self._as_of or not is_as
-        files = list(shared.values())
-        if is_new:
-            if known is None or not is_as or not _is_still(machine.state, known.as_of, self._as_of):
-                files, rewritten = self._files(shared)
-            copied = sum(
-                one.size for one in files if one.key.startswith(folder.prefix + COPIES) and one.key not in shared
-            )
+        if is_new or is_litter:
+            if known is None or not is_as or not self._is_still(known.as_of):
+                files = []
+                for worker, its in zip(self._workers, each, strict=True):
+                    found, written = self._files(worker, its, shared)
+                    files, rewritten = [*files, *found], rewritten + written
             self._check_there([one for one in files if one.key in shared])
-            table.write(columns, files, self._as_of, self._keep)
-            self._check_ours()
+            table.write(columns, files, self._as_of, self._terms.keep)
+            self._pins.check()
             if not table.point():
-                raise self._fenced()
-        table.expire(self._keep)
+                raise self._pins.fenced()
+        table.expire(self._terms.keep)
         named = table.named()
-        self._pin(self._parts(named), self._as_of, is_last=True)
+        self._pins.settle(named, self._as_of, self._terms)
         table.tidy()
-        _drop_copies(folder, self._format, named)
+        _drop_copies(folder, shards, self._format, named)
+        fresh = (one.size for one in files if one.key.startswith(folder.prefix + COPIES) and one.key not in shared)
+        copied = sum(fresh)
         return Published(
-            machine.shard, self._format, self._as_of, table.place, table.version, len(files),
+            shards.name, self._format, self._as_of, table.place, table.version, len(files),
             sum(one.rows for one in files), sum(one.size for one in files),
             shared=sum(one.key in shared for one in files), copied=copied, rewritten=rewritten,
-            metadata=folder.written - copied, is_new=is_new,
+            metadata=folder.written - copied, is_new=is_new or is_litter,
         )  # fmt: skip
 
-    def _files(self, known: dict[str, File]) -> tuple[list[File], int]:
-        """The files of the contents, pinned; copies are made where nothing else has them. And what was rewritten."""
-        machine, rewritten = self._machine, 0
+    def _is_still(self, before: int) -> bool:
+        """Whether the same shards had the same rows as of the time that is published."""
+        is_same = before == self._as_of or all(_is_still(m.state, before, self._as_of) for m in self._shards.machines)
+        return is_same and self._pins.are_as_of(before)
+
+    def _files(self, worker: Worker, columns: Columns, known: dict[str, File]) -> tuple[list[File], int]:
+        """The files of a shard's contents, pinned, and what was rewritten; copies, where nothing else has them."""
+        machine, rewritten = worker.machine, 0
         for _ in range(ROUNDS):
             state = machine.fetch().state
+            if not state.since <= at(self._as_of):
+                raise _unreadable(machine, state, self._as_of)
             try:
                 chosen = choose(
-                    machine,
-                    state,
-                    self._as_of,
-                    self._columns,
-                    below_folder=self._format in BY_NAME,
+                    self._folder, machine, state, self._as_of, columns, below_folder=self._format in BY_NAME,
                     known=_in_place(known, self._folder),
-                )
-                if chosen is None and (request := self._request(state)) is not None:
-                    done = carry_out(machine, self._worker, request, local_engine(machine))
+                )  # fmt: skip
+                if chosen is None and (request := self._request(machine, state)) is not None:
+                    done = carry_out(machine, worker, request, local_engine(machine))
                     rewritten += done.bytes_out
                     continue
                 if chosen is None:
-                    self._pin(set(), self._as_of)
-                    return list(whole(self._folder, state, self._as_of, self._columns)), rewritten
-                if self._pin({part.key for part in chosen.in_place}, self._as_of):
-                    copies = copies_of(self._folder, state, chosen.copied, self._columns, known)
+                    return list(whole(self._folder, machine, state, self._as_of, columns)), rewritten
+                if self._pins.add(machine, {part.key for part in chosen.in_place}):
+                    copies = copies_of(self._folder, machine, state, chosen.copied, columns, known)
                     in_place = (file_of(machine, part, chosen.bounds.get(part.key)) for part in chosen.in_place)
                     return [*in_place, *copies], rewritten
             except Missing:
@@ -256,69 +319,33 @@ class _Run:
             shard=machine.shard,
         )
 
-    def _request(self, state: State) -> Request | None:
+    def _request(self, machine: Machine, state: State) -> Request | None:
         """What makes one run of the contents; None where only a copy has them."""
-        policy = policy_of(self._machine.config)
+        policy = policy_of(machine.config)
         if any(one.count for one in state.trace if not one.upper <= at(self._as_of + 1)):
             return None  # it is of the past
-        return next_request(state, policy, below_folder=self._format in BY_NAME)
-
-    def _pin(self, keys: set[PartKey], as_of: int, *, is_last: bool = False) -> bool:
-        """Pin these, and all that is pinned, unless it is the last step. False where one was replaced before."""
-        answer = self._machine.try_commit(lambda state, _now: self._command(state, keys, as_of, is_last=is_last))
-        if isinstance(answer, r.Unknown):
-            return False
-        self._judge(answer)
-        return True
-
-    def _command(self, state: State, keys: set[PartKey], as_of: int, *, is_last: bool) -> c.PinKeys:
-        old = state.pins.get(self._format)
-        expected = self._token if self._is_ours else old.opaque if old else None
-        together = keys if is_last or old is None else {*old.keys, *keys}
-        return c.PinKeys(self._format, tuple(sorted(together)), expected, self._token, as_of, self._keep, self._follows)
-
-    def _judge(self, answer: object) -> None:
-        if isinstance(answer, r.WrongOpaque):
-            raise self._fenced()
-        if not isinstance(answer, Committed | r.AlreadyDone):
-            raise self._machine.refused(answer)  # type: ignore[arg-type]
-        self._is_ours = True
-
-    def _check_ours(self) -> None:
-        pin = self._machine.fetch().state.pins.get(self._format)
-        if pin is None or pin.opaque != self._token:
-            raise self._fenced()
-
-    def _fenced(self) -> Fenced:
-        return Fenced(
-            f"shard {self._machine.shard}: another program publishes it as {self._format}, or withdrew it, and took "
-            "over. This call moved nothing that readers see; look at what is published, and publish again",
-            shard=self._machine.shard,
-        )
+        return next_request(state, policy, below_folder=self._format in BY_NAME and self._folder.has(machine.shard))
 
     def _check_there(self, shared: Sequence[File]) -> None:
         """Raise Missing where a file that is named again is gone, or is another one."""
         if not shared:
             return
-        below = {one.key.rpartition("/")[0] + "/" for one in shared}
-        sizes = {one.key: one.size for prefix in below for one in self._machine.blob.list(prefix)}
+        below, blob = {one.key.rpartition("/")[0] + "/" for one in shared}, self._folder.machine.blob
+        sizes = {one.key: one.size for prefix in below for one in blob.list(prefix)}
         if gone := [one.key for one in shared if sizes.get(one.key) != one.size]:
             raise Missing(
-                f"shard {self._machine.shard}: {len(gone)} files that are published are gone or were replaced, as "
-                f"{gone[0]}: another program deleted them. Nothing was published; see what the shard itself lacks by "
+                f"table {self._shards.name}: {len(gone)} files that are published are gone or were replaced, as "
+                f"{gone[0]}: another program deleted them. Nothing was published; see what the table itself lacks by "
                 "`persist shard scrub`, restore the files, or withdraw the publication and publish again",
-                shard=self._machine.shard, key=gone[0], keys=tuple(gone),
+                shard=self._folder.machine.shard, key=gone[0], keys=tuple(gone),
             )  # fmt: skip
 
-    def _parts(self, named: set[str]) -> set[PartKey]:
-        return {key_of(self._machine.shard, key) for key in named if not key.startswith(self._folder.prefix + COPIES)}
 
-
-def _drop_copies(folder: Folder, format_: Format, named: set[str]) -> None:
-    """Delete the copies that this publication of the shard does not name, and no other one does."""
+def _drop_copies(folder: Folder, shards: Shards, format_: Format, named: set[str]) -> None:
+    """Delete the copies that this publication of the table does not name, and no other one does."""
     there = set(folder.sizes(COPIES)) - named
     for other in FORMATS if there else ():
-        if other != format_ and other in folder.machine.state.pins:
+        if other != format_ and shards.pins(other):
             with closing(_table(folder, other)) as table:
                 there -= table.named()
     folder.delete(there)
@@ -330,15 +357,8 @@ def _is_still(state: State, before: int, as_of: int) -> bool:
     return before < as_of and not any(part.time_upper > before and part.time_lower <= as_of for part in parts)
 
 
-def _in_place(known: dict[str, File], folder: Folder) -> set[str]:
+def _in_place(known: Mapping[str, File], folder: Folder) -> set[str]:
     return {key for key in known if not key.startswith(folder.prefix + COPIES)}
-
-
-def upgrade(machine: Machine) -> None:
-    """Bring a shard to the format that has pins. Raises where settings keep it from that."""
-    if (most := machine.config.format) is not None and most < PINS:
-        raise machine.refused(r.NeedsFormat("publications", PINS, most))
-    move_up(machine, min(most or PART_SUMS, PART_SUMS))
 
 
 def next_request(state: State, policy: Policy, *, below_folder: bool) -> Request | None:
@@ -363,58 +383,59 @@ def _last_time(state: State) -> int:
     return max((part.time_upper for one in state.trace for part in one.parts), default=0)
 
 
-def _terms(pin: Pin | None, keep: int | None, follows: bool | None) -> tuple[int, bool]:
-    return keep or (pin.keep if pin else 0) or KEEP, bool(pin and pin.follows) if follows is None else follows
-
-
 def _planned(
-    folder: Folder, table: _Table, state: State, format_: Format, as_of: int, columns: Columns, known: Known | None
-) -> Published:
+    folder: Folder, table: _Table, shards: Shards, states: Sequence[State], format_: Format, as_of: int,
+    each: Sequence[Columns],
+) -> Published:  # fmt: skip
     """What a publication would do: where contents are written, as many bytes as are read at most."""
-    machine, shared = folder.machine, known.files if known else {}
-    is_new = known is None or known.as_of != as_of or not table.is_as(columns)
-    chosen: Chosen | None = Chosen([], [], {})
-    if is_new:
-        chosen = choose(
-            machine, state, as_of, columns, below_folder=format_ in BY_NAME, known=_in_place(shared, folder)
-        )
-    batches = [one for one in state.batches_at(as_of) if one.lower.is_before(as_of)]
-    parts = [part for one in batches for part in one.parts] if chosen is None else [*chosen.in_place, *chosen.copied]
-    size, rows = sum(part.size for part in parts), sum(part.rows for part in parts)
-    same = [] if chosen is None else [part for part in chosen.in_place if file_of(machine, part).key in shared]
-    copied = 0 if chosen is None else sum(part.size for part in chosen.copied)
+    known = table.newest()
+    shared = known.files if known else {}
+    is_new = known is None or known.as_of != as_of or not table.is_as(each[0])
+    found = list[Part]()
+    copied = rewritten = same = 0
+    for machine, state, columns in zip(shards.machines, states, each, strict=True):
+        chosen: Chosen | None = Chosen([], [], {})
+        if is_new:
+            chosen = choose(
+                folder, machine, state, as_of, columns, below_folder=format_ in BY_NAME,
+                known=_in_place(shared, folder),
+            )  # fmt: skip
+        batches = [one for one in state.batches_at(as_of) if one.lower.is_before(as_of)]
+        if chosen is None:
+            parts = [part for one in batches for part in one.parts]
+            rewritten += sum(part.size for part in parts)
+        else:
+            parts = [*chosen.in_place, *chosen.copied]
+            same += sum(file_of(machine, part).key in shared for part in chosen.in_place)
+            copied += sum(part.size for part in chosen.copied)
+        found += parts
     return Published(
-        machine.shard, format_, as_of, table.place, table.version, len(parts) if is_new else len(shared), rows, size,
-        shared=len(same), copied=copied, rewritten=size if chosen is None else 0, is_new=is_new,
+        shards.name, format_, as_of, table.place, table.version, len(found) if is_new else len(shared),
+        sum(part.rows for part in found), sum(part.size for part in found), shared=same, copied=copied,
+        rewritten=rewritten, is_new=is_new,
     )  # fmt: skip
 
 
 @charged
-def withdraw(machine: Machine, format_: Format, *, dry_run: bool = False) -> Withdrawn:
-    """Take a publication back: its pointer first, then its metadata and copies, then its pin.
+def withdraw(shards: Shards, format_: Format, *, dry_run: bool = False) -> Withdrawn:
+    """Take a publication back: its pointer first, then its metadata and copies, then its pins.
 
     Readers that have it open may fail from then on. Doing it again finishes what a crash left. Raises NotFound where
     it is missing.
     """
-    pin = machine.fetch().state.pins.get(format_)
-    if pin is None:
-        raise NotFound(f"shard {machine.shard} is not published as {format_}. Nothing was done", shard=machine.shard)
-    answer = Withdrawn(machine.shard, format_, pin.keys, pin.as_of)
+    for machine in shards.every:
+        machine.fetch()
+    if not (pins := shards.pins(format_)):
+        raise NotFound(f"table {shards.name} is not published as {format_}. Nothing was done", table=shards.name)
+    keys = tuple(sorted({key for pin in pins for key in pin.keys}))
+    as_of = max((pin.as_of for pin in pins if pin.as_of is not None), default=None)
     if dry_run:
-        return answer
-    token = b"%016x" % (machine.runtime.entropy() % 2**64)
-    taken = machine.try_commit(
-        lambda state, _now: c.PinKeys(
-            format_, pin.keys, state.pins[format_].opaque if format_ in state.pins else None, token
-        )
-    )
-    if not isinstance(taken, Committed):
-        raise machine.refused(taken)
-    folder = Folder(machine)
+        return Withdrawn(shards.name, format_, keys, as_of)
+    held = Pins(shards, format_)
+    held.take(make=False)
+    folder = Folder(shards.machines[0], shards.folder, shards.name)
     with closing(_table(folder, format_, is_read=False)) as table:  # also where it cannot be read
         table.withdraw()
-    _drop_copies(folder, format_, set())
-    gone = machine.try_commit(lambda _state, _now: c.Unpin(format_, token))
-    if not isinstance(gone, Committed):
-        raise machine.refused(gone)
-    return answer
+    _drop_copies(folder, shards, format_, set())
+    held.drop()
+    return Withdrawn(shards.name, format_, keys, as_of)
