@@ -83,6 +83,14 @@ class AzureObjects(CloudObjects):
         except ValueError as error:
             raise InvalidUsage(f"cannot reach {self.where}: {error}") from None
 
+    @property
+    def address(self) -> str:
+        """As Hadoop's clients and Iceberg's say it, with the account: `abfss://container@account.dfs…/prefix`."""
+        client: ContainerClient = self.clients.get()
+        host = str(client.primary_hostname).partition(":")[0]
+        host = host.replace(".blob.", ".dfs.") if ".blob." in host else f"{client.account_name}.dfs.core.windows.net"
+        return f"abfss://{self.target.bucket}@{host}/{self.target.prefix}".rstrip("/")
+
     def at(self, name: str) -> str:
         """The name of a blob. Raises InvalidName if it is too long, or another to Azure, which reads \\ as /."""
         if "\\" in name:

@@ -67,7 +67,7 @@ class ObjectsBlob:
 
     @property
     def address(self) -> str:
-        return f"{self._objects.where}/{BLOBS}"
+        return f"{self._objects.address}/{BLOBS}"
 
     def point(self, key: str, data: bytes, follows: bytes | None) -> bool:
         name, doing = BLOBS + check_key(key), f"move {key!r}"

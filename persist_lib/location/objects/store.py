@@ -96,6 +96,11 @@ class CloudObjects(ABC):
     clients: Any
     """What makes requests: a client for each process. `clients.get()` is this one's."""
 
+    @property
+    def address(self) -> str:
+        """The place for programs that do not know us: a URL without options."""
+        return self.where
+
     @abstractmethod
     def at(self, name: str) -> Any:
         """Where a request finds an object, as the client takes it. Raises InvalidName for a name that is too long."""
