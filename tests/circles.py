@@ -54,6 +54,7 @@ NIGHTLY: Mapping[str, str] = {
     "tests/integration/test_fleet.py": "test_repair.py; newer formats, in tests/unit/format and unit/server",
     "tests/integration/test_git_history.py::test_a_long_history_is_ingested_in_minutes": "shorter ones beside it",
     "tests/integration/test_left_alone.py": "test_compaction_at_size.py: rounds; test_maintenance_run.py: one run",
+    "tests/integration/test_published_on_spark.py": "test_published_tables.py: other engines",
     "tests/integration/test_request_counts.py::test_on_s3_alone_the_heads": "pages of four, in test_s3_cas.py",
     "tests/wheels/test_shop.py::test_its_tests_on_spark": "its other tests, beside it; tests/spark",
     "tests/wheels/test_shop.py::test_the_processes": "its tests, and what its files say; test_dev_loading.py",

@@ -76,7 +76,7 @@ def shards_of(
 
 
 def _pin_in(machine: Machine, format_: str) -> str:
-    """What the pin of the one publication in this format is called in a shard; empty where there is none."""
+    """What the pin of the one publication in this format is called in a shard; empty for a shard without one."""
     return next((name for name in sorted(machine.state.pins) if name.partition(".")[0] == format_), "")
 
 

@@ -79,7 +79,7 @@ def life(client: persist.Client, as_: str) -> tuple[dict[int, Rows], Any]:
             )
         published = client.publish("orders", as_)
         seen[published.as_of] = rows(table.read().to_arrow())
-        client.maintain("orders")
+        table.maintain()
     return seen, published
 
 
@@ -117,6 +117,26 @@ def test_duckdb_reads_each_published_time(tmp_path: Path, duckdb: Any, as_: str)
                 client.blob.delete(entry.key)
         with pytest.raises(RuntimeError, match=r"(?i)no such file|not found|no files"):
             duckdb(f"select sum(id) from {newest}")
+
+
+@BOTH
+@pytest.mark.parametrize("shards", [1, 3])
+def test_duckdb_reads_a_collection_through_a_handover(tmp_path: Path, duckdb: Any, as_: str, shards: int) -> None:
+    with persist.open(f"file:{tmp_path}", config=CONFIG) as client:
+        client.controller().create("orders", SCHEMA, shards=shards, mode="compare_and_append")
+        seen, published = life(client, as_)
+        client.controller().reshard("orders", 2)
+        client.table("orders").upsert([{"id": 1, "word": "after"}])
+        published = client.publish("orders", as_)
+        seen[published.as_of] = rows(client.table("orders").read().to_arrow())
+        client.table("orders").maintain()
+        of = versions(published)
+        for time, expected in seen.items():
+            scan = (
+                f"iceberg_scan('{published.place}', snapshot_from_id = {of[time]}::ubigint)" if as_ == "iceberg"
+                else f"delta_scan('{published.place}', version = {of[time]})"
+            )  # fmt: skip
+            assert sorted(duckdb(f"select id, word, price from {scan}")) == expected, time
 
 
 def total(found: Rows) -> Decimal:
