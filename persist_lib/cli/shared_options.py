@@ -15,8 +15,7 @@ from persist_lib.frontier import parse_time as check_time
 from persist_lib.times import END_S, Times, Unit, is_time_text
 
 NUMBER = re.compile(r"(?!.{41})[0-9]+(_[0-9]+)*")
-"""Of any size that means something: Python reads no number of thousands of digits."""
-"""A count or a time as people type it: 1000 or 1_000."""
+"""A count or a time as people type it: 1000 or 1_000. Of up to 40 characters: Python reads no thousands of digits."""
 DURATION = re.compile(r"\d+(\.\d+)? *[a-zA-Zµ]")
 LAST = Times("us", lambda: END_S * 1_000 - 1)
 """Refuses what is no time whatever the clock says, before anything is opened."""

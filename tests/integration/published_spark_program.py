@@ -2,13 +2,14 @@
 
 import json
 import sys
+from typing import Any
 
 folder, jars, asks = sys.argv[1:]
 sys.path.insert(0, folder)
 
 from pyspark.sql import SparkSession  # noqa: E402 - the one in that folder
 
-settings = {
+settings: dict[str, Any] = {
     "spark.jars": jars, "spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "1",
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
