@@ -76,6 +76,7 @@ def test_idle_shards_are_one_observation_whatever_their_number(
             "shards": 30, "visited": 0, "idle": 30, "failed": 0, "left": 0, "paused": 0, "seconds": 0,
         }  # fmt: skip
         assert events(instance, result) <= 20, [entry.message for entry in instance.all_logs(result.run_id)]
+        assert summary(result)["seconds"] < 1
 
 
 def test_a_pass_visits_the_shards_on_which_something_is_due_and_no_other(
