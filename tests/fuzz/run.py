@@ -76,7 +76,7 @@ def run(targets: list[Target], seconds: int) -> int:
         steps = [(int(number), int(places)) for number, places in STEP.findall(said)]
         executions[target.name] = int(done[1]) if (done := DONE.search(said)) else max(steps, default=(0, 0))[0]
         new = sorted(set(found.glob(f"{target.name}-*")) - before)
-        findings += max(len(new), status != 0)
+        findings += status != 0
         print(
             f"{target.name:22} {executions[target.name]:>10,} inputs {max(steps, default=(0, 0))[1]:>6,} places "
             f"{time.monotonic() - began:5.0f} s{''.join(f'  FOUND {path}' for path in new)}"

@@ -253,6 +253,12 @@ def test_a_text_of_parquet_that_is_no_utf_8_is_a_bad_message(tmp_path: object) -
     assert json.loads(error["raw"]) == {"id": 2, "word": "//4=", "at": None, "ok": True}
 
 
+def test_a_file_of_parquet_with_a_name_that_is_no_utf_8_is_not_read_and_stops_no_source() -> None:
+    (data, *_) = TARGETS["parquet-file"].seeds()
+    assert TARGETS["parquet-file"].decode(data) == len(foreign.ROWS)
+    assert TARGETS["parquet-file"].decode(data.replace(b"word", b"wo\xebd")) == 0
+
+
 def test_a_text_of_a_pending_batch_that_is_no_utf_8_is_damage() -> None:
     (data,) = (seed for seed in TARGETS["pending-batch"].seeds() if seed[:1] == b"\0")
     assert b"w1" in data

@@ -23,6 +23,8 @@ from persist_lib.sources.protocol import ADDRESS, START, Mark, Unread
 
 ROWS = 65_536
 FOOTER = 4096
+DAMAGED = (pa.ArrowException, OSError, UnicodeDecodeError)
+"""What Arrow raises for a file that is no Parquet, or has names that are no UTF-8."""
 
 
 class _Size(NamedTuple):
@@ -80,7 +82,7 @@ class ParquetFiles(FolderReader):
             raise Gone(
                 f"the file {partition} went while it was read", partition=partition, address=start.address
             ) from error
-        except (pa.ArrowException, OSError) as error:
+        except DAMAGED as error:
             raise Determinate(
                 f"the file {partition} could not be read from row {start.address} on: {error}. It is tried again; if "
                 "the file is damaged, put a whole one in its place and reset the source",
@@ -116,7 +118,7 @@ class ParquetFiles(FolderReader):
                 self._sizes[file] = _Size(metadata.num_rows, file.size, check)
             except (FileNotFoundError, NotFound):
                 return None
-            except (pa.ArrowException, OSError) as error:
+            except DAMAGED as error:
                 self._unread[file.path] = Unread(f"it is no Parquet file, or not whole: {error}", file.changed_ms)
                 return None
         return self._sizes[file]
