@@ -265,6 +265,7 @@ lock: ## pin requirements/*.txt anew after a change of ranges (UPGRADE=1: the ne
 	$(COMPILE) requirements/readers.in -o requirements/readers.txt
 	$(COMPILE) requirements/fuzz.in -o requirements/fuzz.txt
 	$(COMPILE) --no-deps requirements/spark-readers.in -o requirements/spark-readers.txt
+	$(COMPILE) requirements/dbt.in -o requirements/dbt.txt
 	$(COMPILE) requirements/airflow.in -o requirements/airflow.txt
 	$(COMPILE) --constraint requirements/dev.txt pyproject.toml requirements/docs.in -o requirements/docs.txt
 

@@ -56,6 +56,7 @@ NIGHTLY: Mapping[str, str] = {
     "tests/integration/test_left_alone.py": "test_compaction_at_size.py: rounds; test_maintenance_run.py: one run",
     "tests/integration/test_published_on_spark.py": "test_published_tables.py: other engines",
     "tests/integration/test_request_counts.py::test_on_s3_alone_the_heads": "pages of four, in test_s3_cas.py",
+    "tests/spark/test_dbt.py": "test_sql_catalog.py: the statements that it makes",
     "tests/wheels/test_shop.py::test_its_tests_on_spark": "its other tests, beside it; tests/spark",
     "tests/wheels/test_shop.py::test_the_processes": "its tests, and what its files say; test_dev_loading.py",
     "tests/wheels/test_types.py": "py.typed is in the wheels, in test_distributions.py; `make lint`",
