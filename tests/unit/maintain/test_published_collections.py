@@ -14,6 +14,7 @@ from persist_lib.catalog.publications import shards_of
 from persist_lib.maintain.publish.folder import Folder
 from persist_lib.maintain.publish.steps import _table
 from persist_lib.testing import check_world
+from persist_lib.verify import check
 from tests.faults.test_collection_commands import Died, Dying
 from tests.unit.maintain.test_publish import BOTH, CONFIG, SCHEMA, Rows, by_others, plain, row, versions
 from tests.worlds import World
@@ -120,6 +121,7 @@ def test_nothing_of_a_collection_that_is_published_is_deleted_until_it_is_withdr
     table.set_retention(0)
     table.maintain()
     check_there(client, as_)
+    assert not check(client, full=True).broken, "nothing is of no shard"
     with pytest.raises(persist.StillRead, match=f"published as {as_}"):
         table.drop()
     with pytest.raises(persist.StillRead, match=f"published as {as_}"):
