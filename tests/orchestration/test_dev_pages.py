@@ -51,6 +51,14 @@ INDEBTED = ["clicks", "sessions"]
 OLD = "ledger"
 """A shard with thirty days behind it."""
 DAMAGED = "shipments"
+PLANNED = "visits"
+RULES = """
+[[rule]]
+pattern = "ledger"
+retention = "last 40"
+bytes_day = 10737418240
+order = "newest"
+"""
 SHOP = """
 import dagster as dg
 import pyarrow as pa
@@ -110,6 +118,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory, receiver: Receiver) -> Iterat
         for number, name in enumerate([*HEALTHY, DAMAGED]):
             write(client, name, batches=6, rows=400 * (number + 1), seed=number)
         age(url)
+        client.set_rules(RULES)
         damage_a_part(base / "data", DAMAGED)
         shop = fed_shop(base)
         with dagster_dev(base / "home", workspace_of(base, persist=HURRIED, shop=SHOP.format(url=shop)), env) as dev:
@@ -248,6 +257,18 @@ def test_a_shard_s_page_is_its_partition(seen: Seen, page: Page) -> None:
 def test_tables_have_lineage_from_their_sources_to_a_team_s_own_assets(seen: Seen, page: Page) -> None:
     with picture(seen, page, "data-assets", "/locations/__repository__@shop/asset-groups/shop_data"):
         shows(page, "Source", "orders", "people", "events", "revenue", "sessions")
+
+
+def test_a_plan_is_shown_before_anything_happens(seen: Seen, page: Page) -> None:
+    with persist.open(seen.url) as client:
+        write(client, PLANNED, batches=8, rows=300)
+        before = client.inspect(PLANNED).seqno
+        config: dict[str, object] = {"shards": [PLANNED], "apply": "by a person"}
+        run = seen.dev.launch("compaction", {"ops": {"compaction_of_shards": {"config": config}}})
+        assert seen.dev.wait_finished(run).status == "SUCCESS", seen.dev.why(run)
+        with picture(seen, page, "plan", "/assets/plans?view=events"):
+            shows(page, "dollars", "frees_bytes", PLANNED)
+        assert client.inspect(PLANNED).seqno == before
 
 
 def drawn(page: Page) -> int:
