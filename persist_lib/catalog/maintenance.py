@@ -31,11 +31,13 @@ from persist_lib.catalog.renditions import (
     upper_of,
 )
 from persist_lib.core.holds import newest_time
+from persist_lib.core.plan.retention import distance_of
 from persist_lib.core.state import NAMED, State
 from persist_lib.errors import HoldConflict, NotFound, Paused, PersistError, ShardFinished, SinceViolation, StillRead
 from persist_lib.frontier import Antichain, at
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.runtime.each import Each
+from persist_lib.times import Times
 
 GIVES_UP = frozenset({"move hold", "close", "release", "finish", "forget"})
 UNPLANNED = "a person decides, by a plan"
@@ -183,9 +185,9 @@ class _Tending:
         newest = (timeline.upper.meet(upper_of(self._client, timeline)).time or 1) - 1
         yield from self._keep(collection.shard, timeline)
         yield from self._follow_named(renditions, timeline)
-        if collection.retention is not None:
-            reason = f"history of {collection.retention} times is kept"
-            yield from self._move(collection.shard, max(0, newest - collection.retention), reason, timeline)
+        if (kept := self._kept(timeline)) is not None:
+            distance, reason = kept
+            yield from self._move(collection.shard, max(0, newest - distance), reason, timeline)
             timeline = self._timeline(renditions)
         for record in renditions:
             if record.state != "live" or _is_over(record, timeline):
@@ -195,6 +197,19 @@ class _Tending:
                 yield from self._keep(name, timeline)
                 yield from self._move(name, target, reason, timeline)
         yield from self._release_copies()
+
+    def _kept(self, timeline: Timeline) -> tuple[int, str] | None:
+        """How many times of history are kept, and why: as the collection says, else as a rule does, by a time."""
+        collection, columns = self._collection, timeline.last.rendition.columns
+        if collection.retention is not None:
+            return collection.retention, f"history of {collection.retention} times is kept"
+        # Deleted keys are kept as their table is, so that both can be restored to as many times.
+        owner = self._catalog.fetch().collections.get(collection.marks_of, collection)
+        said = self._client.rules_of(owner.name).get("retention")
+        distance = None if said is None else distance_of(said.value, columns.times)
+        if said is None or distance is None:
+            return None
+        return distance, f"{said.source} keeps history of {Times(columns.times, int).show_distance(distance)}"
 
     def _keep(self, shard: str, timeline: Timeline) -> Iterator[tuple[Step, Do]]:
         """Set the hold of a shard that has none: its maker died, or a person took it away."""

@@ -67,7 +67,7 @@ def config(
     \b
     \\[\\[rule]]
     pattern = "orders*"
-    retention = "7 days"                    # of shards without one of their own; or "last 10" appends, or 1000 times
+    retention = "7 days"                    # of what has none of its own; or 1000 times, of shards "last 10" appends
     quiet = ["08:00-18:00"]                 # UTC: no duty begins then
     compaction_weight = 0.25                # and _advance and _ahead: as in the settings
     bytes_day = 107374182400                # compaction of them all reads and writes so much a day, and then waits

@@ -30,8 +30,9 @@ DEFAULT = "default"
 class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """How what has a name of this pattern is looked after. A field that is None says nothing.
 
-    `retention` is how much history a shard without a retention of its own keeps: times behind upper, or text such
-    as "7 days" where times are a clock, or "last 10": what can be read since the last ten appends began.
+    `retention` is how much history a shard or collection without a retention of its own keeps: times behind upper, or
+    text such as "7 days" where times are a clock, or, of a lone shard, "last 10": what can be read since the last ten
+    appends began.
     `compaction_weight`, `compaction_advance` and `compaction_ahead` are as in the settings. `quiet` are windows of the
     day, UTC, in which no duty begins: "08:00-18:00", or "22:00-06:00" over midnight.
 

@@ -10,7 +10,7 @@ from persist_lib.core.holds import is_of_layer, layer_of
 from persist_lib.core.state import OUTCOMES_KEPT, RETENTION, State
 from persist_lib.errors import InvalidUsage
 from persist_lib.frontier import MAX_TIME, Antichain, at
-from persist_lib.times import Times
+from persist_lib.times import Times, Unit
 
 LAST = re.compile(r"last (\d+)")
 LAST_MOST = OUTCOMES_KEPT - 1
@@ -47,7 +47,8 @@ def check_own(value: object, what: str) -> None:
 def retention_of(state: State, by_rule: int | str | None) -> Kept | None:
     """How much history is kept: as the shard says, else as rules do; None: neither says so, and all of it is kept.
 
-    Rules say nothing of what belongs to a layer, and no lengths of time where times are plain integers.
+    Rules say nothing of what belongs to a layer, as the shards of a collection, and no lengths of time where times are
+    plain integers.
     """
     times = Times(state.times, int)
     if state.retention is not None:
@@ -56,10 +57,15 @@ def retention_of(state: State, by_rule: int | str | None) -> Kept | None:
         return None
     if isinstance(by_rule, str) and (last := LAST.fullmatch(by_rule)):
         return _of_last(state, int(last[1]), times)
-    if state.times is None and isinstance(by_rule, str):
+    distance = distance_of(by_rule, state.times)
+    return None if distance is None else Kept(distance, f"{times.show_distance(distance)} by a rule")
+
+
+def distance_of(by_rule: int | str, times: Unit | None) -> int | None:
+    """A rule's retention in times; None for the last appends, and for a length of time where times are integers."""
+    if isinstance(by_rule, str) and (times is None or LAST.fullmatch(by_rule)):
         return None
-    distance = times.distance(by_rule, "retention")
-    return Kept(distance, f"{times.show_distance(distance)} by a rule")
+    return Times(times, int).distance(by_rule, "retention")
 
 
 def _of_last(state: State, count: int, times: Times) -> Kept:

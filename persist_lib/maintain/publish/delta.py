@@ -30,7 +30,7 @@ NEVER_MS = 2**53
 
 
 class Delta:
-    """One shard's Delta table: what is published, and the next commit of it."""
+    """A table as Delta: what is published, and the next commit of it."""
 
     @reads_metadata
     def __init__(self, folder: Folder, *, is_read: bool = True) -> None:

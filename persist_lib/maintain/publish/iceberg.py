@@ -63,7 +63,7 @@ IDS = "persist.columns"
 
 
 class Iceberg:
-    """One shard's Iceberg table: what is published, and the next commit of it."""
+    """A table as Iceberg: what is published, and the next commit of it."""
 
     @reads_metadata
     def __init__(self, folder: Folder, *, is_read: bool = True) -> None:

@@ -125,6 +125,42 @@ def test_history_is_kept_behind_the_data_and_not_behind_a_promise_ahead_of_it(wo
     check(controller, told, 2, 4)
 
 
+def test_a_rule_says_how_much_history_a_collection_keeps_that_says_nothing_itself(world: World) -> None:
+    controller = create(world.client())
+    told = Told()
+    write(controller, told, range(8))
+    client = controller.client
+    client.set_rules([{"pattern": "d*", "retention": 0}, {"pattern": "*", "retention": "1 day"}])
+    assert not [step for step in controller.tend("c").steps if step.action == "move hold"], "its times are integers"
+    client.set_rules([{"pattern": "c", "retention": "last 2"}])
+    assert not [step for step in controller.tend("c").steps if step.action == "move hold"], "only shards count appends"
+    client.set_rules([{"pattern": "c", "retention": 3}])
+    steps = controller.plan("c")
+    assert {step.why for step in steps} >= {"the rule 'c' keeps history of 3"}, steps
+    assert controller.describe("c").since == at(0), "a plan changes nothing"
+    controller.tend("c")
+    assert controller.describe("c").since == at(4)
+    controller.alter("c", retention=1)
+    controller.tend("c")
+    assert controller.describe("c").since == at(6), "what it says itself counts"
+    check(controller, told, 6, 7)
+
+
+def test_a_rule_keeps_a_length_of_time_of_a_table_of_a_clock(world: World) -> None:
+    client = world.client()
+    controller = client.controller()
+    schema = persist.Schema(key=SCHEMA.key, value=SCHEMA.value, times="ms")
+    controller.create("clock", schema, mode="compare_and_append")
+    with controller.open_writer("clock") as writer:
+        times = []
+        for number in range(4):
+            times.append(writer.upsert([{"id": number, "word": "a"}]).time or 0)
+            world.clock.advance(60)
+    client.set_rules([{"pattern": "*", "retention": "90 s"}])
+    controller.tend("clock")
+    assert controller.describe("clock").since == at(times[-1] - 90_000)
+
+
 def test_an_append_beyond_a_gap_promises_nothing(world: World) -> None:
     told, controller = Told(), create(world.client(), "append")
     write(controller, told, range(3))
