@@ -41,8 +41,9 @@ RENAMED = {
     "streams lock show": "streams show", "streams lock break": "streams unlock", "events kinds": "events show",
     "events head": "events cat STORE --first N", "events tail": "events cat STORE --last N",
     "events repair": "events check STORE --repair", "simulate-policy": "report NAME --policy FILE",
+    "holds": "shard list --holders", "explain": "shard show SHARD --why", "publish": "maintain NAME --publish iceberg",
 }  # fmt: skip
-"""The earlier spellings, and what each is now."""
+"""Earlier spellings, and others that people look for, and what each is."""
 LONGEST = max(len(words.split()) for words in RENAMED)
 
 
@@ -58,7 +59,7 @@ class Group(TyperGroup):
             said = (" ".join(given[:count]) for count in range(LONGEST, 0, -1))
             words = next((words for words in said if words in RENAMED), None)
             if words is not None and hasattr(error, "message"):
-                error.message = f"There is no command 'persist {words}' any more: it is `persist {RENAMED[words]}`."
+                error.message = f"There is no command 'persist {words}': it is `persist {RENAMED[words]}`."
             raise
 
 

@@ -814,7 +814,7 @@ def test_a_report_is_text_json_and_one_file_of_html(sh: Shell, tmp_path: Path) -
 @pytest.mark.parametrize("words", sorted(root.RENAMED))
 def test_of_a_spelling_of_before_the_new_one_is_told(sh: Shell, words: str) -> None:
     said = " ".join(sh.fails(2, *words.split(), "orders").replace("│", " ").split())
-    assert f"There is no command 'persist {words}' any more: it is `persist {root.RENAMED[words]}`." in said
+    assert f"There is no command 'persist {words}': it is `persist {root.RENAMED[words]}`." in said
     assert command_of(root.RENAMED[words]), "the new spelling is one"
     assert command_of(words) is None
 

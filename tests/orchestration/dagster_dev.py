@@ -19,8 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import psycopg
+import pytest
+
 from tests.orchestration import dagster_asks as asks
 from tests.orchestration.dagster_answers import Event, Run, event_from, key_of, metadata_of, run_from, text_of
+from tests.servers import postgres_url
 
 T = TypeVar("T")
 ROOT = Path(__file__).parent.parent.parent
@@ -297,6 +301,25 @@ def dagster_dev(home: Path, workspace: Path, env: Mapping[str, str]) -> Iterator
         yield dev
     finally:
         stop(server)
+
+
+STORAGES = ("sqlite", "postgres")
+
+
+def store_in(home: Path, storage: str) -> None:
+    """Have a Dagster of this home store what it keeps there, or in a database of its own, with our dagster.yaml."""
+    home.mkdir(parents=True, exist_ok=True)
+    if storage == "sqlite":
+        return
+    pytest.importorskip("dagster_postgres", reason="PostgreSQL as Dagster's storage needs dagster-postgres")
+    url = postgres_url().partition("?")[0]
+    database = f"dev_{home.parent.name.replace('-', '_').lower()}"
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(f'DROP DATABASE IF EXISTS "{database}"'.encode())
+        connection.execute(f'CREATE DATABASE "{database}"'.encode())
+    driven = f"{url.rpartition('/')[0]}/{database}".replace("postgresql:", "postgresql+psycopg2:", 1)
+    storage = f"storage:\n  postgres: {{postgres_url: {json.dumps(driven)}}}\n"
+    (home / "dagster.yaml").write_text(f"{(ROOT / 'dagster.yaml').read_text()}\n{storage}")
 
 
 STOPPED = """from orchestration.definitions import build_definitions

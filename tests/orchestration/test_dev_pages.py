@@ -26,7 +26,16 @@ import persist_lib as persist
 from orchestration.partitions import NONE_YET
 from persist_lib.location.open import open_location
 from persist_lib.sources import Files
-from tests.orchestration.dagster_dev import ROOT, STOPPED, DagsterDev, dagster_dev, wait_until, workspace_of
+from tests.orchestration.dagster_dev import (
+    ROOT,
+    STOPPED,
+    STORAGES,
+    DagsterDev,
+    dagster_dev,
+    store_in,
+    wait_until,
+    workspace_of,
+)
 from tests.orchestration.test_alerts import Receiver
 from tests.spark.collections import SMALL, damage_a_part, write
 
@@ -96,20 +105,18 @@ class Seen:
     """The location."""
 
 
-@pytest.fixture(scope="module")
-def receiver() -> Iterator[Receiver]:
-    """Where alerts go."""
-    made = Receiver()
-    yield made
-    made.close()
-
-
-@pytest.fixture(scope="module")
-def seen(tmp_path_factory: pytest.TempPathFactory, receiver: Receiver) -> Iterator[Seen]:
+@pytest.fixture(scope="module", params=STORAGES)
+def seen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
     """A location with healthy, indebted and damaged shards, after a failed job, a scrub, a backfill and a tick."""
     if FOUND.returncode:
         pytest.skip(FOUND.stderr.strip())
-    base = tmp_path_factory.mktemp("pages")
+    with closing(Receiver()) as receiver:
+        yield from seen_in(request.param, tmp_path_factory.mktemp(f"pages_{request.param}"), receiver)
+
+
+def seen_in(storage: str, base: Path, receiver: Receiver) -> Iterator[Seen]:
+    """The same, in a Dagster that stores what it keeps there."""
+    store_in(base / "home", storage)
     url = f"file:{base / 'data'}"
     config = json.dumps({**SMALL, "spark_above_bytes": 1 << 40})
     env = {"PERSIST_LOCATION": url, "PERSIST_CONFIG": config, "PERSIST_ALERT_URL": receiver.url,

@@ -7,13 +7,11 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import psycopg
 import pytest
 
 import persist_lib as persist
-from tests.orchestration.dagster_dev import ROOT, DagsterDev, dagster_dev, workspace_of
+from tests.orchestration.dagster_dev import STORAGES, DagsterDev, dagster_dev, store_in, workspace_of
 from tests.orchestration.test_alerts import Receiver
-from tests.servers import postgres_url
 from tests.spark.collections import SMALL, write
 
 pytestmark = [pytest.mark.dagster, pytest.mark.timeout(400)]
@@ -48,14 +46,11 @@ class Steered:
         return dict(self.dev.materializations(asset, partition)[0]["metadata"])
 
 
-@pytest.fixture(scope="module", params=["sqlite", "postgres"])
+@pytest.fixture(scope="module", params=STORAGES)
 def steered(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Steered]:
     base = tmp_path_factory.mktemp(f"steered_{request.param}")
     home, folder, receiver = base / "home", base / "data", Receiver()
-    home.mkdir()
-    if request.param == "postgres":
-        pytest.importorskip("dagster_postgres", reason="PostgreSQL as Dagster's storage needs dagster-postgres")
-        (home / "dagster.yaml").write_text(on_postgres(base.name))
+    store_in(home, request.param)
     env = {
         "PERSIST_LOCATION": f"file:{folder}", "PERSIST_CONFIG": json.dumps(SMALL), "PERSIST_APPLY": "by a person",
         "PERSIST_ALERT_URL": receiver.url, "PERSIST_SPARK_MASTER": "local[1]",
@@ -77,17 +72,6 @@ def steered(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
             assert not dev.load_error()
             yield Steered(dev, client, receiver)
     receiver.close()
-
-
-def on_postgres(name: str) -> str:
-    """The repository's dagster.yaml, with a database of its own as storage."""
-    url = postgres_url().partition("?")[0]
-    database = f"dev_{name.replace('-', '_').lower()}"
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute(f'DROP DATABASE IF EXISTS "{database}"'.encode())
-        connection.execute(f'CREATE DATABASE "{database}"'.encode())
-    driven = f"{url.rpartition('/')[0]}/{database}".replace("postgresql:", "postgresql+psycopg2:", 1)
-    return f"{(ROOT / 'dagster.yaml').read_text()}\nstorage:\n  postgres: {{postgres_url: {json.dumps(driven)}}}\n"
 
 
 def test_a_budget_pauses_compaction_until_the_day_ends_and_each_page_says_so(steered: Steered) -> None:
