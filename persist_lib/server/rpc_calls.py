@@ -127,6 +127,8 @@ class Raw:
 
 
 def _scan(consensus: Consensus, given: tuple[str, SeqNo, int]) -> tuple[list[Row], bool]:
+    if given[2] < 0:
+        raise InvalidUsage(f"{given[2]} is no number of rows. Nothing was done")
     rows = consensus.scan(*given)
     fit = wire.rows_that_fit(rows, lambda row: len(row.data))
     return rows[:fit], fit == len(rows)
@@ -161,12 +163,12 @@ RAW: Mapping[str, Raw] = {
 
 
 NUMBERS_BELOW = 1 << 63
-"""What every store takes as a number."""
+"""What every store takes as a number. One below 0 is that of no row, as any other that is not there."""
 
 
 def _check_numbers(given: Any) -> None:
-    """Raise InvalidUsage for a number in a call that no log has, and some store would fail at."""
-    if isinstance(given, int) and not 0 <= given < NUMBERS_BELOW:
+    """Raise InvalidUsage for a number in a call that some store would fail at."""
+    if isinstance(given, int) and not -NUMBERS_BELOW <= given < NUMBERS_BELOW:
         raise InvalidUsage(f"{given} is no number of a row, or of rows. Nothing was done")
     if isinstance(given, dict):
         given = given.values()

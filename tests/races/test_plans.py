@@ -204,7 +204,7 @@ def test_a_finished_shard_is_planned_too(client: persist.Client) -> None:
 BAD: dict[str, Callable[[dict[str, Any]], object]] = {
     "no JSON": lambda _: "{",
     "another kind": lambda plan: {**plan, "kind": "plan"},
-    "another format": lambda plan: {**plan, "format": 3},
+    "another format": lambda plan: {**plan, "format": 4},
     "no shards": lambda plan: {key: plan[key] for key in ("kind", "format")},
     "an unknown field": lambda plan: {**plan, "also": 1},
     "a shard's name that leaves the folder": lambda plan: {**plan, "shards": [{**plan["shards"][0], "shard": "../x"}]},
