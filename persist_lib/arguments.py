@@ -28,6 +28,9 @@ LONGEST_S = 1e9
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """What msgspec raises for bytes that are no value of a type: of another form, no UTF-8, or nested without end."""
 
+UNPARSED = (ValueError, RecursionError)
+"""What json and tomllib raise for a text that they cannot read, also for a number of thousands of digits."""
+
 _LARGEST = sys.float_info.max
 
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from persist_lib.arguments import did_you_mean, shown
+from persist_lib.arguments import UNPARSED, did_you_mean, shown
 from persist_lib.errors import InvalidUsage
 
 FILE = "persist.toml"
@@ -133,7 +133,7 @@ def read_file(path: Path) -> dict[str, Any]:
     """
     try:
         found = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, *UNPARSED) as error:
         raise InvalidUsage(f"{path} cannot be read: {error}", path=str(path)) from error
     for key, value in found.items():
         if key not in _ALLOWED:
@@ -168,7 +168,7 @@ def parse_config(text: str | None, source: str = "PERSIST_CONFIG") -> dict[str, 
     """The fields of `persist.Config` in a JSON object; none for None or an empty text. Raises InvalidUsage."""
     try:
         found = json.loads(text or "{}")
-    except (ValueError, RecursionError) as error:
+    except UNPARSED as error:
         raise InvalidUsage(
             f"{source} must be a JSON object, such as {EXAMPLE}: {error}. Got {shown(text)}", source=source
         ) from error

@@ -18,7 +18,7 @@ from persist_lib.catalog.reader import RenditionReader
 from persist_lib.catalog.records import CollectionRecord, RenditionRecord
 from persist_lib.catalog.renditions import Timeline, upper_of
 from persist_lib.client import Client
-from persist_lib.core.pins import folders_of
+from persist_lib.core.pins import folders_of, format_of
 from persist_lib.errors import SinceViolation, StillRead
 from persist_lib.frontier import at
 from persist_lib.location.wrap.spending import charged
@@ -77,7 +77,7 @@ def shards_of(
 
 def _pin_in(machine: Machine, format_: str) -> str:
     """What the pin of the one publication in this format is called in a shard; empty for a shard without one."""
-    return next((name for name in sorted(machine.state.pins) if name.partition(".")[0] == format_), "")
+    return next((name for name in sorted(machine.state.pins) if format_of(name) == format_), "")
 
 
 def _machines(client: Client, contents: Contents, collection: CollectionRecord) -> list[Machine]:
@@ -92,7 +92,7 @@ def check_unpublished(client: Client, contents: Contents, collection: Collection
     """Raise StillRead where a publication names objects of a collection."""
     found = ((machine.shard, pin) for machine in _machines(client, contents, collection) for pin in machine.state.pins)
     if by := sorted({f"pin {pin}": shard for shard, pin in found}.items()):
-        formats = sorted({pin.removeprefix("pin ").partition(".")[0] for pin, _ in by})
+        formats = sorted({format_of(pin.removeprefix("pin ")) for pin, _ in by})
         raise StillRead(
             f"{collection.name!r} is published as {' and '.join(formats)}, so nothing was dropped. Withdraw that "
             f"first: `persist maintain {collection.name} --withdraw {formats[0]}`, or Table.withdraw",

@@ -31,6 +31,11 @@ def pin_name(format_: str, folder: str, shard: str) -> str:
     return format_ if folder == shard else f"{format_}.{folder}"
 
 
+def format_of(pin: str) -> str:
+    """The format of the publication that a pin is of, by the pin's name."""
+    return pin.partition(".")[0]
+
+
 def folders_of(state: State, shard: str) -> dict[str, str]:
     """The folders that publications stand in which name objects of a shard, by their pins."""
     return {name: name.partition(".")[2] or shard for name in state.pins}
@@ -38,7 +43,7 @@ def folders_of(state: State, shard: str) -> dict[str, str]:
 
 def by_name(state: State) -> list[str]:
     """The formats that a shard is published in whose readers find columns by name."""
-    return sorted(BY_NAME.intersection(name.partition(".")[0] for name in state.pins))
+    return sorted(BY_NAME.intersection(map(format_of, state.pins)))
 
 
 def pinned(state: State) -> dict[PartKey, list[str]]:
@@ -77,7 +82,7 @@ def pin_keys(state: State, command: c.PinKeys) -> StateDiff | r.Refusal:
     """What making or moving a pin changes."""
     if state.format < PINS:
         return r.NeedsFormat("which objects are referred to from outside", PINS, state.format)
-    if command.name.partition(".")[0] in BY_NAME and (columns := evolved(state.schemas)):
+    if format_of(command.name) in BY_NAME and (columns := evolved(state.schemas)):
         reason = f"other engines would not find columns that changed or have defaults, as {', '.join(columns)}"
         return r.WrongSchema(len(state.schemas) - 1, reason)
     old = state.pins.get(command.name)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from persist_lib.arguments import did_you_mean, parse_integer, parse_number, parse_seconds, parse_text, shown
+from persist_lib.arguments import UNPARSED, did_you_mean, parse_integer, parse_number, parse_seconds, parse_text, shown
 from persist_lib.core.pauses import WILD, ByRule, Pause
 from persist_lib.core.plan.compaction import Policy
 from persist_lib.core.plan.retention import parse_retention, retention_of
@@ -133,7 +133,7 @@ def parse_rules(given: object) -> tuple[Rule, ...]:
     if isinstance(given, str):
         try:
             found = tomllib.loads(given)
-        except (ValueError, RecursionError) as error:
+        except UNPARSED as error:
             raise InvalidUsage(f"rules are TOML with [[rule]]: {error}. Nothing was changed") from error
         if unknown := sorted(found.keys() - {"rule"}):
             raise InvalidUsage(f"a file of rules has [[rule]] alone: got {shown(unknown[0])}. Nothing was changed")

@@ -16,7 +16,7 @@ import msgspec
 
 from persist_lib.core.budgets import Spent
 from persist_lib.core.pauses import Pause
-from persist_lib.core.plan.retention import LAST
+from persist_lib.core.plan.retention import last_of
 from persist_lib.core.rules import Rule
 from persist_lib.format.frame import decode_framed, framed, has_magic, version_of
 
@@ -43,7 +43,7 @@ def encode_wishes(wishes: Wishes) -> bytes:
     if not wishes.rules:
         return framed(MAGIC, VERSION, _encoder.encode(wishes.pauses))
     said = {name for rule in wishes.rules for name, value in msgspec.structs.asdict(rule).items() if value is not None}
-    is_last = any(isinstance(rule.retention, str) and LAST.fullmatch(rule.retention) for rule in wishes.rules)
+    is_last = any(last_of(rule.retention) is not None for rule in wishes.rules)
     is_first = said <= FIRST_FIELDS and not is_last
     return framed(MAGIC, WITH_RULES if is_first else MORE_RULES, _encoder.encode(wishes))
 

@@ -15,6 +15,7 @@ import re
 import time  # noqa: TID251 - an embedded store has no other clock than its machine's; callers may pass their own
 from collections.abc import Callable
 
+from persist_lib.arguments import UNPARSED
 from persist_lib.errors import Corrupt, InvalidName, InvalidUsage, NewerFormat, NotFound
 from persist_lib.ids import SeqNo
 from persist_lib.location.api import Newest, Row
@@ -117,7 +118,7 @@ def check_marker(data: bytes, where: str) -> None:
     """Raise Corrupt for a marker that is damaged, and NewerFormat for one that a newer release wrote."""
     try:
         found = json.loads(data)["format"]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (*UNPARSED, KeyError, TypeError) as error:
         raise Corrupt(
             f"{where} is not what Persist wrote; restore it ({{\"format\": {FORMAT}}})", key=where,
             expected={"format": FORMAT}, actual=str(error),

@@ -28,7 +28,7 @@ from typing import Any
 import grpc
 from cryptography import x509
 
-from persist_lib.arguments import shown
+from persist_lib.arguments import UNPARSED, shown
 from persist_lib.catalog.catalog import NOTHING, Catalog, Contents
 from persist_lib.catalog.names import minted, rendition_shard
 from persist_lib.catalog.wal import minted_timeline, wal_shard
@@ -216,7 +216,7 @@ def _matches(pattern: str, shard: str) -> bool:
 def _parse(data: bytes, path: Path, tables_of: TablesOf) -> list[Caller]:
     try:
         found = tomllib.loads(data.decode())
-    except (ValueError, RecursionError):
+    except UNPARSED:
         # Without its cause: what a parser quotes may be a token.
         raise InvalidUsage(f"the token file {path} is no TOML; see docs/shard-server.md", path=str(path)) from None
     clients = found.pop("clients", None)

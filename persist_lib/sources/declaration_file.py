@@ -26,7 +26,7 @@ from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
 
 import msgspec
 
-from persist_lib.arguments import did_you_mean, shown
+from persist_lib.arguments import UNPARSED, did_you_mean, shown
 from persist_lib.errors import InvalidUsage, NotAllowed, NotAuthenticated
 from persist_lib.schema.schema import Schema
 from persist_lib.sources.kinds import KINDS
@@ -51,7 +51,7 @@ def read(path: Path) -> Given:
         given = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InvalidUsage(f"{path} cannot be read: {error.strerror or error}", path=str(path)) from error
-    except (ValueError, RecursionError) as error:
+    except UNPARSED as error:
         raise InvalidUsage(f"{path} is no TOML: {error}", path=str(path)) from error
     with within(path, path=str(path)):
         return parse(given)

@@ -12,6 +12,7 @@ import struct
 import tempfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -189,19 +190,20 @@ def _parquet(data: bytes) -> int:
     """A file of Parquet in a folder that is a source, decoded as rows."""
     path = _place() / "a.parquet"
     path.write_bytes(data)
-    reader = Files(place=str(_place()), format="parquet").open()
-    try:
-        pipeline = Pipeline(Decoding(decoder="rows"), Meaning(), FLAT)
-        count = 0
+    return _applied(Files(place=str(_place()), format="parquet"), Pipeline(Decoding(decoder="rows"), Meaning(), FLAT))
+
+
+def _applied(files: Files, pipeline: Pipeline) -> int:
+    """Decode all messages of files that are a source, and answer how many there are."""
+    count = 0
+    with closing(files.open()) as reader:
         for partition, mark in reader.high_watermarks({}, 1 << 20).items():
             for table in reader.read(partition, START, mark):
                 whole = table.append_column("_time", table.column("address"))
                 whole = whole.append_column("partition", pa.array(["a"] * table.num_rows, pa.string()))
                 pipeline.apply(whole, lambda _: FLAT.contents.empty_table()).output.validate(full=True)
                 count += table.num_rows
-        return count
-    finally:
-        reader.close()
+    return count
 
 
 def _lines_of(name: str, decoding: Decoding) -> Callable[[bytes], int]:
@@ -212,18 +214,7 @@ def _lines_of(name: str, decoding: Decoding) -> Callable[[bytes], int]:
         place = _place() / name
         place.mkdir(exist_ok=True)
         (place / name).write_bytes(data)
-        reader = Files(place=str(place), format="csv" if "csv" in name else "jsonl").open()
-        try:
-            count = 0
-            for partition, mark in reader.high_watermarks({}, 1 << 20).items():
-                for table in reader.read(partition, START, mark):
-                    whole = table.append_column("_time", table.column("address"))
-                    whole = whole.append_column("partition", pa.array(["a"] * table.num_rows, pa.string()))
-                    pipeline.apply(whole, lambda _: FLAT.contents.empty_table()).output.validate(full=True)
-                    count += table.num_rows
-            return count
-        finally:
-            reader.close()
+        return _applied(Files(place=str(place), format="csv" if "csv" in name else "jsonl"), pipeline)
 
     return decode
 

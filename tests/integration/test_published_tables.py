@@ -95,18 +95,23 @@ def versions(published: Any, **options: Any) -> dict[int, int]:
     return {int(str(one.summary["persist.as_of"])): one.snapshot_id for one in found if one.summary}
 
 
+def check_each_time(duckdb: Any, published: Any, seen: dict[int, Rows]) -> None:
+    """DuckDB has the rows of each time at the version that was published of it."""
+    of = versions(published)
+    assert seen.keys() <= of.keys()
+    for time, expected in seen.items():
+        scan = (
+            f"iceberg_scan('{published.place}', snapshot_from_id = {of[time]}::ubigint)"
+            if published.format == "iceberg" else f"delta_scan('{published.place}', version = {of[time]})"
+        )  # fmt: skip
+        assert sorted(duckdb(f"select id, word, price from {scan}")) == expected, time
+
+
 @BOTH
 def test_duckdb_reads_each_published_time(tmp_path: Path, duckdb: Any, as_: str) -> None:
     with persist.open(f"file:{tmp_path}", config=CONFIG) as client:
         seen, published = life(client, as_)
-        of = versions(published)
-        assert seen.keys() <= of.keys()
-        for time, expected in seen.items():
-            scan = (
-                f"iceberg_scan('{published.place}', snapshot_from_id = {of[time]}::ubigint)" if as_ == "iceberg"
-                else f"delta_scan('{published.place}', version = {of[time]})"
-            )  # fmt: skip
-            assert sorted(duckdb(f"select id, word, price from {scan}")) == expected, time
+        check_each_time(duckdb, published, seen)
         newest = f"{as_}_scan('{published.place}')"
         assert sorted(duckdb(f"select id, word, price from {newest}")) == seen[published.as_of]
         assert duckdb(f"select count(*), count(more) from {newest}") == [[str(published.rows), "0"]]
@@ -130,13 +135,7 @@ def test_duckdb_reads_a_collection_through_a_handover(tmp_path: Path, duckdb: An
         published = client.publish("orders", as_)
         seen[published.as_of] = rows(client.table("orders").read().to_arrow())
         client.table("orders").maintain()
-        of = versions(published)
-        for time, expected in seen.items():
-            scan = (
-                f"iceberg_scan('{published.place}', snapshot_from_id = {of[time]}::ubigint)" if as_ == "iceberg"
-                else f"delta_scan('{published.place}', version = {of[time]})"
-            )  # fmt: skip
-            assert sorted(duckdb(f"select id, word, price from {scan}")) == expected, time
+        check_each_time(duckdb, published, seen)
 
 
 def total(found: Rows) -> Decimal:

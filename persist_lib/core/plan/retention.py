@@ -31,11 +31,17 @@ def parse_retention(value: object, what: str) -> int | str:
     """
     if not isinstance(value, str):
         return parse_integer(value, what, 0, MAX_TIME)
-    if last := LAST.fullmatch(value):
-        parse_integer(int(last[1]), f"how many of the last appends {what} keeps", 1, LAST_MOST)
+    if (last := last_of(value)) is not None:
+        parse_integer(last, f"how many of the last appends {what} keeps", 1, LAST_MOST)
     else:
         Times("ms", int).distance(value, what)
     return value
+
+
+def last_of(retention: object) -> int | None:
+    """How many of the last appends a retention keeps; None where it is of another kind."""
+    found = LAST.fullmatch(retention) if isinstance(retention, str) else None
+    return int(found[1]) if found else None
 
 
 def check_own(value: object, what: str) -> None:
@@ -55,15 +61,15 @@ def retention_of(state: State, by_rule: int | str | None) -> Kept | None:
         return Kept(state.retention, times.show_distance(state.retention))
     if by_rule is None or layer_of(state) or any(name != RETENTION and is_of_layer(name) for name in state.holds):
         return None
-    if isinstance(by_rule, str) and (last := LAST.fullmatch(by_rule)):
-        return _of_last(state, int(last[1]), times)
+    if (last := last_of(by_rule)) is not None:
+        return _of_last(state, last, times)
     distance = distance_of(by_rule, state.times)
     return None if distance is None else Kept(distance, f"{times.show_distance(distance)} by a rule")
 
 
 def distance_of(by_rule: int | str, times: Unit | None) -> int | None:
     """A rule's retention in times; None for the last appends, and for a length of time where times are integers."""
-    if isinstance(by_rule, str) and (times is None or LAST.fullmatch(by_rule)):
+    if last_of(by_rule) is not None or (isinstance(by_rule, str) and times is None):
         return None
     return Times(times, int).distance(by_rule, "retention")
 

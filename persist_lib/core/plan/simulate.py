@@ -18,7 +18,7 @@ from persist_lib.core import commands as c
 from persist_lib.core.cost import Cost, Prices, storage_dollars
 from persist_lib.core.formats import NEWEST
 from persist_lib.core.plan.compaction import Policy, Request, TaskResult, output_batch, plan_compaction
-from persist_lib.core.plan.retention import LAST, plan_retention
+from persist_lib.core.plan.retention import last_of, plan_retention
 from persist_lib.core.state import INLINE_TOTAL_BYTES, Batch, Part, State
 from persist_lib.core.sums import MODULUS, Sums
 from persist_lib.core.trace import CHUNK_BYTES
@@ -319,7 +319,7 @@ def replay(history: History, name: str, policy: Policy, prices: Prices, reads_a_
 def _kept(history: History, policy: Policy) -> int | str | None:
     """The policy's retention, a length of time as a number of times; None where since is as it was."""
     kept = policy.retention
-    is_time = isinstance(kept, str) and not LAST.fullmatch(kept)
+    is_time = isinstance(kept, str) and last_of(kept) is None
     return Times(history.times, int).distance(kept, "retention") if is_time else kept
 
 

@@ -24,6 +24,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from persist_lib.arguments import UNPARSED
 from persist_lib.errors import Corrupt, Determinate, Indeterminate, InvalidUsage, Missing, PersistError
 from persist_lib.events.api import EVENTS, Held, Key, Kind, Opening, Put
 from persist_lib.events.record import REPAIR, lost
@@ -149,7 +150,7 @@ class DiskRecords:
             return int(json.loads(path.read_bytes())["last"])
         except FileNotFoundError:
             return 0
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+        except (*UNPARSED, KeyError, TypeError) as error:
             raise Corrupt(
                 f"{path} is damaged: {error}. It says where the log ended. {REPAIR}", key=str(path)
             ) from error

@@ -28,6 +28,7 @@ from functools import partial
 from itertools import islice
 from typing import NamedTuple
 
+from persist_lib.arguments import UNPARSED
 from persist_lib.errors import Corrupt, Determinate, Fenced, Indeterminate, InvalidUsage, Missing, NotFound
 from persist_lib.events.api import EVENTS, Held, Key, Kind, Opening, Put
 from persist_lib.events.record import (
@@ -215,7 +216,7 @@ class ObjectRecords:
         try:
             hint = json.loads(found[0])
             tail = Tail(int(hint["last"]), bytes.fromhex(hint["digest"]), int(hint["epoch"]))
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+        except (*UNPARSED, KeyError, TypeError) as error:
             raise Corrupt(f"{HINT} of {self._where} is damaged: {error}. It may be deleted", key=HINT) from error
         label = self._head(Key(EVENTS, tail.last, 0))
         if label is None:

@@ -19,6 +19,7 @@ from typing import TypeVar
 
 import xxhash
 
+from persist_lib.arguments import UNPARSED
 from persist_lib.errors import (
     Corrupt,
     Determinate,
@@ -72,7 +73,7 @@ def open_meta(data: bytes, where: str) -> bytes:
     try:
         found = json.loads(data)
         version, log = found["events"], bytes.fromhex(found["log"])
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (*UNPARSED, KeyError, TypeError) as error:
         raise Corrupt(
             f"{where} is no event log, or damaged: what it says of itself is not as it was written ({error}). Nothing "
             "was changed",
