@@ -112,13 +112,13 @@ fuzz: $(FUZZER) ## every decoder of foreign bytes by coverage, SECONDS_EACH=60: 
 	PYTHONPATH=$(CURDIR):$(CURDIR)/.venv/fuzz $(PYTHON_IN_VENV) -m tests.fuzz.run --seconds $(or $(SECONDS_EACH),60) $(TARGETS)
 
 torture: $(PROJECT) ## kill processes at random points, KILLS=1000 times
-	PERSIST_TORTURE_KILLS=$(or $(KILLS),1000) $(PYTEST) -m torture --timeout=0
+	PERSIST_TORTURE_KILLS=$(or $(KILLS),1000) PERSIST_SEED=fresh $(PYTEST) -m torture --timeout=0
 
 transfers: $(PROJECT) ## bank transfers between tables, KILLS=200 processes killed, handovers beside
-	PERSIST_TRANSFER_KILLS=$(or $(KILLS),200) $(PYTEST) --timeout=0 tests/torture/test_transfers.py
+	PERSIST_TRANSFER_KILLS=$(or $(KILLS),200) PERSIST_SEED=fresh $(PYTEST) --timeout=0 tests/torture/test_transfers.py
 
 handovers: $(PROJECT) ## hand a collection over under load while its processes are killed, HANDOVERS=20 times
-	PERSIST_HANDOVERS=$(or $(HANDOVERS),20) $(PYTEST) -s --timeout=0 tests/torture/test_handovers.py
+	PERSIST_HANDOVERS=$(or $(HANDOVERS),20) PERSIST_SEED=fresh $(PYTEST) -s --timeout=0 tests/torture/test_handovers.py
 
 takeovers: $(PROJECT) ## writers of a stream paused, replaced and killed N=20 times; their history is linearizable
 	PERSIST_STREAM_TAKEOVERS=$(or $(N),20) PERSIST_SEED=fresh $(PYTEST) -s -n 0 --timeout=0 tests/torture/test_streams.py
@@ -149,7 +149,7 @@ events: $(PROJECT) ## event logs on every store: all limits, each record damaged
 	PERSIST_EVENTS=$(or $(OF),all) PERSIST_FAULTS=$(or $(OF),all) $(PYTEST) -n 0 --timeout=0 tests/unit/events tests/conformance/test_event_stores.py tests/faults/test_event_stores.py tests/faults/test_full_disk.py
 
 powercut: $(PROJECT) ## disks as power cuts leave them, CUTS=5000 of them
-	PERSIST_POWER_CUTS=$(or $(CUTS),5000) $(PYTEST) -n 2 --timeout=0 tests/powercut
+	PERSIST_POWER_CUTS=$(or $(CUTS),5000) PERSIST_SEED=fresh $(PYTEST) -n 2 --timeout=0 tests/powercut
 
 sim: $(PROJECT) ## simulated faults and schedules, SEEDS=1000 of them
 	PERSIST_SIM_SEEDS=$(or $(SEEDS),1000) PERSIST_COLLECTION_SEEDS=$(or $(SEEDS),500) $(PYTEST) -n 2 --timeout=0 tests/simulation

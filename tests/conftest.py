@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import gc
 import os
+import random
 import secrets
 import signal
 import threading
@@ -100,6 +101,12 @@ def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def wheels(shared_folder: Path) -> built.Wheels:
     """The wheels of both distributions of this tree, built once for all workers."""
     return built.built_in(shared_folder / "wheels")
+
+
+@pytest.fixture
+def rng(request: pytest.FixtureRequest) -> random.Random:
+    """The randomness of this test, by PERSIST_SEED: the same again, as far as the timing of processes allows it."""
+    return random.Random(f"{os.environ.get(VARIABLE, 'fixed')} {request.node.nodeid}")
 
 
 @pytest.fixture

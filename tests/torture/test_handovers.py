@@ -63,10 +63,10 @@ class Crowd:
 @pytest.mark.slow
 @pytest.mark.torture
 @pytest.mark.timeout(1800)
-def test_no_listeners_sum_is_ever_wrong_while_a_table_is_promoted_and_handed_over(tmp_path: Path) -> None:
-    seed = random.SystemRandom().getrandbits(32)
-    print(f"seed {seed}")
-    rng, url = random.Random(seed), f"file:{tmp_path}/data"
+def test_no_listeners_sum_is_ever_wrong_while_a_table_is_promoted_and_handed_over(
+    tmp_path: Path, rng: random.Random
+) -> None:
+    url = f"file:{tmp_path}/data"
     with persist.open(url, config=CONFIG) as client:
         with client.open_writer("c", SCHEMA) as writer:
             writer.advance_upper(1)

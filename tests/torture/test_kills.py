@@ -28,8 +28,10 @@ PATIENCE_S = 240.0
 @pytest.mark.torture
 @pytest.mark.parametrize("round_", range(-(-KILLS // PER_SHARD)))
 @pytest.mark.timeout(600)
-def test_nothing_acknowledged_is_lost_or_doubled_and_nothing_else_is_left(tmp_path: Path, round_: int) -> None:
-    torture(f"file:{tmp_path}/data", tmp_path, min(PER_SHARD, KILLS - round_ * PER_SHARD))
+def test_nothing_acknowledged_is_lost_or_doubled_and_nothing_else_is_left(
+    tmp_path: Path, round_: int, rng: random.Random
+) -> None:
+    torture(f"file:{tmp_path}/data", tmp_path, min(PER_SHARD, KILLS - round_ * PER_SHARD), rng)
 
 
 @pytest.mark.slow
@@ -37,18 +39,15 @@ def test_nothing_acknowledged_is_lost_or_doubled_and_nothing_else_is_left(tmp_pa
 @pytest.mark.parametrize("round_", range(-(-KILLS_ON_SERVERS // PER_SHARD)))
 @pytest.mark.parametrize("scheme", [*servers.STORES])
 @pytest.mark.timeout(600)
-def test_nor_is_it_on_a_store_and_postgresql(tmp_path: Path, round_: int, scheme: str) -> None:
+def test_nor_is_it_on_a_store_and_postgresql(tmp_path: Path, round_: int, scheme: str, rng: random.Random) -> None:
     servers.use_test_credentials()
     name = f"t{os.urandom(8).hex()}"
     url = f"{servers.store_url(scheme)} {servers.postgres_at(persist_schema=name)}"
-    torture(url, tmp_path, min(PER_SHARD, KILLS_ON_SERVERS - round_ * PER_SHARD))
+    torture(url, tmp_path, min(PER_SHARD, KILLS_ON_SERVERS - round_ * PER_SHARD), rng)
 
 
-def torture(url: str, tmp_path: Path, kills: int) -> None:
+def torture(url: str, tmp_path: Path, kills: int, rng: random.Random) -> None:
     """Kill so many of them, one after the other, and judge what is left."""
-    seed = random.SystemRandom().getrandbits(32)
-    print(f"seed {seed}")
-    rng = random.Random(seed)
     with persist.open(*url.split(" ")) as client:
         client.open_writer(SHARD, SCHEMA)
     processes = Processes(url, tmp_path, rng)

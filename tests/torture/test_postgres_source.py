@@ -60,38 +60,38 @@ class Workload:
             thread.start()
 
     def run(self, number: int) -> None:
-        dice = random.Random(self.seed * 100 + number)
+        rng = random.Random(self.seed * 100 + number)
         while not self.is_over.is_set():
             with suppress(psycopg.Error), psycopg.connect(self.server.url, connect_timeout=5) as connection:
                 while not self.is_over.is_set():
                     try:
-                        self.transaction(connection, dice)
+                        self.transaction(connection, rng)
                     except (psycopg.errors.DeadlockDetected, psycopg.errors.UniqueViolation):
                         connection.rollback()
             time.sleep(0.1)
 
-    def transaction(self, connection: psycopg.Connection[Any], dice: random.Random) -> None:
-        for _ in range(dice.choice([1, 1, 2, 3, 30])):
-            self.change(connection, dice)
-            if dice.random() < 0.02:
-                time.sleep(dice.random())  # a long one
-        if dice.random() < 0.15:
+    def transaction(self, connection: psycopg.Connection[Any], rng: random.Random) -> None:
+        for _ in range(rng.choice([1, 1, 2, 3, 30])):
+            self.change(connection, rng)
+            if rng.random() < 0.02:
+                time.sleep(rng.random())  # a long one
+        if rng.random() < 0.15:
             connection.rollback()
         else:
             connection.commit()
             self.committed += 1
-        time.sleep(dice.random() * 0.05)
+        time.sleep(rng.random() * 0.05)
 
-    def change(self, connection: psycopg.Connection[Any], dice: random.Random) -> None:
-        id_, other, what = dice.randrange(KEYS), dice.randrange(KEYS), dice.random()
-        word = "".join(dice.choices("abcxyz\\'\"ü\n\t", k=3))
+    def change(self, connection: psycopg.Connection[Any], rng: random.Random) -> None:
+        id_, other, what = rng.randrange(KEYS), rng.randrange(KEYS), rng.random()
+        word = "".join(rng.choices("abcxyz\\'\"ü\n\t", k=3))
         if what < 0.35:
             connection.execute(
                 SET,
-                [id_, word, dice.choice([None, 0, 7]), dice.choice("pqr")],
+                [id_, word, rng.choice([None, 0, 7]), rng.choice("pqr")],
             )
         elif what < 0.6:
-            connection.execute("UPDATE t SET n = %s, word = %s WHERE id = %s", [dice.randrange(99), word, id_])
+            connection.execute("UPDATE t SET n = %s, word = %s WHERE id = %s", [rng.randrange(99), word, id_])
         elif what < 0.7:
             connection.execute(MOVE, [other, id_, other])
         elif what < 0.75:
@@ -224,10 +224,8 @@ def ingest(folder: Path) -> subprocess.Popen[bytes]:
 @pytest.mark.slow
 @pytest.mark.torture
 @pytest.mark.timeout(0)
-def test_the_collection_is_the_table_as_of_each_commit_whoever_dies(tmp_path: Path) -> None:
-    seed = random.randrange(10**6)
-    print("seed", seed)
-    dice = random.Random(seed)
+def test_the_collection_is_the_table_as_of_each_commit_whoever_dies(tmp_path: Path, rng: random.Random) -> None:
+    seed = rng.randrange(10**6)
     with servers.PostgresServer(servers.LOGICAL) as server, persist.open(f"file:{tmp_path / 'data'}") as client:
         with psycopg.connect(server.url, autocommit=True) as connection:
             connection.execute(TABLE.encode())
@@ -241,7 +239,7 @@ def test_the_collection_is_the_table_as_of_each_commit_whoever_dies(tmp_path: Pa
             sources.create("s", Postgres(url=server.url, table="public.t"), shards=2)
             watch = Watch(sources, server)
             processes = [ingest(tmp_path / "data") for _ in range(2)]
-            copies = torment(server, watch, processes, tmp_path, dice)
+            copies = torment(server, watch, processes, tmp_path, rng)
             workload.close()
             copies += table_at(server)
             finish(sources, watch)
@@ -258,20 +256,20 @@ def test_the_collection_is_the_table_as_of_each_commit_whoever_dies(tmp_path: Pa
 
 def torment(
     server: servers.PostgresServer, watch: Watch, processes: list[subprocess.Popen[bytes]], folder: Path,
-    dice: random.Random,
+    rng: random.Random,
 ) -> list[tuple[int, Rows]]:  # fmt: skip
     """Kill processes and stop the server, in any order. Answers copies of the table."""
     deeds = ["kill"] * KILLS + ["stop"] * STOPS
-    dice.shuffle(deeds)
+    rng.shuffle(deeds)
     copies = []
     for deed in [*deeds, "wait"]:
-        until, seen = time.monotonic() + dice.uniform(0.5, 4.0), len(watch.marks)
+        until, seen = time.monotonic() + rng.uniform(0.5, 4.0), len(watch.marks)
         while time.monotonic() < until or len(watch.marks) == seen:
             watch.look()
             time.sleep(0.2)
             assert time.monotonic() < until + 120, (folder / "log").read_text()[-3000:]
         if deed == "kill":
-            which = dice.randrange(2)
+            which = rng.randrange(2)
             processes[which].kill()
             count("kills", kills=1)
             processes[which].wait()
@@ -279,7 +277,7 @@ def torment(
         elif deed == "stop":
             server.stop(signal.SIGQUIT)
             server.start()
-        if dice.random() < 0.3:
+        if rng.random() < 0.3:
             with suppress(psycopg.OperationalError):
                 copies += table_at(server)
         for process in processes:

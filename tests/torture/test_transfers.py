@@ -30,30 +30,27 @@ PATIENCE_S = 90.0
 
 
 @pytest.mark.timeout(600)
-def test_no_cent_is_lost_or_doubled_whoever_is_killed(tmp_path: Path) -> None:
-    bank(f"file:{tmp_path}/data", tmp_path, KILLS, ROLES)
+def test_no_cent_is_lost_or_doubled_whoever_is_killed(tmp_path: Path, rng: random.Random) -> None:
+    bank(f"file:{tmp_path}/data", tmp_path, KILLS, ROLES, rng)
 
 
 @pytest.mark.slow
 @pytest.mark.torture
 @pytest.mark.timeout(1200)
-def test_nor_is_it_while_tables_are_handed_over(tmp_path: Path) -> None:
-    bank(f"file:{tmp_path}/data", tmp_path, KILLS, {**ROLES, "t5": "hand_over"})
+def test_nor_is_it_while_tables_are_handed_over(tmp_path: Path, rng: random.Random) -> None:
+    bank(f"file:{tmp_path}/data", tmp_path, KILLS, {**ROLES, "t5": "hand_over"}, rng)
 
 
 @pytest.mark.slow
 @pytest.mark.torture
 @pytest.mark.timeout(1200)
-def test_nor_is_it_on_postgresql(tmp_path: Path) -> None:
+def test_nor_is_it_on_postgresql(tmp_path: Path, rng: random.Random) -> None:
     schema = f"t{os.urandom(8).hex()}"
     url = f"file:{tmp_path}/data {servers.postgres_at(persist_schema=schema)}"
-    bank(url, tmp_path, KILLS, {**ROLES, "t5": "hand_over"})
+    bank(url, tmp_path, KILLS, {**ROLES, "t5": "hand_over"}, rng)
 
 
-def bank(url: str, directory: Path, kills: int, roles: dict[str, str]) -> None:
-    seed = random.SystemRandom().getrandbits(32)
-    print(f"seed {seed}")
-    rng = random.Random(seed)
+def bank(url: str, directory: Path, kills: int, roles: dict[str, str], rng: random.Random) -> None:
     with persist.open(*url.split(" ")) as client:
         start = create(client.controller().tables())
     processes = Processes(url, directory, rng, roles=roles, program="tests.torture.transfers")
