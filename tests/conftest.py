@@ -13,7 +13,7 @@ import random
 import secrets
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -64,6 +64,16 @@ def pytest_configure(config: pytest.Config) -> None:
     folder = os.environ.get(durations.VARIABLE)
     if folder:
         config.pluginmanager.register(durations.Recorder(Path(folder)), "durations")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """No collections of garbage while tests are collected, as all of these stay."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 @pytest.hookimpl(trylast=True)
