@@ -84,9 +84,10 @@ OTHERS := $(filter-out $(UNITS) tests/__pycache__,$(patsubst %/,%,$(wildcard tes
 # The cheapest first; a part that fails ends the run.
 .PHONY: test-parts test-all clean-durations defects nightly reliability
 test-parts: $(PROJECT)
+	@mkdir -p build; $(PYTEST) --collect-only -q $(UNITS) $(OTHERS) >build/collected.log 2>&1 & # one compiles the tests for all workers
 	@scripts/azurite || echo "azurite could not be installed: what needs it is skipped" >&2
 	@scripts/spin || echo "spin could not be installed: the formal models are skipped" >&2
-	@$(WITH_JAVA) mkdir -p build; scripts/part 'beside 1: an archive for JVMs' $(PYTHON_IN_VENV) scripts/spark_archive.py >build/spark_archive.log 2>&1 &
+	@$(WITH_JAVA) scripts/part 'beside 1: an archive for JVMs' $(PYTHON_IN_VENV) scripts/spark_archive.py >build/spark_archive.log 2>&1 &
 	@scripts/part '1 of 3: units' $(TESTS) -n 4 -m "not ($(HEAVY))" $(UNITS)
 	@scripts/part '2 of 3: the other tests without daemons' $(TESTS) -n 3 -m "not ($(HEAVY))" $(OTHERS)
 	@$(WITH_JAVA) scripts/part '3 of 3: Dagster, Spark and killed processes' $(TESTS) -n 3 $(BY_FILES) -m "$(HEAVY)" $(HEAVY_FOLDERS)
