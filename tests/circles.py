@@ -78,6 +78,7 @@ NIGHTLY: Mapping[str, str] = {
     "tests/spark/test_reads_everywhere.py::test_reads_are_the_librarys_wherever_spark_runs[local": "on a cluster",
     "tests/spark/test_rounds_killed.py::test_two_drivers_killed_at_random": "drivers killed at a place, beside it",
     "tests/spark/test_sinks_killed.py": "unit/spark/test_streams_exactly_once.py; test_rounds_killed.py kills",
+    "tests/spark/test_sql_catalog.py::test_jdbc": "the same statements in a session, beside it",
     "tests/spark/test_sql_catalog.py::test_sql_without_a_program": "sessions; what Spark looks for, in unit/spark",
     "tests/spark/test_standalone_cluster.py": "test_reads_everywhere.py, on a cluster; test_compaction_on_spark.py",
     "tests/spark/test_what_spark_shows.py::test_an_operation_on_connect": "what a job says, beside it",

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
 
 import pyspark
@@ -44,20 +46,20 @@ def stop(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-class ConnectServer:
-    """A server of Spark Connect on two cores."""
+class _Server:
+    """A server of Spark on two cores, of this class and with this configuration."""
 
-    def __init__(self, folder: Path, **env: str) -> None:
-        self._log = folder / "connect.log"
-        self._port = free_port()
-        self.url = f"sc://127.0.0.1:{self._port}"
+    _class: str
+    _port: int
+
+    def __init__(self, folder: Path, conf: Mapping[str, str], **env: str) -> None:
+        self._log = folder / "server.log"
         conf = {
-            "spark.connect.grpc.binding.address": "127.0.0.1", "spark.connect.grpc.binding.port": str(self._port),
             "spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1",
-            "spark.driver.extraJavaOptions": LIGHT,
+            "spark.driver.extraJavaOptions": LIGHT, **conf,
         }  # fmt: skip
         command = [
-            str(HOME / "bin" / "spark-submit"), "--class", "org.apache.spark.sql.connect.service.SparkConnectServer",
+            str(HOME / "bin" / "spark-submit"), "--class", self._class,
             "--master", "local[2,4]", "--driver-memory", "700m",
             *[word for name, value in conf.items() for word in ("--conf", f"{name}={value}")], "spark-internal",
         ]  # fmt: skip
@@ -84,6 +86,46 @@ class ConnectServer:
         """End it."""
         self._process.terminate()
         stop(self._process)
+
+
+class ConnectServer(_Server):
+    """A server of Spark Connect."""
+
+    _class = "org.apache.spark.sql.connect.service.SparkConnectServer"
+
+    def __init__(self, folder: Path, **env: str) -> None:
+        self._port = free_port()
+        self.url = f"sc://127.0.0.1:{self._port}"
+        at = {"spark.connect.grpc.binding.address": "127.0.0.1", "spark.connect.grpc.binding.port": str(self._port)}
+        super().__init__(folder, at, **env)
+
+
+class ThriftServer(_Server):
+    """Spark's server for JDBC. Its own catalog is in memory, and its lists of running statements in its folder."""
+
+    _class = "org.apache.spark.sql.hive.thriftserver.HiveThriftServer2"
+
+    def __init__(self, folder: Path, conf: Mapping[str, str], **env: str) -> None:
+        self._port = free_port()
+        self.url = f"jdbc:hive2://127.0.0.1:{self._port}"
+        at = {
+            "spark.hive.server2.thrift.bind.host": "127.0.0.1", "spark.hive.server2.thrift.port": str(self._port),
+            "spark.hadoop.hive.server2.thrift.bind.host": "127.0.0.1",
+            "spark.hadoop.hive.server2.thrift.port": str(self._port),
+            "spark.sql.catalogImplementation": "in-memory",
+        }  # fmt: skip
+        super().__init__(folder, {**at, **conf}, **env)
+
+    def ask(self, *statements: str) -> list[list[str]]:
+        """What the last of these statements answers a JDBC client (Spark's `beeline`), all as text."""
+        command = [
+            str(HOME / "bin" / "beeline"), "-u", self.url, "-n", "user", "--silent=true", "--showHeader=false",
+            "--outputformat=tsv2", *[word for one in statements for word in ("-e", one)],
+        ]  # fmt: skip
+        ran = subprocess.run(command, capture_output=True, text=True, check=False, env=environment())
+        assert ran.returncode == 0, ran.stderr[-2000:]
+        lines = (re.sub(r"^(0: jdbc:\S+> )+", "", line) for line in ran.stdout.splitlines())  # its prompts
+        return [line.split("\t") for line in lines if line]
 
 
 class Cluster:

@@ -24,7 +24,7 @@ import persist_lib.spark
 from persist_lib.spark.sql_catalog.conf import CLASS
 from tests.carriers import ALL
 from tests.circles import by_day
-from tests.spark.places import HOME, environment
+from tests.spark.places import HOME, ThriftServer, environment
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 ROOT = Path(__file__).parents[2]
@@ -529,6 +529,32 @@ def test_sql_without_a_program_finds_the_source(client: persist.Client, tmp_path
         capture_output=True, text=True, check=False, cwd=tmp_path, env=environment(PYTHONPATH=str(ROOT)),
     )  # fmt: skip
     assert ran.stdout.split() == ["60"], ran.stderr[-2000:]
+
+
+def test_jdbc_clients_have_the_tables(client: persist.Client, tmp_path: Path) -> None:
+    """Through Spark's Thrift server: statements that write, read as of a time, and look into a table."""
+    client.table("t", SCHEMA).append(START)
+    server = ThriftServer(tmp_path, persist_lib.spark.catalog_conf(client.url), PYTHONPATH=str(ROOT))
+    try:
+        server.wait()
+        found = server.ask("SELECT state, sum(cents) FROM lake.t GROUP BY state ORDER BY state")
+        assert found == [["new", "40"], ["paid", "20"]]
+        made = "CREATE TABLE lake.u (id BIGINT NOT NULL, word STRING) USING persist TBLPROPERTIES ('key' = 'id')"
+        first = "INSERT INTO lake.u VALUES (1, 'one'), (2, 'two')"
+        server.ask(made, first)
+        version = client.table("u").read().as_of
+        server.ask(
+            "UPDATE lake.u SET word = 'uno' WHERE id = 1",
+            "MERGE INTO lake.u u USING (SELECT 3 AS id, 'three' AS word) s ON u.id = s.id "
+            "WHEN NOT MATCHED THEN INSERT *",
+            "DELETE FROM lake.u WHERE id = 2",
+        )
+        assert server.ask("SELECT * FROM lake.u ORDER BY id") == [["1", "uno"], ["3", "three"]]
+        assert server.ask(f"SELECT word FROM lake.u VERSION AS OF {version} ORDER BY id") == [["one"], ["two"]]
+        assert len(server.ask("SELECT _time FROM lake.u.history")) == 4
+        assert client.table("u").count() == 2
+    finally:
+        server.stop()
 
 
 def test_a_catalog_is_not_called_as_the_source_is(spark: SparkSession, lake: str, client: persist.Client) -> None:
