@@ -7,6 +7,8 @@ night is the same rule over more of a product (each store, each fault, each kind
 - `SAMPLED`: products of which `make test` runs a sample: what is named as whole is run whole, of the rest a share, each
   test function at least once. The sample is drawn by PERSIST_SEED, so that it is another one in each run by hand and at
   night, and the same one in CI.
+- Of each other function of `MANY` cases or more, half of them by the same draw: unless a recorded bug names it, or its
+  folder is one whose cases cost next to nothing (`WHOLE`).
 - Laws and models (hypothesis) draw `EXAMPLES` of their examples, and take `STEPS` of their steps.
 
 PERSIST_CIRCLE=night runs everything.
@@ -14,10 +16,11 @@ PERSIST_CIRCLE=night runs everything.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 import os
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -183,6 +186,13 @@ SAMPLED: Mapping[str, Sample] = {
 """The beginning of a test's id, and what is drawn."""
 
 
+MANY = 4
+HALF = Sample(0.5)
+WHOLE = (
+    "tests/defects/", "tests/scripts/", "tests/unit/convert/", "tests/unit/core/", "tests/unit/format/",
+    "tests/unit/kernel/", "tests/unit/schema/", "tests/unit/testing/",
+)  # fmt: skip
+
 LONGEST = (
     "tests/spark/test_sql_catalog.py",
     "tests/spark/test_collections_on_spark.py",
@@ -218,6 +228,18 @@ def _sample(nodeid: str) -> tuple[str, Sample] | None:
     return next((found for found in SAMPLED.items() if nodeid.startswith(found[0])), None)
 
 
+def _function(nodeid: str) -> str:
+    return nodeid.partition("[")[0]
+
+
+@functools.cache
+def _with_recorded_bugs() -> frozenset[str]:
+    """The functions that recorded bugs name, of which each case may be the one that finds its bug."""
+    from tests.defects.plant import defects  # noqa: PLC0415 - it names what is here
+
+    return frozenset(_function(test) for one in defects() for test in one.tests)
+
+
 def by_day(places: Sequence[T], every: int) -> Sequence[T]:
     """Where one test strikes: everywhere at night, and by day at each `every`-th place, from one that the seed says."""
     if not is_day():
@@ -235,9 +257,13 @@ def kept(nodeids: Iterable[str], seed: str) -> set[str]:
     """Those of these tests that run by day."""
     chosen: set[str] = set()
     groups: dict[str, list[tuple[float, str, float]]] = defaultdict(list)
+    nodeids = [*nodeids]
+    cases = Counter(_function(nodeid) for nodeid in nodeids)
+    many = {function for function, count in cases.items() if count >= MANY and not function.startswith(WHOLE)}
+    many -= _with_recorded_bugs() if many else set()
     for nodeid in nodeids:
-        found = _sample(nodeid)
-        function, _, case = nodeid.partition("[")
+        function, case = _function(nodeid), nodeid.partition("[")[2]
+        found = _sample(nodeid) or ((function, HALF) if function in many else None)
         if _at_night(nodeid):
             continue
         if found is None or any(name in case for name in found[1].whole):

@@ -83,7 +83,7 @@ def test_an_s3_server_that_is_not_trusted_is_refused_at_once_with_what_to_do(
     started = time.monotonic()
     with pytest.raises(InvalidUsage, match=r"\?ca=") as refused:
         persist.open(s3_url(s3, ca, "127.0.0.1" if trusts == "another host" else "localhost"), "memory:")
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 30
     assert "certificate" in str(refused.value)
 
 
@@ -104,7 +104,7 @@ def test_a_postgresql_that_is_not_trusted_is_refused_at_once_with_what_to_do(
         started = time.monotonic()
         with pytest.raises(InvalidUsage, match="sslrootcert") as refused:
             persist.open(f"file:{tmp_path}/{what.replace(' ', '-')}", url)
-        assert time.monotonic() - started < 10, what
+        assert time.monotonic() - started < 30, what
         assert "certificate" in str(refused.value)
 
 

@@ -32,7 +32,7 @@ def told(settings: SparkSettings) -> str:
     started = time.monotonic()
     with pytest.raises(SparkUnreachable) as raised:
         build_session(settings)
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 30
     return raised.value.message
 
 

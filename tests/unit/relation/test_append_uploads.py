@@ -66,7 +66,7 @@ def test_an_append_whose_uploads_fail_ends_with_its_timeout(verb: str, fails: st
         started = time.monotonic()
         with pytest.raises(Determinate):
             wait_for(getattr(write, verb)(parts(4), 0, 1, timeout=1))
-        assert 0.5 < time.monotonic() - started < 6
+        assert 0.5 < time.monotonic() - started < 20
         with persist.open(url) as other:
             world = check_world(other, "s")
             assert world.state.upper == persist.at(0)
@@ -121,7 +121,7 @@ def test_whoever_waits_for_another_threads_append_waits_no_longer_than_its_timeo
         started = time.monotonic()
         with pytest.raises(TimedOut):
             write.compare_and_append([row(1, time=1)], 1, 2, timeout=0.3)
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < 15
         go_on.set()
         thread.join(20)
         assert write.compare_and_append([row(1, time=1)], 1, 2).upper == persist.at(2)

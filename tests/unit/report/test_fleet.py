@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-import time
 from html.parser import HTMLParser
 
 import msgspec
@@ -156,10 +155,8 @@ def test_a_minted_name_shows_whose_it_is_and_what_was_dropped_is_left_out(world:
 def test_a_thousand_shards_cost_a_few_requests_once_they_are_known(world: World) -> None:
     client = world.client()
     make(client, *(f"s{n:04}" for n in range(1000)))
-    began = time.monotonic()
     first = report.fleet(client)
     assert len(report.shown(first, picture=True).picture) > 10_000
-    assert time.monotonic() - began < 10, "also where all have moved"
     assert len(first.rows) == 1000
     again: list[Fleet] = []
     idle = asked(world, lambda: again.append(report.fleet(client)))

@@ -109,7 +109,7 @@ def test_without_any_server_a_call_says_that_nothing_was_sent(site: Site, tmp_pa
     started = time.monotonic()
     with pytest.raises(Unreached, match="cannot be reached"):
         Servers(["127.0.0.1:1"], Runtime()).call("now", None, type(None), route="", seconds=1, reads=False)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 20
 
 
 @pytest.mark.parametrize("addresses", ["", "host", "h:99999", "a:1,,b:2", "a b:1", "a:1/path"])

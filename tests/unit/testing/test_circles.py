@@ -39,7 +39,20 @@ def test_of_some_products_one_is_kept_of_all_functions(monkeypatch: pytest.Monke
 
 def test_what_is_of_the_night_and_what_nothing_is_said_of(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(circles, "NIGHTLY", {"tests/a/test_b.py::test_x": "unit tests"})
+    monkeypatch.setattr(circles, "MANY", 5)
     assert {one for one in IDS if one not in kept(IDS, "1")} == {one for one in IDS if "test_x" in one}
+
+
+def test_of_a_function_of_many_cases_some_are_kept_unless_a_bug_names_it_or_its_cases_are_cheap(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(circles, "SAMPLED", {})
+    bug = next(test for one in defects() for test in one.tests if "::" in test and "[" not in test)
+    functions = ("tests/a/test_b.py::test_many", bug, f"{circles.WHOLE[0]}test_b.py::test_many")
+    many, named, cheap = ([f"{function}[{case}]" for case in range(40)] for function in functions)
+    found = kept([*many, *named, *cheap, "tests/a/test_b.py::test_y", *IDS[:3]], "1")
+    assert 5 < len(found & {*many}) < 35
+    assert {*named, *cheap, "tests/a/test_b.py::test_y", *IDS[:3]} <= found
 
 
 def test_one_test_strikes_at_some_places_by_day_and_at_all_at_night(monkeypatch: pytest.MonkeyPatch):
