@@ -155,10 +155,8 @@ def test_two_drivers_that_planned_the_same_rounds_link_each_result_once(rounds: 
 
 
 @pytest.mark.timeout(300 + 120 * KILLS)
-def test_two_drivers_killed_at_random_leave_one_result_of_each_round(rounds: Rounds) -> None:
+def test_two_drivers_killed_at_random_leave_one_result_of_each_round(rounds: Rounds, rng: random.Random) -> None:
     """Each round appends and starts two drivers; they die after some commit, or are killed at a random moment."""
-    rng = random.Random(seed := random.SystemRandom().getrandbits(32))
-    print(f"seed {seed}")
     killed = died = 0
     for number in range(KILLS):
         rounds.append(60 if number else 160, number)

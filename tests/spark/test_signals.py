@@ -18,7 +18,7 @@ from tests.spark.collections import SMALL, check, write
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(180)]
 ROOT = Path(__file__).parent.parent.parent
 LONGEST_S = 30.0
-"""From the signal to the end of the program: ten times its grace, for a busy machine. What is interrupted takes longer."""
+"""From the signal to the end of the program: its grace ten times, for a busy machine. What it stops takes longer."""
 CHILDREN_S = 30.0
 """And from there to the end of the JVM and of its Python workers."""
 

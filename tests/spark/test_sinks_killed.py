@@ -2,7 +2,7 @@
 
     PERSIST_KILLS=50 pytest tests/spark/test_sinks_killed.py         # as `make sink-kills` does
 
-`make test` kills one. A fresh seed is printed; PERSIST_SEED repeats a run as far as the timing of processes allows.
+`make test` kills one. PERSIST_SEED repeats a run as far as the timing of processes allows.
 """
 
 from __future__ import annotations
@@ -20,15 +20,14 @@ import persist_lib as persist
 from tests.spark.killing import CONFIG, SCHEMA, Driver, fed
 
 KILLS = int(os.environ.get("PERSIST_KILLS", "1"))
-SEED = os.environ.get("PERSIST_SEED", "0")
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1200 + 150 * KILLS)]
 
 
 @pytest.mark.parametrize("kind", ["shard", "files"])
-def test_a_sink_has_each_update_once_however_often_its_stream_was_killed(kind: str, tmp_path: Path) -> None:
-    seed = random.SystemRandom().randrange(1 << 32) if SEED == "fresh" else int(SEED)
-    print(f"PERSIST_SEED={seed}")
-    rng = random.Random(seed)
+def test_a_sink_has_each_update_once_however_often_its_stream_was_killed(
+    kind: str, tmp_path: Path, rng: random.Random
+) -> None:
+    seed = rng.getrandbits(32)
     location = str(tmp_path / "data")
     asked: dict[str, Any] = {
         "write": {"location": location, "table": "sink", "key": "id", "query": f"killed {kind}"},
@@ -80,7 +79,5 @@ def test_a_sink_has_each_update_once_however_often_its_stream_was_killed(kind: s
         found = Counter({(row["id"], row["word"]): row["_diff"] for row in table})
         expected = Counter({row: diff for row, diff in feeding.expected.items() if diff})
         assert expected, "nothing was fed"
-        assert found == expected, (
-            f"PERSIST_SEED={seed}: {len(found - expected)} too many, {len(expected - found)} missing"
-        )
+        assert found == expected, f"{len(found - expected)} too many, {len(expected - found)} missing"
         client.scrub("sink")

@@ -114,14 +114,12 @@ LEASE_MS = 5000
 
 @pytest.mark.timeout(300 + 150 * KILLS)
 def test_executors_and_drivers_killed_at_random_leave_one_result_and_orphans(
-    cluster: Cluster, urls: tuple[str, str], tmp_path: Path
+    cluster: Cluster, urls: tuple[str, str], tmp_path: Path, rng: random.Random
 ) -> None:
     """Each round appends, starts a compaction, and at a random moment of it kills an executor, then the driver or not.
 
     What is read is right after each; when all is over, a quiet run compacts, and nothing is left that nobody refers to.
     """
-    rng = random.Random(seed := random.SystemRandom().getrandbits(32))
-    print(f"seed {seed}")
     config = {**SMALL, "lease_ms": LEASE_MS}
     executors = drivers = 0
     with persist.open(*urls, config=persist.Config(**config), create=True) as client:

@@ -56,8 +56,10 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 
 @pytest.mark.parametrize("variant", ["speculation", "plain"] if len(KINDS) < KILLS else ["speculation"])
-def test_a_stream_on_a_cluster_delivers_each_update_once(cluster: Cluster, tmp_path: Path, variant: str) -> None:
-    rng = random.Random(seed := random.SystemRandom().getrandbits(32))
+def test_a_stream_on_a_cluster_delivers_each_update_once(
+    cluster: Cluster, tmp_path: Path, variant: str, rng: random.Random
+) -> None:
+    seed = rng.getrandbits(32)
     name = f"t{os.urandom(8).hex()}"
     urls = servers.s3_server().location(name), servers.postgres_at(persist_schema=name)
     (tmp_path / "conf").mkdir()

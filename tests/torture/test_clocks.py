@@ -32,10 +32,8 @@ MIXES = {
 }
 
 
-def run(url: str, directory: Path, clocks: dict[str, str]) -> None:
+def run(url: str, directory: Path, clocks: dict[str, str], rng: random.Random) -> None:
     """Let all work for a while, each by its own clock, and judge what is there."""
-    rng = random.Random(seed := random.SystemRandom().getrandbits(32))
-    print(f"seed {seed}")
     with persist.open(*url.split(" ")) as client:
         client.open_writer(SHARD, SCHEMA)
     path = os.pathsep.join([str(CLOCKS), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -70,16 +68,16 @@ def has_done_enough(directory: Path) -> bool:
 @pytest.mark.torture
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("mix", [*MIXES])
-def test_clocks_that_differ_by_days_change_no_answer_on_files(tmp_path: Path, mix: str) -> None:
-    run(f"file:{tmp_path}/data", tmp_path, MIXES[mix])
+def test_clocks_that_differ_by_days_change_no_answer_on_files(tmp_path: Path, mix: str, rng: random.Random) -> None:
+    run(f"file:{tmp_path}/data", tmp_path, MIXES[mix], rng)
 
 
 @pytest.mark.slow
 @pytest.mark.torture
 @pytest.mark.timeout(300)
-def test_nor_do_they_on_postgresql(tmp_path: Path) -> None:
+def test_nor_do_they_on_postgresql(tmp_path: Path, rng: random.Random) -> None:
     log = servers.postgres_at(persist_schema=f"t{os.urandom(8).hex()}")
-    run(f"file:{tmp_path}/data {log}", tmp_path, MIXES["all step and drift"])
+    run(f"file:{tmp_path}/data {log}", tmp_path, MIXES["all step and drift"], rng)
 
 
 def test_the_clock_of_a_process_is_as_wrong_as_it_is_told_to_be() -> None:
