@@ -241,13 +241,6 @@ class JsonFormatter(logging.Formatter):
         return log_line("log", record.created, **fields)
 
 
-class OfShard(Protocol):
-    """What a duty is about."""
-
-    @property
-    def shard(self) -> str: ...
-
-
 def duty(name: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Decorate what carries a duty out on a machine, its first argument: a span, and a figure of its seconds."""
 

@@ -22,7 +22,6 @@ from persist_lib.frontier import MAX_TIME, TOP, Antichain
 from persist_lib.ids import NAME, PENDING, READER, PartKey, SeqNo, is_pending
 
 DIGITS = 20
-DIGEST_HEX = 32
 KEY = re.compile(rf"{PENDING}/([^/]+)/(\d{{20}})-(\d{{20}}|top)-(0|[1-9]\d{{0,18}})-([0-9a-f]{{32}})\.parquet")
 
 
