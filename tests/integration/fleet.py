@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from persist_lib.core.formats import NEWEST, STATE_FIELDS
 from tests.built import Wheels, build, copy_tree
 
+FIELDS = STATE_FIELDS[NEWEST]
 Edit = tuple[str, str]
 """What is there once, and what comes in its place."""
 
@@ -26,10 +28,10 @@ NEXT: dict[str, list[Edit]] = {
         ("persist-lib[spark]==0.1.0", "persist-lib[spark]==0.2.0"),
     ],
     "persist_lib/core/formats.py": [
-        ("NEWEST = 5\n", "NEWEST = 6\n"),
-        ("4: 18, 5: 20}", "4: 18, 5: 20, 6: 21}"),
-        ('DIFF_FIELDS = {"format": 2,', 'DIFF_FIELDS = {"label": 6, "format": 2,'),
-        ('    "Upgrade": 2,', '    "SetLabel": 6, "Upgrade": 2,'),
+        (f"NEWEST = {NEWEST}\n", f"NEWEST = {NEWEST + 1}\n"),
+        (f"{NEWEST}: {FIELDS}}}", f"{NEWEST}: {FIELDS}, {NEWEST + 1}: {FIELDS + 1}}}"),
+        ("DIFF_FIELDS = {\n", f'DIFF_FIELDS = {{\n    "label": {NEWEST + 1},\n'),
+        ('    "Upgrade": 2,', f'    "SetLabel": {NEWEST + 1}, "Upgrade": 2,'),
     ],
     "persist_lib/core/state.py": [
         before("\n    @property\n    def upper(", "    label: str | None = None"),
@@ -49,8 +51,8 @@ NEXT: dict[str, list[Edit]] = {
     "persist_lib/core/transitions.py": [
         before(
             "        case c.Finish():\n",
-            "        case c.SetLabel() if state.format < 6:",
-            "            return r.Malformed('a label, before format 6')",
+            f"        case c.SetLabel() if state.format <= {NEWEST}:",
+            "            return r.Malformed('a label, before its format')",
             "        case c.SetLabel(label):",
             "            return StateDiff(label=(state.label, label))",
         ),
