@@ -44,7 +44,7 @@ def _open_consensus(url: str, opening: Opening) -> Consensus:
     # Loaded by name, so that a program that only puts blobs loads no database driver.
     sqlite = import_module("persist_lib.location.sqlite.consensus")
     if opening.read_only:
-        return sqlite.ReadOnlySqliteConsensus(database, clock=opening.clock)
+        return sqlite.ReadOnlySqliteConsensus(database, clock=opening.clock, runtime=opening.runtime)
     return sqlite.SqliteConsensus(database, create=opening.create, clock=opening.clock, runtime=opening.runtime)
 
 

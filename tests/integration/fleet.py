@@ -1,17 +1,21 @@
-"""A release with the next format, as wheels.
+"""Other releases, as wheels: one with the next format, and one of before columns evolved.
 
-It is made from this tree by the few edits that `core.formats` says a format takes: a new command, a field of
+The next one is made from this tree by the few edits that `core.formats` says a format takes: a new command, a field of
 the diff, a field of the state, and the next number.
 """
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 from persist_lib.core.formats import NEWEST, STATE_FIELDS
-from tests.built import Wheels, build, copy_tree
+from tests.built import ROOT, Wheels, build, copy_tree
 
 FIELDS = STATE_FIELDS[NEWEST]
+BEFORE = "2ce205bfc7bf"
+"""The commit by which columns came to evolve; the older release is the one before it."""
+
 Edit = tuple[str, str]
 """What is there once, and what comes in its place."""
 
@@ -69,4 +73,21 @@ def build_next(folder: Path) -> Wheels:
             assert text.count(old) == 1, f"{name}: {old!r} is there {text.count(old)} times"
             text = text.replace(old, new)
         (source / name).write_text(text)
+    return Wheels(build(source, folder))
+
+
+def has_history() -> bool:
+    """Whether this clone has that commit."""
+    return (
+        subprocess.run(["git", "cat-file", "-e", f"{BEFORE}^"], cwd=ROOT, capture_output=True, check=False).returncode
+        == 0
+    )
+
+
+def build_before(folder: Path) -> Wheels:
+    """The wheels of the release before columns evolved, in `folder`."""
+    source = folder / "source"
+    source.mkdir(parents=True)
+    packed = subprocess.run(["git", "archive", f"{BEFORE}^"], cwd=ROOT, capture_output=True, check=True).stdout
+    subprocess.run(["tar", "-x", "-C", str(source)], input=packed, check=True)
     return Wheels(build(source, folder))

@@ -1,7 +1,7 @@
 """A fleet moves to the next format machine by machine, as docs/operations.md says, and loses nothing.
 
 Old and new are two installed wheels: this release, and one with a next format. The old one refuses the new before it
-does anything, the new one reads the old.
+does anything, the new one reads the old. While columns evolve, the old one is a real one of before.
 """
 
 from __future__ import annotations
@@ -35,6 +35,15 @@ def old(tmp_path_factory: pytest.TempPathFactory, wheels: built.Wheels) -> Path:
 def new(tmp_path_factory: pytest.TempPathFactory, shared_folder: Path) -> Path:
     next_one = built.Wheels(built.shared(shared_folder / "next", fleet.build_next))
     return built.install(tmp_path_factory.mktemp("new") / "env", next_one["persist-lib"])
+
+
+@pytest.fixture(scope="session")
+def before(tmp_path_factory: pytest.TempPathFactory, shared_folder: Path) -> Path:
+    """The last release that knows no columns that evolve, from this project's history."""
+    if not fleet.has_history():
+        pytest.skip("not run: this clone has no history")
+    wheels = built.Wheels(built.shared(shared_folder / "before", fleet.build_before))
+    return built.install(tmp_path_factory.mktemp("before") / "env", wheels["persist-lib"])
 
 
 class Place:
@@ -194,3 +203,44 @@ def test_the_new_release_reads_and_continues_what_the_old_one_wrote(place: Place
         contents = contents_of(read.snapshot((read.fetch_upper().time or 0) - 1, diff=True).to_arrow())
     assert {id_ for (id_,) in contents} >= {*machine.acked, *later.acked}
     assert set(contents.values()) == {1}
+
+
+IDS = (
+    f"read = client.open_reader({SHARD!r}); upper = read.fetch_upper().time; "
+    "print('\\n'.join(row['id'] for row in read.snapshot(upper - 1).to_pylist()))"
+)
+
+
+def test_an_older_release_beside_columns_that_evolve(place: Place, before: Path, old: Path) -> None:
+    """It appends and reads on while columns are added that may be null; what it cannot know it refuses."""
+    persist.open(place.url, place.consensus or None).close()
+    machines = [place.start(before, "a"), place.start(old, "b")]
+    for machine in machines:
+        machine.gets_on()
+    added = place.persist(old, "evolve", SHARD, "--add", "note:string")
+    assert added["code"] == 0, added
+    for machine in machines:
+        machine.gets_on(10)
+    seen = set(place.python(before, IDS).split())
+    assert {*machines[0].acked[:15], *machines[1].acked[:15]} <= seen, "the older release reads all rows"
+    evolved = place.persist(old, "evolve", SHARD, "--add", "channel:string not null", "--default", "channel=web")
+    assert evolved["code"] == 0, evolved
+    assert "upgrade persist_lib on this machine" in machines[0].until("newer")[1]
+    assert machines[0].process.wait(30) == 0
+    machines[1].gets_on(20)
+    assert machines[1].stop() == "stopped", "a program with the older columns, of this release"
+    there = place.everything()
+    for words in (["read", SHARD], ["shard", "show", SHARD], ["maintain", SHARD], ["drop", SHARD, "--yes"]):
+        answer = place.persist(before, *words)
+        assert answer["code"] == 3, (words, answer)
+        assert "NewerFormat" in json.dumps(answer), words
+    assert place.start(before, "c").said[-1][0] == "newer"
+    assert place.everything() == there
+    with persist.open(place.url, place.consensus or None) as client:
+        rows = client.table(SHARD).read().to_pylist()
+    assert {(row["note"], row["channel"]) for row in rows} == {(None, "web")}
+    found = [row["id"] for row in rows]
+    assert len(set(found)) == len(found), "each once"
+    acked = {*machines[0].acked, *machines[1].acked}
+    assert acked <= set(found), "what was acknowledged is there"
+    assert len(found) - len(acked) <= len(machines)

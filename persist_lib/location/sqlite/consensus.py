@@ -190,7 +190,8 @@ def _append(session: Session, key: str, expected: Newest | None, data: bytes) ->
     return bool(session.connection.changes())
 
 
-ATTEMPTS = 50
+ATTEMPTS, AT_ONCE, PAUSE_S = 60, 20, 0.05
+"""How often a reader looks, how many of these looks are made without a pause, and the pause before each later one."""
 
 
 class ReadOnlySqliteConsensus(RefusesWrites, SqliteReads):
@@ -199,11 +200,13 @@ class ReadOnlySqliteConsensus(RefusesWrites, SqliteReads):
     Opening a database in write-ahead mode read-only still creates `-wal` and `-shm`. So there are two ways to
     read. If a log exists, another process uses the database or was killed while using it: then it is read with locks,
     on the existing shared memory. If no log exists, the database file holds everything: then it is read as immutable,
-    and read again if it changed during the read.
+    and read again if it changed during the read. SQLite's last process takes the shared memory away before the log: a
+    reader that comes between the two waits for it, as that process may be waiting for a busy machine.
     """
 
-    def __init__(self, path: Path | str, *, clock: Clock = machine_clock) -> None:
+    def __init__(self, path: Path | str, *, clock: Clock = machine_clock, runtime: Runtime | None = None) -> None:
         self.path = Path(path).absolute()
+        self._runtime = runtime or Runtime()
         self._log = self.path.with_name(self.path.name + "-wal")
         self._clock = clock
         self.connections = Connections(self._connect, f"the SQLite database {self.path}", only_reads=True)
@@ -217,7 +220,9 @@ class ReadOnlySqliteConsensus(RefusesWrites, SqliteReads):
 
     def read(self, sql: str, values: tuple[str | int | bytes, ...]) -> list[Any]:
         failure: Exception | None = None
-        for _ in range(ATTEMPTS):
+        for number in range(ATTEMPTS):
+            if number >= AT_ONCE and isinstance(failure, apsw.CantOpenError):
+                self._runtime.sleep(PAUSE_S)
             try:
                 rows = self._read_locked(sql, values) if self._log.exists() else self._read_still(sql, values)
             except (*sqlite_file.FAILURES, OSError) as error:

@@ -214,6 +214,34 @@ def test_a_reader_sees_what_a_killed_writer_left_in_its_log_and_writes_nothing(p
     assert files(path) == before
 
 
+def test_a_reader_waits_for_a_writer_that_is_about_to_take_its_log_away(path: Path) -> None:
+    """SQLite unlinks the shared memory first, and on a busy machine the log some time later."""
+    path.parent.mkdir()
+    SqliteConsensus(path).close()
+    log, waited, stays = path.with_name(path.name + "-wal"), list[float](), False
+    writer = SqliteConsensus(path)
+    assert writer.compare_and_set("s", None, b"x")
+    left = log.read_bytes()
+    writer.close()
+    log.write_bytes(left)
+
+    def sleep(seconds: float) -> None:
+        waited.append(seconds)
+        if len(waited) == 3 and not stays:
+            log.unlink()
+
+    reader = ReadOnlySqliteConsensus(path, runtime=Runtime(sleep=sleep))
+    assert len(reader.scan("s", SeqNo(0), 99)) == 1
+    assert len(waited) == 3
+    log.write_bytes(left)  # it stays: a copy of what was in use
+    waited.clear()
+    stays = True
+    with pytest.raises(Determinate, match="its -shm file is missing"):
+        reader.scan("s", SeqNo(0), 99)
+    assert 1 < sum(waited) < 10
+    reader.close()
+
+
 def test_a_writer_goes_on_where_a_killed_one_stopped(path: Path) -> None:
     path.parent.mkdir()
     killed_writer(path, 5)
