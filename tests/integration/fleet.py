@@ -1,4 +1,4 @@
-"""Other releases, as wheels: one with the next format, and one of before columns evolved.
+"""Other releases, as wheels: one with the next format, and an older one, that knows no columns which evolve.
 
 The next one is made from this tree by the few edits that `core.formats` says a format takes: a new command, a field of
 the diff, a field of the state, and the next number.

@@ -1,7 +1,7 @@
 """A fleet moves to the next format machine by machine, as docs/operations.md says, and loses nothing.
 
 Old and new are two installed wheels: this release, and one with a next format. The old one refuses the new before it
-does anything, the new one reads the old. While columns evolve, the old one is a real one of before.
+does anything, the new one reads the old. While columns evolve, the old one is from the history of this project.
 """
 
 from __future__ import annotations
