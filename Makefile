@@ -23,7 +23,7 @@ HEAVY := spark or dagster or torture
 # Where such tests are: to collect all others as well takes a minute a part. A test looks that no other folder has any.
 HEAVY_FOLDERS := tests/bench tests/docs tests/faults tests/integration tests/orchestration tests/spark tests/torture tests/unit/jobs tests/wheels
 
-.PHONY: help setup lint look check format test fuzz torture transfers handovers takeovers event-kills servers served-models serve kafka pending events powercut sim models faults interrupts spark-kills sink-kills source-kills cluster-kills long-history tpch size skew left-alone demo demo-s3 dev ui bench docs docs-serve pythons airflow sbom wheels lock clean
+.PHONY: help setup lint look check format test fuzz torture transfers handovers takeovers event-kills servers hosts served-models serve kafka pending events powercut sim models faults interrupts spark-kills sink-kills source-kills cluster-kills long-history tpch size skew left-alone demo demo-s3 dev ui bench docs docs-serve pythons airflow sbom wheels lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -126,6 +126,9 @@ takeovers: $(PROJECT) ## writers of a stream paused, replaced and killed N=20 ti
 
 servers: $(PROJECT) ## shard servers killed and paused under load, KILLS=100 times, on SQLite and PostgreSQL
 	PERSIST_SERVER_KILLS=$(or $(KILLS),100) PERSIST_SEED=fresh $(PYTEST) -s -n 0 --timeout=0 tests/faults/test_shard_servers.py
+
+hosts: $(PROJECT) ## hosts as network namespaces (root), parted in each way N=3 times for up to 12 s, and clocks apart; times are printed
+	PERSIST_PARTITIONS=$(or $(N),3) PERSIST_SEED=fresh $(PYTEST) -s -n 0 --timeout=0 tests/hosts
 
 served-models: $(PROJECT) ## the library's models through shard servers that are replaced meanwhile, EXAMPLES=50 of each
 	PERSIST_SERVED_EXAMPLES=$(or $(EXAMPLES),50) PERSIST_SEED=fresh $(PYTEST) -n 2 --timeout=0 tests/properties/test_models_through_servers.py

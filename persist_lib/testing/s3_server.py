@@ -1,4 +1,4 @@
-"""Moto's S3 over HTTP on a port of the loopback interface: `python s3_server.py PORT`."""
+"""Moto's S3 over HTTP: `python s3_server.py PORT ADDRESS`."""
 
 from __future__ import annotations
 
@@ -53,4 +53,4 @@ if __name__ == "__main__":
     # Moto looks whether a key exists and then stores it, without a lock, and lists keys while others are stored. Where
     # threads are not interrupted in between, its conditional PUT is as atomic as S3's, also on a busy machine.
     sys.setswitchinterval(1.0)
-    main(["-H", "127.0.0.1", "-p", sys.argv[1]])
+    main(["-H", sys.argv[2], "-p", sys.argv[1]])

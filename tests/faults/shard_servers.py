@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
 import persist_lib as persist
@@ -31,17 +31,21 @@ CONFIG = persist.Config(format=4, timeout_s=30, lease_ms=20_000)
 class Server:
     """A process that serves a location, on the same port each time it is started."""
 
-    def __init__(self, url: str, consensus: str | None) -> None:
-        self._url, self._consensus, self.port = url, consensus, 0
+    def __init__(
+        self, url: str, consensus: str | None, address: str = "127.0.0.1", *, on: Sequence[str] = (),
+        options: Sequence[str] = (),
+    ) -> None:  # fmt: skip
+        """`on`: the words before a command that runs on another host; `options`: of `persist serve`."""
+        self._url, self._consensus, self._address, self.port = url, consensus, address, 0
+        self._on, self._options = on, options
         self.process: subprocess.Popen[str] | None = None
         self.start()
 
     def start(self) -> None:
         where = ["--location", self._url, *(["--consensus", self._consensus] if self._consensus else [])]
-        command = [sys.executable, "-m", "persist_lib.cli", *where, "--json", "serve", "--drain", "1"]
-        self.process = subprocess.Popen(
-            [*command, "--listen", f"127.0.0.1:{self.port}"], stdout=subprocess.PIPE, text=True
-        )
+        command = [*self._on, sys.executable, "-m", "persist_lib.cli", *where, "--json", "serve", "--drain", "1"]
+        command += ["--listen", f"{self._address}:{self.port}", *self._options]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         self.port = int(json.loads(self.process.stdout.readline())["listening"].rpartition(":")[2])
 
@@ -69,15 +73,19 @@ class Told(NamedTuple):
 
 
 class Site:
-    """A location, two servers for it, and what their clients were told. Each role is a thread's work until `ends`."""
+    """A location, two servers for it, and what their clients were told. Each role is a thread's work until `ends`.
 
-    def __init__(self, url: str, consensus: str | None) -> None:
+    With `served`, the servers are others', and that is their URL.
+    """
+
+    def __init__(self, url: str, consensus: str | None, served: str | None = None) -> None:
         self.url = url
         self.store = persist.open(url, consensus, config=CONFIG)
         for shard in (SHARD, *PAIR):
             self.store.open_writer(shard, SCHEMA).close()
         self.reader = self.store.open_reader(SHARD)  # so that history stays as listeners heard it
-        self.servers = [Server(url, consensus) for _ in range(2)]
+        self.servers = [] if served else [Server(url, consensus) for _ in range(2)]
+        self.served = served or "persist://" + ",".join(f"127.0.0.1:{server.port}" for server in self.servers)
         self.ends = threading.Event()
         self.acked: list[int] = []
         self.doubted: list[int] = []
@@ -88,10 +96,6 @@ class Site:
         self.frontier = 0
         self.moves = self.passes = self.expired = 0
         self.failures: list[BaseException] = []
-
-    @property
-    def served(self) -> str:
-        return "persist://" + ",".join(f"127.0.0.1:{server.port}" for server in self.servers)
 
     def client(self) -> persist.Client:
         return persist.open(self.url, self.served, config=CONFIG)
