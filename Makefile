@@ -128,7 +128,7 @@ servers: $(PROJECT) ## shard servers killed and paused under load, KILLS=100 tim
 	PERSIST_SERVER_KILLS=$(or $(KILLS),100) PERSIST_SEED=fresh $(PYTEST) -s -n 0 --timeout=0 tests/faults/test_shard_servers.py
 
 hosts: $(PROJECT) ## hosts as network namespaces (root), parted in each way N=3 times for up to 12 s, and clocks apart; times are printed
-	PERSIST_PARTITIONS=$(or $(N),3) PERSIST_SEED=fresh $(PYTEST) -s -n 0 --timeout=0 tests/hosts
+	PERSIST_PARTITIONS=$(or $(N),3) PERSIST_SEED=fresh $(PYTEST) -s -n 0 --timeout=0 tests/hosts tests/torture/test_clocks.py tests/torture/test_minters.py
 
 served-models: $(PROJECT) ## the library's models through shard servers that are replaced meanwhile, EXAMPLES=50 of each
 	PERSIST_SERVED_EXAMPLES=$(or $(EXAMPLES),50) PERSIST_SEED=fresh $(PYTEST) -n 2 --timeout=0 tests/properties/test_models_through_servers.py
