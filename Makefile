@@ -127,7 +127,14 @@ takeovers: $(PROJECT) ## writers of a stream paused, replaced and killed N=20 ti
 servers: $(PROJECT) ## shard servers killed and paused under load, KILLS=100 times, on SQLite and PostgreSQL
 	PERSIST_SERVER_KILLS=$(or $(KILLS),100) PERSIST_SEED=fresh $(PYTEST) -s -n 0 --timeout=0 tests/faults/test_shard_servers.py
 
-hosts: $(PROJECT) ## hosts as network namespaces (root), parted in each way N=3 times for up to 12 s, and clocks apart; times are printed
+CLOCKS := .venv/clocks/.packages
+
+# Beside what is installed, as only PostgreSQL's process sees it.
+$(CLOCKS): $(PROJECT) requirements/clocks.txt
+	.venv/bin/uv pip install --quiet --no-deps --require-hashes --target .venv/clocks -r requirements/clocks.txt
+	@touch $@
+
+hosts: $(CLOCKS) ## hosts as network namespaces (root), parted in each way N=3 times for up to 12 s, and clocks apart; times are printed
 	PERSIST_PARTITIONS=$(or $(N),3) PERSIST_SEED=fresh $(PYTEST) -s -n 0 --timeout=0 tests/hosts tests/torture/test_clocks.py tests/torture/test_minters.py
 
 served-models: $(PROJECT) ## the library's models through shard servers that are replaced meanwhile, EXAMPLES=50 of each
@@ -268,6 +275,7 @@ lock: ## pin requirements/*.txt anew after a change of ranges (UPGRADE=1: the ne
 	$(COMPILE) requirements/ducklake.in -o requirements/ducklake.txt
 	$(COMPILE) requirements/readers.in -o requirements/readers.txt
 	$(COMPILE) requirements/fuzz.in -o requirements/fuzz.txt
+	$(COMPILE) --no-deps requirements/clocks.in -o requirements/clocks.txt
 	$(COMPILE) --no-deps requirements/spark-readers.in -o requirements/spark-readers.txt
 	$(COMPILE) requirements/dbt.in -o requirements/dbt.txt
 	$(COMPILE) requirements/airflow.in -o requirements/airflow.txt

@@ -6,7 +6,6 @@ server's, which libfaketime makes wrong.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import pickle
 import random
@@ -30,8 +29,11 @@ from tests.torture.test_clocks import CLOCKS
 
 ROUNDS = int(os.environ.get("PERSIST_CLOCK_ROUNDS", "4"))
 """How often each process does everything; ten times as often at night."""
-LIBRARY = "PERSIST_FAKETIME"
-"""Where libfaketime is, if neither its wheel nor Debian's package has put it where it belongs."""
+LIBRARIES = (
+    Path(sys.prefix, "clocks/libfaketime/vendor/libfaketime/src/libfaketime.so.1"),
+    Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1"),
+)
+"""Where `make hosts` puts libfaketime, and where Debian's package faketime does."""
 MIXES = {
     "hours apart": ("+3h", "-3h", "", "fast"),
     "all step, run fast and go back": ("twitching", "fast", "backwards", "twitching"),
@@ -41,14 +43,10 @@ SERVER = ("+0", "+40s", "-40s", "+0 x3", "+5s", "+20s x0.2", "-5s")
 
 def faketime() -> Path:
     """The library that makes a program's clock wrong. Skips the test without it."""
-    spec = importlib.util.find_spec("libfaketime")
-    named = [os.environ.get(LIBRARY, ""), "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1"]
-    if spec is not None and spec.origin is not None:
-        named.append(str(Path(spec.origin).with_name("vendor") / "libfaketime/src/libfaketime.so.1"))
-    found = [Path(one) for one in named if one and Path(one).exists()]
-    if not found:
-        pytest.skip(f"not run: no libfaketime (its wheel, Debian's package faketime, or its path in {LIBRARY})")
-    return found[0]
+    found = next((one for one in LIBRARIES if one.exists()), None)
+    if found is None:
+        pytest.skip("not run: no libfaketime (`make hosts` installs it; or Debian's package faketime)")
+    return found
 
 
 @contextmanager
