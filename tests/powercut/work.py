@@ -59,6 +59,9 @@ def work(folder: Path, recorder: Recorder, todo: Sequence[Append], rng: random.R
         lambda client: client.roll_up(SHARD, force=True),
         lambda client: client.collect(SHARD),
         lambda client: client.audit_orphans(SHARD),
+        lambda client: client.survey(),
+        lambda client: client.scrub(SHARD, new_only=True),
+        lambda client: client.verify(SHARD),
     ]
     while left:
         with client_at(folder, clock, rng) as client:
@@ -94,6 +97,7 @@ def judge(folder: Path, todo: Sequence[Append], said: Sequence[Said], rng: rando
         assert read(client, upper) == there
         go_on(client, upper)
         there[-1, "afterwards"] = 1
+        remember(client)
         assert read(client, upper + 1) == there
         settle(client, clock)
         check_swept(client, SHARD)
@@ -118,6 +122,17 @@ def go_on(client: persist.Client, upper: int) -> None:
     """A writer appends where the upper is."""
     with client.open_writer(SHARD, SCHEMA) as write:
         write.compare_and_append([row(-1, "afterwards", upper)], upper, upper + 1)
+
+
+def remember(client: persist.Client) -> None:
+    """What surveys, scrubs and verifications remembered is there or is not, and no call fails of what is left of it."""
+    assert not client.survey().unread
+    for new_only in (True, False):
+        scrubbed = client.scrub(SHARD, new_only=new_only)
+        assert not scrubbed.damaged, scrubbed.says
+    for full in (False, True):
+        damage = [found for found in client.verify(SHARD, full=full).findings if found.is_damage]
+        assert not damage, f"{damage}"
 
 
 def settle(client: persist.Client, clock: ManualClock) -> None:
