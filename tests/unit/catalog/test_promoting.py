@@ -648,6 +648,27 @@ def test_a_promoted_shard_joins_a_timeline_later(world: World) -> None:
     assert other.carrier == "timeline 'bank'"
 
 
+def test_a_timeline_that_is_made_for_a_table_is_never_there_without_it() -> None:
+    """Before each request of the promotion another client looks at the catalog."""
+    world = World()
+    lone_by_a_clock(world)
+    looker, looks = world.client(LATER), Counter[tuple[bool, bool]]()
+
+    class Looks(DiesAt):
+        def decide(self, operation: Any) -> Any:
+            if self.is_armed:
+                seen = looker.controller().catalog.fetch()
+                fresh = {one.id for one in seen.timelines.values() if one.name == "fresh"}
+                looks[bool(fresh), any(one.timeline in fresh for one in seen.collections.values())] += 1
+            return super().decide(operation)
+
+    plan = Looks(1_000)
+    table = world.client(LATER, plan=plan).table("t")
+    plan.is_armed = True
+    table.promote(timeline="fresh", make_timeline=True)
+    assert set(looks) == {(False, False), (True, True)}
+
+
 @pytest.mark.parametrize("timeline", ["bank", "fresh"])
 @pytest.mark.parametrize("make", [lone_by_a_clock, collected])
 @STORES
