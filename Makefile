@@ -23,7 +23,7 @@ HEAVY := spark or dagster or torture
 # Where such tests are: to collect all others as well takes a minute a part. A test looks that no other folder has any.
 HEAVY_FOLDERS := tests/bench tests/docs tests/faults tests/integration tests/orchestration tests/spark tests/torture tests/unit/jobs tests/wheels
 
-.PHONY: help setup lint look check format test fuzz torture transfers handovers takeovers event-kills servers hosts served-models serve kafka pending events powercut sim models faults interrupts spark-kills sink-kills source-kills cluster-kills long-history tpch size skew left-alone demo demo-s3 dev ui bench docs docs-serve pythons airflow sbom wheels lock clean
+.PHONY: help setup lint look check format test fuzz mutants torture transfers handovers takeovers event-kills servers hosts served-models serve kafka pending events powercut sim models faults interrupts spark-kills sink-kills source-kills cluster-kills long-history tpch size skew left-alone demo demo-s3 dev ui bench docs docs-serve pythons airflow sbom wheels lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -93,8 +93,9 @@ test-parts: $(PROJECT)
 	@$(WITH_JAVA) scripts/part '3 of 3: Dagster, Spark and killed processes' $(TESTS) -n 3 $(BY_FILES) -m "$(HEAVY)" $(HEAVY_FOLDERS)
 
 defects: export PERSIST_CIRCLE ?= day
-defects: $(PROJECT) ## plant recorded bugs one by one, and see which the tests find: NAMES="0301 streams" WIDE=1
-	$(PYTHON_IN_VENV) -m tests.defects.plant --report build/defects.md $(if $(WIDE),--wide) $(NAMES)
+defects: $(PROJECT) ## plant recorded bugs one by one, and see which the tests find: NAMES="0301 streams" WIDE=1; SAMPLE=100 of them
+	$(WITH_JAVA) $(PYTHON_IN_VENV) -m tests.defects.plant --report build/defects.md $(if $(WIDE),--wide) \
+		$(if $(SAMPLE),--sample $(SAMPLE)) $(NAMES)
 
 nightly: $(PROJECT) ## everything at full counts, with one report at the end, and docs/reliability.md: PARTS="lint test-all", PARTS="sim SEEDS=100"
 	scripts/nightly $(PARTS)
@@ -111,6 +112,18 @@ $(FUZZER): $(PROJECT) requirements/fuzz.txt
 
 fuzz: $(FUZZER) ## every decoder of foreign bytes by coverage, SECONDS_EACH=60: TARGETS="json-messages part"
 	PYTHONPATH=$(CURDIR):$(CURDIR)/.venv/fuzz $(PYTHON_IN_VENV) -m tests.fuzz.run --seconds $(or $(SECONDS_EACH),60) $(TARGETS)
+
+MUTATOR := .venv/mutants/.packages
+
+$(MUTATOR): $(PROJECT) requirements/mutants.txt
+	.venv/bin/uv pip install --quiet --no-deps --require-hashes --target .venv/mutants -r requirements/mutants.txt
+	@touch $@
+
+mutants: export PERSIST_CIRCLE ?= day
+mutants: export PERSIST_SEED ?= fixed
+mutants: $(MUTATOR) ## small changes of the ground floor, and which the fast tests find: SAMPLE=60 of each package SEED=1 PACKAGES="core shard"
+	PYTHONPATH=$(CURDIR):$(CURDIR)/.venv/mutants scripts/in-memory $(PYTHON_IN_VENV) -m tests.mutants.run \
+		--sample $(or $(SAMPLE),60) --seed $(or $(SEED),1) $(PACKAGES)
 
 torture: $(PROJECT) ## kill processes at random points, KILLS=1000 times
 	PERSIST_TORTURE_KILLS=$(or $(KILLS),1000) PERSIST_SEED=fresh $(PYTEST) -m torture --timeout=0
@@ -276,6 +289,7 @@ lock: ## pin requirements/*.txt anew after a change of ranges (UPGRADE=1: the ne
 	$(COMPILE) requirements/readers.in -o requirements/readers.txt
 	$(COMPILE) requirements/fuzz.in -o requirements/fuzz.txt
 	$(COMPILE) --no-deps requirements/clocks.in -o requirements/clocks.txt
+	$(COMPILE) --no-deps requirements/mutants.in -o requirements/mutants.txt
 	$(COMPILE) --no-deps requirements/spark-readers.in -o requirements/spark-readers.txt
 	$(COMPILE) requirements/dbt.in -o requirements/dbt.txt
 	$(COMPILE) requirements/airflow.in -o requirements/airflow.txt

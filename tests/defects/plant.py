@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import random
 import re
 import shutil
 import subprocess
@@ -165,12 +166,16 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--wide", action="store_true", help="try what its own tests miss with all fast tests of its package"
     )
+    parser.add_argument("--sample", type=int, help="plant so many of them, which `--seed` draws (default: all)")
+    parser.add_argument("--seed", default="1", help="which ones are drawn (default: 1)")
     parser.add_argument("--copies", type=int, default=2, help="how many at a time (default: 2)")
     parser.add_argument("--report", type=Path, help="write the table to this file")
     options = parser.parse_args(words)
     chosen = defects(options.names)
     if not chosen:
         parser.error(f"no defect has a name like {', '.join(options.names)}; they are the *.patch files in {HERE}")
+    if options.sample is not None and options.sample < len(chosen):
+        chosen = random.Random(options.seed).sample(chosen, options.sample)
     outcomes = _each(chosen, options.copies, wide=options.wide)
     if options.report:
         options.report.parent.mkdir(parents=True, exist_ok=True)

@@ -57,13 +57,21 @@ def test_lines_are_added_up_by_kind_and_a_part_that_was_not_run_again_stays(
     made = reliability.blocks(kept)
     assert "| seeds simulated | 2 |" in made["totals"]
     assert "| real processes killed | 5 |" in made["totals"]
-    assert "| mutation score | not measured |" in made["totals"]
+    assert "| mutation score: changes of the ground floor that the fast tests find | not measured |" in made["totals"]
     assert "| recorded bugs that the tests find | not measured |" in made["totals"]
     assert "| simulated | lost | 5 |" in made["faults"]
     assert "| `make sim SEEDS=2` | 2026-01-02 | abc | passed | 3 |" in made["parts"]
     assert "**failed**" in made["parts"]
     assert made["line"].startswith("The long tests from 2026-01-01 to 2026-01-02: 2 simulated histories, 15 simulated")
     assert reliability.blocks({})["line"] == "Nothing was counted yet."
+
+
+def test_mutants_that_are_excused_are_not_asked_for(reliability: Any) -> None:
+    part = {"date": "2026-01-02", "commit": "abc", "sizes": [], "passed": True, "seconds": 3}
+    counts = {"mutants": {"drawn": 1_300, "found": 1_100, "excused": 100}, "defects": {"planted": 400, "found": 399}}
+    made = reliability.blocks({"mutants": {**part, "counts": counts}})
+    assert "that the fast tests find | 1,100 of 1,200 |" in made["totals"]
+    assert "| recorded bugs that the tests find | 399 of 400 |" in made["totals"]
 
 
 def test_nothing_is_written_unless_it_is_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
