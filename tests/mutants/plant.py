@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 from collections import defaultdict
-from collections.abc import Iterator
 from types import CodeType, FunctionType
 
 Functions = dict[tuple[str, str, int], list[FunctionType]]
@@ -36,31 +35,35 @@ def plant(path: str, before: str, after: str, loaded: Functions) -> int:
     Raises Unplantable if the sources differ in which functions they have, if a function uses other variables of those
     around it, or if nothing that is loaded has the code.
     """
-    old, new = list(_codes(compile(before, path, "exec"))), list(_codes(compile(after, path, "exec")))
-    if [code.co_qualname for code in old] != [code.co_qualname for code in new]:
+    pairs = _changed(compile(before, path, "exec"), compile(after, path, "exec"))
+    if pairs is None:
         raise Unplantable("the source has other functions")
-    changed = {_place(one) for one, other in zip(old, new, strict=True) if _does(one) != _does(other)}
     planted = 0
-    for one, other in zip(old, new, strict=True):
-        # A function has the codes within it as constants: so the outer ones are exchanged, too.
-        if any(_place(inner) in changed for inner in _codes(one)):
-            for function in loaded.get(_place(one), ()):
-                try:
-                    function.__code__ = other
-                except ValueError as error:
-                    raise Unplantable(str(error)) from None
-                planted += 1
+    for one, other in pairs:
+        for function in loaded.get(_place(one), ()):
+            try:
+                function.__code__ = other
+            except ValueError as error:
+                raise Unplantable(str(error)) from None
+            planted += 1
     if not planted:
         raise Unplantable("no function that is loaded has this code")
     return planted
 
 
-def _codes(code: CodeType) -> Iterator[CodeType]:
-    """A code and those within it, in the order of the source."""
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _codes(constant)
+def _changed(old: CodeType, new: CodeType) -> list[tuple[CodeType, CodeType]] | None:
+    """The codes that differ, with what becomes of them; outer ones, too, as a code has those within it as constants.
+
+    None where the old one and the new one have other codes within them.
+    """
+    within = [[one for one in code.co_consts if isinstance(one, CodeType)] for code in (old, new)]
+    if [one.co_qualname for one in within[0]] != [one.co_qualname for one in within[1]]:
+        return None
+    found: list[tuple[CodeType, CodeType]] = []
+    for one, other in zip(*within, strict=True):
+        # A comprehension that is gone is a change of the function around it.
+        found += [(one, other)] if (inner := _changed(one, other)) is None else inner
+    return [*found, (old, new)] if found or _does(old) != _does(new) else []
 
 
 def _place(code: CodeType) -> tuple[str, str, int]:

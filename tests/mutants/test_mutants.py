@@ -59,6 +59,13 @@ def test_a_change_shows_in_what_was_imported_before(module: ModuleType) -> None:
     assert (kind.size, module.Kind().kept()) == (20, 30)
 
 
+def test_what_was_within_a_function_may_be_gone(module: ModuleType) -> None:
+    assert changed(module, "return number + 1", "return [number for _ in ()]") == 1
+    assert module.outer(5) == []
+    assert changed(module, "def inner():\n        return number + 1\n    return inner()", "return number") == 1
+    assert module.outer(5) == 5
+
+
 def test_values_that_are_equal_and_of_another_type_are_a_change(module: ModuleType) -> None:
     assert changed(module, "return 2", "return 2.0") == 1
     assert isinstance(module.Kind().size, float)
