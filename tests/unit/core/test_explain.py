@@ -41,6 +41,8 @@ def said(state: State, about: str, seqno: int = 50) -> str:
         (CALM, "since", "history is kept from [0] on; nothing needs it, and it moves when a reader or a hold does"),
         (changed(holds={f"h{n}": Hold(at(0)) for n in range(5)}), "since",
          "history is kept from [0] on, for hold h0, hold h1, hold h2 and 2 more"),
+        (changed(holds={f"h{n}": Hold(at(0)) for n in range(3)}), "since",
+         "history is kept from [0] on, for hold h0, hold h1, hold h2"),
         (CALM, "retention", "there is no policy: all history is kept until something gives it up"),
         (changed(member="c1/0"), "retention", "it is a part of a collection, whose retention counts"),
         (changed(trace=(batch(0, 9), batch(1, 9)), retention=0), "retention",

@@ -42,6 +42,10 @@ def test_a_calm_shard_calls_for_nothing() -> None:
     assert look(CALM) == Look(SeqNo(50), NOW, (), 0, "1.0", 0, {"garbage": (SeqNo(40), NOW)}, signs)
 
 
+def test_a_shard_without_rollups_and_garbage_waits_for_its_first_rollup() -> None:
+    assert [look(changed(rollups={}), seqno, every=30).due for seqno in (1, 29, 30)] == [(), (), ("rollups",)]
+
+
 @pytest.mark.parametrize(
     ("state", "due"),
     [
