@@ -258,3 +258,12 @@ def test_a_shard_that_is_not_there_is_created_by_one_of_those_who_ask(place: Pla
     assert type(got(missing).refusal).__name__ == "Unknown"
     assert not issubclass(type(got(missing).refusal), PersistError)
     assert place.client.shards() == ["new", *place.shards]
+
+
+def test_shards_that_another_commit_still_uses_stay_in_use_when_one_is_over(place: Place) -> None:
+    first, second = place.shards[:2]
+    place.server._in_use.update([first, second, second])
+    request = Request(second, hold("h", b""), RUNTIME.token(), "a", RUNTIME.deadline(5), SeqNo(0))
+    place.server._commit_together([(place.server.funnel(second), request)])
+    assert place.server._in_use == {first: 1, second: 1}
+    assert not place.server.is_idle()

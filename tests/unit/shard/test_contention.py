@@ -7,6 +7,7 @@ import pytest
 
 from persist_lib.config import Config
 from persist_lib.core import commands as c
+from persist_lib.core import refusals as r
 from persist_lib.core.state import Outcome, State, Version, Writer
 from persist_lib.frontier import at
 from persist_lib.ids import SeqNo, ShardId, WriterId, format_writer_id
@@ -265,3 +266,23 @@ def test_after_an_attempt_however_slow_no_pause_is_longer_than_the_longest():
     begun = store.clock.monotonic()
     machine.try_commit(appending(1, 2, b"t"), timeout_s=60)
     assert 20 < store.clock.monotonic() - begun <= 20.01 + (1 + JITTER) * LONGEST_PAUSE_S
+
+
+@pytest.mark.parametrize("makes_room", [True, False])
+def test_a_full_shard_that_another_process_flushes_is_waited_for_as_long_as_that_may_take(monkeypatch, makes_room):
+    store = Store()
+    machine = store.created()
+    machine.commit(appending(0, 1, b"a"))
+    monkeypatch.setattr(Pace, "is_others_duty", lambda *_: True)
+    full, asked = machine.version, []
+
+    def fetch():
+        asked.append(store.clock.monotonic())
+        return emptied if makes_room and len(asked) == 3 else full
+
+    emptied = msgspec.structs.replace(full, state=State())
+    monkeypatch.setattr(machine, "fetch", fetch)
+    assert full.state.inline_size > 0
+    assert machine.others_made_room(r.InlineFull(1), machine.runtime.deadline(60)) is makes_room
+    assert len(asked) == 3 if makes_room else len(asked) > 3
+    assert not machine.others_made_room(r.WrongUpper(at(0), at(1)), machine.runtime.deadline(60))
