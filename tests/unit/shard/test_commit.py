@@ -464,7 +464,7 @@ def test_a_closed_shard_is_not_decided_from_the_empty_frontier_on() -> None:
 @pytest.mark.parametrize(("format_", "is_server", "places"), [(2, True, False), (3, True, True), (3, False, False)])
 def test_a_server_places_appends_in_shards_of_a_format_that_can_be_placed(format_, is_server, places):
     machine = Store().created()
-    machine.taker = object() if is_server else None
+    machine.taker = object() if is_server else None  # type: ignore[assignment]
     state = msgspec.structs.replace(machine.version.state, format=format_)
     machine._version = msgspec.structs.replace(machine.version, state=state)
     assert machine.places_appends is places

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from persist_lib.core import commands as c
@@ -24,7 +26,7 @@ def test_a_lease_is_renewed_when_less_than_a_share_of_it_is_left(ids: tuple[str,
 
     def untils() -> set[int]:
         state = store.machine().fetch().state
-        entries = {**state.writers, **state.readers}
+        entries: dict[str, Any] = {**state.writers, **state.readers}
         return {entries[id_].lease_until - now for id_ in ids}
 
     store.clock.advance(0.5)
