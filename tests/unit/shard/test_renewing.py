@@ -26,8 +26,8 @@ def test_a_lease_is_renewed_when_less_than_a_share_of_it_is_left(ids: tuple[str,
 
     def untils() -> set[int]:
         state = store.machine().fetch().state
-        entries: dict[str, Any] = {**state.writers, **state.readers}
-        return {entries[id_].lease_until - now for id_ in ids}
+        held: list[tuple[str, Any]] = [*state.writers.items(), *state.readers.items()]
+        return {entry.lease_until - now for id_, entry in held if id_ in ids}
 
     store.clock.advance(0.5)
     assert renew(machine, ids, LEASE_MS, below=0.5)
