@@ -110,6 +110,7 @@ SAMPLED: Mapping[str, Sample] = {
     "tests/bench/test_bench.py": Sample(0.0, ("small_append",)),
     "tests/conformance/": Sample(0.15, ("[memory", "-memory", "[sqlite]", "-sqlite]")),
     "tests/docs/test_pages.py": Sample(0.1, ("tutorial",)),
+    "tests/faults/test_descriptors.py": Sample(0.0, ("postgresql",)),
     "tests/faults/test_source_deaths.py": Sample(0.0, is_one=True),
     "tests/faults/": Sample(0.1),
     "tests/integration/test_ingest.py::test_what_cannot_be": Sample(0.1),

@@ -6,6 +6,7 @@ Where it cannot do so (it can on Linux), causes are not told apart, and a login 
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import select
@@ -13,8 +14,8 @@ import socket
 import ssl
 import sys
 from collections import defaultdict
-from collections.abc import Generator
-from contextlib import ExitStack
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -66,9 +67,19 @@ def connect(conninfo: str, deadline: Deadline) -> Connection:
     Psycopg's own prepared statements are off: their names mean something else in another client of a pooler.
     """
     timeout_s = max(2, min(CONNECT_S, int(deadline.remaining_s())))
-    found = Connection.connect(conninfo, autocommit=True, prepare_threshold=None, connect_timeout=timeout_s)
+    with dialling():
+        found = Connection.connect(conninfo, autocommit=True, prepare_threshold=None, connect_timeout=timeout_s)
     found.runtime = deadline.runtime
     return found
+
+
+@contextmanager
+def dialling() -> Iterator[None]:
+    """Make a psycopg.Error of what psycopg raises where the process has no descriptor left to wait for a server by."""
+    try:
+        yield
+    except OSError as error:
+        raise psycopg.OperationalError(str(error)) from error
 
 
 FOR_GOOD = re.compile(rb"28...|3D000|42501")
@@ -124,8 +135,8 @@ def _cause(conninfo: str, deadline: Deadline) -> str | None:
         for attempt in conninfo_attempts(conninfo_to_dict(conninfo)):
             host = attempt.get("host"), attempt.get("port")
             found[host] = found.get(host) or _cause_at(make_conninfo("", **attempt), deadline)
-    except psycopg.Error:
-        return None  # no host has an address
+    except (psycopg.Error, OSError):
+        return None  # no host has an address, or there is no descriptor left to look by
     if None in found.values():
         return None
     return next(cause for cause in (CERTIFICATE, TRUST, LOGIN) if cause in found.values())
@@ -171,9 +182,14 @@ def _has_damaged_certificate(settings: dict[str, str]) -> bool:
     try:
         found = Path(key).stat()
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_cert_chain(own, key, settings.get("sslpassword", ""))
-    except OSError:
-        return True
+    except OSError as error:
+        return _says_something(error)
     return bool(found.st_mode & (0o037 if found.st_uid == 0 else 0o077))  # as libpq checks it
+
+
+def _says_something(error: OSError) -> bool:
+    """Whether a file that could not be read is to blame, and not that this process has no descriptor left."""
+    return isinstance(error, ssl.SSLError) or error.errno not in (errno.EMFILE, errno.ENFILE)
 
 
 def _is_distrusted(settings: dict[str, str], deadline: Deadline) -> bool:
@@ -185,8 +201,8 @@ def _is_distrusted(settings: dict[str, str], deadline: Deadline) -> bool:
     context.check_hostname = mode == "verify-full"
     try:
         context.load_default_certs() if root == "system" else context.load_verify_locations(root)
-    except OSError:
-        return True  # no such bundle, or an invalid one
+    except OSError as error:
+        return _says_something(error)  # no such bundle, or an invalid one
     address = settings.get("hostaddr") or settings["host"], int(settings["port"])
     try:
         with socket.create_connection(address, deadline.left_s()) as plain:

@@ -11,7 +11,7 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from persist_lib.errors import Determinate, InvalidUsage, NotFound
-from persist_lib.location.postgres.connection import connection_failed
+from persist_lib.location.postgres.connection import connection_failed, dialling
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.sources.postgres.columns import Column
 from persist_lib.sources.postgres.kind import Postgres
@@ -114,7 +114,8 @@ def connect(declared: Postgres, **more: str) -> psycopg.Connection[Any]:
     """A connection. Raises Determinate if the server cannot be reached, and InvalidUsage if it turns it away."""
     wanted = conninfo(declared.url, **more)
     try:
-        return psycopg.connect(wanted, autocommit=True, prepare_threshold=None)
+        with dialling():
+            return psycopg.connect(wanted, autocommit=True, prepare_threshold=None)
     except psycopg.Error as error:
         raise connection_failed(error, described(declared), wanted, Runtime().deadline(CONNECT_S)) from error
 
