@@ -114,6 +114,7 @@ SAMPLED: Mapping[str, Sample] = {
     "tests/faults/test_source_deaths.py": Sample(0.0, is_one=True),
     "tests/faults/": Sample(0.1),
     "tests/integration/test_ingest.py::test_what_cannot_be": Sample(0.1),
+    "tests/integration/test_duties_within_memory.py": Sample(0.0, ("everything", "scrub")),
     "tests/integration/test_more_than_a_page.py": Sample(0.0),
     "tests/integration/test_operations.py::test_the_policies": Sample(0.0),
     "tests/interrupts/": Sample(0.05),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import sys
 import threading
 import time
@@ -108,6 +109,35 @@ def compact(location: str, engine: str, heap: str) -> dict[str, Any]:
         }  # fmt: skip
 
 
+def everything(client: persist.Client) -> object:
+    """What no duty may do: have all rows in memory at once."""
+    with client.open_reader(SHARD) as read:
+        return read.snapshot(read.fetch_upper().time - 1).to_arrow().num_rows  # type: ignore[operator]
+
+
+DUTIES: dict[str, Callable[[persist.Client], object]] = {
+    "scrub": lambda client: client.scrub(SHARD),
+    "verify": lambda client: client.verify(SHARD, full=True),
+    "compact": lambda client: client.compact(SHARD),
+    "roll_up": lambda client: client.roll_up(SHARD, force=True),
+    "collect": lambda client: client.collect(SHARD),
+    "orphans": lambda client: client.audit_orphans(SHARD),
+    "publish": lambda client: client.publish(SHARD),
+    "everything": everything,
+}
+
+
+def duty(location: str, name: str, most_mib: int) -> dict[str, Any]:
+    """Carry out a duty with so much memory on top of what the process took before it."""
+    with persist.open(location, config=persist.Config(**config_of(os.environ))) as client:
+        client.inspect(SHARD)
+        status = Path("/proc/self/status").read_text().splitlines()
+        [data] = [int(line.split()[1]) * 1024 for line in status if line.startswith("VmData")]
+        resource.setrlimit(resource.RLIMIT_DATA, (data + most_mib * MIB, resource.RLIM_INFINITY))
+        DUTIES[name](client)
+        return {"peak_mib": peak_mib()}
+
+
 def noting(folder: str, task: MergeTask, blob: Blob, entropy: Callable[[], int]) -> TaskResult:
     """Merge, and note what memory this process takes over the time of the task, and the most that it ever took."""
     samples, done = [resident_mib()], threading.Event()
@@ -144,7 +174,7 @@ def peak_mib() -> int:
 def main() -> None:
     """Run the program, and print its figures as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("fill", "compact"))
+    parser.add_argument("what", choices=("fill", "compact", *DUTIES))
     parser.add_argument("location")
     parser.add_argument("count", type=int, nargs="?", default=MIB)
     parser.add_argument("--batches", type=int, default=12)
@@ -152,9 +182,12 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=0)
     parser.add_argument("--engine", choices=("local", "spark"), default="local")
     parser.add_argument("--heap", default="512m")
+    parser.add_argument("--most-mib", type=int, default=0)
     asked = parser.parse_args()
     if asked.what == "fill":
         said = fill(asked.location, asked.count, asked.batches, asked.hot, asked.width)
+    elif asked.most_mib:
+        said = duty(asked.location, asked.what, asked.most_mib)
     else:
         said = compact(asked.location, asked.engine, asked.heap)
     json.dump(said, sys.stdout)
