@@ -43,7 +43,7 @@ class Worker:
         self.next, self.errors = 0, list[str]()
 
     def append(self) -> None:
-        """One more, at most once whatever it is told: what is in doubt is asked for later."""
+        """One more, at most once whatever the answer: what is in doubt is asked for later."""
         try:
             self.write.compare_and_append(_at(self.next), self.next, self.next + 1)
         except persist.UpperMismatch:  # one that was in doubt is there
