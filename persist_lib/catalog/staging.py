@@ -115,7 +115,7 @@ class CollectionStage(Leased):
 def _write(ticket: CollectionTicket, writes: Sequence[Write], updates: object) -> CollectionStaged:
     first, runtime, rows = ticket.tickets[0], Runtime(), 0
     spreading = Spreading(ticket.rendition, writes)
-    for table in first.checked(updates, first.machine().consensus.now):
+    for table in first.checked(updates, first.machine()):
         rows += table.num_rows
         spreading.add(table)
     staged = tuple(one for share in spreading.finish() for one in share)

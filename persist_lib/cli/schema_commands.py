@@ -137,7 +137,8 @@ def _added(changes: Changes) -> tuple[Column, ...]:
     columns, defaults = parse_columns(changes.add or []), _pairs(changes.default or [], "--default", "channel=web")
     if unknown := set(defaults) - {column.name for column in columns}:
         raise InvalidUsage(f"--default says what a new column has: add {unknown.pop()!r} by --add, too")
-    return tuple(msgspec.structs.replace(column, default=defaults.get(column.name)) for column in columns)
+    replace = msgspec.structs.replace
+    return tuple(replace(one, default=defaults.get(one.name, one.default)) for one in columns)
 
 
 def _pairs(texts: list[str], option: str, example: str) -> dict[str, str]:
@@ -214,13 +215,17 @@ def new_columns(shard: str, newest: Schema, asked: tuple[Column, ...]) -> tuple[
     there = {column.name: column for column in newest.columns}
     for column in asked:
         found = there.get(column.name, column)
-        if (found.type, found.nullable, found.default) != (column.type, column.nullable, column.default):
+        if _said(found) != _said(column):
             raise SchemaMismatch(
                 f"{shard} has a column ({found}) already, which cannot become ({column}). "
                 "Add a column with another name",
                 shard=shard, actual=newest,
             )  # fmt: skip
     return tuple(dict.fromkeys(column for column in asked if column.name not in there))
+
+
+def _said(column: Column) -> tuple[object, ...]:
+    return column.type, column.nullable, column.default, column.fill
 
 
 def _existing(session: Session, name: str) -> Sequence[Schema]:
@@ -268,7 +273,12 @@ def _terms(schema: Schema) -> dict[str, object]:
 
 
 def _type(column: Column) -> str:
-    return f"{column.type}{'' if column.nullable else ' not null'}"
+    return f"{column.type}{'' if column.nullable else ' not null'}{f' default {column.fill}' if column.fill else ''}"
+
+
+def _declared(column: Column) -> str:
+    """The type as a program declares it, with its default."""
+    return _type(column) if column.fill or column.default is None else f"{_type(column)} default {column.default!r}"
 
 
 def python_of(schema: Schema) -> str:
@@ -276,7 +286,7 @@ def python_of(schema: Schema) -> str:
     import json
 
     key, value = (
-        json.dumps({column.name: _type(column) for column in side}, ensure_ascii=False)
+        json.dumps({column.name: _declared(column) for column in side}, ensure_ascii=False)
         for side in (schema.key, schema.value)
     )
     terms = "".join(f", {name}={value!r}" for name, value in _terms(schema).items())

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from persist_lib.arguments import is_of, native, shown
 from persist_lib.convert.codecs import as_mappings, canonical_column, canonical_json, exact_json
+from persist_lib.convert.filling import Filling
 from persist_lib.convert.rows import pieces
 from persist_lib.convert.updates import iter_updates, null_refused
 from persist_lib.errors import InvalidUsage
@@ -60,23 +61,24 @@ def _names_in(part: Any) -> Iterable[str]:
     return list(part) if isinstance(part, Mapping) else []
 
 
-def parse_rows(schema: Schema, rows: object, *, whole: bool = True) -> pa.Table:
-    """Rows of the schema's columns, in their order, each there once. `whole` is as in `iter_updates`.
+def parse_rows(schema: Schema, rows: object, *, whole: bool = True, filling: Filling | None = None) -> pa.Table:
+    """Rows of the schema's columns, in their order, each there once. `whole`, `filling` are as in `iter_updates`.
 
     Raises InvalidUsage.
     """
-    tables = list(without_times(schema, rows, whole=whole))
+    tables = list(without_times(schema, rows, whole=whole, filling=filling))
     for table in tables:
         _check_ones(table, "rows")
     return _joined(schema.data, tables)
 
 
-def parse_partial(schema: Schema, rows: object) -> pa.Table:
+def parse_partial(schema: Schema, rows: object, filling: Filling | None = None) -> pa.Table:
     """Rows of the key and of all or some of the value columns. Raises InvalidUsage.
 
     What a row lacks is null in it. For each column that some row lacks, a column of GIVEN and its name follows, which
     says of each row whether it has it: so a null that is given stays apart. A frame or table lacks what is not among
-    its columns, a dict what is not among its names. JSON and bytes are whole, as they have one value column.
+    its columns, a dict what is not among its names. JSON and bytes are whole, as they have one value column. A
+    `filling` fills key columns alone.
     """
     if schema.codec != "columns":
         return parse_rows(schema, rows)
@@ -87,11 +89,12 @@ def parse_partial(schema: Schema, rows: object) -> pa.Table:
     values = {column.name for column in schema.value if not column.is_dropped}
     absent = {name for piece in held for name in _absent(values, piece)}
     if not absent:
-        return parse_rows(schema, held)
+        return parse_rows(schema, held, filling=filling)
     loose = tuple(
         msgspec.structs.replace(column, nullable=column.nullable or column.name in absent) for column in schema.value
     )
-    found = parse_rows(msgspec.structs.replace(schema, value=loose), [_with_nulls(piece, absent) for piece in held])
+    pieces_ = [_with_nulls(piece, absent) for piece in held]
+    found = parse_rows(msgspec.structs.replace(schema, value=loose), pieces_, filling=filling)
     for field in schema.data:
         if field.name in absent:
             given = np.concatenate([_given(piece, field.name) for piece in held])
@@ -132,10 +135,12 @@ def _with_nulls(piece: Any, names: set[str]) -> Any:
     return piece
 
 
-def without_times(schema: Schema, updates: object, *, whole: bool = True) -> Iterator[pa.Table]:
+def without_times(
+    schema: Schema, updates: object, *, whole: bool = True, filling: Filling | None = None
+) -> Iterator[pa.Table]:
     """Updates whose time the caller does not choose, with time 0. Raises InvalidUsage for any other time."""
     try:
-        for table in iter_updates(schema, updates, time=0, whole=whole):
+        for table in iter_updates(schema, updates, time=0, whole=whole, filling=filling):
             if _first_other(table, TIME, 0) is not None:
                 raise _has_times()
             yield table

@@ -11,17 +11,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist_lib.arguments import did_you_mean, native, shown
 from persist_lib.convert.casts import cast_column
 from persist_lib.convert.codecs import Update, as_mappings, canonical_column, decode_rows
+from persist_lib.convert.filling import Filling, check_added
 from persist_lib.convert.rows import Taking, build_column, from_pandas, pieces, taking_of
 from persist_lib.convert.times import read_column, read_values
 from persist_lib.errors import InvalidUsage, SchemaMismatch
 from persist_lib.frontier import MAX_TIME, Antichain
-from persist_lib.schema.schema import DIFF, TIME, Schema
+from persist_lib.schema.schema import DIFF, TIME, Column, Schema
 from persist_lib.schema.widening import default_of
 from persist_lib.times import PLAIN, Times
 
@@ -30,7 +33,7 @@ __all__ = ["Update", "check_times", "decode_rows", "iter_updates"]
 
 def iter_updates(
     schema: Schema, data: object, *, time: object = None, diff: int | None = None, times: Times | None = None,
-    whole: bool = True,
+    whole: bool = True, filling: Filling | None = None,
 ) -> Iterator[pa.Table]:  # fmt: skip
     """Tables with exactly `schema.updates`, in the order of `data`; none for no updates. Errors come as it is consumed.
 
@@ -38,7 +41,7 @@ def iter_updates(
     stream), a pandas frame, a list of rows, or any iterable of these; a row is a dict, a pydantic instance, or
     `((key, value), time, diff)`. Columns come in any order, and no others. All of them that have no default, if
     `whole`; else value columns that may be null may be left out, and are null then, as in rows of programs that do not
-    know a new column.
+    know a new column. Columns that a writer fills may be left out where there is a `filling`, and are refused else.
 
     Where `_diff` is missing it is `diff`, or else +1; where `_time` is missing it is `time`, or else it is refused.
     In a pandas frame a missing value is null: None, NA, NaT, and NaN too, except that a float column that is not null
@@ -47,7 +50,7 @@ def iter_updates(
     Where the schema's times are a clock, `_time` may hold what `convert.times` reads. `times` has the call's now.
     """
     times = times or Times(schema.times, _no_clock)
-    return _iter(schema, data, _defaults(time, diff, times) | _absent(schema, whole), times)
+    return _iter(schema, data, _defaults(time, diff, times) | _absent(schema, whole), times, filling)
 
 
 def _no_clock() -> int:
@@ -98,24 +101,53 @@ def _absent(schema: Schema, whole: bool) -> dict[str, Any]:
     return {
         column.name: None if column.default is None else default_of(column.type, column.default).as_py()
         for column in schema.value
-        if column.is_dropped or column.default is not None or (column.nullable and not whole)
+        if not column.fill and (column.is_dropped or column.default is not None or (column.nullable and not whole))
     }
 
 
-def _iter(schema: Schema, data: object, defaults: dict[str, Any], times: Times) -> Iterator[pa.Table]:
+def _iter(
+    schema: Schema, data: object, defaults: dict[str, Any], times: Times, filling: Filling | None
+) -> Iterator[pa.Table]:
+    fill = _Fill(filling, schema.fills) if filling is not None and schema.fills else None
+    defaults = defaults if fill is None else {**defaults, **dict.fromkeys(schema.fills)}
     reader = times if schema.times is not None else None
     first_row = 0
     for piece in pieces(data):
         if isinstance(piece, list):
-            table = _from_rows(schema, piece, defaults, first_row, reader)
+            table = _from_rows(schema, piece, defaults, first_row, reader, fill)
         elif isinstance(piece, (pa.Table, pa.RecordBatch)):
-            table = _from_columns(schema, piece, defaults, first_row, reader)
+            table = _from_columns(schema, piece, defaults, first_row, reader, fill)
         else:
             frame = from_pandas(schema.updates, piece, first_row, reader)
-            table = _from_columns(schema, frame, defaults, first_row, reader)
+            table = _from_columns(schema, frame, defaults, first_row, reader, fill)
         if table.num_rows:
             yield table
         first_row += table.num_rows
+
+
+class _Fill(NamedTuple):
+    """What fills columns, and which ones."""
+
+    filling: Filling
+    columns: Mapping[str, Column]
+
+    def rows(self, arrays: list[Any], schema: pa.Schema, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Fill in what these rows lack."""
+        for name, column in self.columns.items():
+            missing = np.fromiter((name not in row for row in rows), np.bool_, len(rows))
+            if missing.any():
+                self._into(arrays, schema.get_field_index(name), column, missing)
+
+    def whole(self, arrays: list[Any], schema: pa.Schema, found: Sequence[str]) -> None:
+        """Fill the columns that were not found."""
+        for name, column in self.columns.items():
+            if name not in found and len(arrays[-1]):
+                self._into(arrays, schema.get_field_index(name), column, np.ones(len(arrays[-1]), np.bool_))
+
+    def _into(self, arrays: list[Any], place: int, column: Column, missing: npt.NDArray[np.bool_]) -> None:
+        chunks = arrays[-1].chunks if isinstance(arrays[-1], pa.ChunkedArray) else [arrays[-1]]
+        check_added(column.name, missing, np.concatenate([np.from_dlpack(chunk) for chunk in chunks]))
+        arrays[place] = self.filling.into(column, arrays[place], missing)
 
 
 class _Plan(NamedTuple):
@@ -133,7 +165,7 @@ def _plan(schema: Schema) -> _Plan:
 
 
 def _from_rows(
-    schema: Schema, rows: list[Any], defaults: dict[str, Any], first_row: int, reader: Times | None
+    schema: Schema, rows: list[Any], defaults: dict[str, Any], first_row: int, reader: Times | None, fill: _Fill | None
 ) -> pa.Table:
     mappings = as_mappings(schema, rows, first_row)
     plan = _plan(schema)
@@ -144,13 +176,23 @@ def _from_rows(
         if reader is not None and name == TIME:
             values = read_values(values, reader, first_row)
         array = build_column(values, field, first_row, taking)
-        if not nullable and array.null_count:
-            raise null_refused(array, field, first_row)
         arrays.append(array)
+        if not nullable and array.null_count and (fill is None or name not in fill.columns):
+            raise null_refused(array, field, first_row)
     if 0 in values:
         raise _zero(array, first_row)
+    if fill is not None:
+        fill.rows(arrays, schema.updates, mappings)
+        _check_filled(fill, arrays, schema.updates, first_row)
     # Half the cost of Table.from_arrays, for reasons of Arrow's.
     return pa.Table.from_batches([pa.RecordBatch.from_arrays(arrays, schema=schema.updates)])
+
+
+def _check_filled(fill: _Fill, arrays: list[Any], fields: pa.Schema, first_row: int) -> None:
+    """Refuse nulls that rows say in columns that are filled, and not null."""
+    for name in fill.columns:
+        if not fields.field(name).nullable and (array := arrays[fields.get_field_index(name)]).null_count:
+            raise null_refused(array, fields.field(name), first_row)
 
 
 def _values(
@@ -180,6 +222,7 @@ def _from_columns(
     defaults: dict[str, Any],
     first_row: int,
     reader: Times | None,
+    fill: _Fill | None,
 ) -> pa.Table:
     table = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
     _check_names(schema, table.column_names, defaults)
@@ -198,6 +241,8 @@ def _from_columns(
     # Not by `pc.equal` with 0, for which Arrow imports pandas: that takes longer than many appends.
     if pc.all(columns[-1].cast(pa.bool_())).as_py() is False:
         raise _zero(columns[-1], first_row)
+    if fill is not None:
+        fill.whole(columns, schema.updates, table.column_names)
     return pa.Table.from_arrays(columns, schema=schema.updates)
 
 
@@ -269,9 +314,15 @@ def _missing(schema: Schema, name: str, found: list[str], row: int | None) -> In
         )  # fmt: skip
     return SchemaMismatch(
         f"column {name!r} is missing{where}; found {shown(found)}, expected {schema.shown.names} and {TIME}, {DIFF}. "
-        "Add it, with null where there is no value",
+        f"{_advice(schema, name)}",
         problem="missing column", column=name, row=row, found=found, expected=schema.updates.names,
     )  # fmt: skip
+
+
+def _advice(schema: Schema, name: str) -> str:
+    if name in schema.fills:
+        return "Add it: this call fills in nothing"
+    return "Add it, with null where there is no value"
 
 
 def _extra(schema: Schema, names: Sequence[object], row: int | None) -> SchemaMismatch:

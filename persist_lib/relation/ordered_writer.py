@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from persist_lib.arguments import not_pickled, parse_flag, parse_seconds
 from persist_lib.config import Config
+from persist_lib.convert.filling import Filling
 from persist_lib.convert.updates import check_times, iter_updates
 from persist_lib.errors import ConstraintViolated, Indeterminate, InvalidUsage, PersistError, TimedOut
 from persist_lib.frontier import Antichain
@@ -302,7 +303,9 @@ class OrderedWriter(Leased, Generic[Brought, Done]):
 
     def _checked(self, updates: object, lower: Antichain, upper: Antichain, times: Times) -> Iterator[pa.Table]:
         only = lower.time if lower.time is not None and upper.time == lower.time + 1 else None
-        for table in iter_updates(self.schema, updates, time=only, times=times, whole=False):
+        for table in iter_updates(
+            self.schema, updates, time=only, times=times, whole=False, filling=Filling(self._runtime)
+        ):
             check_times(table, lower, upper, times)
             yield table
 

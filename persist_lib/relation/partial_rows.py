@@ -8,6 +8,7 @@ import pyarrow.compute as pc
 
 from persist_lib.arguments import shown
 from persist_lib.convert.by_key import GIVEN
+from persist_lib.convert.filling import Filling
 from persist_lib.errors import InvalidUsage, SchemaMismatch
 from persist_lib.kernel.columns import integers, joined
 from persist_lib.kernel.keyset import Keys, distinct
@@ -27,9 +28,26 @@ def has_several(schema: Schema, old: pa.Table) -> bool:
     return ties is None or bool(ties.any() or (integers(old.column(DIFF)) != 1).any())
 
 
+def filled(schema: Schema, rows: pa.Table, filling: Filling) -> pa.Table:
+    """Rows of an upsert, with what a writer fills in where they lack it: it counts in new keys.
+
+    Equal rows become one first, as they would differ by it.
+    """
+    fills = [one for one in schema.value if one.fill and GIVEN + one.name in rows.column_names]
+    if not fills:
+        return rows
+    rows = take(rows, distinct(rows.columns))
+    for column in fills:
+        missing = integers(rows.column(GIVEN + column.name)) == 0
+        place = rows.schema.get_field_index(column.name)
+        values = filling.into(column, rows.column(place), missing)
+        rows = rows.set_column(place, rows.schema.field(place), values)
+    return rows
+
+
 def completed(table: str, schema: Schema, rows: pa.Table, old: pa.Table) -> pa.Table:
-    """Rows, one a key and in canonical order, with all columns: what a row lacks is that of its key in `old`, or its
-    default, or null.
+    """Rows, one a key and in canonical order, with all columns: what a row lacks is that of its key in `old`, or what
+    was filled in for it, or its default, or null.
 
     Raises InvalidUsage where a key has several rows in `old`, and SchemaMismatch where a new key lacks a column that
     takes no null.
@@ -54,7 +72,9 @@ def completed(table: str, schema: Schema, rows: pa.Table, old: pa.Table) -> pa.T
         column = joined(rows.column(field.name))
         if (is_given := given.get(field.name)) is not None:
             new = np.flatnonzero(~is_given & (place == mine.num_rows))
-            if new.size and not declared[field.name].may_lack:
+            if declared[field.name].fill:
+                is_given = is_given | (place == mine.num_rows)
+            elif new.size and not declared[field.name].may_lack:
                 first = take(rows, new[:1]).select(schema.key_names).to_pylist()
                 raise SchemaMismatch(
                     f"table {table!r}: column {field.name!r} is missing in {new.size} rows of new keys, first {first}, "

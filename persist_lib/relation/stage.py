@@ -24,6 +24,7 @@ import pyarrow as pa
 from persist_lib.arguments import LONGEST_S, not_pickled, shown
 from persist_lib.config import Config
 from persist_lib.convert.by_key import without_times
+from persist_lib.convert.filling import Filling
 from persist_lib.convert.updates import check_times, iter_updates
 from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
@@ -140,13 +141,14 @@ class Ticket(msgspec.Struct, frozen=True):
         """
         return write_parts(self.machine(), self, updates)
 
-    def checked(self, updates: object, now: Callable[[], int]) -> Iterator[pa.Table]:
+    def checked(self, updates: object, machine: Machine) -> Iterator[pa.Table]:
         """What `write` takes as tables of `schema.updates`: at time 0, or with times within the stage's bounds."""
+        filling = Filling(machine.runtime)
         if self.bounds is None:
-            yield from without_times(self.schema, updates)
+            yield from without_times(self.schema, updates, filling=filling)
             return
-        times = Times(self.schema.times, now)
-        for table in iter_updates(self.schema, updates, times=times):
+        times = Times(self.schema.times, machine.consensus.now)
+        for table in iter_updates(self.schema, updates, times=times, filling=filling):
             check_times(table, *self.bounds, times)
             yield table
 
@@ -213,9 +215,7 @@ def write_parts(machine: Machine, ticket: Ticket, updates: object) -> Staged:
     )  # fmt: skip
     counting = _Counting()
     with Spending() as spent:
-        laid = builder.lay(
-            counting.over(ticket.checked(updates, machine.consensus.now)), inline_bytes=config.inline_bytes
-        )
+        laid = builder.lay(counting.over(ticket.checked(updates, machine)), inline_bytes=config.inline_bytes)
     return Staged(
         runtime.token(), ticket.writer, ticket.shard, ticket.schema_id, laid.parts, laid.sums,
         min(laid.most, I64_MAX), ticket.bounds, ticket.lease_ms, counting.rows, spent.cost,

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 
 from persist_lib.arguments import did_you_mean, parse_text, shown
 from persist_lib.convert.by_key import parse_deletes, parse_keys, parse_partial, parse_rows
+from persist_lib.convert.filling import Filling
 from persist_lib.core.cost import Cost
 from persist_lib.errors import ConstraintViolated, InvalidUsage
 from persist_lib.format.predicate import evaluated
@@ -22,7 +23,7 @@ from persist_lib.kernel.columns import array_of, at_time, joined
 from persist_lib.kernel.constraints import find_violation
 from persist_lib.kernel.keyset import Keys
 from persist_lib.kernel.order import adjacent_ties, take
-from persist_lib.relation.partial_rows import check_order_by, completed, has_several, last_of_each
+from persist_lib.relation.partial_rows import check_order_by, completed, filled, has_several, last_of_each
 from persist_lib.relation.row_selection import RowSelection, added_up, by_keys
 from persist_lib.relation.view import in_older_columns
 from persist_lib.schema.empty import empty_table
@@ -80,9 +81,9 @@ class Statement(ABC):
 class Insert(Statement):
     """Adds rows. If the schema has constraints, it looks at what has their keys."""
 
-    def __init__(self, table: str, schema: Schema, rows: object) -> None:
+    def __init__(self, table: str, schema: Schema, rows: object, filling: Filling) -> None:
         super().__init__(table, schema)
-        data = parse_rows(schema, rows, whole=False)
+        data = parse_rows(schema, rows, whole=False, filling=filling)
         ones = array_of(np.ones(data.num_rows, np.int64))
         self.rows = added_up(schema, data.append_column(DIFF_FIELD, ones))
         self._keys = Keys.of(schema, self.rows)
@@ -106,8 +107,8 @@ class Insert(Statement):
 class Upsert(Statement):
     """Makes each row the one row of its key. Columns that it lacks keep what the row of its key has."""
 
-    def __init__(self, table: str, schema: Schema, rows: object) -> None:
-        self._rows = one_row_each(schema, parse_partial(schema, rows))
+    def __init__(self, table: str, schema: Schema, rows: object, filling: Filling) -> None:
+        self._rows = one_row_each(schema, filled(schema, parse_partial(schema, rows, filling), filling))
         super().__init__(table, schema, keyed=self._rows)
 
     def changes(self, old: pa.Table) -> tuple[pa.Table, Counts]:
@@ -212,15 +213,16 @@ class Apply(Statement):
 
     def __init__(
         self, table: str, schema: Schema, upserts: object, deletes: object, appends: object = None, *,
-        only_if: pc.Expression | None = None, order_by: str | None = None,
+        filling: Filling, only_if: pc.Expression | None = None, order_by: str | None = None,
     ) -> None:  # fmt: skip
-        self.upserts = empty_table(schema.data) if upserts is None else parse_partial(schema, upserts)
+        rows = empty_table(schema.data) if upserts is None else parse_partial(schema, upserts, filling)
+        self.upserts = filled(schema, rows, filling)
         keys = self.upserts.select(schema.key_names)
         self.deletes = keys.slice(0, 0) if deletes is None else parse_deletes(schema, deletes)
         self.only_if, self.order_by = only_if, order_by
         if order_by is not None:
             check_order_by(table, schema, order_by)
-        self.added = None if appends is None else Insert(table, schema, appends)
+        self.added = None if appends is None else Insert(table, schema, appends, filling)
         keyed = [keys, self.deletes.select(schema.key_names)]
         if self.added is not None and schema.constraints:
             keyed.append(self.added.rows.select(schema.key_names))

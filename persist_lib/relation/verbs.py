@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from persist_lib.arguments import parse_flag
 from persist_lib.convert.by_key import without_times
+from persist_lib.convert.filling import Filling
 from persist_lib.core.state import Version
 from persist_lib.errors import LeaseExpired, PersistError
 from persist_lib.frontier import Antichain
@@ -105,8 +106,8 @@ class Verbs(OrderedWriter[Brought, Done], Generic[Brought, Basis, Done, Counted]
         since, producer = None if token is None else since_of(parse_token(token)), self._parse_producer(producer)
         known = Named.of(token) if since is None else None
         empty = empty_table(self.schema.contents)
-        tables = [table.select(empty.schema.names) for table in without_times(self.schema, updates, whole=False)]
-        table = pa.concat_tables([empty, *tables])
+        given = without_times(self.schema, updates, whole=False, filling=Filling(self._runtime))
+        table = pa.concat_tables([empty, *(table.select(empty.schema.names) for table in given)])
 
         def append(deadline: Deadline) -> Done:
             if token is None and producer is not None:
@@ -143,7 +144,13 @@ class Verbs(OrderedWriter[Brought, Done], Generic[Brought, Basis, Done, Counted]
         with the `token` that the error carries, and the same rows: if the first call was committed, that one answers.
         With `dry_run` nothing is written: the counts say what would be done now.
         """
-        return self._execute("upsert", partial(Upsert, self._name(), rows=rows), timeout, token, dry_run=dry_run)
+        return self._execute(
+            "upsert",
+            partial(Upsert, self._name(), rows=rows, filling=Filling(self._runtime)),
+            timeout,
+            token,
+            dry_run=dry_run,
+        )
 
     def delete(
         self,
@@ -210,8 +217,9 @@ class Verbs(OrderedWriter[Brought, Done], Generic[Brought, Basis, Done, Counted]
         and errors are those of `upsert`.
         """
         made = partial(
-            Apply, self._name(), upserts=upserts, deletes=deletes, appends=appends, only_if=only_if, order_by=order_by
-        )
+            Apply, self._name(), upserts=upserts, deletes=deletes, appends=appends, filling=Filling(self._runtime),
+            only_if=only_if, order_by=order_by,
+        )  # fmt: skip
         return self._execute("apply", made, timeout, token, dry_run=dry_run)
 
     def _execute(

@@ -40,7 +40,8 @@ def added(schema: Schema, columns: Any, defaults: Mapping[str, Any] | None) -> S
     for column in new:
         first = free(column.name, ids)
         default = defaults.get(column.name, column.default)
-        made.append(Column(column.name, column.type, column.nullable, default, "" if first == column.name else first))
+        first_name = "" if first == column.name else first
+        made.append(_replaced(column, default=default, first_name=first_name))
         ids.add(first)
     return _with_value(schema, (*schema.value, *made), touched={column.id for column in made})
 
@@ -71,7 +72,9 @@ def dropped(schema: Schema, names: str | Iterable[str]) -> Schema:
             column=keys[0],
         )  # fmt: skip
     columns = (
-        _replaced(column, nullable=True, is_dropped=True) if column.name in names and not column.is_dropped else column
+        _replaced(column, nullable=True, is_dropped=True, fill="")
+        if column.name in names and not column.is_dropped
+        else column
         for column in schema.value
     )
     return _with_value(schema, columns)
@@ -138,7 +141,7 @@ def _adopted(newest: Schema, asked: Schema) -> Schema:
             ids.add(first)
             return _replaced(column, first_name="" if first == column.name else first, first_type="")
         return _replaced(
-            column, default=known.default if column.default is None else column.default,
+            column, default=known.default if column.default is None else column.default, fill=column.fill or known.fill,
             first_name="" if known.id == column.name else known.id, first_type=_first_type(known, column.type),
         )  # fmt: skip
 
@@ -157,7 +160,7 @@ def fresh(schema: Schema) -> Schema:
         return schema
 
     def of(column: Column) -> Column:
-        return Column(column.name, column.type, column.nullable, column.default)
+        return Column(column.name, column.type, column.nullable, column.default, fill=column.fill)
 
     return with_models(
         _rebuilt(schema.shown, key=tuple(map(of, schema.key)), value=tuple(map(of, schema.shown.value))), schema
@@ -200,6 +203,8 @@ def _change_refused(was: Column, is_: Column, *, in_key: bool) -> str:
         return f"column ({was}) is missing or not in its place, where ({is_}) is; say schema.drop(…) to drop it"
     if was.default != is_.default and not (was.default and is_.default and is_.type != was.type):
         return f"the default of ({was}) is what older rows have, and cannot become that of ({is_})"
+    if was.fill != is_.fill and not is_.is_dropped:
+        return f"what writers fill in ({was}) is said when it is added, and cannot become that of ({is_})"
     if in_key:
         return "" if (was.type, was.nullable, is_.is_dropped) == (is_.type, is_.nullable, False) else (
             f"the key changes: ({was}) would be ({is_})"
@@ -277,7 +282,7 @@ def place_of(schema: Schema, schemas: Sequence[Schema]) -> int | None:
     for looks in (_itself, _shown, _declared):
         wanted = looks(schema)
         for index in reversed(range(len(schemas))):
-            if looks(schemas[index]) == wanted:
+            if looks(schemas[index]) == wanted and _is_filled_alike(schema, schemas[index]):
                 return index
     return None
 
@@ -307,6 +312,12 @@ def _declared(schema: Schema) -> object:
     """What a program can know of a schema that it declares: no ids, and no defaults."""
     sides = ([(one.name, one.type, one.nullable) for one in side] for side in (schema.shown.key, schema.shown.value))
     return *sides, schema.codec, schema.times, schema.constraints
+
+
+def _is_filled_alike(schema: Schema, known: Schema) -> bool:
+    """Whether what a schema says that writers fill in is what the other one says. It need not say it."""
+    columns = zip(schema.shown.columns, known.shown.columns, strict=False)
+    return all(mine.fill in {"", theirs.fill} for mine, theirs in columns)
 
 
 def column_of(schema: Schema, name: str) -> Column | None:

@@ -27,7 +27,7 @@ from persist_lib.errors import InvalidName, InvalidUsage, SchemaMismatch
 from persist_lib.frontier import Antichain, parse_time
 from persist_lib.schema.models import Model, is_model, model_fields
 from persist_lib.schema.types import NOT_NULL, check_zone, format_type, is_nested, parse_type
-from persist_lib.schema.widening import default_text
+from persist_lib.schema.widening import check_fill, default_text, read_default
 from persist_lib.times import Unit, moment, parse_unit, show_frontier, show_time
 
 TIME = "_time"
@@ -60,6 +60,8 @@ class Column(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     """The type that it was made with, if values are hashed otherwise by the present one."""
     is_dropped: bool = False
     """Whether it is only there for what older rows have in it."""
+    fill: str = ""
+    """What a writer fills in where a row that it adds does not say the column: `now()`, `uuid()`, or nothing."""
 
     def __post_init__(self) -> None:
         _check_name(self.name)
@@ -70,6 +72,8 @@ class Column(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
             force_setattr(self, "type", canonical)
         if self.default is not None:
             force_setattr(self, "default", default_text(self.name, self.type, self.default))
+        if self.fill:
+            check_fill(self.name, self.type, self.fill)
 
     @property
     def id(self) -> str:
@@ -83,17 +87,18 @@ class Column(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
     @property
     def is_plain(self) -> bool:
-        """Whether it has always been what it is, and has no default."""
+        """Whether it has always been what it is, and rows that do not say it have null."""
         return not (self.first_name or self.first_type or self.is_dropped) and self.default is None
 
     @property
     def may_lack(self) -> bool:
-        """Whether rows may be given without it."""
+        """Whether rows may be stored without it."""
         return self.nullable or self.default is not None
 
     def __str__(self) -> str:
         default = "" if self.default is None else f" default {self.default!r}"
-        return f"{self.name}: {self.type}{'' if self.nullable else NOT_NULL}{default}"
+        fill = f" default {self.fill}" if self.fill else ""
+        return f"{self.name}: {self.type}{'' if self.nullable else NOT_NULL}{default}{fill}"
 
 
 Side: TypeAlias = "Mapping[str, Any] | Iterable[Column] | Model"  # or a pa.Schema, which has no types of its own
@@ -233,6 +238,11 @@ class Schema(msgspec.Struct, frozen=True, array_like=True, dict=True, forbid_unk
     def all_plain(self) -> bool:
         """Whether no column was ever renamed, widened or dropped, and none has a default."""
         return all(column.is_plain for column in self.columns)
+
+    @cached_property
+    def fills(self) -> dict[str, Column]:
+        """The columns that writers fill, by their names."""
+        return {column.name: column for column in self.columns if column.fill}
 
     @cached_property
     def shown(self) -> Schema:
@@ -433,11 +443,11 @@ def _columns(side: object, what: str) -> tuple[Column, ...]:
     if isinstance(side, tuple) and all(type(column) is Column for column in side):
         return side
     if isinstance(side, pa.Schema):
-        return tuple(_column(field.name, field.type, field.nullable) for field in side)
+        return tuple(_column(field.name, field.type, nullable=field.nullable) for field in side)
     if is_model(side):
-        return tuple(_column(*field) for field in model_fields(side))
+        return tuple(_column(name, kind, nullable=nullable) for name, kind, nullable in model_fields(side))
     if isinstance(side, Mapping):
-        return tuple(_column(name, type_) for name, type_ in side.items())
+        return tuple(_column(name, *read_default(type_)) for name, type_ in side.items())
     if isinstance(side, Iterable) and not isinstance(side, (str, bytes)):
         columns = tuple(side)
         if all(isinstance(column, Column) for column in columns):
@@ -448,14 +458,16 @@ def _columns(side: object, what: str) -> tuple[Column, ...]:
     )  # fmt: skip
 
 
-def _column(name: object, type_: object, nullable: bool = True) -> Column:
+def _column(
+    name: object, type_: object, default: str | None = None, fill: str = "", *, nullable: bool = True
+) -> Column:
     _check_name(name)
     try:
         text, nullable = _parse(type_, nullable)
         check_zone(parse_type(text))
     except InvalidUsage as error:
         raise InvalidUsage(f"column {shown(name)}: {error.message}", **{**error.fields, "column": name}) from error
-    return Column(str(name), text, nullable)
+    return Column(str(name), text, nullable, default, fill=fill)
 
 
 def _canonical(type_: object) -> str:

@@ -1,7 +1,9 @@
-"""Types that hold all values of another one, and the text of a column's default. By canonical texts of types."""
+"""Types that hold all values of another one, a column's default, and what fills it. By canonical texts of types."""
 
 from __future__ import annotations
 
+import ast
+import re
 from functools import lru_cache
 from typing import Any
 
@@ -10,6 +12,12 @@ import pyarrow as pa
 from persist_lib.arguments import shown
 from persist_lib.errors import InvalidUsage
 from persist_lib.schema.types import is_nested, parse_type
+
+NOW, UUID = "now()", "uuid()"
+FILLS = (NOW, UUID)
+"""What a writer can fill in."""
+_DEFAULT = re.compile(r"\s+default\s+")
+_CALL = re.compile(r"\w+\(.*\)", re.DOTALL)
 
 
 @lru_cache(maxsize=1024)
@@ -30,6 +38,51 @@ def widens(narrow: str, wide: str) -> bool:
     if test.is_date32(one) and test.is_timestamp(other):
         return other.tz is None and other.unit != "ns"  # which ends in the year 2262
     return bool(test.is_float32(one) and test.is_float64(other))
+
+
+def read_default(text: object) -> tuple[object, str | None, str]:
+    """A type's text without its default, the default, and what fills the column: `string default 'new'`.
+
+    A default is a text in quotes, or bare up to the end; `now()` and `uuid()` without quotes are what a writer fills.
+    """
+    found = [_DEFAULT.split(text, 1)] if isinstance(text, str) and _DEFAULT.search(text) else []
+    if not found or not _is_whole(found[0][0]):
+        return text, None, ""
+    kind, said = found[0][0], found[0][1].strip()
+    if said in FILLS:
+        return kind, None, said
+    if said[:1] in {"'", '"'}:
+        try:
+            said = ast.literal_eval(said)
+        except (SyntaxError, ValueError) as error:
+            raise InvalidUsage(f"the default {shown(said)} is no text in quotes", problem="default") from error
+    elif _CALL.fullmatch(said):
+        raise InvalidUsage(
+            f"a writer fills {' or '.join(FILLS)}: got {shown(said)}. A text that looks like that is put in quotes",
+            problem="default", value=said,
+        )  # fmt: skip
+    return kind, said, ""
+
+
+def _is_whole(text: str) -> bool:
+    """Whether a text ends within no brackets and no quotes, as fields may have any name."""
+    return text.count("<") == text.count(">") and text.count('"') % 2 == 0
+
+
+def check_fill(name: str, type_: str, fill: object) -> None:
+    """Raise InvalidUsage unless a writer can fill a column of this type so."""
+    kind = parse_type(type_)
+    if fill == NOW:
+        wanted, fits = "for timestamps and dates", pa.types.is_timestamp(kind) or pa.types.is_date32(kind)
+    elif fill == UUID:
+        wanted, fits = "for fixed_size_binary[16] and string", kind in {pa.binary(16), pa.string()}
+    else:
+        wanted, fits = f"not what a writer fills in ({' or '.join(FILLS)})", False
+    if not fits:
+        raise InvalidUsage(
+            f"column {name!r} of type {type_} cannot have the default {shown(fill)}, which is {wanted}",
+            problem="default", column=name, value=fill,
+        )  # fmt: skip
 
 
 @lru_cache(maxsize=1024)

@@ -10,10 +10,12 @@ import pyarrow.compute as pc
 
 from persist_lib.client import Client, timelines_of
 from persist_lib.convert.by_key import without_times
+from persist_lib.convert.filling import Filling
 from persist_lib.errors import InvalidUsage
 from persist_lib.relation.differences import DELETE
 from persist_lib.relation.row_selection import added_up
 from persist_lib.relation.statements import Apply, Done, Insert, Restore
+from persist_lib.runtime.ambient import Runtime
 from persist_lib.schema.schema import DIFF, TIME, Schema
 from persist_lib.spark.options import Options
 from persist_lib.table.carrier import Make
@@ -44,9 +46,9 @@ class RowsTicket(msgspec.Struct, frozen=True):
 
     def write(self, tables: Iterable[pa.Table]) -> StagedRows:
         """Check rows as a stage does, and answer them. Raises InvalidUsage for too many."""
-        sink, size = pa.BufferOutputStream(), 0
+        sink, size, filling = pa.BufferOutputStream(), 0, Filling(Runtime())
         with pa.ipc.new_stream(sink, self.schema.contents) as stream:
-            for table in without_times(self.schema, tables):
+            for table in without_times(self.schema, tables, filling=filling):
                 size += table.nbytes
                 _check_size(self.table, size)
                 stream.write_table(table.drop_columns([TIME]))
@@ -74,7 +76,7 @@ class RowsWriter:
 
     def append_staged(self, staged: Sequence[StagedRows], *, at: object, producer: object) -> Done:  # noqa: ARG002
         rows = self._read(staged).drop_columns([DIFF])
-        return self._execute(lambda schema: Insert(self._table, schema, rows))
+        return self._execute(lambda schema: Insert(self._table, schema, rows, self._filling()))
 
     def upsert_staged(self, staged: Sequence[StagedRows], *, producer: object) -> Done:  # noqa: ARG002
         rows = self._read(staged)
@@ -83,11 +85,14 @@ class RowsWriter:
         kept = self._tables.controller.catalog.fetch().find(self._table).keep_deletes
         ordered = [kept.column] if kept is not None and kept.column in self._schema.names else []
         deletes = rows.filter(gone).select([*self._schema.key_names, *ordered])
-        return self._execute(lambda schema: Apply(self._table, schema, upserts, deletes))
+        return self._execute(lambda schema: Apply(self._table, schema, upserts, deletes, filling=self._filling()))
 
     def overwrite_staged(self, staged: Sequence[StagedRows], *, producer: object) -> Done:  # noqa: ARG002
         rows = added_up(self._schema, self._read(staged))
         return self._execute(lambda schema: Restore(self._table, schema, rows))
+
+    def _filling(self) -> Filling:
+        return Filling(self._tables.client.runtime)
 
     def _execute(self, make: Make) -> Done:
         return execute(self._tables, self._table, make, schema=self._schema)

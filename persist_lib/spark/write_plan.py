@@ -325,7 +325,8 @@ def _check_columns(table: str, schema: Schema, frame: StructType) -> None:
                 f"{field.dataType.simpleString()} of Spark's. Nothing was written. Cast it first",
                 column=field.name,
             ) from error  # fmt: skip
-    needed = [*schema.key_names, *(column.name for column in schema.value if not column.nullable)]
+    needed = [one.name for one in schema.key if not one.fill]
+    needed += [one.name for one in schema.value if not (one.nullable or one.fill or one.default is not None)]
     if missing := [name for name in needed if name not in names]:
         raise SchemaMismatch(
             f"the DataFrame lacks {missing} of table {table}, which {'is' if len(missing) == 1 else 'are'} never null. "
@@ -340,14 +341,19 @@ def write_task(plan: Plan, ticket: AnyTicket, batches: Iterable[pa.RecordBatch])
 
 
 def _arranged(plan: Plan, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """Tables with the shard's columns, in its order; all rows as Spark has them."""
+    """Tables with the shard's columns, in its order; all rows as Spark has them.
+
+    What it lacks is null, or left to who writes it where that has a default.
+    """
+    filled = {column.name for column in plan.schema.columns if column.fill or column.default is not None}
     for table in _gathered(batches):
         columns, names = [], []
         for field in plan.schema.data:
-            names.append(field.name)
             if field.name in table.column_names:
+                names.append(field.name)
                 columns.append(table.column(field.name))
-            else:
+            elif field.name not in filled:
+                names.append(field.name)
                 columns.append(pa.nulls(table.num_rows, field.type))
         for name in (TIME, DIFF):
             if name in table.column_names:

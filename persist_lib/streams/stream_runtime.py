@@ -264,7 +264,7 @@ def take_over(client: Client, catalog: Catalog, lock: WriterLock) -> None:
 
 def check_columns(schema: Schema) -> Schema:
     """Check that a stream can have this schema, and return it. Raises InvalidUsage."""
-    if not check_schema(schema).all_plain:
+    if not check_schema(schema).all_plain or schema.fills:
         raise InvalidUsage(f"a stream has no columns with defaults: got {schema}", schema=schema)
     if schema.constraints:
         raise InvalidUsage(

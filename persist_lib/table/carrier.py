@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from persist_lib.catalog.describe import Description
+from persist_lib.convert.filling import Filling
 from persist_lib.frontier import Antichain
 from persist_lib.maintain.duties import Maintained
 from persist_lib.maintain.publish.steps import Format, Published, Withdrawn
@@ -81,7 +82,8 @@ class Carrier(ABC):
 
     def append(self, rows: object, *, token: bytes | None, timeout: float | None, dry_run: bool) -> Done:
         """Add rows. An append does not say what becomes of keys, so it counts none."""
-        done = self.execute(partial(Insert, self.name, rows=rows), token=token, timeout=timeout, dry_run=dry_run)
+        made = partial(Insert, self.name, rows=rows, filling=Filling(self.client.runtime))
+        done = self.execute(made, token=token, timeout=timeout, dry_run=dry_run)
         return msgspec.structs.replace(done, inserted=0)
 
     @abstractmethod

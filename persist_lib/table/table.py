@@ -19,6 +19,7 @@ from persist_lib.arguments import check_callable, not_pickled, parse_flag, parse
 from persist_lib.catalog.collection_arguments import MOST_SHARDS
 from persist_lib.catalog.names import parse_collection_name
 from persist_lib.catalog.promotion import parse_losing, parse_timeline
+from persist_lib.convert.filling import Filling
 from persist_lib.core.pins import MOST_KEPT
 from persist_lib.errors import InvalidUsage, MemberOf
 from persist_lib.frontier import MAX_TIME, TOP
@@ -106,7 +107,9 @@ class Table(Resource):
         has several rows. SchemaMismatch: a row of a new key lacks a column that takes no null.
         With `dry_run` nothing is written: the counts say what would be done now. Raises as `append` does.
         """
-        return self._execute(partial(Upsert, self.name, rows=rows), token, timeout, dry_run=dry_run)
+        return self._execute(
+            partial(Upsert, self.name, rows=rows, filling=self._filling()), token, timeout, dry_run=dry_run
+        )
 
     def delete(
         self, keys: object = None, *, filter: pc.Expression | None = None, token: bytes | None = None,
@@ -162,8 +165,9 @@ class Table(Resource):
         that are there, in addition. DeletesForgotten: a row may be older than a delete that is forgotten.
         """
         made = partial(
-            Apply, self.name, upserts=upserts, deletes=deletes, appends=appends, only_if=only_if, order_by=order_by
-        )
+            Apply, self.name, upserts=upserts, deletes=deletes, appends=appends, filling=self._filling(),
+            only_if=only_if, order_by=order_by,
+        )  # fmt: skip
         return self._execute(made, token, timeout, dry_run=dry_run)
 
     def read(
@@ -492,6 +496,9 @@ class Table(Resource):
         if self._carrier is on:
             self._former.append(on)  # first, as answers that it gave may still be read
             self._carrier = moved
+
+    def _filling(self) -> Filling:
+        return Filling(self._carrier.client.runtime)
 
     def _execute(self, make: Make, token: bytes | None, timeout: float | None, *, dry_run: bool) -> Done:
         return self._ask(lambda on: on.execute(make, token=token, timeout=timeout, dry_run=dry_run))

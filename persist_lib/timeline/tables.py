@@ -16,6 +16,7 @@ from persist_lib.catalog.describe import Description, Tended
 from persist_lib.catalog.effects import settle
 from persist_lib.catalog.names import parse_collection_name
 from persist_lib.catalog.records import Mode, TableMode
+from persist_lib.convert.filling import Filling
 from persist_lib.errors import InvalidUsage
 from persist_lib.frontier import TOP
 from persist_lib.ids import parse_token
@@ -129,14 +130,16 @@ class Tables(Acting, Resource):
         nothing was written; TimedOut (the same); NotFound; and Indeterminate if it is not known whether it was written:
         ask `outcome` with the token of the error.
         """
-        return self._execute(name, lambda schema: Insert(name, schema, rows), timeout, dry_run=dry_run)
+        filling = Filling(self.client.runtime)
+        return self._execute(name, lambda schema: Insert(name, schema, rows, filling), timeout, dry_run=dry_run)
 
     def upsert(self, name: str, rows: object, *, dry_run: bool = False, timeout: float | None = None) -> Done:
         """Make each of `rows` the one row of its key, against the rows just before it. Raises as `insert` does.
 
         What a caller read before is not looked at again: `update`, or a transaction, does not go over what others did.
         """
-        return self._execute(name, lambda schema: Upsert(name, schema, rows), timeout, dry_run=dry_run)
+        filling = Filling(self.client.runtime)
+        return self._execute(name, lambda schema: Upsert(name, schema, rows, filling), timeout, dry_run=dry_run)
 
     def delete(
         self, name: str, keys: object = None, *, filter: pc.Expression | None = None, dry_run: bool = False,

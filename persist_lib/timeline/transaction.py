@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self, Unpack
 import pyarrow as pa
 
 from persist_lib.arguments import not_pickled
+from persist_lib.convert.filling import Filling
 from persist_lib.errors import InvalidUsage, WriteConflict
 from persist_lib.kernel.by_key import Counts
 from persist_lib.kernel.keyset import Keys
@@ -124,11 +125,11 @@ class Transaction:
 
     def insert(self, table: str, rows: object) -> Counts:
         """Add rows: tables, frames, dicts or models. Raises ConstraintViolated; the transaction can continue then."""
-        return self._do(table, lambda schema: Insert(table, schema, rows))
+        return self._do(table, lambda schema: Insert(table, schema, rows, self._filling()))
 
     def upsert(self, table: str, rows: object) -> Counts:
         """Make each row the one row of its key. Value columns that it lacks keep what the row of its key has."""
-        return self._do(table, lambda schema: Upsert(table, schema, rows))
+        return self._do(table, lambda schema: Upsert(table, schema, rows, self._filling()))
 
     def delete(self, table: str, keys: object = None, *, filter: pc.Expression | None = None) -> Counts:
         """Take rows away, by their keys or by a filter."""
@@ -145,7 +146,8 @@ class Transaction:
         """Upsert rows, delete keys and add rows at once, as `Table.apply` does; against what this transaction sees."""
 
         def make(schema: Schema) -> Statement:
-            return Apply(table, schema, upserts, deletes, appends, only_if=only_if, order_by=order_by)
+            filling = self._filling()
+            return Apply(table, schema, upserts, deletes, appends, filling=filling, only_if=only_if, order_by=order_by)
 
         return self._do(table, make)
 
@@ -201,6 +203,9 @@ class Transaction:
         if error is None and self._is_open:
             self.commit()
         self._end()
+
+    def _filling(self) -> Filling:
+        return Filling(self._line.client.runtime)
 
     def _do(self, table: str, make: Callable[[Schema], Statement]) -> Counts:
         view = self._view(table)

@@ -92,7 +92,7 @@ ROW_3 = msgspec.structs.replace(ROW_2, diff=msgspec.structs.replace(ROW_2.diff, 
 STORED_3 = msgspec.structs.replace(
     STORED_2, state=msgspec.structs.replace(STORED_2.state, format=3, appended_bytes=70_000, maintained_bytes=2**40)
 )  # fmt: skip
-OLDEST = {1: 1, 2: 2, 3: 2, 4: 2, 5: 5, 6: 6, 7: 7, 8: 8, 9: 9}
+OLDEST = {1: 1, 2: 2, 3: 2, 4: 2, 5: 5, 6: 6, 7: 7, 8: 8, 9: 9, 10: 10}
 """These rows of formats 3 and 4 say no more than those of format 2."""
 CLOCK = Schema(SCHEMA.key, SCHEMA.value, times="us")
 ROW_CLOCK = msgspec.structs.replace(ROW, command="Create", diff=StateDiff(schemas=(CLOCK,), format=(1, 3)))
@@ -208,7 +208,18 @@ ROW_9 = msgspec.structs.replace(
 )
 STORED_9 = msgspec.structs.replace(STORED_8, state=msgspec.structs.replace(STORED_8.state, format=9, contents=PROVEN))
 """A shard whose contents have a part that says its sums."""
-ROWS = {1: ROW, 2: ROW_2, 3: ROW_3, 4: ROW_4, 5: ROW_5, 6: ROW_6, 7: ROW_7, 8: ROW_8, 9: ROW_9}
+FILLED = Schema(
+    (Column("id", "fixed_size_binary[16]", False, fill="uuid()"),),
+    (Column("when", "timestamp[us, UTC]", first_name="at", fill="now()"), Column("word", "string", default="-")),
+)
+ROW_10 = msgspec.structs.replace(
+    ROW_8, command="EvolveSchema", diff=msgspec.structs.replace(ROW_8.diff, schemas=(FILLED,))
+)
+STORED_10 = msgspec.structs.replace(
+    STORED_9, state=msgspec.structs.replace(STORED_9.state, format=10, schemas=(FILLED,))
+)
+"""A shard with columns that writers fill."""
+ROWS = {1: ROW, 2: ROW_2, 3: ROW_3, 4: ROW_4, 5: ROW_5, 6: ROW_6, 7: ROW_7, 8: ROW_8, 9: ROW_9, 10: ROW_10}
 STATES = {
     1: STORED,
     2: STORED_2,
@@ -219,6 +230,7 @@ STATES = {
     7: STORED_7,
     8: STORED_8,
     9: STORED_9,
+    10: STORED_10,
 }
 FORMATS = pytest.mark.parametrize("format_", range(1, NEWEST + 1))
 
@@ -559,7 +571,7 @@ def with_more(value: object, path: list[int | str]) -> object:
         ([6, "readers", 0, 1], "Reader with 5 fields"),
         ([6, "holds", 0, 1], "Hold with 3 fields"),
         ([6, "schemas", 0], "Schema with 7 fields"),
-        ([6, "schemas", 0, 1, 0], "Column with 8 fields"),
+        ([6, "schemas", 0, 1, 0], "Column with 9 fields"),
         ([6, "since", 0], "Antichain with 2 fields"),
         ([5, 1], "Rollup with 4 fields"),
         ([6, "garbage", 0, 2], "Garbage with 3 fields"),
@@ -567,7 +579,7 @@ def with_more(value: object, path: list[int | str]) -> object:
     ids=str,
 )
 def test_a_field_that_this_release_does_not_know_is_a_newer_format_and_never_nothing(path, named):
-    schemas = (msgspec.structs.replace(CLOCK, value=EVOLVED.value[::-1], unique=True, non_negative=True),)
+    schemas = (msgspec.structs.replace(CLOCK, value=FILLED.value, unique=True, non_negative=True),)
     writers = ((W1, None, REMEMBERING),)
     trace = TraceEdit(((3, 4), (4, 5)), (PROVEN,))
     diff = msgspec.structs.replace(ROW_PRODUCERS.diff, schemas=schemas, writers=writers, trace=trace)

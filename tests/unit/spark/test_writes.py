@@ -164,6 +164,20 @@ def test_columns_go_by_name_and_those_that_are_missing_are_null(driver: Driver, 
     assert contents(client) == [(1, "a", 1), (2, "b", 1), (3, None, 1), (4, None, 1)]
 
 
+def test_columns_with_defaults_that_are_missing_have_them(driver: Driver, client: persist.Client) -> None:
+    schema = persist.Schema(
+        {"id": "fixed_size_binary[16] not null default uuid()"},
+        {"word": "string", "n": "int64 not null default 7", "made": "timestamp not null default now()"},
+    )
+    client.open_writer("s", schema).close()
+    del driver.options["key"]
+    driver.batch([[{"word": "a"}, {"word": "b"}], [{"word": "c"}]], t.StructType([FRAME["word"]]), times=2)
+    found = contents(client)
+    assert len({row[0] for row in found}) == 3
+    assert sorted(row[1:3] for row in found) == [("a", 7), ("b", 7), ("c", 7)]
+    assert all(isinstance(row[3], dt.datetime) for row in found)
+
+
 WRONG: list[tuple[dict[str, str], t.StructType, bool, str]] = [
     ({"table": "other", "key": ""}, FRAME, False, "key"),
     ({"key": "idd", "table": "fresh"}, FRAME, False, "Did you mean"),
