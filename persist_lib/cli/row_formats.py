@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from rich.text import Text
 
@@ -16,6 +16,9 @@ from persist_lib.cli.render import plain_table
 from persist_lib.cli.session import Session, console
 from persist_lib.errors import InvalidUsage
 from persist_lib.times import show_time
+
+if TYPE_CHECKING:
+    from persist_lib.schema.schema import Schema
 
 ROWS_AT_ONCE = 10_000
 """Rows that become Python values at once."""
@@ -68,6 +71,27 @@ def rows_of(table: Any) -> Iterator[Any]:
 
     fields = [field.with_type(presentable(field.type)) for field in table.schema]
     yield from table.cast(pa.schema(fields)).to_batches(max_chunksize=ROWS_AT_ONCE)
+
+
+def with_ids_as_text(columns: Schema, schema: Any, tables: Iterator[Any]) -> tuple[Any, Iterator[Any]]:
+    """The same rows, with uuids in their usual text."""
+    import pyarrow as pa
+
+    from persist_lib.convert.filling import uuid_texts
+
+    names = [one.name for one in columns.columns if one.type == "uuid" and one.name in schema.names]
+    for name in names:
+        place = schema.get_field_index(name)
+        schema = schema.set(place, schema.field(name).with_type(pa.string()))
+
+    def shown(table: Any) -> Any:
+        for name in names:
+            chunks = [uuid_texts(chunk) for chunk in table.column(name).chunks]
+            place = table.schema.get_field_index(name)
+            table = table.set_column(place, schema.field(name), pa.chunked_array(chunks, pa.string()))
+        return table
+
+    return schema, map(shown, tables) if names else tables
 
 
 @contextmanager

@@ -73,14 +73,19 @@ class Printing(NamedTuple):
 
     def rows(self, session: Session, head: dict[str, Any], found: Rows | _InMemory) -> int:
         """Print rows, and return their number. JSON begins with the fields of `head`."""
+        from persist_lib.relation.conversions import Doors, schema_of
+
         form = self.form(session)
         most = (TABLE_ROWS if form == "table" else 0) if self.limit is None else self.limit
-        counted = row_formats.Counted(found.batches(), most)
+        schema, tables = found.schema, found.batches()
+        if form != "parquet" and isinstance(found, Doors):
+            schema, tables = row_formats.with_ids_as_text(schema_of(found), schema, tables)
+        counted = row_formats.Counted(tables, most)
         with row_formats.target(self.output) as stream:
             if form == "table":
-                row_formats.write_table(session, stream if self.output else None, found.schema, counted)
+                row_formats.write_table(session, stream if self.output else None, schema, counted)
             else:
-                row_formats.WRITERS[form](stream, found.schema, counted, head)
+                row_formats.WRITERS[form](stream, schema, counted, head)
         if counted.is_cut:
             session.note(f"only the first {units.number(most)}; --limit 0 prints all")
         return counted.rows

@@ -8,6 +8,7 @@ midnight as dates. What is not: text as numbers or bytes, bool as int, times wit
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 
@@ -18,6 +19,7 @@ from persist_lib.arguments import shown
 from persist_lib.convert.nested import nested_conversion
 from persist_lib.errors import InvalidUsage, SchemaMismatch
 from persist_lib.schema.schema import TIME
+from persist_lib.schema.types import plain_type
 from persist_lib.times import END_S
 
 Convert = Callable[[pa.Array, pa.DataType], pa.Array]
@@ -85,9 +87,11 @@ def _cast_column(column: pa.ChunkedArray, field: pa.Field, first_row: int) -> pa
     plain = plain_column(column)
     if plain.type == field.type and not nested:
         return plain
-    if _is.is_null(plain.type):
+    convert = None if _is.is_null(plain.type) else _conversion(plain.type, field.type)
+    # Categories of pandas that are of no value have floats as their type.
+    is_null = _is.is_null(plain.type) or (_is.is_dictionary(column.type) and plain.null_count == len(plain))
+    if convert is None and is_null:
         return pa.chunked_array([pa.nulls(len(plain), field.type)], field.type)
-    convert = _conversion(plain.type, field.type)
     if convert is None:
         value = next((scalar for scalar in plain if scalar.is_valid), None)
         raise wrong_type(field, str(column.type), first_row, None if value is None else _as_py(value))
@@ -140,7 +144,9 @@ def _advice(field: pa.Field, found: str) -> str:
 
 
 def plain_column(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """The column without dictionaries and run ends."""
+    """The column without dictionaries, run ends, and the names that Arrow has for uuids and JSON."""
+    if (kind := plain_type(column.type)) != column.type:
+        return plain_column(pa.chunked_array([chunk.storage for chunk in column.chunks], kind))
     if _is.is_run_end_encoded(column.type):
         kind = _LARGE.get(column.type.value_type, column.type.value_type)
         chunks = [_expanded(chunk, kind) for chunk in column.chunks]
@@ -230,6 +236,8 @@ def _conversion(source: pa.DataType, target: pa.DataType) -> Convert | None:
     if _is.is_binary(target):
         return _cast if _is_bytes(source) else None
     if _is.is_fixed_size_binary(target) and not _is.is_decimal(target):
+        if target.byte_width == UUID_BYTES and _is_text(source):
+            return _uuids
         return _fixed if _is_bytes(source) else None
     if _is.is_integer(target):
         if _is.is_floating(source):
@@ -297,6 +305,21 @@ def _cast(array: pa.Array, target: pa.DataType) -> pa.Array:
 def _fixed(array: pa.Array, target: pa.DataType) -> pa.Array:
     # A cast between fixed-size types does not exist, and one from variable length refuses other lengths.
     return array.cast(pa.large_binary()).cast(target, safe=True)
+
+
+def _uuids(array: pa.Array, target: pa.DataType) -> pa.Array:
+    return pa.array([None if text is None else uuid_bytes(text) for text in array.to_pylist()], target)
+
+
+def uuid_bytes(text: str) -> bytes:
+    """The 16 bytes of the usual text of a UUID, in either case. Raises pa.ArrowInvalid for any other text."""
+    if _UUID.fullmatch(text) is None:
+        raise pa.ArrowInvalid("it is no UUID, as in 018f4e7a-5b1c-7d3e-9a60-2f4c8b7d1e05")
+    return bytes.fromhex(text.replace("-", ""))
+
+
+UUID_BYTES = 16
+_UUID = re.compile("-".join(f"[0-9a-fA-F]{{{count}}}" for count in (8, 4, 4, 4, 12)))
 
 
 def _whole(array: pa.Array, target: pa.DataType) -> pa.Array:

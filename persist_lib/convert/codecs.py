@@ -17,6 +17,7 @@ from persist_lib.arguments import check_type, shown
 from persist_lib.errors import InvalidUsage
 from persist_lib.schema.models import Model, is_instance, is_model, rebuild, values_of
 from persist_lib.schema.schema import DIFF, TIME, Column, Schema, check_schema
+from persist_lib.schema.types import UUID
 from persist_lib.times import TimeLike
 
 
@@ -47,16 +48,23 @@ def decode_rows(schema: Schema, table: pa.Table) -> list[Any]:
     if not isinstance(table, pa.RecordBatch):
         check_type(table, pa.Table, "table", "read.snapshot().to_arrow()")
     if schema.codec == "columns" and schema.models == (None, None):
-        return python_rows(table)
+        return python_rows(table, schema)
     keys, values = decode_side(schema, 0, table), decode_side(schema, 1, table)
     times = _optional(table, TIME)
     diffs = _optional(table, DIFF)
     return list(map(Update, keys, values, times, diffs))
 
 
-def python_rows(rows: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
-    """The rows as dicts, maps within them as well."""
-    return list(rows.to_pylist(maps_as_pydicts="strict"))
+def python_rows(rows: pa.Table | pa.RecordBatch, schema: Schema) -> list[dict[str, Any]]:
+    """Rows of some of a schema's columns as dicts, maps within them as well, and uuids as Python's."""
+    found = list(rows.to_pylist(maps_as_pydicts="strict"))
+    for name in (column.name for column in schema.columns if column.type == UUID and column.name in rows.schema.names):
+        import uuid  # noqa: PLC0415, TID251 - the type of values; no id is made
+
+        for row in found:
+            if (value := row[name]) is not None:
+                row[name] = uuid.UUID(bytes=value)
+    return found
 
 
 def canonical_json(value: object) -> str:
@@ -204,7 +212,7 @@ def decode_side(schema: Schema, side: int, table: pa.Table) -> list[Any]:
         return [exact_json(parse_json, text, columns[0].name, row) for row, text in enumerate(texts)]
     if schema.codec == "bytes":
         return table.column(columns[0].name).to_pylist()
-    rows = python_rows(table.select([column.name for column in columns]))
+    rows = python_rows(table.select([column.name for column in columns]), schema)
     model: Model | None = schema.models[side]
     return rows if model is None else [rebuild(model, row) for row in rows]
 
@@ -241,7 +249,7 @@ def rows_as_models(schema: Schema, table: pa.Table, model: Model | None = None) 
             f"{model.__name__} needs {missing}, and the columns are {table.column_names}",
             problem="missing column", column=missing[0], model=model.__name__,
         )  # fmt: skip
-    rows = python_rows(table.select(names)) if names else [{} for _ in diffs]
+    rows = python_rows(table.select(names), schema) if names else [{} for _ in diffs]
     return [
         _rebuilt(model, row, at) for at, (row, diff) in enumerate(zip(rows, diffs, strict=True)) for _ in range(diff)
     ]

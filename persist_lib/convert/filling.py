@@ -61,9 +61,8 @@ class Filling:
         if column.fill == NOW:
             return pa.repeat(_moment(self.now_ms, kind), count)
         ids = self._ids(count)
-        if not pa.types.is_string(kind):
-            return pa.Array.from_buffers(kind, count, [None, pa.py_buffer(ids.tobytes())])
-        return uuid_texts(ids.tobytes())
+        found = pa.Array.from_buffers(pa.binary(16), count, [None, pa.py_buffer(ids.tobytes())])
+        return uuid_texts(found) if pa.types.is_string(kind) else found
 
     def into(self, column: Column, values: pa.Array | pa.ChunkedArray, missing: npt.NDArray[np.bool_]) -> pa.Array:
         """The values of a column, filled where they are missing."""
@@ -88,14 +87,16 @@ class Filling:
         return words.view("V16").reshape(count)
 
 
-def uuid_texts(values: bytes) -> pa.Array:
+def uuid_texts(ids: pa.FixedSizeBinaryArray) -> pa.Array:
     """The usual texts of ids of 16 bytes each: `018f…-….`"""
-    count = len(values) // 16
-    digits = np.frombuffer(values.hex().encode(), np.uint8).reshape(count, 32)
+    count = len(ids)
+    whole = pc.fill_null(ids, bytes(16)) if ids.null_count else ids
+    values = bytes(whole.buffers()[1])[16 * whole.offset : 16 * (whole.offset + count)]
     texts = np.full((count, 36), ord("-"), np.uint8)
-    texts[:, _DIGITS] = digits
+    texts[:, _DIGITS] = np.frombuffer(values.hex().encode(), np.uint8).reshape(count, 32)
     offsets = np.arange(count + 1, dtype=np.int32) * np.int32(36)
-    return pa.Array.from_buffers(pa.string(), count, [None, pa.py_buffer(offsets), pa.py_buffer(texts)])
+    found = pa.Array.from_buffers(pa.string(), count, [None, pa.py_buffer(offsets), pa.py_buffer(texts)])
+    return pc.if_else(ids.is_valid(), found, None) if ids.null_count else found
 
 
 def _moment(now_ms: int, kind: pa.DataType) -> pa.Scalar:

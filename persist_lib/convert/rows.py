@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from persist_lib.arguments import is_of
-from persist_lib.convert.casts import cast_column, lossy, wrong_type
+from persist_lib.convert.casts import UUID_BYTES, cast_column, lossy, uuid_bytes, wrong_type
 from persist_lib.convert.codecs import Update, is_row
 from persist_lib.convert.nested import build_nested, near_nested, python_types
 from persist_lib.convert.times import read_values
@@ -260,7 +260,8 @@ def _taking_of_plain(kind: pa.DataType) -> Taking:
         types = (bool,)
     elif _is.is_floating(kind):
         types = (float, int)
-    return Taking(_with_none(*types), lambda values: pa.array(values, kind))
+    near = _near_uuid if kind == pa.binary(UUID_BYTES) else None
+    return Taking(_with_none(*types), lambda values: pa.array(values, kind), near)
 
 
 def _with_none(*types: type) -> frozenset[type]:
@@ -291,6 +292,15 @@ def _undisguised(value: Any) -> Any:
     if isinstance(value, (bytes, bytearray, memoryview)):
         return bytes(value)
     return value.as_py() if isinstance(value, pa.Scalar) else value
+
+
+def _near_uuid(value: Any) -> Any:
+    if (type(value).__module__, type(value).__name__) == ("uuid", "UUID"):
+        return value.bytes
+    try:
+        return uuid_bytes(value) if type(value) is str else value
+    except pa.ArrowInvalid:
+        return value
 
 
 def _near_int(value: Any) -> Any:

@@ -20,7 +20,7 @@ fleet knows the next one. To add a format: raise `NEWEST`, and enter here each f
         publication's folder
     8   a schema may have columns that were renamed, widened or dropped, and defaults
     9   a part may say what its updates add up to, and then be of contents that are later than its times
-    10  a schema may have columns that writers fill
+    10  a schema may have columns that writers fill, and uuids
 
 SUBTLE: `CREATED` follows `NEWEST` one release later. A fleet is upgraded machine by machine, and the shards that its
 new programs create during the upgrade must be readable for its old ones.
@@ -35,7 +35,7 @@ from persist_lib.core.state import Batch, State, Writer
 from persist_lib.ids import is_pending, is_published
 from persist_lib.schema.evolution import evolved, is_prefix
 from persist_lib.schema.schema import Schema
-from persist_lib.schema.types import is_nested
+from persist_lib.schema.types import UUID, is_nested
 
 FIRST = 1
 NEWEST = 10
@@ -108,14 +108,14 @@ PART_SUMS = 9
 
 
 FILLED = 10
-"""The format from which on writers may fill columns."""
+"""The format from which on writers may fill columns, and columns may be uuids."""
 
 
 def least_for(schema: object) -> int:
     """The oldest format that can store this schema. Whatever is no schema is for the encoder to refuse."""
     if not isinstance(schema, Schema):
         return FIRST
-    if schema.fills:
+    if schema.fills or any(column.type == UUID for column in schema.columns):
         return FILLED
     if not schema.all_plain:
         return EVOLVED

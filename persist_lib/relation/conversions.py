@@ -83,7 +83,7 @@ class Doors(ABC):
 
     def to_pylist(self) -> list[dict[str, Any]]:
         """The rows as a list of dicts."""
-        return python_rows(self.to_arrow())
+        return python_rows(self.to_arrow(), self._shard_schema())
 
     def to_models(self, model: type[Any] | None = None) -> list[Any]:
         """The rows as instances of a pydantic model, each as often as its multiplicity `_diff` says.

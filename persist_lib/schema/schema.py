@@ -26,7 +26,7 @@ from persist_lib.arguments import native, parse_flag, shown
 from persist_lib.errors import InvalidName, InvalidUsage, SchemaMismatch
 from persist_lib.frontier import Antichain, parse_time
 from persist_lib.schema.models import Model, is_model, model_fields
-from persist_lib.schema.types import NOT_NULL, check_zone, format_type, is_nested, parse_type
+from persist_lib.schema.types import NOT_NULL, canonical_type, check_zone, format_type, is_nested, parse_type
 from persist_lib.schema.widening import check_fill, default_text, read_default
 from persist_lib.times import Unit, moment, parse_unit, show_frontier, show_time
 
@@ -473,7 +473,7 @@ def _column(
 def _canonical(type_: object) -> str:
     if not isinstance(type_, str):
         raise _no_type(type_)
-    return format_type(parse_type(type_))
+    return canonical_type(type_)
 
 
 def _parse(type_: object, nullable: bool) -> tuple[str, bool]:
@@ -485,7 +485,7 @@ def _parse(type_: object, nullable: bool) -> tuple[str, bool]:
     text = type_.strip()
     if text.endswith(NOT_NULL):
         text, nullable = text.removesuffix(NOT_NULL).rstrip(), False
-    return format_type(parse_type(text)), nullable
+    return canonical_type(text), nullable
 
 
 def _no_type(type_: object) -> InvalidUsage:

@@ -20,7 +20,7 @@ _SIMPLE: dict[str, pa.DataType] = {
     "bool": pa.bool_(), "int8": pa.int8(), "int16": pa.int16(), "int32": pa.int32(), "int64": pa.int64(),
     "uint8": pa.uint8(), "uint16": pa.uint16(), "uint32": pa.uint32(), "uint64": pa.uint64(),
     "float32": pa.float32(), "float64": pa.float64(), "string": pa.string(), "binary": pa.binary(),
-    "date32": pa.date32(), "time64[us]": pa.time64("us"),
+    "date32": pa.date32(), "time64[us]": pa.time64("us"), "uuid": pa.binary(16),
 }  # fmt: skip
 # What people, Arrow and other libraries call them. One meaning each: `float` is Python's, which is 64 bits wide.
 _ALIASES = {
@@ -30,6 +30,8 @@ _ALIASES = {
     "large_string": "string", "large_utf8": "string", "string_view": "string", "utf8_view": "string",
     "bytes": "binary", "large_binary": "binary", "binary_view": "binary",
 }  # fmt: skip
+_EXTENSIONS = {"arrow.uuid": "uuid", "arrow.json": "string"}
+"""Arrow's canonical extension types that are taken. JSON is text, as it was written."""
 _TIMESTAMP = re.compile(r"timestamp\[(s|ms|us|ns)(?:, *(?:tz=)?([\w/+:-]+))?\]")
 _DURATION = re.compile(r"duration\[(s|ms|us|ns)\]")
 _DECIMAL = re.compile(r"decimal(?:128|256)?\((\d+), *(\d+)\)")
@@ -43,6 +45,8 @@ _EXAMPLES = (
     "list<int64>", "list<float32>[3]", "struct<name: string>", "map<string, int64>",
 )  # fmt: skip
 NOT_NULL = " not null"
+UUID = "uuid"
+"""The type whose values are Python's UUIDs. In Arrow it is what it is stored as, 16 bytes, which say less than it."""
 DEEPEST = 16
 """How deep types may be nested."""
 LONGEST_LIST = 1 << 16
@@ -88,6 +92,8 @@ def format_type(type_: pa.DataType) -> str:
     """
     if pa.types.is_dictionary(type_) or pa.types.is_run_end_encoded(type_):
         return format_type(type_.value_type)
+    if isinstance(type_, pa.BaseExtensionType) and (plain := _EXTENSIONS.get(type_.extension_name)):
+        return plain
     if pa.types.is_timestamp(type_):
         text = f"timestamp[{type_.unit}{', ' + type_.tz if type_.tz else ''}]"
     elif pa.types.is_decimal(type_):
@@ -102,6 +108,18 @@ def format_type(type_: pa.DataType) -> str:
         text = _ALIASES.get(str(type_), str(type_))
     parse_type(text)
     return text
+
+
+def canonical_type(text: str) -> str:
+    """The canonical text of a type's text. Raises InvalidUsage where Persist cannot store it."""
+    return UUID if text == UUID else format_type(parse_type(text))
+
+
+def plain_type(type_: pa.DataType) -> pa.DataType:
+    """What values of a canonical extension type that is taken are stored as; the type itself if it is another."""
+    if isinstance(type_, pa.BaseExtensionType) and type_.extension_name in _EXTENSIONS:
+        return type_.storage_type
+    return type_
 
 
 def is_nested(text: str) -> bool:

@@ -13,8 +13,8 @@ from persist_lib.arguments import shown
 from persist_lib.errors import InvalidUsage
 from persist_lib.schema.types import is_nested, parse_type
 
-NOW, UUID = "now()", "uuid()"
-FILLS = (NOW, UUID)
+NOW, NEW_ID = "now()", "uuid()"
+FILLS = (NOW, NEW_ID)
 """What a writer can fill in."""
 _DEFAULT = re.compile(r"\s+default\s+")
 _CALL = re.compile(r"\w+\(.*\)", re.DOTALL)
@@ -74,8 +74,8 @@ def check_fill(name: str, type_: str, fill: object) -> None:
     kind = parse_type(type_)
     if fill == NOW:
         wanted, fits = "for timestamps and dates", pa.types.is_timestamp(kind) or pa.types.is_date32(kind)
-    elif fill == UUID:
-        wanted, fits = "for fixed_size_binary[16] and string", kind in {pa.binary(16), pa.string()}
+    elif fill == NEW_ID:
+        wanted, fits = "for uuid, fixed_size_binary[16] and string", kind in {pa.binary(16), pa.string()}
     else:
         wanted, fits = f"not what a writer fills in ({' or '.join(FILLS)})", False
     if not fits:

@@ -18,6 +18,7 @@ from persist_lib.schema.types import format_type
 from persist_lib.sources.decoding import Decoding
 
 NUMERIC = 1700
+UUID = 2950
 _TYPES: dict[int, pa.DataType] = {
     16: pa.bool_(), 17: pa.binary(), 20: pa.int64(), 21: pa.int16(), 23: pa.int32(), 26: pa.int64(),
     700: pa.float32(), 701: pa.float64(), 1082: pa.date32(), 1114: pa.timestamp("us"),
@@ -83,6 +84,8 @@ def fits(type_: int, modifier: int, wanted: pa.DataType) -> bool:
     own = arrow_type(type_, modifier)
     if wanted in {own, pa.string()} or wanted in _WIDER.get(own, ()):
         return True
+    if type_ == UUID:
+        return wanted == pa.binary(16)
     if type_ == NUMERIC and pa.types.is_decimal(wanted):
         precision, scale = _digits(modifier)
         return not precision or (wanted.scale >= scale and wanted.precision - wanted.scale >= precision - scale)

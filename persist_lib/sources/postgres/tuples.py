@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pcsv
 
+from persist_lib.convert.casts import uuid_bytes
 from persist_lib.errors import Corrupt
 from persist_lib.kernel.columns import Flags, mask_of
 from persist_lib.schema.types import format_type
@@ -231,6 +232,8 @@ def _cast(texts: pa.Array, wanted: pa.DataType) -> pa.Array:
     if pa.types.is_binary(wanted):  # \x and hexadecimal digits
         return pa.array([None if one is None else bytes.fromhex(one[2:].decode()) for one in texts.to_pylist()], wanted)
     strings = texts.cast(pa.large_string())
+    if pa.types.is_fixed_size_binary(wanted) and not pa.types.is_decimal(wanted):
+        return pa.array([None if one is None else uuid_bytes(one) for one in strings.to_pylist()], wanted)
     if pa.types.is_boolean(wanted):
         return pc.equal(strings, pa.scalar("t", pa.large_string()))
     return strings.cast(pa.string()).cast(wanted)
