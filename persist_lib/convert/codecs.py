@@ -57,14 +57,11 @@ def decode_rows(schema: Schema, table: pa.Table) -> list[Any]:
 
 def python_rows(rows: pa.Table | pa.RecordBatch, schema: Schema) -> list[dict[str, Any]]:
     """Rows of some of a schema's columns as dicts, maps within them as well, and uuids as Python's."""
-    found = list(rows.to_pylist(maps_as_pydicts="strict"))
-    for name in (column.name for column in schema.columns if column.type == UUID and column.name in rows.schema.names):
-        import uuid  # noqa: PLC0415, TID251 - the type of values; no id is made
-
-        for row in found:
-            if (value := row[name]) is not None:
-                row[name] = uuid.UUID(bytes=value)
-    return found
+    for column in schema.columns:
+        if column.type == UUID and (place := rows.schema.get_field_index(column.name)) >= 0:
+            ids = rows.column(place).cast(pa.uuid())
+            rows = rows.set_column(place, pa.field(column.name, pa.uuid()), ids)
+    return list(rows.to_pylist(maps_as_pydicts="strict"))
 
 
 def canonical_json(value: object) -> str:

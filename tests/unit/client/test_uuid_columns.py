@@ -95,7 +95,8 @@ def test_models_and_engines_have_them() -> None:
         other: uuid.UUID | None
 
     with persist.open("memory:") as client, client.table("t", SCHEMA) as table:
-        table.append(duckdb.sql(f"select '{A}'::uuid as id, '{{\"a\": 1}}'::json as word").to_arrow_table())
+        given_: Any = duckdb.sql(f"select '{A}'::uuid as id, '{{\"a\": 1}}'::json as word")
+        table.append(given_.to_arrow_table())
         found = table.read()
         assert found.to_models(Row) == [Row(id=A, other=None)]
         assert found.to_arrow().schema.field("id").type == pa.binary(16)

@@ -107,8 +107,9 @@ def test_other_names_and_encodings_of_a_type_become_the_canonical_one(alias, can
         pa.list_(pa.float16()), pa.struct([]), pa.map_(pa.float32(), pa.int64()), pa.float16(),
         pa.dense_union([pa.field("a", pa.int64())]), pa.month_day_nano_interval(),
         pa.dictionary(pa.int8(), pa.float16()), pa.null(),
-        pa.time32("s"), pa.time64("ns"), pa.opaque(pa.binary(), "x", "y"), pa.decimal128(5, -2), "int128", "decimal128(77, 0)",
-        "decimal128(5, 6)", "timestamp[min]", "fixed_size_binary[0]", "interval", "", "int64 not nul", int, None,
+        pa.time32("s"), pa.time64("ns"), pa.opaque(pa.binary(), "x", "y"), pa.decimal128(5, -2), "int128",
+        "decimal128(77, 0)", "decimal128(5, 6)", "timestamp[min]", "fixed_size_binary[0]", "interval", "",
+        "int64 not nul", int, None,
         "timestamp[us, Nowhere/At_All]",
     ],
 )  # fmt: skip
