@@ -14,7 +14,7 @@ from persist_lib.catalog.wal import SCHEMA as WAL
 from persist_lib.catalog.wal import append_of, has_wal, make_wal, wal_shard
 from persist_lib.client import Client
 from persist_lib.core import commands as c
-from persist_lib.core.formats import MEMBERS
+from persist_lib.core.formats import EVOLVED, MEMBERS
 from persist_lib.core.members import inheritance
 from persist_lib.core.state import State
 from persist_lib.core.transitions import apply
@@ -23,6 +23,7 @@ from persist_lib.frontier import TOP, at
 from persist_lib.ids import SeqNo
 from persist_lib.relation.append_many import append_together
 from persist_lib.runtime.ambient import Deadline
+from persist_lib.schema.evolution import evolved
 from persist_lib.shard.commit import Machine, Wanted, try_commit_all
 
 
@@ -121,6 +122,8 @@ def _commit_with_mark(
     transaction that read before would overwrite it.
     """
     make_wal(client, str(collection.timeline))  # the timeline may be made with the table
+    if any(evolved(place.state.schemas) for place in places):  # a program that knows no ids would apply by names
+        client.machine(wal_shard(str(collection.timeline))).try_commit(lambda _state, _now: c.Upgrade(EVOLVED))
     with client.open_writer(wal_shard(str(collection.timeline)), WAL, layer=LAYER) as write:
         lower = write.fetch_upper()
         time = max(lower.time or 0, least, *(place.state.upper.time or 0 for place in places))

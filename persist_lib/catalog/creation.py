@@ -211,10 +211,10 @@ class Evolving(Commanding):
         version = self.client.inspect(first)
         older = version.state.schemas[-1]
         newer = adopted(older, schema)
-        if collection.timeline is not None and not is_prefix(older, newer):
+        if (collection.keep_deletes or collection.marks_of) and not is_prefix(older, newer):
             raise InvalidUsage(
-                f"table {collection.name!r} is on a timeline, where columns can be added that may be null and have no "
-                "default. Nothing was changed. Add a column, or copy the table into another one",
+                f"table {collection.name!r} keeps deleted keys, and then columns can be added that may be null and "
+                "have no default. Nothing was changed. Stop keeping them first, or copy the table into another one",
                 collection=collection.name,
             )  # fmt: skip
         check_together(self.client, collection, "an evolution of its columns")

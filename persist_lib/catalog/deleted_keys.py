@@ -68,6 +68,12 @@ class KeepingDeletes(Commanding):
                 return setting(ended), msgspec.structs.replace(record, asked=asked, pending=True, v=OF_DELETES)
             check_carrier(current)
             schema = describe(self.client, contents, current).schema
+            if not schema.whole.all_plain:
+                raise InvalidUsage(
+                    f"table {current.name!r} has columns that were renamed, widened or dropped, or have defaults, and "
+                    "such a table cannot keep deleted keys. Nothing was changed; copy it into a new table",
+                    table=current.name,
+                )
             kept = parse_keeping(current.name, schema, column, wanted)
             if had is not None:
                 if had.column != column:

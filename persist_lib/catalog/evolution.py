@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 
 from persist_lib.catalog.catalog import Contents
 from persist_lib.catalog.metadata_shard import out_of_time
@@ -14,7 +15,7 @@ from persist_lib.catalog.wal import EVOLVED, append_of, has_wal, wal_shard
 from persist_lib.catalog.wal import SCHEMA as WAL
 from persist_lib.client import Client
 from persist_lib.core import commands as c
-from persist_lib.core.formats import MEMBERS, least_for
+from persist_lib.core.formats import MEMBERS, least_to_follow
 from persist_lib.core.state import State
 from persist_lib.errors import (
     Indeterminate,
@@ -47,8 +48,7 @@ def add_columns(client: Client, name: str, schema: Schema, number: int | None = 
     """
 
     def is_done() -> bool:
-        schemas = client.inspect(name).state.schemas
-        return schema in schemas if number is None else len(schemas) > number
+        return _has(client.inspect(name).state, schema, number)
 
     if not is_done():
         try:
@@ -56,6 +56,10 @@ def add_columns(client: Client, name: str, schema: Schema, number: int | None = 
         except SchemaMismatch:
             if not is_done():
                 raise
+
+
+def _has(state: State, schema: Schema, number: int | None) -> bool:
+    return schema in state.schemas if number is None else len(state.schemas) > number
 
 
 def evolving(contents: Contents, command: CommandRecord) -> list[RenditionRecord]:
@@ -72,7 +76,8 @@ def refuse_older_programs(
     They would apply rows of the WAL without the columns that they do not know, and retract rows without these. SUBTLE:
     before any column is said to come, as such a program also finishes what the catalog says is pending.
     """
-    least = max(MEMBERS, least_for(schema))
+    states = [client.inspect(name).state for record in renditions for name in record.names]
+    least = max([MEMBERS, *(least_to_follow(state.schemas[-1], schema) for state in states)])
     wal = [wal_shard(str(collection.timeline))] if has_wal(collection) else []
     for name in (*wal, *(name for record in renditions for name in record.names)):
         client.machine(name).try_commit(lambda _state, _now: c.Upgrade(least))
@@ -86,7 +91,8 @@ def evolve(client: Client, contents: Contents, command: CommandRecord, deadline:
     schema, collection = schema_of(command.asked["schema"]), contents.collections[command.collection]
     if has_wal(collection):
         names = [name for record in evolving(contents, command) for name in record.names]
-        _evolve_with_wal(client, collection, names, schema, deadline)
+        numbers = command.asked.get("numbers", {})
+        _evolve_with_wal(client, collection, {name: numbers.get(name) for name in names}, schema, deadline)
         return
 
     def add(name: str) -> None:
@@ -103,7 +109,7 @@ class _First(Exception):
 
 
 def _evolve_with_wal(
-    client: Client, collection: CollectionRecord, names: Sequence[str], schema: Schema, deadline: Deadline
+    client: Client, collection: CollectionRecord, names: Mapping[str, int | None], schema: Schema, deadline: Deadline
 ) -> None:
     """Add columns to all shards, and put the mark, in one transaction: each process has them from one time on.
 
@@ -111,21 +117,24 @@ def _evolve_with_wal(
     reader of what the WAL has, goes beyond the mark in the older ones.
     """
 
-    def add(state: State, _now: int) -> c.EvolveSchema:
-        if state.is_finished() or schema in state.schemas:
+    def is_done(name: str, state: State) -> bool:
+        return state.is_finished() or _has(state, schema, names[name])
+
+    def add(name: str, state: State, _now: int) -> c.EvolveSchema:
+        if is_done(name, state):
             raise _First
         return c.EvolveSchema(len(state.schemas) - 1, schema)
 
     with client.open_writer(wal_shard(str(collection.timeline)), WAL, layer=LAYER) as write:
         while True:
             states = {name: client.inspect(name).state for name in names}
-            lacking = [name for name, s in states.items() if not s.is_finished() and schema not in s.schemas]
+            lacking = [name for name, state in states.items() if not is_done(name, state)]
             if not lacking:
                 return
             if deadline.has_passed():
                 raise out_of_time(f"table {collection.name!r}", deadline, "others always changed it first")
             lower = write.fetch_upper()
             marking = append_of(write, collection, lower, lower.time or 0, EVOLVED)
-            beside = [Wanted(client.machine(name), add) for name in lacking]
+            beside = [Wanted(client.machine(name), partial(add, name)) for name in lacking]
             with suppress(UpperMismatch, Indeterminate, _First):  # twice does no harm
                 append_together([marking], client.consensus, client.machine, deadline, None, beside)

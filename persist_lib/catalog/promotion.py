@@ -40,7 +40,6 @@ from persist_lib.errors import InvalidUsage, NameTaken, NotFound
 from persist_lib.frontier import at
 from persist_lib.ids import CATALOG, SeqNo
 from persist_lib.location.api import KnowsClients
-from persist_lib.schema.evolution import evolved
 from persist_lib.schema.schema import Schema
 
 AHEAD_MS = 1_000
@@ -200,13 +199,6 @@ class Promoting(Making):
     def _check_times(self, name: str, states: Sequence[State]) -> None:
         """Raise unless the times of shards can be those of a timeline."""
         schema, now = states[0].schemas[-1], self.client.consensus.now()
-        if columns := evolved(states[0].schemas):
-            raise InvalidUsage(
-                f"table {name!r} has columns that were renamed, widened or dropped, or have defaults: "
-                f"{', '.join(columns)}. Tables of a timeline have none of these yet. Nothing was changed; copy it into "
-                "a new table",
-                table=name,
-            )  # fmt: skip
         if schema.times != "ms":
             raise InvalidUsage(
                 f"table {name!r} has {'plain integers' if schema.times is None else schema.times} as times, and those "

@@ -112,6 +112,9 @@ class RenditionReader(Reader[CollectionSnapshot, CollectionLease]):
             known = self._renditions.fetch()
             newest = self.shards_of(known.last.rendition)[0].schema
             self._columns_from = known.last.start if schema is None else 0
+            if schema is not None and (older := self._evolved_from(schema, newest, known.last.rendition)) is not None:
+                schema = newest = self.schema = older
+                self.leave(known.last.rendition)  # they are opened again, in these columns
             if schema is not None and not any(is_additive(schema, span.rendition.columns) for span in known.spans):
                 check_additive(collection.name, schema, newest, known.last.start)
         except BaseException:
@@ -121,6 +124,15 @@ class RenditionReader(Reader[CollectionSnapshot, CollectionLease]):
         if schema is not None:
             schemas = self.client.machine(known.last.rendition.names[0]).state.schemas
             self.schema = known_among(schema, schemas) or schema
+
+    def _evolved_from(self, schema: Schema, newest: Schema, rendition: RenditionRecord) -> Schema | None:
+        """The columns of a reader in the ids that its shards know, where these shards read in them; else None.
+
+        Where columns were only added since, rows are read in the newest ones, and what was added is left out.
+        """
+        schemas = self.client.machine(rendition.names[0]).state.schemas
+        known = known_among(schema, schemas)
+        return None if known is None or is_additive(known, newest) else known
 
     @property
     def name(self) -> str:

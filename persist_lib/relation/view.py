@@ -8,7 +8,7 @@ import msgspec
 import pyarrow as pa
 
 from persist_lib.errors import SchemaMismatch
-from persist_lib.format.conform import conform
+from persist_lib.format.conform import conform, names_of
 from persist_lib.kernel.columns import joined, plain
 from persist_lib.kernel.consolidate import consolidate
 from persist_lib.relation.projection import added_up, narrowed, projection_of
@@ -94,6 +94,17 @@ def _says(column: Column, values: pa.Array) -> bool:
     if column.default is None:
         return bool(values.null_count < len(values))
     return not plain(values).equals(fill(column, len(values)))
+
+
+def recast(table: pa.Table, found: Schema, wanted: Schema) -> pa.Table:
+    """Contents, or updates, of one schema of a table in the columns of another one; they are not added up.
+
+    Raises SchemaMismatch where these do not hold what is there.
+    """
+    if found == wanted:
+        return table
+    names = names_of(table.column_names, [column.id for column in found.columns], wanted)
+    return conform("rows", table.rename_columns(names), wanted, times=TIME in table.column_names)
 
 
 def widened(table: pa.Table, target: pa.Schema) -> pa.Table:

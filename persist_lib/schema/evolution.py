@@ -197,6 +197,24 @@ def check_evolution(older: Schema, newer: Schema) -> None:
             raise _refused(older, newer, f"the new column ({column}) was never of another type")
 
 
+def comes_before(older: Schema, newer: Schema) -> bool:
+    """Whether any number of evolutions may have led from one schema to the other. Of one step, `check_evolution` says.
+
+    SUBTLE: a step says as what values are hashed by what it found, so two steps do not say what one would have said.
+    """
+    if (older.codec, older.times, older.constraints) != (newer.codec, newer.times, newer.constraints):
+        return False
+    if len(newer.value) < len(older.value) or len(newer.key) != len(older.key):
+        return False
+
+    def is_from(was: Column, is_: Column) -> bool:
+        wider = is_.type == was.type or widens(was.type, is_.type)
+        return was.id == is_.id and wider and is_.nullable >= was.nullable and is_.is_dropped >= was.is_dropped
+
+    pairs = zip(older.columns, (*newer.key, *newer.value[: len(older.value)]), strict=True)
+    return all(is_from(*pair) for pair in pairs) and all(one.may_lack for one in newer.value[len(older.value) :])
+
+
 def _change_refused(was: Column, is_: Column, *, in_key: bool) -> str:
     """Why a column may not become another one; empty if it may."""
     if was.id != is_.id:
@@ -292,6 +310,13 @@ def number_of(schema: Schema, schemas: Sequence[Schema]) -> int:
     if (place := place_of(schema, schemas)) is None:
         raise ValueError(f"{schema} is not a schema of the shard, which has {', '.join(map(str, schemas))}")
     return place
+
+
+def has_ids_of(schema: Schema, schemas: Sequence[Schema]) -> bool:
+    """Whether it is one of these by its ids too, and not the columns of a newer one with older names (`named_as`)."""
+    place = place_of(schema, schemas)
+    there = () if place is None else {(one.id, one.name) for one in schemas[place].columns}
+    return place is not None and all((one.id, one.name) in there for one in schema.columns)
 
 
 def known_among(schema: Schema, schemas: Sequence[Schema]) -> Schema | None:

@@ -23,7 +23,7 @@ import pyarrow as pa
 from msgspec.structs import force_setattr
 
 from persist_lib.arguments import native, parse_flag, shown
-from persist_lib.errors import InvalidName, InvalidUsage, SchemaMismatch
+from persist_lib.errors import InvalidName, InvalidUsage
 from persist_lib.frontier import Antichain, parse_time
 from persist_lib.schema.models import Model, is_model, model_fields
 from persist_lib.schema.types import NOT_NULL, canonical_type, check_zone, format_type, is_nested, parse_type
@@ -365,12 +365,8 @@ def _like(made: Schema, schema: Schema, models: tuple[Model | None, Model | None
 
 
 def comes_before(older: Schema, newer: Schema) -> bool:
-    """Whether one schema is the other, or what that was before it evolved."""
-    try:
-        older.check_additive(newer)
-    except SchemaMismatch:
-        return False
-    return True
+    """Whether one schema is the other, or what that was before it evolved, by any number of steps."""
+    return bool(_evolution().comes_before(older.whole, newer.whole))
 
 
 def check_schema(schema: object) -> Schema:

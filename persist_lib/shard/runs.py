@@ -30,7 +30,7 @@ from persist_lib.ids import ShardId
 from persist_lib.kernel.keys import may_reach
 from persist_lib.location.api import Blob
 from persist_lib.location.wrap import chunk_cache
-from persist_lib.schema.evolution import named_as, number_of
+from persist_lib.schema.evolution import has_ids_of, named_as, number_of
 from persist_lib.schema.schema import TIME, Schema
 
 A = TypeVar("A")
@@ -77,7 +77,7 @@ def newest_schema(schema: Schema, schemas: Sequence[Schema], inputs: Iterable[Ta
     `schemas` are the shard's, oldest first. What it has more than the reader's is to be left out of what is read.
     """
     newest = max((part.schema for run in inputs for part in run.parts), default=0)
-    own = number_of(schema, schemas)
+    own = number_of(schema, schemas) if has_ids_of(schema, schemas) else len(schemas) - 1
     if own >= newest and schema == schemas[own]:
         return schema
     return named_as(schemas[max(own, newest)], schema)

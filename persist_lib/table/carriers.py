@@ -34,6 +34,7 @@ from persist_lib.maintain.publish.steps import Format, Published, Withdrawn, pub
 from persist_lib.maintain.worker import Worker
 from persist_lib.relation.row_selection import Asked
 from persist_lib.relation.statements import Done, Restore
+from persist_lib.relation.view import recast
 from persist_lib.runtime.each import Each
 from persist_lib.schema.evolution import adopted, changes_between
 from persist_lib.schema.schema import Schema, comes_before
@@ -367,7 +368,11 @@ class TimelineCarrier(_Listed):
         if (kept := self._kept_deletes()) is not None:
             with self._tables.read(kept.table, time, diff=True, timeout=timeout) as known:
                 marks = known.to_arrow()
-        made = partial(Restore, self.name, rows=rows, marks=marks)
+        had = self.schema.whole
+
+        def made(schema: Schema) -> Restore:
+            return Restore(self.name, schema, recast(rows, had.shown, schema), marks)
+
         return self.execute(made, token=None, timeout=timeout, dry_run=dry_run)
 
     def hold_of(self, hold: object) -> tuple[str, str]:

@@ -19,7 +19,7 @@ from persist_lib.frontier import at
 from persist_lib.kernel.columns import at_time
 from persist_lib.relation.next_time import Named
 from persist_lib.relation.row_selection import RowSelection
-from persist_lib.relation.view import widened
+from persist_lib.relation.view import recast
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import comes_before
 from persist_lib.timeline.table_snapshot import TableSnapshot, in_memory
@@ -78,7 +78,7 @@ class YoloLine(Line):
         ((view, table),) = changes
         lower, time = name.lower.time or 0, name.time
         write, span = self._writer(view), view.timeline().last
-        rows = widened(at_time(table, time), write.schema.updates)
+        rows = recast(at_time(table, time), view.whole, write.schema)
 
         def send(doubt: Indeterminate | None) -> bool:
             left_s = deadline.left_s()
@@ -126,7 +126,7 @@ class YoloLine(Line):
             timeline = view.timeline()
             span = timeline.at(max(time, timeline.since))
             if time < 0:
-                wanted = want(view.schema)
+                wanted = want(view.schema, view.known)
                 return in_memory(name, -1, wanted, view.contents(span, -1, wanted), self.client.runtime)
             if time < view.upper(span) and timeline.upper.has_passed(time):
                 break
@@ -158,7 +158,7 @@ class YoloLine(Line):
     def _writer(self, view: View) -> CollectionWriter:
         command = view.timeline().last.command
         known = self._writers.get(view.id)
-        if known is None or known[0] != command or not comes_before(view.schema, known[1].schema):
+        if known is None or known[0] != command or not comes_before(view.whole, known[1].schema):
             if known is not None:
                 known[1].close()
             self._writers[view.id] = known = command, CollectionWriter(self.client, view.record, "ms", None)

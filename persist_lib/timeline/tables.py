@@ -30,7 +30,7 @@ from persist_lib.relation.row_selection import Asked, ReadArguments, RowSelectio
 from persist_lib.relation.statements import Change, Delete, Done, Insert, Statement, Update, Upsert
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.runtime.resource import Resource
-from persist_lib.schema.evolution import fresh
+from persist_lib.schema.evolution import fresh, named_as
 from persist_lib.schema.schema import Schema, check_schema, comes_before, with_times
 from persist_lib.timeline.table_listen import TableListen
 from persist_lib.timeline.table_snapshot import TableSnapshot
@@ -90,8 +90,6 @@ class Tables(Acting, Resource):
         if check_schema(schema).times not in {None, "ms"}:
             raise InvalidUsage(f"a table's times are in milliseconds: pass times='ms', and not {schema.times!r}")
         schema = fresh(with_times(schema, "ms"))
-        if not schema.all_plain:
-            raise InvalidUsage(f"a table of a timeline has no columns with defaults yet: got {schema}", schema=schema)
         if mode is not None and mode not in get_args(TableMode):
             raise InvalidUsage(f"mode must be one of {get_args(TableMode)}: got {shown(mode)}", mode=mode)
         self._writable("create")
@@ -217,8 +215,11 @@ class Tables(Acting, Resource):
         deadline = self._deadline(timeout)
         rows = Asked(**asked)
 
-        def want(had: Schema) -> RowSelection:
-            return rows.of(had) if schema is None or not comes_before(schema, had) else rows.of(schema).within(had)
+        def want(had: Schema, knows: Callable[[Schema], Schema]) -> RowSelection:
+            mine = had.whole if schema is None else knows(schema)
+            if mine == had.whole or not comes_before(mine, had.whole):
+                return rows.of(had)
+            return rows.of(mine.shown).within(named_as(had.whole, mine))
 
         time = None if as_of is None else self._times().as_of(as_of)
         when = AsOf(time, newest, timeout is not None)
@@ -339,7 +340,7 @@ class Tables(Acting, Resource):
                 line.look()
                 view = line.view(name)
                 if not made:
-                    made.append(make(schema or view.schema))
+                    made.append(make(view.known(schema or view.whole)))
                 return run(line, view, made[0], deadline, dry_run=dry_run)
 
             return line.again(call, deadline)

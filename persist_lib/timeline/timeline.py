@@ -46,8 +46,8 @@ from persist_lib.timeline.view import Heads, View, pause
 from persist_lib.times import show_time
 
 T = TypeVar("T")
-Want = Callable[[Schema], RowSelection]
-"""Makes of a table's columns what is wanted of it."""
+Want = Callable[[Schema, Callable[[Schema], Schema]], RowSelection]
+"""Makes of a table's columns, and of what it knows of others that it had, what is wanted of it."""
 Sending = Callable[[bytes], None]
 """Gets the token of an append before that is sent."""
 
@@ -225,7 +225,7 @@ class Line(ABC):
     def current(self, view: View, schema: Schema) -> View:
         """The same table, after others committed. Raises SchemaMismatch if it has not these columns, or more, now."""
         found = self.view_of(view.record)
-        if not comes_before(schema, found.schema):
+        if not comes_before(schema, found.whole):
             raise SchemaMismatch(
                 f"table {view.name!r} was handed over to a rendition with other columns since: {found.schema}. "
                 "Nothing was written; begin again",
@@ -335,7 +335,7 @@ class Line(ABC):
     def base(self, view: View, span: Span, as_of: int, want: Want) -> TableSnapshot:
         """The contents of a table as of a time at which the shards of its rendition are complete, read lazily."""
         handles, client = view.handles(span), self.client
-        wanted = want(handles[0].schema)
+        wanted = want(handles[0].schema, view.known)
         parts = [PlaceContents(handle, as_of, wanted) for handle in handles]
         schema, merge_bytes = wanted.shown or wanted.schema, client.config.merge_bytes
         shown = view_of(schema, span.rendition, wanted.columns, merge_bytes, diff=wanted.diff)

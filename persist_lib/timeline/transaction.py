@@ -20,9 +20,10 @@ from persist_lib.relation.deleted_keys import kept, keyed
 from persist_lib.relation.row_selection import Asked as Wanted
 from persist_lib.relation.row_selection import ReadArguments, RowSelection, added_up
 from persist_lib.relation.statements import Apply, Change, Delete, Done, Insert, Statement, Update, Upsert
-from persist_lib.relation.view import widened
+from persist_lib.relation.view import recast
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table
+from persist_lib.schema.evolution import named_as
 from persist_lib.schema.schema import Schema
 from persist_lib.timeline.table_snapshot import TableSnapshot, in_memory
 from persist_lib.timeline.timeline import Line
@@ -53,7 +54,8 @@ def _asked(line: Line, view: View, statement: Statement, old: pa.Table, look: Lo
     """What a statement makes of the rows that it looks at; of a table that keeps deleted keys, and of these."""
     if (keeping := line.keeping(view, statement.schema)) is None:
         changes, counts = statement.changes(old)
-        return Asked([(view, changes)] if changes.num_rows else [], changes.num_rows, counts, [])
+        made = [(view, recast(changes, statement.schema, view.whole))] if changes.num_rows else []
+        return Asked(made, changes.num_rows, counts, [])
     rule, marks = keeping
     found = kept(statement, rule, old, lambda wanted: look(marks, wanted), line.client.consensus.now())
     both = [(one, rows) for one, rows in ((view, found.changes), (marks, found.marks)) if rows.num_rows]
@@ -76,13 +78,13 @@ def run(line: Line, view: View, statement: Statement, deadline: Deadline, *, dry
                 as_of = newer.enter_context(line.at_newest(view, deadline))
                 view = line.current(view, schema)
                 if wanted is not None:
-                    mine = wanted._replace(schema=view.schema)
-                    more = line.changed(view, seen, as_of, mine) if read == view.schema else None
+                    mine = wanted._replace(schema=named_as(view.whole, schema))
+                    more = line.changed(view, seen, as_of, mine) if read == mine.schema else None
                     if more is None:
                         old = line.contents(view, as_of, mine, deadline)
                     elif more.num_rows:
-                        old = added_up(view.schema, old, more)
-                    read = view.schema
+                        old = added_up(mine.schema, old, more)
+                    read = mine.schema
                 seen = as_of
                 pins.close()
                 pins.push(newer.pop_all())
@@ -209,14 +211,14 @@ class Transaction:
 
     def _do(self, table: str, make: Callable[[Schema], Statement]) -> Counts:
         view = self._view(table)
-        statement = make(view.schema)
-        old = empty_table(view.schema.contents)
+        statement = make(view.whole)
+        old = empty_table(view.whole.contents)
         if statement.wanted is not None:
             old = self._contents(view, statement.wanted)
         asked = _asked(self._line, view, statement, old, self._contents)
         for of, rows in asked.changes:
-            before = self._pending.get(of.id, (of, rows.slice(0, 0)))[1]
-            self._pending[of.id] = of, added_up(of.schema, widened(before, of.schema.contents), rows)
+            was, before = self._pending.get(of.id, (of, rows.slice(0, 0)))
+            self._pending[of.id] = of, added_up(of.whole, recast(before, was.whole, of.whole), rows)
         for of, keys in asked.looked:
             known = self._looked.get(of.id, (of, keys.slice(0, 0)))[1]
             self._looked[of.id] = of, pa.concat_tables([known, keys])
@@ -226,7 +228,7 @@ class Transaction:
         """By table the keys that no other commit may have changed: those that change, and those that it looked at."""
         rows: dict[str, list[tuple[View, pa.Table]]] = {}
         for view, table in (*changes, *self._looked.values()):
-            rows.setdefault(view.id, []).append((view, table.select(view.schema.key_names)))
+            rows.setdefault(view.id, []).append((view, table.select(view.whole.key_names)))
         return {id_: Keys.of(its[0][0].schema, pa.concat_tables(one for _, one in its)) for id_, its in rows.items()}
 
     def _contents(self, view: View, wanted: RowSelection) -> pa.Table:
@@ -234,8 +236,9 @@ class Transaction:
         pending = self._pending.get(view.id)
         if pending is None:
             return rows
-        # SUBTLE: columns that came since are null in it, as in all that this transaction sees.
-        return added_up(view.schema, rows, wanted.kept(widened(pending[1], view.schema.contents)))
+        # SUBTLE: columns that came since have their default in it, as in all that this transaction sees.
+        mine = recast(pending[1], pending[0].whole, wanted.schema)
+        return added_up(wanted.schema, rows, wanted.kept(added_up(wanted.schema, mine)))
 
     def _view(self, table: str) -> View:
         self._check_open()
@@ -256,7 +259,7 @@ class Transaction:
                         table=view.name, keys=[],
                     )  # fmt: skip
                 for entry in entries:
-                    if found := _common(view, keys[view.id], entry.rows(view.schema)):
+                    if found := _common(view, keys[view.id], entry.rows(view.schema, view.schema.key_names)):
                         raise WriteConflict(
                             f"table {view.name!r}: another transaction has changed keys that this one changes, and was "
                             f"first: {found}. Nothing was written; run it again, as it reads the newest rows then",

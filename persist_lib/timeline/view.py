@@ -18,7 +18,8 @@ from persist_lib.relation.row_selection import RowSelection, added_up
 from persist_lib.relation.snapshot import PlaceContents
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table
-from persist_lib.schema.schema import TIME, Schema, comes_before
+from persist_lib.schema.evolution import place_of
+from persist_lib.schema.schema import TIME, Schema, comes_before, with_models
 
 
 class Heads:
@@ -57,6 +58,8 @@ class View:
     def __init__(self, client: Client, record: CollectionRecord, owner: str, schema: Schema | None = None) -> None:
         self.client, self.record, self._stays = client, record, schema is not None
         self.reader = RenditionReader(client, record, "ms", schema, owner or "table")
+        self.whole = self.reader.schema.whole
+        """The table's columns with those that were dropped: what changes of it are made in."""
         self.command = self.timeline().last.command
         self.checked = -1
         """Up to which time the WAL was known to be applied when all shards were read last."""
@@ -102,7 +105,13 @@ class View:
         """Whether it is still that rendition, in the newest columns unless it stays in others."""
         if self.is_handed_over():
             return False
-        return self._stays or self.schema == self._newest_schema(self.timeline().last.rendition)
+        return self._stays or self.whole == self._newest_schema(self.timeline().last.rendition)
+
+    def known(self, schema: Schema) -> Schema:
+        """What the table knows of columns that it has or had: their ids, and dropped ones. Others as they are."""
+        schemas = self.client.machine(self.timeline().last.rendition.names[0]).state.schemas
+        place = place_of(schema, schemas)
+        return schema if place is None else with_models(schemas[place], schema)
 
     def _newest_schema(self, rendition: RenditionRecord) -> Schema:
         return self.client.machine(rendition.names[0]).state.schemas[-1]

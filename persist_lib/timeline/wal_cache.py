@@ -6,19 +6,23 @@ many. These are read from the WAL when they are needed: see `WalLine.entries`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+import msgspec
 import pyarrow as pa
 
 from persist_lib.catalog.wal import EVOLVED
 from persist_lib.errors import Corrupt, InvariantViolated
+from persist_lib.format.conform import conform, names_of
 from persist_lib.kernel.columns import integers
 from persist_lib.kernel.packing import packed, unpacked
 from persist_lib.schema.schema import DIFF, Schema
 
 CHUNK_ROWS = 8192
+IDS = b"ids"
+"""Under which an entry says the ids of its columns, where their names are others."""
 MOST_BYTES = 64 << 20
 """How much of a WAL one process keeps in memory. Beyond that it keeps the newer half, and reads what is older."""
 ENTRY_BYTES = 1024
@@ -53,9 +57,10 @@ class Entry:
     def whole_rows(self, schema: Schema) -> pa.Table:
         """Its rows for who writes them to the table. Raises InvariantViolated where these columns are not all it has.
 
-        Columns that are newer than the row are null in it.
+        Columns that are newer than the row have their default in it, or null.
         """
-        if lost := [name for name in self._decoded().schema.names if name not in schema.contents.names]:
+        ids = {column.id for column in schema.columns}
+        if lost := [id_ for id_ in _ids(self._decoded()) if id_ not in ids]:
             raise InvariantViolated(
                 f"the WAL has the columns {lost} at {self.time} for table {self.table}, which was read without them. "
                 "Nothing was written: they would be lost",
@@ -63,16 +68,15 @@ class Entry:
             )  # fmt: skip
         return self.rows(schema)
 
-    def rows(self, schema: Schema) -> pa.Table:
-        """Its rows in a reader's columns. Columns that are newer than the row are null in it."""
+    def rows(self, schema: Schema, columns: Sequence[str] | None = None) -> pa.Table:
+        """Its rows in a reader's columns, or some of these. What is newer than the row has its default in it, or null.
+
+        Columns are the same by their ids. Raises SchemaMismatch where these columns do not hold what it has.
+        """
         found = self._decoded()
-        if found.schema.equals(schema.contents):
-            return found
-        columns = [
-            found.column(f.name).cast(f.type) if f.name in found.column_names else pa.nulls(found.num_rows, f.type)
-            for f in schema.contents
-        ]
-        return pa.table(columns, schema=schema.contents)
+        names = names_of(found.schema.names, _ids(found), schema)
+        what = f"the WAL at {self.time} for table {self.table}"
+        return conform(what, found.rename_columns(names), schema, columns, times=False)
 
     def _decoded(self) -> pa.Table:
         if self._rows is None:
@@ -86,8 +90,19 @@ class Entry:
         return found
 
 
-def encoded(rows: pa.Table) -> Iterator[bytes]:
-    """The rows of one table in a transaction, as the WAL keeps them: some thousands of rows each."""
+def _ids(rows: pa.Table) -> list[str]:
+    """The ids of the columns of an entry."""
+    said = (rows.schema.metadata or {}).get(IDS)
+    return rows.schema.names[:-1] if said is None else msgspec.json.decode(said, type=list[str])
+
+
+def encoded(rows: pa.Table, schema: Schema) -> Iterator[bytes]:
+    """The rows of one table in a transaction, as the WAL keeps them: some thousands of rows each.
+
+    They say the ids of their columns, as the table's columns may have other names when they are read.
+    """
+    ids = [column.id for column in schema.columns]
+    rows = rows.replace_schema_metadata(None if ids == schema.names else {IDS: msgspec.json.encode(ids)})
     compression: Literal["zstd"] | None = "zstd" if rows.num_rows > CHUNK_ROWS // 8 else None
     for start in range(0, rows.num_rows, CHUNK_ROWS):
         yield packed(rows.slice(start, CHUNK_ROWS).combine_chunks(), compression)

@@ -104,7 +104,7 @@ class WalLine(Line):
 
     def contents(self, view: View, as_of: int, wanted: RowSelection, deadline: Deadline) -> pa.Table:
         """What the table has, and what the WAL has beyond it."""
-        return self._read(view, as_of, lambda _: wanted, deadline)[1]
+        return self._read(view, as_of, lambda *_: wanted, deadline)[1]
 
     def changed(self, view: View, from_: int, to: int, wanted: RowSelection) -> pa.Table | None:
         """What the WAL has of it; None where the table became another one, or the tail begins later."""
@@ -118,7 +118,7 @@ class WalLine(Line):
         rows = [
             (time, view.id, chunk, data, time, 1)
             for view, table in changes
-            for chunk, data in enumerate(encoded(table))
+            for chunk, data in enumerate(encoded(table, view.whole))
         ]
         columns = list(zip(*rows, strict=True))
         updates = pa.table([pa.array(c, f.type) for c, f in zip(columns, SCHEMA.updates, strict=True)], SCHEMA.updates)
@@ -302,7 +302,7 @@ class WalLine(Line):
         """What is wanted, and those rows with all their columns: of the table, and of the WAL beyond it."""
         while True:
             span, upper, entries = self.settled(view, as_of, deadline)
-            wanted = want(view.handles(span)[0].schema)
+            wanted = want(view.handles(span)[0].schema, view.known)
             try:
                 base = view.contents(span, min(as_of, upper - 1), wanted)
             except SinceViolation:

@@ -111,21 +111,26 @@ class Kept:
 
 
 class Chain:
-    """One table, evolved at random. `shards` is None for a lone shard."""
+    """One table, evolved at random: a lone shard, or a collection."""
 
-    def __init__(self, rng: Random, shards: int | None) -> None:
-        self.rng, self.shards = rng, shards
+    def __init__(self, rng: Random, kind: str) -> None:
+        self.rng, self.kind = rng, kind
         self.client = World(seed=rng.randrange(2**32)).client(persist.Config(inline_bytes=rng.choice([0, 4096])))
         self.kept = Kept([Col(0, "a", "int8"), Col(1, "b", "string", nullable=False)], 2)
         self.time = self.next_id = 0
-        schema = persist.Schema({"id": "int64"}, {"a": "int8", "b": "string not null"})
-        self.controller = None if shards is None else self.client.controller()
-        if self.controller is None or shards is None:
-            self.client.open_writer("t", schema).close()
-        else:
-            self.controller.create("t", schema, shards=shards, mode="compare_and_append")
+        self.controller = None if kind == "shard" else self.client.controller()
+        self.create()
+        self.times: list[int] = []
         self.pasts: list[tuple[list[Col], Any, Any]] = []
         self.remember()
+
+    def create(self) -> None:
+        schema = persist.Schema({"id": "int64"}, {"a": "int8", "b": "string not null"})
+        if self.controller is None:
+            self.client.open_writer("t", schema).close()
+        else:
+            shards = 3 if self.kind == "three" else 1
+            self.controller.create("t", schema, shards=shards, mode="compare_and_append")
 
     def open(self, what: str, schema: persist.Schema | None = None) -> Any:
         on = self.client if self.controller is None else self.controller
@@ -161,9 +166,13 @@ class Chain:
         ids = list(range(self.next_id, self.next_id + self.rng.randint(1, 4)))
         self.next_id = ids[-1] + 1
         given, said = self.rows(cols, ids)
-        write.compare_and_append([{**row, "_time": self.time} for row in given], self.time, self.time + 1)
+        self.put(write, given)
         self.kept.events += [(self.time, row, 1) for row in said]
         self.time += 1
+
+    def put(self, write: Any, rows: list[dict[str, Any]]) -> None:
+        """Append rows at `time`."""
+        write.compare_and_append([{**row, "_time": self.time} for row in rows], self.time, self.time + 1)
 
     def upsert(self) -> None:
         """Rows of now in place of what is there."""
@@ -181,10 +190,13 @@ class Chain:
             given.append({"id": id_, **{one.name: value for one, value in new.items()}})
             said.append((id_, frozenset(values.items())))
             gone.append(there[id_])
-        write.apply(given or None, [row[0] for row in gone[:1]] or None)
-        upper = write.fetch_upper().time
+        done = write.apply(given or None, [row[0] for row in gone[:1]] or None)
+        upper = self.reached(write, done)
         self.kept.events += [(upper - 1, row, -1) for row in gone] + [(upper - 1, row, 1) for row in said]
         self.time = upper
+
+    def reached(self, write: Any, _done: Any) -> int:
+        return int(write.fetch_upper().time)
 
     def retract(self) -> None:
         """A row of now taken back as it is seen, whatever it has in columns that were dropped."""
@@ -255,9 +267,9 @@ class Chain:
     def check(self) -> None:
         """Readers of now, and one of the past, at the newest time and at another one."""
         for cols, read, _ in {id(one): one for one in (self.pasts[-1], self.rng.choice(self.pasts))}.values():
-            for time in {self.time - 1, self.rng.randrange(self.time)}:
+            for time in {self.time - 1, self.some_time()}:
                 try:
-                    table = read.snapshot(time, diff=True).to_arrow()
+                    table = self.contents(read, time)
                 except persist.SchemaMismatch:
                     assert not self.kept.all_fit(cols), "refused, though its columns hold everything"
                     continue
@@ -272,18 +284,100 @@ class Chain:
         for shard in self.every:
             check_world(self.client, shard)
 
+    def some_time(self) -> int:
+        return self.rng.randrange(self.time)
 
-@pytest.mark.parametrize("shards", [None, 1, 3], ids=["shard", "collection", "three"])
+    def contents(self, read: Any, time: int) -> Any:
+        return read.snapshot(time, diff=True).to_arrow()
+
+    def others(self) -> None:
+        """Nothing: what else is done to tables of some kinds."""
+
+
+class Timeline(Chain):
+    """A table of a timeline, or a shard that is promoted to one somewhere on its way. Times are those of the clock."""
+
+    def create(self) -> None:
+        schema = persist.Schema({"id": "int64"}, {"a": "int8", "b": "string not null"}, times="ms")
+        self.tables = self.client.controller().tables()
+        self.beside = Counter[int]()
+        self.tables.create("u", schema, mode="yolo" if self.kind == "direct" else "wal")
+        if self.kind == "promoted":
+            self.client.open_writer("t", schema).close()
+            self.client.upgrade("t")
+        else:
+            self.tables.create("t", schema, shards=2 if self.kind == "wal" else 1)
+
+    def remember(self) -> None:
+        self.pasts.append((list(self.kept.cols), table := self.client.table("t"), table))
+
+    def put(self, write: Any, rows: list[dict[str, Any]]) -> None:
+        self.time = write.append(rows).time
+        self.times.append(self.time)
+
+    def reached(self, write: Any, done: Any) -> int:
+        if done.time is None:
+            return self.time
+        self.times.append(done.time)
+        return int(done.time) + 1
+
+    def some_time(self) -> int:
+        return self.rng.choice(self.times)
+
+    def contents(self, read: Any, time: int) -> Any:
+        return read.read(time, diff=True).to_arrow()
+
+    def retract(self) -> None:
+        there = self.kept.single(self.time)
+        if not there:
+            return
+        row = self.rng.choice(sorted(there.values(), key=repr))
+        self.time = self.reached(None, self.pasts[-1][2].delete([row[0]]))
+        self.kept.events.append((self.time - 1, row, -1))
+
+    def maintain(self) -> None:
+        self.tables.apply()
+        self.tables.tidy()
+        super().maintain()
+
+    def others(self) -> None:
+        """A promotion; or a transaction that has looked before an evolution, and commits to both tables after it."""
+        if self.kind == "promoted" and self.client.table("t").describe().carrier == "shard":
+            if self.rng.random() < 0.2:
+                self.client.table("t").promote(timeline="default")
+            return
+        if self.kind == "direct" or self.rng.random() < 0.5:
+            return
+        began, number = self.tables.transaction(), self.next_id
+        given, said = self.rows(self.kept.cols, [number])
+        self.next_id += 2
+        began.insert("t", given)
+        began.upsert("u", [{"id": number, "a": 1, "b": "x"}])
+        self.evolve()
+        given, more = self.rows(self.kept.cols, [number + 1])
+        began.insert("t", given)
+        said += more
+        assert len(began.read("t").to_pylist()) == len(list(self.kept.at(self.time).elements())) + len(said)
+        done = began.commit()
+        self.times.append(done.time)
+        self.kept.events += [(done.time, row, 1) for row in said]
+        self.time = done.time + 1
+        self.beside[number] += 1
+        assert [row["id"] for row in self.tables.read("u").to_pylist()] == sorted(self.beside)
+
+
+@pytest.mark.parametrize("kind", ["shard", "collection", "three", "wal", "direct", "promoted"])
 @settings(
     max_examples=12 if is_day() else 24, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate]
 )  # a seed has no less
 @given(seed=st.integers(0, 2**32))
-def test_chains_of_evolutions_read_as_the_model_says(shards: int | None, seed: int) -> None:
-    chain = Chain(Random(seed), shards)
+def test_chains_of_evolutions_read_as_the_model_says(kind: str, seed: int) -> None:
+    chain = (Timeline if kind in {"wal", "direct", "promoted"} else Chain)(Random(seed), kind)
     with closing(chain.client):
         chain.append()
         for _ in range(STEPS):
             chain.evolve()
+            chain.others()
             chain.rng.choice([chain.append, chain.upsert, chain.retract, chain.maintain])()
             if chain.rng.random() < 0.4:
                 chain.check()

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import pytest
 
 import persist_lib as persist
-from persist_lib.schema.schema import Column, check_schema
+from persist_lib.schema.schema import Column, check_schema, comes_before
 from persist_lib.spark.collections import unleased
 from persist_lib.testing import check_world
 from tests.worlds import World
@@ -225,9 +225,16 @@ def test_a_promoted_shard_and_a_collection_evolve_too(client: persist.Client, ta
     evolved(table, CHANNEL)
     table.upsert([{"id": 1, "cents": 2**40}])
     assert rows(table)[0] == {"id": 1, "status": "new", "cents": 2**40, "seen": None, "channel": "web"}
-    with pytest.raises(persist.InvalidUsage, match="renamed, widened or dropped"):
-        table.promote(timeline="t", make_timeline=True)
-    assert client.table("orders").describe().schema == CHANNEL
+    old = client.table("orders", FIRST)
+    table.promote(timeline="t", make_timeline=True)
+    table = client.table("orders")
+    assert table.describe().schema == CHANNEL
+    table.upsert([{"id": 2, "status": "wal"}])
+    table.evolve(table.describe().schema.rename({"status": "word"}))
+    assert [row["word"] for row in rows(client.table("orders"))] == ["new", "wal"]
+    with pytest.raises(persist.SchemaMismatch, match="does not hold"):
+        rows(client.table("orders", FIRST))
+    old.close()
 
 
 def test_a_dry_run_refuses_what_the_call_would(client: persist.Client, table: persist.Table) -> None:
@@ -240,17 +247,95 @@ def test_a_dry_run_refuses_what_the_call_would(client: persist.Client, table: pe
     assert table.evolve(NOW, dry_run=True)
 
 
-def test_tables_of_timelines_streams_and_published_ones_only_gain_columns(client: persist.Client) -> None:
+@pytest.mark.parametrize("mode", ["wal", "yolo"])
+def test_tables_of_timelines_evolve_as_others_do(client: persist.Client, mode: Any) -> None:
     with client.controller() as controller, controller.tables() as tables:
-        for mode in ("wal", "yolo"):
-            tables.create(mode, FIRST, mode=mode, timeline=f"line-{mode}")
-            with pytest.raises(persist.InvalidUsage, match="on a timeline"):
-                client.table(mode).evolve(NOW)
-            with pytest.raises(persist.InvalidUsage, match="on a timeline"):
-                client.table(mode).evolve(FIRST.add({"c": "string"}, {"c": "x"}))
-            assert client.table(mode).evolve(FIRST.add({"c": "string"})) == ("c",)
-        with pytest.raises(persist.InvalidUsage, match="defaults"):
-            tables.create("another", CHANNEL)
+        tables.create("orders", FIRST, mode=mode, shards=2)
+        old = client.table("orders")
+        old.append(ROWS)
+        past = old.describe().upper.time or 0
+        said = ("state renamed to status", "cents widened to int64", "seen dropped", "seen", "channel")
+        table = client.table("orders")
+        assert table.evolve(CHANNEL, dry_run=True) == said
+        assert table.evolve(CHANNEL) == said
+        want = [
+            {"id": 1, "status": "new", "cents": 5, "seen": None, "channel": "web"},
+            {"id": 2, "status": "paid", "cents": None, "seen": None, "channel": "web"},
+        ]
+        table = client.table("orders")
+        assert rows(table) == want == rows(table, as_of=past - 1), "of the WAL"
+        assert rows(old) == ROWS == rows(client.table("orders", FIRST))
+        old.append([{"id": 3, "state": "late", "cents": 1, "seen": dt.date(2026, 1, 1)}])
+        old.upsert([{"id": 2, "state": "done"}])
+        want[1]["status"] = "done"
+        late = {"id": 3, "status": "late", "cents": 1, "seen": None, "channel": "web"}
+        assert rows(table) == [*want, late]
+        assert rows(table, filter=pc.field("status") == "late", columns=["channel"]) == [{"channel": "web"}]
+        assert [row["id"] for row in rows(old, filter=pc.field("state") == "done")] == [2]
+        tables.apply()
+        tables.tidy()
+        assert rows(table) == [*want, late], "of the shards"
+        table.upsert([{"id": 1, "channel": "shop"}])
+        with pytest.raises(persist.SchemaMismatch, match=r"\['.*channel.*'\] since this program opened it"):
+            old.upsert([{"id": 1, "state": "x"}])
+        heard = old.changes(past - 1).to_arrow()
+        assert heard.column_names == ["id", "state", "cents", "seen", "_time", "_diff"]
+        table.upsert([{"id": 3, "cents": 2**40}])
+        with pytest.raises(persist.SchemaMismatch, match=r"'cents' that int32 does not hold.*newest columns"):
+            rows(old)
+        tables.apply()
+        table.restore(past - 1)
+        assert rows(table) == [
+            {"id": 1, "status": "new", "cents": 5, "seen": None, "channel": "web"},
+            {"id": 2, "status": "paid", "cents": None, "seen": None, "channel": "web"},
+        ]
+        tables.apply()
+        for name in controller.describe("orders").active.shards:
+            check_world(client, name)
+
+
+def test_a_table_of_a_timeline_may_have_defaults_from_the_beginning(client: persist.Client) -> None:
+    with client.controller() as controller, controller.tables() as tables:
+        tables.create("orders", FIRST.add({"channel": "string"}, {"channel": "web"}), mode="wal")
+        client.table("orders").append([{"id": 1}])
+        assert rows(client.table("orders"))[0]["channel"] == "web"
+
+
+def test_a_table_that_keeps_deleted_keys_only_gains_columns(client: persist.Client) -> None:
+    with client.controller() as controller, controller.tables() as tables:
+        for name in ("kept", "orders"):
+            tables.create(name, FIRST, mode="wal")
+        client.table("kept").set_keep_deletes("cents", "1 day")
+        with pytest.raises(persist.InvalidUsage, match="keeps deleted keys"):
+            client.table("kept").evolve(NOW)
+        assert client.table("kept").evolve(FIRST.add({"c": "string"})) == ("c",)
+        client.table("orders").evolve(NOW)
+        with pytest.raises(persist.InvalidUsage, match="cannot keep deleted keys"):
+            client.table("orders").set_keep_deletes("cents", "1 day")
+
+
+def test_a_program_that_declares_older_columns_opens_a_collection(client: persist.Client) -> None:
+    """Also one that was not running as the columns were changed, at any step of them."""
+    with client.controller() as controller:
+        controller.create("c", FIRST, shards=2, mode="compare_and_append")
+        client.table("c").append(ROWS)
+        second = FIRST.rename({"state": "status"})
+        client.table("c").evolve(second)
+        client.table("c").evolve(CHANNEL)
+        for schema, name in ((FIRST, "state"), (second, "status")):
+            with client.table("c", schema) as older:
+                assert rows(older) == [
+                    {"id": row["id"], name: row["state"], **dict(list(row.items())[2:])} for row in ROWS
+                ]
+                assert name in older.changes(None).to_arrow().column_names
+
+
+def test_columns_that_were_widened_twice_come_from_the_first() -> None:
+    """Each step says as what values are hashed by what it found, and one step would have said otherwise."""
+    first = persist.Schema({"id": "int64"}, {"n": "uint8"})
+    last = first.widen({"n": "uint16"}).widen({"n": "int32"})
+    assert comes_before(first, last)
+    assert not comes_before(last, first)
 
 
 ANY: Any = FIRST
