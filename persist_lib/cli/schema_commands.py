@@ -94,6 +94,7 @@ def evolve(session: Session, name: opt.AnyTable, changes: Changes = Changes(), d
     if not any(changes):
         raise InvalidUsage("name a column to add, as in --add note:string, or what else is to change: see --help")
     from persist_lib.cli.table_commands import people_of
+    from persist_lib.core.pins import format_of
 
     with session.open(read_only=dry_run) as client, client.table(name) as table:
         newest = table.describe().schema
@@ -102,8 +103,9 @@ def evolve(session: Session, name: opt.AnyTable, changes: Changes = Changes(), d
         done = table.evolve(evolved, dry_run=dry_run)
         state = client.inspect(table.kept_by()).state
         people = people_of(client, table, state) if dry_run and done else []
+        pins = (client.inspect(shard).state.pins for shard in (table.describe().shards if done else ()))
+        published = sorted({format_of(pin) for each in pins for pin in each})
     stay = [f"{one.id} ({one.owner})" if one.owner else one.id for one in people if one.kind in ("read", "write")]
-    published = sorted(state.pins) if done else []
     value = {
         "table": name, "dry_run": dry_run, "added": [str(one) for one in new], "changes": list(done),
         "schema": schema_value(evolved), "stay": stay, "published": published,

@@ -81,9 +81,7 @@ def _filled(key: str, field: pa.Field, schema: Schema, count: int) -> pa.Array:
 
 
 def _converted(key: str, column: pa.ChunkedArray, kind: pa.DataType, field: pa.Field) -> pa.ChunkedArray:
-    """A column of another type than its reader's."""
-    if _is_in_milliseconds(kind, field.type):
-        return column.cast(field.type)
+    """A column of another type than its reader's. Parquet has no seconds: what is stored in ms is narrowed to them."""
     try:
         stored, wanted = format_type(kind), format_type(field.type)
     except InvalidUsage as error:
@@ -109,10 +107,3 @@ def _older(key: str, what: str) -> SchemaMismatch:
 
 def _value_type(kind: pa.DataType) -> pa.DataType:
     return kind.value_type if pa.types.is_dictionary(kind) else kind
-
-
-def _is_in_milliseconds(stored: pa.DataType, kind: pa.DataType) -> bool:
-    """Whether these are timestamps in seconds, which Parquet has no unit for, so that they are stored in ms."""
-    if not (pa.types.is_timestamp(stored) and pa.types.is_timestamp(kind)):
-        return False
-    return bool(kind.unit == "s" and stored == pa.timestamp("ms", tz=kind.tz))

@@ -26,19 +26,24 @@ def converted(array: pa.Array, kind: pa.DataType) -> tuple[pa.Array, Flags | Non
         values, fits = _integers(_numbers(array), kind.to_pandas_dtype())
     elif pa.types.is_floating(kind):
         values, fits = (_doubles if kind.bit_width == 64 else _floats)(_numbers(array))
-    elif pa.types.is_timestamp(kind):
-        days, unit = _numbers(array).astype(np.int64), _A_DAY[kind.unit]
-        values, fits = days * unit, np.abs(days) <= np.iinfo(np.int64).max // unit
+    elif (unit := _ticks(kind) // _ticks(array.type)) > 1:
+        coarse = _numbers(array).astype(np.int64)
+        values, fits = coarse * unit, np.abs(coarse) <= np.iinfo(np.int64).max // unit
     else:
-        times, unit = _numbers(array), _A_DAY[array.type.unit]
-        days = np.floor_divide(times, unit)
-        values, fits = _integers(days, np.int32)
-        fits = (days * unit == times) & (True if fits is None else fits)
+        times, unit = _numbers(array), _ticks(array.type) // _ticks(kind)
+        coarse = np.floor_divide(times, unit)
+        values, fits = _integers(coarse, np.int32 if pa.types.is_date32(kind) else np.int64)
+        fits = (coarse * unit == times) & (True if fits is None else fits)
     if fits is not None and valid is not None:
         fits |= ~valid
     bits = None if valid is None else pa.py_buffer(np.packbits(valid, bitorder="little"))
     made = pa.Array.from_buffers(kind, len(array), [bits, pa.py_buffer(np.ascontiguousarray(values))])
     return made, None if fits is None or fits.all() else fits
+
+
+def _ticks(kind: pa.DataType) -> int:
+    """How many steps of a date or a timestamp make a day."""
+    return _A_DAY[kind.unit] if pa.types.is_timestamp(kind) else 1
 
 
 def _numbers(array: pa.Array) -> Values:

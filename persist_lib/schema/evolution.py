@@ -92,7 +92,7 @@ def widened(schema: Schema, types: Mapping[str, Any]) -> Schema:
             return column
         given = types[column.name]
         wide = format_type(parse_type(given) if isinstance(given, str) else given)
-        if wide != column.type and not widens(column.type, wide):
+        if wide != column.type and not _widens(column, wide):
             raise InvalidUsage(
                 f"column ({column}) cannot become {wide}: not every {column.type} is one. Add a column with another "
                 "name, or copy the table into another one",
@@ -229,13 +229,22 @@ def _change_refused(was: Column, is_: Column, *, in_key: bool) -> str:
         )  # fmt: skip
     if was.is_dropped and not is_.is_dropped:
         return f"column ({was}) was dropped, and cannot come back; add one"
-    if is_.type != was.type and not widens(was.type, is_.type):
+    if is_.type != was.type and not _widens(was, is_.type):
         return f"({was}) cannot become ({is_}), as not every {was.type} is one"
     if is_.first_type != _first_type(was, is_.type):
         return f"({is_}) does not say as what type its values are hashed"
     if was.nullable and not is_.nullable:
         return f"({was}) may hold nulls, and cannot become ({is_})"
     return ""
+
+
+def _widens(column: Column, wide: str) -> bool:
+    """Whether a column may get a wider type.
+
+    SUBTLE: a date or timestamp once. Values are hashed as the first type or as the present one, and what came in
+    between would be hashed as neither.
+    """
+    return widens(column.type, wide) and not (column.first_type and wide.startswith("timestamp"))
 
 
 def _first_type(column: Column, wide: str) -> str:

@@ -18,6 +18,8 @@ FILLS = (NOW, NEW_ID)
 """What a writer can fill in."""
 _DEFAULT = re.compile(r"\s+default\s+")
 _CALL = re.compile(r"\w+\(.*\)", re.DOTALL)
+FINER = {("s", "ms"), ("s", "us"), ("ms", "us")}
+"""Units of timestamps that become finer ones. Nanoseconds end in the year 2262, so they hold less."""
 
 
 @lru_cache(maxsize=1024)
@@ -25,7 +27,8 @@ def widens(narrow: str, wide: str) -> bool:
     """Whether a column of one type may become one of the other: it holds every value, in the same order.
 
     Integers become wider ones (unsigned ones also signed ones that are wider), float32 becomes float64, decimals get
-    more digits before the point (up to 38), and dates become timestamps without a zone, at midnight.
+    more digits before the point (up to 38), dates become timestamps without a zone, at midnight, and timestamps get a
+    finer unit, up to microseconds.
     """
     one, other, test = parse_type(narrow), parse_type(wide), pa.types
     if one == other:
@@ -35,6 +38,8 @@ def widens(narrow: str, wide: str) -> bool:
         return more and (test.is_signed_integer(other) or test.is_unsigned_integer(one))
     if test.is_decimal(one) and test.is_decimal(other):
         return bool(one.scale == other.scale and one.precision < other.precision <= 38)
+    if test.is_timestamp(one) and test.is_timestamp(other):
+        return one.tz == other.tz and (one.unit, other.unit) in FINER
     if test.is_date32(one) and test.is_timestamp(other):
         return other.tz is None and other.unit != "ns"  # which ends in the year 2262
     return bool(test.is_float32(one) and test.is_float64(other))

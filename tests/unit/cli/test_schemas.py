@@ -261,3 +261,19 @@ def test_a_clock_and_constraints_are_declared_and_said(here: Path) -> None:
     refused = invoke(*words[:6])
     assert refused.exit_code == 2
     assert "times=ms, unique, non_negative" in refused.output.replace("\n", " ")
+
+
+@pytest.mark.parametrize("kind", ["shard", "collection", "wal"])
+def test_a_dry_run_says_what_is_published_of_whatever_carries_the_table(here: Path, kind: str) -> None:
+    with persist.open("file:./data") as client:
+        if kind == "collection":
+            client.controller().create("items", SCHEMA, shards=2, mode="compare_and_append")
+        elif kind == "wal":
+            client.controller().tables().create("items", SCHEMA, mode="wal", shards=2)
+        else:
+            client.open_writer("items", SCHEMA).close()
+        with client.table("items") as table:
+            table.append([{"id": 1, "name": "a", "price": None}])
+            table.publish("iceberg")
+    found = done("evolve", "items", "--rename", "name=title", "--dry-run")
+    assert found["published"] == ["iceberg"]
