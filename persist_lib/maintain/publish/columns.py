@@ -16,6 +16,7 @@ import pyarrow as pa
 from persist_lib.errors import Unpublishable
 from persist_lib.schema.evolution import evolved
 from persist_lib.schema.schema import Column, Schema
+from persist_lib.schema.types import UUID
 
 _WIDER = {"uint8": pa.int16(), "uint16": pa.int32(), "uint32": pa.int64()}
 _MISSING = {
@@ -99,6 +100,6 @@ def columns_of(table: str, schemas: Sequence[Schema], format_: str, known: Mappi
 
 
 def _plain(column: Column, format_: str) -> pa.DataType:
-    if format_ == "delta" and column.type.startswith("fixed_size"):
+    if format_ == "delta" and column.type.startswith(("fixed_size", UUID)):
         return pa.binary()
     return _WIDER.get(column.type, column.field.type)

@@ -23,6 +23,7 @@ from persist_lib.core.formats import FILLED
 from persist_lib.core.state import State
 from persist_lib.core.transitions import apply
 from persist_lib.ids import SeqNo
+from persist_lib.maintain.publish.columns import columns_of
 from persist_lib.sources.postgres.columns import fits
 from persist_lib.sources.postgres.tuples import typed
 from tests.unit.relation.carriers import Carrier, over_all
@@ -127,6 +128,11 @@ def test_older_programs_refuse_them_by_the_format() -> None:
         table.append([{"id": 2, "n": 1, "u": A}])
         assert client.inspect("t").state.format == FILLED
         assert {row["id"]: row["u"] for row in client.table("t").read().to_pylist()} == {1: None, 2: A}
+
+
+@pytest.mark.parametrize(("as_", "kind"), [("delta", pa.binary()), ("iceberg", pa.binary(16))])
+def test_other_engines_have_the_bytes(as_: str, kind: pa.DataType) -> None:
+    assert columns_of("t", [SCHEMA], as_, {}).shown.field("id").type == kind
 
 
 def test_a_column_of_postgresql_that_is_declared_so_is_one() -> None:
