@@ -160,7 +160,7 @@ class PlaceContents(Place):
     def __init__(self, handle: ReadHandle, as_of: int, rows: RowSelection, reading: Reading | None = None) -> None:
         super().__init__(handle, max(0, as_of), reading)
         self._as_of, self._diff = as_of, rows.diff
-        self._schema = rows.schema
+        self.schema = rows.schema  # which may be other columns than those in which its handle was opened
         self._keys, self._shown, self._wanted = rows.range_, Shown(rows.columns, rows.where), rows.keys
 
     @property
@@ -185,7 +185,7 @@ class PlaceContents(Place):
                 return _at_once(self._split(self._keys), machine.reads, pool)
         except Missing as missing:
             self.look_again(missing)
-        empty = empty_table(self._shown.schema(self._schema))
+        empty = empty_table(self._shown.schema(self.schema))
         return pa.concat_tables([empty, *self.stream()]).combine_chunks()
 
     def splits(self, n: int) -> list[Split]:
@@ -207,7 +207,7 @@ class PlaceContents(Place):
         inputs = tuple(overlapping(inputs_of(batches, 0, upper), keys.lower, keys.upper))
         wanted = None if self._wanted is None else self._wanted.in_range(keys.lower, keys.upper)
         return Split(
-            handle.urls, handle.shard, self._as_of, self._schema, state.schemas,
+            handle.urls, handle.shard, self._as_of, self.schema, state.schemas,
             inputs if wanted is None else holding(inputs, wanted), keys.lower, keys.upper,
             shown.columns, handle.machine.config.merge_bytes, shown.where, shown.only,
             None if wanted is None else packed(wanted), self._diff,
