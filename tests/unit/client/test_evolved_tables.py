@@ -294,6 +294,19 @@ def test_tables_of_timelines_evolve_as_others_do(client: persist.Client, mode: A
             check_world(client, name)
 
 
+@pytest.mark.parametrize("mode", ["wal", "yolo"])
+def test_a_program_that_declares_names_which_were_swapped_has_its_own(client: persist.Client, mode: Any) -> None:
+    schema = persist.Schema({"id": "int64"}, {"a": "int64", "b": "int64"}, times="ms")
+    with client.controller() as controller, controller.tables() as tables:
+        tables.create("swapped", schema, mode=mode)
+        old = client.table("swapped")
+        old.append([{"id": 1, "a": 1, "b": 2}])
+        tables.apply()
+        client.table("swapped").evolve(schema.rename({"a": "b", "b": "a"}))
+        assert rows(old) == [{"id": 1, "a": 1, "b": 2}]
+        assert rows(client.table("swapped")) == [{"id": 1, "b": 1, "a": 2}]
+
+
 def test_a_table_of_a_timeline_may_have_defaults_from_the_beginning(client: persist.Client) -> None:
     with client.controller() as controller, controller.tables() as tables:
         tables.create("orders", FIRST.add({"channel": "string"}, {"channel": "web"}), mode="wal")
