@@ -374,7 +374,7 @@ class Timeline(Chain):
         began.insert("t", given)
         said += more
         assert len(began.read("t").to_pylist()) == len(list(self.kept.at(self.time).elements())) + len(said)
-        done = began.commit()
+        done: Any = began.commit()
         self.times.append(done.time)
         self.kept.events += [(done.time, row, 1) for row in said]
         self.time = done.time + 1
