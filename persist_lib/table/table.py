@@ -266,7 +266,7 @@ class Table(Resource):
         there. They change rows that have nothing in newer columns, and no others. Where `schema` is what the table has,
         nothing is changed; with `dry_run` neither. A call that was cut short is repeated, or finished by any process.
 
-        Tables that keep deleted keys only gain columns that may be null and have no default. Programs of the release before
+        Tables that keep deleted keys only gain columns that may be null and have no default. Older programs
         cannot use such a table any more; with a WAL, none of those that share it.
 
         Raises SchemaMismatch for any other schema, and InvalidUsage while a copy of the table is under way, and for a
