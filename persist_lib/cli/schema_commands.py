@@ -81,8 +81,8 @@ def evolve(session: Session, name: opt.AnyTable, changes: Changes = Changes(), d
     column keeps its data. A dropped one is not shown any more, and its name can be used again. To add what is there
     changes nothing; to rename or drop what is not there is refused. Programs with the older columns still append and
     read, as long as these hold what is there; their changes of rows that have something in newer columns are refused. A
-    copy of a collection that is under way has to be handed over to and finished first, or dropped. Tables of a timeline
-    gain columns that may be null, and nothing else.
+    copy of a collection that is under way has to be handed over to and finished first, or dropped. Tables that keep
+    deleted keys gain columns that may be null, and nothing else.
 
     Types are those of `persist create --help`.
 
