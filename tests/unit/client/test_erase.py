@@ -120,6 +120,8 @@ def test_a_hold_of_users_is_in_the_way_and_stays(world: World, carrier: Carrier)
     done = table.erase([17])
     assert done.deleted == 1
     assert done.in_the_way == ("hold audit",)
+    for shard in done.shards:
+        assert {place.name for place in shard.gone}.isdisjoint(place.name for place, _ in shard.left)
     assert any("is kept by" in one for one in done.left)
     assert places_with(world)
     assert table.describe().holds == {"audit": since}
