@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from persist_lib.errors import Corrupt
+from persist_lib.ids import SeqNo
 from persist_lib.location.api import Row
 from persist_lib.location.sqlite.file import row_of
 
@@ -18,4 +19,4 @@ def test_a_row_of_other_types_is_damage(found):
 
 
 def test_a_row_of_a_number_and_bytes_is_a_row():
-    assert row_of((1, b"row"), "orders", Path("log.sqlite")) == Row(1, b"row")
+    assert row_of((1, b"row"), "orders", Path("log.sqlite")) == Row(SeqNo(1), b"row")
