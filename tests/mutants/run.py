@@ -238,6 +238,11 @@ def summary(outcomes: Sequence[tuple[Mutant, str, str]]) -> tuple[dict[str, Coun
     return counts, left
 
 
+def _kept(results: Path) -> dict[tuple[str, ...], str]:
+    """What became of mutants before, in this run and in earlier ones."""
+    return {tuple(key): verdict for key, verdict in json.loads(results.read_text())} if results.exists() else {}
+
+
 def main(words: Sequence[str] | None = None) -> int:
     """Run as `python -m tests.mutants.run`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -248,8 +253,8 @@ def main(words: Sequence[str] | None = None) -> int:
     options = parser.parse_args(words)
     PLACE.mkdir(parents=True, exist_ok=True)
     results = PLACE / "results.json"
-    before = json.loads(results.read_text()) if results.exists() else []
-    known = {tuple(key): verdict for key, verdict in before if options.survivors and verdict in {FOUND, TIMEOUT}}
+    known = {key: verdict for key, verdict in _kept(results).items() if verdict in {FOUND, TIMEOUT}}
+    known = known if options.survivors else {}
     mutants = [one for package in options.packages for one in sample(package, options.sample, options.seed)]
     driver = Driver(mutants, known)
     marks = "not (spark or dagster or torture)"
@@ -257,7 +262,7 @@ def main(words: Sequence[str] | None = None) -> int:
     if len(driver.outcomes) != len(mutants):
         print(f"pytest ended with {status} before all mutants were tried", file=sys.stderr)
         return 2
-    now = {tuple(key): verdict for key, verdict in before} | {one.key: verdict for one, verdict, _ in driver.outcomes}
+    now = _kept(results) | {one.key: verdict for one, verdict, _ in driver.outcomes}
     results.write_text(json.dumps([*now.items()], indent=0))
     counts, left = summary(driver.outcomes)
     (PLACE / "survivors.toml").write_text("\n".join(left))
