@@ -15,7 +15,7 @@ from persist_lib.errors import InvariantViolated
 from persist_lib.format.paths import part_key, rollup_key
 from persist_lib.frontier import MINIMUM, TOP, at
 from persist_lib.ids import PartKey, ReaderId, SeqNo, WriterId, format_reader_id, format_writer_id
-from persist_lib.schema.schema import Schema
+from persist_lib.schema.schema import Column, Schema
 
 W, R, DEAD = format_writer_id(1), format_reader_id(2), format_writer_id(3)
 NOW = SeqNo(20)
@@ -57,9 +57,15 @@ def test_a_sound_state_passes():
     check_state(STATE, NOW)
 
 
+KEY_HAS_DEFAULT = Schema(key=(Column("id", "int64", default="1"),))
+KEY_IS_NESTED = Schema(key=(Column("id", "list<int64>"),))
+
 BROKEN = [
     ("there is no schema", but(schemas=())),
     ("may gain value columns", but(schemas=(*STATE.schemas, Schema(key={"other": "string"})))),
+    ("has a default", but(schemas=(KEY_HAS_DEFAULT,))),
+    ("has a default", but(schemas=(*STATE.schemas, KEY_HAS_DEFAULT))),
+    ("is nested", but(schemas=(KEY_IS_NESTED, STATE.schemas[0]))),
     ("does not start at the minimum", but(trace=STATE.trace[1:], count=3, fingerprint=3, size=50)),
     ("do not meet", but(trace=(STATE.trace[0], STATE.trace[2]), count=2, fingerprint=2, size=50)),
     ("do not meet", trace_but(1, lo=3)),
