@@ -123,11 +123,10 @@ OPERATIONS = (
     ),
     Operation(
         "ALTER TABLE … RENAME COLUMN", "ALTER TABLE lake.t RENAME COLUMN state TO status", STARTED, READ,
-        on_timelines=False,
     ),
     Operation(
         "ALTER TABLE … DROP COLUMN", "ALTER TABLE lake.t DROP COLUMN state",
-        [(id_, cents) for id_, _, cents in STARTED], READ, on_timelines=False,
+        [(id_, cents) for id_, _, cents in STARTED], READ,
     ),
     Operation("DROP TABLE", "DROP TABLE lake.t", [], "SHOW TABLES IN lake LIKE 't'"),
 )  # fmt: skip
