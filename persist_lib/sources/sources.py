@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from persist_lib.arguments import parse_seconds, parse_text
 from persist_lib.catalog.names import parse_collection_name, parse_command_id
-from persist_lib.errors import NameTaken, NotFound, PersistError
+from persist_lib.errors import NameTaken, NotFound, PersistError, SinceViolation
 from persist_lib.runtime.ambient import Backoff, Deadline
 from persist_lib.schema.schema import Schema
 from persist_lib.sources import reprocess
@@ -109,13 +109,19 @@ class Sources:
         record = self.find(name)
         contents = self.controller.catalog.fetch()
         names = {role: contents.collections[id_].name for role, id_ in record.collections.items()}
-        described = [self.controller.describe(one) for one in names.values()]
-        time = min(one.upper.time or 0 for one in described)
-        clock = record.reader.clock(self.controller, record, "show a source", is_leased=False)
-        try:
-            bound, behind_ms = clock.since(time), clock.behind_ms(time)
-        finally:
-            clock.close()
+        with closing(record.reader.clock(self.controller, record, "show a source", is_leased=False)) as clock:
+            seen = None
+            while True:
+                described = [self.controller.describe(one) for one in names.values()]
+                time = min(one.upper.time or 0 for one in described)
+                try:
+                    bound, behind_ms = clock.since(time), clock.behind_ms(time)
+                except SinceViolation:  # its instances went on meanwhile, and history with them
+                    if time == seen:
+                        raise
+                    seen = time
+                else:
+                    break
         health = contents.collections[record.health].name
         rows, now = fetch_rows(self.controller, record.health), self.client.consensus.now()
         bad = next(one for one in described if one.id == record.collections["errors"]).active.shards

@@ -14,9 +14,19 @@ import pytest
 
 import persist_lib as persist
 from persist_lib.catalog.names import data_shard
-from persist_lib.errors import Diverged, Gone, HoldConflict, InvalidUsage, NameTaken, NotFound, Refused
+from persist_lib.errors import (
+    Diverged,
+    Gone,
+    HoldConflict,
+    InvalidUsage,
+    NameTaken,
+    NotFound,
+    Refused,
+    SinceViolation,
+)
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.sources import Custom, Decoding, Files, Mark, Meaning, Sources, running
+from persist_lib.sources.bindings import Bindings, Bound
 from persist_lib.sources.files.reader import LineFiles
 from persist_lib.sources.pipeline import Pipeline
 from persist_lib.sources.protocol import HOLD
@@ -52,6 +62,32 @@ class Place(Sourced):
 
 def row(id_: int, word: str | None = "a") -> dict[str, object]:
     return {"id": id_, "word": word}
+
+
+def test_a_source_is_shown_while_its_instances_go_further(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the look at what is durable and that at the bindings, others move on, and history with them."""
+    place.write("a.jsonl", row(1))
+    place.create()
+    place.catch_up()
+    since, times = Bindings.since, list[int]()
+
+    def moved(bindings: Bindings, time: int) -> Bound:
+        times.append(time)
+        if len(times) == 1:
+            with monkeypatch.context() as as_it_is:
+                as_it_is.setattr(Bindings, "since", since)
+                place.world.clock.advance(1)
+                place.write("a.jsonl", row(2))
+                place.catch_up()
+            raise SinceViolation("history moved", as_of=time, since=time + 1)
+        return since(bindings, time)
+
+    monkeypatch.setattr(Bindings, "since", moved)
+    found = place.sources.show("s")
+    assert found.time == times[-1] > times[0]
+    monkeypatch.setattr(Bindings, "since", lambda *_: (_ for _ in ()).throw(SinceViolation("gone", as_of=0, since=1)))
+    with pytest.raises(SinceViolation, match="gone"):
+        place.sources.show("s")
 
 
 def test_files_become_a_collection_that_can_be_read_as_of_any_time(place: Place) -> None:
