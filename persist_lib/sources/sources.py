@@ -116,7 +116,7 @@ class Sources:
                 time = min(one.upper.time or 0 for one in described)
                 try:
                     bound, behind_ms = clock.since(time), clock.behind_ms(time)
-                except SinceViolation:  # its instances went on meanwhile, and history with them
+                except SinceViolation:  # its instances took steps, and history moved
                     if time == seen:
                         raise
                     seen = time
