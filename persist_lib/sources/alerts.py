@@ -19,7 +19,7 @@ from persist_lib.catalog.renditions import Renditions, upper_of
 from persist_lib.config import MIB
 from persist_lib.errors import InvalidUsage
 from persist_lib.runtime.each import Each
-from persist_lib.sources.bindings import Marks
+from persist_lib.sources.bindings import Marks, bound_from
 from persist_lib.sources.health import EVERY_MS, UNSEEN_MS, fetch_rows, is_alive, named
 from persist_lib.sources.protocol import said, settled
 from persist_lib.sources.records import SourceRecord
@@ -257,8 +257,7 @@ def _look(
     mine = tuple(versions.get(part, (0, 0)) for part in parts)
     with closing(record.reader.clock(sources.controller, record, OWNER, is_leased=False)) as clock:
         if known is None or known.versions != mine:
-            time = _time(sources, record)
-            bound = clock.since(time)
+            time, bound = bound_from(clock, lambda: _time(sources, record))
             known = Known(now, health, mine, time, bound.marks, clock.has_news(bound, time))
         memory[record.id] = known._replace(at=now, health=health)
         if known.is_bound:

@@ -85,6 +85,22 @@ class Clock(Protocol):
     def close(self) -> None: ...
 
 
+def bound_from(clock: Clock, durable: Callable[[], int]) -> tuple[int, Bound]:
+    """Up to where a source is `durable`, and what is bound from there on, while instances may take steps between both.
+
+    Raises SinceViolation where history is given up there, and nothing moved.
+    """
+    seen = None
+    while True:
+        time = durable()
+        try:
+            return time, clock.since(time)
+        except SinceViolation:
+            if time == seen:
+                raise
+            seen = time
+
+
 class Bindings:
     """One process's view of the binding shard of a source."""
 

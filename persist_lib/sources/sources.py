@@ -8,11 +8,13 @@ from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any, Unpack
 
 from persist_lib.arguments import parse_seconds, parse_text
+from persist_lib.catalog.describe import Description
 from persist_lib.catalog.names import parse_collection_name, parse_command_id
-from persist_lib.errors import NameTaken, NotFound, PersistError, SinceViolation
+from persist_lib.errors import NameTaken, NotFound, PersistError
 from persist_lib.runtime.ambient import Backoff, Deadline
 from persist_lib.schema.schema import Schema
 from persist_lib.sources import reprocess
+from persist_lib.sources.bindings import bound_from
 from persist_lib.sources.decoding import Decoding
 from persist_lib.sources.envelopes import Meaning
 from persist_lib.sources.health import Report, SourceDescription, fetch_rows, left_of, shown_rows, unread_of
@@ -109,19 +111,15 @@ class Sources:
         record = self.find(name)
         contents = self.controller.catalog.fetch()
         names = {role: contents.collections[id_].name for role, id_ in record.collections.items()}
+        described: list[Description] = []
+
+        def durable() -> int:
+            described[:] = (self.controller.describe(one) for one in names.values())
+            return min(one.upper.time or 0 for one in described)
+
         with closing(record.reader.clock(self.controller, record, "show a source", is_leased=False)) as clock:
-            seen = None
-            while True:
-                described = [self.controller.describe(one) for one in names.values()]
-                time = min(one.upper.time or 0 for one in described)
-                try:
-                    bound, behind_ms = clock.since(time), clock.behind_ms(time)
-                except SinceViolation:  # its instances took steps, and history moved
-                    if time == seen:
-                        raise
-                    seen = time
-                else:
-                    break
+            time, bound = bound_from(clock, durable)
+            behind_ms = clock.behind_ms(time)
         health = contents.collections[record.health].name
         rows, now = fetch_rows(self.controller, record.health), self.client.consensus.now()
         bad = next(one for one in described if one.id == record.collections["errors"]).active.shards

@@ -395,19 +395,22 @@ def run(chain: Chain) -> None:
         chain.check()
 
 
+def seeds(by_day: int) -> settings:
+    """So many by day, without shrinking: a seed has no less."""
+    return settings(
+        max_examples=by_day if is_day() else 24, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate]
+    )
+
+
 @pytest.mark.parametrize("kind", ["shard", "collection", "three"])
-@settings(
-    max_examples=12 if is_day() else 24, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate]
-)  # a seed has no less
+@seeds(12)
 @given(seed=st.integers(0, 2**32))
 def test_chains_of_evolutions_read_as_the_model_says(kind: str, seed: int) -> None:
     run(Chain(Random(seed), kind))
 
 
 @pytest.mark.parametrize("kind", ["wal", "direct", "promoted"])
-@settings(
-    max_examples=2 if is_day() else 24, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate]
-)  # a seed has no less
+@seeds(2)
 @given(seed=st.integers(0, 2**32))
 def test_chains_of_evolutions_of_tables_on_timelines_read_as_the_model_says(kind: str, seed: int) -> None:
     run(Timeline(Random(seed), kind))
