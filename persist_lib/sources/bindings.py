@@ -140,11 +140,13 @@ class Bindings:
         return Bound(start, tuple(Step(at, marks) for at, marks in sorted(found.items())), upper)
 
     def newest(self) -> Bound:
+        """The marks as of just before upper. Others may have bound more between two looks: those are in it, too."""
         reader = self._read()
         while True:
             upper = reader.fetch_upper().time or 0
             try:
-                return Bound({}, (), 0) if upper == 0 else self.since(upper)
+                found = Bound({}, (), 0) if upper == 0 else self.since(upper)
+                return Bound(found.marks, (), found.upper)
             except SinceViolation:  # others went on, and history moved
                 if reader.fetch_upper().time == upper:
                     raise

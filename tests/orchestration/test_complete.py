@@ -20,7 +20,7 @@ from tests.worlds import World
 pytestmark = pytest.mark.dagster
 SCHEMA = persist.Schema({"id": "int64 not null"}, {"n": "int64"}, times="ms")
 TODAY = dt.datetime.now(dt.UTC).replace(hour=0, minute=0, second=0, microsecond=0)
-DAYS = dg.DailyPartitionsDefinition(start_date=TODAY - dt.timedelta(days=5))
+DAYS = dg.DailyPartitionsDefinition(start_date=TODAY - dt.timedelta(days=5), end_date=TODAY)  # though it gets midnight
 
 
 def day(back: int) -> str:

@@ -98,6 +98,25 @@ def test_a_minter_that_lost_binds_what_is_beyond_the_winner(world: World) -> Non
     check(bindings.since(0))
 
 
+def test_what_others_bind_between_two_looks_is_in_the_newest(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A minter took upper from one look and marks from an earlier one, and was refused: each key once."""
+    client = world.client()
+    mine, deadline = opened(client), client.runtime.deadline(10)
+    theirs, since = Bindings(world.client(), NAME), Bindings.since
+    mine.mint(saying(marks(a=1)), deadline)
+
+    def late(self: Bindings, time: int) -> Bound:
+        monkeypatch.undo()
+        world.clock.advance(1)
+        theirs.mint(saying(marks(a=5)), deadline)
+        return since(self, time)
+
+    monkeypatch.setattr(Bindings, "since", late)
+    mine.mint(saying(marks(a=5, b=2)), deadline)
+    assert mine.newest().start == marks(a=5, b=2)
+    check(mine.since(0))
+
+
 def test_bindings_far_ahead_of_the_clock_are_refused(world: World) -> None:
     client = world.client()
     bindings, deadline = opened(client), client.runtime.deadline(10)
