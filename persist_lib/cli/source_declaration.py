@@ -71,6 +71,9 @@ class Meant(NamedTuple):
         ),
     ] = None
     ignore_extra: Annotated[bool, typer.Option("--ignore-extra", help="Leave out fields without a column.")] = False
+    add_columns: Annotated[
+        bool, typer.Option("--add-columns", help="Of PostgreSQL: take the columns that the table gets later, too.")
+    ] = False
     keep_raw: Annotated[bool, typer.Option("--keep-raw", help="Keep all messages as they came, in NAME/raw.")] = False
     shards: opt.ShardCount = None
     retention: opt.Retention = None
@@ -97,7 +100,7 @@ def declare(
     persist source create logs --from /var/log/app --format text --key 'at:uint64 not null' --value line:string \\
         --include at=address
     persist source create paid --from collection:orders --key id:int64 --value cents:int64 --ignore-extra
-    persist source create orders --from postgresql://me@host/shop --table public.orders
+    persist source create orders --from postgresql://me@host/shop --table public.orders --add-columns
     """
     from persist_lib.catalog.names import parse_collection_name
 
@@ -135,14 +138,20 @@ def _of_options(place: Place, meant: Meant) -> Given:
         raise InvalidUsage("say what the source reads: -f FILE, or --from PLACE")
     kind = kind_of_place(place.place)
     changes = meant.envelope not in {None, "none"}
-    options = {"format": place.format_, "table": place.table, "envelope": changes, "keep-raw": meant.keep_raw}
+    options = {
+        "format": place.format_, "table": place.table, "envelope": changes, "keep-raw": meant.keep_raw,
+        "add-columns": meant.add_columns,
+    }  # fmt: skip
     check_options(kind, [option for option, what in options.items() if what])
     schema: Schema | None = None
     if place.key or place.value or not kind.brings_schema:
         schema = build_schema(place.key or [], place.value or [], None, times=None)
     reader, decoder = kind.of_place(Url(place.place, place.format_, place.table))
     form: Any = decoder
-    decoding = Decoding(decoder=form, extra="ignore" if meant.ignore_extra else reader.default_decoding().extra)
+    if meant.ignore_extra and meant.add_columns:
+        raise InvalidUsage("--ignore-extra leaves out what --add-columns takes: give one of them")
+    extra = "ignore" if meant.ignore_extra else "add" if meant.add_columns else reader.default_decoding().extra
+    decoding = Decoding(decoder=form, extra=extra)
     envelope = meant.envelope if changes and meant.envelope else reader.default_meaning().envelope
     include = opt.parse_pairs(meant.include, "--include")
     meaning = Meaning(envelope=envelope, include=include, keep_raw=meant.keep_raw)

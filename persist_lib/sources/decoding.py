@@ -49,6 +49,9 @@ class Decoding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
     becomes of fields without a column, and of columns that a CSV header or a struct does not have; `epochs` names
     columns of moments that are numbers, and their unit. `key` says how the key columns are read from the keys of
     messages, where these have some (Kafka): "json" (an object, or the value of the only column), "text" or "bytes".
+
+    With `extra="add"` a table of PostgreSQL gives the source the columns that it gets later, too; `added` is set by the
+    source then: by which place of the log each was there.
     """
 
     decoder: Decoder = "json"
@@ -59,11 +62,12 @@ class Decoding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
     quote: str = '"'
     nulls: tuple[str, ...] = ("",)
     encoding: str = "utf-8"
-    extra: Literal["refuse", "ignore"] = "refuse"
+    extra: Literal["refuse", "ignore", "add"] = "refuse"
     missing: Literal["refuse", "null"] = "refuse"
     epochs: Mapping[str, EpochUnit] = {}
     avro: str | None = None
     registry: Registry | None = None
+    added: Mapping[str, int] = {}
 
     def __post_init__(self) -> None:
         if self.decoder not in get_args(Decoder):
@@ -80,9 +84,11 @@ class Decoding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
                 raise InvalidUsage(f"{name} is one ASCII character and no line end: got {shown(text)}")
         if self.delimiter == self.quote:
             raise InvalidUsage(f"delimiter and quote must differ: both are {shown(self.quote)}")
-        for name, known in (("extra", ("refuse", "ignore")), ("missing", ("refuse", "null"))):
+        for name, known in (("extra", ("refuse", "ignore", "add")), ("missing", ("refuse", "null"))):
             if getattr(self, name) not in known:
                 raise InvalidUsage(f"{name} must be one of {known}: got {shown(getattr(self, name))}")
+        if self.extra == "add" and not self.reads.is_log:
+            raise InvalidUsage('extra="add" is for a table of PostgreSQL, which says what type a new column has')
 
     @property
     def multiline(self) -> bool:

@@ -335,5 +335,5 @@ def fresh(record: SourceRecord) -> SourceRecord:
     """A record as it was when the source was declared, under no id."""
     return changed(
         record, id="", state="making", why="", epoch=1, collections={}, health="", again=False, input=None,
-        mending=None, mends=0, mended=0, table=None,
+        mending=None, mends=0, mended=0, table=None, decoding=msgspec.structs.replace(record.decoding, added={}),
     )  # fmt: skip

@@ -72,7 +72,9 @@ class SourceReader(Protocol):
         unread() -> Mapping[str, Unread]
             what there was at the last look and is not read, by name;
         held_back() -> tuple[int, str]
-            how many bytes its upstream keeps for it and cannot let go of, and a warning if these are too many, else "".
+            how many bytes its upstream keeps for it and cannot let go of, and a warning if these are too many, else "";
+        growth() -> Growth | None
+            columns that came since the source was made, where it takes such.
     """
 
     def high_watermarks(self, bound: Mapping[str, Mark], most_bytes: int) -> Mapping[str, Mark]:

@@ -60,16 +60,18 @@ class Recipe(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
         )
 
 
-class Known(msgspec.Struct, frozen=True):
+class Known(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a source's table and its publication were when the source was made.
 
     `published` names the rows of the server's catalog that say what is published of the table, each by its id and by
     the transaction that wrote it (`xmin`). Any change writes such a row again, also one that is taken back. `columns`
-    are the numbers of the table's columns by name: a number stays with its column, whatever that is called.
+    are the numbers of the table's columns by name: a number stays with its column, whatever that is called. `file` is
+    the one with its rows: another one once these were all written again.
     """
 
     published: str
     columns: dict[str, int]
+    file: int = 0
 
 
 class Terms(TypedDict, total=False):

@@ -6,7 +6,7 @@ least upper of what it writes. See docs/design/0042-sources.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -31,6 +31,7 @@ from persist_lib.errors import (
 )
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.sources.bindings import Clock, Marks, Window, read_parts, schemas_of, windows
+from persist_lib.sources.growth import Growth
 from persist_lib.sources.pipeline import Made
 from persist_lib.sources.protocol import HOLD, Lag, SourceReader, said, settled
 from persist_lib.sources.records import SourceRecord, mend_number
@@ -96,6 +97,8 @@ class Ingestion:
     """Messages that become bound at one time, in bytes, about."""
     window_bytes = WINDOW_BYTES
     """Messages that are in memory at once, and made durable together, in bytes, about; one time's at least."""
+    grow: Callable[[SourceRecord, Growth, Deadline], SourceRecord] | None = None
+    """Makes the record of a source that has taken columns."""
 
     def __init__(self, controller: Controller, record: SourceRecord, owner: str, clock: Clock | None = None) -> None:
         self._controller, self._client, self.record = controller, controller.client, record
@@ -120,6 +123,7 @@ class Ingestion:
         """
         timeout_s = self._client.config.timeout_s if timeout is None else parse_seconds(timeout)
         try:
+            self._grow(self._client.runtime.deadline(timeout_s))
             if mints:
                 self._mint(self._client.runtime.deadline(timeout_s))
             return self._catch_up(timeout_s)
@@ -160,6 +164,12 @@ class Ingestion:
         if self._reader is None:
             self._reader = self.record.reader.open_reader(self._client, self.record, self._clock)
         return self._reader
+
+    def _grow(self, deadline: Deadline) -> None:
+        """Take columns that the upstream has by now, where the source takes such."""
+        growth: Growth | None = said(self._opened(), "growth", None)
+        if growth is not None and self.grow is not None:
+            self.adopt(self.grow(self.record, growth, deadline))
 
     def _mint(self, deadline: Deadline) -> None:
         reader = self._opened()

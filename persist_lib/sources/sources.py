@@ -17,6 +17,7 @@ from persist_lib.sources import reprocess
 from persist_lib.sources.bindings import bound_from
 from persist_lib.sources.decoding import Decoding
 from persist_lib.sources.envelopes import Meaning
+from persist_lib.sources.growth import Growth, grow
 from persist_lib.sources.health import Report, SourceDescription, fetch_rows, left_of, shown_rows, unread_of
 from persist_lib.sources.kinds import Declared, check_terms, complete, fresh, hold, names_of, settle, take_away
 from persist_lib.sources.loading import Loading, Loads
@@ -203,9 +204,11 @@ class Sources:
         Raises NotFound, and InvalidUsage for a source that cannot be loaded so.
         """
         record, owner = self._learned(self.find(name)), owner or f"source {name}"[:100]
-        if loads is None:
-            return Ingestion(self.controller, record, owner)
-        return Loading(self.controller, record, owner, loads)
+        if loads is not None:
+            return Loading(self.controller, record, owner, loads)
+        instance = Ingestion(self.controller, record, owner)
+        instance.grow = self._grown
+        return instance
 
     def run(
         self,
@@ -255,6 +258,10 @@ class Sources:
         if record.state == "dropping":
             raise NotFound(f"the source {name!r} is being dropped. Drop or reset it again to finish that", source=name)
         return record
+
+    def _grown(self, record: SourceRecord, growth: Growth, deadline: Deadline) -> SourceRecord:
+        grow(self.controller, self.declared, record, growth, deadline)
+        return self.declared.find(record.name)
 
     def _learned(self, record: SourceRecord) -> SourceRecord:
         """The record with what is known of its table: a source of an earlier release has noted nothing so far."""

@@ -17,6 +17,7 @@ from persist_lib.format.parts import within
 from persist_lib.kernel.columns import array_of, integers
 from persist_lib.kernel.consolidate import consolidate
 from persist_lib.runtime.ambient import Deadline
+from persist_lib.schema.evolution import fill
 from persist_lib.schema.schema import DIFF, TIME, Schema
 
 if TYPE_CHECKING:
@@ -90,7 +91,11 @@ class Target:
         diffs = array_of(-integers(committed.column(DIFF)))
         columns = {**{name: committed.column(name) for name in self.schema.names}, TIME: times, DIFF: diffs}
         turned = pa.table([columns[name] for name in mine.schema.names], names=mine.schema.names).cast(mine.schema)
-        differing = consolidate(self.schema, pa.concat_tables([mine, turned]))
+        both = pa.concat_tables([mine, turned])
+        for column in self.schema.columns:
+            if column.name not in both.column_names:  # it came by hand: what is appended has its default
+                both = both.append_column(column.name, fill(column, both.num_rows))
+        differing = consolidate(self.schema, both)
         if differing.num_rows:
             raise self._diverged(differing, shard)
 

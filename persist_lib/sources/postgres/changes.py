@@ -9,6 +9,7 @@ A row with a value that its column cannot hold is an error, and not in the outpu
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -19,12 +20,13 @@ import pyarrow.compute as pc
 
 from persist_lib.convert.lines.debezium import DELETES
 from persist_lib.convert.lines.file_columns import Sifted
-from persist_lib.kernel.columns import Flags, joined, mask_of
+from persist_lib.kernel.columns import Flags, integers, joined, mask_of
 from persist_lib.kernel.keyset import distinct
 from persist_lib.kernel.order import sort_order, take
 from persist_lib.schema.schema import Schema
+from persist_lib.schema.widening import default_of
 from persist_lib.sources.decoding import Decoding
-from persist_lib.sources.postgres.columns import changed, header_of, places_of
+from persist_lib.sources.postgres.columns import changed, check_added, header_of, places_of
 from persist_lib.sources.postgres.tuples import (
     Texts,
     changed_texts,
@@ -113,8 +115,9 @@ def _tuples(decoding: Decoding, decoded: Schema, schema: Schema, messages: pa.Ta
         header = header_of(headers[start].as_py())
         places = places_of(decoded, schema.key_names, decoding, header)
         if isinstance(places, str):
-            first = {name: messages.column(name)[start].as_py() for name in ("partition", "address")}
-            raise changed(f"{first['partition']} at {first['address']}", places)
+            raise changed(_where(messages, start), places)
+        if decoding.extra == "add":
+            check_added(decoding, decoded, header, partial(_beyond, messages, start, end))
         for low, high in slices(values.slice(start, end - start)):
             some = values.slice(start + low, high - low)
             texts = (copied_texts if header.copied else changed_texts)(some, len(header.columns))
@@ -128,6 +131,17 @@ def _tuples(decoding: Decoding, decoded: Schema, schema: Schema, messages: pa.Ta
     return Tuples(new=new, old=old, unchanged=unchanged, bad=bad, **flags)
 
 
+def _where(messages: pa.Table, place: int) -> str:
+    first = {name: messages.column(name)[place].as_py() for name in ("partition", "address")}
+    return f"{first['partition']} at {first['address']}"
+
+
+def _beyond(messages: pa.Table, start: int, end: int, address: int) -> str | None:
+    """Where the first of these messages is that comes behind an address."""
+    behind = np.flatnonzero(integers(messages.column("address").slice(start, end - start)) > address)
+    return _where(messages, start + int(behind[0])) if len(behind) else None
+
+
 def _typed(decoded: Schema, schema: Schema, texts: Texts, places: list[int | None], first: int) -> Tuples:
     """Make values of texts. What an update does not send and the old row has is taken from there."""
     count = len(texts.has_new)
@@ -135,12 +149,15 @@ def _typed(decoded: Schema, schema: Schema, texts: Texts, places: list[int | Non
     none, nothing = np.zeros(count, np.bool_), pa.nulls(count, pa.large_binary())
     bad_new, bad_key, bad_old = none.copy(), none.copy(), none.copy()
     new, old, unchanged = [], [], {}
+    defaults = {one.name: default_of(one.type, one.default) for one in schema.columns if one.default is not None}
     for field, place in zip(decoded.data, places, strict=True):
         is_key = field.name in schema.key_names
         mine, before = (nothing, nothing) if place is None else (texts.new[place], texts.old[place])
         missing = none if place is None else texts.unchanged[place]
         known = missing & (texts.has_old if is_key else texts.is_whole)
         column, wrong = typed(field.name, choose(known, before, mine), field.type)
+        if place is None and field.name in defaults:  # older than the column
+            column = pc.if_else(mask_of(texts.has_new), defaults[field.name], column)
         unchanged[field.name] = missing & ~known
         if is_key:
             absent = texts.has_new & ~unchanged[field.name] & np.asarray(pc.is_null(column)) & ~flags_of(count, wrong)

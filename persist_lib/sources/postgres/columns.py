@@ -5,14 +5,14 @@ A header says what columns messages have. It is the text that comes with each of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
 import msgspec
 import pyarrow as pa
 
-from persist_lib.errors import InvalidUsage, SchemaChanged
+from persist_lib.errors import Determinate, InvalidUsage, SchemaChanged
 from persist_lib.schema.schema import Schema
 from persist_lib.schema.types import format_type
 from persist_lib.sources.decoding import Decoding
@@ -113,6 +113,9 @@ def places_of(schema: Schema, key: Sequence[str], decoding: Decoding, header: He
     for field in schema.data:
         source = decoding.source(field.name)
         if source not in names:
+            if source in decoding.added:
+                places.append(None)  # not yet there, as its caller sees to
+                continue
             if decoding.missing == "null" and field.name not in key:
                 places.append(None)
                 continue
@@ -130,6 +133,19 @@ def places_of(schema: Schema, key: Sequence[str], decoding: Decoding, header: He
     if decoding.extra == "refuse" and (more := set(names) - {decoding.source(name) for name in schema.names}):
         return f"it has the columns {sorted(more)}, which are not declared"
     return places
+
+
+def check_added(decoding: Decoding, schema: Schema, header: Header, where: Callable[[int], str | None]) -> None:
+    """Of a source that takes added columns, raise for messages with columns that it does not know, or not any more.
+
+    `where` says which message is the first one beyond a place of the log; None if none is.
+    """
+    names = {column.name for column in header.columns}
+    if more := sorted(names - {decoding.source(name) for name in schema.names}):
+        raise Determinate(f"the table has new columns: {', '.join(map(repr, more))}. They are taken at the next look")
+    for name, there in decoding.added.items():
+        if name not in names and (first := where(there)) is not None:
+            raise changed(first, f"it has no column {name!r} any more")
 
 
 def check_declared(schema: Schema, decoding: Decoding) -> None:

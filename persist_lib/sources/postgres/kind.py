@@ -19,7 +19,7 @@ from persist_lib.sources.decoding import Decoding
 from persist_lib.sources.envelopes import Meaning
 from persist_lib.sources.pipeline import Pipeline
 from persist_lib.sources.postgres.columns import Header, check_declared, derived_schema, places_of
-from persist_lib.sources.records import Declaration, Followed, Kind, Known, Place, SourceRecord
+from persist_lib.sources.records import Declaration, Followed, Kind, Known, Place, SourceRecord, changed
 
 if TYPE_CHECKING:
     from persist_lib.sources.postgres.reader import TableReader
@@ -41,7 +41,7 @@ class Postgres(
 
     title = "a table of PostgreSQL"
     schemes = ("postgresql", "postgres")
-    takes = frozenset({"table"})
+    takes = frozenset({"table", "add-columns"})
     hint = "a table of PostgreSQL says itself what its changes mean: give --table, and no --envelope"
     brings_schema = True
     unloadable = "a table's first snapshot is one copy"
@@ -94,6 +94,9 @@ class Postgres(
                 f"the key of {table.sql} is {table.key}, and the schema's is {schema.key_names}: these must be alike"
             )
         columns = Pipeline(decoding, given.meaning, schema).decoded
+        if decoding.extra == "add":
+            _check_takes_all(decoding, columns, table)
+            given = changed(given, decoding=msgspec.structs.replace(decoding, added={}))
         problem = places_of(columns, schema.key_names, decoding, Header(table.columns))
         if isinstance(problem, str):
             raise InvalidUsage(f"{table.sql} does not fit the schema: {problem}. Nothing was made")
@@ -105,7 +108,7 @@ class Postgres(
     def open_reader(self, client: Client, record: SourceRecord, _clock: Clock | None = None) -> TableReader:
         """A reader of the source. What was noted of the table has to be so at each look."""
         reader: TableReader = _part("reader").TableReader(
-            self, record.id, Choices(client, record.choices), record.table
+            self, record.id, Choices(client, record.choices), record.table, adds=record.decoding.extra == "add"
         )
         return reader
 
@@ -131,11 +134,17 @@ def _check_changes(decoding: Decoding, meaning: Meaning) -> None:
         )
 
 
+def _check_takes_all(decoding: Decoding, columns: Schema, table: Table) -> None:
+    taken = {decoding.source(name) for name in columns.names}
+    if left := [column.name for column in table.columns if column.name not in taken]:
+        raise InvalidUsage(f'extra="add" takes all columns of {table.sql}, and the schema leaves out {left}')
+
+
 def _taken(record: SourceRecord, known: Known) -> Known:
     """What is known of a table, of the columns that a source takes."""
     columns = record.decoded or record.schema
     taken = {record.decoding.source(name) for name in columns.names}
-    return Known(known.published, {name: number for name, number in known.columns.items() if name in taken})
+    return Known(known.published, {name: number for name, number in known.columns.items() if name in taken}, known.file)
 
 
 def _part(name: str) -> Any:

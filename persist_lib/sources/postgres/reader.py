@@ -18,6 +18,7 @@ import pyarrow as pa
 from persist_lib.config import MIB
 from persist_lib.errors import Determinate, Diverged, Gone, ShardFinished
 from persist_lib.sources.agreed_value import Choices
+from persist_lib.sources.growth import Growth
 from persist_lib.sources.postgres import server, snapshot
 from persist_lib.sources.postgres.columns import changed
 from persist_lib.sources.postgres.kind import Postgres
@@ -53,8 +54,10 @@ class Look(NamedTuple):
 class TableReader:
     """A source reader of one table."""
 
-    def __init__(self, declared: Postgres, id_: str, choices: Choices, known: Known | None = None) -> None:
-        self._declared, self._id, self._choices, self._known = declared, id_, choices, known
+    def __init__(
+        self, declared: Postgres, id_: str, choices: Choices, known: Known | None = None, *, adds: bool = False
+    ) -> None:
+        self._declared, self._id, self._choices, self._known, self._adds = declared, id_, choices, known, adds
         self._partition = declared.table
         self._connection: psycopg.Connection[Any] | None = None
         self._stream: Stream | None = None
@@ -175,6 +178,15 @@ class TableReader:
         if not self._is_forgotten:
             self._choices.forget()
             self._is_forgotten = True
+
+    def growth(self) -> Growth | None:
+        """What the table has that is not known yet, where the source takes that."""
+        if not self._adds or self._known is None:
+            return None
+        self._looked(START)
+        assert self._table is not None  # noqa: S101 - looked at before
+        with asking(self._declared, "look at the table's columns"):
+            return server.fetch_growth(self._connected(), self._table.oid, self._known)
 
     def close(self) -> None:
         for one in (self._stream, self._connection):
