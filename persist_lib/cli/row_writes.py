@@ -439,6 +439,9 @@ def _keys(file: Path | None, schema: Schema, column: str | None = None) -> Itera
 
 
 def _rows(file: Path | None, schema: Schema) -> Iterator[Any]:
-    from persist_lib.cli.input_files import read_file
+    from persist_lib.cli.input_files import read_file, rows_by_line
 
-    return iter(()) if file is None else read_file(file, schema)
+    if file is None:
+        return iter(())
+    has_defaults = any(one.default is not None for one in schema.columns)  # a line that lacks the column has it
+    return rows_by_line(file, _named(str(file)), schema) if has_defaults else read_file(file, schema)

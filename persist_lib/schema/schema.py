@@ -95,10 +95,15 @@ class Column(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
         """Whether rows may be stored without it."""
         return self.nullable or self.default is not None
 
-    def __str__(self) -> str:
+    @property
+    def said(self) -> str:
+        """The text that says it in a schema: `int64 not null default '7'`."""
         default = "" if self.default is None else f" default {self.default!r}"
         fill = f" default {self.fill}" if self.fill else ""
-        return f"{self.name}: {self.type}{'' if self.nullable else NOT_NULL}{default}{fill}"
+        return f"{self.type}{'' if self.nullable else NOT_NULL}{default}{fill}"
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.said}"
 
 
 Side: TypeAlias = "Mapping[str, Any] | Iterable[Column] | Model"  # or a pa.Schema, which has no types of its own

@@ -271,7 +271,7 @@ class Collection(Kind, msgspec.Struct, frozen=True, omit_defaults=True, tag="col
             raise InvalidUsage(f"include: the times of {self.name!r} are not in milliseconds, so that no column is one")
         decoded = given.decoded
         if meaning.transform is not None and decoded is None:
-            types = {one.name: one.type + ("" if one.nullable else " not null") for one in columns.columns}
+            types = {one.name: msgspec.structs.replace(one, fill="").said for one in columns.columns}
             decoded = Schema(key=types)
         return changed(given.with_times(columns.times), decoded=decoded)
 

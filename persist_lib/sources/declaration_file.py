@@ -92,7 +92,8 @@ def written(declared: Declaration) -> str:
     if declared.retention is not None:
         tables["retention"] = declared.retention
     tables["reader"] = msgspec.to_builtins(reader)
-    tables["decoding"] = _differences(declared.decoding, reader.default_decoding())
+    decoding = msgspec.structs.replace(declared.decoding, added={})
+    tables["decoding"] = _differences(decoding, reader.default_decoding())
     tables["meaning"] = _differences(declared.meaning, reader.default_meaning())
     tables["schema"] = _columns(declared.schema)
     tables["decoded"] = {} if declared.decoded is None else _columns(declared.decoded)
@@ -187,10 +188,7 @@ def _differences(declared: Any, default: Any) -> dict[str, Any]:
 
 
 def _columns(schema: Schema) -> dict[str, Any]:
-    sides = {
-        side: {one.name: f"{one.type}{'' if one.nullable else ' not null'}" for one in getattr(schema, side)}
-        for side in ("key", "value")
-    }
+    sides = {side: {one.name: one.said for one in getattr(schema, side)} for side in ("key", "value")}
     return {**{name: getattr(schema, name) for name in TERMS if getattr(schema, name) != TERMS[name]}, **sides}
 
 

@@ -20,7 +20,16 @@ from persist_lib.arguments import shown
 from persist_lib.convert.casts import cast_column
 from persist_lib.convert.lines.csv_lines import CsvLines, check_names, header_of
 from persist_lib.convert.lines.debezium import DELETES, ChangeLines, parse_change
-from persist_lib.convert.lines.file_columns import Changes, EpochUnit, Refused, Sifted, no_rows, sift, without_nulls
+from persist_lib.convert.lines.file_columns import (
+    Changes,
+    EpochUnit,
+    Refused,
+    Sifted,
+    defaults_of,
+    no_rows,
+    sift,
+    without_nulls,
+)
 from persist_lib.convert.lines.json_lines import JsonLines
 from persist_lib.errors import InvalidUsage, SchemaMismatch
 from persist_lib.kernel.columns import Rows, array_of, joined, plain
@@ -283,7 +292,9 @@ def _rows(decoding: Decoding, schema: Schema, messages: pa.Table, kept: Rows) ->
         columns = []
         for field in schema.data:
             column = fields.get(decoding.source(field.name))
-            column = pa.nulls(len(chosen), field.type) if column is None else column
+            if column is None:
+                default = defaults_of(schema).get(field.name)
+                column = pa.nulls(len(chosen), field.type) if default is None else pa.repeat(default, len(chosen))
             try:
                 columns.append(cast_column(pa.chunked_array([column]), field))
             except (InvalidUsage, SchemaMismatch) as error:

@@ -116,6 +116,12 @@ def complete(
         shards=parse_integer(terms.get("shards", 1), "shards", 1, MOST_SHARDS),
     )  # fmt: skip
     input_ = reader.input(controller)
+    if fills := [*given.schema.fills, *(given.decoded.fills if given.decoded else ())]:
+        raise InvalidUsage(
+            f"column {fills[0]!r} has a default that a writer fills in, and each instance of a source would fill in "
+            'another: leave it out. include={"at": "time"} says when a message came',
+            column=fills[0],
+        )  # fmt: skip
     given = reader.complete(given, input_)
     retention = parse_retention(terms.get("retention"), given.schema, controller.client.consensus.now)
     given = changed(given, retention=retention)

@@ -222,7 +222,7 @@ def _decoded(meaning: Meaning, schema: Schema, decoded: Schema | None, *, is_key
     kept = [column for column in schema.columns if column.name not in meaning.include]
     if not kept:
         raise InvalidUsage("include: no column is left for what is in the messages")
-    types = {column.name: column.type + ("" if column.nullable else " not null") for column in kept}
+    types = {column.name: column.said for column in kept}
     if meaning.deletes is not None and not is_keyed:
         types[meaning.deletes] = "bool"
     return meaning.rows.columns(types, schema.key_names, is_keyed=is_keyed)

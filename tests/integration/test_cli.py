@@ -218,6 +218,17 @@ ROWS: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
+def test_a_line_that_does_not_say_a_column_has_its_default(sh: Shell, tmp_path: Path) -> None:
+    sh("create", "filled", "--key", "id:int64", "--value", "n:int64 default 9", "--value", "x:int64")
+    (tmp_path / "rows.jsonl").write_text('{"id": 1}\n{"id": 2, "n": null}\n{"id": 3, "x": 4, "n": 5}\n')
+    (tmp_path / "rows.csv").write_text("id,x\n4,\n")
+    for name in ("rows.jsonl", "rows.csv"):
+        sh("append", "filled", tmp_path / name)
+    assert sorted((row["id"], row["n"], row["x"]) for row in sh.rows("read", "filled")) == [
+        (1, 9, None), (2, None, None), (3, 5, 4), (4, 9, None),
+    ]  # fmt: skip
+
+
 def test_what_is_appended_from_a_file_reads_back_the_same_and_can_be_appended_again(tmp_path: Path):
     sh = Shell(tmp_path / "data")
     types = {

@@ -14,6 +14,7 @@ from persist_lib.convert.lines import file_columns
 from persist_lib.convert.lines.file_columns import Reading, Refused
 from persist_lib.convert.lines.line_blocks import record_ends
 from persist_lib.errors import InvalidUsage
+from persist_lib.kernel.columns import Flags
 from persist_lib.schema.schema import Schema
 
 BOM = b"\xef\xbb\xbf"
@@ -94,9 +95,12 @@ class CsvLines:
             table = pyarrow.csv.read_csv(
                 pa.BufferReader(data), self._reading(data), self._parsing(), options,
             )  # fmt: skip
-            return file_columns.fitted(table, self._settings, self._schema)
+            return file_columns.fitted(table, self._settings, self._schema, self._lacks)
         except (pa.ArrowException, ValueError) as error:
             raise file_columns.said(error, self._names) from error
+
+    def _lacks(self, name: str, column: pa.ChunkedArray) -> Flags:
+        return np.full(len(column), name not in self._names)
 
     def _reading(self, data: bytes) -> Any:
         size = max(len(data) + 1, 1024)

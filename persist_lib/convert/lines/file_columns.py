@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
@@ -14,7 +15,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist_lib.convert.casts import UNREADABLE, unreadable
+from persist_lib.kernel.columns import Flags, mask_of
 from persist_lib.schema.schema import TIME_FIELD, Schema
+from persist_lib.schema.widening import default_of
 
 EpochUnit = Literal["s", "ms", "us", "ns", "days"]
 Changes = Literal["by-key", "before"]
@@ -122,14 +125,29 @@ def fitted(
     table: pa.Table,
     settings: Reading,
     schema: Schema,
+    lacks: Callable[[str, pa.ChunkedArray], Flags],
     read: Callable[[pa.ChunkedArray, pa.Field], pa.ChunkedArray] = lambda column, _: column,
 ) -> pa.Table:
-    """The columns of a file that the schema names, in its order. `read` makes values of those that are no epochs."""
-    columns = []
+    """The columns of a file that the schema names, in its order. `read` makes values of those that are no epochs.
+
+    `lacks` says in which rows a column, which is null there, is not: these have its default.
+    """
+    columns, defaults = [], defaults_of(schema)
     for field in schema.data:
-        column, unit = table.column(settings.source(field.name)), settings.epochs.get(field.name)
-        columns.append(read(column, field) if unit is None else from_epoch(column, unit, field.type))
+        source, unit = settings.source(field.name), settings.epochs.get(field.name)
+        column = table.column(source)
+        made = read(column, field) if unit is None else from_epoch(column, unit, field.type)
+        default = defaults.get(field.name)
+        if default is not None and column.null_count:
+            made = pc.if_else(mask_of(lacks(source, column)), default, made)
+        columns.append(made)
     return pa.table(columns, names=schema.names)
+
+
+@lru_cache(maxsize=256)
+def defaults_of(schema: Schema) -> dict[str, pa.Scalar]:
+    """What columns have in rows that do not say them, where that is not null and no writer fills it in."""
+    return {one.name: default_of(one.type, one.default) for one in schema.columns if one.default is not None}
 
 
 def from_epoch(column: pa.ChunkedArray, unit: EpochUnit, target: pa.DataType) -> pa.ChunkedArray:

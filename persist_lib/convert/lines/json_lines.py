@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal
 
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.json
 
 from persist_lib.convert.lines import file_columns, nested_json
 from persist_lib.convert.lines.file_columns import Reading, Refused
 from persist_lib.errors import InvalidUsage
+from persist_lib.kernel.columns import Flags
 from persist_lib.schema.schema import Schema
 
 _is = pa.types
@@ -21,7 +25,7 @@ _objects = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 class JsonLines:
-    """Parses lines that are JSON objects with the columns as names. Fields that are missing are null."""
+    """Parses lines that are JSON objects with the columns as names. A field that is not there has its default."""
 
     def __init__(self, settings: Reading, schema: Schema, *, extra: Literal["refuse", "ignore"] | None = None) -> None:
         self._settings, self._schema, self._extra = settings, schema, extra or settings.extra
@@ -53,7 +57,7 @@ class JsonLines:
             table = pyarrow.json.read_json(pa.BufferReader(rest), reading, self._parsing)
             for name, raws in nested.items():
                 table = table.append_column(name, nested_json.column_of(raws, self._nested[name]))
-            return file_columns.fitted(table, self._settings, self._schema, _read)
+            return file_columns.fitted(table, self._settings, self._schema, partial(_lacks, data), _read)
         except (pa.ArrowException, msgspec.ValidationError, InvalidUsage, ValueError, OverflowError) as error:
             if self._extra == "refuse" and (extra := self._unknown(data)):
                 named = ", ".join(map(repr, extra[:5]))
@@ -129,6 +133,18 @@ def _braced(data: bytes) -> int:
     if any(line and not (line.startswith(b"{") and line.endswith(b"}")) for line in odd):
         return -1
     return int(is_braced.sum()) + sum(map(bool, odd))
+
+
+def _lacks(data: bytes, name: str, column: pa.ChunkedArray) -> Flags:
+    """In which rows a field, which is null there, is not. Those that may say it are looked at one by one."""
+    lines = [line for line in data.split(b"\n") if line.strip()]
+    found = np.asarray(pc.is_null(column))
+    places = np.flatnonzero(found)
+    some = pa.array([lines[place] for place in places.tolist()], pa.binary())
+    may = pc.or_(pc.match_substring(some, json.dumps(name, ensure_ascii=False)), pc.match_substring(some, "\\"))
+    for place in places[np.asarray(may)].tolist():
+        found[place] = name not in _objects.decode(lines[place])
+    return found
 
 
 def _read(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:

@@ -14,7 +14,9 @@ from persist_lib.sources.declaration_file import parse, read, within, written
 from persist_lib.sources.kinds import KINDS
 from persist_lib.sources.records import Declaration, Kind
 
-SCHEMA = persist.Schema(key={"id": "int64 not null"}, value={"a b": "decimal128(10, 2)"}, unique=True)
+SCHEMA = persist.Schema(
+    key={"id": "int64 not null"}, value={"a b": "decimal128(10, 2)", "d": "string not null default 'x'"}, unique=True
+)
 ALL: list[tuple[Kind, Decoding | None, Meaning | None]] = [
     (Files(place='/"in" \\ é', format="csv", suffixes=(".tsv",), header=False), None, None),
     (
@@ -31,6 +33,7 @@ ALL: list[tuple[Kind, Decoding | None, Meaning | None]] = [
         Meaning(envelope="upsert", deletes="gone", include={"id": "address"}, transform="os.path:join"),
     ),
     (Postgres(url="postgresql://h/d", table="t", publication="p", most_retained=5), None, None),
+    (Postgres(url="postgresql://h/d", table="t"), Decoding(decoder="pgoutput", extra="add"), None),
     (Collection("orders"), Decoding(decoder="rows", extra="ignore"), None),
     (Custom(factory="a.b:c", options={"n": "\x7f", "is": True, "deep": {"x.y": [{"z": 1.5}]}}), Decoding(), Meaning()),
 ]  # fmt: skip
@@ -118,3 +121,11 @@ def test_what_is_refused_because_of_a_file_keeps_its_kind_and_its_fields() -> No
     assert (told.value.message, told.value.fields) == ("a.toml: other columns", {"shard": "s", "path": "a.toml"})
     with pytest.raises(NotAllowed, match=r"^no right"), within("a.toml"):
         raise NotAllowed("no right")
+
+
+def test_what_a_source_notes_itself_is_not_written() -> None:
+    decoding = Decoding(decoder="pgoutput", extra="add", added={"d": 7})
+    kind = Postgres(url="postgresql://h/d", table="t")
+    declared = Declaration(reader=kind, decoding=decoding, meaning=kind.default_meaning(), schema=SCHEMA)
+    _, _, terms = parse(tomllib.loads(written(declared)))
+    assert terms["decoding"] == Decoding(decoder="pgoutput", extra="add")
