@@ -95,6 +95,11 @@ class CollectionStage(Leased):
         self._runtime, self._collection, self._rendition, self._stages = runtime, collection, rendition, stages
 
     @property
+    def rendition(self) -> RenditionRecord:
+        """The rendition whose shards are written."""
+        return self._rendition
+
+    @property
     def ticket(self) -> CollectionTicket:
         """What other processes need to write. Raises InvalidUsage for a location that lives in this process only."""
         return CollectionTicket(self._collection, self._rendition, tuple(stage.ticket for stage in self._stages))

@@ -18,7 +18,11 @@ from persist_lib.errors import Determinate, HoldConflict, NotFound, ShardFinishe
 from persist_lib.schema.schema import DIFF, TIME, Schema
 from persist_lib.sources.protocol import HOLD
 
-SCHEMA = Schema(key={"number": "int64 not null"}, value={"bytes": "binary not null"}, unique=True)
+SCHEMA = Schema(key={"number": "int64 not null"}, value={"bytes": "binary not null"})
+"""SUBTLE: not unique, which one append is by itself: to check it, all of the append would be held in memory.
+
+Those that an earlier release made are.
+"""
 PATIENCE_S = 30 * 86_400.0
 """How long the making of a choice may take. What takes its time is a copy of a table."""
 
@@ -31,20 +35,24 @@ class Choices:
 
     def create(self, fence: bytes) -> None:
         """Make room for it, and hold that. Idempotent."""
-        self._client.open_writer(self.shard, SCHEMA, layer=OF_SOURCES).close()
+        self._client.open_writer(self.shard, self._schema(), layer=OF_SOURCES).close()
         with suppress(HoldConflict):
             self._client.set_hold(self.shard, HOLD, 0, opaque=fence, expected=None)
 
+    def _schema(self) -> Schema:
+        version = self._client.machine(self.shard).try_fetch()
+        return version.state.schemas[-1] if version is not None and version.state.schemas else SCHEMA
+
     def find(self) -> Iterator[bytes] | None:
         """What was chosen, part by part; None as long as nothing was. Raises ShardFinished once that is forgotten."""
-        reader = unheld(self._client, self.shard, SCHEMA)
+        reader = unheld(self._client, self.shard, self._schema())
         upper = reader.fetch_upper().time
         if upper is None:
             raise ShardFinished(f"the choice {self.shard} was made, used and forgotten", shard=self.shard)
         return None if upper == 0 else self._read()
 
     def _read(self) -> Iterator[bytes]:
-        reader = unheld(self._client, self.shard, SCHEMA)
+        reader = unheld(self._client, self.shard, self._schema())
         try:
             reader.fetch_upper()
             with reader.snapshot(0) as snapshot:
@@ -60,14 +68,14 @@ class Choices:
         Raises Indeterminate when it is not known whether it is committed; `find` tells that too.
         """
         with (
-            self._client.open_writer(self.shard, SCHEMA, layer=OF_SOURCES) as write,
+            self._client.open_writer(self.shard, self._schema(), layer=OF_SOURCES) as write,
             suppress(UpperMismatch, ShardFinished),
         ):
             write.compare_and_append(map(_row, enumerate(chosen)), 0, 1, timeout=PATIENCE_S)
 
     def forget(self) -> None:
         """Take it away, as it will not be asked for again. Idempotent."""
-        finish_shard(self._client, self.shard, SCHEMA, HOLD)
+        finish_shard(self._client, self.shard, self._schema(), HOLD)
 
 
 def _row(numbered: tuple[int, bytes]) -> pa.Table:

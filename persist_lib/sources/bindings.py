@@ -162,6 +162,8 @@ class Bindings:
         while True:
             bound = self.newest()
             new = _forward(bound.start, propose(bound.start))
+            if not races and deadline.has_passed():  # a first copy takes as long as the table is large
+                deadline = self._client.runtime.deadline(deadline.timeout_s)
             time = self._time(bound.upper)
             if not new and self._client.consensus.now() < bound.upper + tick_ms:
                 return
@@ -323,12 +325,8 @@ def in_order(times: Sequence[npt.NDArray[np.uint64]]) -> npt.NDArray[np.int64]:
     return np.argsort(np.concatenate(times), kind="stable") if times else np.array([], np.int64)
 
 
-def read(reader: SourceReader, window: Window, most_bytes: int) -> pa.Table | None:
-    """The messages of a window with their times, in the order of times, partitions and addresses.
-
-    None if they are more than `most_bytes`, and the window could be a shorter one.
-    """
-    tables, times, size = [], [], 0
+def tables_of(reader: SourceReader, window: Window) -> Iterator[pa.Table]:
+    """The messages of a window with their times, partition by partition, in tables of bounded size."""
     for partition, (start, end) in window.ranges().items():
         for table in reader.read(partition, start, end):
             indices = pa.array(np.zeros(table.num_rows, np.int32))
@@ -337,11 +335,21 @@ def read(reader: SourceReader, window: Window, most_bytes: int) -> pa.Table | No
             if TIME not in table.column_names:
                 mine = window.times_of(partition, integers(table.column("address")))
                 some = some.append_column(TIME_FIELD, array_of(mine))
-            times.append(integers(some.column(TIME)))
-            tables.append(some)
-            size += table.nbytes
-            if size > most_bytes and len(window.steps) > 1:
-                return None
+            yield some
+
+
+def read(reader: SourceReader, window: Window, most_bytes: int, *, may_cut: bool = False) -> pa.Table | None:
+    """The messages of a window with their times, in the order of times, partitions and addresses.
+
+    None if they are more than `most_bytes`, and the window could be a shorter one, or its caller `may_cut` it.
+    """
+    tables, times, size = [], [], 0
+    for some in tables_of(reader, window):
+        times.append(integers(some.column(TIME)))
+        tables.append(some)
+        size += some.nbytes
+        if size > most_bytes and (may_cut or len(window.steps) > 1):
+            return None
     if not tables:
         return pa.table({"partition": pa.array([], pa.string())})
     whole = pa.concat_tables(tables, promote_options="permissive").unify_dictionaries()

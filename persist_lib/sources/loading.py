@@ -19,8 +19,7 @@ import pyarrow as pa
 
 from persist_lib.arguments import parse_integer
 from persist_lib.catalog.answers import CollectionSplit
-from persist_lib.catalog.multi_append import append_staged, open_stage
-from persist_lib.catalog.staging import CollectionStage, CollectionStaged, CollectionTicket
+from persist_lib.catalog.staging import CollectionStaged, CollectionTicket
 from persist_lib.client import Client
 from persist_lib.client import open as open_client
 from persist_lib.config import Config
@@ -181,7 +180,6 @@ def _client(_pid: int, url: str, consensus_url: str, config: str) -> Client:
 
 LOAD_BYTES = 16 << 30
 """How much is committed together. Upserts read all of the output for each such window but the first."""
-COMMIT_S = 3600.0
 PACKED = 4
 """How many bytes the rows of a part have in memory for each that is stored, about."""
 MOST_BUCKETS = 4096
@@ -248,15 +246,11 @@ class Loading(Ingestion):
 
     def _spread(self, window: Window, parts: tuple[Window, ...], timeout_s: float) -> Done | None:
         """Let tasks decode the parts, and commit what they made. None if another process began these times."""
-        client, start, end = self._client, window.start, window.end
-        targets = self._writing()
+        client = self._client
         with ExitStack() as opened:
-            stages: dict[str, CollectionStage] = {}
-            for role, target in targets.items():
-                stage = open_stage(target.writer, start, end, client.runtime.deadline(timeout_s))
-                if stage is None:
-                    return None
-                stages[role] = opened.enter_context(stage)
+            stages = self._stages(window, opened, timeout_s)
+            if stages is None:
+                return None
             tickets = {role: stage.ticket for role, stage in stages.items()}
             splits, buckets = self._by_key(window, opened)
             place = client.url, client.consensus_url, client.config
@@ -265,12 +259,9 @@ class Loading(Ingestion):
             bad = min((one for one in answers if one.first_error is not None), key=lambda one: one.place, default=None)
             if bad is not None and bad.first_error is not None:
                 self._check_errors(errors, bad.first_error, window)
-            stagings = [
-                (target.writer, tickets[role].rendition, [one.staged[role] for one in answers if role in one.staged])
-                for role, target in targets.items()
-            ]
-            append_staged(stagings, start, end, client.runtime.deadline(max(timeout_s, COMMIT_S)))
-        return Done(end, messages, errors)
+            staged = {role: [one.staged[role] for one in answers if role in one.staged] for role in tickets}
+            self._append_staged(window, {role: one.rendition for role, one in tickets.items()}, staged, timeout_s)
+        return Done(window.end, messages, errors)
 
     def _by_key(self, window: Window, opened: ExitStack) -> tuple[tuple[CollectionSplit, ...], int]:
         """What the output has before the window, in splits that are kept open; and into how many buckets keys go."""

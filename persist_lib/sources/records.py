@@ -142,6 +142,8 @@ class Kind:
     """Whether the columns need not be declared."""
     unloadable: ClassVar[str] = ""
     """Why tasks cannot load it side by side; empty if they can."""
+    begins_with_copy: ClassVar[bool] = False
+    """Whether its first messages are rows of which each has a key of its own."""
     has_upstream: ClassVar[bool] = True
     """Whether its reader has to ask for what is new; otherwise its clock knows."""
 

@@ -6,8 +6,8 @@ least upper of what it writes. See docs/design/0042-sources.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,6 +15,9 @@ import msgspec
 import pyarrow as pa
 
 from persist_lib.arguments import parse_seconds
+from persist_lib.catalog.multi_append import append_staged, open_stage
+from persist_lib.catalog.records import RenditionRecord
+from persist_lib.catalog.staging import CollectionStage, CollectionStaged
 from persist_lib.config import MIB
 from persist_lib.errors import (
     Determinate,
@@ -30,7 +33,7 @@ from persist_lib.errors import (
     UpperMismatch,
 )
 from persist_lib.runtime.ambient import Deadline
-from persist_lib.sources.bindings import Clock, Marks, Window, read_parts, schemas_of, windows
+from persist_lib.sources.bindings import Clock, Marks, Window, read, read_parts, schemas_of, tables_of, windows
 from persist_lib.sources.growth import Growth
 from persist_lib.sources.pipeline import Made
 from persist_lib.sources.protocol import HOLD, Lag, SourceReader, said, settled
@@ -42,6 +45,8 @@ if TYPE_CHECKING:
 
 STEP_BYTES = 32 * MIB
 WINDOW_BYTES = 64 * MIB
+COMMIT_S = 3600.0
+"""How long the commit of what was staged may take, at least."""
 TICK_MS = 5_000
 """How often a source without new messages moves on in time: each time is an append to each of its collections."""
 HOLD_EVERY_MS = 5_000
@@ -201,12 +206,65 @@ class Ingestion:
 
     def _through(self, window: Window, timeout_s: float) -> Iterator[Done]:
         """Make a window durable, in one go or in several."""
-        for part, some in self._parts(window):
+        parts = self._parts(window)
+        if self.record.reader.begins_with_copy and window.start == 0 and len(window.steps) == 1:
+            whole = read(self._opened(), window, 2 * self.window_bytes, may_cut=True)
+            if whole is None and (done := self._copy(window, timeout_s)) is not None:
+                yield done
+                return
+            parts = parts if whole is None else [(window, whole)]
+        for part, some in parts:
             self._settle(part, self._client.runtime.deadline(timeout_s))
             made = self._made(some, part, self._client.runtime.deadline(timeout_s))
             self._check_errors(made.errors.num_rows, made.errors, part)
             self._write(made, part, self._client.runtime.deadline(timeout_s))
             yield Done(part.end, some.num_rows, made.errors.num_rows)
+
+    def _copy(self, window: Window, timeout_s: float) -> Done | None:
+        """Make a window durable whose rows have keys of their own: table by table, in one commit.
+
+        None if another process began these times.
+        """
+        messages = errors = 0
+        with ExitStack() as opened:
+            stages = self._stages(window, opened, timeout_s)
+            if stages is None:
+                return None
+            staged: dict[str, list[CollectionStaged]] = {role: [] for role in stages}
+
+            def output() -> Iterator[pa.Table]:
+                nonlocal messages, errors
+                for some in tables_of(self._opened(), window):
+                    made = self._made(some, window, self._client.runtime.deadline(timeout_s))
+                    messages, errors = messages + some.num_rows, errors + made.errors.num_rows
+                    if made.errors.num_rows:
+                        self._check_errors(errors, made.errors, window)
+                        staged["errors"].append(stages["errors"].write(made.errors))
+                    yield made.output
+
+            staged["output"].append(stages["output"].write(output()))
+            self._append_staged(window, {role: stage.rendition for role, stage in stages.items()}, staged, timeout_s)
+        return Done(window.end, messages, errors)
+
+    def _stages(self, window: Window, opened: ExitStack, timeout_s: float) -> dict[str, CollectionStage] | None:
+        """A stage of each collection for a window's times. None if another process began these."""
+        stages: dict[str, CollectionStage] = {}
+        for role, target in self._writing().items():
+            deadline = self._client.runtime.deadline(timeout_s)
+            stage = open_stage(target.writer, window.start, window.end, deadline)
+            if stage is None:
+                return None
+            stages[role] = opened.enter_context(stage)
+        return stages
+
+    def _append_staged(
+        self, window: Window, renditions: Mapping[str, RenditionRecord],
+        staged: Mapping[str, Sequence[CollectionStaged]], timeout_s: float,
+    ) -> None:  # fmt: skip
+        """Commit what was staged for a window."""
+        targets = self._writing()
+        stagings = [(targets[role].writer, rendition, staged.get(role, ())) for role, rendition in renditions.items()]
+        append_staged(stagings, window.start, window.end, self._client.runtime.deadline(max(timeout_s, COMMIT_S)))
 
     def _parts(self, window: Window) -> Iterable[tuple[Window, pa.Table]]:
         return read_parts(self._opened(), window, 2 * self.window_bytes)

@@ -11,10 +11,9 @@ import pyarrow as pa
 import pyarrow.csv
 
 from persist_lib.convert.lines import file_columns
-from persist_lib.convert.lines.file_columns import Reading, Refused
+from persist_lib.convert.lines.file_columns import Flags, Reading, Refused
 from persist_lib.convert.lines.line_blocks import record_ends
 from persist_lib.errors import InvalidUsage
-from persist_lib.kernel.columns import Flags
 from persist_lib.schema.schema import Schema
 
 BOM = b"\xef\xbb\xbf"

@@ -15,7 +15,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist_lib.convert.casts import UNREADABLE, unreadable
-from persist_lib.kernel.columns import Flags, mask_of
 from persist_lib.schema.schema import TIME_FIELD, Schema
 from persist_lib.schema.widening import default_of
 
@@ -48,6 +47,7 @@ class Reading(Protocol):
         """The name that a column has in the lines."""
 
 
+Flags = npt.NDArray[np.bool_]
 Parse = Callable[[Sequence[bytes]], pa.Table]
 """Makes one row of each line, or raises Refused."""
 Suspect = Callable[[Sequence[bytes]], Iterable[int]]
@@ -139,7 +139,7 @@ def fitted(
         made = read(column, field) if unit is None else from_epoch(column, unit, field.type)
         default = defaults.get(field.name)
         if default is not None and column.null_count:
-            made = pc.if_else(mask_of(lacks(source, column)), default, made)
+            made = pc.if_else(pa.array(lacks(source, column)), default, made)
         columns.append(made)
     return pa.table(columns, names=schema.names)
 

@@ -14,9 +14,8 @@ import pyarrow.compute as pc
 import pyarrow.json
 
 from persist_lib.convert.lines import file_columns, nested_json
-from persist_lib.convert.lines.file_columns import Reading, Refused
+from persist_lib.convert.lines.file_columns import Flags, Reading, Refused
 from persist_lib.errors import InvalidUsage
-from persist_lib.kernel.columns import Flags
 from persist_lib.schema.schema import Schema
 
 _is = pa.types

@@ -44,6 +44,7 @@ class Postgres(
     takes = frozenset({"table", "add-columns"})
     hint = "a table of PostgreSQL says itself what its changes mean: give --table, and no --envelope"
     brings_schema = True
+    begins_with_copy = True
     unloadable = "a table's first snapshot is one copy"
 
     url: str

@@ -117,6 +117,22 @@ def test_what_others_bind_between_two_looks_is_in_the_newest(world: World, monke
     check(mine.since(0))
 
 
+def test_what_a_proposal_takes_is_not_the_time_of_its_binding(world: World) -> None:
+    """The first copy of a large table took longer than the call's timeout, so that the call after it timed out."""
+    rival = Rival(world.inner.consensus)
+    client, theirs = world.client(rival=rival), Bindings(world.client(), NAME)
+    bindings, deadline = opened(client), client.runtime.deadline(10)
+
+    def long(bound: Marks) -> Marks:
+        if not bound:
+            world.clock.advance(1_000)
+            rival.before_next(lambda: theirs.mint(saying(marks(b=1)), world.client().runtime.deadline(10)))
+        return marks(a=1)
+
+    bindings.mint(long, deadline)
+    assert bindings.newest().start == marks(a=1, b=1)
+
+
 def test_bindings_far_ahead_of_the_clock_are_refused(world: World) -> None:
     client = world.client()
     bindings, deadline = opened(client), client.runtime.deadline(10)
