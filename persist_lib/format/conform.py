@@ -16,7 +16,7 @@ from persist_lib.kernel.converting import converted
 from persist_lib.schema.evolution import column_of, fill, free
 from persist_lib.schema.schema import DIFF, RESERVED, TIME, Schema
 from persist_lib.schema.types import format_type
-from persist_lib.schema.widening import widens
+from persist_lib.schema.widening import is_alike
 
 
 def names_of(stored: Sequence[str], ids: Sequence[str], schema: Schema) -> list[str]:
@@ -86,7 +86,7 @@ def _converted(key: str, column: pa.ChunkedArray, kind: pa.DataType, field: pa.F
         stored, wanted = format_type(kind), format_type(field.type)
     except InvalidUsage as error:
         raise _not_of(key, field) from error
-    if not (widens(stored, wanted) or widens(wanted, stored)):
+    if not is_alike(stored, wanted):
         raise _not_of(key, field)
     values, fits = converted(plain(column), field.type)
     if fits is not None and not fits.all():

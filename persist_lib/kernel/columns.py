@@ -239,10 +239,10 @@ def _swap(little: npt.NDArray[Any]) -> U64:
 def comparable(column: pa.Array | pa.ChunkedArray) -> pa.Array:
     """The column as one array whose values compare as its own do: nested ones as bytes, others as they are."""
     array = joined(column)
-    return bodies(array, _flat_bodies) if is_nested(array.type) else array
+    return bodies(array, flat_bodies) if is_nested(array.type) else array
 
 
-def _flat_bodies(array: pa.Array) -> pa.Array | npt.NDArray[Any]:
+def flat_bodies(array: pa.Array) -> pa.Array | npt.NDArray[Any]:
     """Values that hold no others as `nested` wants them."""
     kind = array.type
     if pa.types.is_string(kind) or pa.types.is_binary(kind):

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from persist_lib.kernel.columns import Flags, fixed, validity
+from persist_lib.convert.nested import assembled
+from persist_lib.kernel.columns import Flags, fixed, flat_bodies, mask_of, validity
+from persist_lib.kernel.nested import First, bodies, ends_of, entry_of, is_nested
 
 _A_DAY = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000}
 Values = npt.NDArray[Any]
 
 
 def converted(array: pa.Array, kind: pa.DataType) -> tuple[pa.Array, Flags | None]:
-    """The values as those of another type, one of which widens the other, and which of them it holds (None: all do).
+    """The values as those of another type that is alike (`widening`), and which of them it holds (None: all do).
 
     What it does not hold is undefined. Nulls stay null, and count as held.
     """
+    if array.type == kind:
+        return array, None
+    if is_nested(kind):
+        return (_structs if pa.types.is_struct(kind) else _lists)(array, kind)
     valid = validity(array)
     if pa.types.is_decimal(kind):
         return _decimals(array, kind)
@@ -39,6 +47,53 @@ def converted(array: pa.Array, kind: pa.DataType) -> tuple[pa.Array, Flags | Non
     bits = None if valid is None else pa.py_buffer(np.packbits(valid, bitorder="little"))
     made = pa.Array.from_buffers(kind, len(array), [bits, pa.py_buffer(np.ascontiguousarray(values))])
     return made, None if fits is None or fits.all() else fits
+
+
+def as_at_first(array: pa.Array, first: pa.DataType) -> pa.Array:
+    """Nested values as the bytes by which they are hashed, whatever wider type they have: `first` is what it was."""
+    return bodies(array, flat_bodies, First(first, _split))
+
+
+def _split(array: pa.Array, first: pa.DataType) -> tuple[pa.Array, pa.Array | None, Values]:
+    narrow, held = converted(array, first)
+    if pa.types.is_integer(array.type):  # whatever its width and sign, as an integer may become wider again
+        rest = _numbers(array).astype(np.int64).view(np.uint64)
+    else:
+        rest = np.asarray(flat_bodies(array))
+    return narrow, None if held is None else mask_of(held), rest
+
+
+def _structs(array: pa.Array, kind: pa.DataType) -> tuple[pa.Array, Flags | None]:
+    """Fields that are not there are null. Those that the other type lacks have to be."""
+    columns, valid = array.flatten(), validity(array)
+    found, held = list[pa.Array](), list[Flags]()
+    for at, field in enumerate(kind):
+        values, fits = (
+            converted(columns[at], field.type) if at < len(columns) else (pa.nulls(len(array), field.type), None)
+        )
+        found.append(values)
+        held += [] if fits is None else [fits]
+    held += [~valid_of for column in columns[kind.num_fields :] if (valid_of := _present(column)).any()]
+    mask = None if valid is None else array.is_null()
+    made = pa.StructArray.from_arrays(found, fields=list(kind), mask=mask)
+    return made, np.logical_and.reduce(held) if held else None
+
+
+def _lists(array: pa.Array, kind: pa.DataType) -> tuple[pa.Array, Flags | None]:
+    """Lists and maps: a list is held if all of its items are."""
+    is_map = pa.types.is_map(kind)
+    lists = array.cast(pa.list_(entry_of(array.type))) if is_map else array
+    ends = ends_of(lists)
+    items, fits = converted(lists.flatten(), entry_of(kind) if is_map else kind.value_type)
+    made = assembled(kind, items, np.diff(ends), _present(array))
+    if fits is None:
+        return made, None
+    lost = np.concatenate([[0], np.cumsum(~fits)]).take(ends)
+    return made, lost[1:] == lost[:-1]
+
+
+def _present(array: pa.Array) -> Flags:
+    return np.ones(len(array), np.bool_) if (valid := validity(array)) is None else valid
 
 
 def _ticks(kind: pa.DataType) -> int:
@@ -93,7 +148,9 @@ def _floats(bits: Values) -> tuple[Values, Flags | None]:
 
 
 def _decimals(array: pa.Array, kind: pa.DataType) -> tuple[pa.Array, Flags | None]:
-    try:
+    if kind.precision >= array.type.precision:
         return array.cast(kind), None
-    except pa.ArrowInvalid:
-        return array, np.zeros(len(array), np.bool_)
+    least = pa.scalar(Decimal(1).scaleb(kind.precision - kind.scale), array.type)  # that is too much
+    fits = np.asarray(pc.less(pc.abs(array), least).fill_null(True))
+    narrow = pa.Array.from_buffers(kind, len(array), array.buffers(), offset=array.offset)
+    return narrow, None if fits.all() else fits

@@ -16,8 +16,8 @@ import pyarrow as pa
 import xxhash
 
 from persist_lib.kernel.columns import U64, comparable, joined, plain, words_of
-from persist_lib.kernel.converting import converted
-from persist_lib.kernel.nested import is_nested
+from persist_lib.kernel.converting import as_at_first, converted
+from persist_lib.kernel.nested import STRINGS, is_nested
 from persist_lib.schema.evolution import fill
 from persist_lib.schema.schema import Column, Schema
 from persist_lib.schema.types import parse_type
@@ -68,6 +68,8 @@ def contributions(column: Column, values: pa.Array, role: str, hashed: Hashing) 
 
 def _hashed_as_first(column: Column, values: pa.Array, seed: int, hashed: Hashing) -> U64:
     values = plain(values)
+    if is_nested(values.type):
+        return _words64(hashed(as_at_first(values, parse_type(column.first_type)), seed))
     hashes = _words64(hashed(values, seed))
     if not column.first_type:
         return hashes
@@ -94,7 +96,11 @@ def _hashing(kind: pa.DataType) -> Hashing:
         return lambda array, seed: _each(hash_bytes)(comparable(array), seed)
     if pa.types.is_string(kind):
         return _each(lambda value, seed: hash_bytes(value.encode(), seed))
-    if pa.types.is_binary(kind) or (pa.types.is_fixed_size_binary(kind) and not pa.types.is_decimal(kind)):
+    if (
+        pa.types.is_binary(kind)
+        or kind == STRINGS
+        or (pa.types.is_fixed_size_binary(kind) and not pa.types.is_decimal(kind))
+    ):
         return _each(hash_bytes)
     if pa.types.is_signed_integer(kind):
         return _each(lambda value, seed: finish((value + TOP) ^ seed))

@@ -9,6 +9,10 @@ So nulls come first, a list comes before those that it is the start of, and a fi
 changes the bytes of no value that lacks it: neither its order nor its fingerprint. The bytes are part of fingerprints,
 and therefore durable.
 
+A number within has as many bytes as its type, so that a wider type changes them. Fingerprints are of bytes that do not
+change: numbers that the first type has are as in that, and others have the mark `03` and the body of the widest type.
+Those bytes tell values apart, and do not order them.
+
 They are made a column at a time: what is of fixed width by numpy, the rest by Arrow, which lays strings end to end much
 faster than numpy gathers bytes.
 """
@@ -16,6 +20,7 @@ faster than numpy gathers bytes.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
@@ -29,9 +34,28 @@ Values = npt.NDArray[Any]
 Pieces = list[pa.Array | Values | bytes]
 """What strings consist of, one behind the other: `STRINGS`, values of fixed width, or bytes that all of them have."""
 Flat = Callable[[pa.Array], pa.Array | Values]
+Split = Callable[[pa.Array, pa.DataType], tuple[pa.Array, pa.Array | None, Values]]
 
 STRINGS = pa.large_binary()
-NULL, VALUE, END, TEXT_END = b"\x01", b"\x02", b"\x00", b"\x00\x00"
+NULL, VALUE, WIDE, END, TEXT_END = b"\x01", b"\x02", b"\x03", b"\x00", b"\x00\x00"
+
+
+@dataclass(frozen=True, slots=True)
+class First:
+    """The type that nested values were made with, and how numbers in it are told from those that it does not have.
+
+    `split` gives the numbers as the first type has them, which of them it has (None: all), and the bodies of the
+    others, which are the same for each wider type.
+    """
+
+    type: pa.DataType
+    split: Split
+
+    def within(self, at: int = 0) -> First:
+        """The same of what is within: the fields of a struct, the items of a list, the entries of a map."""
+        if pa.types.is_map(self.type):
+            return First(entry_of(self.type), self.split)
+        return First(self.type.field(at).type, self.split)
 
 
 def is_nested(kind: pa.DataType) -> bool:
@@ -39,48 +63,67 @@ def is_nested(kind: pa.DataType) -> bool:
     return bool(pa.types.is_nested(kind))
 
 
-def bodies(array: pa.Array, flat: Flat) -> pa.Array:
-    """The bodies of nested values as `STRINGS`; nulls stay.
+def entry_of(kind: pa.MapType) -> pa.StructType:
+    """A map as a list has such entries."""
+    return pa.struct([pa.field("key", kind.key_type), pa.field("value", kind.item_type)])
+
+
+def bodies(array: pa.Array, flat: Flat, first: First | None = None) -> pa.Array:
+    """The bodies of nested values as `STRINGS`; nulls stay. With `first`, those that fingerprints are of.
 
     `flat` gives values that hold no others: text and binary as `STRINGS`, and what is of fixed width as numpy's, such
     that their bytes are the bodies, the highest one first. What it gives for nulls does not matter.
     """
-    found = _as_strings(_joined(_body(array, flat), len(array)))
+    found = _as_strings(_joined(_body(array, flat, first), len(array)))
     if array.null_count == 0:
         return found
     bitmap = pa.concat_arrays([array.is_valid()]).buffers()[1]
     return pa.Array.from_buffers(STRINGS, len(array), [bitmap, *found.buffers()[1:]])
 
 
-def _body(array: pa.Array, flat: Flat) -> Pieces:
+def _body(array: pa.Array, flat: Flat, first: First | None) -> Pieces:
     """The bodies of values. What it is for a null does not matter."""
     if pa.types.is_struct(array.type):
-        return [*_fields(array, flat), END]
+        return [*_fields(array, flat, first), END]
     if pa.types.is_map(array.type):
-        entry = pa.struct([pa.field("key", array.type.key_type), pa.field("value", array.type.item_type)])
-        array = array.cast(pa.list_(entry))
+        array = array.cast(pa.list_(entry_of(array.type)))
     if is_nested(array.type):  # `flatten` leaves out what lies under nulls and outside of a slice
         items = array.flatten()
-        return [_grouped(_joined(_cell(items, flat), len(items)), _ends(array)), END]
+        cells = _cell(items, flat, first and first.within())
+        return [_grouped(_joined(cells, len(items)), ends_of(array)), END]
     body = flat(array)
     return [body] if isinstance(body, np.ndarray) else [_escaped(body), TEXT_END]
 
 
-def _cell(array: pa.Array, flat: Flat) -> Pieces:
+def _cell(array: pa.Array, flat: Flat, first: First | None) -> Pieces:
     """The cells of values."""
-    pieces = [VALUE, *_body(array, flat)]
+    if first is None or first.type == array.type:
+        pieces = [VALUE, *_body(array, flat, None)]
+    elif is_nested(array.type):
+        pieces = [VALUE, *_body(array, flat, first)]
+    else:
+        pieces = _number(array, flat, first)
     if array.null_count == 0:
         return pieces
     cells = _as_strings(_joined(pieces, len(array)))
     return [pc.if_else(array.is_valid(), cells, pa.scalar(NULL, STRINGS))]  # what lies under nulls does not count
 
 
-def _fields(array: pa.Array, flat: Flat) -> Pieces:
+def _number(array: pa.Array, flat: Flat, first: First) -> Pieces:
+    narrow, fits, rest = first.split(array, first.type)
+    pieces: Pieces = [VALUE, flat(narrow)]
+    if fits is None:
+        return pieces
+    both = (_as_strings(_joined(some, len(array))) for some in (pieces, [WIDE, rest]))
+    return [pc.if_else(fits, *both)]
+
+
+def _fields(array: pa.Array, flat: Flat, first: First | None) -> Pieces:
     """The cells of a struct's fields. Nulls at the end are left out, so that a field may be added."""
     found: list[Pieces] = []
     trailing: pa.Array | None = pa.repeat(True, len(array))
-    for column in reversed(array.flatten()):
-        cell = _cell(column, flat)
+    for at, column in reversed(list(enumerate(array.flatten()))):
+        cell = _cell(column, flat, first and first.within(at))
         if trailing is not None:
             trailing = pc.and_(trailing, column.is_null()) if column.null_count else None
         if trailing is not None:
@@ -137,7 +180,7 @@ def _grouped(cells: pa.Array | Values, ends: Places) -> pa.Array:
     return _strings(_offsets(cells).take(ends), cells.buffers()[2])
 
 
-def _ends(array: pa.Array) -> Places:
+def ends_of(array: pa.Array) -> Places:
     """Where each list ends among the items of all of them that are not null, behind a 0."""
     if pa.types.is_fixed_size_list(array.type):
         counts = np.where(np.asarray(array.is_valid()), array.type.list_size, 0)

@@ -22,7 +22,7 @@ from persist_lib.arguments import did_you_mean, shown
 from persist_lib.errors import InvalidUsage, SchemaMismatch
 from persist_lib.schema.schema import Column, Schema, by_ids, check_schema, with_models
 from persist_lib.schema.types import format_type, parse_type
-from persist_lib.schema.widening import default_of, hashes_otherwise, widens
+from persist_lib.schema.widening import default_of, first_type, is_once_more, widens
 
 MARK = "~"
 """What is appended to a name that is taken: to the id of a new column, and to the name of a dropped one."""
@@ -244,15 +244,15 @@ def _widens(column: Column, wide: str) -> bool:
     SUBTLE: a date or timestamp once. Values are hashed as the first type or as the present one, and what came in
     between would be hashed as neither.
     """
-    return widens(column.type, wide) and not (column.first_type and wide.startswith("timestamp"))
+    made = column.first_type or column.type
+    return widens(column.type, wide) and not is_once_more(made, column.type, wide)
 
 
 def _first_type(column: Column, wide: str) -> str:
     """As what type the values of a column are hashed once it has a wider one; empty if as that."""
     if wide == column.type:
         return column.first_type
-    first = column.first_type or column.type
-    return first if hashes_otherwise(first, wide) else ""
+    return first_type(column.first_type or column.type, wide)
 
 
 def changes_between(older: Schema, newer: Schema) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from persist_lib.arguments import shown
 from persist_lib.errors import InvalidUsage
-from persist_lib.schema.types import is_nested, parse_type
+from persist_lib.schema.types import format_type, is_nested, parse_type
 
 NOW, NEW_ID = "now()", "uuid()"
 FILLS = (NOW, NEW_ID)
@@ -28,11 +28,47 @@ def widens(narrow: str, wide: str) -> bool:
 
     Integers become wider ones (unsigned ones also signed ones that are wider), float32 becomes float64, decimals get
     more digits before the point (up to 38), dates become timestamps without a zone, at midnight, and timestamps get a
-    finer unit, up to microseconds.
+    finer unit, up to microseconds. Within nested types the same holds at every level, but for keys of maps, and structs
+    get fields at their end.
     """
-    one, other, test = parse_type(narrow), parse_type(wide), pa.types
-    if one == other:
-        return False
+    one, other = parse_type(narrow), parse_type(wide)
+    return one != other and _holds(one, other)
+
+
+@lru_cache(maxsize=1024)
+def is_alike(stored: str, wanted: str) -> bool:
+    """Whether two types differ by what widens alone, at each place in the one or the other direction."""
+    one, other = parse_type(stored), parse_type(wanted)
+    return one != other and _is_alike(one, other)
+
+
+def _holds(one: pa.DataType, other: pa.DataType) -> bool:
+    if (pairs := _within(one, other)) is not None:
+        return one.num_fields <= other.num_fields and all(_holds(*pair) for pair in pairs)
+    return bool(one == other or _leaf_widens(one, other))
+
+
+def _is_alike(one: pa.DataType, other: pa.DataType) -> bool:
+    if (pairs := _within(one, other)) is not None:
+        return all(_is_alike(*pair) for pair in pairs)
+    return bool(one == other or _leaf_widens(one, other) or _leaf_widens(other, one))
+
+
+def _within(one: pa.DataType, other: pa.DataType) -> list[tuple[pa.DataType, pa.DataType]] | None:
+    """What may differ within two nested types of one kind, side by side; None where they are no two such types."""
+    if one.id != other.id or not pa.types.is_nested(one):
+        return None
+    if pa.types.is_struct(one):
+        pairs = list(zip(one, other, strict=False))
+        return [(a.type, b.type) for a, b in pairs] if all(a.name == b.name for a, b in pairs) else None
+    if pa.types.is_map(one):
+        return [(one.item_type, other.item_type)] if one.key_type == other.key_type else None
+    is_fixed = pa.types.is_fixed_size_list(one)
+    return [(one.value_type, other.value_type)] if not is_fixed or one.list_size == other.list_size else None
+
+
+def _leaf_widens(one: pa.DataType, other: pa.DataType) -> bool:
+    test = pa.types
     if test.is_integer(one) and test.is_integer(other):
         more = int(other.bit_width) > int(one.bit_width)
         return more and (test.is_signed_integer(other) or test.is_unsigned_integer(one))
@@ -91,12 +127,49 @@ def check_fill(name: str, type_: str, fill: object) -> None:
 
 
 @lru_cache(maxsize=1024)
-def hashes_otherwise(narrow: str, wide: str) -> bool:
-    """Whether values of the wider type are hashed otherwise than the same ones of the narrow type."""
-    one, other, test = parse_type(narrow), parse_type(wide), pa.types
-    if test.is_decimal(one):
+def first_type(first: str, wide: str) -> str:
+    """As what type values are hashed that were made as one type, and now have a wider one; empty if as that.
+
+    A nested type says so at each place. What was added to structs is of the type that it was added with.
+    """
+    found = _first(parse_type(first), parse_type(wide), is_within=False)
+    return "" if found == parse_type(wide) else format_type(found)
+
+
+def _first(one: pa.DataType, other: pa.DataType, *, is_within: bool) -> pa.DataType:
+    if (pairs := _within(one, other)) is None:
+        return one if _hashes_otherwise(one, other, is_within) else other
+    found = [_first(*pair, is_within=True) for pair in pairs]
+    if pa.types.is_struct(other):
+        fields = list(other)
+        return pa.struct([*map(pa.Field.with_type, fields, found), *fields[len(found) :]])
+    if pa.types.is_map(other):
+        return pa.map_(other.key_type, found[0])
+    return pa.list_(found[0], other.list_size) if pa.types.is_fixed_size_list(other) else pa.list_(found[0])
+
+
+def _hashes_otherwise(one: pa.DataType, other: pa.DataType, is_within: bool) -> bool:
+    """Whether values of the wider type are hashed otherwise than the same ones of the narrow type.
+
+    A number within a nested value is as many bytes as its type has.
+    """
+    test = pa.types
+    if one == other or test.is_decimal(one):
         return False
-    return not test.is_integer(one) or test.is_signed_integer(one) != test.is_signed_integer(other)
+    return is_within or not test.is_integer(one) or test.is_signed_integer(one) != test.is_signed_integer(other)
+
+
+@lru_cache(maxsize=1024)
+def is_once_more(first: str, narrow: str, wide: str) -> bool:
+    """Whether a date or a timestamp that was made as another one would get a finer unit once more, at any place."""
+    return _is_once_more(*map(parse_type, (first, narrow, wide)))
+
+
+def _is_once_more(first: pa.DataType, narrow: pa.DataType, wide: pa.DataType) -> bool:
+    before, after = _within(first, narrow), _within(narrow, wide)
+    if before is None or after is None:
+        return bool(narrow not in (first, wide) and pa.types.is_timestamp(wide))
+    return any(_is_once_more(made, was, is_) for (made, was), (_, is_) in zip(before, after, strict=True))
 
 
 def default_text(name: str, type_: str, value: Any) -> str:
