@@ -42,7 +42,7 @@ NULL, VALUE, WIDE, END, TEXT_END = b"\x01", b"\x02", b"\x03", b"\x00", b"\x00\x0
 
 @dataclass(frozen=True, slots=True)
 class First:
-    """The type that nested values were made with, and how numbers in it are told from those that it does not have.
+    """The type that nested values were made with, and how to tell the numbers that it has from others.
 
     `split` gives the numbers as the first type has them, which of them it has (None: all), and the bodies of the
     others, which are the same for each wider type.

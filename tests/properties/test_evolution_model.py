@@ -15,6 +15,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import persist_lib as persist
+from persist_lib.schema.types import format_type, parse_type
 from persist_lib.testing import check_world
 from tests.circles import is_day
 from tests.worlds import World
@@ -24,6 +25,14 @@ WIDER = {
     "int8": "int32", "int32": "int64", "uint16": "int32", "uint8": "uint16", "float32": "float64",
     "decimal128(5, 2)": "decimal128(9, 2)", "date32": "timestamp[us]", "timestamp[s]": "timestamp[us]",
     "timestamp[ms]": "timestamp[us]",
+    "struct<a: int64>": "struct<a: int64, b: string>", "list<int8>": "list<int32>", "list<int32>": "list<int64>",
+    "struct<a: int64, b: string>": "struct<a: int64, b: string, c: list<struct<d: float32>>>",
+    "struct<a: int64, b: string, c: list<struct<d: float32>>>":
+        "struct<a: int64, b: string, c: list<struct<d: float64, e: int8>>>",
+    "struct<t: date32>": "struct<t: timestamp[us], u: uint8>",
+    "struct<t: timestamp[us], u: uint8>": "struct<t: timestamp[us], u: int64>",
+    "map<string, struct<a: int8>>": "map<string, struct<a: int16, b: list<int8>[2]>>",
+    "map<string, struct<a: int16, b: list<int8>[2]>>": "map<string, struct<a: int64, b: list<int64>[2]>>",
 }  # fmt: skip
 VALUES: dict[str, list[Any]] = {
     "int8": [0, -1, 127], "int32": [7, -(2**31)], "int64": [2**40, 5], "uint8": [0, 255], "uint16": [65535, 3],
@@ -38,6 +47,22 @@ VALUES: dict[str, list[Any]] = {
         dt.datetime.fromisoformat("1969-12-31 23:59:59.999999"), dt.datetime.fromisoformat("2026-01-01 12:30"),
     ],
     "string": ["", "web", "ü"],
+    "struct<a: int64>": [{"a": 1}, {"a": None}], "struct<a: int64, b: string>": [{"a": 1, "b": ""}],
+    "struct<a: int64, b: string, c: list<struct<d: float32>>>": [
+        {"a": 1, "b": None, "c": [None, {"d": -0.0}]}, {"a": 1, "b": None, "c": []},
+    ],
+    "struct<a: int64, b: string, c: list<struct<d: float64, e: int8>>>": [
+        {"a": None, "b": "x", "c": [{"d": 0.1, "e": None}]}, {"a": 1, "b": None, "c": [{"d": 0.5, "e": 3}]},
+    ],
+    "list<int8>": [[], [1, None, -128]], "list<int32>": [[1, 300]], "list<int64>": [[2**40], [300, 2**40, None]],
+    "struct<t: date32>": [{"t": dt.date(2026, 1, 1)}],
+    "struct<t: timestamp[us], u: uint8>": [{"t": dt.datetime.fromisoformat("2026-01-01 12:30"), "u": None}, {"u": 7}],
+    "struct<t: timestamp[us], u: int64>": [{"t": None, "u": 2**40}],
+    "map<string, struct<a: int8>>": [[], [("k", {"a": 1}), ("l", None)]],
+    "map<string, struct<a: int16, b: list<int8>[2]>>": [
+        [("k", {"a": 1, "b": [None, 2]})], [("k", {"a": 300, "b": None})],
+    ],
+    "map<string, struct<a: int64, b: list<int64>[2]>>": [[("k", {"a": 2**40, "b": [2, 2**40]})]],
 }  # fmt: skip
 NAMES = ["a", "b", "c", "d"]
 Row = tuple[int, frozenset[tuple[int, Any]]]
@@ -55,11 +80,36 @@ class Col:
     default: Any = None
 
 
+class Fields(dict[str, Any]):
+    """A struct that can be counted."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(repr(self))
+
+
+class Items(list[Any]):
+    """The same of a list, and of a map's pairs."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(repr(self))
+
+
 def fits(value: Any, col: Col) -> bool:
     """Whether a column of an older schema can hold a value."""
+    return col.nullable if value is None else holds(value, col.kind)
+
+
+def holds(value: Any, kind: str) -> bool:
+    """Whether a type has a value."""
     if value is None:
-        return col.nullable
-    kind = col.kind
+        return True
+    if "<" in kind:
+        type_: Any = parse_type(kind)
+        if kind.startswith("struct"):
+            fields = {one.name: format_type(one.type) for one in type_}
+            return all(one is None if name not in fields else holds(one, fields[name]) for name, one in value.items())
+        inner = format_type(type_.item_type if kind.startswith("map") else type_.value_type)
+        return all(holds(one[1] if kind.startswith("map") else one, inner) for one in value)
     if "int" in kind:
         least, most = (
             (0, 2 ** int(kind[4:]) - 1)
@@ -80,6 +130,13 @@ def fits(value: Any, col: Col) -> bool:
 
 def as_kind(value: Any, kind: str) -> Any:
     """A value as a column of that type gives it."""
+    if value is not None and "<" in kind:
+        type_: Any = parse_type(kind)
+        if kind.startswith("struct"):
+            return Fields({one.name: as_kind(value.get(one.name), format_type(one.type)) for one in type_})
+        if kind.startswith("map"):
+            return Items((key, as_kind(one, format_type(type_.item_type))) for key, one in value)
+        return Items(as_kind(one, format_type(type_.value_type)) for one in value)
     if isinstance(value, dt.date) and kind.startswith("timestamp"):
         return value if isinstance(value, dt.datetime) else dt.datetime.fromisoformat(value.isoformat())
     return value.date() if isinstance(value, dt.datetime) and kind == "date32" else value
@@ -239,11 +296,12 @@ class Chain:
             self.controller.evolve("t", schema)
 
     def changed(self, schema: persist.Schema, cols: list[Col]) -> tuple[persist.Schema, list[Col]]:
-        what = self.rng.choice(["add", "add", "default", "rename", "swap", "widen", "drop", "relax"])
+        what = self.rng.choice(["add", "add", "default", "rename", "swap", "widen", "widen", "drop", "relax"])
         free = [name for name in NAMES if name not in {one.name for one in cols}]
         at = self.rng.randrange(len(cols)) if cols else 0
         if what in ("add", "default") and free:
-            name, kind = self.rng.choice(free), self.rng.choice(list(VALUES))
+            kinds = [kind for kind in VALUES if what == "add" or "<" not in kind]
+            name, kind = self.rng.choice(free), self.rng.choice(kinds)
             nullable = what == "add" or self.rng.random() < 0.5
             default = None if what == "add" else self.rng.choice([one for one in VALUES[kind] if one != float("inf")])
             col = Col(self.kept.count, name, kind, nullable, default)
