@@ -310,29 +310,42 @@ def test_evolved_columns_are_read_written_and_compacted_on_spark(
     client: persist.Client, spark: SparkSession, folder: Path
 ) -> None:
     """What was renamed, widened, dropped or has a default is the same through Spark and after its compaction."""
-    first = persist.Schema({"id": "int64"}, {"state": "string", "cents": "int32", "seen": "date32"}, times="ms")
-    now = (
-        first.rename({"state": "status"}).widen({"cents": "int64"}).drop("seen").add({"via": "string"}, {"via": "web"})
+    first = persist.Schema(
+        {"id": "int64"},
+        {"state": "string", "cents": "int32", "seen": "date32", "at": "struct<a: int32, b: list<struct<c: string>>>"},
+        times="ms",
     )
+    at = "struct<a: int64, b: list<struct<c: string, d: float64>>, e: string>"
+    now = (
+        first.rename({"state": "status"}).widen({"cents": "int64", "at": at}).drop("seen")
+        .add({"via": "string"}, {"via": "web"})
+    )  # fmt: skip
     table = client.table("evolved", first)
     old = client.open_writer("evolved", first)
+    there = {"a": 1, "b": [{"c": "x"}, None]}
     for n in range(3):
-        table.append([{"id": id_, "state": str(id_ % 7), "cents": id_, "seen": None} for id_ in range(n, 3_000, 3)])
+        some = range(n, 3_000, 3)
+        table.append([{"id": id_, "state": str(id_ % 7), "cents": id_, "seen": None, "at": there} for id_ in some])
     table.evolve(now)
-    table.upsert([{"id": 7, "cents": 2**40, "via": "shop"}])
-    old.apply([{"id": 9, "state": "old", "cents": 1, "seen": dt.date(2026, 1, 1)}])
+    more: dict[str, Any] = {"a": 2**40, "b": [{"c": None, "d": 0.1}], "e": ""}
+    table.upsert([{"id": 7, "cents": 2**40, "via": "shop", "at": more}])
+    old.apply([{"id": 9, "state": "old", "cents": 1, "seen": dt.date(2026, 1, 1), "at": there}])
     persist_lib.spark.register(spark)
     place = {"location": client.url, "table": "evolved"}
-    frame = spark.createDataFrame([(8, "spark", 5, "tv")], "id long, status string, cents long, via string")
+    kind = "struct<a: long, b: array<struct<c: string, d: double>>, e: string>"
+    columns = f"id long, status string, cents long, at {kind}, via string"
+    frame = spark.createDataFrame([(8, "spark", 5, more, "tv")], columns)
     frame.write.format("persist").options(**place, upsert="true").mode("append").save()
     want = table.read().to_pylist()
-    assert want[7] == {"id": 7, "status": "0", "cents": 2**40, "via": "shop"}
-    assert want[8] == {"id": 8, "status": "spark", "cents": 5, "via": "tv"}
-    assert want[9] == {"id": 9, "status": "old", "cents": 1, "via": "web"}
+    there = {"a": 1, "b": [{"c": "x", "d": None}, None], "e": None}
+    assert want[7] == {"id": 7, "status": "0", "cents": 2**40, "at": more, "via": "shop"}
+    assert want[8] == {"id": 8, "status": "spark", "cents": 5, "at": more, "via": "tv"}
+    assert want[9] == {"id": 9, "status": "old", "cents": 1, "at": there, "via": "web"}
 
     def on_spark_now() -> list[dict[str, Any]]:
         read = spark.read.format("persist").options(**place)
-        found = sorted((row.asDict() for row in read.load().collect()), key=lambda row: row["id"])
+        found = sorted((row.asDict(recursive=True) for row in read.load().collect()), key=lambda row: row["id"])
+        assert [row.id for row in read.load().filter("at.e = ''").orderBy("id").collect()] == [7, 8]
         assert [row.id for row in read.load().filter("cents > 1000000").collect()] == [7]
         assert read.load().filter("via = 'web'").count() == len(want) - 2
         return found

@@ -55,7 +55,7 @@ def _reads(stored: Column | None, column: Column) -> bool:
         return column.default is None
     if stored.type == column.type:
         return True
-    return not (column.type.startswith("timestamp") or stored.type.startswith("uint"))
+    return not ("timestamp" in column.type or "uint" in stored.type)  # within nested ones, too
 
 
 def columns_of(table: str, schemas: Sequence[Schema], format_: str, known: Mapping[str, str]) -> Columns:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import io
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -40,7 +40,7 @@ from pyiceberg.table.update import (
 )
 from pyiceberg.table.update.snapshot import ExpireSnapshots
 from pyiceberg.typedef import Record
-from pyiceberg.types import BinaryType, PrimitiveType, StringType
+from pyiceberg.types import BinaryType, IcebergType, ListType, MapType, PrimitiveType, StringType, StructType
 from pyiceberg.utils.truncate import truncate_upper_bound_binary_string, truncate_upper_bound_text_string
 
 from persist_lib.maintain.publish.columns import Columns
@@ -212,7 +212,7 @@ class Iceberg:
             if before is None:
                 (field,) = assign_fresh_schema_ids(Schema(given), lambda: next(fresh)).fields
             else:
-                kind = given.field_type if given.field_type.is_primitive else before.field_type
+                kind = _wider(before.field_type, given.field_type, fresh)
                 field = before.model_copy(update={"name": given.name, "field_type": kind})
             fields.append(field)
         if fields == list(table.schema().fields):
@@ -324,6 +324,27 @@ class _Stream(io.BytesIO):
 
 def _numbered(schema: pa.Schema) -> Any:
     return assign_fresh_schema_ids(_pyarrow_to_schema_without_ids(schema))
+
+
+def _wider(before: IcebergType, given: IcebergType, fresh: Iterator[int]) -> IcebergType:
+    """The type as it is now: what was there within keeps its ids, and fields that were added get fresh ones."""
+    match before, given:
+        case StructType(), StructType():
+            pairs = zip(before.fields, given.fields, strict=False)
+            known = [
+                old.model_copy(update={"field_type": _wider(old.field_type, new.field_type, fresh)})
+                for old, new in pairs
+            ]
+            more = assign_fresh_schema_ids(Schema(*given.fields[len(known) :]), lambda: next(fresh)).fields
+            return StructType(*known, *more)
+        case ListType(), ListType():
+            inner = _wider(before.element_type, given.element_type, fresh)
+            return ListType(before.element_id, inner, before.element_required)
+        case MapType(), MapType():
+            inner = _wider(before.value_type, given.value_type, fresh)
+            return MapType(before.key_id, before.key_type, before.value_id, inner, before.value_required)
+        case _:
+            return given
 
 
 def _mapping(columns: Columns, ids: dict[str, int], before: NameMapping | None, schema: Schema) -> NameMapping:

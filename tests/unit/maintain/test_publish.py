@@ -526,7 +526,11 @@ def test_only_a_publisher_with_the_right_to_maintain_pins(client: persist.Client
     assert client.inspect("s").state.pins["iceberg"] == pin
 
 
-EVOLVING = persist.Schema({"id": "int64 not null"}, {"word": "string", "n": "int32", "seen": "date32"}, unique=True)
+INNER = "struct<a: int32, b: list<struct<c: string>>, d: map<string, struct<e: float32>>>"
+WIDER = "struct<a: int64, b: list<struct<c: string, f: int32>>, d: map<string, struct<e: float64, g: date32>>, h: list<int8>>"
+EVOLVING = persist.Schema(
+    {"id": "int64 not null"}, {"word": "string", "n": "int32", "seen": "date32", "in": INNER}, unique=True
+)
 
 
 def evolved(client: persist.Client) -> Iterator[tuple[dict[int, str], Any]]:
@@ -536,12 +540,13 @@ def evolved(client: persist.Client) -> Iterator[tuple[dict[int, str], Any]]:
     def publish(**called: str) -> tuple[dict[int, str], Any]:
         return called, client.publish("s", "iceberg")  # type: ignore[return-value]
 
-    day = dt.date(2026, 11, 28)
-    table.append([{"id": id_, "word": f"w{id_}", "n": id_, "seen": day} for id_ in range(60)])
+    day, inner = dt.date(2026, 11, 28), {"a": 1, "b": [{"c": "x"}, None], "d": {"k": {"e": 0.5}}}
+    table.append([{"id": id_, "word": f"w{id_}", "n": id_, "seen": day, "in": inner} for id_ in range(60)])
     yield publish()
-    table.evolve(table.describe().schema.rename({"word": "text"}).widen({"n": "int64"}))
+    table.evolve(table.describe().schema.rename({"word": "text"}).widen({"n": "int64", "in": WIDER}))
     yield publish()
-    table.append([{"id": 100 + id_, "text": f"t{id_}", "n": 2**40 + id_, "seen": day} for id_ in range(9)])
+    inner = {"a": 2**40, "b": [{"c": "y", "f": 1}], "d": {"k": {"e": 0.1, "g": day}}, "h": [1, None]}
+    table.append([{"id": 100 + id_, "text": f"t{id_}", "n": 2**40 + id_, "seen": day, "in": inner} for id_ in range(9)])
     yield publish()
     table.evolve(table.describe().schema.drop("seen"))
     table.append([{"id": 200, "text": "no day", "n": 1}])
