@@ -64,8 +64,8 @@ def conform(
             arrays.append(_filled(key, field, schema, table.num_rows))
             continue
         column, stored = table.column(field.name), table.schema.field(field.name)
-        if field.type != (kind := _value_type(stored.type)):
-            column = _converted(key, column, kind, field)
+        if differs(stored.type, field.type):
+            column = in_type(key, column, field)
         if stored.nullable and not field.nullable and column.null_count:
             raise _older(key, f"nulls in column {field.name!r}, which are not allowed")
         arrays.append(column)
@@ -80,10 +80,13 @@ def _filled(key: str, field: pa.Field, schema: Schema, count: int) -> pa.Array:
     return fill(column, count)
 
 
-def _converted(key: str, column: pa.ChunkedArray, kind: pa.DataType, field: pa.Field) -> pa.ChunkedArray:
-    """A column of another type than its reader's. Parquet has no seconds: what is stored in ms is narrowed to them."""
+def in_type(key: str, column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
+    """A column of another type than `field`, which one of the schemas of the shard has. `key` names it in errors.
+
+    Parquet has no seconds: what is stored in ms is narrowed to them.
+    """
     try:
-        stored, wanted = format_type(kind), format_type(field.type)
+        stored, wanted = format_type(_value_type(column.type)), format_type(field.type)
     except InvalidUsage as error:
         raise _not_of(key, field) from error
     if not is_alike(stored, wanted):
@@ -103,6 +106,11 @@ def _older(key: str, what: str) -> SchemaMismatch:
         f"{key} has {what} in the columns that were asked for: the schema has evolved. Open it in the newest columns",
         problem="older columns", key=key,
     )  # fmt: skip
+
+
+def differs(stored: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether values are of another type, and not just dictionaries of this one."""
+    return _value_type(stored) != wanted
 
 
 def _value_type(kind: pa.DataType) -> pa.DataType:

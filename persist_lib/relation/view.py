@@ -8,7 +8,7 @@ import msgspec
 import pyarrow as pa
 
 from persist_lib.errors import SchemaMismatch
-from persist_lib.format.conform import conform, names_of
+from persist_lib.format.conform import conform, differs, in_type, names_of
 from persist_lib.kernel.columns import joined, plain
 from persist_lib.kernel.consolidate import consolidate
 from persist_lib.relation.projection import added_up, narrowed, projection_of
@@ -109,8 +109,11 @@ def recast(table: pa.Table, found: Schema, wanted: Schema) -> pa.Table:
 
 def widened(table: pa.Table, target: pa.Schema) -> pa.Table:
     """The columns of `target`, in its order; those that the table does not have are null."""
-    columns = [
-        table.column(field.name) if field.name in table.schema.names else pa.nulls(table.num_rows, field.type)
-        for field in target
-    ]
-    return pa.table(columns, schema=target)
+
+    def of(field: pa.Field) -> pa.Array | pa.ChunkedArray:
+        if field.name not in table.schema.names:
+            return pa.nulls(table.num_rows, field.type)
+        column = table.column(field.name)
+        return in_type("rows", column, field) if differs(column.type, field.type) else column
+
+    return pa.table([of(field) for field in target], schema=target)

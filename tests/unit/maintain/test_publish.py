@@ -527,7 +527,10 @@ def test_only_a_publisher_with_the_right_to_maintain_pins(client: persist.Client
 
 
 INNER = "struct<a: int32, b: list<struct<c: string>>, d: map<string, struct<e: float32>>>"
-WIDER = "struct<a: int64, b: list<struct<c: string, f: int32>>, d: map<string, struct<e: float64, g: date32>>, h: list<int8>>"
+WIDER = (
+    "struct<a: int64, b: list<struct<c: string, f: int32>>, d: map<string, struct<e: float64, g: date32>>, "
+    "h: list<int8>>"
+)
 EVOLVING = persist.Schema(
     {"id": "int64 not null"}, {"word": "string", "n": "int32", "seen": "date32", "in": INNER}, unique=True
 )
