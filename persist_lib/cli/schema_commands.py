@@ -77,7 +77,8 @@ class Changes(NamedTuple):
 def evolve(session: Session, name: opt.AnyTable, changes: Changes = Changes(), dry_run: opt.DryRun = False) -> None:  # noqa: B008
     """Change the columns of a table: add some, rename, widen or drop those that it has.
 
-    Nothing is rewritten. Added columns come at the end; rows that lack them have their default, or null. A renamed
+    Nothing is rewritten. Added columns come at the end; rows that lack them have their default, or null. Fields are
+    added to a struct by a wider type of its column, at the struct's end; rows that lack them have null. A renamed
     column keeps its data. A dropped one is not shown any more, and its name can be used again. To add what is there
     changes nothing; to rename or drop what is not there is refused. Programs with the older columns still append and
     read, as long as these hold what is there; their changes of rows that have something in newer columns are refused. A
@@ -90,6 +91,7 @@ def evolve(session: Session, name: opt.AnyTable, changes: Changes = Changes(), d
     persist evolve orders --add note:string --dry-run
     persist evolve orders --add 'channel:string not null' --default channel=web
     persist evolve orders --rename state=status --widen cents:int64 --drop seen
+    persist evolve orders --widen 'items:list<struct<sku: string, count: int32, note: string>>'
     """
     if not any(changes):
         raise InvalidUsage("name a column to add, as in --add note:string, or what else is to change: see --help")

@@ -116,7 +116,9 @@ Defaults = Annotated[
 Renamed = Annotated[list[str] | None, typer.Option("--rename", metavar="OLD=NEW", help="Another name for a column.")]
 Widened = Annotated[
     list[str] | None,
-    typer.Option("--widen", metavar="NAME:TYPE", help="A type that holds all values of the present one."),
+    typer.Option(
+        "--widen", metavar="NAME:TYPE", help="A type that holds all values of the present one, or a struct with more."
+    ),
 ]
 DroppedColumns = Annotated[list[str] | None, typer.Option("--drop", metavar="NAME", help="Take a value column away.")]
 Relaxed = Annotated[list[str] | None, typer.Option("--allow-null", metavar="NAME", help="Allow null in a column.")]

@@ -21,9 +21,10 @@ import pyarrow as pa
 from persist_lib.arguments import did_you_mean, shown
 from persist_lib.errors import InvalidUsage, SchemaMismatch
 from persist_lib.schema.schema import Column, Schema, by_ids, check_schema, with_models
-from persist_lib.schema.types import format_type, parse_type
+from persist_lib.schema.types import format_type, is_nested, parse_type
 from persist_lib.schema.widening import default_of, first_type, is_once_more, widens
 
+_FIELDS = ". Fields come at the end of a struct, and keep their names; keys of maps keep their type"
 MARK = "~"
 """What is appended to a name that is taken: to the id of a new column, and to the name of a dropped one."""
 
@@ -94,8 +95,9 @@ def widened(schema: Schema, types: Mapping[str, Any]) -> Schema:
         wide = format_type(parse_type(given) if isinstance(given, str) else given)
         if wide != column.type and not _widens(column, wide):
             raise InvalidUsage(
-                f"column ({column}) cannot become {wide}: not every {column.type} is one. Add a column with another "
-                "name, or copy the table into another one",
+                f"column ({column}) cannot become {wide}: not every {column.type} is one"
+                f"{_FIELDS if is_nested(wide) else ''}. Add a column with another name, or copy the table into another "
+                "one",
                 column=column.name, type=wide,
             )  # fmt: skip
         return _replaced(column, type=wide, first_type=_first_type(column, wide))

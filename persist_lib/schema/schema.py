@@ -280,7 +280,9 @@ class Schema(msgspec.Struct, frozen=True, array_like=True, dict=True, forbid_unk
         """The schema with wider types for some value columns, `{name: type}`.
 
         Integers become wider ones, float32 becomes float64, decimals get more digits before the point, and dates become
-        timestamps without a zone. Raises InvalidUsage for any other change.
+        timestamps without a zone. The same holds within nested types, where structs also get fields at their end, which
+        are null in older rows: `{"at": "struct<city: string, country: string>"}`. Raises InvalidUsage for any other
+        change.
         """
         return _evolution().widened(self.whole, types).shown
 

@@ -170,6 +170,10 @@ def test_columns_are_renamed_widened_and_dropped_and_a_dry_run_says_who_stays_in
     assert changed["schema"]["defaults"] == {"via": "web"}
     assert "no column 'name'" in fails(2, *words)
     assert done("evolve", "items", "--drop", "price")["changes"] == ["price dropped"]
+    done("evolve", "items", "--add", "at:struct<city: string, zip: int32>")
+    wide = "struct<city: string, zip: int64, country: string>"
+    assert done("evolve", "items", "--widen", f"at:{wide}")["changes"] == [f"at widened to {wide}"]
+    assert "Fields come at the end" in fails(2, "evolve", "items", "--widen", "at:struct<zip: int64, city: string>")
     for wrong, said_of_it in (
         (("--rename", "title"), "takes a name, = and"), (("--default", "x=1"), "add 'x' by --add"),
         (("--drop", "id"), "key column"), (("--widen", "via:int64"), "not every"),

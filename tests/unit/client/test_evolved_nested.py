@@ -6,10 +6,12 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
 import persist_lib as persist
+from persist_lib.relation.view import widened
 from persist_lib.testing import check_world
 from tests.worlds import World
 
@@ -191,3 +193,13 @@ def test_splits_and_engines_have_the_columns_of_now(client: persist.Client, kind
     assert found == THEN
     assert table.read().to_polars()["at"].struct.fields == ["city", "zip", "country"]
     assert table.read().to_pandas()["at"][0] == THEN[0]["at"]
+
+
+def test_a_projection_into_older_columns_cuts_nothing_off() -> None:
+    """Arrow's cast to a struct with fewer fields drops the others without a word."""
+    two = [pa.field("a", pa.int64()), pa.field("b", pa.string())]
+    there = pa.table([pa.array([{"a": 1, "b": "x"}, None])], pa.schema([("at", pa.struct(two))]))
+    narrow = pa.schema([("at", pa.struct(two[:1]))])
+    with pytest.raises(persist.SchemaMismatch, match="newest columns"):
+        widened(there, narrow)
+    assert widened(there.slice(1), narrow).to_pylist() == [{"at": None}]

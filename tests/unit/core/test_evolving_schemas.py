@@ -16,12 +16,15 @@ from persist_lib.ids import SeqNo
 from persist_lib.schema.evolution import adopted
 from persist_lib.schema.schema import Schema
 
-FIRST = Schema({"id": "int64"}, {"a": "int32", "b": "string not null"})
+FIRST = Schema({"id": "int64"}, {"a": "int32", "b": "string not null", "in": "list<struct<x: int8>>"})
 STATE = State(schemas=(FIRST,), format=EVOLVED)
 CHANGES = {
     "renamed": FIRST.rename({"a": "x"}), "dropped": FIRST.drop("a"),
     "default": FIRST.add({"x": "string"}, {"x": "-"}), "used again": FIRST.drop("a").add({"a": "int8"}),
-    "widened": FIRST.widen({"a": "int64"}), "relaxed": FIRST.relax("b"), "a name of the key": FIRST.rename({"id": "k"}),
+    "widened": FIRST.widen({"a": "int64"}), "relaxed": FIRST.relax("b"),
+    "widened within": FIRST.widen({"in": "list<struct<x: int64>>"}),
+    "a field": FIRST.widen({"in": "list<struct<x: int8, y: string>>"}),
+    "a name of the key": FIRST.rename({"id": "k"}),
 }  # fmt: skip
 
 
