@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from pydantic import BaseModel
 
 import persist_lib as persist
 from persist_lib.relation.view import widened
@@ -203,3 +205,60 @@ def test_a_projection_into_older_columns_cuts_nothing_off() -> None:
     with pytest.raises(persist.SchemaMismatch, match="newest columns"):
         widened(there, narrow)
     assert widened(there.slice(1), narrow).to_pylist() == [{"at": None}]
+
+
+class Key(BaseModel):
+    id: int
+
+
+class Item(BaseModel):
+    sku: str
+
+
+class Basket(BaseModel):
+    items: list[Item]
+    by_name: dict[str, Item] | None = None
+
+
+class NewItem(Item):
+    note: str | None = None
+
+
+class NewBasket(BaseModel):
+    items: list[NewItem]
+    by_name: dict[str, NewItem] | None = None
+
+
+def test_a_model_within_a_model_gets_a_field(world: World) -> None:
+    first = persist.Schema(key=Key, value=Basket, times="ms")
+    newer = persist.Schema(key=Key, value=NewBasket, times="ms")
+    client = world.client()
+    client.table("t", first).append([(Key(id=1), Basket(items=[Item(sku="a")]))])
+    assert len(client.table("t").evolve(newer)) == 2
+    client.table("t", newer).upsert([(Key(id=2), NewBasket(items=[], by_name={"x": NewItem(sku="b", note="n")}))])
+    assert client.table("t", newer).read().to_pylist() == [
+        {"id": 1, "items": [{"sku": "a", "note": None}], "by_name": None},
+        {"id": 2, "items": [], "by_name": {"x": {"sku": "b", "note": "n"}}},
+    ]
+
+
+@pytest.mark.parametrize("inline_bytes", [0, 4096])
+def test_seconds_within_become_finer_beside_seconds_that_stay(world: World, inline_bytes: int) -> None:
+    """Parquet stores seconds as milliseconds, so that a part is at the same time finer and coarser than its reader."""
+    client = world.client(persist.Config(inline_bytes=inline_bytes))
+    first = persist.Schema({"id": "int64"}, {"s": "struct<t: timestamp[s], u: timestamp[s]>"}, times="ms")
+    new_year = dt.datetime.fromisoformat("2026-01-01")
+    client.table("t", first).append([{"id": 1, "s": {"t": new_year, "u": new_year}}])
+    client.table("t").evolve(first.widen({"s": "struct<t: timestamp[us], u: timestamp[s], v: int8>"}))
+    table = client.table("t")
+    late = new_year.replace(microsecond=5)
+    table.upsert([{"id": 2, "s": {"t": late, "u": new_year}}])
+    for _ in range(2):
+        assert rows(table) == [
+            {"id": 1, "s": {"t": new_year, "u": new_year, "v": None}},
+            {"id": 2, "s": {"t": late, "u": new_year, "v": None}},
+        ]
+        compacted(client)
+    table.delete([1, 2])
+    compacted(client)
+    assert client.inspect("t").state.fingerprint == 0
