@@ -300,7 +300,7 @@ class Chain:
         free = [name for name in NAMES if name not in {one.name for one in cols}]
         at = self.rng.randrange(len(cols)) if cols else 0
         if what in ("add", "default") and free:
-            kinds = [kind for kind in VALUES if what == "add" or "<" not in kind]
+            kinds = [kind for kind in VALUES for _ in range(1 + ("<" in kind)) if what == "add" or "<" not in kind]
             name, kind = self.rng.choice(free), self.rng.choice(kinds)
             nullable = what == "add" or self.rng.random() < 0.5
             default = None if what == "add" else self.rng.choice([one for one in VALUES[kind] if one != float("inf")])
@@ -315,7 +315,8 @@ class Chain:
             one, other = cols[0], cols[-1]
             mine = [replace(one, name=other.name), *cols[1:-1], replace(other, name=one.name)]
             return schema.rename({one.name: other.name, other.name: one.name}), mine
-        if what == "widen" and cols and cols[at].kind in WIDER:
+        if what == "widen" and (narrow := [place for place, one in enumerate(cols) if one.kind in WIDER]):
+            at = self.rng.choice(narrow)
             kind = WIDER[cols[at].kind]
             default = as_kind(cols[at].default, kind)
             wide = replace(cols[at], kind=kind, default=default)
