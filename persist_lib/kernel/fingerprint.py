@@ -7,7 +7,7 @@ additive, so the fingerprint of two batches is the sum of both. `H` depends on e
 value) and the bits of its value, and on nothing else: not on chunks, slices, dictionaries, other columns' order, the
 process, or the machine. What rows have that do not say a column contributes nothing: null, or its default if it has
 one. So a new column changes no fingerprint. Nor does a wider type: a value that the column's first type has is hashed
-as that.
+as that; within nested values, number by number (`nested`).
 
 `H` finalises the sum of the column hashes with a non-linear mix. SUBTLE: without it, values swapped between two rows
 would cancel out. It is 64 bits and not keyed: it finds faults, not forgers.

@@ -57,7 +57,8 @@ class Column(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     first_name: str = ""
     """The name that it was made with, if it is another now, or was taken: fingerprints go by it, and stored data."""
     first_type: str = ""
-    """The type that it was made with, if values are hashed otherwise by the present one."""
+    """The type that it was made with, if values are hashed otherwise by the present one. Of a nested column, the type
+    that each number in it was made with."""
     is_dropped: bool = False
     """Whether it is only there for what older rows have in it."""
     fill: str = ""
