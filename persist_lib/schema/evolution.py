@@ -243,8 +243,8 @@ def _change_refused(was: Column, is_: Column, *, in_key: bool) -> str:
 def _widens(column: Column, wide: str) -> bool:
     """Whether a column may get a wider type.
 
-    SUBTLE: a date or timestamp once, at each place. Values are hashed as the first type or as the present one, and what came in
-    between would be hashed as neither.
+    SUBTLE: a date or timestamp once, at each place. Values are hashed as the first type or as the present one, and what
+    came in between would be hashed as neither.
     """
     made = column.first_type or column.type
     return widens(column.type, wide) and not is_once_more(made, column.type, wide)
