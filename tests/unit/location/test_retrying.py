@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from persist_lib.location.stack import wrap
 from persist_lib.location.wrap.chunk_cache import CachingBlob
 from persist_lib.location.wrap.deadline import RetryingBlob, RetryingConsensus, within
 from persist_lib.location.wrap.metering import MeteredBlob, MeteredConsensus
+from persist_lib.runtime.ambient import Runtime
 from persist_lib.testing import Chances, Fate, FaultyBlob, FaultyConsensus, ManualClock, Outcome, Script
 from tests.logs import after
 
@@ -210,6 +212,15 @@ def test_a_location_is_wrapped_with_the_timeout_of_the_config() -> None:
         assert (counted[0].inner, counted[1].inner) == (location.blob, location.consensus)
         assert stack.blob.timeout_s == stack.consensus.timeout_s == 3.0
         assert (stack.reads, stack.cache) == (stack.blob, None)
+
+
+def test_a_location_that_is_wrapped_is_measured_by_the_clock_of_its_client() -> None:
+    with open_location("memory:") as location:
+        ticks = count()  # by one at each look
+        stack = wrap(location, Config(), Runtime(monotonic=lambda: float(next(ticks))))
+        location.blob.set("s/x", b"x")
+        assert stack.blob.get("s/x") == b"x"
+        assert stack.meter.counts()["get"].seconds == 1.0
 
 
 def test_reads_are_cached_where_the_config_asks_for_it_and_nothing_else_is() -> None:

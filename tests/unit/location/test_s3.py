@@ -469,9 +469,13 @@ def test_settings_of_the_url_reach_the_client(tmp_path: Path) -> None:
     assert client.meta.endpoint_url == "https://h:1"
     assert client.meta.config.s3["addressing_style"] == "path"
     assert client.meta.config.retries["total_max_attempts"] == 1
+    assert client.meta.config.request_checksum_calculation == "when_supported"
     clients.close()
     with pytest.raises(InvalidUsage, match="closed"):
         clients.get()
+    clients = Clients(parse_url("s3://b/x?endpoint=https://h:1&checksums=when_required"))
+    assert clients.get().meta.config.request_checksum_calculation == "when_required"
+    clients.close()
 
 
 def test_a_request_is_sent_once_also_when_the_server_asks_to_slow_down(url: str) -> None:

@@ -405,6 +405,19 @@ def test_an_answer_that_cannot_be_read_does_not_say_that_nothing_was_done(
     assert reads or "othing was done" not in str(told.value)
 
 
+@pytest.mark.parametrize("slow", [{"1"}, {"2"}, {"1", "2"}, set()])
+def test_servers_of_which_one_is_only_slow_may_be_there(slow: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """So an opening asks again, whichever of them was asked last."""
+
+    def ready(server: Server, _seconds: float) -> None:
+        raise Unreached("no connection", is_slow=server.address[-1] in slow)
+
+    monkeypatch.setattr(Server, "_ready", ready)
+    with pytest.raises(Unreached) as caught:
+        Servers(["127.0.0.1:1", "127.0.0.1:2"], Runtime()).call("now", None, None, route="", seconds=1, reads=True)
+    assert caught.value.is_slow == bool(slow)
+
+
 def test_a_call_that_is_too_large_is_refused_before_it_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Server, "_ready", lambda _server, _seconds: None)
     monkeypatch.setattr(servers, "MOST_BYTES", 1000)
@@ -522,6 +535,31 @@ def test_servers_are_looked_for_less_and_less_often() -> None:
     behind.close()
     memory.close()
     assert 3600 / LONGEST_PAUSE_S <= looked[0] <= 3600 / LONGEST_PAUSE_S + 6
+
+
+def test_a_client_without_servers_has_one_heart_which_ends_with_it() -> None:
+    runtime, made = Runtime(), list[object]()
+    stores = _Stores(Opening(runtime=runtime))
+    memory = persist.open("memory:hearts")
+    stores.blob = memory.location.blob
+
+    class Beating:
+        ended = 0
+
+        def end(self) -> None:
+            self.ended += 1
+
+    def make(*given: object) -> Any:
+        assert given == (memory.location.blob, behind.consensus(), runtime)
+        made.append(Beating())
+        return made[-1]
+
+    behind = FallbackStore("memory:hearts", stores, Servers(["127.0.0.1:1"], runtime), runtime)
+    assert [behind.heart(make), behind.heart(make)] == 2 * made[:1]
+    behind.close()
+    behind.close()
+    memory.close()
+    assert [cast("Beating", one).ended for one in made] == [1]
 
 
 def test_a_store_that_is_not_there_is_told(site: Behind, tmp_path: Path) -> None:
