@@ -278,9 +278,9 @@ class Servers:
         """How long a server may take to answer of what is left."""
         if not self._has_other:
             return left_s
-        half_s, lately = max(SHARE_LEAST_S, left_s / 2), self.runtime.monotonic() - SHUNNED_MOST_S
-        others = [one for one in self._servers if one is not server]
-        has_fresh = any(not one.is_silent or one.shunned_until < lately for one in others)
+        half_s, others = max(SHARE_LEAST_S, left_s / 2), [one for one in self._servers if one is not server]
+        # SUBTLE: one that is silent may only not have been asked since it came back, as this one answered all calls.
+        has_fresh = any(not one.is_silent or not one.is_shunned for one in others)
         return min(SHARE_S, half_s) if has_fresh or (self._has_store and not server.is_silent) else half_s
 
     def _answers(self, server: Server, seconds: float) -> bool:

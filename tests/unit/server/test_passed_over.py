@@ -379,6 +379,42 @@ def test_servers_that_are_all_slow_end_in_an_answer(
         assert seconds <= (most - 1) * 2 + 5
 
 
+def test_a_server_that_nobody_asked_since_it_was_cut_off_does_not_give_another_half_of_the_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All servers were cut off for a moment, and one of them served every call since."""
+    now, away = [100.0], {"1", "2"}
+
+    def send(server: Server, _channel: object, _name: str, call: bytes, _seconds: float) -> bytes:
+        if server.address[-1] not in away:
+            return wire.encode_reply(int(server.address[-1]), 0)
+        now[0] += wire.decode_call(call, type(None))[1]
+        raise Failed(grpc.StatusCode.DEADLINE_EXCEEDED)
+
+    monkeypatch.setattr(Server, "_ready", lambda _server, _seconds: None)
+    monkeypatch.setattr(Server, "send", send)
+    asked = Servers(["127.0.0.1:1", "127.0.0.1:2"], Runtime(lambda: now[0]))
+
+    def call() -> tuple[int, float]:
+        began = now[0]
+        found = asked.call("head", None, int, route="", seconds=60, reads=True)
+        return found, now[0] - began
+
+    with pytest.raises(Unreached):
+        call()
+    now[0] = asked._servers[1].shunned_until
+    away.clear()
+    assert call() == (1, 0)
+    away.add("1")
+    assert call() == (2, 2)
+    now[0] += SHUNNED_MOST_S
+    away.add("2")
+    began = now[0]
+    with pytest.raises(Unreached):
+        call()
+    assert now[0] - began == 2 + 29, "the other one was tried just now: both may only be slow"
+
+
 NEWER = msgspec.msgpack.encode([wire.VERSION + 1, 0, None])
 WRONG = wire.encode_reply({"not": "a list"}, 0)
 
