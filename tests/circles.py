@@ -39,7 +39,7 @@ LEAST = 3
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Of a product: what is kept whole (parts of a test's id in brackets), and the share of the others that runs.
+    """Of a product: what is kept whole (parts of the end of a test's id, from its bracket on), and the others' share.
 
     At least one of each test function, or with `is_one` one of all that begin so.
     """
@@ -266,7 +266,8 @@ def kept(nodeids: Iterable[str], seed: str) -> set[str]:
     many = {function for function, count in cases.items() if count >= MANY and not function.startswith(WHOLE)}
     many -= _with_recorded_bugs() if many else set()
     for nodeid in nodeids:
-        function, case = _function(nodeid), nodeid.partition("[")[2]
+        function = _function(nodeid)
+        case = nodeid.removeprefix(function)
         found = _sample(nodeid) or ((function, HALF) if function in many else None)
         if _at_night(nodeid):
             continue

@@ -21,8 +21,9 @@ IDS = [
 ]
 
 
-def test_of_a_product_each_function_and_all_that_is_whole_are_kept(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(circles, "SAMPLED", {"tests/a/": Sample(0.0, ("memory",))})
+@pytest.mark.parametrize("whole", ["memory", "[memory", "[memory]"])
+def test_of_a_product_each_function_and_all_that_is_whole_are_kept(whole: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(circles, "SAMPLED", {"tests/a/": Sample(0.0, (whole,))})
     found = kept(IDS, "1")
     assert [one for one in IDS if "memory" in one and one not in found] == []
     assert sorted(one.partition("[")[0] for one in found if "memory" not in one) == [
