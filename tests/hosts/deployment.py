@@ -21,6 +21,7 @@ from urllib.parse import quote
 import persist_lib as persist
 from persist_lib.testing.servers import CREDENTIALS, PostgresServer, S3Server
 from tests.faults.shard_servers import Server, Told
+from tests.hosts.client_program import Wait
 from tests.hosts.network import SUBNET, Network
 from tests.tls import Authority
 
@@ -217,10 +218,18 @@ class Deployment:
         first.tell(f"check {files['two']}")
         found = first.heard("checked", "broken", within_s=CHECK_S)
         assert isinstance(found, dict), found
-        self.appends: dict[str, list[Told]] = {
-            name: pickle.loads(file.read_bytes())["appends"] for name, file in files.items()
-        }
+        told = {name: pickle.loads(file.read_bytes()) for name, file in files.items()}
+        self.appends: dict[str, list[Told]] = {name: of["appends"] for name, of in told.items()}
+        self.waits: dict[str, list[Wait]] = {name: of["waits"] for name, of in told.items()}
         return found
+
+    def waited_for(self, name: str, phase: Phase) -> list[str]:
+        """What the appends of a client waited for in a phase, if for long: from when to when after it began."""
+        return [
+            f"{began - phase.began:.1f} to {ended - phase.began:.1f} s: {what}"
+            for began, ended, what in self.waits[name]
+            if what.startswith("write") and began < phase.continued and ended > phase.began
+        ]
 
     def pauses(self, phase: Phase) -> dict[str, tuple[float, float]]:
         """By client: the longest time in a phase without an append answered, and how long after its end one was."""

@@ -30,6 +30,10 @@ No client may wait for all of the time of a call. At night, where partitions fol
 """
 
 
+LONG_S = 4.0
+"""What a client waited for is printed where it waited so long for an append: a server's 2 s, and as much again."""
+
+
 class Partition(NamedTuple):
     """Hosts that do not hear others, and the clients that must continue all the same."""
 
@@ -135,6 +139,9 @@ def test_nothing_is_lost_or_doubled_by_partitions_and_clients_continue(deploymen
     print(deployment.check())
     for phase in deployment.phases:
         print(*shown(deployment, phase), sep=", ")
+        for name, (longest, _) in deployment.pauses(phase).items():
+            if longest > LONG_S:
+                print(*deployment.waited_for(name, phase), sep="\n", end="\n\n")
     for phase in deployment.phases:
         for name, (longest, _) in deployment.pauses(phase).items():
             if name in must_continue(phase.kind):
