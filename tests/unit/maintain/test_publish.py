@@ -19,6 +19,7 @@ from pyiceberg.table import StaticTable
 import persist_lib as persist
 from persist_lib.core import commands as c
 from persist_lib.core.formats import CREATED, PART_SUMS
+from persist_lib.ids import is_published
 from persist_lib.maintain.publish.folder import Folder
 from persist_lib.maintain.publish.steps import FORMATS, _table
 from persist_lib.testing import Rival, check_world
@@ -166,6 +167,20 @@ def test_files_of_rows_that_are_only_added_are_shared_by_the_next_publication(cl
             write.append_now([row(100 * step + id_, "only added") for id_ in range(50)])
             published = client.publish("s")
             assert (published.files, published.shared, published.rewritten) == (step + 1, step, 0)
+
+
+@BOTH
+def test_what_is_rewritten_to_be_published_moves_only_for_readers_that_look_below_a_folder(
+    client: persist.Client, as_: str
+) -> None:
+    life(client)
+    newest = client.table("s").describe().upper.time
+    assert newest is not None
+    with client.open_reader("s") as read:
+        read.downgrade_since(newest - 1)  # so that there is nothing to write ahead of since
+    assert client.publish("s", as_).rewritten
+    keys = client.inspect("s").state.pins[as_].keys
+    assert {is_published(key) for key in keys} == {as_ == "delta"}
 
 
 @BOTH
