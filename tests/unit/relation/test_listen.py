@@ -9,6 +9,8 @@ import pytest
 
 import persist_lib as persist
 from persist_lib.errors import Determinate, ShardFinished, SinceViolation
+from persist_lib.ids import SeqNo
+from persist_lib.location.wrap.around import AroundConsensus
 from persist_lib.testing import Outcome, contents_of
 from tests.shards import TINY, filled
 from tests.unit.relation.carriers import Heard
@@ -35,6 +37,27 @@ def test_a_listener_hears_exactly_what_happened_after_its_start(
                 as_of + 1, persist.at(20)
             )
         client.maintain("s", policy=persist.Policy(weight=1e9))
+
+
+def test_a_snapshot_that_waits_is_woken_by_a_store_that_wakes_waiters(world: World) -> None:
+    write = world.client().open_writer("s", SCHEMA)
+    write.compare_and_append([row(1)], 0, 1)
+    waited: list[SeqNo] = []
+
+    class Wakes(AroundConsensus):
+        def wait(self, key: str, seqno: SeqNo, longest_s: float) -> bool:
+            assert key == "s"
+            waited.append(seqno)
+            write.compare_and_append([row(2, time=1)], 1, 2)
+            return True
+
+    location = world.reach()
+    with persist.open(replace(location, consensus=Wakes(location.consensus)), runtime=world.runtime(7)) as client:
+        read = client.open_reader("s")
+        known, began = read.machine.fetch().seqno, world.clock.monotonic()
+        assert read.snapshot(1, timeout=60).to_arrow().num_rows == 2
+    assert waited == [known]
+    assert world.clock.monotonic() == began, "it did not pause before it looked again"
 
 
 def test_a_listener_waits_for_news_and_backs_off(world: World) -> None:
