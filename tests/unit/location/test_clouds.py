@@ -340,6 +340,8 @@ def test_a_listing_starts_behind_a_name_whatever_the_server_makes_of_that(blob: 
         assert [found.name for found in page] == behind[: len(page)]
         assert bool(page) == bool(behind)
         assert is_last == (len(page) == len(behind))
+        whole = blob.page("s/", names[start])
+        assert ([found.key for found in whole.entries], whole.is_last) == (names[start + 1 :], True)
     fresh = objects_of(objects.target)
     seen, last = [], ""
     for _ in range(8):  # pages of the audit: each begins where the one before ended

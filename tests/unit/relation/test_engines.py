@@ -1,4 +1,4 @@
-"""What polars wants of a lazy scan is told to the scan as narrow as polars says it, by type of the constant."""
+"""What polars wants of a lazy scan becomes an Arrow expression that is as narrow, for constants of each type."""
 
 from __future__ import annotations
 
