@@ -66,7 +66,7 @@ def test_the_extras_that_are_installed_are_those_of_the_page() -> None:
 BRACKETS = re.compile(r"\b(persist(?:[-_](?:lib|pipeline))?)(?:-[\w.-]*?\.whl)?\\{0,2}\[([a-z0-9, -]+)\]")
 IN_WORDS = re.compile(r"\bextras? ((?:`[\w-]+`(?:, | and | or )?)+)")
 ERRORS = re.compile(r"\bextra=\"([a-z-]+)\"")
-NO_EXTRAS = {"refuse", "ignore", "forbid", "allow"}
+NO_EXTRAS = {"refuse", "add", "ignore", "forbid", "allow"}
 """What pydantic and the readers of lines call `extra`."""
 
 
