@@ -191,9 +191,8 @@ def test_duckdb_reads_an_evolved_table_by_the_mapping_of_names(tmp_path: Path, d
             expected = client.table("s").read().to_arrow()
             snapshot = StaticTable.from_metadata(published.version).metadata.current_snapshot_id
             assert snapshot is not None
-            seen[snapshot] = sorted(
-                map(list, zip(*(map(str, column.to_pylist()) for column in expected.columns), strict=True))
-            )
+            columns = (column.to_pylist(maps_as_pydicts="strict") for column in expected.columns)
+            seen[snapshot] = sorted(map(list, zip(*(map(str, column) for column in columns), strict=True)))
         for snapshot, rows in seen.items():
             scan = f"iceberg_scan('{published.place}', snapshot_from_id = {snapshot}::ubigint)"
             assert sorted(duckdb(f"select * from {scan}")) == rows
