@@ -53,6 +53,7 @@ class Fed(Shell):
         file = self.folder.parent / f"{name}-again.toml"
         file.write_text(self("source", "show", name, "--toml"))
         shown, again = self.json("source", "show", name), self.json("source", "create", "x", "-f", file, "--dry-run")
+        shown["decoding"].pop("added", None)  # which the source notes itself
         parts = ("reader", "decoding", "meaning", "schema")
         assert [shown[what] for what in parts] == [again[what] for what in parts]
 
@@ -156,13 +157,17 @@ def test_a_table_of_postgresql_at_a_shell(sh: Fed):
     with psycopg.connect(url, autocommit=True) as sql:
         sql.execute("CREATE TABLE shell (id int PRIMARY KEY, word text)")
         sql.execute("INSERT INTO shell VALUES (1, 'a')")
-        said = sh("source", "create", "orders", "--from", url, "--table", "public.shell")
+        said = sh("source", "create", "orders", "--from", url, "--table", "public.shell", "--add-columns")
         assert said.startswith("created orders from public.shell: (id: int32 not null) -> (word: string)")
         sh.check_same("orders")
         assert sh.json("ingest", "orders", "--once")["messages"] == 1
         sql.execute("UPDATE shell SET word = 'b'")
         assert sh.json("ingest", "orders", "--once")["messages"] == 1
         assert [(one["id"], one["word"]) for one in sh.contents()] == [(1, "b")]
+        sql.execute("ALTER TABLE shell ADD n int DEFAULT 7")
+        sh("ingest", "orders", "--once")
+        assert [(one["word"], one["n"]) for one in sh.contents()] == [("b", 7)]
+        sh.check_same("orders")
         assert "held back" in sh("source", "show", "orders")
         assert sh.json("source", "show", "orders")["instances"][0]["held_back_bytes"] >= 0
         assert sh.json("source", "drop", "orders", "--yes")["left"] == []
@@ -177,6 +182,11 @@ def test_a_table_of_postgresql_at_a_shell(sh: Fed):
         (("--from", "postgresql://h/db", "--table", "t", "--format", "csv"), "--format is for files"),
         (("--from", "postgresql://u:secret@h/db", "--table", "t"), "url has a password"),
         (("--from", "in", "--table", "t"), "--format"),
+        (("--from", "in", "--format", "csv", "--add-columns"), "--add-columns is for a table of PostgreSQL"),
+        (
+            ("--from", "postgresql://h/db", "--table", "t", "--add-columns", "--ignore-extra"),
+            "leaves out what --add-columns takes",
+        ),
     ],
 )
 def test_what_is_said_of_a_table_wrong_is_refused(sh: Fed, words: tuple[str, ...], said: str):
