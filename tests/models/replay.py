@@ -13,6 +13,7 @@ import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import persist_lib as persist
@@ -70,7 +71,10 @@ def trace(seed: int, mutant: str = "") -> list[Step]:
         f"-u{MOST_STEPS}",
         *defined({**PROFILES[seed % len(PROFILES)], **mistake, "SHOW": 1}),
     ]
-    done = subprocess.run([*words, str(HERE / "shard.pml")], capture_output=True, text=True, check=False)
+    with TemporaryDirectory() as folder:  # spin leaves `pan.pre` where it runs, and others run at the same time
+        done = subprocess.run(
+            [*words, str(HERE / "shard.pml")], cwd=folder, capture_output=True, text=True, check=False
+        )
     if not mutant and ("Error" in done.stdout or done.returncode):
         raise Unsound(f"{' '.join(words)}: {done.stdout[-500:]}{done.stderr[-500:]}")
     return [_step(line) for line in done.stdout.splitlines() if line.startswith("@ ")]
