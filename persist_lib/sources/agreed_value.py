@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from functools import cached_property
 
 import pyarrow as pa
 
@@ -35,24 +36,25 @@ class Choices:
 
     def create(self, fence: bytes) -> None:
         """Make room for it, and hold that. Idempotent."""
-        self._client.open_writer(self.shard, self._schema(), layer=OF_SOURCES).close()
+        self._client.open_writer(self.shard, self._schema, layer=OF_SOURCES).close()
         with suppress(HoldConflict):
             self._client.set_hold(self.shard, HOLD, 0, opaque=fence, expected=None)
 
+    @cached_property
     def _schema(self) -> Schema:
         version = self._client.machine(self.shard).try_fetch()
         return version.state.schemas[-1] if version is not None and version.state.schemas else SCHEMA
 
     def find(self) -> Iterator[bytes] | None:
         """What was chosen, part by part; None as long as nothing was. Raises ShardFinished once that is forgotten."""
-        reader = unheld(self._client, self.shard, self._schema())
+        reader = unheld(self._client, self.shard, self._schema)
         upper = reader.fetch_upper().time
         if upper is None:
             raise ShardFinished(f"the choice {self.shard} was made, used and forgotten", shard=self.shard)
         return None if upper == 0 else self._read()
 
     def _read(self) -> Iterator[bytes]:
-        reader = unheld(self._client, self.shard, self._schema())
+        reader = unheld(self._client, self.shard, self._schema)
         try:
             reader.fetch_upper()
             with reader.snapshot(0) as snapshot:
@@ -68,14 +70,14 @@ class Choices:
         Raises Indeterminate when it is not known whether it is committed; `find` tells that too.
         """
         with (
-            self._client.open_writer(self.shard, self._schema(), layer=OF_SOURCES) as write,
+            self._client.open_writer(self.shard, self._schema, layer=OF_SOURCES) as write,
             suppress(UpperMismatch, ShardFinished),
         ):
             write.compare_and_append(map(_row, enumerate(chosen)), 0, 1, timeout=PATIENCE_S)
 
     def forget(self) -> None:
         """Take it away, as it will not be asked for again. Idempotent."""
-        finish_shard(self._client, self.shard, self._schema(), HOLD)
+        finish_shard(self._client, self.shard, self._schema, HOLD)
 
 
 def _row(numbered: tuple[int, bytes]) -> pa.Table:

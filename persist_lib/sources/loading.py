@@ -260,7 +260,7 @@ class Loading(Ingestion):
             if bad is not None and bad.first_error is not None:
                 self._check_errors(errors, bad.first_error, window)
             staged = {role: [one.staged[role] for one in answers if role in one.staged] for role in tickets}
-            self._append_staged(window, {role: one.rendition for role, one in tickets.items()}, staged, timeout_s)
+            self._append_staged(window, stages, staged, timeout_s)
         return Done(window.end, messages, errors)
 
     def _by_key(self, window: Window, opened: ExitStack) -> tuple[tuple[CollectionSplit, ...], int]:

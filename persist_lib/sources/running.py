@@ -16,7 +16,6 @@ import pyarrow as pa
 
 from persist_lib.arguments import parse_seconds
 from persist_lib.catalog.multi_append import append_staged, open_stage
-from persist_lib.catalog.records import RenditionRecord
 from persist_lib.catalog.staging import CollectionStage, CollectionStaged
 from persist_lib.config import MIB
 from persist_lib.errors import (
@@ -53,6 +52,10 @@ HOLD_EVERY_MS = 5_000
 """By how much t moves before holds follow."""
 PASSING = (LeaseExpired, SinceViolation, UpperMismatch, Determinate, Indeterminate)
 """What the next step may not meet: an instance drops what it has in memory, and starts again."""
+
+
+Grows = Callable[[SourceRecord, Growth, Deadline], SourceRecord]
+"""Lets a source take columns, and answers its record with them."""
 
 
 class Behind(msgspec.Struct, frozen=True):
@@ -102,12 +105,13 @@ class Ingestion:
     """Messages that become bound at one time, in bytes, about."""
     window_bytes = WINDOW_BYTES
     """Messages that are in memory at once, and made durable together, in bytes, about; one time's at least."""
-    grow: Callable[[SourceRecord, Growth, Deadline], SourceRecord] | None = None
-    """Makes the record of a source that has taken columns."""
 
-    def __init__(self, controller: Controller, record: SourceRecord, owner: str, clock: Clock | None = None) -> None:
+    def __init__(
+        self, controller: Controller, record: SourceRecord, owner: str, clock: Clock | None = None,
+        grows: Grows | None = None,
+    ) -> None:  # fmt: skip
         self._controller, self._client, self.record = controller, controller.client, record
-        self._fence = record.fence
+        self._fence, self._grows = record.fence, grows
         self._pipeline = record.pipeline()
         self._reader: SourceReader | None = None
         self._clock = record.reader.clock(controller, record, owner) if clock is None else clock
@@ -173,8 +177,8 @@ class Ingestion:
     def _grow(self, deadline: Deadline) -> None:
         """Take columns that the upstream has by now, where the source takes such."""
         growth: Growth | None = said(self._opened(), "growth", None)
-        if growth is not None and self.grow is not None:
-            self.adopt(self.grow(self.record, growth, deadline))
+        if growth is not None and self._grows is not None:
+            self.adopt(self._grows(self.record, growth, deadline))
 
     def _mint(self, deadline: Deadline) -> None:
         reader = self._opened()
@@ -243,7 +247,7 @@ class Ingestion:
                     yield made.output
 
             staged["output"].append(stages["output"].write(output()))
-            self._append_staged(window, {role: stage.rendition for role, stage in stages.items()}, staged, timeout_s)
+            self._append_staged(window, stages, staged, timeout_s)
         return Done(window.end, messages, errors)
 
     def _stages(self, window: Window, opened: ExitStack, timeout_s: float) -> dict[str, CollectionStage] | None:
@@ -258,12 +262,12 @@ class Ingestion:
         return stages
 
     def _append_staged(
-        self, window: Window, renditions: Mapping[str, RenditionRecord],
+        self, window: Window, stages: Mapping[str, CollectionStage],
         staged: Mapping[str, Sequence[CollectionStaged]], timeout_s: float,
     ) -> None:  # fmt: skip
         """Commit what was staged for a window."""
         targets = self._writing()
-        stagings = [(targets[role].writer, rendition, staged.get(role, ())) for role, rendition in renditions.items()]
+        stagings = [(targets[role].writer, stage.rendition, staged[role]) for role, stage in stages.items()]
         append_staged(stagings, window.start, window.end, self._client.runtime.deadline(max(timeout_s, COMMIT_S)))
 
     def _parts(self, window: Window) -> Iterable[tuple[Window, pa.Table]]:

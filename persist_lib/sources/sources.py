@@ -204,11 +204,9 @@ class Sources:
         Raises NotFound, and InvalidUsage for a source that cannot be loaded so.
         """
         record, owner = self._learned(self.find(name)), owner or f"source {name}"[:100]
-        if loads is not None:
-            return Loading(self.controller, record, owner, loads)
-        instance = Ingestion(self.controller, record, owner)
-        instance.grow = self._grown
-        return instance
+        if loads is None:
+            return Ingestion(self.controller, record, owner, grows=self._grown)
+        return Loading(self.controller, record, owner, loads)
 
     def run(
         self,

@@ -1,15 +1,25 @@
-"""What tests of the command share: a shell."""
+"""What tests of the command share, a shell; and those of a table of PostgreSQL that is followed."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.integration.test_cli import Shell
+from tests.integration.test_postgres_source import Shop
 
 
 @pytest.fixture
 def sh(tmp_path: Path) -> Shell:
     """Commands on a location that is not there yet."""
     return Shell(tmp_path / "data")
+
+
+@pytest.fixture
+def shop() -> Iterator[Shop]:
+    """A schema of its own on a server, and a world with sources of its tables."""
+    found = Shop()
+    yield found
+    found.close()

@@ -89,13 +89,6 @@ class Shop(Sourced):
         self.sql.close()
 
 
-@pytest.fixture
-def shop() -> Iterator[Shop]:
-    found = Shop()
-    yield found
-    found.close()
-
-
 def wait_for(is_so: Callable[[], bool]) -> None:
     """The server notices a moment later that a connection is closed."""
     deadline = time.monotonic() + 20

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import msgspec
 import pytest
 
@@ -19,13 +17,6 @@ KEEPS = (
     "ALTER TABLE t RENAME TO away", "INSERT INTO away VALUES (11, 'y')", "ALTER TABLE away RENAME TO t",
 )  # fmt: skip
 SWAP = ("ALTER TABLE t RENAME word TO x", "ALTER TABLE t RENAME other TO word", "ALTER TABLE t RENAME x TO other")
-
-
-@pytest.fixture
-def shop() -> Iterator[Shop]:
-    found = Shop()
-    yield found
-    found.close()
 
 
 def test_what_loses_nothing_does_not_stop_it_and_what_does_ends_it_until_a_reset(shop: Shop) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
@@ -15,13 +14,6 @@ from persist_lib.sources.kinds import Declared
 from tests.integration.test_postgres_source import Shop, words
 
 ADDS = Decoding(decoder="pgoutput", extra="add")
-
-
-@pytest.fixture
-def shop() -> Iterator[Shop]:
-    found = Shop()
-    yield found
-    found.close()
 
 
 def made(shop: Shop) -> None:

@@ -19,12 +19,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist_lib.convert.lines.debezium import DELETES
-from persist_lib.convert.lines.file_columns import Sifted
+from persist_lib.convert.lines.file_columns import Sifted, defaults_of
 from persist_lib.kernel.columns import Flags, integers, joined, mask_of
 from persist_lib.kernel.keyset import distinct
 from persist_lib.kernel.order import sort_order, take
 from persist_lib.schema.schema import Schema
-from persist_lib.schema.widening import default_of
 from persist_lib.sources.decoding import Decoding
 from persist_lib.sources.postgres.columns import changed, check_added, header_of, places_of
 from persist_lib.sources.postgres.tuples import (
@@ -149,7 +148,7 @@ def _typed(decoded: Schema, schema: Schema, texts: Texts, places: list[int | Non
     none, nothing = np.zeros(count, np.bool_), pa.nulls(count, pa.large_binary())
     bad_new, bad_key, bad_old = none.copy(), none.copy(), none.copy()
     new, old, unchanged = [], [], {}
-    defaults = {one.name: default_of(one.type, one.default) for one in schema.columns if one.default is not None}
+    defaults = defaults_of(schema)
     for field, place in zip(decoded.data, places, strict=True):
         is_key = field.name in schema.key_names
         mine, before = (nothing, nothing) if place is None else (texts.new[place], texts.old[place])

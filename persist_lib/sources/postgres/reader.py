@@ -20,6 +20,7 @@ from persist_lib.errors import Determinate, Diverged, Gone, ShardFinished
 from persist_lib.sources.agreed_value import Choices
 from persist_lib.sources.growth import Growth
 from persist_lib.sources.postgres import server, snapshot
+from persist_lib.sources.postgres.added_columns import fetch_growth
 from persist_lib.sources.postgres.columns import changed
 from persist_lib.sources.postgres.kind import Postgres
 from persist_lib.sources.postgres.log_messages import Transaction
@@ -183,10 +184,11 @@ class TableReader:
         """What the table has that is not known yet, where the source takes that."""
         if not self._adds or self._known is None:
             return None
-        self._looked(START)
+        if self._table is None:
+            self._looked(START)
         assert self._table is not None  # noqa: S101 - looked at before
         with asking(self._declared, "look at the table's columns"):
-            return server.fetch_growth(self._connected(), self._table.oid, self._known)
+            return fetch_growth(self._connected(), self._table.oid, self._known)
 
     def close(self) -> None:
         for one in (self._stream, self._connection):

@@ -7,18 +7,14 @@ from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 import psycopg
-import pyarrow as pa
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from persist_lib.errors import Determinate, InvalidUsage, NotFound
 from persist_lib.location.postgres.connection import connection_failed, dialling
 from persist_lib.runtime.ambient import Runtime
-from persist_lib.schema.types import format_type
-from persist_lib.sources.growth import Added, Growth
-from persist_lib.sources.postgres.columns import Column, arrow_type, changed
+from persist_lib.sources.postgres.columns import Column
 from persist_lib.sources.postgres.kind import Postgres
-from persist_lib.sources.postgres.tuples import typed
 from persist_lib.sources.records import Known
 
 OLDEST = 150_000
@@ -46,12 +42,6 @@ _ENDED = """
 SELECT coalesce(pg_xact_status((CASE WHEN %(xid)s > next %% 4294967296 THEN next / 4294967296 - 1
                                 ELSE next / 4294967296 END * 4294967296 + %(xid)s)::text::xid8), 'aborted')
 FROM (SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint AS next) now
-"""
-_GROWTH = """
-SELECT c.relfilenode::bigint, a.attname, a.attnum::int, a.atttypid::bigint, a.atttypmod, a.xmax::text::bigint,
-       a.atthasmissing, convert_to((a.attmissingval::text::text[])[1], 'UTF8'), pg_current_wal_insert_lsn()::text
-FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid
-WHERE c.oid = %s AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = '' ORDER BY a.attnum
 """
 _NUMBERS = (
     "SELECT attname, attnum FROM pg_attribute WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped ORDER BY attnum"
@@ -260,14 +250,14 @@ def fetch_published(connection: psycopg.Connection[Any], publication: str, oid: 
     if row is None or row[0] is None or not (row[1] and row[2]):
         return ""
     for xid in row[3]:
-        if _is_being_changed(connection, xid):
+        if is_being_changed(connection, xid):
             raise Determinate(
                 f"the publication {publication} is being changed, by a transaction that is open: it is looked at again"
             )
     return str(row[0])
 
 
-def _is_being_changed(connection: psycopg.Connection[Any], xid: int) -> bool:
+def is_being_changed(connection: psycopg.Connection[Any], xid: int) -> bool:
     """Whether what a row of the catalog says is replaced by a transaction (`xmax`) that is open, or committed."""
     return bool(xid) and connection.execute(_ENDED, {"xid": xid}).fetchone() != ("aborted",)
 
@@ -275,50 +265,6 @@ def _is_being_changed(connection: psycopg.Connection[Any], xid: int) -> bool:
 def fetch_numbers(connection: psycopg.Connection[Any], oid: int) -> dict[str, int]:
     """The numbers of the columns of a table, by name."""
     return dict(connection.execute(_NUMBERS, [oid]).fetchall())
-
-
-def fetch_growth(connection: psycopg.Connection[Any], oid: int, known: Known) -> Growth | None:
-    """What a table has that is not known yet: columns, and the file with its rows; None if nothing is new.
-
-    What older rows have in a column is known as long as they are in the file that they were in before it came: of what
-    was written again, the catalog does not tell that any more. Raises SchemaChanged otherwise.
-
-    SUBTLE: columns are there by the place that is asked for while they are looked at, as what their transaction did is
-    seen after it is in the log. That none was gone by that place is what the second look tells: see `fetch_published`.
-    """
-    rows = connection.execute(_GROWTH, [oid]).fetchall()
-    if not rows:
-        return None  # the table was dropped: the next look tells
-    file, there = rows[0][0], parse_lsn(rows[0][-1])
-    new = [row for row in rows if row[1] not in known.columns]
-    if not new:
-        return None if file == known.file else Growth((), file, there)
-    for row in new:
-        if was := next((name for name, number in known.columns.items() if number == row[2]), None):
-            raise changed(lsn_text(there), f"its column {was!r} is called {row[1]!r}")
-    if file != known.file:
-        raise changed(
-            lsn_text(there),
-            f"it has the new column {new[0][1]!r}, and all its rows were written again since (by a default such as "
-            "random(), VACUUM FULL or TRUNCATE), so that what older ones have there is not in the log",
-        )
-    again = {row[2]: row for row in connection.execute(_GROWTH, [oid])}
-    for row in new:
-        seen = again.get(row[2])
-        if seen is None or seen[:5] != row[:5] or _is_being_changed(connection, seen[5]):
-            raise Determinate(f"the column {row[1]!r} is being changed, by a transaction that is open: it looks again")
-    columns = tuple(
-        _added(name, number, type_, modifier, missing) for _, name, number, type_, modifier, _, _, missing, _ in new
-    )
-    return Growth(columns, file, there)
-
-
-def _added(name: str, number: int, type_: int, modifier: int, missing: bytes | None) -> Added:
-    wanted = arrow_type(type_, modifier)
-    values, bad = typed(name, pa.array([missing], pa.large_binary()), wanted)
-    if bad:
-        raise changed("its new column", f"older rows have a default that cannot be kept: {bad[0]}")
-    return Added(name, number, format_type(wanted), values[0].as_py())
 
 
 def look(declared: Postgres, id_: str) -> Known:
