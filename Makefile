@@ -81,16 +81,18 @@ BY_FILES := --dist loadfile --no-loadscope-reorder
 UNITS := tests/unit tests/scripts tests/defects
 OTHERS := $(filter-out $(UNITS) tests/__pycache__,$(patsubst %/,%,$(wildcard tests/*/)))
 
-# The cheapest first; a part that fails ends the run.
+# Dagster, Spark and what kills processes wait for half of their time, so they run beside the others, of which the cheapest
+# are first. A part that fails ends the run; what failed beside is shown when the others are done.
 .PHONY: test-parts test-all clean-durations defects nightly reliability
 test-parts: $(PROJECT)
-	@mkdir -p build; $(PYTEST) --collect-only -q $(UNITS) $(OTHERS) >build/collected.log 2>&1 & # one compiles the tests for all workers
+	@mkdir -p build
 	@scripts/azurite || echo "azurite could not be installed: what needs it is skipped" >&2
 	@scripts/spin || echo "spin could not be installed: the formal models are skipped" >&2
-	@$(WITH_JAVA) scripts/part 'beside 1: an archive for JVMs' $(PYTHON_IN_VENV) scripts/spark_archive.py >build/spark_archive.log 2>&1 &
-	@scripts/part '1 of 3: units' $(TESTS) -n 4 -m "not ($(HEAVY))" $(UNITS)
-	@scripts/part '2 of 3: the other tests without daemons' $(TESTS) -n 3 -m "not ($(HEAVY))" $(OTHERS)
-	@$(WITH_JAVA) scripts/part '3 of 3: Dagster, Spark and killed processes' $(TESTS) -n 3 $(BY_FILES) -m "$(HEAVY)" $(HEAVY_FOLDERS)
+	@$(PYTEST) --collect-only -q $(UNITS) $(OTHERS) >build/collected.log 2>&1 || true # one compiles the tests for all workers
+	@$(WITH_JAVA) scripts/beside build/part-3.log scripts/part '3 of 3: Dagster, Spark and killed processes' \
+		$(PYTHON_IN_VENV) scripts/spark_archive.py $(TESTS) -n 2 $(BY_FILES) -m "$(HEAVY)" $(HEAVY_FOLDERS) \
+		:: scripts/part '1 of 3: units' $(TESTS) -n 3 -m "not ($(HEAVY))" $(UNITS) \
+		:: scripts/part '2 of 3: the other tests without daemons' $(TESTS) -n 3 -m "not ($(HEAVY))" $(OTHERS)
 
 defects: export PERSIST_CIRCLE ?= day
 defects: $(PROJECT) ## plant recorded bugs one by one, and see which the tests find: NAMES="0301 streams" WIDE=1; SAMPLE=100 of them

@@ -44,6 +44,7 @@ BENCHMARKS = {
     "upsert": "bench.upsert:upsert",
     "life": "bench.life:life",
     "life-long": "bench.life:life_long",
+    "life-pyiceberg": "bench.life:life_pyiceberg",
     "tables": "bench.tables:tables",
     "streams": "bench.streams:streams",
     "collections": "bench.collections:collections",
@@ -57,7 +58,7 @@ BENCHMARKS = {
     "nested": "bench.nested:nested",
     "publish": "bench.publish:publish",
 }
-ON_REQUEST = {"kernel-100m", "life-long", "spark-100m", "spark-sizes"}
+ON_REQUEST = {"kernel-100m", "life-long", "life-pyiceberg", "spark-100m", "spark-sizes"}
 """Benchmarks that take many minutes and run only if they are named."""
 console = Console(width=None if sys.stdout.isatty() else 150)
 

@@ -1,15 +1,16 @@
-"""A table after a life of changes: reads of it, as it is and as it was, beside deltalake and DuckLake.
+"""A table after a life of changes: reads of it, as it is and as it was, beside deltalake, DuckLake and pyiceberg.
 
 A load, then upserts of 1,000 keys (a third of them new, the others by Zipf), a delete of some keys after each tenth,
 and each side's maintenance after each fiftieth; all history is kept. Then whole scans, filtered scans, look-ups, scans
 as of 20 earlier versions, and the changes between two. Each side opens its table again for each read (once for all the
-versions), on the local disk.
+versions), on the local disk. A cold scan is one after the system has forgotten what it read of files, which takes root.
 """
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -24,7 +25,7 @@ from bench.figures import Figure, beside, timed
 from bench.merges import LAKE, MIB, install_ducklake
 from bench.peer import Peer, Ready
 
-FULL, LONG, QUICK = (1_000_000, 100), (2_000_000, 500), (50_000, 20)
+FULL, LONG, FEW, QUICK = (1_000_000, 100), (2_000_000, 500), (1_000_000, 20), (50_000, 20)
 KEYS, NEW, DELETED = 1_000, 333, 100
 DELETES, MAINTAINS = 10, 50
 VERSIONS = 20
@@ -33,6 +34,7 @@ BELOW = 10_000
 READS = ("scan", "filtered scan", "look-up", "versions")
 PEERS = {"deltalake": (*READS, "changes"), "ducklake": READS}
 """What is asked of each. DuckLake's `table_changes` over 25 of 100 changes to 1 M rows waited without end or work."""
+CACHES = Path("/proc/sys/vm/drop_caches")
 
 
 def table_of(keys: np.ndarray, step: int) -> pa.Table:
@@ -71,13 +73,18 @@ def life_long(quick: bool) -> list[Figure]:
     return _life(*(QUICK if quick else LONG))
 
 
-def _life(rows: int, steps: int) -> list[Figure]:
+def life_pyiceberg(quick: bool) -> list[Figure]:
+    """The same of a shorter life beside pyiceberg, whose upserts take seconds, and which reads no changes."""
+    return _life(*(QUICK if quick else FEW), peers={"pyiceberg": READS})
+
+
+def _life(rows: int, steps: int, peers: Mapping[str, Sequence[str]] = PEERS) -> list[Figure]:
     install_ducklake()
     found: list[Figure] = []
     with TemporaryDirectory(prefix="persist-life-") as folder:
         calls = ours(folder, rows, steps)
         live = timed(calls["live"])
-        for peer, reads in PEERS.items():
+        for peer, reads in peers.items():
             with Peer(f"bench.life:{peer}", folder, rows, steps) as other:
                 note = f"{rows:,} rows, then {steps} upserts"
                 theirs = other.run(call="live")[0]
@@ -88,7 +95,21 @@ def _life(rows: int, steps: int) -> list[Figure]:
                     mine, its = beside(partial(timed, calls[read]), partial(_once, other, read), ROUNDS)
                     most = 1.2 if (peer, read) == ("deltalake", "scan") else None
                     found.append(Figure(f"life: {read}", mine * 1e3, its * 1e3, "ms", peer, at_most=most))
+                if os.access(CACHES, os.W_OK):
+                    mine, its = beside(
+                        partial(_cold, partial(timed, calls["scan"])),
+                        partial(_cold, partial(_once, other, "scan")),
+                        ROUNDS,
+                    )
+                    found.append(Figure("life: cold scan", mine * 1e3, its * 1e3, "ms", peer))
     return found
+
+
+def _cold(read: Callable[[], float]) -> float:
+    """The seconds of a read, of which the system has nothing in memory."""
+    os.sync()
+    CACHES.write_text("1")
+    return read()
 
 
 def ours(folder: str, rows: int, steps: int) -> dict[str, Callable[[], object]]:
@@ -235,3 +256,48 @@ def ducklake(folder: str, rows: str, steps: str) -> Iterator[Ready]:
             "versions": lambda: asked(*(f"from lake.t at (version => {versions[at]})" for at in _some(last))),
         },
     )  # fmt: skip
+
+
+@contextmanager
+def pyiceberg(folder: str, rows: str, steps: str) -> Iterator[Ready]:
+    """An Iceberg table."""
+    import pyiceberg as peer  # noqa: PLC0415 - only its process needs it
+    from pyiceberg.catalog.sql import SqlCatalog  # noqa: PLC0415
+    from pyiceberg.expressions import In, LessThan  # noqa: PLC0415
+    from pyiceberg.table import Table  # noqa: PLC0415
+
+    place, count, last = Path(folder, "iceberg"), int(rows), int(steps)
+    place.mkdir()
+    versions: list[int] = []
+
+    def opened() -> Table:
+        catalog = SqlCatalog("bench", uri=f"sqlite:///{place}/catalog.db", warehouse=f"file://{place}")
+        catalog.create_namespace_if_not_exists("bench")
+        return catalog.create_table_if_not_exists("bench.t", schema=table_of(np.arange(1), 0).schema)
+
+    def live() -> None:
+        table = opened()
+        for source in loads(count):
+            table.append(source)
+        for step in range(1, last + 1):
+            source, deleted = changes(count, step)
+            table.upsert(source, join_cols=["k"])
+            versions.append(table.metadata.current_snapshot_id or 0)
+            if deleted.size:
+                table.delete(In(term="k", literals=deleted.tolist()))
+
+    def scanned(*found: int, **words: Any) -> int:
+        table = opened()
+        return sum(table.scan(snapshot_id=version, **words).to_arrow().num_rows for version in found or [None])
+
+    yield Ready(
+        f"pyiceberg {peer.__version__}, its defaults (copy on write), SQL catalog on SQLite; it has no maintenance "
+        "that rewrites data",
+        {
+            "live": live,
+            "scan": scanned,
+            "filtered scan": lambda: scanned(row_filter=LessThan(term="a", value=BELOW)),
+            "look-up": lambda: scanned(row_filter=In(term="k", literals=looked_up(count))),
+            "versions": lambda: scanned(*(versions[at] for at in _some(last))),
+        },
+    )

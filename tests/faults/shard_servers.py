@@ -26,6 +26,8 @@ from tests.worlds import SCHEMA
 
 SHARD, PAIR = "s", ("p", "q")
 CONFIG = persist.Config(format=4, timeout_s=30, lease_ms=20_000)
+BREATH_S = 0.01
+"""Between two calls of a role, so that the others have the interpreter and the cores as well."""
 
 
 class Server:
@@ -100,6 +102,10 @@ class Site:
     def client(self) -> persist.Client:
         return persist.open(self.url, self.served, config=CONFIG)
 
+    def may_continue(self) -> bool:
+        """Whether the test has not ended. A role asks before each of its calls."""
+        return not self.ends.wait(BREATH_S)
+
     def start(self, role: Callable[..., None], *given: int) -> threading.Thread:
         """A thread with a client of its own, which does its role again and again."""
 
@@ -129,7 +135,7 @@ class Site:
         """Append one row after the other; what is in doubt is asked for by its token until it is known."""
         write = client.open_writer(SHARD, SCHEMA)
         for n in range(1_000_000):
-            if self.ends.is_set():
+            if not self.may_continue():
                 return
             self.append(write, number * 1_000_000 + n)
 
@@ -161,7 +167,7 @@ class Site:
             id_, token = number * 1_000_000 + n, None
             ats: list[int] | None = None
             while True:
-                if self.ends.is_set() and token is None:
+                if not self.may_continue() and token is None:
                     return
                 try:
                     ats = ats or [write.fetch_upper().time or 0 for write in (first, second)]
@@ -202,7 +208,7 @@ class Site:
     def look(self, client: persist.Client) -> None:
         """Read upper: never less than what was acknowledged before."""
         read = client.open_reader(SHARD)
-        while not self.ends.is_set():
+        while self.may_continue():
             began = time.monotonic()
             if (upper := self.patiently(read.fetch_upper)) is not None:
                 self.reads.append(Told(began, time.monotonic(), upper.time or 0))
@@ -210,7 +216,7 @@ class Site:
     def hold(self, client: persist.Client) -> None:
         """Move a hold to and fro by its fencing value. A command that were applied twice would move it back."""
         generation, value = 0, None
-        while not self.ends.is_set():
+        while self.may_continue():
             wanted = b"b" if value == b"a" else b"a"
             try:
                 since = client.machine(SHARD).fetch().state.since.time or 0
@@ -225,7 +231,7 @@ class Site:
 
     def tend(self, client: persist.Client) -> None:
         """Compaction by a worker and all other upkeep, through the servers and beside them in turn."""
-        while not self.ends.is_set():
+        while self.may_continue():
             try:
                 (client if self.passes % 2 else self.store).maintain(SHARD)
                 self.passes += 1
