@@ -73,7 +73,6 @@ test-all: test-parts ## all tests, with those that `make test` leaves to the nig
 clean-durations:
 	rm -rf build/durations
 
-# More workers than two cores, as a third of the time of units is waiting for servers, and half of that of daemons.
 TESTS = scripts/in-memory env $(if $(DURATIONS),PERSIST_DURATIONS=$(CURDIR)/build/durations) $(PYTEST)
 # By files, as these share daemons and sessions; those that wait longest begin first (LONGEST in tests/circles.py).
 BY_FILES := --dist loadfile --no-loadscope-reorder
