@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import persist_lib as persist
-from persist_lib.errors import Determinate, Indeterminate, LeaseExpired, NotFound
+from persist_lib.errors import Determinate, Indeterminate, LeaseExpired, NotFound, SinceViolation
 from persist_lib.sources.bindings import SCHEMA as BINDINGS
 from persist_lib.sources.bindings import Bindings
 from persist_lib.sources.protocol import Mark
@@ -117,12 +117,15 @@ class Minters:
                 self.try_(act)
 
     def try_(self, act: Callable[[], object]) -> None:
-        """Do it, and count it where a clock is wrong, or the outcome is in doubt."""
+        """Do it, and count it where a clock is wrong, or the outcome is in doubt.
+
+        By a clock that is hours ahead leases have ended, and with them goes the history that they held.
+        """
         try:
             act()
         except LeaseExpired:
             self.write, self.read = self.client.open_shard(SHARD, SCHEMA)
-        except (Determinate, Indeterminate, NotFound) as error:
+        except (Determinate, Indeterminate, NotFound, SinceViolation) as error:
             self.notes.refused[type(error).__name__] += 1
 
 
