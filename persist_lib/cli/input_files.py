@@ -5,7 +5,6 @@ And files of statements: JSON lines with `table`, `op` and `row`, which `persist
 
 from __future__ import annotations
 
-import datetime as dt
 import json
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -22,9 +21,10 @@ import pyarrow.parquet as pq
 
 from persist_lib.arguments import UNREADABLE, did_you_mean
 from persist_lib.convert.lines import nested_json
+from persist_lib.convert.lines.file_columns import csv_type, from_csv
+from persist_lib.convert.lines.json_lines import from_json, json_type
 from persist_lib.errors import InvalidUsage
 from persist_lib.kernel.by_key import Counts
-from persist_lib.kernel.columns import joined
 from persist_lib.relation.statements import new_values
 from persist_lib.schema.schema import DIFF, TIME, Schema
 from persist_lib.timeline import Tables, Transaction
@@ -80,7 +80,7 @@ def _read_parquet(path: Path, _types: Types) -> Iterator[pa.Table]:
 def _read_csv(path: Path, types: Types) -> Iterator[pa.Table]:
     # Only an empty field without quotes is null: "NA" and "null" are text.
     nested = {name: pa.field(name, type_) for name, type_ in types.items() if pa.types.is_nested(type_)}
-    read_as = {**types, **dict.fromkeys(nested, pa.string())}
+    read_as = {name: pa.string() if name in nested else csv_type(type_) for name, type_ in types.items()}
     options = pyarrow.csv.ConvertOptions(
         column_types=read_as, null_values=[""], strings_can_be_null=True, quoted_strings_can_be_null=False
     )
@@ -88,10 +88,14 @@ def _read_csv(path: Path, types: Types) -> Iterator[pa.Table]:
     with pyarrow.csv.open_csv(path, convert_options=options, parse_options=parsing) as reader:
         row = 0
         for batch in reader:
-            for name in filter(nested.__contains__, batch.schema.names):  # JSON in a cell
-                column = nested_json.column_of(batch.column(name).to_pylist(), nested[name], row)
-                batch = batch.set_column(batch.schema.get_field_index(name), name, column)  # noqa: PLW2901 - the same
-            yield _with_integers(pa.Table.from_batches([batch]))
+            columns = {}
+            for name in batch.schema.names:
+                column = batch.column(name)
+                if name in nested:  # JSON in a cell
+                    columns[name] = nested_json.column_of(column.to_pylist(), nested[name], row)
+                else:
+                    columns[name] = from_csv(column, types[name]) if name in types else column
+            yield _with_integers(pa.table(columns))
             row += batch.num_rows
 
 
@@ -107,41 +111,35 @@ def _with_integers(table: pa.Table) -> pa.Table:
 
 
 def _read_jsonl(path: Path, types: Types) -> Iterator[pa.Table]:
+    """Lines of objects, a block at a time."""
     # SUBTLE: Arrow would fill a column that the file lacks with nulls, but it has to be refused. So only columns of the
     # first line are asked for.
-    first = _first_row(path)
+    first, row = _first_row(path), 0
     types = {name: type_ for name, type_ in types.items() if name in first}
     if isinstance(first.get(TIME), int):
         types[TIME] = pa.uint64()
-    nested = {name: pa.field(name, type_) for name, type_ in types.items() if pa.types.is_nested(type_)}
-    plain = [(name, type_) for name, type_ in types.items() if name not in nested]
-    asked = pa.schema([(name, pa.string() if _as_text(type_) else type_) for name, type_ in plain])
-    parsing = pyarrow.json.ParseOptions(explicit_schema=asked, newlines_in_values=False)
-    reading = pyarrow.json.ReadOptions(block_size=LINE_BYTES)
-    if nested:
-        yield from _read_nested(path, types, nested, parsing)
-        return
-    with pyarrow.json.open_json(path, read_options=reading, parse_options=parsing) as reader:
-        for batch in reader:
-            columns = [_from_text(batch.column(name), types.get(name)) for name in batch.schema.names]
-            yield pa.table(columns, names=batch.schema.names)
-
-
-def _read_nested(
-    path: Path, types: Types, nested: Mapping[str, pa.Field], parsing: pyarrow.json.ParseOptions
-) -> Iterator[pa.Table]:
-    """Lines of which some fields hold others, a block at a time."""
-    row = 0
     with path.open("rb") as file:
         while lines := file.readlines(LINE_BYTES):
-            rest, taken = nested_json.without(b"".join(lines), nested)
-            if not rest:
+            data = b"".join(lines)
+            odd = nested_json.has_odd_floats(data)
+            apart = {
+                name: pa.field(name, type_)
+                for name, type_ in types.items()
+                if pa.types.is_nested(type_) or (odd and pa.types.is_floating(type_))
+            }
+            rest, taken = nested_json.without(data, apart) if apart else (data, {})
+            if not rest.strip():
                 continue
+            asked = pa.schema([(name, json_type(type_)) for name, type_ in types.items() if name not in apart])
             found = pyarrow.json.read_json(
-                pa.BufferReader(rest), pyarrow.json.ReadOptions(block_size=len(rest) + 1), parsing
-            ).combine_chunks()
-            columns = {name: _from_text(joined(found.column(name)), types.get(name)) for name in found.schema.names}
-            columns |= {name: nested_json.column_of(raws, nested[name], row) for name, raws in taken.items()}
+                pa.BufferReader(rest), pyarrow.json.ReadOptions(block_size=len(rest) + 1),
+                pyarrow.json.ParseOptions(explicit_schema=asked, newlines_in_values=False),
+            )  # fmt: skip
+            columns = {
+                name: from_json(found.column(name), types[name]) if name in types else found.column(name)
+                for name in found.schema.names
+            }
+            columns |= {name: nested_json.column_of(raws, apart[name], row) for name, raws in taken.items()}
             yield pa.table(columns)
             row += found.num_rows
 
@@ -153,22 +151,6 @@ def _first_row(path: Path) -> dict[str, Any]:
     if not isinstance(row, dict):
         raise InvalidUsage(f"{path}: each line must be an object with the columns as its names", path=str(path))
     return row
-
-
-def _as_text(type_: pa.DataType) -> bool:
-    """Whether JSON holds values of this type as text that Arrow's parser does not accept."""
-    is_ = pa.types
-    return is_.is_date(type_) or is_.is_time(type_) or is_.is_binary(type_) or is_.is_fixed_size_binary(type_)
-
-
-def _from_text(column: pa.Array, type_: pa.DataType | None) -> pa.Array:
-    """Convert a column from text: dates and times from ISO 8601, bytes from base64. Other columns stay as they are."""
-    if type_ is None or not _as_text(type_):
-        return column
-    if pa.types.is_date(type_) or pa.types.is_time(type_):
-        kind: Any = dt.date if pa.types.is_date(type_) else dt.time
-        return pa.array(msgspec.convert(column.to_pylist(), list[kind | None]), type_)
-    return pa.array(msgspec.convert(column.to_pylist(), list[bytes | None]), type_)
 
 
 READERS: dict[str, Callable[[Path, Types], Iterator[pa.Table]]] = {

@@ -25,7 +25,10 @@ LEFT_OUT = frozenset({"digests", "key_lower", "key_upper", "inline"})
 
 
 def encode(value: object) -> str:
-    """One line of JSON: bytes as base64, moments as ISO 8601, decimals as text, floats that are not finite as null."""
+    """One line of JSON: bytes as base64, moments as ISO 8601, decimals as text.
+
+    Floats that are not finite are null: rows go through `row_formats.python_rows` first.
+    """
     return msgspec.json.encode(value).decode()
 
 

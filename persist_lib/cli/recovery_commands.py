@@ -102,7 +102,7 @@ def restore(
         row_formats.write_table(session, None, done.sample.schema, row_formats.Counted(iter([done.sample]), 0))
         if done.rows > done.sample.num_rows:
             session.note(f"only the first {done.sample.num_rows}")
-    sample = [row for batch in row_formats.rows_of(done.sample) for row in batch.to_pylist()]
+    sample = [row for batch in row_formats.rows_of(done.sample) for row in row_formats.python_rows(batch)]
     said = _restored(name, schema.show(done.to), done.rows, done.added, done.retracted, seqno, dry_run=dry_run)
     session.answer({**value, "sample": sample}, said)
     session.note(units.spent(done.cost))

@@ -54,23 +54,43 @@ class Counted:
 
 
 def rows_of(table: Any) -> Iterator[Any]:
-    """Record batches of few rows, in types that Python can hold. Python has no nanoseconds, so these become text."""
+    """Record batches of few rows, in types that Python can hold."""
     import pyarrow as pa
 
-    def presentable(kind: Any) -> Any:
-        if pa.types.is_struct(kind):
-            return pa.struct([field.with_type(presentable(field.type)) for field in kind])
-        if pa.types.is_map(kind):
-            return pa.map_(presentable(kind.key_type), presentable(kind.item_type))
-        if pa.types.is_nested(kind):
-            size = kind.list_size if pa.types.is_fixed_size_list(kind) else -1
-            return pa.list_(presentable(kind.value_type), size)
-        if pa.types.is_timestamp(kind) and kind.unit == "ns":
-            return pa.string()
-        return pa.int64() if pa.types.is_duration(kind) else kind
-
-    fields = [field.with_type(presentable(field.type)) for field in table.schema]
+    fields = [field.with_type(_presentable(field.type)) for field in table.schema]
     yield from table.cast(pa.schema(fields)).to_batches(max_chunksize=ROWS_AT_ONCE)
+
+
+def _presentable(kind: Any) -> Any:
+    """A type that Python and JSON have: nanoseconds are text, durations a number of their units."""
+    import pyarrow as pa
+
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_presentable(field.type)) for field in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(_presentable(kind.key_type), _presentable(kind.item_type))
+    if pa.types.is_nested(kind):
+        size = kind.list_size if pa.types.is_fixed_size_list(kind) else -1
+        return pa.list_(_presentable(kind.value_type), size)
+    if pa.types.is_timestamp(kind) and kind.unit == "ns":
+        return pa.string()
+    return pa.int64() if pa.types.is_duration(kind) else kind
+
+
+def python_rows(batch: Any) -> list[dict[str, Any]]:
+    """The rows for JSON, which has no number for a float that is not finite: such ones are their text."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    from persist_lib.convert.lines.nested_json import with_odd_floats
+
+    rows = batch.to_pylist(maps_as_pydicts="strict")
+    for field, column in zip(batch.schema, batch.columns, strict=True):
+        is_float = pa.types.is_floating(field.type)
+        if pa.types.is_nested(field.type) or (is_float and not pc.all(pc.is_finite(column)).as_py()):
+            for row in rows:
+                row[field.name] = with_odd_floats(row[field.name])
+    return rows
 
 
 def with_ids_as_text(columns: Schema, schema: Any, tables: Iterator[Any]) -> tuple[Any, Iterator[Any]]:
@@ -116,7 +136,7 @@ def write_json(stream: BinaryIO, _schema: Any, tables: Counted, head: Mapping[st
     stream.write(encode(head).removesuffix("}").encode() + b',"rows":[')
     comma = b""
     for batch in filter(len, tables.batches()):  # of a table with an empty chunk, one is empty
-        stream.write(comma + encode(batch.to_pylist(maps_as_pydicts="strict"))[1:-1].encode())
+        stream.write(comma + encode(python_rows(batch))[1:-1].encode())
         comma = b","
     stream.write(b"]}\n")
 
@@ -124,7 +144,7 @@ def write_json(stream: BinaryIO, _schema: Any, tables: Counted, head: Mapping[st
 def write_jsonl(stream: BinaryIO, _schema: Any, tables: Counted, _head: Mapping[str, object]) -> None:
     """One object a line."""
     for batch in tables.batches():
-        stream.writelines(f"{encode(row)}\n".encode() for row in batch.to_pylist(maps_as_pydicts="strict"))
+        stream.writelines(f"{encode(row)}\n".encode() for row in python_rows(batch))
 
 
 def write_csv(stream: BinaryIO, schema: Any, tables: Counted, _head: Mapping[str, object]) -> None:
@@ -149,9 +169,12 @@ def with_nested_as_json(table: Any) -> Any:
     """The same rows, their nested values as JSON."""
     import pyarrow as pa
 
+    from persist_lib.convert.lines.nested_json import with_odd_floats
+
     for place, field in enumerate(table.schema):
         if pa.types.is_nested(field.type):
-            values = table.column(place).to_pylist(maps_as_pydicts="strict")
+            shown = table.column(place).cast(_presentable(field.type))
+            values = with_odd_floats(shown.to_pylist(maps_as_pydicts="strict"))
             texts = [None if value is None else encode(value) for value in values]
             table = table.set_column(place, field.name, pa.array(texts, pa.string()))
     return table

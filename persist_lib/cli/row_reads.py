@@ -271,7 +271,7 @@ def _tell(session: Session, schema: Schema, event: Any) -> None:
         return
     times = Times(schema.times, lambda: 0)
     for batch in row_formats.rows_of(event.table):
-        rows, lines = batch.to_pylist(maps_as_pydicts="strict"), []
+        rows, lines = row_formats.python_rows(batch), []
         if session.as_json:
             session.answer({"updates": rows})
             continue

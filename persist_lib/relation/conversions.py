@@ -72,13 +72,25 @@ class Doors(ABC):
         self.release()
 
     def to_pandas(self, **options: Any) -> pd.DataFrame:
-        """The rows as a pandas frame; options go to `pyarrow.Table.to_pandas`. Raises InvalidUsage without pandas."""
+        """The rows as a pandas frame; options go to `pyarrow.Table.to_pandas`.
+
+        Raises InvalidUsage without pandas, and for a type that Arrow does not make a pandas column of.
+        """
         installed("pandas", "pandas", "to_pandas()")
-        return self.to_arrow().to_pandas(**options)
+        try:
+            return self.to_arrow().to_pandas(**options)
+        except pa.ArrowNotImplementedError as error:
+            raise InvalidUsage(
+                f"Arrow makes no pandas column of this: {error}. Keep Arrow's types, by "
+                "to_pandas(types_mapper=pandas.ArrowDtype), or read other columns"
+            ) from error
 
     def to_polars(self) -> pl.DataFrame:
-        """The rows as a polars frame. Raises InvalidUsage without polars."""
-        frame: pl.DataFrame = installed("polars", "polars", "to_polars()").DataFrame(self.to_arrow())
+        """The rows as a polars frame; decimals of more than 38 digits are text. Raises InvalidUsage without polars."""
+        polars = installed("polars", "polars", "to_polars()")
+        from persist_lib.relation.engines import for_engines  # noqa: PLC0415 - it needs Arrow's datasets
+
+        frame: pl.DataFrame = polars.DataFrame(for_engines(self.to_arrow()))
         return frame
 
     def to_pylist(self) -> list[dict[str, Any]]:

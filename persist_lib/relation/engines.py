@@ -2,12 +2,13 @@
 
 Both say which columns and rows they need, and get no others. What they filter by is also applied exactly: DuckDB's
 filters are Arrow's expressions; of polars' filters some are translated, to read less, and polars applies all of them.
+Neither has decimals of more than 38 digits: these are their exact text there.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -40,7 +41,7 @@ class _Dataset(ds.Dataset):  # type: ignore[misc] # pyarrow has no types
     @property
     def schema(self) -> pa.Schema:
         """The columns."""
-        return self._source.schema
+        return engine_schema(self._source.schema)
 
     def scanner(
         self, columns: Sequence[str] | None = None, filter: pc.Expression | None = None, **_options: object
@@ -62,7 +63,7 @@ class _Scanner:
     @property
     def projected_schema(self) -> pa.Schema:
         """The columns that are read."""
-        return pa.schema([self._source.schema.field(name) for name in self._names])
+        return engine_schema(self._source.schema, self._names)
 
     def to_reader(self) -> pa.RecordBatchReader:
         """The rows as a stream."""
@@ -80,10 +81,14 @@ class _Scanner:
 
 
 def filtered(source: Doors, names: Sequence[str], expression: pc.Expression | None) -> Iterator[pa.Table]:
-    """Some columns of the rows for which the expression is true; it may be about `_diff` and `_time` too."""
-    where = Where.of(source.schema, expression)
-    late = None
-    if where is not None and not {DIFF, TIME}.isdisjoint(where.names):
+    """Some columns of the rows for which the expression is true, with the types that engines have.
+
+    The expression may be about `_diff` and `_time` too.
+    """
+    columns = engine_schema(source.schema)
+    where, late = Where.of(columns, expression), None
+    others = {field.name for field in columns if field.type != source.schema.field(field.name).type}
+    if where is not None and not others.union((DIFF, TIME)).isdisjoint(where.names):
         where, late = None, where
     read = names if late is None else [*names, *(name for name in late.names if name not in names)]
     tables = source._selected(read, where)
@@ -91,7 +96,37 @@ def filtered(source: Doors, names: Sequence[str], expression: pc.Expression | No
         source._check_readable()
         if (table := next(tables, None)) is None:
             return
+        table = for_engines(table)
         yield table if late is None else late.kept(table).select(names)
+
+
+def for_engines(table: pa.Table) -> pa.Table:
+    """The same rows with the types that engines have."""
+    columns = engine_schema(table.schema)
+    return table if columns.equals(table.schema) else table.cast(columns)
+
+
+def engine_schema(columns: pa.Schema, names: Iterable[str] | None = None) -> pa.Schema:
+    """These columns, or some of them, with the types that engines have."""
+    fields = columns if names is None else (columns.field(name) for name in names)
+    return pa.schema([_engine_field(field) for field in fields])
+
+
+def _engine_field(field: pa.Field) -> pa.Field:
+    return field.with_type(_engine_type(field.type))
+
+
+def _engine_type(kind: pa.DataType) -> pa.DataType:
+    is_ = pa.types
+    if is_.is_decimal256(kind):
+        return pa.string()
+    if is_.is_struct(kind):
+        return pa.struct([_engine_field(field) for field in kind])
+    if is_.is_map(kind):
+        return pa.map_(_engine_field(kind.key_field), _engine_field(kind.item_field))
+    if is_.is_fixed_size_list(kind):
+        return pa.list_(_engine_field(kind.value_field), kind.list_size)
+    return pa.list_(_engine_field(kind.value_field)) if is_.is_list(kind) else kind
 
 
 def lazy_frame_of(source: Doors) -> pl.LazyFrame:
@@ -107,7 +142,7 @@ def lazy_frame_of(source: Doors) -> pl.LazyFrame:
         names = list(dict.fromkeys((*shown, *looked_at)))
         left = n_rows
         for table in chain_empty(source, names, pushed_down(predicate, source.schema)):
-            frame = _frame(pl, table)
+            frame = pl.DataFrame(table)
             if predicate is not None:
                 frame = frame.filter(predicate)
             frame = frame.select(shown) if left is None else frame.select(shown).head(left)
@@ -115,18 +150,13 @@ def lazy_frame_of(source: Doors) -> pl.LazyFrame:
             if left is not None and (left := left - frame.height) <= 0:
                 return
 
-    return register_io_source(read, schema=_frame(pl, empty_table(source.schema)).schema)
+    return register_io_source(read, schema=pl.DataFrame(empty_table(engine_schema(source.schema))).schema)
 
 
 def chain_empty(source: Doors, names: Sequence[str], expression: pc.Expression | None) -> Iterator[pa.Table]:
     """The rows, and an empty table first, so that there is always one."""
-    yield empty_table(pa.schema([source.schema.field(name) for name in names]))
+    yield empty_table(engine_schema(source.schema, names))
     yield from filtered(source, names, expression)
-
-
-def _frame(pl: Any, table: pa.Table) -> pl.DataFrame:
-    frame: pl.DataFrame = pl.DataFrame(table)
-    return frame
 
 
 # --- polars' filters as Arrow's ---------------------------------------------------------------------------------------

@@ -55,7 +55,7 @@ class CsvLines:
         self.empty = file_columns.no_rows(schema)
 
     def _read_as(self, field: pa.Field) -> pa.DataType:
-        return pa.int64() if field.name in self._settings.epochs else field.type
+        return pa.int64() if field.name in self._settings.epochs else file_columns.csv_type(field.type)
 
     def parse(self, lines: Sequence[bytes]) -> pa.Table:
         return self.parse_data(b"\n".join(lines) + b"\n", is_one=len(lines) == 1)
@@ -94,7 +94,7 @@ class CsvLines:
             table = pyarrow.csv.read_csv(
                 pa.BufferReader(data), self._reading(data), self._parsing(), options,
             )  # fmt: skip
-            return file_columns.fitted(table, self._settings, self._schema, self._lacks)
+            return file_columns.fitted(table, self._settings, self._schema, self._lacks, _read)
         except (pa.ArrowException, ValueError) as error:
             raise file_columns.said(error, self._names) from error
 
@@ -153,6 +153,10 @@ class CsvLines:
             if name in table.column_names and not pa.types.is_binary(target):
                 found |= set(kept[file_columns.failing(table.column(name), target)].tolist())
         return found
+
+
+def _read(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
+    return file_columns.from_csv(column, field.type)
 
 
 def _is_odd(line: bytes) -> bool:

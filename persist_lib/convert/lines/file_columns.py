@@ -14,7 +14,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist_lib.convert.casts import UNREADABLE, unreadable
+from persist_lib.convert.casts import UNREADABLE, UUID_BYTES, unreadable, uuid_bytes
+from persist_lib.convert.lines import nested_json
 from persist_lib.schema.schema import TIME_FIELD, Schema
 from persist_lib.schema.widening import default_of
 
@@ -165,12 +166,33 @@ def from_epoch(column: pa.ChunkedArray, unit: EpochUnit, target: pa.DataType) ->
 
 
 def from_text(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
-    """What JSON holds as text: ISO dates and times, bytes in base64. Raises ArrowInvalid or ValidationError."""
+    """What JSON holds as text: ISO dates and times, UUIDs, bytes in base64. Raises ArrowInvalid or ValidationError."""
     if _is.is_timestamp(target) or _is.is_date(target):
         return pc.cast(column, target)
+    if target == pa.binary(UUID_BYTES):
+        found = [None if text is None else nested_json.bytes_of(text) for text in column.to_pylist()]
+        return pa.chunked_array([pa.array(found, target)], target)
     kind: Any = dt.time if _is.is_time(target) else bytes
     values = msgspec.convert(column.to_pylist(), list[kind | None])
     return pa.chunked_array([pa.array(values, target)], target)
+
+
+def csv_type(target: pa.DataType) -> pa.DataType:
+    """What Arrow reads a column of CSV as, of which `from_csv` makes values of its type."""
+    if target == pa.binary(UUID_BYTES):
+        return pa.binary()
+    return pa.string() if _is.is_decimal256(target) else target
+
+
+def from_csv(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
+    """What CSV holds as text that Arrow does not read: UUIDs, and decimals of more than 38 digits."""
+    if target != pa.binary(UUID_BYTES):
+        return column if column.type == target else column.cast(target)
+    found = [
+        uuid_bytes(value.decode()) if value is not None and len(value) != UUID_BYTES else value
+        for value in column.to_pylist()
+    ]
+    return pa.chunked_array([pa.array(found, target)], target)
 
 
 def without_nulls(schema: Schema, sifted: Sifted) -> Sifted:

@@ -29,19 +29,16 @@ class JsonLines:
     def __init__(self, settings: Reading, schema: Schema, *, extra: Literal["refuse", "ignore"] | None = None) -> None:
         self._settings, self._schema, self._extra = settings, schema, extra or settings.extra
         self._nested = {settings.source(field.name): field for field in schema.data if _is.is_nested(field.type)}
-        plain = [field for field in schema.data if not _is.is_nested(field.type)]
-        asked = [pa.field(settings.source(field.name), self._read_as(field)) for field in plain]
-        self._parsing = pyarrow.json.ParseOptions(
-            explicit_schema=pa.schema(asked), newlines_in_values=False,
-            unexpected_field_behavior="error" if self._extra == "refuse" else "ignore",
-        )  # fmt: skip
+        floats = {settings.source(field.name): field for field in schema.data if _is.is_floating(field.type)}
+        self._odd = {**self._nested, **floats}
+        self._asked = {
+            settings.source(field.name): self._read_as(field) for field in schema.data if not _is.is_nested(field.type)
+        }
         self._known = {settings.source(name) for name in schema.names}
         self.empty = file_columns.no_rows(schema)
 
     def _read_as(self, field: pa.Field) -> pa.DataType:
-        if field.name in self._settings.epochs or _is.is_duration(field.type):
-            return pa.int64()
-        return pa.string() if _as_text(field.type) else field.type
+        return pa.int64() if field.name in self._settings.epochs else json_type(field.type)
 
     def parse(self, lines: Sequence[bytes]) -> pa.Table:
         return self.parse_data(b"\n".join(lines) + b"\n")
@@ -51,11 +48,16 @@ class JsonLines:
         if not check_objects(data):
             return self.empty
         try:
-            rest, nested = nested_json.without(data, self._nested) if self._nested else (data, {})
+            apart = self._odd if nested_json.has_odd_floats(data) else self._nested
+            rest, nested = nested_json.without(data, apart) if apart else (data, {})
             reading = pyarrow.json.ReadOptions(use_threads=False, block_size=max(len(rest) + 1, 1024))
-            table = pyarrow.json.read_json(pa.BufferReader(rest), reading, self._parsing)
+            parsing = pyarrow.json.ParseOptions(
+                explicit_schema=pa.schema([(name, kind) for name, kind in self._asked.items() if name not in nested]),
+                newlines_in_values=False, unexpected_field_behavior="error" if self._extra == "refuse" else "ignore",
+            )  # fmt: skip
+            table = pyarrow.json.read_json(pa.BufferReader(rest), reading, parsing)
             for name, raws in nested.items():
-                table = table.append_column(name, nested_json.column_of(raws, self._nested[name]))
+                table = table.append_column(name, nested_json.column_of(raws, apart[name]))
             return file_columns.fitted(table, self._settings, self._schema, partial(_lacks, data), _read)
         except (pa.ArrowException, msgspec.ValidationError, InvalidUsage, ValueError, OverflowError) as error:
             if self._extra == "refuse" and (extra := self._unknown(data)):
@@ -147,10 +149,21 @@ def _lacks(data: bytes, name: str, column: pa.ChunkedArray) -> Flags:
 
 
 def _read(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
-    """The values of a column that Arrow read as `_read_as` says."""
-    if _is.is_duration(field.type):
-        return column.cast(field.type)
-    return file_columns.from_text(column, field.type) if _as_text(field.type) else column
+    return from_json(column, field.type)
+
+
+def json_type(target: pa.DataType) -> pa.DataType:
+    """What Arrow reads a plain field of JSON as, of which `from_json` makes values of its type."""
+    if _is.is_duration(target):
+        return pa.int64()
+    return pa.string() if _as_text(target) else target
+
+
+def from_json(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
+    """The values of a column that was read as `json_type` says. Raises ArrowInvalid or ValidationError."""
+    if _is.is_duration(target):
+        return column.cast(target)
+    return file_columns.from_text(column, target) if _as_text(target) else column
 
 
 def _as_text(type_: pa.DataType) -> bool:

@@ -2,11 +2,14 @@
 
 Arrow reads neither maps nor lists of a fixed length from JSON, and drops zones of times within. So nested fields are
 taken out of the lines, decoded by msgspec with the types that the column says, and made a column as Python values are.
+So are floats where one is not finite, for which JSON has no number: "NaN", "Infinity" and "-Infinity" are their text.
 """
 
 from __future__ import annotations
 
+import base64
 import datetime as dt
+import math
 import re
 from collections.abc import Collection, Sequence
 from decimal import Decimal
@@ -16,12 +19,15 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
+from persist_lib.convert.casts import UUID_BYTES, uuid_bytes
 from persist_lib.convert.rows import build_column
 
 _is = pa.types
 _objects, _encoder = msgspec.json.Decoder(dict[str, msgspec.Raw]), msgspec.json.Encoder()
 _PLACE = re.compile(r"`\$\[(\d+)\]([^`]*)`")
 _KEPT = (bytes, dt.datetime, dt.date, dt.time, dt.timedelta, Decimal)
+_ODD = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_UUID_TEXT = 36
 Raws = Sequence["bytes | str | msgspec.Raw | None"]
 
 
@@ -39,36 +45,102 @@ def column_of(raws: Raws, field: pa.Field, first_row: int = 0) -> pa.Array:
     """
     texts = [b"null" if raw is None else raw.encode() if isinstance(raw, str) else bytes(raw) for raw in raws]
     try:
-        found = _decoder(field.type).decode(b"[" + b",".join(texts) + b"]")
+        data = b"[" + b",".join(texts) + b"]"
+        found = _decoder(field.type, odd=has_odd_floats(data)).decode(data)
     except msgspec.ValidationError as error:
         where = _PLACE.sub(lambda match: f"row {first_row + int(match[1])}{match[2]}", str(error))
         raise msgspec.ValidationError(f"column {field.name!r}: {where}") from error
     if len(found) != len(texts):
         raise msgspec.ValidationError(f"column {field.name!r}: a value is no single JSON value")
-    values = msgspec.to_builtins(found, builtin_types=_KEPT)
+    values = msgspec.to_builtins(found, builtin_types=_KEPT, enc_hook=lambda value: value.held)
     return build_column(values, field, first_row)
 
 
+def has_odd_floats(data: bytes) -> bool:
+    """Whether there may be the text of a float that is not finite."""
+    return b'"NaN"' in data or b'Infinity"' in data
+
+
+def with_odd_floats(values: Any) -> Any:
+    """Python's values with such floats as their text, at every level."""
+    if isinstance(values, float):
+        return values if math.isfinite(values) else next(text for text, odd in _ODD.items() if str(odd) == str(values))
+    if isinstance(values, dict):
+        return {name: with_odd_floats(value) for name, value in values.items()}
+    return [*map(with_odd_floats, values)] if isinstance(values, list) else values
+
+
+def bytes_of(text: str) -> bytes:
+    """16 bytes: the usual text of a UUID, or base64. Raises ValueError."""
+    return uuid_bytes(text) if len(text) == _UUID_TEXT else base64.b64decode(text, validate=True)
+
+
+class _Read:
+    """A value that is not read as msgspec does."""
+
+    __slots__ = ("held",)
+
+    def __init__(self, held: object) -> None:
+        self.held = held
+
+
+class _Float(_Read):
+    """A float, or the text of one that is not finite."""
+
+
+class _Sixteen(_Read):
+    """16 bytes."""
+
+
+class _Duration(_Read):
+    """A duration: how many of the column's units, or as ISO 8601 has it."""
+
+    a_second = 1
+
+
+_DURATIONS = {
+    unit: type(f"_{unit}", (_Duration,), {"a_second": a_second})
+    for unit, a_second in {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}.items()
+}
+
+
+def _hook(kind: type[_Read], value: Any) -> _Read:
+    if kind is _Float and (type(value) in (int, float) or value in _ODD):
+        return kind(_ODD.get(value, value))
+    if kind is _Sixteen and isinstance(value, str):
+        return kind(bytes_of(value))
+    if issubclass(kind, _Duration) and isinstance(value, str):
+        return kind(msgspec.convert(value, dt.timedelta))
+    if issubclass(kind, _Duration) and type(value) is int:
+        whole, rest = divmod(value * 10**6, kind.a_second)
+        if not rest:
+            return kind(dt.timedelta(microseconds=whole))
+    raise ValueError(f"got {value!r}")
+
+
 @lru_cache(maxsize=256)
-def _decoder(kind: pa.DataType) -> msgspec.json.Decoder[Any]:
-    return msgspec.json.Decoder(list[_python(kind) | None])  # type: ignore[misc]
+def _decoder(kind: pa.DataType, *, odd: bool) -> msgspec.json.Decoder[Any]:
+    """`odd`: floats that are not finite are among the values, for which each is looked at."""
+    return msgspec.json.Decoder(list[_python(kind, odd) | None], dec_hook=_hook)  # type: ignore[misc]
 
 
-def _python(kind: pa.DataType) -> Any:
+def _python(kind: pa.DataType, odd: bool) -> Any:
     """What JSON of a column type is decoded as."""
     if _is.is_struct(kind):
         named = {f"f{at}": field for at, field in enumerate(kind)}
         return msgspec.defstruct(
-            "Fields", [(name, _python(field.type) | None, None) for name, field in named.items()],
+            "Fields", [(name, _python(field.type, odd) | None, None) for name, field in named.items()],
             rename={name: field.name for name, field in named.items()}, forbid_unknown_fields=True,
         )  # fmt: skip
     if _is.is_map(kind):
-        return dict[_python(kind.key_type), _python(kind.item_type) | None]  # type: ignore[misc]
+        return dict[_python(kind.key_type, odd), _python(kind.item_type, odd) | None]  # type: ignore[misc]
     if _is.is_nested(kind):
-        return list[_python(kind.value_type) | None]  # type: ignore[misc]
+        return list[_python(kind.value_type, odd) | None]  # type: ignore[misc]
     tests = [
-        (_is.is_string, str), (_is.is_boolean, bool), (_is.is_integer, int), (_is.is_floating, float),
+        (_is.is_string, str), (_is.is_boolean, bool), (_is.is_integer, int),
+        (_is.is_floating, _Float if odd else float),
         (_is.is_decimal, Decimal), (_is.is_timestamp, dt.datetime), (_is.is_date, dt.date), (_is.is_time, dt.time),
-        (_is.is_duration, dt.timedelta),
     ]  # fmt: skip
-    return next((python for test, python in tests if test(kind)), bytes)
+    if _is.is_duration(kind):
+        return _DURATIONS[kind.unit]
+    return next((python for test, python in tests if test(kind)), _Sixteen if kind == pa.binary(UUID_BYTES) else bytes)

@@ -10,6 +10,7 @@ from decimal import Decimal
 from typing import Any
 
 import duckdb
+import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -171,6 +172,48 @@ def test_duckdb_filters_of_every_type_are_exact(world: World, name: str) -> None
 
 def _kind(connection: duckdb.DuckDBPyConnection, name: str) -> str:
     return str(connection.execute(f"select typeof({name}) from whole limit 1").fetchall()[0][0])
+
+
+def test_engines_have_decimals_of_more_than_38_digits_as_text(world: World) -> None:
+    schema = persist.Schema(
+        {"id": "int64"},
+        {"x": "decimal256(50, 3)", "l": "list<decimal256(40, 0)>", "m": "map<string, decimal256(40, 1)>"},
+    )
+    rows = [
+        {
+            "id": 1,
+            "x": Decimal("12345678901234567890123456789012345678901234567.125"),
+            "l": [Decimal(5), None],
+            "m": {},
+        },
+        {"id": 2, "x": Decimal("0.000"), "l": [], "m": {"a": Decimal("-0.5")}},
+        {"id": 3, "x": None, "l": None, "m": None},
+    ]
+    client = world.client()
+    client.open_writer("s", schema).compare_and_append(rows, 0, 1)
+    with client.open_reader("s").snapshot(0) as snap:
+        frame = snap.to_polars().sort("id")
+        assert frame["x"].to_list() == ["12345678901234567890123456789012345678901234567.125", "0.000", None]
+        assert frame["l"].to_list() == [["5", None], [], None]
+        lazy = snap.scan_polars()
+        assert lazy.filter(pl.col("x") == "0.000").select("id").collect()["id"].to_list() == [2]
+        assert lazy.filter(pl.col("x").is_null()).collect()["id"].to_list() == [3]
+        with duckdb.connect() as connection:
+            of = snap.to_duckdb(connection)
+            assert of.filter("x = '0.000'").project("id, m['a']").fetchall() == [(2, "-0.5")]
+            assert of.filter("x > '1' and id < 9").project("id, l").fetchall() == [(1, ["5", None])]
+            assert of.filter("x is null").project("id").fetchall() == [(3,)]
+            assert of.project("id").order("id").fetchall() == [(1,), (2,), (3,)]
+
+
+def test_what_pandas_has_no_column_for_is_refused_with_the_way_that_works(world: World) -> None:
+    client = world.client()
+    writer = client.open_writer("s", persist.Schema({"id": "int64"}, {"m": "map<int32, list<uuid>>"}))
+    writer.compare_and_append([{"id": 1, "m": {1: [bytes(16)]}}], 0, 1)
+    with client.open_reader("s").snapshot(0) as snap:
+        with pytest.raises(InvalidUsage, match=r"pandas\.ArrowDtype"):
+            snap.to_pandas()
+        assert len(snap.to_pandas(types_mapper=pd.ArrowDtype)) == 1
 
 
 def test_duckdb_joins_two_snapshots_and_counts_each_row(read: persist.ReadHandle) -> None:
