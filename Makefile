@@ -179,9 +179,9 @@ powercut: $(PROJECT) ## disks as power cuts leave them, CUTS=5000 of them
 sim: $(PROJECT) ## simulated faults and schedules, SEEDS=1000 of them
 	PERSIST_SIM_SEEDS=$(or $(SEEDS),1000) PERSIST_COLLECTION_SEEDS=$(or $(SEEDS),500) $(PYTEST) -n 2 --timeout=0 tests/simulation
 
-models: $(PROJECT) ## formal models by Spin within large bounds, their mistakes, and TRACES=1000 traces on the real code
+models: $(PROJECT) ## formal models by Spin within large bounds, their mistakes, and TRACES=500 traces of each on the real code
 	@scripts/spin
-	$(PYTHON_IN_VENV) -m tests.models.check --night --mutants --replay --traces $(or $(TRACES),1000)
+	$(PYTHON_IN_VENV) -m tests.models.check --night --mutants --replay --traces $(or $(TRACES),500)
 
 faults: $(PROJECT) ## each request of everything to production servers broken once; OF=some: a sample of them
 	PERSIST_FAULTS=$(or $(OF),all) $(PYTEST) --timeout=0 tests/faults

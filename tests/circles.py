@@ -93,6 +93,7 @@ NIGHTLY: Mapping[str, str] = {
     "tests/bench/test_bench.py::test_the_requests_of_every": "test_request_counts.py; `make bench`, in the same night",
     "tests/docs/test_pages.py::test_the_snippets_of_a_page_run_and_answer_what_it_says[docs/collections": "other pages",
     "tests/docs/test_pages.py::test_the_snippets_of_a_page_run_and_answer_what_it_says[docs/recipes": "other pages",
+    "tests/hosts/test_partitions.py::test_nor_where_clocks": "right clocks; clocks of processes on files",
     "tests/torture/test_minters.py::test_nor_whatever": "on files, beside it; unit/catalog/test_wrong_clocks.py",
     "tests/torture/test_transfers.py::test_nor_is_it_on_postgresql": "on files; kills on PostgreSQL",
     "tests/spark/test_loads.py::test_the_program_is_killed": "dead instances in unit/sources/test_loading.py",

@@ -15,8 +15,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from itertools import pairwise
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 from urllib.parse import quote
+
+import pytest
 
 import persist_lib as persist
 from persist_lib.testing.servers import CREDENTIALS, PostgresServer, S3Server
@@ -24,6 +27,7 @@ from tests.faults.shard_servers import Server, Told
 from tests.hosts.client_program import Wait
 from tests.hosts.network import SUBNET, Network
 from tests.tls import Authority
+from tests.torture.test_minters import faked
 
 CLIENTS = {
     "one": ("write:0", "write:1", "pair:2", "listen", "look", "hold"),
@@ -31,6 +35,7 @@ CLIENTS = {
 }
 """What runs on the hosts of clients. What `one` names has the store behind the servers too, and `two` has not."""
 SERVERS = ("a", "b")
+CLOCKED = ("db", *SERVERS, "one")
 PATIENCE_S, CHECK_S = 60.0, 900.0
 """How long clients may take to continue, and the check of a long history to read all of it."""
 
@@ -106,10 +111,13 @@ def wait(until: Callable[[], bool], why: Callable[[], str], within_s: float = PA
 
 
 class Deployment:
-    """Hosts `db`, `s3`, `a`, `b`, `one` and `two`, with all that runs there."""
+    """Hosts `db`, `s3`, `a`, `b`, `one` and `two`, with all that runs there.
 
-    def __init__(self, folder: Path, seed: int = 7) -> None:
-        self.folder, self.phases = folder, list[Phase]()
+    Where they are `clocked`, all hosts but `s3` and `two` have clocks of their own, by libfaketime: see `set_clocks`.
+    """
+
+    def __init__(self, folder: Path, seed: int = 7, *, clocked: bool = False) -> None:
+        self.folder, self.phases, self._clocked = folder, list[Phase](), clocked
         self._stack = ExitStack()
         self.network = Network(["db", "s3", *SERVERS, *CLIENTS], seed)
         self._stack.callback(self.network.close)
@@ -119,11 +127,46 @@ class Deployment:
             self.close()
             raise
 
+    def set_clocks(self, **seconds: float) -> None:
+        """Make the clocks of hosts wrong by so many seconds, from now on. Monotonic clocks stay as they are."""
+        for name, ahead_s in seconds.items():
+            changed = self._clock(name).with_suffix(".new")
+            changed.write_text(f"{ahead_s:+.0f}")
+            changed.rename(self._clock(name))
+
+    def clock_of(self, name: str) -> float:
+        """By how many seconds a host's clock is ahead, as a program there tells it."""
+        command = [*self.network[name].command, sys.executable, "-c", "import time; print(time.time())"]
+        done = subprocess.run(command, env={**os.environ, **self._faked(name)}, capture_output=True, check=True)
+        return float(done.stdout) - time.time()
+
+    def _clock(self, name: str) -> Path:
+        return self._clocks / f"clock-{name}"
+
+    def _faked(self, name: str) -> dict[str, str]:
+        return faked(self._clock(name)) if self._clocked and name in CLOCKED else {}
+
+    def _make_clocks(self) -> None:
+        self._clocks = Path(self._stack.enter_context(TemporaryDirectory(prefix="clocks-")))
+        self._clocks.chmod(0o755)  # PostgreSQL is another user's
+        self.set_clocks(**dict.fromkeys(CLOCKED, 0))
+
+    def _start_again(self, server: Any, name: str) -> None:
+        """Start a server again, by the clock of its host."""
+        server.stop()
+        with pytest.MonkeyPatch.context() as patch:
+            for variable, value in self._faked(name).items():
+                patch.setenv(variable, value)
+            self.network[name].run(server.start)
+
     def _start(self) -> None:
         net, folder = self.network, self.folder
+        self._make_clocks()
         with ThreadPoolExecutor() as pool:
             postgres, s3 = (pool.submit(self._on, *given) for given in (("db", Postgres), ("s3", S3Server)))
         self.postgres, self.s3 = postgres.result(), s3.result()
+        if self._clocked:
+            self._start_again(self.postgres, "db")
         self.url, self.consensus = self.s3.location("hosts"), self.postgres.url
         token = secrets.token_urlsafe(32)
         tokens = folder / "clients.toml"
@@ -154,7 +197,8 @@ class Deployment:
         host = self.network[name]
         chain, key = authority.certificate(name, host.address)
         options = ["--token-file", str(tokens), "--tls-cert", str(chain), "--tls-key", str(key)]
-        on = [*host.command, "env", *(f"{key}={value}" for key, value in CREDENTIALS.items())]
+        env = {**CREDENTIALS, **self._faked(name)}
+        on = [*host.command, "env", *(f"{key}={value}" for key, value in env.items())]
         server = Server(self.url, self.consensus, host.address, on=on, options=options)
         self._stack.callback(self._end_server, server)
         return server
@@ -162,7 +206,7 @@ class Deployment:
     def _client(self, name: str, served: str) -> Client:
         words = [self.url, self.consensus, served, *CLIENTS[name]]
         command = [*self.network[name].command, sys.executable, "-m", "tests.hosts.client_program", *words]
-        client = Client(command, self.env)
+        client = Client(command, {**self.env, **self._faked(name)})
         self._stack.callback(client.close)
         return client
 

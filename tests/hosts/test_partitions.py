@@ -59,13 +59,21 @@ PARTITIONS = {
 }
 DAY = ("a client and its server", "a server and PostgreSQL", "the servers and S3")
 DAY_S, NIGHT_S = (2.0, 2.0), (1.0, 12.0)
+APART = (
+    "a client and its server", "a server and PostgreSQL", "a server and all others", "what a server answers",
+    "a client and all servers, but not the store",
+)  # fmt: skip
+"""Partitions within which clocks step back."""
+CLOCK_STEP_S = 4
+"""By how much the clock of PostgreSQL steps: far less than a lease, which is 20 s."""
 
 
 @pytest.fixture
-def deployment(tmp_path: Path) -> Iterator[Deployment]:
+def deployment(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Deployment]:
+    """The hosts. With the parameter "clocked", each has a clock of its own."""
     if (why := unless_possible()) is not None:
         pytest.skip(why)
-    made = Deployment(tmp_path, seed=drawn().getrandbits(32))
+    made = Deployment(tmp_path, seed=drawn().getrandbits(32), clocked=getattr(request, "param", "") == "clocked")
     yield made
     made.close()
 
@@ -136,6 +144,30 @@ def test_nothing_is_lost_or_doubled_by_partitions_and_clients_continue(deploymen
                 part(deployment, kind, seconds)
             else:
                 kind(deployment, seconds)
+    judge(deployment)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("deployment", ["clocked"], indirect=True)
+def test_nor_where_clocks_are_minutes_apart_and_step_back_while_hosts_are_parted(deployment: Deployment) -> None:
+    """No lease ends for that, as only the database's clock counts, which steps by less than a lease here."""
+    rng = drawn()
+    for kind in rng.sample([*APART], len(APART)) * ROUNDS:
+        ahead = {"a": rng.uniform(300, 900), "b": -rng.uniform(300, 900), "one": rng.uniform(120, 240)}
+        deployment.set_clocks(**ahead, db=rng.choice([0, CLOCK_STEP_S]))
+        ones, others, continuing, one_way = PARTITIONS[kind]
+        with deployment.broken(kind, continuing):
+            deployment.network.cut(ones, others, one_way=one_way)
+            time.sleep(rng.uniform(*DAY_S))
+            deployment.set_clocks(**{name: seconds - rng.uniform(300, 600) for name, seconds in ahead.items()}, db=0)
+            time.sleep(rng.uniform(*NIGHT_S))
+        assert abs(deployment.clock_of("a") - deployment.clock_of("b")) > 60, "clocks that are not apart"
+    judge(deployment)
+
+
+def judge(deployment: Deployment) -> None:
+    """Check what all were told, and that clients continued in time."""
     print(deployment.check())
     for phase in deployment.phases:
         print(*shown(deployment, phase), sep=", ")

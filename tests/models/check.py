@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -162,42 +162,48 @@ def _caught(chosen: Sequence[Mutant]) -> Exit:
     return worst
 
 
-def _replayed(traces: int) -> Exit:
+def _replayed(traces: int, is_chosen: Callable[[str], bool]) -> Exit:
     from tests.models.processes import Mismatch  # noqa: PLC0415 - it loads the library, which models do not need
     from tests.models.replay import replayed  # noqa: PLC0415
+    from tests.models.replays import REPLAYS  # noqa: PLC0415
 
-    try:
-        done = replayed(range(1, traces + 1))
-    except Mismatch as mismatch:
-        print(f"\nthe code DISAGREES: {mismatch}")
-        return Exit.BROKEN
-    kinds = ", ".join(f"{name} {times}" for name, times in sorted(done.items()))
-    count("models", traces=traces, steps=done.total())
-    print(f"\n{traces} traces of shard.pml on the real code, {done.total():,} steps, all agreed: {kinds}")
-    return Exit.HELD
+    worst = Exit.HELD
+    for replay in REPLAYS:
+        if not is_chosen(replay.file):
+            continue
+        try:
+            done = replayed(replay, range(1, traces + 1))
+        except Mismatch as mismatch:
+            print(f"\nthe code DISAGREES: {mismatch}")
+            worst = Exit.BROKEN
+            continue
+        kinds = ", ".join(f"{name} {times}" for name, times in sorted(done.items()))
+        count("models", traces=traces, steps=done.total())
+        print(f"\n{traces} traces of {replay.file} on the real code, {done.total():,} steps, all agreed: {kinds}")
+    return worst
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run as `python -m tests.models.check`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", help="words of the scenes and mutants to run (default: all)")
+    parser.add_argument("names", nargs="*", help="words of the scenes, mutants and models to run (default: all)")
     parser.add_argument("--night", action="store_true", help="the large bounds")
     parser.add_argument("--mutants", action="store_true", help="also that each mutant breaks its claim")
     parser.add_argument("--replay", action="store_true", help="also random traces on the real code")
-    parser.add_argument("--traces", type=int, default=50, help="how many of each kind (default: 50)")
+    parser.add_argument("--traces", type=int, default=50, help="how many of each model (default: 50)")
     options = parser.parse_args(words)
     if why := missing_tools():
         print(why, file=sys.stderr)
         return Exit.NOT_RUN
 
-    def is_chosen(one: Scene | Mutant) -> bool:
-        return not options.names or any(word in f"{one.file} {one.name}" for word in options.names)
+    def is_chosen(text: str) -> bool:
+        return not options.names or any(word in text for word in options.names)
 
-    ended = [_held([one for one in SCENES if is_chosen(one)], at_night=options.night)]
+    ended = [_held([one for one in SCENES if is_chosen(f"{one.file} {one.name}")], at_night=options.night)]
     if options.mutants:
-        ended.append(_caught([one for one in MUTANTS if is_chosen(one)]))
+        ended.append(_caught([one for one in MUTANTS if is_chosen(f"{one.file} {one.name}")]))
     if options.replay:
-        ended.append(_replayed(options.traces))
+        ended.append(_replayed(options.traces, is_chosen))
     return max(ended, key=[Exit.HELD, Exit.CUT, Exit.BROKEN].index)
 
 

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 import persist_lib as persist
 from persist_lib.errors import PersistError
 from persist_lib.location import Location, open_location
-from persist_lib.location.api import Newest
+from persist_lib.location.api import Change, Consensus, Newest
 from persist_lib.location.wrap.around import AroundBlob, AroundConsensus, Operation
 from persist_lib.testing import Fate, FaultyConsensus, ManualClock, Outcome
 
 T = TypeVar("T")
 LEASE_MS = 3_600_000
-WRITES = frozenset({"compare_and_set", "set", "delete_many", "truncate"})
+MOST_REQUESTS = 1_000
+"""In one step of a model that change nothing that it has."""
+SETS = frozenset({"compare_and_set", "compare_and_set_many"})
+WRITES = SETS | {"set", "delete_many", "truncate"}
 
 
 class Mismatch(AssertionError):
@@ -27,9 +30,18 @@ class World(Protocol):
     """What processes share."""
 
     url: str
+    config: persist.Config
     clock: ManualClock
     inner: Location
     processes: dict[str, Process]
+
+    def counts(self, process: Process) -> bool:
+        """Whether the request before which a process waits changes something that the model has."""
+        ...
+
+    def wrapped(self, process: Process, consensus: Consensus) -> Consensus:
+        """The Consensus of a process, with more around it."""
+        ...
 
 
 class Gone(BaseException):
@@ -53,11 +65,20 @@ class GatedConsensus(_Gate, AroundConsensus):
     """A Consensus whose requests the driver lets through one by one. It has the clock of its process."""
 
     def compare_and_set(self, key: str, expected: Newest | None, data: bytes) -> bool:
-        self.process.sent = (key, expected, data)
+        self.process.sent = {key: (expected, data)}
         return super().compare_and_set(key, expected, data)
+
+    def compare_and_set_many(self, changes: Mapping[str, Change]) -> bool:
+        if changes:
+            self.process.sent = changes
+        return super().compare_and_set_many(changes)
 
     def now(self) -> int:
         return self.inner.now() + self.process.ahead_ms
+
+
+def _no_sleep(_seconds: float) -> None:
+    """The clock stands still: what waits makes requests for ever, and `MOST_REQUESTS` are too many."""
 
 
 class Process:
@@ -69,7 +90,7 @@ class Process:
     def __init__(self, name: str, world: World) -> None:
         self.name, self._world = name, world
         self.ahead_ms = 0
-        self.sent: tuple[str, Newest | None, bytes] | None = None
+        self.sent: Mapping[str, Change] = {}
         self.waits_for: str | None = None
         self.asks = ""
         self.answer: Any = None
@@ -84,12 +105,10 @@ class Process:
         blob, consensus = GatedBlob(location.blob), GatedConsensus(FaultyConsensus(location.consensus, self))
         blob.process = consensus.process = self
         self._thread = threading.Thread(target=self._body, name=name, daemon=True)
-        config = persist.Config(
-            inline_bytes=0, part_bytes=64 * 1024, lease_ms=LEASE_MS, rollup_every=1_000_000,
-            cache=persist.CacheConfig(memory_bytes=0),
-        )  # fmt: skip
-        runtime = world.clock.runtime(len(world.processes))
-        self.client = persist.open(replace(location, blob=blob, consensus=consensus), config=config, runtime=runtime)
+        runtime = replace(world.clock.runtime(len(world.processes)), sleep=_no_sleep)
+        self.client = persist.open(
+            replace(location, blob=blob, consensus=world.wrapped(self, consensus)), config=world.config, runtime=runtime
+        )
         self._thread.start()
 
     def decide(self, operation: Operation) -> Fate:
@@ -145,23 +164,35 @@ class Process:
         return self._did
 
     def reads(self, *until: str) -> None:
-        """Let reads through, until the next request is of one of these kinds, or one that changes something."""
-        while self.waits_for is not None and self.waits_for not in WRITES.union(until):
-            self.step()
+        """Let requests through, until the next one is of one of these kinds, or changes what the model has."""
+        self.reads_until(lambda: self.waits_for in until)
 
-    def does(self, kind: str) -> Any:
-        """Let reads and lost races through, and then a request of this kind, which must be the next that counts."""
+    def reads_until(self, is_there: Callable[[], bool]) -> None:
+        """Let requests through, until this is so, or the next one changes what the model has."""
+        for _ in range(MOST_REQUESTS):
+            if self.waits_for is None or is_there() or self._world.counts(self):
+                return
+            self.step()
+        raise Mismatch(f"{self.name} waits for something, at {self._said()}")
+
+    def does(self, *kinds: str) -> Any:
+        """Let reads and lost races through, and then a request of these kinds, which must be the next that counts."""
         while True:
-            self.reads(kind)
-            if self.waits_for != kind:
-                raise Mismatch(f"{self.name} should {kind} now, and {self._said()}")
-            _, answer = self.step()
-            if kind != "compare_and_set" or answer:
+            self.reads(*kinds)
+            if self.waits_for not in kinds:
+                raise Mismatch(f"{self.name} should {' or '.join(kinds)} now, and {self._said()}")
+            kind, answer = self.step()
+            if kind not in SETS or answer:
                 return answer
 
     def commits(self) -> None:
-        """Let a compare-and-set through that wins."""
-        self.does("compare_and_set")
+        """Let a compare-and-set through that counts and wins."""
+        while True:
+            self.reads()
+            if self.waits_for not in SETS:
+                raise Mismatch(f"{self.name} should commit now, and {self._said()}")
+            if self.step()[1]:
+                return
 
     def commits_in_doubt(self, outcome: Outcome) -> None:
         """Let lost races through, and then a compare-and-set that would win, with this outcome."""
@@ -177,15 +208,16 @@ class Process:
             self.step()
 
     def _wins(self) -> bool:
-        if self.sent is None:
-            return False
-        head = self._world.inner.consensus.head(self.sent[0])
-        return head is not None and self.sent[1] is not None and head.seqno == self.sent[1].seqno
+        heads = {key: self._world.inner.consensus.head(key) for key in self.sent}
+        return all(
+            (None if head is None else head.seqno) == (None if was is None else was.seqno)
+            for head, was in ((head, self.sent[key][0]) for key, head in heads.items())
+        )
 
     def lost(self) -> None:
         """Let lost races through, and reads, until the next request would change something."""
         self.reads()
-        while self.waits_for == "compare_and_set" and not self._wins():
+        while self.waits_for in SETS and not self._wins():
             self.step()
             self.reads()
 

@@ -53,9 +53,9 @@ SCENES = (
         _shard(COMPACTORS=1, ROLLS=1, COLLECTS=1, RESTS=1),
         _shard(**_RECLAIM, RESTS=1, DOUBTS=1),
     ),
-    Scene("groups.pml", "two servers", {}, {"CLIENTS": 3, "DOUBTS": 2, "SENDS": 3}),
-    Scene("wal.pml", "a handover", {}, {"T": 4, "TRUNCATIONS": 3}),
-    Scene("sources.pml", "two instances", {}, {"M": 3, "T": 4, "RESTARTS": 2}),
+    Scene("groups.pml", "two servers", {}, {"CLIENTS": 3, "DOUBTS": 2}),
+    Scene("wal.pml", "a handover", {}, {"T": 5, "TRUNCATIONS": 3}),
+    Scene("sources.pml", "two instances", {"T": 2}, {"RESTARTS": 2}),
 )
 
 MUTANTS = (
@@ -85,6 +85,7 @@ MUTANTS = (
     Mutant("wal.pml", "applies_without_a_promise", "is_ended"),
     Mutant("wal.pml", "span_not_looked_at_again", "is_ended"),
     Mutant("wal.pml", "handover_below_the_promise", "is_ended"),
+    Mutant("wal.pml", "handover_below_the_wal", "is_settled"),
     Mutant("wal.pml", "copied_as_far_as_promised", "is_whole"),
     Mutant("wal.pml", "truncated_before_it_is_applied", "is_whole"),
     Mutant("wal.pml", "truncation_forgets_the_old_rendition", "is_whole"),
@@ -92,10 +93,10 @@ MUTANTS = (
     Mutant("sources.pml", "old_marks_are_not_verified", "is_one_life"),
     Mutant("sources.pml", "checks_of_marks_are_not_compared", "is_one_life"),
     Mutant("sources.pml", "mint_without_comparing", "is_at_its_time"),
-    Mutant("sources.pml", "own_proposal_instead_of_the_binding", "is_at_its_time"),
+    Mutant("sources.pml", "own_proposal_instead_of_the_binding", "is_whole"),
     Mutant("sources.pml", "begins_where_the_upstream_begins", "is_whole", {"RESTARTS": 0}),
     Mutant("sources.pml", "window_written_as_a_whole", "is_once"),
-    Mutant("sources.pml", "hold_follows_the_output", "is_held"),
+    Mutant("sources.pml", "hold_follows_the_errors", "is_held"),
     Mutant("sources.pml", "told_what_is_read", "is_there"),
-    Mutant("sources.pml", "told_by_the_output", "is_there"),
+    Mutant("sources.pml", "told_by_the_errors", "is_there"),
 )

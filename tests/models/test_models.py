@@ -7,26 +7,56 @@ import shutil
 
 import pytest
 
+from persist_lib.sources.conformance import check_diverged, check_gone, check_reader
+from persist_lib.sources.protocol import START
 from tests.circles import is_day
 from tests.models import check, scenes
 from tests.models.processes import Mismatch
 from tests.models.replay import Replay, events, replayed, trace
+from tests.models.replay_groups import GroupsReplay
+from tests.models.replay_shard import ShardReplay
+from tests.models.replay_sources import SourcesReplay
+from tests.models.replay_wal import WalReplay
+from tests.models.replays import REPLAYS
+from tests.models.upstream import PARTITION, Upstream, UpstreamReader
 
 needs_spin = pytest.mark.skipif(
     bool(check.missing_tools()), reason=f"{check.missing_tools()}; scripts/spin does it, as root"
 )
 MODELS = sorted(check.HERE.glob("*.pml"))
-RICH = (225, 4, 48, 102, 85, 118, 212, 99, 135)
-"""By Spin 6.5, traces that together come to all steps that 240 traces came to."""
-SHARES, NIGHTLY_TRACES = 3, 75
+RICH = {
+    ShardReplay: (225, 4, 48, 102, 85, 118, 212, 99, 135),
+    GroupsReplay: (46, 153, 30, 28, 283),
+    WalReplay: (52, 136, 2),
+    SourcesReplay: (86, 21, 8, 14),
+}
+"""By Spin 6.5, traces that together come to all steps that some hundred traces came to."""
+SHARES, NIGHTLY_TRACES = (1 if is_day() else 3), 75
 RARE = {
     "compactor gone",
     "compactor never_known",
     "compactor not_found_expired",
     "reader read_expired",
     "roller too_old",
+    "server not_found",
+    "controller refused",
 }
 """Steps that random traces may not come to."""
+MISTAKEN = [
+    (ShardReplay, "lease_does_not_fence"),
+    (ShardReplay, "collector_needs_no_rollup"),
+    (ShardReplay, "since_ignores_readers"),
+    (GroupsReplay, "all_are_answered_alike"),
+    (GroupsReplay, "tokens_are_not_looked_up"),
+    (WalReplay, "handover_below_the_wal"),
+    (WalReplay, "truncation_forgets_the_old_rendition"),
+    (SourcesReplay, "hold_follows_the_errors"),
+    (SourcesReplay, "told_what_is_read"),
+]
+
+
+def name_of(replay: type[Replay]) -> str:
+    return replay.file.removesuffix(".pml")
 
 
 @needs_spin
@@ -45,30 +75,43 @@ def test_a_mistake_breaks_the_claim_that_it_should(mutant: scenes.Mutant) -> Non
 
 @needs_spin
 @pytest.mark.parametrize("share", range(SHARES))
-def test_the_real_code_does_what_the_model_does(share: int) -> None:
+@pytest.mark.parametrize("replay", REPLAYS, ids=name_of)
+def test_the_real_code_does_what_the_model_does(replay: type[Replay], share: int) -> None:
     first = 1_000 + share * NIGHTLY_TRACES
-    done = replayed([*RICH[share::SHARES], *(() if is_day() else range(first, first + NIGHTLY_TRACES))])
-    assert done.total() > 30 * SHARES, "traces of hardly any steps"
+    done = replayed(replay, [*RICH[replay][share::SHARES], *(() if is_day() else range(first, first + NIGHTLY_TRACES))])
+    assert done.total() > 30, "traces of hardly any steps"
 
 
 @needs_spin
 @pytest.mark.skipif(is_day(), reason="the traces of the day are too few")
-def test_traces_come_to_nearly_every_step() -> None:
-    seeds = [*RICH, *range(1_000, 1_000 + SHARES * NIGHTLY_TRACES)]
-    assert events() - RARE <= {f"{step.who} {step.what}" for seed in seeds for step in trace(seed)}
+@pytest.mark.parametrize("replay", REPLAYS, ids=name_of)
+def test_traces_come_to_nearly_every_step(replay: type[Replay]) -> None:
+    seeds = [*RICH[replay], *range(1_000, 1_000 + SHARES * NIGHTLY_TRACES)]
+    assert events(replay) - RARE <= {f"{step.who} {step.what}" for seed in seeds for step in trace(replay, seed)}
 
 
 @needs_spin
-@pytest.mark.parametrize("mistake", ["lease_does_not_fence", "collector_needs_no_rollup", "since_ignores_readers"])
-def test_the_real_code_does_not_do_what_a_mistaken_model_does(mistake: str) -> None:
+@pytest.mark.parametrize(("replay", "mistake"), MISTAKEN, ids=[mistake for _, mistake in MISTAKEN])
+def test_the_real_code_does_not_do_what_a_mistaken_model_does(replay: type[Replay], mistake: str) -> None:
     def agrees(seed: int) -> bool:
         try:
-            Replay(trace(seed, mistake)).run()
+            replay(trace(replay, seed, mistake)).run()
         except Mismatch:
             return False
         return True
 
     assert not all(agrees(seed) for seed in range(1, 60))
+
+
+def test_the_upstream_of_a_replay_keeps_what_a_reader_promises() -> None:
+    upstream = Upstream("promises")
+    upstream.have = 4
+    check_reader(lambda: UpstreamReader(upstream), {PARTITION: [upstream.message(n) for n in range(4)]})
+    mark = UpstreamReader(upstream).high_watermarks({}, 2)[PARTITION]
+    check_gone(UpstreamReader(upstream), PARTITION, START, mark)  # as it was told
+    upstream.begin_again()
+    upstream.have = 4
+    check_diverged(UpstreamReader(upstream), PARTITION, START, mark)
 
 
 @needs_spin

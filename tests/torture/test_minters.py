@@ -50,6 +50,14 @@ def faketime() -> Path:
     return found
 
 
+def faked(told: Path) -> dict[str, str]:
+    """The environment of a program whose clock is as wrong as a file says, such as `-300`: seconds."""
+    return {
+        "LD_PRELOAD": str(faketime()), "FAKETIME_TIMESTAMP_FILE": str(told), "FAKETIME_NO_CACHE": "1",
+        "DONT_FAKE_MONOTONIC": "1", "FAKETIME_FORCE_MONOTONIC_FIX": "0",
+    }  # fmt: skip
+
+
 @contextmanager
 def wrong_server(folder: Path) -> Iterator[tuple[PostgresServer, Path]]:
     """A PostgreSQL by another clock, and the file that says how wrong it is."""
@@ -59,10 +67,7 @@ def wrong_server(folder: Path) -> Iterator[tuple[PostgresServer, Path]]:
     with pytest.MonkeyPatch.context() as patch:
         server = PostgresServer()
         server.stop()
-        for name, value in {
-            "LD_PRELOAD": str(faketime()), "FAKETIME_TIMESTAMP_FILE": str(told), "FAKETIME_NO_CACHE": "1",
-            "DONT_FAKE_MONOTONIC": "1", "FAKETIME_FORCE_MONOTONIC_FIX": "0",
-        }.items():  # fmt: skip
+        for name, value in faked(told).items():
             patch.setenv(name, value)
         server.start()
     try:
