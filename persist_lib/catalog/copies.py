@@ -181,7 +181,7 @@ class _Share:
 def transformed(table: pa.Table, transform: Transform | None, schema: Schema) -> pa.Table:
     """Rows in the columns of `schema`, with `_time` and `_diff`. Raises InvalidUsage for anything else."""
     made = table if transform is None else transform(table)
-    wanted = [*schema.names, TIME, DIFF]
+    wanted = [*schema.shown.names, TIME, DIFF]
     if not isinstance(made, pa.Table) or set(made.column_names) != set(wanted):
         found = made.column_names if isinstance(made, pa.Table) else type(made).__name__
         raise InvalidUsage(

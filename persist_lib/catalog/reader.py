@@ -112,27 +112,26 @@ class RenditionReader(Reader[CollectionSnapshot, CollectionLease]):
             known = self._renditions.fetch()
             newest = self.shards_of(known.last.rendition)[0].schema
             self._columns_from = known.last.start if schema is None else 0
-            if schema is not None and (older := self._evolved_from(schema, newest, known.last.rendition)) is not None:
-                schema = newest = self.schema = older
-                self.leave(known.last.rendition)  # they are opened again, in these columns
-            if schema is not None and not any(is_additive(schema, span.rendition.columns) for span in known.spans):
-                check_additive(collection.name, schema, newest, known.last.start)
+            if schema is not None:
+                schema = self._in_columns(schema, newest, known)
         except BaseException:
             self.close()
             raise
-        self.schema = newest
-        if schema is not None:
-            schemas = self.client.machine(known.last.rendition.names[0]).state.schemas
-            self.schema = known_among(schema, schemas) or schema
+        self.schema = newest if schema is None else schema
 
-    def _evolved_from(self, schema: Schema, newest: Schema, rendition: RenditionRecord) -> Schema | None:
-        """The columns of a reader in the ids that its shards know, where these shards read in them; else None.
+    def _in_columns(self, schema: Schema, newest: Schema, known: Timeline) -> Schema:
+        """The columns of a reader, in the ids that its shards know. Raises SchemaChanged.
 
         Where columns were only added since, rows are read in the newest ones, and what was added is left out.
         """
-        schemas = self.client.machine(rendition.names[0]).state.schemas
-        known = known_among(schema, schemas)
-        return None if known is None or is_additive(known, newest) else known
+        last = known.last.rendition
+        mine = known_among(schema, self.client.machine(last.names[0]).state.schemas)
+        if mine is not None and not is_additive(mine, newest):
+            self.schema = mine
+            self.leave(last)  # its shards are opened again, in these columns
+        elif mine is None and not any(is_additive(schema, span.rendition.columns) for span in known.spans):
+            check_additive(self.name, schema, newest, known.last.start)
+        return mine or schema
 
     @property
     def name(self) -> str:

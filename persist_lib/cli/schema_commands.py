@@ -72,18 +72,20 @@ class Changes(NamedTuple):
     widen: opt.Widened = None
     drop: opt.DroppedColumns = None
     allow_null: opt.Relaxed = None
+    reorder: opt.Reordered = None
+    after: opt.ReorderedAfter = None
 
 
 def evolve(session: Session, name: opt.AnyTable, changes: Changes = Changes(), dry_run: opt.DryRun = False) -> None:  # noqa: B008
-    """Change the columns of a table: add some, rename, widen or drop those that it has.
+    """Change the columns of a table: add some, rename, widen, drop or reorder those that it has.
 
     Nothing is rewritten. Added columns come at the end; rows that lack them have their default, or null. Fields are
     added to a struct by a wider type of its column, at the struct's end; rows that lack them have null. A renamed
-    column keeps its data. A dropped one is not shown any more, and its name can be used again. To add what is there
-    changes nothing; to rename or drop what is not there is refused. Programs with the older columns still append and
-    read, as long as these hold what is there; their changes of rows that have something in newer columns are refused. A
-    copy of a collection that is under way has to be handed over to and finished first, or dropped. Tables that keep
-    deleted keys gain columns that may be null, and nothing else.
+    column keeps its data. A dropped one is not shown any more, and its name can be used again. Key columns are shown
+    first, in their order. To add what is there changes nothing; to rename or drop what is not there is refused.
+    Programs with the older columns still append and read, as long as these hold what is there; their changes of rows
+    that have something in newer columns are refused. A copy of a collection that is under way has to be handed over to
+    and finished first, or dropped. Tables that keep deleted keys gain columns that may be null, and nothing else.
 
     Types are those of `persist create --help`.
 
@@ -92,6 +94,7 @@ def evolve(session: Session, name: opt.AnyTable, changes: Changes = Changes(), d
     persist evolve orders --add 'channel:string not null' --default channel=web
     persist evolve orders --rename state=status --widen cents:int64 --drop seen
     persist evolve orders --widen 'items:list<struct<sku: string, count: int32, note: string>>'
+    persist evolve orders --reorder note --reorder cents --after status
     """
     if not any(changes):
         raise InvalidUsage("name a column to add, as in --add note:string, or what else is to change: see --help")
@@ -124,7 +127,7 @@ def evolve(session: Session, name: opt.AnyTable, changes: Changes = Changes(), d
 
 
 def _evolved(newest: Schema, new: tuple[Column, ...], changes: Changes) -> Schema:
-    """The schema with all changes. Renamed columns are called by their new names in the others."""
+    """The schema with all changes. Renamed columns are called by their new names in the others, and new ones move."""
     evolved = newest
     if changes.rename:
         evolved = evolved.rename(_pairs(changes.rename, "--rename", "state=status"))
@@ -134,7 +137,10 @@ def _evolved(newest: Schema, new: tuple[Column, ...], changes: Changes) -> Schem
         evolved = evolved.relax(changes.allow_null)
     if changes.drop:
         evolved = evolved.drop(changes.drop)
-    return evolved.add(new) if new else evolved
+    evolved = evolved.add(new) if new else evolved
+    if changes.after is not None and not changes.reorder:
+        raise InvalidUsage(f"--after {changes.after} says where columns come: name them by --reorder, too")
+    return evolved.reorder(changes.reorder, changes.after) if changes.reorder else evolved
 
 
 def _added(changes: Changes) -> tuple[Column, ...]:

@@ -121,6 +121,13 @@ Widened = Annotated[
     ),
 ]
 DroppedColumns = Annotated[list[str] | None, typer.Option("--drop", metavar="NAME", help="Take a value column away.")]
+Reordered = Annotated[
+    list[str] | None,
+    typer.Option("--reorder", metavar="NAME", help="Show a value column first; repeat it for those that follow."),
+]
+ReorderedAfter = Annotated[
+    str | None, typer.Option("--after", metavar="NAME", help="Show those of --reorder right behind this one instead.")
+]
 Relaxed = Annotated[list[str] | None, typer.Option("--allow-null", metavar="NAME", help="Allow null in a column.")]
 ShardCount = Annotated[int | None, typer.Option("--shards", min=1, metavar="N", help="How many shards.")]
 Hashed = Annotated[

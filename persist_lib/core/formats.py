@@ -21,6 +21,7 @@ fleet knows the next one. To add a format: raise `NEWEST`, and enter here each f
     8   a schema may have columns that were renamed, widened or dropped, and defaults
     9   a part may say what its updates add up to, and then be of contents that are later than its times
     10  a schema may have columns that writers fill, and uuids
+    11  a schema may show its columns in another order than that in which they are stored
 
 SUBTLE: `CREATED` follows `NEWEST` one release later. A fleet is upgraded machine by machine, and the shards that its
 new programs create during the upgrade must be readable for its old ones.
@@ -38,7 +39,7 @@ from persist_lib.schema.schema import Schema
 from persist_lib.schema.types import UUID, is_nested
 
 FIRST = 1
-NEWEST = 10
+NEWEST = 11
 CREATED = 3
 """The format in which shards are created, unless settings say otherwise. Nothing is released yet (0.1.0), so no release
 wrote a format older than 3. Format 4 is only for shards that a server serves, format 5 for members, format 6 where
@@ -72,7 +73,7 @@ CONTENTS = 6
 PINS = 7
 """The format from which on a state may pin keys, and parts may stand below a publication's folder."""
 
-STATE_FIELDS = {1: 14, 2: 16, 3: 18, 4: 18, 5: 20, 6: 21, 7: 22, 8: 22, 9: 22, 10: 22}
+STATE_FIELDS = {1: 14, 2: 16, 3: 18, 4: 18, 5: 20, 6: 21, 7: 22, 8: 22, 9: 22, 10: 22, 11: 22}
 """How many fields a stored state has: later ones are left out, and must have their defaults."""
 WITH_PRODUCERS = 19
 """The same of a state of format 3 or newer that remembers producers."""
@@ -110,11 +111,16 @@ PART_SUMS = 9
 FILLED = 10
 """The format from which on writers may fill columns, and columns may be uuids."""
 
+REORDERED = 11
+"""The format from which on columns may be shown in another order."""
+
 
 def least_for(schema: object) -> int:
     """The oldest format that can store this schema. Whatever is no schema is for the encoder to refuse."""
     if not isinstance(schema, Schema):
         return FIRST
+    if any(column.rank for column in schema.columns):
+        return REORDERED
     if schema.fills or any(column.type == UUID for column in schema.columns):
         return FILLED
     if not schema.all_plain:

@@ -407,7 +407,7 @@ def _evolve_schema(state: State, expected: int, schema: object) -> StateDiff | r
 
 
 def _only_gains(state: State) -> str:
-    """Why columns cannot be renamed, widened or dropped, nor have defaults; empty if they can."""
+    """Why columns cannot be renamed, widened, dropped or reordered, nor have defaults; empty if they can."""
     if found := by_name(state):
         return f"the shard is published as {' and '.join(found)}"
     layer = layer_of(state)

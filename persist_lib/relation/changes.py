@@ -15,11 +15,11 @@ from persist_lib.core.plan.compaction import TaskInput
 from persist_lib.core.plan.fan_in import SHARE
 from persist_lib.format.predicate import Where
 from persist_lib.frontier import MAX_TIME
-from persist_lib.kernel.consolidate import consolidate
 from persist_lib.kernel.merge import WINDOW_BYTES, merge_runs
 from persist_lib.location.wrap.spending import Spending
 from persist_lib.relation.contents import may_be_split
 from persist_lib.relation.held import Held, Named, Part, Place
+from persist_lib.relation.projection import by_key
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import Schema
 from persist_lib.shard.runs import Stored, inputs_of, newest_schema, overlapping
@@ -111,8 +111,7 @@ class PlaceUpdates(Place, UpdatesPart):
         if written == schema:
             return merged
         # Rows that differ in columns that this reader does not have become equal, in any order of their times.
-        narrow = [table.select(schema.updates.names) for table in merged]
-        return iter([consolidate(schema, pa.concat_tables([empty_table(schema.updates), *narrow]))])
+        return by_key(merged, schema, schema.updates, schema.key)
 
     def _merged(self, stored: Stored, inputs: Sequence[TaskInput]) -> Iterator[pa.Table]:
         """The runs as one, in tables of bounded size. Small ones are gathered first; often all of them are small."""

@@ -68,13 +68,14 @@ class Shown(NamedTuple):
 
 
 def narrowed(schema: pa.Schema, columns: Sequence[str] | None) -> pa.Schema:
-    """The schema with these of its columns, and `_diff`."""
-    return schema if columns is None else pa.schema([f for f in schema if f.name in columns or f.name == DIFF])
+    """The schema with these of its columns, in their order, and `_diff`."""
+    names = None if columns is None else [name for name in columns if name in schema.names]
+    return schema if names is None else pa.schema([*map(schema.field, names), schema.field(DIFF)])
 
 
 def is_projection(schema: Schema, columns: Sequence[str] | None) -> bool:
-    """Whether rows may become equal when only these columns are left."""
-    return columns is not None and not set(columns).issuperset(schema.names)
+    """Whether rows may become equal, or get another order, when only these columns are left, in this order."""
+    return columns is not None and list(columns) != schema.names
 
 
 def stream(
@@ -85,7 +86,8 @@ def stream(
     if not is_projection(schema, shown.columns):
         tables = _contents(stored, inputs, shown, merge_bytes, pool)
     elif set(shown.columns or ()).issuperset(schema.key_names):
-        tables = by_key(_contents(stored, inputs, shown, merge_bytes, pool), schema, shown.columns or ())
+        ordered, target = Schema(key=_chosen(schema, shown.columns or ())), narrowed(schema.contents, shown.columns)
+        tables = by_key(_contents(stored, inputs, shown, merge_bytes, pool), ordered, target, schema.key)
     else:
         projected = projection_of(schema, shown.columns or ())
         read = (table for run in stored.streams(inputs, shown.needed(schema)) for table in run)
@@ -130,7 +132,8 @@ def projection_of(schema: Schema, columns: Sequence[str]) -> Schema | None:
 
 
 def _chosen(schema: Schema, columns: Sequence[str]) -> tuple[Column, ...]:
-    return tuple(column for column in schema.columns if column.name in columns)
+    there = {column.name: column for column in schema.columns}
+    return tuple(there[name] for name in columns if name in there)
 
 
 def added_up(tables: Iterable[pa.Table], schema: Schema | None, merge_bytes: int) -> Iterator[pa.Table]:
@@ -216,20 +219,23 @@ def _projected_at_once(
     return pa.concat_tables([empty, *added_up(tables, projected, merge_bytes)]).combine_chunks()
 
 
-def by_key(tables: Iterable[pa.Table], schema: Schema, columns: Sequence[str]) -> Iterator[pa.Table]:
-    """Add up contents in key order, of which all key columns are left. The rows of the last key wait for more."""
-    names = narrowed(schema.contents, columns).names
-    projected, keys = Schema(key=_chosen(schema, columns)), Schema(key=schema.key)
-    waiting = empty_table(narrowed(schema.contents, columns))
+def by_key(
+    tables: Iterable[pa.Table], schema: Schema, target: pa.Schema, key: tuple[Column, ...]
+) -> Iterator[pa.Table]:
+    """Add up contents, or updates, that are in key order: the columns of `target`, as `schema` orders them.
+
+    All key columns are among them. The rows of the last key wait for more.
+    """
+    keys, waiting = Schema(key=key), empty_table(target)
     for table in tables:
-        window = consolidate(projected, pa.concat_tables([waiting, table.select(names)]), "split")
-        ties = adjacent_ties(columns_in_order(keys, window)) if window.num_rows else None
+        window = consolidate(schema, pa.concat_tables([waiting, table.select(target.names)]), "split")
+        ties = adjacent_ties(columns_in_order(keys, window.select(keys.names))) if window.num_rows else None
         ends = np.flatnonzero(~ties) if ties is not None else np.empty(0, np.int64)
         start = int(ends[-1]) + 1 if len(ends) else 0
         waiting = window.slice(start)
         if start:
-            yield consolidate(projected, window.slice(0, start))
-    yield consolidate(projected, waiting)
+            yield consolidate(schema, window.slice(0, start))
+    yield consolidate(schema, waiting)
 
 
 def _total(tables: Iterable[pa.Table]) -> pa.Table:

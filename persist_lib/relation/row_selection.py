@@ -144,7 +144,7 @@ def added_up(schema: Schema, *tables: pa.Table) -> pa.Table:
 
 
 def parse_columns(schema: Schema, what: str, columns: object) -> tuple[str, ...] | None:
-    """The names of columns to read; None for all. Raises InvalidUsage for what `what` does not have."""
+    """The names of columns to read, in the schema's order; None for all. Raises InvalidUsage for others."""
     if columns is None:
         return None
     if isinstance(columns, (str, bytes, Mapping)) or not isinstance(columns, Iterable):
@@ -155,7 +155,7 @@ def parse_columns(schema: Schema, what: str, columns: object) -> tuple[str, ...]
     if unknown := [name for name in names if not isinstance(name, str) or name not in schema.names]:
         meant = did_you_mean(unknown[0], schema.names)
         raise InvalidUsage(f"{what} has no columns {shown(unknown)}. {meant}It has {schema.names}", columns=columns)
-    return names
+    return tuple(name for name in schema.names if name in names)
 
 
 def keys_of(schema: Schema, keys: object) -> Keys:

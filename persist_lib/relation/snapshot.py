@@ -117,9 +117,13 @@ class Split(msgspec.Struct, frozen=True):
 
     @property
     def _shown(self) -> Shown:
-        """What is shown of the stored contents. Columns that the reader does not have are projected away."""
-        columns = self.columns
-        if columns is None and self._stored_schema != self.schema:
+        """What is shown of the stored contents: without columns that the reader does not have, and in its order.
+
+        Of columns that are only in another order, some can be selected without reading all.
+        """
+        columns, stored = self.columns, self._stored_schema
+        is_same = stored == self.schema or (self.only is not None and len(stored.names) == len(self.schema.names))
+        if columns is None and not is_same:
             columns = tuple(self.schema.names)
         return Shown(columns, self.where, self.only)
 

@@ -119,11 +119,37 @@ def relaxed(schema: Schema, names: str | Iterable[str]) -> Schema:
     )  # fmt: skip
 
 
+def reordered(schema: Schema, names: str | Iterable[str], after: str | None) -> Schema:
+    """The schema, shown with some value columns before the others, or behind `after`."""
+    names = _known(schema, names)
+    behind = _known(schema, [] if after is None else after)
+    if keys := [name for name in (*names, *behind) if name in schema.key_names]:
+        raise InvalidUsage(
+            f"{keys[0]!r} is a key column, and these come before all value columns, in their order. Name value "
+            "columns alone; those that are to be first need no `after`",
+            column=keys[0],
+        )  # fmt: skip
+    if twice := [name for name in names if [*names, *behind].count(name) > 1]:
+        raise InvalidUsage(f"column {twice[0]!r} has one place, and is named twice", column=twice[0])
+    rest = [one.name for one in schema.shown.value if one.name not in names]
+    place = rest.index(behind[0]) + 1 if behind else 0
+    return _ranked(schema, [*rest[:place], *names, *rest[place:]])
+
+
+def _ranked(schema: Schema, names: list[str]) -> Schema:
+    """The schema, shown in the order of these names of all its value columns."""
+    ranks = {name: rank for rank, name in enumerate(names, 1)}
+    return _with_value(
+        schema, (one if one.is_dropped else _replaced(one, rank=ranks[one.name]) for one in schema.value)
+    )
+
+
 def adopted(newest: Schema, asked: Schema) -> Schema:
     """What was asked for, as the schema after `newest`: with the ids of its columns, and with its dropped ones.
 
     A program that declares columns knows nothing of their ids, so they are those of the same names, but for those that
-    it renamed. Raises SchemaMismatch where it cannot follow.
+    it renamed. Nor does it reorder any by declaring them in another order, but by `Schema.reorder` alone. Raises
+    SchemaMismatch where it cannot follow.
     """
     newest, made = newest.whole, _adopted(newest.whole, check_schema(asked))
     check_evolution(newest, made)
@@ -151,9 +177,16 @@ def _adopted(newest: Schema, asked: Schema) -> Schema:
     there = [found.pop(one.id, one if one.is_dropped else None) for one in newest.value]
     value = (*(one for one in there if one is not None), *found.values())
     made = _with_value(asked, value, tuple(map(of, asked.key)))
-    if (names := made.shown.names) != asked.shown.names and set(names) == set(asked.shown.names):
-        raise _refused(newest, asked, f"the columns would be in another order; new ones come at the end: {names}")
-    return made
+    ranks = {one.id: one.rank for one in newest.value}
+    stays = _with_value(made, (_replaced(one, rank=ranks.get(one.id, 0)) for one in made.value))
+    if (names := stays.shown.names) == asked.shown.names or set(names) != set(asked.shown.names):
+        return stays
+    if any(column.rank for column in made.value):
+        return _ranked(made, [column.name for column in asked.shown.value])
+    raise _refused(
+        newest, asked, f"the columns would be in another order; new ones come at the end: {names}. To have them in "
+        "another one, say schema.reorder(…)",
+    )  # fmt: skip
 
 
 def fresh(schema: Schema) -> Schema:
@@ -258,7 +291,7 @@ def _first_type(column: Column, wide: str) -> str:
 
 
 def changes_between(older: Schema, newer: Schema) -> tuple[str, ...]:
-    """What was changed, column by column; of a new column its name alone."""
+    """What was changed, column by column, and their order; of a new column its name alone."""
     found = []
     for was, is_ in zip(older.columns, newer.columns, strict=False):
         if is_.is_dropped:
@@ -267,7 +300,11 @@ def changes_between(older: Schema, newer: Schema) -> tuple[str, ...]:
         found += [f"{was.name} renamed to {is_.name}"] if was.name != is_.name else []
         found += [f"{is_.name} widened to {is_.type}"] if was.type != is_.type else []
         found += [f"{is_.name} may be null"] if is_.nullable and not was.nullable else []
-    return (*found, *(column.name for column in newer.columns[len(older.columns) :]))
+    new = [column.name for column in newer.columns[len(older.columns) :]]
+    there, named = {one.id: one.name for one in newer.value if not one.is_dropped}, newer.shown.names
+    if named != [*newer.key_names, *(there[one.id] for one in older.shown.value if one.id in there), *new]:
+        found.append(f"reordered to {', '.join(named)}")
+    return (*found, *new)
 
 
 def is_prefix(few: Schema, many: Schema) -> bool:
@@ -427,7 +464,7 @@ def _join(columns: tuple[Column, ...]) -> str:
 
 def _refused(older: Schema, newer: Schema, reason: str) -> SchemaMismatch:
     return SchemaMismatch(
-        f"{reason}. A schema may gain value columns that are nullable or have a default, and rename, widen, drop and "
-        f"allow null in those that it has. The shard has {older}; asked was {newer}",
+        f"{reason}. A schema may gain value columns that are nullable or have a default, and rename, widen, drop, "
+        f"reorder and allow null in those that it has. The shard has {older}; asked was {newer}",
         problem="not additive", actual=older, expected=newer,
     )  # fmt: skip

@@ -63,6 +63,8 @@ class Column(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     """Whether it is only there for what older rows have in it."""
     fill: str = ""
     """What a writer fills in where a row that it adds does not say the column: `now()`, `uuid()`, or nothing."""
+    rank: int = 0
+    """Where a value column is shown among those that were reordered, from 1 on; 0 for those added since, at the end."""
 
     def __post_init__(self) -> None:
         _check_name(self.name)
@@ -88,8 +90,8 @@ class Column(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
     @property
     def is_plain(self) -> bool:
-        """Whether it has always been what it is, and rows that do not say it have null."""
-        return not (self.first_name or self.first_type or self.is_dropped) and self.default is None
+        """Whether it has always been what and where it is, and rows that do not say it have null."""
+        return not (self.first_name or self.first_type or self.is_dropped or self.rank) and self.default is None
 
     @property
     def may_lack(self) -> bool:
@@ -242,7 +244,7 @@ class Schema(msgspec.Struct, frozen=True, array_like=True, dict=True, forbid_unk
 
     @cached_property
     def all_plain(self) -> bool:
-        """Whether no column was ever renamed, widened or dropped, and none has a default."""
+        """Whether no column was ever renamed, widened, dropped or reordered, and none has a default."""
         return all(column.is_plain for column in self.columns)
 
     @cached_property
@@ -252,16 +254,21 @@ class Schema(msgspec.Struct, frozen=True, array_like=True, dict=True, forbid_unk
 
     @cached_property
     def shown(self) -> Schema:
-        """The schema as it is to who reads and writes rows: without dropped columns."""
-        if not any(column.is_dropped for column in self.value):
+        """The schema as it is to who reads and writes rows: without dropped columns, and in the order last asked for.
+
+        Rows are stored, compared and fingerprinted in the order of `whole`.
+        """
+        value = [column for column in self.value if not column.is_dropped]
+        value.sort(key=lambda column: (not column.rank, column.rank))
+        if tuple(value) == self.value:
             return self
-        shown = msgspec.structs.replace(self, value=tuple(one for one in self.value if not one.is_dropped))
+        shown = msgspec.structs.replace(self, value=tuple(value))
         shown.__dict__.update(models=self.models, whole=self, by_id=self.by_id)
         return shown
 
     @cached_property
     def whole(self) -> Schema:
-        """The schema with its dropped columns, as far as this one knows of some."""
+        """The schema as it is stored: with its dropped columns, as far as this one knows of some, in stored order."""
         return self
 
     @cached_property
@@ -291,12 +298,20 @@ class Schema(msgspec.Struct, frozen=True, array_like=True, dict=True, forbid_unk
         """The schema without some value columns. Their names can be used again, by columns without their data."""
         return _evolution().dropped(self.whole, names).shown
 
+    def reorder(self, names: str | Iterable[str], after: str | None = None) -> Schema:
+        """The schema with these value columns, in this order, before all others, or right behind the column `after`.
+
+        Only what is shown changes, and no stored row. Columns that are added later come at the end. Key columns come
+        first, in their order.
+        """
+        return _evolution().reordered(self.whole, names, after).shown
+
     def relax(self, names: str | Iterable[str]) -> Schema:
         """The schema with null allowed in some value columns."""
         return _evolution().relaxed(self.whole, names).shown
 
     def check_additive(self, newer: Schema) -> None:
-        """Raise SchemaMismatch unless `newer` may follow: columns added, renamed, widened, dropped or relaxed."""
+        """Raise SchemaMismatch unless `newer` may follow: what `add`, `rename`, `drop` and others make of it."""
         _evolution().check_evolution(self.whole, check_schema(newer).whole)
 
     def __str__(self) -> str:
@@ -396,7 +411,7 @@ def no_key(schema: object) -> str | None:
     for one in schema.key if isinstance(schema, Schema) else ():
         if is_nested(one.type):
             return f"a key has plain columns, and ({one}) is nested: make it a value column, or its parts key columns"
-        if one.default is not None or one.first_type or one.is_dropped:
+        if one.default is not None or one.first_type or one.is_dropped or one.rank:
             return f"each row says its key, and key column ({one}) has a default: give it to value columns alone"
     return None
 

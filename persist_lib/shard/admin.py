@@ -184,7 +184,7 @@ class Terms(ABC):
         return machine.times()
 
     def evolve_schema(self, name: str, schema: Schema) -> None:
-        """Make `schema` the newest one: what `Schema.add`, `rename`, `widen`, `drop` and `relax` make of that.
+        """Make `schema` the newest one: what `Schema.add`, `rename`, `widen`, `drop`, `reorder` and `relax` make of it.
 
         Older updates have the default of an added column in it, or null. Handles that are open stay in their columns.
         Raises SchemaMismatch when `schema` is anything else than the newest schema so changed.

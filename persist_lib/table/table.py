@@ -255,16 +255,17 @@ class Table(Resource):
         return self._ask(lambda on: on.describe())
 
     def evolve(self, schema: Schema, *, dry_run: bool = False) -> tuple[str, ...]:
-        """Change the columns: add value columns at the end, and rename, widen or drop those that there are.
+        """Change the columns: add value columns at the end, and rename, widen, drop or reorder those that there are.
 
             orders.evolve(orders.describe().schema.rename({"state": "status"}).add({"note": "string"}))
 
-        `schema` is what `Schema.add`, `rename`, `widen`, `drop` and `relax` make of the newest one, or that declared
-        with more columns. Answers what changes, of a new column its name. Nothing is rewritten: rows that do not say a
-        column have its default, or null, as of any time. This handle has the new columns from now on; those that are
-        open elsewhere stay in theirs, in which the table can also be opened from now on, as long as these hold what is
-        there. They change rows that have nothing in newer columns, and no others. Where `schema` is what the table has,
-        nothing is changed; with `dry_run` neither. A call that was cut short is repeated, or finished by any process.
+        `schema` is what `Schema.add`, `rename`, `widen`, `drop`, `reorder` and `relax` make of the newest one, or that
+        declared with more columns. Answers what changes, of a new column its name. Nothing is rewritten: rows that do
+        not say a column have its default, or null, as of any time. This handle has the new columns from now on; those
+        that are open elsewhere stay in theirs, in which the table can also be opened from now on, as long as these hold
+        what is there. They change rows that have nothing in newer columns, and no others. Where `schema` is what the
+        table has, nothing is changed; with `dry_run` neither. A call that was cut short is repeated, or finished by any
+        process.
 
         Tables that keep deleted keys only gain columns that may be null and have no default. Older programs
         cannot use such a table any more; with a WAL, none of those that share it.

@@ -15,6 +15,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import persist_lib as persist
+from persist_lib.kernel.order import is_sorted
 from persist_lib.schema.types import format_type, parse_type
 from persist_lib.testing import check_world
 from tests.circles import is_day
@@ -296,7 +297,9 @@ class Chain:
             self.controller.evolve("t", schema)
 
     def changed(self, schema: persist.Schema, cols: list[Col]) -> tuple[persist.Schema, list[Col]]:
-        what = self.rng.choice(["add", "add", "default", "rename", "swap", "widen", "widen", "drop", "relax"])
+        what = self.rng.choice(
+            ["add", "add", "default", "rename", "swap", "widen", "widen", "drop", "relax", "reorder"]
+        )
         free = [name for name in NAMES if name not in {one.name for one in cols}]
         at = self.rng.randrange(len(cols)) if cols else 0
         if what in ("add", "default") and free:
@@ -323,6 +326,12 @@ class Chain:
             return schema.widen({cols[at].name: kind}), [*cols[:at], wide, *cols[at + 1 :]]
         if what == "drop" and cols:
             return schema.drop(cols[at].name), cols[:at] + cols[at + 1 :]
+        if what == "reorder" and cols:
+            moved = self.rng.sample(cols, self.rng.randint(1, len(cols)))
+            rest = [one for one in cols if one not in moved]
+            place = self.rng.randint(0, len(rest))
+            after = rest[place - 1].name if place else None
+            return schema.reorder([one.name for one in moved], after), [*rest[:place], *moved, *rest[place:]]
         if what == "relax" and cols:
             return schema.relax(cols[at].name), [*cols[:at], replace(cols[at], nullable=True), *cols[at + 1 :]]
         return schema, cols
@@ -346,6 +355,7 @@ class Chain:
                     assert not self.kept.all_fit(cols), "refused, though its columns hold everything"
                     continue
                 assert table.schema.equals(read.schema.contents)
+                assert self.kind != "shard" or is_sorted(read.schema, table)
                 there = [dict(said) for _, said in self.kept.at(time)]
                 assert all(fits(said.get(one.number, one.default), one) for said in there for one in cols)
                 found: Counter[str] = Counter()

@@ -128,6 +128,10 @@ OPERATIONS = (
         "ALTER TABLE … DROP COLUMN", "ALTER TABLE lake.t DROP COLUMN state",
         [(id_, cents) for id_, _, cents in STARTED], READ,
     ),
+    Operation(
+        "ALTER TABLE … ALTER COLUMN … FIRST, AFTER", "ALTER TABLE lake.t ALTER COLUMN cents FIRST",
+        [(id_, cents, state) for id_, state, cents in STARTED], READ,
+    ),
     Operation("DROP TABLE", "DROP TABLE lake.t", [], "SHOW TABLES IN lake LIKE 't'"),
 )  # fmt: skip
 COLUMNS = {"a shard": "shard", "a collection": "collection of 3", "a timeline": "wal"}
@@ -377,6 +381,19 @@ def test_columns_are_renamed_widened_and_take_nulls(client: persist.Client, sql:
     assert sql("SELECT y FROM lake.t WHERE y > 0.2") == [(0.5,)]
 
 
+def test_columns_are_put_into_another_order_and_written_by_it(client: persist.Client, sql: Sql) -> None:
+    schema = persist.Schema({"id": "int64 not null"}, {"a": "int32", "b": "string", "c": "float64"}, times="ms")
+    client.table("t", schema).append([{"id": 1, "a": 2, "b": "x", "c": 0.5}])
+    sql("ALTER TABLE lake.t ALTER COLUMN c FIRST, a AFTER b")
+    sql("ALTER TABLE lake.t ADD COLUMN d BOOLEAN AFTER c")
+    assert [one.name for one in client.table("t").describe().schema.value] == ["c", "d", "b", "a"]
+    sql("INSERT INTO lake.t VALUES (2, 1.5, true, 'y', 3)")
+    sql("UPDATE lake.t SET b = 'z' WHERE d")
+    assert sql(READ) == [(1, 0.5, None, "x", 2), (2, 1.5, True, "z", 3)]
+    assert sql("SELECT a, d FROM lake.t WHERE c > 1") == [(3, True)]
+    assert client.table("t").read().to_arrow().column_names == ["id", "c", "d", "b", "a"]
+
+
 REFUSED = {
     "CREATE TABLE lake.n (id BIGINT)": "needs the key",
     "CREATE TABLE lake.n (id BIGINT, x INT) TBLPROPERTIES ('key' = 'x')": "Name them in this order: x, id",
@@ -400,7 +417,9 @@ REFUSED = {
     "INSERT INTO lake.t.contents VALUES (1, 'x', 1, 1)": "does not support append",
     "DELETE FROM lake.t.contents": "can be read alone",
     "ALTER TABLE lake.t DROP COLUMN id": "key column",
-    "ALTER TABLE lake.t ADD COLUMN x INT FIRST": "adds columns at the end",
+    "ALTER TABLE lake.t ADD COLUMN x INT DEFAULT 7": "have no default",
+    "ALTER TABLE lake.t ALTER COLUMN id AFTER cents": "key column",
+    "ALTER TABLE lake.t ALTER COLUMN cents AFTER id": "need no `after`",
     "ALTER TABLE lake.t SET TBLPROPERTIES ('colour' = 'x')": "sets the property retention alone",
     "ALTER TABLE lake.t RENAME TO lake.u": "rename('u')",
     "CREATE OR REPLACE TABLE lake.t AS SELECT 1 AS id": "has other columns, or another key",

@@ -67,8 +67,8 @@ def columns_of(table: str, schemas: Sequence[Schema], format_: str, known: Mappi
     newest = schemas[-1].shown
     if format_ == "delta" and (columns := evolved(schemas)):
         raise Unpublishable(
-            f"table {table} cannot be published as delta: columns were renamed, widened or dropped, or have defaults "
-            f"({', '.join(columns)}), and its readers find columns by the names that files have. Nothing was "
+            f"table {table} cannot be published as delta: columns were renamed, widened, dropped or reordered, or have "
+            f"defaults ({', '.join(columns)}), and its readers find columns by the names that files have. Nothing was "
             "published; publish it as iceberg, or copy it into a table that has its present columns from the beginning",
             table=table, columns=columns, as_=format_,
         )  # fmt: skip

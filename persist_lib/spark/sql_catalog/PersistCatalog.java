@@ -217,6 +217,7 @@ public final class PersistCatalog implements StagingTableCatalog, SupportsNamesp
         StructType added = new StructType(), widened = new StructType();
         Map<String, String> set = new HashMap<>(), renamed = new HashMap<>();
         List<String> dropped = new ArrayList<>(), relaxed = new ArrayList<>();
+        List<List<String>> reordered = new ArrayList<>();
         for (TableChange change : changes) {
             String column = change instanceof TableChange.ColumnChange one && one.fieldNames().length == 1
                 ? one.fieldNames()[0] : null;
@@ -229,21 +230,33 @@ public final class PersistCatalog implements StagingTableCatalog, SupportsNamesp
             } else if (change instanceof TableChange.UpdateColumnNullability update && update.nullable()
                     && column != null) {
                 relaxed.add(column);
-            } else if (change instanceof TableChange.AddColumn add && add.fieldNames().length == 1 && add.isNullable()
-                    && add.position() == null && add.defaultValue() == null) {
-                added = added.add(add.fieldNames()[0], add.dataType(), true);
+            } else if (change instanceof TableChange.UpdateColumnPosition update && column != null) {
+                reordered.add(List.of(column, behind(update.position())));
+            } else if (change instanceof TableChange.AddColumn add && column != null && add.isNullable()
+                    && add.defaultValue() == null) {
+                added = added.add(column, add.dataType(), true);
+                if (add.position() != null) {
+                    reordered.add(List.of(column, behind(add.position())));
+                }
             } else if (change instanceof TableChange.SetProperty property) {
                 set.put(property.property(), property.value());
             } else {
-                throw new UnsupportedOperationException("ALTER TABLE of a table of Persist adds columns at the end that"
-                    + " may be null and have no default, renames, widens and drops columns, drops NOT NULL, and sets"
+                throw new UnsupportedOperationException("ALTER TABLE of a table of Persist adds columns that"
+                    + " may be null and have no default, renames, widens, reorders and drops columns, drops NOT NULL,"
+                    + " and sets"
                     + " the property retention, but not "
                     + change.getClass().getSimpleName() + ": use evolve of the table in Python");
             }
         }
         checked(ask("alter", Map.of("table", path(ident), "schema", added.json(), "widened", widened.json(),
-            "changes", json(Map.of("rename", renamed, "drop", dropped, "relax", relaxed)), "properties", json(set))));
+            "changes", json(Map.of("rename", renamed, "drop", dropped, "relax", relaxed, "reorder", reordered)),
+            "properties", json(set))));
         return loadTable(ident);
+    }
+
+    /** The column behind which another one comes; empty for the first place. */
+    private static String behind(TableChange.ColumnPosition position) {
+        return position instanceof TableChange.After after ? after.column() : "";
     }
 
     @Override

@@ -299,6 +299,8 @@ def _alter(values: Mapping[str, str]) -> StructField:
         schema = schema.relax(changes["relax"]).drop(changes["drop"])
         if added.names:
             schema = schema.add([Column(field.name, column_type(field)) for field in added])
+        for name, after in changes["reorder"]:
+            schema = schema.reorder(name, after or None)
         if schema != table.describe().schema:
             table.evolve(schema)
         if "retention" in properties:

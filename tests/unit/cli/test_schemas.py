@@ -173,10 +173,15 @@ def test_columns_are_renamed_widened_and_dropped_and_a_dry_run_says_who_stays_in
     done("evolve", "items", "--add", "at:struct<city: string, zip: int32>")
     wide = "struct<city: string, zip: int64, country: string>"
     assert done("evolve", "items", "--widen", f"at:{wide}")["changes"] == [f"at widened to {wide}"]
+    assert done("evolve", "items", "--reorder", "at", "--dry-run")["changes"] == ["reordered to id, at, title, via"]
+    moved = done("evolve", "items", "--add", "note:string", "--reorder", "via", "--reorder", "note", "--after", "title")
+    assert moved["changes"] == ["reordered to id, title, via, note, at", "note"]
+    assert list(moved["schema"]["value"]) == ["title", "via", "note", "at"]
     assert "Fields come at the end" in fails(2, "evolve", "items", "--widen", "at:struct<zip: int64, city: string>")
     for wrong, said_of_it in (
         (("--rename", "title"), "takes a name, = and"), (("--default", "x=1"), "add 'x' by --add"),
         (("--drop", "id"), "key column"), (("--widen", "via:int64"), "not every"),
+        (("--after", "via"), "name them by --reorder"), (("--reorder", "id"), "key column"),
     ):  # fmt: skip
         assert said_of_it in fails(2, "evolve", "items", *wrong)
 

@@ -341,6 +341,9 @@ def test_a_program_that_declares_older_columns_opens_a_collection(client: persis
                     {"id": row["id"], name: row["state"], **dict(list(row.items())[2:])} for row in ROWS
                 ]
                 assert name in older.changes(None).to_arrow().column_names
+        declared = persist.Schema(CHANNEL.key, {one.name: one.said for one in CHANNEL.value}, times="ms")
+        with controller.open_reader("c", declared) as read:  # as it is now, by a program that knows no ids
+            assert read.snapshot().to_pylist() == rows(client.table("c"))
 
 
 def test_columns_that_were_widened_twice_come_from_the_first() -> None:

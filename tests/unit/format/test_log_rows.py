@@ -92,7 +92,7 @@ ROW_3 = msgspec.structs.replace(ROW_2, diff=msgspec.structs.replace(ROW_2.diff, 
 STORED_3 = msgspec.structs.replace(
     STORED_2, state=msgspec.structs.replace(STORED_2.state, format=3, appended_bytes=70_000, maintained_bytes=2**40)
 )  # fmt: skip
-OLDEST = {1: 1, 2: 2, 3: 2, 4: 2, 5: 5, 6: 6, 7: 7, 8: 8, 9: 9, 10: 10}
+OLDEST = {1: 1, 2: 2, 3: 2, 4: 2, 5: 5, 6: 6, 7: 7, 8: 8, 9: 9, 10: 10, 11: 11}
 """These rows of formats 3 and 4 say no more than those of format 2."""
 CLOCK = Schema(SCHEMA.key, SCHEMA.value, times="us")
 ROW_CLOCK = msgspec.structs.replace(ROW, command="Create", diff=StateDiff(schemas=(CLOCK,), format=(1, 3)))
@@ -219,7 +219,13 @@ STORED_10 = msgspec.structs.replace(
     STORED_9, state=msgspec.structs.replace(STORED_9.state, format=10, schemas=(FILLED,))
 )
 """A shard with columns that writers fill."""
-ROWS = {1: ROW, 2: ROW_2, 3: ROW_3, 4: ROW_4, 5: ROW_5, 6: ROW_6, 7: ROW_7, 8: ROW_8, 9: ROW_9, 10: ROW_10}
+REORDERED = FILLED.reorder("word").whole
+ROW_11 = msgspec.structs.replace(ROW_10, diff=msgspec.structs.replace(ROW_10.diff, schemas=(REORDERED,)))
+STORED_11 = msgspec.structs.replace(
+    STORED_10, state=msgspec.structs.replace(STORED_10.state, format=11, schemas=(FILLED, REORDERED))
+)
+"""A shard whose columns are shown in another order."""
+ROWS = {1: ROW, 2: ROW_2, 3: ROW_3, 4: ROW_4, 5: ROW_5, 6: ROW_6, 7: ROW_7, 8: ROW_8, 9: ROW_9, 10: ROW_10, 11: ROW_11}
 STATES = {
     1: STORED,
     2: STORED_2,
@@ -231,6 +237,7 @@ STATES = {
     8: STORED_8,
     9: STORED_9,
     10: STORED_10,
+    11: STORED_11,
 }
 FORMATS = pytest.mark.parametrize("format_", range(1, NEWEST + 1))
 
@@ -571,7 +578,7 @@ def with_more(value: object, path: list[int | str]) -> object:
         ([6, "readers", 0, 1], "Reader with 5 fields"),
         ([6, "holds", 0, 1], "Hold with 3 fields"),
         ([6, "schemas", 0], "Schema with 7 fields"),
-        ([6, "schemas", 0, 1, 0], "Column with 9 fields"),
+        ([6, "schemas", 0, 1, 0], "Column with 10 fields"),
         ([6, "since", 0], "Antichain with 2 fields"),
         ([5, 1], "Rollup with 4 fields"),
         ([6, "garbage", 0, 2], "Garbage with 3 fields"),
@@ -579,7 +586,7 @@ def with_more(value: object, path: list[int | str]) -> object:
     ids=str,
 )
 def test_a_field_that_this_release_does_not_know_is_a_newer_format_and_never_nothing(path, named):
-    schemas = (msgspec.structs.replace(CLOCK, value=FILLED.value, unique=True, non_negative=True),)
+    schemas = (msgspec.structs.replace(CLOCK, value=REORDERED.value, unique=True, non_negative=True),)
     writers = ((W1, None, REMEMBERING),)
     trace = TraceEdit(((3, 4), (4, 5)), (PROVEN,))
     diff = msgspec.structs.replace(ROW_PRODUCERS.diff, schemas=schemas, writers=writers, trace=trace)

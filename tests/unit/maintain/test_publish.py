@@ -577,6 +577,9 @@ def evolved(client: persist.Client) -> Iterator[tuple[dict[int, str], Any]]:
     table.evolve(table.describe().schema.rename({"text": "n", "n": "text"}))  # two change their names
     table.upsert([{"id": 5, "n": "five", "text": 5, "seen": "now"}])
     yield publish()
+    table.evolve(table.describe().schema.reorder("more").reorder("in", after="seen"))
+    table.upsert([{"id": 6, "n": "six"}])
+    yield publish()
 
 
 def by_name(table: pa.Table) -> Rows:
@@ -591,6 +594,7 @@ def test_an_evolved_table_is_published_for_iceberg_and_each_snapshot_reads_as_th
             expected = by_name(snapshot.to_arrow())
         table = StaticTable.from_metadata(published.place)
         assert by_name(table.scan().to_arrow()) == expected
+        assert [one.name for one in table.schema().fields] == folder.table("s").schema.names
         assert by_name(pl.scan_iceberg(published.version, reader_override="pyiceberg").collect().to_arrow()) == expected
         now = table.metadata.current_snapshot_id
         assert now is not None
@@ -599,7 +603,7 @@ def test_an_evolved_table_is_published_for_iceberg_and_each_snapshot_reads_as_th
             assert by_name(table.scan(snapshot_id=snapshot_id).to_arrow()) == rows
         shared.append(published.shared)
         check_there(folder, "iceberg")
-    assert len(seen) == 7
+    assert len(seen) == 8
     assert shared[1] == shared[2] == 1, "what was renamed and widened is read where it is"
     folder.maintain("s")
     check_world(folder, "s")
