@@ -88,14 +88,13 @@ def _read_csv(path: Path, types: Types) -> Iterator[pa.Table]:
     with pyarrow.csv.open_csv(path, convert_options=options, parse_options=parsing) as reader:
         row = 0
         for batch in reader:
-            columns = {}
-            for name in batch.schema.names:
-                column = batch.column(name)
+            columns = []
+            for name, column in zip(batch.schema.names, batch.columns, strict=True):
                 if name in nested:  # JSON in a cell
-                    columns[name] = nested_json.column_of(column.to_pylist(), nested[name], row)
+                    columns.append(nested_json.column_of(column.to_pylist(), nested[name], row))
                 else:
-                    columns[name] = from_csv(column, types[name]) if name in types else column
-            yield _with_integers(pa.table(columns))
+                    columns.append(from_csv(column, types[name]) if name in types else column)
+            yield _with_integers(pa.table(columns, names=batch.schema.names))
             row += batch.num_rows
 
 
