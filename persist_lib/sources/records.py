@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, TypedDict, TypeVar
 
 import msgspec
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from persist_lib.catalog.controller import Controller
 
 State = Literal["making", "running", "paused", "dropping"]
+OUTPUT = "output"
+"""The role of the one output that most sources have."""
 
 
 class Followed(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -66,12 +68,14 @@ class Known(msgspec.Struct, frozen=True, omit_defaults=True):
     `published` names the rows of the server's catalog that say what is published of the table, each by its id and by
     the transaction that wrote it (`xmin`). Any change writes such a row again, also one that is taken back. `columns`
     are the numbers of the table's columns by name: a number stays with its column, whatever that is called. `file` is
-    the one with its rows: another one once these were all written again.
+    the one with its rows: another one once these were all written again. `added`, of one of several tables, is what
+    `Decoding.added` is of a source of one.
     """
 
     published: str
     columns: dict[str, int]
     file: int = 0
+    added: dict[str, int] = {}
 
 
 class Terms(TypedDict, total=False):
@@ -80,6 +84,7 @@ class Terms(TypedDict, total=False):
     decoding: Decoding | None
     meaning: Meaning | None
     decoded: Schema | None
+    tables: Mapping[str, Schema]
     shards: int
     retention: Retention
 
@@ -88,7 +93,8 @@ class Declaration(Record, frozen=True, kw_only=True, omit_defaults=True):
     """What is declared of a source: the fields of a file that creates it, and of what is stored and shown of it.
 
     `schema` is that of the output; `decoded` that of messages, where a transform makes the output's rows of them.
-    `retention` is in the output's times.
+    `tables` has those of the outputs of a source of several tables, and `schema` is one of them then. `retention` is in
+    the output's times.
     """
 
     reader: Kind
@@ -96,6 +102,7 @@ class Declaration(Record, frozen=True, kw_only=True, omit_defaults=True):
     meaning: Meaning
     schema: Schema
     decoded: Schema | None = None
+    tables: dict[str, Schema] = {}  # noqa: RUF012 - msgspec copies it
     shards: int = 1
     retention: int | None = None
 
@@ -105,7 +112,8 @@ class Declaration(Record, frozen=True, kw_only=True, omit_defaults=True):
 
     def with_times(self, unit: Unit | None) -> Self:
         """The same with other times of the output."""
-        return changed(self, schema=in_unit(self.schema, unit))
+        tables = {name: in_unit(schema, unit) for name, schema in self.tables.items()}
+        return changed(self, schema=in_unit(self.schema, unit), tables=tables)
 
 
 class Place(NamedTuple):
@@ -113,7 +121,7 @@ class Place(NamedTuple):
 
     url: str
     format: str | None = None
-    table: str | None = None
+    tables: tuple[str, ...] = ()
 
 
 DECODED = frozenset({"envelope", "keep-raw"})
@@ -164,6 +172,14 @@ class Kind:
         """What rows mean where the caller does not say."""
         return Meaning()
 
+    def outputs(self) -> Mapping[str, str]:
+        """Of several outputs, what each of them is called below the source's name, by its role; none for one output."""
+        return {}
+
+    def unlike(self, _wanted: Kind) -> str:
+        """Why a source of this kind cannot become another one, where that is not plain."""
+        return ""
+
     def default_schema(self, _decoding: Decoding, _meaning: Meaning) -> Schema | None:
         """The columns of the output where the caller does not say. Raises InvalidUsage."""
         return None
@@ -199,13 +215,13 @@ class Kind:
     def begin(self, _controller: Controller, _record: SourceRecord, _names: Iterable[str]) -> None:
         """See to it that the source's collections, by these names, begin where what it reads begins."""
 
-    def make(self, _client: Client, _record: SourceRecord, _deadline: Deadline) -> Known | None:
-        """Make what the source has upstream; return what is known of that."""
-        return None
+    def make(self, _client: Client, _record: SourceRecord, _deadline: Deadline) -> Mapping[str, Known]:
+        """Make what the source has upstream; return what is known of that, by table."""
+        return {}
 
-    def look(self, _record: SourceRecord) -> Known | None:
+    def look(self, _record: SourceRecord) -> Mapping[str, Known]:
         """What is known of it now, of a source that was made before this was noted."""
-        return None
+        return {}
 
     def remove(self, _client: Client, _record: SourceRecord) -> list[str]:
         """Take away what the source has outside of its collections. Returns what could not be, as texts."""
@@ -218,7 +234,7 @@ class SourceRecord(Declaration, frozen=True, kw_only=True, omit_defaults=True):
     `collections` are the ids of those that it writes by definite appends, by what they are for. `epoch` counts how
     often it was reset; instances of another epoch are fenced off. `again`: once it is dropped, it is to be created
     again. `mends` counts the recipes that were tried, `mended` is the number of the one that decodes its messages now,
-    0 for the first. `table` is what a table of PostgreSQL was when the source was made.
+    0 for the first. `table` is what a table of PostgreSQL was when the source was made; `known` is that of several.
     """
 
     id: str
@@ -235,6 +251,39 @@ class SourceRecord(Declaration, frozen=True, kw_only=True, omit_defaults=True):
     mends: int = 0
     mended: int = 0
     table: Known | None = None
+    known: dict[str, Known] = {}  # noqa: RUF012 - msgspec copies it
+
+    def part(self, table: str) -> SourceRecord:
+        """The record of a source of this one of its tables; of a source with one output, itself."""
+        if not self.tables:
+            return self
+        known = self.known.get(table)
+        decoding = msgspec.structs.replace(self.decoding, added={} if known is None else known.added)
+        output = {"output": self.collections[table]} if table in self.collections else {}
+        return changed(
+            self, schema=self.tables[table], tables={}, decoding=decoding, table=known, known={},
+            collections={**self.collections, **output},
+        )  # fmt: skip
+
+    def with_part(self, table: str, part: SourceRecord) -> SourceRecord:
+        """The record with columns of one of its tables as they are in that one's record."""
+        if not self.tables or part.table is None:
+            return part
+        tables = {**self.tables, table: part.schema}
+        known = msgspec.structs.replace(part.table, added=part.decoding.added)
+        return changed(self, schema=first_of(tables), tables=tables, known={**self.known, table: known})
+
+    def with_known(self, found: Mapping[str, Known]) -> SourceRecord:
+        """The record with what is known of what it has upstream."""
+        if self.tables:
+            return changed(self, known=dict(found))
+        return changed(self, table=next(iter(found.values()), None))
+
+    def pipelines(self) -> dict[str, Pipeline]:
+        """What makes updates of its messages, by the role of the output: of several tables, the table."""
+        if not self.tables:
+            return {OUTPUT: self.pipeline()}
+        return {table: self.part(table).pipeline() for table in sorted(self.tables)}
 
     @property
     def bindings(self) -> str:
@@ -262,6 +311,11 @@ class SourceRecord(Declaration, frozen=True, kw_only=True, omit_defaults=True):
 def declaration_of(record: Declaration) -> dict[str, Any]:
     """What is declared, by its fields."""
     return {field: getattr(record, field) for field in Declaration.__struct_fields__}
+
+
+def first_of(tables: Mapping[str, Schema]) -> Schema:
+    """The schema that a source of several tables has as its own, as they are stored in the order of their names."""
+    return tables[min(tables)]
 
 
 D = TypeVar("D", bound=Declaration)

@@ -33,7 +33,7 @@ from persist_lib.sources.files.kind import Files
 from persist_lib.sources.kafka.cluster import chunks_of
 from persist_lib.sources.pipeline import Made, Pipeline
 from persist_lib.sources.postgres.columns import Column, Header
-from persist_lib.sources.postgres.log_messages import LogMessages
+from persist_lib.sources.postgres.log_messages import Logged, LogMessages
 from persist_lib.sources.protocol import START
 from persist_lib.sources.schema_registry import Registry, Written
 from persist_lib.sources.transactions import Transactions
@@ -269,7 +269,7 @@ COPIED = _joined(b'"1","a ""b""","5","\\x00"\n', b'"2",,"7",\n', b'"3","line\nen
 
 def _stream(data: bytes) -> list[Any]:
     """A slot's stream: its messages, one after the other."""
-    log = LogMessages(7, 0, {"id": 1, "word": 2})
+    log = LogMessages({7: Logged("t", {"id": 1, "word": 2})}, 0)
     return [done for one in data.split(CUT)[:64] if (done := log.take(one)) is not None]
 
 
