@@ -69,13 +69,14 @@ class Known(msgspec.Struct, frozen=True, omit_defaults=True):
     the transaction that wrote it (`xmin`). Any change writes such a row again, also one that is taken back. `columns`
     are the numbers of the table's columns by name: a number stays with its column, whatever that is called. `file` is
     the one with its rows: another one once these were all written again. `added`, of one of several tables, is what
-    `Decoding.added` is of a source of one.
+    `Decoding.added` is of a source of one. `keyless`: it has no primary key, and the log has its rows whole.
     """
 
     published: str
     columns: dict[str, int]
     file: int = 0
     added: dict[str, int] = {}
+    keyless: bool = False
 
 
 class Terms(TypedDict, total=False):
@@ -151,7 +152,7 @@ class Kind:
     unloadable: ClassVar[str] = ""
     """Why tasks cannot load it side by side; empty if they can."""
     begins_with_copy: ClassVar[bool] = False
-    """Whether its first messages are rows of which each has a key of its own."""
+    """Whether its first messages are rows to be added, of which each has a key of its own if there are keys."""
     has_upstream: ClassVar[bool] = True
     """Whether its reader has to ask for what is new; otherwise its clock knows."""
 
@@ -278,6 +279,10 @@ class SourceRecord(Declaration, frozen=True, kw_only=True, omit_defaults=True):
         if self.tables:
             return changed(self, known=dict(found))
         return changed(self, table=next(iter(found.values()), None))
+
+    def pipeline(self) -> Pipeline:
+        keyless = self.table is not None and self.table.keyless
+        return Pipeline(self.decoding, self.meaning, self.schema, self.decoded, keyless=keyless)
 
     def pipelines(self) -> dict[str, Pipeline]:
         """What makes updates of its messages, by the role of the output: of several tables, the table."""

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any, Unpack
 
+import msgspec
+
 from persist_lib.arguments import parse_seconds, parse_text
 from persist_lib.catalog.describe import Description
 from persist_lib.catalog.names import parse_collection_name, parse_command_id
@@ -271,8 +273,9 @@ class Sources:
         """The record with what is known of its table: a source of an earlier release has noted nothing so far."""
         if record.table is not None or record.tables or self.client.read_only:
             return record
+        look = record.reader.look
         with suppress(PersistError):  # the reader tells what is wrong
-            if found := record.reader.look(record):
+            if found := {name: msgspec.structs.replace(one, keyless=False) for name, one in look(record).items()}:
                 self.declared.update(
                     record, lambda now: now if now.table is not None else now.with_known(found), self._deadline(None)
                 )

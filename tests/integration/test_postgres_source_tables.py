@@ -113,7 +113,7 @@ def test_no_time_shows_half_of_a_transfer_whoever_dies(shop: Shop, monkeypatch: 
 def test_a_large_copy_of_several_tables_is_one_moment_and_decoded_in_pieces(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Transfers go on while the tables are copied, one after the other."""
+    """Transfers continue while the tables are copied, one after the other."""
     monkeypatch.setattr(snapshot, "CHUNK_BYTES", 4096)
     monkeypatch.setattr(Ingestion, "window_bytes", 4096)
     for table in ("a", "b"):

@@ -126,7 +126,9 @@ class Postgres(
         if self.tables:
             derived = {name: derived_schema(table.columns, table.key) for name, table in tables.items()}
             schemas = {**derived, **given.tables}
-            given = changed(given, schema=first_of(schemas), tables=schemas, v=OF_TABLES)
+            given = changed(given, schema=first_of(schemas), tables=schemas)
+        if self.tables or not all(table.key for table in tables.values()):
+            given = changed(given, v=OF_TABLES)
         for name, table in tables.items():
             _check_fits(given, given.tables.get(name, given.schema), table)
         if given.decoding.extra == "add":
@@ -180,15 +182,21 @@ def _check_distinct(tables: tuple[str, ...]) -> None:
 
 def _check_fits(given: Declaration, schema: Schema, table: Table) -> None:
     decoding = given.decoding
-    check_declared(schema, decoding)
-    if sorted(map(decoding.source, schema.key_names)) != sorted(table.key):
+    keyless = not table.key
+    check_declared(schema, decoding, keyless=keyless)
+    if keyless and given.meaning.include:
+        raise InvalidUsage(
+            f"include: {table.sql} has no primary key, so its rows go as they came, and where that was is not in the "
+            "log: leave it out"
+        )
+    if not keyless and sorted(map(decoding.source, schema.key_names)) != sorted(table.key):
         raise InvalidUsage(
             f"the key of {table.sql} is {table.key}, and the schema's is {schema.key_names}: these must be alike"
         )
     columns = Pipeline(decoding, given.meaning, schema).decoded
     if decoding.extra == "add":
         _check_takes_all(decoding, columns, table)
-    problem = places_of(columns, schema.key_names, decoding, Header(table.columns))
+    problem = places_of(columns, None if keyless else schema.key_names, decoding, Header(table.columns, copied=keyless))
     if isinstance(problem, str):
         raise InvalidUsage(f"{table.sql} does not fit the schema: {problem}. Nothing was made")
 

@@ -231,6 +231,7 @@ class TableReader:
         with asking(self._declared, "look at the publication"):
             published = server.fetch_published(self._connected(), publication, [*oids.values()])
             numbers = server.fetch_numbers(self._connected(), [*oids.values()])
+            keyed = server.fetch_keyed(self._connected(), [*oids.values()])
         for table, oid in oids.items():
             known = self._known.get(table)
             if oid not in published or (known is not None and published[oid] != known.published):
@@ -239,9 +240,13 @@ class TableReader:
                     "was taken out of it, if only for a while: what was done to rows in that time may be missing in "
                     "the server's log for ever",
                 )  # fmt: skip
-            for name, number in {} if known is None else known.columns.items():
+            if known is None:
+                continue
+            where = f"{table} at {lsn_text(mark.address)}"
+            if oid not in keyed and not known.keyless:
+                raise changed(where, "it has no primary key any more")
+            for name, number in known.columns.items():
                 if name in numbers[oid] and numbers[oid][name] != number:
-                    where = f"{table} at {lsn_text(mark.address)}"
                     raise changed(where, f"its column {name!r} is another one than before, under that name")
 
     def _oids(self) -> dict[str, int]:

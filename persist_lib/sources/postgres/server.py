@@ -48,6 +48,7 @@ _NUMBERS = """
 SELECT attrelid::bigint, attname, attnum FROM pg_attribute
 WHERE attrelid = ANY(%s::oid[]) AND attnum > 0 AND NOT attisdropped ORDER BY attnum
 """
+_KEYED = "SELECT indrelid::bigint FROM pg_index WHERE indisprimary AND indrelid = ANY(%s::oid[])"
 _FILES = "SELECT oid::bigint, relfilenode::bigint FROM pg_class WHERE oid = ANY(%s::oid[])"
 _MAY_PUBLISH = """
 SELECT pg_has_role(c.relowner, 'USAGE') AND has_database_privilege(current_database(), 'CREATE')
@@ -206,7 +207,11 @@ def _find_table(connection: psycopg.Connection[Any], declared: Postgres, given: 
         (persistence != "p", f"{name} is not in the server's log", f"ALTER TABLE {name} SET LOGGED;"),
         (not may_read, f"the role {user!r} may not read {name}", f"GRANT SELECT ON {name} TO {user};"),
         (has_policies, f"{name} has policies that hide rows", f"ALTER ROLE {user} BYPASSRLS;"),
-        (not table.key, f"{name} has no primary key", f"ALTER TABLE {name} ADD PRIMARY KEY (…);"),
+        (
+            not table.key and identity != "f",
+            f"{name} has no primary key (ALTER TABLE … ADD PRIMARY KEY), and its rows are not whole in the log either",
+            f"ALTER TABLE {name} REPLICA IDENTITY FULL;",
+        ),
         (
             identity not in {"d", "f"}, f"the log tells the rows of {name} not apart by its primary key",
             f"ALTER TABLE {name} REPLICA IDENTITY DEFAULT;",
@@ -298,6 +303,11 @@ def fetch_numbers(connection: psycopg.Connection[Any], oids: list[int]) -> dict[
     return found
 
 
+def fetch_keyed(connection: psycopg.Connection[Any], oids: list[int]) -> set[int]:
+    """Which of the tables with these ids have a primary key."""
+    return {oid for (oid,) in connection.execute(_KEYED, [oids]).fetchall()}
+
+
 def look(declared: Postgres, id_: str) -> dict[str, Known]:
     """What the tables and the publication of a source are now. Raises InvalidUsage if it does not give all of them."""
     with connect(declared) as connection, asking(declared, "look at the publication"):
@@ -313,7 +323,7 @@ def _known(
     files = dict(connection.execute(_FILES, [oids]).fetchall())
     published, numbers = fetch_published(connection, publication, oids), fetch_numbers(connection, oids)
     return {
-        name: Known(published.get(table.oid, ""), numbers[table.oid], files.get(table.oid, 0))
+        name: Known(published.get(table.oid, ""), numbers[table.oid], files.get(table.oid, 0), keyless=not table.key)
         for name, table in tables.items()
     }
 
