@@ -269,14 +269,7 @@ def test_columns_may_be_declared_of_some_tables(shop: Shop) -> None:
 
 def test_what_is_declared_wrong_of_several_tables_is_refused_before_anything_is_made(shop: Shop) -> None:
     shop.run("CREATE TABLE a (id int PRIMARY KEY)", "CREATE TABLE b (id int PRIMARY KEY)", "CREATE VIEW v AS SELECT 1")
-    place, one = shop.server.url, Schema({"id": "int32 not null"})
-    for wrong, said in (
-        ({}, "pass table= or tables="), ({"table": "x.a", "tables": ("x.b",)}, "pass table= or tables="),
-        ({"tables": ["x.a"]}, "must be a tuple"), ({"tables": ("x.a", "x.a")}, "named twice"),
-        ({"tables": ("x.a", 'x."a"')}, "would have one name"),
-    ):  # fmt: skip
-        with pytest.raises(InvalidUsage, match=said):
-            Postgres(url=place, **wrong)
+    one = Schema({"id": "int32 not null"})
     for tables, error, said in (
         (("a", "A"), InvalidUsage, "are one table: name it once"), (("a", "none"), NotFound, "has no table"),
         (("a", "v"), InvalidUsage, "no plain table"), (("a", '"b c"'), InvalidUsage, "a collection's name must be"),
