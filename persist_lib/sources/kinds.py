@@ -280,7 +280,7 @@ def settle(
         record = record.reader.hold(client, record, is_new=True)
     ids: dict[str, str] = {}
     errors = in_unit(ERRORS, record.schema.times)
-    outputs = dict(record.tables) or {OUTPUT: record.schema}
+    outputs = {role: record.part(role).schema for role in record.outputs}
     schemas = {**outputs, "errors": errors, "raw": RAW, "waiting": WAITING, "health": HEALTH}
     for role, name in names_of(record).items():
         made = controller.create(

@@ -286,9 +286,12 @@ class SourceRecord(Declaration, frozen=True, kw_only=True, omit_defaults=True):
 
     def pipelines(self) -> dict[str, Pipeline]:
         """What makes updates of its messages, by the role of the output: of several tables, the table."""
-        if not self.tables:
-            return {OUTPUT: self.pipeline()}
-        return {table: self.part(table).pipeline() for table in sorted(self.tables)}
+        return {role: self.part(role).pipeline() for role in self.outputs}
+
+    @property
+    def outputs(self) -> list[str]:
+        """The roles of its outputs: of several tables, the tables."""
+        return sorted(self.tables) or [OUTPUT]
 
     @property
     def bindings(self) -> str:

@@ -11,13 +11,17 @@ from typing import Any
 import psycopg
 import pytest
 
+from persist_lib import verify
 from persist_lib.errors import Determinate, Gone, InvalidUsage, NameTaken, NotFound, Refused
+from persist_lib.format.log import decode_row
+from persist_lib.ids import SeqNo
 from persist_lib.schema.schema import Schema
 from persist_lib.sources import Decoding, Meaning, Postgres
 from persist_lib.sources.postgres import snapshot
 from persist_lib.sources.postgres.stream import Wire
 from persist_lib.sources.running import Ingestion
 from persist_lib.sources.targets import Target
+from persist_lib.testing import check_location
 from tests.integration.test_postgres_source import Shop
 from tests.integration.test_postgres_source_copy import applied
 
@@ -101,6 +105,7 @@ def test_no_time_shows_half_of_a_transfer_whoever_dies(shop: Shop, monkeypatch: 
         session.join()
     monkeypatch.undo()
     shop.catch_up()
+    check_location(shop.world.client())
     found = sums(shop, "a", "b")
     assert set(found.values()) == {TOTAL}
     assert len(found) > 3
@@ -189,6 +194,18 @@ def test_one_statement_empties_several_tables(shop: Shop) -> None:
     shop.catch_up()
     assert (cents(shop, "a"), cents(shop, "b")) == ({9: 1}, {})
     assert len(cents(shop, "a", first.time - 1)) == len(cents(shop, "b", first.time - 1)) == 5
+
+
+def test_bindings_that_are_older_than_an_output_are_found(shop: Shop) -> None:
+    bank(shop)
+    shop.catch_up()
+    client = shop.world.client()
+    bindings = shop.sources.find("s").bindings
+    rows = client.consensus.scan(bindings, SeqNo(0), 100)
+    first = next(one for one in rows if decode_row(one.data, "").command == "CompareAndAppend")
+    client.consensus.rewind(bindings, SeqNo(first.seqno - 1), rows[-1].newest)
+    says = [finding.says for _, finding in verify.check(shop.world.client()).findings]
+    assert any("data of source s was made" in one for one in says)
 
 
 def test_bad_rows_are_named_by_their_table_and_counted_together(shop: Shop) -> None:
