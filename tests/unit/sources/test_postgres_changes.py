@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -16,10 +17,12 @@ import pytest
 import persist_lib as persist
 from persist_lib.errors import Corrupt, SchemaChanged
 from persist_lib.kernel.columns import array_of
+from persist_lib.kernel.packing import packed
 from persist_lib.sources.decoding import Decoding
 from persist_lib.sources.envelopes import Meaning
 from persist_lib.sources.pipeline import Pipeline
 from persist_lib.sources.postgres.columns import Column, Header, arrow_type, fits
+from persist_lib.sources.postgres.snapshot import Beginning, Snapshot, copied_messages
 from persist_lib.sources.postgres.tuples import typed
 
 SCHEMA = persist.Schema(key={"id": "int32 not null"}, value={"word": "string", "count": "int64"}, times="ms")
@@ -278,6 +281,16 @@ def test_a_copy_is_read_exactly() -> None:
     rows = [(1, 'a "b",\n\\N', None), (2, "", -5), (3, None, 7), (4, "\r\n", None), (5, "ü", None)]
     assert output.rows == Counter(rows)
     assert not output.errors
+
+
+def test_a_snapshot_of_an_earlier_release_is_read_as_that_of_its_one_table() -> None:
+    beginning = b'{"lsn":9,"check":"1 1 7","header":{"columns":[["id",23,-1,true]],"copied":true}}'
+    lines = packed(pa.table({"line": pa.array([b'"1"\n', b'"2"\n'])}), "zstd")
+    chosen = Snapshot(msgspec.json.decode(beginning, type=Beginning), iter([lines]))
+    (found,) = copied_messages(chosen, ["public.t"])
+    rows = [tuple(row[name] for name in ("partition", "address", "value")) for row in found.to_pylist()]
+    assert rows == [("public.t", 8, b'"1"\n'), ("public.t", 8, b'"2"\n')]
+    assert msgspec.json.encode(chosen.beginning) == beginning
 
 
 @pytest.mark.parametrize(
