@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, Type
 import msgspec
 
 from persist_lib.catalog.collection_arguments import Retention
-from persist_lib.catalog.records import Record, schema_of
+from persist_lib.catalog.records import OF_TABLES, Record, schema_of
 from persist_lib.client import Client
 from persist_lib.errors import InvalidUsage
 from persist_lib.runtime.ambient import Deadline
@@ -268,17 +268,20 @@ class SourceRecord(Declaration, frozen=True, kw_only=True, omit_defaults=True):
 
     def with_part(self, table: str, part: SourceRecord) -> SourceRecord:
         """The record with columns of one of its tables as they are in that one's record."""
-        if not self.tables or part.table is None:
+        if not self.tables:
             return part
-        tables = {**self.tables, table: part.schema}
-        known = msgspec.structs.replace(part.table, added=part.decoding.added)
-        return changed(self, schema=first_of(tables), tables=tables, known={**self.known, table: known})
+        tables, known = {**self.tables, table: part.schema}, dict(self.known)
+        if part.table is not None:
+            known[table] = msgspec.structs.replace(part.table, added=part.decoding.added)
+        return changed(self, schema=first_of(tables), tables=tables, known=known)
 
     def with_known(self, found: Mapping[str, Known]) -> SourceRecord:
         """The record with what is known of what it has upstream."""
         if self.tables:
             return changed(self, known=dict(found))
-        return changed(self, table=next(iter(found.values()), None))
+        table = next(iter(found.values()), None)
+        # SUBTLE: it may have lost its key since it was declared.
+        return changed(self, table=table, v=OF_TABLES if table is not None and table.keyless else self.v)
 
     def pipeline(self) -> Pipeline:
         keyless = self.table is not None and self.table.keyless
