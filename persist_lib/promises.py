@@ -183,8 +183,10 @@ class Promises:
 
     def _settled(self, contents: Contents, record: SourceRecord, do: str) -> Iterator[Broken]:
         """Data is made only of messages that are bound: their shard is no older than what was made of it."""
-        output = contents.collections.get(record.collections.get("output", ""))
-        live = [] if output is None else [r for r in contents.renditions_of(output.id) if r.state == "live"]
+        ids = [
+            id_ for role, id_ in record.collections.items() if role in record.outputs and id_ in contents.collections
+        ]
+        live = [one for id_ in ids for one in contents.renditions_of(id_) if one.state == "live"]
         if isinstance(record.reader, Collection) or (bindings := self._state(record.bindings)) is None:
             return
         uppers = [state.upper for one in live for shard in one.names if (state := self._state(shard)) is not None]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -70,10 +69,10 @@ class Place:
             bound = instance._clock.since(0)
             whole = Window(0, bound.upper, bound.start, bound.steps)
             for part, some in instance._parts(whole):
-                made = instance._pipeline.apply(some, partial(instance._lookup, part))
+                made = instance._made(some, part, instance._client.runtime.deadline(60))
                 for role, target in instance._writing().items():
                     assert target.fetch_upper() >= part.end
-                    target.check(getattr(made, role), part.start, part.end)
-                    counts.append(getattr(made, role).num_rows)
+                    target.check(made[role], part.start, part.end)
+                    counts.append(made[role].num_rows)
         assert counts
         assert sum(counts) > 0

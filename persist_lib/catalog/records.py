@@ -15,8 +15,10 @@ from persist_lib.catalog.names import data_shard, kept_shard, member_of, renditi
 from persist_lib.errors import Corrupt, NewerFormat
 from persist_lib.schema.schema import Schema, by_ids, stored_form
 
-VERSION, OF_PLACES, OF_DELETES = 1, 2, 3
-"""The version of records, and those of what a release before promotions, or before kept deletes, must not write to."""
+VERSION, OF_PLACES, OF_DELETES, OF_TABLES = 1, 2, 3, 4
+"""The version of records, and those of what a release before promotions, kept deletes, or sources of several tables and
+of tables without a key must not write to."""
+NEWEST = OF_TABLES
 
 Mode = Literal["append", "compare_and_append"]
 State = Literal["making", "live", "dropping"]
@@ -168,11 +170,11 @@ def decode(kind: type[R], body: str, where: str, dec_hook: Callable[[type, Any],
     """The record in the body of a row. Raises NewerFormat for one of a newer release, Corrupt for anything else."""
     decoder = _DECODERS.get(kind) or _DECODERS.setdefault(kind, msgspec.json.Decoder(kind, dec_hook=dec_hook))
     try:
-        if (version := msgspec.json.decode(body, type=_Versioned).v) > OF_DELETES:
+        if (version := msgspec.json.decode(body, type=_Versioned).v) > NEWEST:
             raise NewerFormat(
-                f"{where} is written in version {version}, and this release knows {OF_DELETES}: use a newer release of "
+                f"{where} is written in version {version}, and this release knows {NEWEST}: use a newer release of "
                 "persist-lib. Nothing was changed",
-                version=version, known=OF_DELETES,
+                version=version, known=NEWEST,
             )  # fmt: skip
         record: R = decoder.decode(body)
     except UNREADABLE as error:

@@ -56,7 +56,8 @@ def show(
         ("from", msgspec.json.encode(found.reader).decode()),
         ("decoding", msgspec.json.encode(found.decoding).decode()),
         ("meaning", msgspec.json.encode(found.meaning).decode()),
-        ("schema", str(found.schema)),
+        *([("schema", str(found.schema))] if not found.tables else []),
+        *((table, str(schema)) for table, schema in found.tables.items()),
         ("collections", ", ".join(found.collections.values())),
         ("up to", f"{up_to(found)}, {units.duration(found.behind_ms)} behind"),
         ("errors", f"{found.errors:,}"),
@@ -154,7 +155,14 @@ def _instances(found: SourceDescription) -> str:
 def declared_value(found: Declaration) -> dict[str, Any]:
     """What is declared, as JSON."""
     declared = {what: msgspec.to_builtins(getattr(found, what)) for what in ("reader", "decoding", "meaning")}
+    if found.tables:
+        return {**declared, "tables": {table: schema_value(schema) for table, schema in found.tables.items()}}
     return {**declared, "schema": schema_value(found.schema)}
+
+
+def columns_of(found: Declaration) -> str:
+    """The columns of a source's output, or of its outputs."""
+    return "; ".join(f"{table} {schema}" for table, schema in found.tables.items()) or str(found.schema)
 
 
 def value_of(found: SourceDescription) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from persist_lib.cli.json_values import jsonable
 from persist_lib.cli.rendition_commands import comparison_shown
 from persist_lib.cli.schema_commands import build_schema
 from persist_lib.cli.session import Session
-from persist_lib.cli.source_commands import declared_value, value_of
+from persist_lib.cli.source_commands import columns_of, declared_value, value_of
 from persist_lib.errors import InvalidUsage, NotFound, redacted
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
@@ -47,7 +47,11 @@ class Place(NamedTuple):
         typer.Option("--format", help="What is in the files, or in the values of messages (jsonl)."),
     ] = None
     table: Annotated[
-        str | None, typer.Option(metavar="TABLE", help="Of PostgreSQL: the table, as in public.orders.")
+        list[str] | None,
+        typer.Option(
+            metavar="TABLE",
+            help="Of PostgreSQL: the table, as in public.orders. Repeatable: several tables at the same times.",
+        ),
     ] = None
     key: opt.KeyColumns = None
     value: opt.ValueColumns = None
@@ -72,7 +76,7 @@ class Meant(NamedTuple):
     ] = None
     ignore_extra: Annotated[bool, typer.Option("--ignore-extra", help="Leave out fields without a column.")] = False
     add_columns: Annotated[
-        bool, typer.Option("--add-columns", help="Of PostgreSQL: take the columns that the table gets later, too.")
+        bool, typer.Option("--add-columns", help="Of PostgreSQL: take the columns that tables get later, too.")
     ] = False
     keep_raw: Annotated[bool, typer.Option("--keep-raw", help="Keep all messages as they came, in NAME/raw.")] = False
     shards: opt.ShardCount = None
@@ -87,7 +91,8 @@ def declare(
     store's clock.
 
     Or another collection, whose rows become those of NAME at the times that they have; or a table of PostgreSQL, which
-    is followed, and whose columns are those of the table unless others are declared.
+    is followed, and whose columns are those of the table unless others are declared. Several tables become
+    NAME/SCHEMA.TABLE each, and at each time all of them show the database as of one moment.
 
     A file can say all that there is to say, options only a part. `persist source show NAME --toml` prints such a file.
 
@@ -101,21 +106,24 @@ def declare(
         --include at=address
     persist source create paid --from collection:orders --key id:int64 --value cents:int64 --ignore-extra
     persist source create orders --from postgresql://me@host/shop --table public.orders --add-columns
+    persist source create bank --from postgresql://me@host/bank --table public.accounts --table public.savings
     """
     from persist_lib.catalog.names import parse_collection_name
 
     given = _of_options(place, meant) if file is None else _of_file(file, *place, *meant)
-    where = place.table or redacted(place.place or str(file))
+    where = ", ".join(place.table or ()) or redacted(place.place or str(file))
     parse_collection_name(name)  # it is not the file that says it
     if dry_run:
         with _to_look_at(session) as sources, _named(file):
             found = sources.declaration(name, given.reader, given.schema, command=command, **given.terms)
         value = {"source": name, "dry_run": True, **declared_value(found)}
-        session.answer(value, f"would create {name} from {where} in {session.location}: {found.schema}")
+        session.answer(value, f"would create {name} from {where} in {session.location}: {columns_of(found)}")
         return
     with session.sources(create=True) as sources, _named(file):
         made = sources.create(name, given.reader, given.schema, command=command, **given.terms)
-    session.answer(value_of(made), f"created {name} from {where}: {made.schema}", f"start it: persist ingest {name}")
+    session.answer(
+        value_of(made), f"created {name} from {where}: {columns_of(made)}", f"start it: persist ingest {name}"
+    )
 
 
 def _of_file(file: Path, *options: object) -> Given:
@@ -145,8 +153,10 @@ def _of_options(place: Place, meant: Meant) -> Given:
     check_options(kind, [option for option, what in options.items() if what])
     schema: Schema | None = None
     if place.key or place.value or not kind.brings_schema:
+        if len(place.table or ()) > 1:
+            raise InvalidUsage("--key and --value are for one table: say the columns of several in a file, by -f FILE")
         schema = build_schema(place.key or [], place.value or [], None, times=None)
-    reader, decoder = kind.of_place(Url(place.place, place.format_, place.table))
+    reader, decoder = kind.of_place(Url(place.place, place.format_, tuple(place.table or ())))
     form: Any = decoder
     if meant.ignore_extra and meant.add_columns:
         raise InvalidUsage("--ignore-extra leaves out what --add-columns takes: give one of them")

@@ -80,6 +80,9 @@ def parse(given: Mapping[str, Any]) -> Given:
         decoded=_schema("decoded", given["decoded"]) if "decoded" in given else None,
         shards=_value("shards", given.get("shards", 1), int),
     )
+    if "tables" in given:
+        tables = _table("tables", given["tables"])
+        terms["tables"] = {name: _schema(f"tables.{_key(name)}", one) for name, one in tables.items()}
     if "retention" in given:
         terms["retention"] = _value("retention", given["retention"], int | str)
     return Given(reader, _schema("schema", given["schema"]) if "schema" in given else None, terms)
@@ -95,8 +98,9 @@ def written(declared: Declaration) -> str:
     decoding = msgspec.structs.replace(declared.decoding, added={})
     tables["decoding"] = _differences(decoding, reader.default_decoding())
     tables["meaning"] = _differences(declared.meaning, reader.default_meaning())
-    tables["schema"] = _columns(declared.schema)
+    tables["schema"] = {} if declared.tables else _columns(declared.schema)
     tables["decoded"] = {} if declared.decoded is None else _columns(declared.decoded)
+    tables["tables"] = {name: _columns(schema) for name, schema in declared.tables.items()}
     return "\n".join(_lines("", tables)).lstrip("\n") + "\n"
 
 

@@ -29,7 +29,7 @@ from persist_lib.sources.decoding import (
     decode_keyed,
     parse_function_name,
 )
-from persist_lib.sources.postgres.changes import decode_table
+from persist_lib.sources.postgres.changes import decode_rows, decode_table
 from persist_lib.sources.transactions import Transactions
 
 Lookup = Callable[[pa.Table | None], pa.Table]
@@ -208,6 +208,23 @@ class Changes(Envelope):
     ) -> tuple[Sifted, Lookup]:
         found, old = decode_table(decoding, columns, schema, messages, lookup)
         return found, lambda _: old
+
+
+class WholeRows(Changes):
+    """Changes of a table without a primary key: rows come and go whole, and equal ones are counted."""
+
+    by_key = False
+
+    def decode(
+        self, decoding: Decoding, columns: Schema, schema: Schema, messages: pa.Table, lookup: Lookup
+    ) -> tuple[Sifted, Lookup]:
+        return decode_rows(decoding, columns, schema, messages, lookup), lookup
+
+    def updates(self, schema: Schema, rows: pa.Table, _deletes: str | None, _lookup: Lookup) -> pa.Table:
+        return added(schema, rows)
+
+
+WHOLE_ROWS = WholeRows()
 
 
 def _with_key(types: dict[str, str], keys: list[str]) -> Schema:

@@ -34,6 +34,7 @@ class Added(NamedTuple):
 class Growth(NamedTuple):
     """Columns that a table has and that are not known yet: they are there by a place of its log; and its rows' file."""
 
+    table: str
     columns: tuple[Added, ...]
     file: int
     there: int
@@ -45,17 +46,19 @@ def grow(controller: Controller, declared: Declared, record: SourceRecord, growt
     Determinate while its output cannot be changed.
     """
     if growth.columns:
-        _evolve(controller, record, growth, deadline)
+        _evolve(controller, record.part(growth.table), growth, deadline)
 
-    def grown(now: SourceRecord) -> SourceRecord:
+    def grown(whole: SourceRecord) -> SourceRecord:
+        now = whole.part(growth.table)
         if now.table is None:
-            return now
+            return whole
         new = [one for one in growth.columns if one.name not in now.table.columns]
         numbers = {one.name: one.number for one in new}
         table = msgspec.structs.replace(now.table, columns={**now.table.columns, **numbers}, file=growth.file)
         added = {**now.decoding.added, **dict.fromkeys(numbers, growth.there)}
         decoding = msgspec.structs.replace(now.decoding, added=added)
-        return changed(now, schema=_with(now, now.schema, new), decoding=decoding, table=table)
+        part = changed(now, schema=_with(now, now.schema, new), decoding=decoding, table=table)
+        return whole.with_part(growth.table, part)
 
     declared.update(record, grown, deadline)
 

@@ -33,6 +33,7 @@ from persist_lib.sources.pipeline import ERRORS, RAW
 from persist_lib.sources.postgres.kind import Postgres
 from persist_lib.sources.protocol import HOLD, SourceReader
 from persist_lib.sources.records import (
+    OUTPUT,
     Declaration,
     Followed,
     Kind,
@@ -96,6 +97,17 @@ def check_options(kind: type[Kind], options: Iterable[str]) -> None:
             raise InvalidUsage(f"--{option} is for {whose}: {kind.hint}")
 
 
+def _tables(reader: Kind, given: Mapping[str, Schema] | None) -> dict[str, Schema]:
+    """The schemas of several tables, as far as they are declared."""
+    if given is not None and not isinstance(given, Mapping):
+        raise InvalidUsage(f"tables maps tables to their schemas: got {shown(given)}")
+    for name in given or {}:
+        if name not in reader.outputs():
+            has = f"it reads {', '.join(reader.outputs())}" if reader.outputs() else "it has one output: say schema="
+            raise InvalidUsage(f"tables: the source has no table {shown(name)}; {has}")
+    return {name: check_schema(schema) for name, schema in (given or {}).items()}
+
+
 def complete(
     controller: Controller, reader: Kind, schema: Schema | None, terms: Terms
 ) -> tuple[Declaration, Followed | None]:  # fmt: skip
@@ -108,15 +120,18 @@ def complete(
         raise InvalidUsage(f"reader must be {', '.join(names)} or {last}: got {shown(reader)}")
     decoding, meaning = check_terms(terms.get("decoding"), terms.get("meaning"))
     decoding, meaning = decoding or reader.default_decoding(), meaning or reader.default_meaning()
+    if schema is not None and reader.outputs():
+        raise InvalidUsage("schema is for a source with one output: say tables= for those of several tables")
     schema = check_schema(reader.default_schema(decoding, meaning) if schema is None else schema)
-    decoded = terms.get("decoded")
+    decoded, tables = terms.get("decoded"), _tables(reader, terms.get("tables"))
     given = Declaration(
-        reader=reader, decoding=decoding, meaning=meaning, schema=schema,
+        reader=reader, decoding=decoding, meaning=meaning, schema=schema, tables=tables,
         decoded=None if decoded is None else check_schema(decoded),
         shards=parse_integer(terms.get("shards", 1), "shards", 1, MOST_SHARDS),
     )  # fmt: skip
     input_ = reader.input(controller)
-    if fills := [*given.schema.fills, *(given.decoded.fills if given.decoded else ())]:
+    schemas = (given.schema, *given.tables.values(), *([given.decoded] if given.decoded else []))
+    if fills := [name for one in schemas for name in one.fills]:
         raise InvalidUsage(
             f"column {fills[0]!r} has a default that a writer fills in, and each instance of a source would fill in "
             'another: leave it out. include={"at": "time"} says when a message came',
@@ -228,7 +243,10 @@ def encode(record: SourceRecord) -> str:
 
 def _stored(record: S) -> S:
     """With its schemas as they are stored."""
-    return msgspec.structs.replace(record, schema=stored_form(record.schema), decoded=stored_form(record.decoded))
+    forms: dict[str, object] = {"schema": stored_form(record.schema), "decoded": stored_form(record.decoded)}
+    if isinstance(record, SourceRecord):
+        forms["tables"] = {name: stored_form(schema) for name, schema in record.tables.items()}
+    return msgspec.structs.replace(record, **forms)
 
 
 def decode(name: str, body: str) -> SourceRecord:
@@ -262,12 +280,14 @@ def settle(
         record = record.reader.hold(client, record, is_new=True)
     ids: dict[str, str] = {}
     errors = in_unit(ERRORS, record.schema.times)
-    schemas = {"output": record.schema, "errors": errors, "raw": RAW, "waiting": WAITING, "health": HEALTH}
+    outputs = {role: record.part(role).schema for role in record.outputs}
+    schemas = {**outputs, "errors": errors, "raw": RAW, "waiting": WAITING, "health": HEALTH}
     for role, name in names_of(record).items():
         made = controller.create(
-            name, schemas[role], shards=record.shards if role == "output" else 1,
+            name, schemas[role], shards=record.shards if role in outputs else 1,
             mode="compare_and_append" if role == "health" else "append",
-            retention={"output": record.retention, "waiting": 0}.get(role), command=f"{record.id}.{role}",
+            retention={**dict.fromkeys(outputs, record.retention), "waiting": 0}.get(role),
+            command=f"{record.id}.{role}",
         )  # fmt: skip
         ids[role] = made.id
     health = ids.pop("health")
@@ -277,12 +297,13 @@ def settle(
         claim(client.machine(record.schemas), OF_SOURCES)
     record.reader.begin(controller, record, [name for role, name in names_of(record).items() if role != "health"])
     hold(controller, changed(record, collections=ids), is_new=True)
-    table = record.reader.make(client, record, deadline) if is_kept else None
+    known = record.reader.make(client, record, deadline) if is_kept else {}
 
     def settled(now: SourceRecord) -> SourceRecord:
         if now.state != "making":
             return now
-        return changed(now, state="running", collections=ids, health=health, input=record.input, table=table)
+        made = changed(now, state="running", collections=ids, health=health, input=record.input)
+        return made.with_known(known)
 
     declared.update(record, settled, deadline)
 
@@ -334,12 +355,14 @@ def names_of(record: SourceRecord) -> dict[str, str]:
     name = record.name
     raw = {"raw": f"{name}/raw"} if record.meaning.keep_raw else {}
     waiting = {} if record.meaning.transactions is None else {"waiting": f"{name}/waiting"}
-    return {"output": name, "errors": f"{name}/errors", **raw, **waiting, "health": f"{name}/health"}
+    outputs = {role: f"{name}/{one}" for role, one in record.reader.outputs().items()} or {OUTPUT: name}
+    return {**outputs, "errors": f"{name}/errors", **raw, **waiting, "health": f"{name}/health"}
 
 
 def fresh(record: SourceRecord) -> SourceRecord:
     """A record as it was when the source was declared, under no id."""
     return changed(
         record, id="", state="making", why="", epoch=1, collections={}, health="", again=False, input=None,
-        mending=None, mends=0, mended=0, table=None, decoding=msgspec.structs.replace(record.decoding, added={}),
+        mending=None, mends=0, mended=0, table=None, known={},
+        decoding=msgspec.structs.replace(record.decoding, added={}),
     )  # fmt: skip

@@ -22,7 +22,7 @@ from persist_lib.kernel.columns import array_of, integers, joined, plain
 from persist_lib.kernel.consolidate import consolidate
 from persist_lib.schema.schema import DIFF, DIFF_FIELD, TIME, TIME_FIELD, Schema
 from persist_lib.sources.decoding import READS, Decoding, imported
-from persist_lib.sources.envelopes import Lookup, Meaning
+from persist_lib.sources.envelopes import WHOLE_ROWS, Lookup, Meaning
 from persist_lib.sources.schema_registry import Written
 from persist_lib.sources.transactions import WAITING, hold_back
 
@@ -66,12 +66,16 @@ class Made(NamedTuple):
 class Pipeline:
     """What is declared of a source's messages, ready to be applied to some.
 
-    `decoded` are the columns that messages have, where a transformation makes those of `schema` of them. It raises
-    InvalidUsage for what does not fit together.
+    `decoded` are the columns that messages have, where a transformation makes those of `schema` of them. `keyless`:
+    they are changes of a table without a primary key. It raises InvalidUsage for what does not fit together.
     """
 
-    def __init__(self, decoding: Decoding, meaning: Meaning, schema: Schema, decoded: Schema | None = None) -> None:
+    def __init__(
+        self, decoding: Decoding, meaning: Meaning, schema: Schema, decoded: Schema | None = None,
+        *, keyless: bool = False,
+    ) -> None:  # fmt: skip
         self.decoding, self.meaning, self.schema = decoding, meaning, schema
+        self._rows = WHOLE_ROWS if keyless else meaning.rows
         _check_encoding(decoding)
         self._transform: Transform | None = None if meaning.transform is None else imported(meaning.transform)
         self.decoded = _decoded(meaning, schema, decoded, is_keyed=decoding.key is not None)
@@ -118,7 +122,7 @@ class Pipeline:
             state = WAITING.contents.empty_table() if waiting is None else waiting
             messages, held = hold_back(self.meaning.transactions, ready, state)
             ready = messages
-        found, lookup = self.meaning.rows.decode(decoding, self.decoded, self.schema, ready, lookup)
+        found, lookup = self._rows.decode(decoding, self.decoded, self.schema, ready, lookup)
         rows = self._with_places(found, messages)
         rows = self._transformed(rows, has_diffs=DIFF in messages.column_names)
         return Made(rows, _errors_of(messages, found), raw, held), lookup
@@ -132,7 +136,7 @@ class Pipeline:
 
     def updates_of(self, rows: pa.Table, lookup: Lookup) -> pa.Table:
         """The half that may need it: rows that go up in time become updates. Each key's are by themselves."""
-        return self.meaning.rows.updates(self.schema, rows, self.meaning.deletes_in(self.decoding), lookup)
+        return self._rows.updates(self.schema, rows, self.meaning.deletes_in(self.decoding), lookup)
 
     def _with_places(self, found: Sifted, messages: pa.Table) -> pa.Table:
         """The rows with the times (and diffs) of their messages, and with what is asked for of their places."""

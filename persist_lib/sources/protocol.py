@@ -8,6 +8,7 @@ same messages to every process, or says that they are gone. Other messages than 
                 key: binary         (optional) the bytes of its key
                 header: string      (optional) what else its decoder needs, such as a CSV file's first line
                 headers: string     (optional) what came beside, as JSON
+                partition: string   (optional) which of several outputs it is for, and what its errors name
     timestamp: ms, UTC  (optional) when it was written, as its writer says
     problem: string     (optional) why the reader could not give it whole. Null: it did
 """

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, TypedDict, TypeVar
 
 import msgspec
 
 from persist_lib.catalog.collection_arguments import Retention
-from persist_lib.catalog.records import Record, schema_of
+from persist_lib.catalog.records import OF_TABLES, Record, schema_of
 from persist_lib.client import Client
 from persist_lib.errors import InvalidUsage
 from persist_lib.runtime.ambient import Deadline
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from persist_lib.catalog.controller import Controller
 
 State = Literal["making", "running", "paused", "dropping"]
+OUTPUT = "output"
+"""The role of the one output that most sources have."""
 
 
 class Followed(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -66,12 +68,15 @@ class Known(msgspec.Struct, frozen=True, omit_defaults=True):
     `published` names the rows of the server's catalog that say what is published of the table, each by its id and by
     the transaction that wrote it (`xmin`). Any change writes such a row again, also one that is taken back. `columns`
     are the numbers of the table's columns by name: a number stays with its column, whatever that is called. `file` is
-    the one with its rows: another one once these were all written again.
+    the one with its rows: another one once these were all written again. `added`, of one of several tables, is what
+    `Decoding.added` is of a source of one. `keyless`: it has no primary key, and the log has its rows whole.
     """
 
     published: str
     columns: dict[str, int]
     file: int = 0
+    added: dict[str, int] = {}
+    keyless: bool = False
 
 
 class Terms(TypedDict, total=False):
@@ -80,6 +85,7 @@ class Terms(TypedDict, total=False):
     decoding: Decoding | None
     meaning: Meaning | None
     decoded: Schema | None
+    tables: Mapping[str, Schema]
     shards: int
     retention: Retention
 
@@ -88,7 +94,8 @@ class Declaration(Record, frozen=True, kw_only=True, omit_defaults=True):
     """What is declared of a source: the fields of a file that creates it, and of what is stored and shown of it.
 
     `schema` is that of the output; `decoded` that of messages, where a transform makes the output's rows of them.
-    `retention` is in the output's times.
+    `tables` has those of the outputs of a source of several tables, and `schema` is one of them then. `retention` is in
+    the output's times.
     """
 
     reader: Kind
@@ -96,6 +103,7 @@ class Declaration(Record, frozen=True, kw_only=True, omit_defaults=True):
     meaning: Meaning
     schema: Schema
     decoded: Schema | None = None
+    tables: dict[str, Schema] = {}  # noqa: RUF012 - msgspec copies it
     shards: int = 1
     retention: int | None = None
 
@@ -105,7 +113,8 @@ class Declaration(Record, frozen=True, kw_only=True, omit_defaults=True):
 
     def with_times(self, unit: Unit | None) -> Self:
         """The same with other times of the output."""
-        return changed(self, schema=in_unit(self.schema, unit))
+        tables = {name: in_unit(schema, unit) for name, schema in self.tables.items()}
+        return changed(self, schema=in_unit(self.schema, unit), tables=tables)
 
 
 class Place(NamedTuple):
@@ -113,7 +122,7 @@ class Place(NamedTuple):
 
     url: str
     format: str | None = None
-    table: str | None = None
+    tables: tuple[str, ...] = ()
 
 
 DECODED = frozenset({"envelope", "keep-raw"})
@@ -143,7 +152,7 @@ class Kind:
     unloadable: ClassVar[str] = ""
     """Why tasks cannot load it side by side; empty if they can."""
     begins_with_copy: ClassVar[bool] = False
-    """Whether its first messages are rows of which each has a key of its own."""
+    """Whether its first messages are rows to be added, of which each has a key of its own if there are keys."""
     has_upstream: ClassVar[bool] = True
     """Whether its reader has to ask for what is new; otherwise its clock knows."""
 
@@ -163,6 +172,14 @@ class Kind:
     def default_meaning(self) -> Meaning:
         """What rows mean where the caller does not say."""
         return Meaning()
+
+    def outputs(self) -> Mapping[str, str]:
+        """Of several outputs, what each of them is called below the source's name, by its role; none for one output."""
+        return {}
+
+    def unlike(self, _wanted: Kind) -> str:
+        """Why a source of this kind cannot become another one, where that is not plain."""
+        return ""
 
     def default_schema(self, _decoding: Decoding, _meaning: Meaning) -> Schema | None:
         """The columns of the output where the caller does not say. Raises InvalidUsage."""
@@ -199,13 +216,13 @@ class Kind:
     def begin(self, _controller: Controller, _record: SourceRecord, _names: Iterable[str]) -> None:
         """See to it that the source's collections, by these names, begin where what it reads begins."""
 
-    def make(self, _client: Client, _record: SourceRecord, _deadline: Deadline) -> Known | None:
-        """Make what the source has upstream; return what is known of that."""
-        return None
+    def make(self, _client: Client, _record: SourceRecord, _deadline: Deadline) -> Mapping[str, Known]:
+        """Make what the source has upstream; return what is known of that, by table."""
+        return {}
 
-    def look(self, _record: SourceRecord) -> Known | None:
+    def look(self, _record: SourceRecord) -> Mapping[str, Known]:
         """What is known of it now, of a source that was made before this was noted."""
-        return None
+        return {}
 
     def remove(self, _client: Client, _record: SourceRecord) -> list[str]:
         """Take away what the source has outside of its collections. Returns what could not be, as texts."""
@@ -218,7 +235,7 @@ class SourceRecord(Declaration, frozen=True, kw_only=True, omit_defaults=True):
     `collections` are the ids of those that it writes by definite appends, by what they are for. `epoch` counts how
     often it was reset; instances of another epoch are fenced off. `again`: once it is dropped, it is to be created
     again. `mends` counts the recipes that were tried, `mended` is the number of the one that decodes its messages now,
-    0 for the first. `table` is what a table of PostgreSQL was when the source was made.
+    0 for the first. `table` is what a table of PostgreSQL was when the source was made; `known` is that of several.
     """
 
     id: str
@@ -235,6 +252,49 @@ class SourceRecord(Declaration, frozen=True, kw_only=True, omit_defaults=True):
     mends: int = 0
     mended: int = 0
     table: Known | None = None
+    known: dict[str, Known] = {}  # noqa: RUF012 - msgspec copies it
+
+    def part(self, table: str) -> SourceRecord:
+        """The record of a source of this one of its tables; of a source with one output, itself."""
+        if not self.tables:
+            return self
+        known = self.known.get(table)
+        decoding = msgspec.structs.replace(self.decoding, added={} if known is None else known.added)
+        output = {"output": self.collections[table]} if table in self.collections else {}
+        return changed(
+            self, schema=self.tables[table], tables={}, decoding=decoding, table=known, known={},
+            collections={**self.collections, **output},
+        )  # fmt: skip
+
+    def with_part(self, table: str, part: SourceRecord) -> SourceRecord:
+        """The record with columns of one of its tables as they are in that one's record."""
+        if not self.tables:
+            return part
+        tables, known = {**self.tables, table: part.schema}, dict(self.known)
+        if part.table is not None:
+            known[table] = msgspec.structs.replace(part.table, added=part.decoding.added)
+        return changed(self, schema=first_of(tables), tables=tables, known=known)
+
+    def with_known(self, found: Mapping[str, Known]) -> SourceRecord:
+        """The record with what is known of what it has upstream."""
+        if self.tables:
+            return changed(self, known=dict(found))
+        table = next(iter(found.values()), None)
+        # SUBTLE: it may have lost its key since it was declared.
+        return changed(self, table=table, v=OF_TABLES if table is not None and table.keyless else self.v)
+
+    def pipeline(self) -> Pipeline:
+        keyless = self.table is not None and self.table.keyless
+        return Pipeline(self.decoding, self.meaning, self.schema, self.decoded, keyless=keyless)
+
+    def pipelines(self) -> dict[str, Pipeline]:
+        """What makes updates of its messages, by the role of the output: of several tables, the table."""
+        return {role: self.part(role).pipeline() for role in self.outputs}
+
+    @property
+    def outputs(self) -> list[str]:
+        """The roles of its outputs: of several tables, the tables."""
+        return sorted(self.tables) or [OUTPUT]
 
     @property
     def bindings(self) -> str:
@@ -262,6 +322,11 @@ class SourceRecord(Declaration, frozen=True, kw_only=True, omit_defaults=True):
 def declaration_of(record: Declaration) -> dict[str, Any]:
     """What is declared, by its fields."""
     return {field: getattr(record, field) for field in Declaration.__struct_fields__}
+
+
+def first_of(tables: Mapping[str, Schema]) -> Schema:
+    """The schema that a source of several tables has as its own, as they are stored in the order of their names."""
+    return tables[min(tables)]
 
 
 D = TypeVar("D", bound=Declaration)

@@ -24,7 +24,7 @@ from persist_lib.sources.bindings import Marks, Window
 from persist_lib.sources.collection import Following, followed
 from persist_lib.sources.decoding import Decoding
 from persist_lib.sources.envelopes import Meaning
-from persist_lib.sources.pipeline import RAW, Made, raw_of
+from persist_lib.sources.pipeline import ERRORS, RAW, raw_of
 from persist_lib.sources.records import Recipe, SourceRecord, changed, in_unit, mend_command
 from persist_lib.sources.running import PASSING, Ingestion, Progress
 from persist_lib.sources.targets import Target
@@ -121,9 +121,9 @@ class Ahead(Beside):
             self._targets["raw"] = Target(self._controller, self.record.collections["raw"], self._owner)
         return self._targets
 
-    def _made(self, messages: pa.Table, _window: Window, _deadline: Deadline) -> Made:
-        empty = messages.slice(0, 0)
-        return Made(empty, empty, raw_of(messages) if messages.num_rows else RAW.updates.empty_table(), empty)
+    def _made(self, messages: pa.Table, _window: Window, _deadline: Deadline) -> dict[str, pa.Table]:
+        raw = raw_of(messages) if messages.num_rows else RAW.updates.empty_table()
+        return {"raw": raw, "errors": ERRORS.updates.empty_table()}
 
 
 def recipe_of(record: SourceRecord) -> Recipe:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -31,12 +33,23 @@ from persist_lib.errors import (
     SinceViolation,
     UpperMismatch,
 )
+from persist_lib.kernel.consolidate import consolidate
 from persist_lib.runtime.ambient import Deadline
-from persist_lib.sources.bindings import Clock, Marks, Window, read, read_parts, schemas_of, tables_of, windows
+from persist_lib.sources.bindings import (
+    Clock,
+    Marks,
+    Window,
+    by_partition,
+    read,
+    read_parts,
+    schemas_of,
+    tables_of,
+    windows,
+)
 from persist_lib.sources.growth import Growth
-from persist_lib.sources.pipeline import Made
+from persist_lib.sources.pipeline import ERRORS
 from persist_lib.sources.protocol import HOLD, Lag, SourceReader, said, settled
-from persist_lib.sources.records import SourceRecord, mend_number
+from persist_lib.sources.records import OUTPUT, SourceRecord, mend_number
 from persist_lib.sources.targets import Target
 
 if TYPE_CHECKING:
@@ -112,7 +125,7 @@ class Ingestion:
     ) -> None:  # fmt: skip
         self._controller, self._client, self.record = controller, controller.client, record
         self._fence, self._grows = record.fence, grows
-        self._pipeline = record.pipeline()
+        self._pipelines = record.pipelines()
         self._reader: SourceReader | None = None
         self._clock = record.reader.clock(controller, record, owner) if clock is None else clock
         self._schemas = record.open_schemas(self._client)
@@ -175,9 +188,11 @@ class Ingestion:
         return self._reader
 
     def _grow(self, deadline: Deadline) -> None:
-        """Take columns that the upstream has by now, where the source takes such."""
-        growth: Growth | None = said(self._opened(), "growth", None)
-        if growth is not None and self._grows is not None:
+        """Take columns that the upstream has by now, where the source takes such: of one table after the other."""
+        while self._grows is not None:
+            growth: Growth | None = said(self._opened(), "growth", None)
+            if growth is None:
+                return
             self.adopt(self._grows(self.record, growth, deadline))
 
     def _mint(self, deadline: Deadline) -> None:
@@ -220,9 +235,10 @@ class Ingestion:
         for part, some in parts:
             self._settle(part, self._client.runtime.deadline(timeout_s))
             made = self._made(some, part, self._client.runtime.deadline(timeout_s))
-            self._check_errors(made.errors.num_rows, made.errors, part)
+            errors = made["errors"]
+            self._check_errors(errors.num_rows, errors, part)
             self._write(made, part, self._client.runtime.deadline(timeout_s))
-            yield Done(part.end, some.num_rows, made.errors.num_rows)
+            yield Done(part.end, some.num_rows, errors.num_rows)
 
     def _copy(self, window: Window, timeout_s: float) -> Done | None:
         """Make a window durable whose rows have keys of their own: table by table, in one commit.
@@ -236,17 +252,18 @@ class Ingestion:
                 return None
             staged: dict[str, list[CollectionStaged]] = {role: [] for role in stages}
 
-            def output() -> Iterator[pa.Table]:
+            def outputs() -> Iterator[tuple[str, pa.Table]]:
                 nonlocal messages, errors
                 for some in tables_of(self._opened(), window):
                     made = self._made(some, window, self._client.runtime.deadline(timeout_s))
-                    messages, errors = messages + some.num_rows, errors + made.errors.num_rows
-                    if made.errors.num_rows:
-                        self._check_errors(errors, made.errors, window)
-                        staged["errors"].append(stages["errors"].write(made.errors))
-                    yield made.output
+                    messages, errors = messages + some.num_rows, errors + made["errors"].num_rows
+                    if made["errors"].num_rows:
+                        self._check_errors(errors, made["errors"], window)
+                        staged["errors"].append(stages["errors"].write(made["errors"]))
+                    yield from ((role, made[role]) for role in self._pipelines if made[role].num_rows)
 
-            staged["output"].append(stages["output"].write(output()))
+            for role, tables in groupby(outputs(), itemgetter(0)):  # one table is copied after the other
+                staged[role].append(stages[role].write(table for _, table in tables))
             self._append_staged(window, stages, staged, timeout_s)
         return Done(window.end, messages, errors)
 
@@ -273,9 +290,16 @@ class Ingestion:
     def _parts(self, window: Window) -> Iterable[tuple[Window, pa.Table]]:
         return read_parts(self._opened(), window, 2 * self.window_bytes)
 
-    def _made(self, messages: pa.Table, window: Window, deadline: Deadline) -> Made:
-        schemas = schemas_of(self._schemas, self.record.decoding, messages, deadline)
-        return self._pipeline.apply(messages, partial(self._lookup, window), schemas, self._waiting(window))
+    def _made(self, messages: pa.Table, window: Window, deadline: Deadline) -> dict[str, pa.Table]:
+        """What messages amount to, by the role of the collection."""
+        schemas, waiting = schemas_of(self._schemas, self.record.decoding, messages, deadline), self._waiting(window)
+        made: dict[str, pa.Table] = {}
+        errors: list[pa.Table] = []
+        for role, some in by_partition(messages, self.record.tables, OUTPUT):
+            one = self._pipelines[role].apply(some, partial(self._lookup, role, window), schemas, waiting)
+            made |= {**one._asdict(), role: one.output}
+            errors.append(one.errors)
+        return {**made, "errors": consolidate(ERRORS, pa.concat_tables(errors)) if len(errors) > 1 else errors[0]}
 
     def _settle(self, window: Window, deadline: Deadline) -> None:
         """See to it that the window is decoded as its collections are. If they were handed over, look again.
@@ -300,11 +324,11 @@ class Ingestion:
         self._drop()
         if self._schemas is not None:
             self._schemas.close()
-        self.record, self._schemas, self._pipeline = record, record.open_schemas(self._client), record.pipeline()
+        self.record, self._schemas, self._pipelines = record, record.open_schemas(self._client), record.pipelines()
 
-    def _lookup(self, window: Window, keys: pa.Table | None) -> pa.Table:
-        """The state: what the output has of these keys, or of all, as of just before the window (nothing at 0)."""
-        output = self._writing()["output"]
+    def _lookup(self, role: str, window: Window, keys: pa.Table | None) -> pa.Table:
+        """The state: what an output has of these keys, or of all, as of just before the window (nothing at 0)."""
+        output = self._writing()[role]
         if window.start == 0:
             return output.schema.data.empty_table()
         return output.lookup(keys, window.start - 1)
@@ -329,12 +353,12 @@ class Ingestion:
                 source=self.record.name, errors=before + count,
             )  # fmt: skip
 
-    def _write(self, made: Made, window: Window, deadline: Deadline) -> None:
+    def _write(self, made: Mapping[str, pa.Table], window: Window, deadline: Deadline) -> None:
         targets = self._writing()
         for role, target in targets.items():
-            target.check(getattr(made, role), window.start, window.end)
+            target.check(made[role], window.start, window.end)
         for role, target in targets.items():
-            target.append(getattr(made, role), window.start, window.end, deadline)
+            target.append(made[role], window.start, window.end, deadline)
 
     def _move_holds(self, time: int) -> None:
         """Let the source's holds follow t, the bindings' last: they say what the upstream may forget.

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any, Unpack
 
+import msgspec
+
 from persist_lib.arguments import parse_seconds, parse_text
 from persist_lib.catalog.describe import Description
 from persist_lib.catalog.names import parse_collection_name, parse_command_id
@@ -59,6 +61,9 @@ class Sources:
     ) -> SourceDescription:
         """Declare a source, and create its collections: `name`, `name/errors`, `name/health`, and `name/raw` if kept.
 
+        Of several tables of PostgreSQL each has a collection, `name/SCHEMA.TABLE`, instead of `name`; `tables` may say
+        the schemas of some, as `schema` does of one.
+
         `reader` says where messages come from, `decoding` how they become rows, `meaning` what these mean. The schema's
         times are milliseconds ("ms"), also if it does not say so; without one, a table of PostgreSQL brings its own.
         `decoded` are the columns of messages, if a transform makes those of `schema` of them. Raises NameTaken if there
@@ -83,6 +88,8 @@ class Sources:
         self, name: str, reader: Kind, schema: Schema | None, command: str | None, terms: Terms
     ) -> SourceRecord:  # fmt: skip
         name = parse_collection_name(name)
+        for output in reader.outputs().values() if isinstance(reader, Kind) else ():
+            parse_collection_name(f"{name}/{output}")
         given, input_ = complete(self.controller, reader, schema, terms)
         id_ = minted(self.client)
         command = id_ if command is None else parse_command_id(command)
@@ -98,8 +105,9 @@ class Sources:
                     raise _taken(one)
             return {name: wanted}
         if known.command != wanted.command or fresh(known) != fresh(wanted):
+            why = known.reader.unlike(wanted.reader)
             raise NameTaken(
-                f"there is a source {name!r} already. Nothing was changed; choose another name", source=name
+                f"there is a source {name!r} already. Nothing was changed{why or '; choose another name'}", source=name
             )
         return {}
 
@@ -263,15 +271,14 @@ class Sources:
 
     def _learned(self, record: SourceRecord) -> SourceRecord:
         """The record with what is known of its table: a source of an earlier release has noted nothing so far."""
-        if record.table is not None or self.client.read_only:
+        if record.table is not None or record.tables or self.client.read_only:
             return record
+        look = record.reader.look
         with suppress(PersistError):  # the reader tells what is wrong
-            table = record.reader.look(record)
-            if table is not None:
+            if found := {name: msgspec.structs.replace(one, keyless=False) for name, one in look(record).items()}:
                 self.declared.update(
-                    record, lambda now: now if now.table is not None else changed(now, table=table),
-                    self._deadline(None),
-                )  # fmt: skip
+                    record, lambda now: now if now.table is not None else now.with_known(found), self._deadline(None)
+                )
                 return self.declared.find(record.name)
         return record
 

@@ -1,4 +1,6 @@
-"""An instance of a source of a table that dies before any one of its requests, or after: the next one continues.
+"""An instance of a source of tables that dies before any one of its requests, or after: the next one continues.
+
+One of the two tables has no primary key, and each row that comes to one comes to the other one with it.
 
 It dies while it makes the first snapshot, agrees on it, makes it durable, and continues from there; or a command does.
 
@@ -10,7 +12,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -38,12 +40,14 @@ def sql() -> Iterator[psycopg.Connection[Any]]:
 
 
 class Story:
-    """A table of its own, with a source of it."""
+    """Two tables of its own, with a source of both."""
 
     def __init__(self, sql: psycopg.Connection[Any]) -> None:
         self.sql, self.world, self.table = sql, World(), f"public.deaths{next(NUMBERS)}"
         self.run("CREATE TABLE {t} (id int PRIMARY KEY, word text)", "INSERT INTO {t} VALUES (1, 'one'), (2, 'two')")
-        self.declared = Postgres(url=servers.logical_server().url, table=self.table)
+        self.run("CREATE TABLE {t}b (id int)", "ALTER TABLE {t}b REPLICA IDENTITY FULL")
+        self.tables = (self.table, f"{self.table}b")
+        self.declared = Postgres(url=servers.logical_server().url, tables=self.tables)
         self.sources = Sources(self.world.client(CONFIG).controller())
         self.known: dict[int, Any] = {}
 
@@ -63,13 +67,18 @@ class Story:
             instance.close()
 
     def learn(self) -> None:
-        """What was read once is so for ever."""
-        with self.sources.controller.open_reader("s") as reader:
-            upper = reader.fetch_upper().time or 0
+        """What was read once is so for ever, and has all of each transaction."""
+        controller = self.sources.controller
+        with ExitStack() as opened:
+            rows, others = (opened.enter_context(controller.open_reader(f"s/{table}")) for table in self.tables)
+            upper = min(reader.fetch_upper().time or 0 for reader in (rows, others))
+            since = max(reader.since.time or 0 for reader in (rows, others))
             for as_of in {*self.known, upper - 1}:
-                if as_of >= (reader.since.time or 0):
-                    found = sorted((one["id"], one["word"]) for one in reader.snapshot(as_of).to_pylist())
+                if as_of >= since:
+                    found = sorted((one["id"], one["word"]) for one in rows.snapshot(as_of).to_pylist())
                     assert self.known.setdefault(as_of, found) == found
+                    both = [one["id"] for one in others.snapshot(as_of).to_pylist()]
+                    assert sorted(both) == [id_ for id_, _ in found if id_ >= 5], f"half of a transaction at {as_of}"
 
     def check(self) -> None:
         self.catch_up()
@@ -84,7 +93,7 @@ class Story:
         mine = self.sql.execute("SELECT count(*) FROM pg_replication_slots WHERE NOT temporary").fetchone()
         published = self.sql.execute("SELECT count(*) FROM pg_publication").fetchone()
         self.world.close()
-        self.run("DROP TABLE {t}")
+        self.run("DROP TABLE {t}, {t}b")
         assert mine == published == (0,), "something was left behind"
 
 
@@ -107,7 +116,13 @@ def ingesting(sql: psycopg.Connection[Any], dying: Dying) -> int:
             for n in range(3):
                 other.step()
                 story.world.clock.advance(10)
-                story.run(f"INSERT INTO {{t}} VALUES ({n + 5}, 'x')", "UPDATE {t} SET id = -id WHERE id = 1")
+                story.run(
+                    "BEGIN",
+                    f"INSERT INTO {{t}} VALUES ({n + 5}, 'x')",
+                    f"INSERT INTO {{t}}b VALUES ({n + 5})",
+                    "COMMIT",
+                )
+                story.run("UPDATE {t} SET id = -id WHERE id = 1")
         if story.sources.show("s").time:
             story.learn()
         story.run("UPDATE {t} SET word = 'later'")

@@ -33,7 +33,7 @@ from persist_lib.sources.files.kind import Files
 from persist_lib.sources.kafka.cluster import chunks_of
 from persist_lib.sources.pipeline import Made, Pipeline
 from persist_lib.sources.postgres.columns import Column, Header
-from persist_lib.sources.postgres.log_messages import LogMessages
+from persist_lib.sources.postgres.log_messages import Logged, LogMessages
 from persist_lib.sources.protocol import START
 from persist_lib.sources.schema_registry import Registry, Written
 from persist_lib.sources.transactions import Transactions
@@ -79,8 +79,9 @@ class Messages:
     def __init__(
         self, decoding: Decoding, schema: Schema = SCHEMA, meaning: Meaning | None = None, *,
         header: str | None = None, is_keyed: bool = False, schemas: Mapping[int, Written] | None = None,
+        keyless: bool = False,
     ) -> None:  # fmt: skip
-        self._pipeline = Pipeline(decoding, meaning or Meaning(), schema)
+        self._pipeline = Pipeline(decoding, meaning or Meaning(), schema, keyless=keyless)
         self._schema, self._header, self._is_keyed, self._schemas = schema, header, is_keyed, schemas or {}
 
     def __call__(self, data: bytes) -> Made:
@@ -248,6 +249,7 @@ def _packed(suffix: str) -> Callable[[bytes], int]:
 HEADER = Header(tuple(
     Column(name, type_, -1, name == "id") for name, type_ in (("id", 23), ("word", 25), ("count", 20), ("raw", 17))
 ))  # fmt: skip
+WHOLE = Header(tuple(column._replace(is_key=True) for column in HEADER.columns))
 
 
 def _texts(*values: bytes | None) -> bytes:
@@ -269,7 +271,7 @@ COPIED = _joined(b'"1","a ""b""","5","\\x00"\n', b'"2",,"7",\n', b'"3","line\nen
 
 def _stream(data: bytes) -> list[Any]:
     """A slot's stream: its messages, one after the other."""
-    log = LogMessages(7, 0, {"id": 1, "word": 2})
+    log = LogMessages({7: Logged("t", {"id": 1, "word": 2})}, 0)
     return [done for one in data.split(CUT)[:64] if (done := log.take(one)) is not None]
 
 
@@ -366,6 +368,8 @@ TARGETS: Sequence[Target] = (
            errors=(PersistError, DamagedFile)),
     Target("pgoutput-changes", Messages(Decoding(decoder="pgoutput"), TABLE, Meaning(envelope="changes"),
                                         header=HEADER.text()), lambda: _joined(*PG)),
+    Target("pgoutput-whole-rows", Messages(Decoding(decoder="pgoutput"), TABLE, Meaning(envelope="changes"),
+                                           header=WHOLE.text(), keyless=True), lambda: _joined(PG[0], PG[3], PG[5])),
     Target("pg-copied-rows", Messages(Decoding(decoder="pgoutput"), TABLE, Meaning(envelope="changes"),
                                       header=Header(HEADER.columns, copied=True).text()), lambda: COPIED),
     Target("pg-stream", _stream, _stream_seeds),

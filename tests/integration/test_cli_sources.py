@@ -54,8 +54,8 @@ class Fed(Shell):
         file.write_text(self("source", "show", name, "--toml"))
         shown, again = self.json("source", "show", name), self.json("source", "create", "x", "-f", file, "--dry-run")
         shown["decoding"].pop("added", None)  # which the source notes itself
-        parts = ("reader", "decoding", "meaning", "schema")
-        assert [shown[what] for what in parts] == [again[what] for what in parts]
+        parts = ("reader", "decoding", "meaning", "schema", "tables")
+        assert [shown.get(what) for what in parts] == [again.get(what) for what in parts]
 
     def contents(self, name: str = "orders") -> list[dict[str, object]]:
         found: list[dict[str, object]] = self.json("read", name)["rows"]
@@ -171,8 +171,18 @@ def test_a_table_of_postgresql_at_a_shell(sh: Fed):
         assert "held back" in sh("source", "show", "orders")
         assert sh.json("source", "show", "orders")["instances"][0]["held_back_bytes"] >= 0
         assert sh.json("source", "drop", "orders", "--yes")["left"] == []
+        sql.execute("CREATE TABLE more (id int)")
+        sql.execute("ALTER TABLE more REPLICA IDENTITY FULL")
+        said = sh("source", "create", "both", "--from", url, "--table", "public.shell", "--table", "public.more")
+        assert said.startswith("created both from public.shell, public.more: public.more (id: int32) -> ()")
+        sh.check_same("both")
+        sh("ingest", "both", "--once")
+        shown = sh("source", "show", "both")
+        assert "both/public.more, both/public.shell" in shown.replace("\n", " ")
+        assert list(sh.json("source", "show", "both")["tables"]) == ["public.more", "public.shell"]
+        sh("source", "drop", "both", "--yes")
         assert sql.execute("SELECT count(*) FROM pg_replication_slots").fetchone() == (0,)
-        sql.execute("DROP TABLE shell")
+        sql.execute("DROP TABLE shell, more")
 
 
 @pytest.mark.parametrize(
@@ -181,6 +191,11 @@ def test_a_table_of_postgresql_at_a_shell(sh: Fed):
         (("--from", "postgresql://h/db"), "--table"),
         (("--from", "postgresql://h/db", "--table", "t", "--format", "csv"), "--format is for files"),
         (("--from", "postgresql://u:secret@h/db", "--table", "t"), "url has a password"),
+        (("--from", "postgresql://h/db", "--table", "a.t", "--table", "a.t"), "named twice"),
+        (
+            ("--from", "postgresql://h/db", "--table", "a.t", "--table", "a.u", "--key", "id:int64"),
+            "--key and --value are for one table",
+        ),
         (("--from", "in", "--table", "t"), "--format"),
         (("--from", "in", "--format", "csv", "--add-columns"), "--add-columns is for a table of PostgreSQL"),
         (

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,7 +16,6 @@ import persist_lib as persist
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.sources import Ingestion, running
 from persist_lib.sources.bindings import Window
-from persist_lib.sources.pipeline import Made
 
 
 def digests(table: pa.Table) -> dict[int, str]:
@@ -37,9 +37,9 @@ def main(location: str, notes: Path) -> None:
     running.Ingestion.step_bytes, running.Ingestion.window_bytes = 2_000, 5_000
     write = Ingestion._write
 
-    def noted(self: Ingestion, made: Made, window: Window, deadline: Deadline) -> None:
+    def noted(self: Ingestion, made: Mapping[str, pa.Table], window: Window, deadline: Deadline) -> None:
         with notes.open("a") as file:
-            for role, table in made._asdict().items():
+            for role, table in made.items():
                 for time, digest in digests(table).items():
                     file.write(json.dumps([role, time, digest]) + "\n")
         write(self, made, window, deadline)

@@ -1,8 +1,9 @@
-"""A table under a random workload, while processes that ingest it are killed and its server is stopped at once.
+"""Tables under a random workload, while processes that ingest them are killed and their server is stopped at once.
 
 At each time that bindings have, the collection is the table as of the last commit before. What the table was is told by
 a second slot, which a plain loop reads, and that loop by copies of the table at exact places of the log. The table also
-gets columns, which the source takes: rows have their defaults at all times before.
+gets columns, which the source takes: rows have their defaults at all times before. Beside it are accounts in two more
+tables, one of them without a primary key: each transaction moves money between them, and at each time it is all there.
 PERSIST_SOURCE_KILLS says how many processes are killed, PERSIST_SOURCE_STOPS how often the server is stopped.
 """
 
@@ -34,7 +35,13 @@ KILLS = int(os.environ.get("PERSIST_SOURCE_KILLS", "2"))
 STOPS = int(os.environ.get("PERSIST_SOURCE_STOPS", "1"))
 CLIENTS = 8
 KEYS = 40
-TABLE = "CREATE TABLE t (id int PRIMARY KEY, word text, n int, big text)"
+TABLE = """CREATE TABLE t (id int PRIMARY KEY, word text, n int, big text);
+    CREATE TABLE a (id int PRIMARY KEY, cents int); CREATE TABLE b (id int, cents int);
+    ALTER TABLE b REPLICA IDENTITY FULL;
+    INSERT INTO a SELECT n, 100 FROM generate_series(1, 8) n;
+    INSERT INTO b SELECT n % 4, 100 FROM generate_series(1, 8) n"""
+TABLES = ("public.t", "public.a", "public.b")
+TOTAL = 16 * 100
 SET = """INSERT INTO t VALUES (%s, %s, %s, repeat(%s, 4000))
     ON CONFLICT (id) DO UPDATE SET word = excluded.word"""
 MOVE = "UPDATE t SET id = %s WHERE id = %s AND NOT EXISTS (SELECT FROM t WHERE id = %s)"
@@ -79,6 +86,13 @@ class Workload:
             self.change(connection, rng)
             if rng.random() < 0.02:
                 time.sleep(rng.random())  # a long one
+        cents = rng.randrange(-9, 9)
+        connection.execute("UPDATE a SET cents = cents + %s WHERE id = %s", [cents, rng.randrange(1, 9)])
+        one = "(SELECT ctid FROM b WHERE id = %s ORDER BY cents LIMIT 1 FOR UPDATE)"
+        if not connection.execute(
+            f"UPDATE b SET cents = cents - %s WHERE ctid = {one}".encode(), [cents, rng.randrange(4)]
+        ).rowcount:
+            connection.rollback()
         if rng.random() < 0.15:
             connection.rollback()
         else:
@@ -225,7 +239,10 @@ class Watch:
         start = next(iter(bound.start.values()), Mark(0)).address
         assert confirmed <= max(start, self.first), "the slot has passed what is durable"
         self.looks += confirmed > self.first
-        durable = min(self.sources.controller.describe(name).upper.time or 0 for name in ("s", "s/errors"))
+        durable = min(
+            self.sources.controller.describe(name).upper.time or 0
+            for name in ("s/public.t", "s/public.a", "s/public.b", "s/errors")
+        )
         since = self.client.machine(self.shard).fetch().state.since.time or 0
         assert since < max(durable, 1), "the bindings that are still needed are given up"
         if bound.upper > 1 and durable > 1:
@@ -255,7 +272,7 @@ def test_the_collection_is_the_table_as_of_each_commit_whoever_dies(tmp_path: Pa
         try:
             sources = Sources(client.controller())
             decoding = Decoding(decoder="pgoutput", extra="add") if GROWS else None
-            sources.create("s", Postgres(url=server.url, table="public.t"), shards=2, decoding=decoding)
+            sources.create("s", Postgres(url=server.url, tables=TABLES), shards=2, decoding=decoding)
             watch = Watch(sources, server)
             processes = [ingest(tmp_path / "data") for _ in range(2)]
             copies = torment(server, workload, watch, processes, tmp_path, rng)
@@ -317,8 +334,22 @@ def finish(sources: Sources, watch: Watch) -> None:
         sources.run("s", until_idle=True)
 
 
+def check_money(sources: Sources) -> None:
+    """See that at each time both tables have all of the money together."""
+    moved: dict[int, int] = {}
+    for table in ("a", "b"):
+        with sources.controller.open_reader(f"s/public.{table}") as reader:
+            for one in reader.changes(0).to_pylist():
+                at = int(one["_time"].timestamp() * 1000)
+                moved[at] = moved.get(at, 0) + one["_diff"] * one["cents"]
+    first = min(moved)
+    assert moved.pop(first) == TOTAL
+    assert set(moved.values()) <= {0}, "a time shows half of a transaction"
+    assert len(moved) > 5
+
+
 def compare(sources: Sources, server: servers.PostgresServer, watch: Watch, copies: list[tuple[int, Rows]]) -> None:
-    names = sources.find("s").schema.names
+    names = sources.find("s").tables["public.t"].names
     assert len(names) == 4 + GROWS
     history = [(end, {id_: whole(row, len(names)) for id_, row in rows.items()}) for end, rows in fold(server)]
     copies = [(place, {id_: whole(row, len(names)) for id_, row in rows.items()}) for place, rows in copies]
@@ -332,7 +363,8 @@ def compare(sources: Sources, server: servers.PostgresServer, watch: Watch, copi
         assert truth(place) == rows, "the plain loop is wrong"
     found: Rows = {}
     updates: dict[int, list[tuple[int, tuple[Any, ...]]]] = {}
-    with sources.controller.open_reader("s") as reader:
+    check_money(sources)
+    with sources.controller.open_reader("s/public.t") as reader:
         for one in reader.changes(0).to_pylist():
             row = shown([None if one[name] is None else str(one[name]) for name in names])
             updates.setdefault(int(one["_time"].timestamp() * 1000), []).append((one["_diff"], row))

@@ -1,7 +1,8 @@
-"""Columns that a table of PostgreSQL got since a source last looked, and what older rows have in them."""
+"""Columns that tables of PostgreSQL got since a source last looked, and what older rows have in them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import psycopg
@@ -17,15 +18,27 @@ from persist_lib.sources.postgres.tuples import typed
 from persist_lib.sources.records import Known
 
 _COLUMNS = """
-SELECT c.relfilenode::bigint AS file, a.attname AS name, a.attnum::int AS number, a.atttypid::bigint AS type,
-       a.atttypmod AS modifier, convert_to((a.attmissingval::text::text[])[1], 'UTF8') AS missing,
+SELECT c.oid::bigint AS oid, c.relfilenode::bigint AS file, a.attname AS name, a.attnum::int AS number,
+       a.atttypid::bigint AS type, a.atttypmod AS modifier,
+       convert_to((a.attmissingval::text::text[])[1], 'UTF8') AS missing,
        a.xmax::text::bigint AS replacing, pg_current_wal_insert_lsn()::text AS there
 FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid
-WHERE c.oid = %s AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = '' ORDER BY a.attnum
+WHERE c.oid = ANY(%s::oid[]) AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = '' ORDER BY a.attnum
 """
 
 
-def fetch_growth(connection: psycopg.Connection[Any], oid: int, known: Known) -> Growth | None:
+def fetch_growth(
+    connection: psycopg.Connection[Any], oids: Mapping[str, int], known: Mapping[str, Known]
+) -> Growth | None:
+    """What a table has that is not known yet; of several, the first that has something. None if nothing is new."""
+    found: dict[int, list[Any]] = {}
+    for row in _fetch(connection, [*oids.values()]):
+        found.setdefault(row.oid, []).append(row)
+    growths = (_growth(connection, name, found.get(oids[name], []), known[name]) for name in oids if name in known)
+    return next((growth for growth in growths if growth is not None), None)
+
+
+def _growth(connection: psycopg.Connection[Any], name: str, rows: list[Any], known: Known) -> Growth | None:
     """What a table has that is not known yet: columns, and the file with its rows; None if nothing is new.
 
     What older rows have in a column is known as long as they are in the file that they were in before it came: of what
@@ -34,13 +47,12 @@ def fetch_growth(connection: psycopg.Connection[Any], oid: int, known: Known) ->
     SUBTLE: columns are there by the place that is asked for while they are looked at, as what their transaction did is
     seen after it is in the log. That none was gone by that place is what the second look tells: see `fetch_published`.
     """
-    rows = _fetch(connection, oid)
     if not rows:
         return None  # the table was dropped: the next look tells
     file, there = rows[0].file, rows[0].there
     new = [row for row in rows if row.name not in known.columns]
     if not new:
-        return None if file == known.file else Growth((), file, parse_lsn(there))
+        return None if file == known.file else Growth(name, (), file, parse_lsn(there))
     for row in new:
         if was := next((name for name, number in known.columns.items() if number == row.number), None):
             raise changed(there, f"its column {was!r} is called {row.name!r}")
@@ -50,19 +62,19 @@ def fetch_growth(connection: psycopg.Connection[Any], oid: int, known: Known) ->
             f"it has the new column {new[0].name!r}, and all its rows were written again since (by a default such as "
             "random(), VACUUM FULL or TRUNCATE), so that what older ones have there is not in the log",
         )
-    again = {row.number: row for row in _fetch(connection, oid)}
+    again = {row.number: row for row in _fetch(connection, [rows[0].oid])}
     for row in new:
         seen = again.get(row.number)
-        if seen is None or seen[:5] != row[:5] or is_being_changed(connection, seen.replacing):
+        if seen is None or seen[:6] != row[:6] or is_being_changed(connection, seen.replacing):
             raise Determinate(
                 f"the column {row.name!r} is being changed, by a transaction that is open: it looks again"
             )
-    return Growth(tuple(map(_added, new)), file, parse_lsn(there))
+    return Growth(name, tuple(map(_added, new)), file, parse_lsn(there))
 
 
-def _fetch(connection: psycopg.Connection[Any], oid: int) -> list[Any]:
+def _fetch(connection: psycopg.Connection[Any], oids: list[int]) -> list[Any]:
     """The columns that the log has. `missing` is what rows have that are older than the column."""
-    return connection.cursor(row_factory=namedtuple_row).execute(_COLUMNS, [oid]).fetchall()
+    return connection.cursor(row_factory=namedtuple_row).execute(_COLUMNS, [oids]).fetchall()
 
 
 def _added(row: Any) -> Added:

@@ -4,11 +4,14 @@ Pure, and as if each time were processed alone, in order. The state is what the 
 come values that PostgreSQL did not send because they did not change, and what a truncated table had.
 
 A row with a value that its column cannot hold is an error, and not in the output: neither is the row that it replaces.
+
+Of a table without a primary key the log has the rows whole, those that go as well. So such a row takes itself away, and
+nothing has to be known of the state before the table is emptied.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
@@ -20,10 +23,10 @@ import pyarrow.compute as pc
 
 from persist_lib.convert.lines.debezium import DELETES
 from persist_lib.convert.lines.file_columns import Sifted, defaults_of
-from persist_lib.kernel.columns import Flags, integers, joined, mask_of
+from persist_lib.kernel.columns import Flags, array_of, integers, joined, mask_of
 from persist_lib.kernel.keyset import distinct
 from persist_lib.kernel.order import sort_order, take
-from persist_lib.schema.schema import Schema
+from persist_lib.schema.schema import DIFF_FIELD, Schema
 from persist_lib.sources.decoding import Decoding
 from persist_lib.sources.postgres.columns import changed, check_added, header_of, places_of
 from persist_lib.sources.postgres.tuples import (
@@ -78,7 +81,7 @@ def decode_table(
 
     `decoded` has the columns of messages, `schema` is the output's. Raises SchemaChanged.
     """
-    found = _tuples(decoding, decoded, schema, messages)
+    found = _tuples(decoding, decoded, schema, messages, keyless=False)
     events = _events(found, schema.key_names)
     if found.empties.any():
         old = lookup(None)
@@ -104,15 +107,29 @@ def decode_table(
     return Sifted(rows, events.message, dict(sorted(found.bad.items()))), old
 
 
-def _tuples(decoding: Decoding, decoded: Schema, schema: Schema, messages: pa.Table) -> Tuples:
+def decode_rows(decoding: Decoding, decoded: Schema, schema: Schema, messages: pa.Table, lookup: LookupAll) -> Sifted:
+    """Decode messages of a table without a primary key to rows that come and that go, as their `_diff` says.
+
+    Raises SchemaChanged, also where the log has a row not whole.
+    """
+    found = _tuples(decoding, decoded, schema, messages, keyless=True)
+    events = _events(found, decoded.names)
+    if found.empties.any():
+        before = lookup(None).select(decoded.names)
+        events = _with_emptied(events, np.flatnonzero(found.empties), before, undoes=True)
+    diffs = array_of(np.where(events.deletes, -1, 1))
+    return Sifted(events.keys.append_column(DIFF_FIELD, diffs), events.message, dict(sorted(found.bad.items())))
+
+
+def _tuples(decoding: Decoding, decoded: Schema, schema: Schema, messages: pa.Table, *, keyless: bool) -> Tuples:
     """Read the messages, in pieces that have the same header."""
     values, headers = joined(messages.column("value")), joined(messages.column("header"))
     which = np.asarray(headers.indices)
     bounds = [0, *(np.flatnonzero(which[1:] != which[:-1]) + 1).tolist(), len(values)]
-    found = []
+    found, defaults = [], defaults_of(schema)
     for start, end in pairwise(bounds):
         header = header_of(headers[start].as_py())
-        places = places_of(decoded, schema.key_names, decoding, header)
+        places = places_of(decoded, None if keyless else schema.key_names, decoding, header)
         if isinstance(places, str):
             raise changed(_where(messages, start), places)
         if decoding.extra == "add":
@@ -120,7 +137,9 @@ def _tuples(decoding: Decoding, decoded: Schema, schema: Schema, messages: pa.Ta
         for low, high in slices(values.slice(start, end - start)):
             some = values.slice(start + low, high - low)
             texts = (copied_texts if header.copied else changed_texts)(some, len(header.columns))
-            found.append(_typed(decoded, schema, texts, places, start + low))
+            if keyless and (part := (texts.has_old | texts.is_update) & ~texts.is_whole).any():
+                raise changed(_where(messages, start + low + int(np.argmax(part))), "its rows are not whole in the log")
+            found.append(_typed(decoded, None if keyless else schema.key_names, defaults, texts, places, start + low))
     bad: dict[int, str] = {}
     for one in found:
         bad |= one.bad
@@ -141,19 +160,24 @@ def _beyond(messages: pa.Table, start: int, end: int, address: int) -> str | Non
     return _where(messages, start + int(behind[0])) if len(behind) else None
 
 
-def _typed(decoded: Schema, schema: Schema, texts: Texts, places: list[int | None], first: int) -> Tuples:
-    """Make values of texts. What an update does not send and the old row has is taken from there."""
+def _typed(
+    decoded: Schema, key: list[str] | None, defaults: Mapping[str, pa.Scalar], texts: Texts, places: list[int | None],
+    first: int,
+) -> Tuples:  # fmt: skip
+    """Make values of texts. What an update does not send and the old row has is taken from there.
+
+    Without a `key` all columns are those of the old row, and each may be null.
+    """
     count = len(texts.has_new)
     bad: dict[int, str] = {}
     none, nothing = np.zeros(count, np.bool_), pa.nulls(count, pa.large_binary())
     bad_new, bad_key, bad_old = none.copy(), none.copy(), none.copy()
     new, old, unchanged = [], [], {}
-    defaults = defaults_of(schema)
     for field, place in zip(decoded.data, places, strict=True):
-        is_key = field.name in schema.key_names
+        is_old, is_key = key is None or field.name in key, key is not None and field.name in key
         mine, before = (nothing, nothing) if place is None else (texts.new[place], texts.old[place])
         missing = none if place is None else texts.unchanged[place]
-        known = missing & (texts.has_old if is_key else texts.is_whole)
+        known = missing & (texts.has_old if is_old else texts.is_whole)
         column, wrong = typed(field.name, choose(known, before, mine), field.type)
         if place is None and field.name in defaults:  # older than the column
             column = pc.if_else(mask_of(texts.has_new), defaults[field.name], column)
@@ -163,16 +187,19 @@ def _typed(decoded: Schema, schema: Schema, texts: Texts, places: list[int | Non
             wrong |= dict.fromkeys(np.flatnonzero(absent).tolist(), f"column {field.name}: a key cannot be null")
             unsent = np.flatnonzero(unchanged[field.name]).tolist()
             wrong |= dict.fromkeys(unsent, f"column {field.name}: no key was sent")
+        if is_old:
             was, wrong_old = typed(field.name, before, field.type)
+            if place is None and field.name in defaults:
+                was = pc.if_else(mask_of(texts.has_old), defaults[field.name], was)
             bad_key |= flags_of(count, wrong)
             bad_old |= flags_of(count, wrong_old)
-            wrong = wrong_old | wrong
+            wrong = wrong_old | wrong if is_key else wrong  # a row without a key that goes was bad when it came
             old.append(was)
         bad_new |= flags_of(count, wrong) & texts.has_new
         for index, why in wrong.items():
             bad.setdefault(first + index, why)
         new.append(column)
-    keys = [name for name in decoded.names if name in schema.key_names]
+    keys = [name for name in decoded.names if key is None or name in key]
     return Tuples(
         texts.has_new, texts.has_old, texts.empties, pa.table(new, names=decoded.names), unchanged,
         pa.table(old, names=keys), bad, bad_new, bad_key, bad_old,
@@ -190,8 +217,11 @@ def _events(found: Tuples, key_names: list[str]) -> Events:
     return Events(keys.take(pa.array(order)), np.concatenate([goes, sets])[order], deletes[order])
 
 
-def _with_emptied(events: Events, emptied: Rows, before: pa.Table) -> Events:
-    """Where the table was emptied, all keys go that it had or that came since."""
+def _with_emptied(events: Events, emptied: Rows, before: pa.Table, *, undoes: bool = False) -> Events:
+    """Where the table was emptied, all keys go that it had or that came since.
+
+    What `undoes` this takes away each row that came, as often as it did, and none that went.
+    """
     keys, message, deletes = [], [], []
     start = 0
     for at in emptied.tolist():
@@ -200,7 +230,8 @@ def _with_emptied(events: Events, emptied: Rows, before: pa.Table) -> Events:
         gone = pa.concat_tables([before.cast(some.schema), some])
         keys += [some, gone]
         message += [events.message[start:end], np.full(gone.num_rows, at)]
-        deletes += [events.deletes[start:end], np.ones(gone.num_rows, np.bool_)]
+        came = ~events.deletes[start:end] if undoes else np.ones(end - start, np.bool_)
+        deletes += [events.deletes[start:end], np.ones(before.num_rows, np.bool_), came]
         start, before = end, before.slice(0, 0)
     keys.append(events.keys.slice(start))
     return Events(

@@ -93,18 +93,26 @@ def fits(type_: int, modifier: int, wanted: pa.DataType) -> bool:
 
 
 def derived_schema(columns: Sequence[Column], key: Sequence[str]) -> Schema:
-    """The schema of a table. Columns that are no key may be null, as they may become so at any time."""
+    """The schema of a table. Columns that are no key may be null, as they may become so at any time.
+
+    Without a primary key all columns are the key, and equal rows are counted.
+    """
     types = {column.name: format_type(arrow_type(column.type, column.modifier)) for column in columns}
+    if not key:
+        return Schema(key=types, times="ms")
     return Schema(
         key={name: f"{types[name]} not null" for name in key},
         value={name: type_ for name, type_ in types.items() if name not in key}, times="ms",
     )  # fmt: skip
 
 
-def places_of(schema: Schema, key: Sequence[str], decoding: Decoding, header: Header) -> list[int | None] | str:
+def places_of(
+    schema: Schema, key: Sequence[str] | None, decoding: Decoding, header: Header
+) -> list[int | None] | str:  # fmt: skip
     """Where each column of `schema` is in the header; None for one that is not there, and is null then.
 
-    `key` are the columns of the output's key. Returns a text that says what is not as it was declared.
+    `key` are the columns of the output's key; None for a table without a primary key, of which the log must have whole
+    rows. Returns a text that says what is not as it was declared.
     """
     if header.moved:
         return f"its columns {header.moved} have exchanged their names, or one is another column of that name"
@@ -116,7 +124,7 @@ def places_of(schema: Schema, key: Sequence[str], decoding: Decoding, header: He
             if source in decoding.added:
                 places.append(None)  # not yet there, as its caller sees to
                 continue
-            if decoding.missing == "null" and field.name not in key:
+            if decoding.missing == "null" and field.name not in (key or ()):
                 places.append(None)
                 continue
             return f"it has no column {source!r}; it has {names}"
@@ -126,9 +134,10 @@ def places_of(schema: Schema, key: Sequence[str], decoding: Decoding, header: He
             found = format_type(arrow_type(column.type, column.modifier))
             return f"its column {source!r} is {found}, and {format_type(field.type)} is declared"
         places.append(place)
-    wanted = {decoding.source(name) for name in key}
+    wanted = set(names) if key is None else {decoding.source(name) for name in key}
     keys = {column.name for column in header.columns if column.is_key}
-    if keys not in (wanted, set(names)):  # all of them: REPLICA IDENTITY FULL
+    # All of them: REPLICA IDENTITY FULL. A copy has whole rows, whatever the key is.
+    if keys not in (wanted, set(names)) and not (key is None and header.copied):
         return f"its rows are told apart by {sorted(keys)}, and {sorted(wanted)} is declared"
     if decoding.extra == "refuse" and (more := set(names) - {decoding.source(name) for name in schema.names}):
         return f"it has the columns {sorted(more)}, which are not declared"
@@ -148,9 +157,9 @@ def check_added(decoding: Decoding, schema: Schema, header: Header, where: Calla
             raise changed(first, f"it has no column {name!r} any more")
 
 
-def check_declared(schema: Schema, decoding: Decoding) -> None:
+def check_declared(schema: Schema, decoding: Decoding, *, keyless: bool) -> None:
     """Refuse a schema that rows of a table may not fit one day."""
-    if must := [c.name for c in schema.columns if not c.nullable and c.name not in schema.key_names]:
+    if must := [c.name for c in schema.columns if not c.nullable and (keyless or c.name not in schema.key_names)]:
         raise InvalidUsage(f"column {must[0]!r} of a table may become null: leave out 'not null'")
     if decoding.epochs:
         raise InvalidUsage("epochs: PostgreSQL says its moments itself")

@@ -1,12 +1,14 @@
-"""A table of PostgreSQL as a source: what is declared of it, and what the source has on the server."""
+"""Tables of PostgreSQL as a source: what is declared of them, and what the source has on the server."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from persist_lib.arguments import parse_integer, parse_text, shown
+from persist_lib.catalog.records import OF_TABLES
 from persist_lib.client import Client
 from persist_lib.config import MIB
 from persist_lib.errors import InvalidUsage
@@ -19,24 +21,27 @@ from persist_lib.sources.decoding import Decoding
 from persist_lib.sources.envelopes import Meaning
 from persist_lib.sources.pipeline import Pipeline
 from persist_lib.sources.postgres.columns import Header, check_declared, derived_schema, places_of
-from persist_lib.sources.records import Declaration, Followed, Kind, Known, Place, SourceRecord, changed
+from persist_lib.sources.records import Declaration, Followed, Kind, Known, Place, SourceRecord, changed, first_of
 
 if TYPE_CHECKING:
     from persist_lib.sources.postgres.reader import TableReader
     from persist_lib.sources.postgres.server import Table
 
 MOST_RETAINED = 10 * 1024 * MIB
+LOG = "log"
+"""The partition of a source of several tables."""
 
 
 class Postgres(
     Kind, msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="postgres", forbid_unknown_fields=True
 ):
-    """A table of PostgreSQL 15 or newer, followed by logical replication.
+    """A table of PostgreSQL 15 or newer, followed by logical replication; or with `tables` several of one database.
 
     `url` is one of libpq, without a password: it is kept in the catalog. Passwords come from where libpq takes them
-    (`~/.pgpass`, PGPASSWORD, a service file). `table` is written as in SQL, with its schema. The source makes a
-    replication slot of its own, and a publication, unless `publication` names one that is there. Once the slot holds
-    back more than `most_retained` bytes of the server's log, instances say so in the source's health.
+    (`~/.pgpass`, PGPASSWORD, a service file). `table` is written as in SQL, with its schema. Each of several tables has
+    an output of its own, `NAME/SCHEMA.TABLE`, and at each time all of them show the database as of one moment. The
+    source makes a replication slot of its own, and a publication, unless `publication` names one that is there. Once
+    the slot holds back more than `most_retained` bytes of the server's log, instances say so in the source's health.
     """
 
     title = "a table of PostgreSQL"
@@ -48,30 +53,59 @@ class Postgres(
     unloadable = "a table's first snapshot is one copy"
 
     url: str
-    table: str
+    table: str | None = None
+    tables: tuple[str, ...] = ()
     publication: str | None = None
     most_retained: int = MOST_RETAINED
 
     def __post_init__(self) -> None:
-        for name in ("url", "table"):
-            if not parse_text(getattr(self, name), name, 4096):
+        if (self.table is None) == (not self.tables):
+            raise InvalidUsage(f"pass table= or tables=, one of them: got {shown(self.table)} and {shown(self.tables)}")
+        if not isinstance(self.tables, tuple):
+            raise InvalidUsage(f"tables must be a tuple of texts, as in ('public.orders',): got {shown(self.tables)}")
+        for name, given in (("url", self.url), *(("table", one) for one in self.names)):
+            if not parse_text(given, name, 4096):
                 raise InvalidUsage(f"{name} must not be empty")
+        _check_distinct(self.tables)
         if not self.url.startswith(("postgresql://", "postgres://")):
             raise InvalidUsage(f"url must start with postgresql://: got {shown(self.url)}")
         if self.publication is not None and not parse_text(self.publication, "publication", 63):
             raise InvalidUsage("publication must name one that is there, or be left out")
         parse_integer(self.most_retained, "most_retained", 1)
 
-    def inspect(self) -> Table:
-        """What the table is. Raises InvalidUsage, which says what to do, if it cannot be followed."""
-        found: Table = _part("server").inspect(self)
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The tables, as they are declared."""
+        return self.tables if self.table is None else (self.table,)
+
+    @property
+    def partition(self) -> str:
+        """What the source's one partition is called: the log of the server has the changes of all tables in it."""
+        return self.table or LOG
+
+    def inspect(self) -> Mapping[str, Table]:
+        """What the tables are. Raises InvalidUsage, which says what to do, if one cannot be followed."""
+        found: Mapping[str, Table] = _part("server").inspect(self)
         return found
 
     @classmethod
     def of_place(cls, place: Place) -> tuple[Postgres, str]:
-        if place.table is None:
+        if not place.tables:
             raise InvalidUsage("of PostgreSQL, give --table, and no --envelope")
-        return cls(url=place.url, table=place.table), "pgoutput"
+        if len(place.tables) > 1:
+            return cls(url=place.url, tables=place.tables), "pgoutput"
+        return cls(url=place.url, table=place.tables[0]), "pgoutput"
+
+    def outputs(self) -> Mapping[str, str]:
+        return {table: table.replace('"', "") for table in self.tables}
+
+    def unlike(self, wanted: Kind) -> str:
+        if isinstance(wanted, Postgres) and self.tables and set(self.names) != set(wanted.names):
+            return (
+                ", as a source's tables are those that it was made with: declare a second source, of the other tables, "
+                "under another name; or drop this one and create it with all of them, which copies them again"
+            )
+        return ""
 
     def default_decoding(self) -> Decoding:
         return Decoding(decoder="pgoutput", extra="ignore")
@@ -82,43 +116,43 @@ class Postgres(
     def default_schema(self, decoding: Decoding, meaning: Meaning) -> Schema:
         _check_changes(decoding, meaning)
         if meaning.include or decoding.columns:
-            raise InvalidUsage("columns and include: pass a schema, with the columns of the output")
-        table = self.inspect()
-        return derived_schema(table.columns, table.key)
+            alone = "pass a schema, with the columns of the output"
+            raise InvalidUsage(f"columns and include: {'they are for a source of one table' if self.tables else alone}")
+        return first_of({name: derived_schema(table.columns, table.key) for name, table in self.inspect().items()})
 
     def complete(self, given: Declaration, input_: Followed | None) -> Declaration:
         _check_changes(given.decoding, given.meaning)
-        table, schema, decoding = self.inspect(), given.schema, given.decoding
-        check_declared(schema, decoding)
-        if sorted(map(decoding.source, schema.key_names)) != sorted(table.key):
-            raise InvalidUsage(
-                f"the key of {table.sql} is {table.key}, and the schema's is {schema.key_names}: these must be alike"
-            )
-        columns = Pipeline(decoding, given.meaning, schema).decoded
-        if decoding.extra == "add":
-            _check_takes_all(decoding, columns, table)
-            given = changed(given, decoding=msgspec.structs.replace(decoding, added={}))
-        problem = places_of(columns, schema.key_names, decoding, Header(table.columns))
-        if isinstance(problem, str):
-            raise InvalidUsage(f"{table.sql} does not fit the schema: {problem}. Nothing was made")
+        tables = self.inspect()
+        if self.tables:
+            derived = {name: derived_schema(table.columns, table.key) for name, table in tables.items()}
+            schemas = {**derived, **given.tables}
+            given = changed(given, schema=first_of(schemas), tables=schemas)
+        if self.tables or not all(table.key for table in tables.values()):
+            given = changed(given, v=OF_TABLES)
+        for name, table in tables.items():
+            _check_fits(given, given.tables.get(name, given.schema), table)
+        if given.decoding.extra == "add":
+            given = changed(given, decoding=msgspec.structs.replace(given.decoding, added={}))
         return super().complete(given, input_)
 
     def check(self, _given: Declaration) -> None:
-        """Nothing: the table was looked at to complete the declaration."""
+        """Nothing: the tables were looked at to complete the declaration."""
 
     def open_reader(self, client: Client, record: SourceRecord, _clock: Clock | None = None) -> TableReader:
-        """A reader of the source. What was noted of the table has to be so at each look."""
+        """A reader of the source. What was noted of the tables has to be so at each look."""
+        parts = {name: record.part(name).table for name in self.names}
+        known = {name: one for name, one in parts.items() if one is not None}
         reader: TableReader = _part("reader").TableReader(
-            self, record.id, Choices(client, record.choices), record.table, adds=record.decoding.extra == "add"
+            self, record.id, Choices(client, record.choices), known, adds=record.decoding.extra == "add"
         )
         return reader
 
-    def make(self, client: Client, record: SourceRecord, deadline: Deadline) -> Known:
+    def make(self, client: Client, record: SourceRecord, deadline: Deadline) -> Mapping[str, Known]:
         """Make the slot and the publication, and room for the snapshot."""
         Choices(client, record.choices).create(record.fence)
         return _taken(record, _part("server").make(self, record.id, deadline.left_s()))
 
-    def look(self, record: SourceRecord) -> Known:
+    def look(self, record: SourceRecord) -> Mapping[str, Known]:
         return _taken(record, _part("server").look(self, record.id))
 
     def remove(self, client: Client, record: SourceRecord) -> list[str]:
@@ -135,17 +169,53 @@ def _check_changes(decoding: Decoding, meaning: Meaning) -> None:
         )
 
 
+def _check_distinct(tables: tuple[str, ...]) -> None:
+    """Refuse tables that are named twice, or of which the outputs would have one name."""
+    outputs: dict[str, str] = {}
+    for name in tables:
+        other = outputs.setdefault(name.replace('"', ""), name)
+        if tables.count(name) > 1:
+            raise InvalidUsage(f"the table {name} is named twice: name it once")
+        if other != name:
+            raise InvalidUsage(f"the outputs of {other} and {name} would have one name: declare a source of each")
+
+
+def _check_fits(given: Declaration, schema: Schema, table: Table) -> None:
+    decoding = given.decoding
+    keyless = not table.key
+    check_declared(schema, decoding, keyless=keyless)
+    if keyless and given.meaning.include:
+        raise InvalidUsage(
+            f"include: {table.sql} has no primary key, so its rows go as they came, and where that was is not in the "
+            "log: leave it out"
+        )
+    if not keyless and sorted(map(decoding.source, schema.key_names)) != sorted(table.key):
+        raise InvalidUsage(
+            f"the key of {table.sql} is {table.key}, and the schema's is {schema.key_names}: these must be alike"
+        )
+    columns = Pipeline(decoding, given.meaning, schema).decoded
+    if decoding.extra == "add":
+        _check_takes_all(decoding, columns, table)
+    problem = places_of(columns, None if keyless else schema.key_names, decoding, Header(table.columns, copied=keyless))
+    if isinstance(problem, str):
+        raise InvalidUsage(f"{table.sql} does not fit the schema: {problem}. Nothing was made")
+
+
 def _check_takes_all(decoding: Decoding, columns: Schema, table: Table) -> None:
     taken = {decoding.source(name) for name in columns.names}
     if left := [column.name for column in table.columns if column.name not in taken]:
         raise InvalidUsage(f'extra="add" takes all columns of {table.sql}, and the schema leaves out {left}')
 
 
-def _taken(record: SourceRecord, known: Known) -> Known:
-    """What is known of a table, of the columns that a source takes."""
-    columns = record.decoded or record.schema
-    taken = {record.decoding.source(name) for name in columns.names}
-    return Known(known.published, {name: number for name, number in known.columns.items() if name in taken}, known.file)
+def _taken(record: SourceRecord, found: Mapping[str, Known]) -> Mapping[str, Known]:
+    """What is known of tables, of the columns that a source takes."""
+    taken: dict[str, Known] = {}
+    for table, known in found.items():
+        part = record.part(table)
+        names = {part.decoding.source(name) for name in (part.decoded or part.schema).names}
+        columns = {name: number for name, number in known.columns.items() if name in names}
+        taken[table] = msgspec.structs.replace(known, columns=columns)
+    return taken
 
 
 def _part(name: str) -> Any:

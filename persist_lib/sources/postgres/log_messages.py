@@ -1,4 +1,4 @@
-"""The messages of a slot's stream, one after the other, as transactions of one table. Pure.
+"""The messages of a slot's stream, one after the other, as transactions of some tables. Pure.
 
 Each comes as the server's protocol has it: a kind, and for a message of pgoutput its place and time before it. What is
 not as the protocol says is Corrupt, and nothing of the transaction that is open then is given.
@@ -22,27 +22,41 @@ PAYLOAD = 25
 CHANGES = b"IUD"
 
 
+class Logged(NamedTuple):
+    """A table in the log: how it is declared, and the numbers of its columns by their names."""
+
+    name: str
+    numbers: Mapping[str, int]
+
+
+class Change(NamedTuple):
+    """A message about a table, and the columns that it has."""
+
+    table: str
+    value: bytes
+    header: str
+
+
 class Transaction(NamedTuple):
-    """The changes of the table in one transaction. `end` is the first place behind its commit."""
+    """The changes of the tables in one transaction. `end` is the first place behind its commit."""
 
     address: int
     end: int
-    values: list[bytes]
-    headers: list[str]
+    changes: list[Change]
     size: int
 
 
 class LogMessages:
     """What a stream has said. `reached`: all transactions that committed before that place were given.
 
-    `oid` is the table's id, and `numbers` are those of its columns by their names.
+    `tables` are those of which changes are given, by their ids.
     """
 
-    def __init__(self, oid: int, start: int, numbers: Mapping[str, int]) -> None:
-        self._oid, self._numbers = oid, numbers
+    def __init__(self, tables: Mapping[int, Logged], start: int) -> None:
+        self._tables = tables
         self.reached = start
-        self._header: str | None = None
-        self._open: tuple[int, list[bytes], list[str]] | None = None
+        self._headers: dict[int, str] = {}
+        self._open: tuple[int, list[Change]] | None = None
 
     def take(self, data: bytes) -> Transaction | None:
         """Take one message, and answer the transaction that ends with it. Raises Corrupt for anything else."""
@@ -66,31 +80,35 @@ class LogMessages:
     def _message(self, message: bytes) -> Transaction | None:
         kind = message[:1]
         if kind == b"B":
-            self._open = (_BEGIN.unpack_from(message, 1)[0], [], [])
+            self._open = (_BEGIN.unpack_from(message, 1)[0], [])
         elif kind == b"C":
             _, commit, end, _ = _COMMIT.unpack_from(message, 1)
             if self._open is None or self._open[0] != commit:
                 raise Corrupt("a transaction ends that did not begin", key="pgoutput", expected=None, actual=commit)
-            _, values, headers = self._open
+            _, changes = self._open
             self._open = None
-            return Transaction(commit, end, values, headers, sum(map(len, values)))
+            return Transaction(commit, end, changes, sum(len(change.value) for change in changes))
         elif kind == b"R":
-            if _LONG.unpack_from(message, 1)[0] == self._oid:
-                self._header = _relation(message, self._numbers).text()
-        elif self._open is not None and self._is_ours(kind, message):
-            if self._header is None:
-                raise Corrupt("a change comes without its columns", key="pgoutput", expected="R", actual=kind)
-            self._open[1].append(message)
-            self._open[2].append(self._header)
+            oid = _LONG.unpack_from(message, 1)[0]
+            if oid in self._tables:
+                self._headers[oid] = _relation(message, self._tables[oid].numbers).text()
+        elif self._open is not None:
+            for oid in _subjects(kind, message):
+                if oid in self._tables:
+                    if oid not in self._headers:
+                        raise Corrupt("a change comes without its columns", key="pgoutput", expected="R", actual=kind)
+                    self._open[1].append(Change(self._tables[oid].name, message, self._headers[oid]))
         return None
 
-    def _is_ours(self, kind: bytes, message: bytes) -> bool:
-        if kind in CHANGES:
-            return int(_LONG.unpack_from(message, 1)[0]) == self._oid
-        if kind != b"T":
-            return False
-        (count,) = _LONG.unpack_from(message, 1)
-        return self._oid in struct.unpack_from(f">{count}I", message, 6)
+
+def _subjects(kind: bytes, message: bytes) -> tuple[int, ...]:
+    """The ids of the tables that a message is about: a TRUNCATE may be about several."""
+    if kind in CHANGES:
+        return _LONG.unpack_from(message, 1)
+    if kind != b"T":
+        return ()
+    (count,) = _LONG.unpack_from(message, 1)
+    return struct.unpack_from(f">{count}I", message, 6)
 
 
 def _relation(message: bytes, numbers: Mapping[str, int]) -> Header:

@@ -1,4 +1,4 @@
-"""Reads a table of PostgreSQL as a source of one partition: a first snapshot, then each transaction at its commit.
+"""Reads tables of PostgreSQL as a source of one partition: a first snapshot, then each transaction at its commit.
 
 An address is a place in the server's log. The snapshot is at one address, just before the place from which the log goes
 on. A mark is a place up to which the log was decoded. All before it was flushed by the server, so it stays through any
@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
+from itertools import chain
 from typing import Any, NamedTuple
 
 import psycopg
@@ -23,14 +24,14 @@ from persist_lib.sources.postgres import server, snapshot
 from persist_lib.sources.postgres.added_columns import fetch_growth
 from persist_lib.sources.postgres.columns import changed
 from persist_lib.sources.postgres.kind import Postgres
-from persist_lib.sources.postgres.log_messages import Transaction
+from persist_lib.sources.postgres.log_messages import Logged, Transaction
 from persist_lib.sources.postgres.server import Table, asking, lsn_text, parse_lsn, slot_of
 from persist_lib.sources.postgres.stream import TABLE_BYTES, Stream, Wire, messages_of
 from persist_lib.sources.protocol import START, Mark, Patience
 from persist_lib.sources.records import Known
 
 IDLE_BYTES = 16 * MIB
-"""How far the log moves without changes of the table before that is bound: so much is held back for nothing."""
+"""How far the log moves without changes of the tables before that is bound: so much is held back for nothing."""
 WAIT_S = 0.1
 FEW_WAITS, MOST_WAITS = 40, 400
 """How often it waits for a server that sends nothing of its log: of what may be bound, and of what is bound.
@@ -39,7 +40,7 @@ Every second time it asks the server how far it is, which answers at once, also 
 """
 _LOOK = """
 SELECT pg_current_wal_flush_lsn()::text, s.restart_lsn::text, s.confirmed_flush_lsn::text, s.wal_status,
-       to_regclass(%s)::oid::bigint
+       ARRAY(SELECT to_regclass(name)::oid::bigint FROM unnest(%s::text[]) WITH ORDINALITY AS t(name, n) ORDER BY n)
 FROM (SELECT) one LEFT JOIN pg_replication_slots s ON s.slot_name = %s
 """
 
@@ -53,16 +54,20 @@ class Look(NamedTuple):
 
 
 class TableReader:
-    """A source reader of one table."""
+    """A source reader of one table, or of several, which are one partition: the server has one log of them.
+
+    `known` is what was noted of them when the source was made; nothing of a source of an earlier release.
+    """
 
     def __init__(
-        self, declared: Postgres, id_: str, choices: Choices, known: Known | None = None, *, adds: bool = False
-    ) -> None:
-        self._declared, self._id, self._choices, self._known, self._adds = declared, id_, choices, known, adds
-        self._partition = declared.table
+        self, declared: Postgres, id_: str, choices: Choices, known: Mapping[str, Known] | None = None,
+        *, adds: bool = False,
+    ) -> None:  # fmt: skip
+        self._declared, self._id, self._choices, self._known, self._adds = declared, id_, choices, known or {}, adds
+        self._partition = declared.partition
         self._connection: psycopg.Connection[Any] | None = None
         self._stream: Stream | None = None
-        self._table: Table | None = None
+        self._tables: Mapping[str, Table] = {}
         self._check = ""
         self._base = 0
         self._held: deque[Transaction] = deque()
@@ -106,7 +111,7 @@ class TableReader:
             if chosen is not None and at < chosen.beginning.lsn:
                 if end.address < chosen.beginning.lsn:
                     return
-                yield from snapshot.copied_messages(chosen)
+                yield from snapshot.copied_messages(chosen, self._declared.names)
                 at = chosen.beginning.lsn
         for mark in (start, end):
             self._check_mark(mark)
@@ -181,14 +186,13 @@ class TableReader:
             self._is_forgotten = True
 
     def growth(self) -> Growth | None:
-        """What the table has that is not known yet, where the source takes that."""
-        if not self._adds or self._known is None:
+        """What a table has that is not known yet, where the source takes that."""
+        if not self._adds or not self._known:
             return None
-        if self._table is None:
+        if not self._tables:
             self._looked(START)
-        assert self._table is not None  # noqa: S101 - looked at before
-        with asking(self._declared, "look at the table's columns"):
-            return fetch_growth(self._connected(), self._table.oid, self._known)
+        with asking(self._declared, "look at the tables' columns"):
+            return fetch_growth(self._connected(), self._oids(), self._known)
 
     def close(self) -> None:
         for one in (self._stream, self._connection):
@@ -203,18 +207,19 @@ class TableReader:
         return self._connection
 
     def _looked(self, mark: Mark) -> Look:
-        """Look at the server. Raises Gone if the slot or the table is not there any more."""
+        """Look at the server. Raises Gone if the slot or a table is not there any more."""
+        names = self._declared.names
         with asking(self._declared, "look at the replication slot"):
             connection = self._connected()
-            row = connection.execute(_LOOK, [self._declared.table, slot_of(self._id)]).fetchone()
+            row = connection.execute(_LOOK, [list(names), slot_of(self._id)]).fetchone()
             assert row is not None  # noqa: S101 - an outer join of one row
-            flushed, kept, confirmed, status, oid = row
+            flushed, kept, confirmed, status, oids = row
             if confirmed is None or status == "lost":
                 raise self._lost(mark, "is not there" if confirmed is None else "was given up by the server")
-            if oid is None:
-                raise self._gone(mark, f"the table {self._declared.table} was dropped or renamed")
-            if self._table is None or oid != self._table.oid:
-                self._table, self._check = server.find_table(connection, self._declared), ""
+            if None in oids:
+                raise self._gone(mark, f"the table {names[oids.index(None)]} was dropped or renamed")
+            if oids != [*self._oids().values()]:
+                self._tables, self._check = server.find_tables(connection, self._declared), ""
         self._look = Look(parse_lsn(flushed), parse_lsn(kept), parse_lsn(confirmed))
         if self._look.flushed < mark.address:
             raise self._older(mark)
@@ -222,38 +227,43 @@ class TableReader:
 
     def _check_unchanged(self, mark: Mark) -> None:
         """Raise Gone if something may have been left out of the log up to the last look, and SchemaChanged."""
-        assert self._table is not None  # noqa: S101 - looked at before
-        publication = server.publication_of(self._declared, self._id)
+        publication, oids = server.publication_of(self._declared, self._id), self._oids()
         with asking(self._declared, "look at the publication"):
-            published = server.fetch_published(self._connected(), publication, self._table.oid)
-            numbers = server.fetch_numbers(self._connected(), self._table.oid)
-        if not published or (self._known is not None and published != self._known.published):
-            raise self._gone(
-                mark, f"the publication {publication} was changed since the source was made, or the table was taken "
-                "out of it, if only for a while: what was done to rows in that time may be missing in the server's log "
-                "for ever",
-            )  # fmt: skip
-        if self._known is None:
-            return
-        for name, number in self._known.columns.items():
-            if name in numbers and numbers[name] != number:
-                where = f"{self._partition} at {lsn_text(mark.address)}"
-                raise changed(where, f"its column {name!r} is another one than before, under that name")
+            published = server.fetch_published(self._connected(), publication, [*oids.values()])
+            numbers = server.fetch_numbers(self._connected(), [*oids.values()])
+            keyed = server.fetch_keyed(self._connected(), [*oids.values()])
+        for table, oid in oids.items():
+            known = self._known.get(table)
+            if oid not in published or (known is not None and published[oid] != known.published):
+                raise self._gone(
+                    mark, f"the publication {publication} was changed since the source was made, or the table {table} "
+                    "was taken out of it, if only for a while: what was done to rows in that time may be missing in "
+                    "the server's log for ever",
+                )  # fmt: skip
+            if known is None:
+                continue
+            where = f"{table} at {lsn_text(mark.address)}"
+            if oid not in keyed and not known.keyless:
+                raise changed(where, "it has no primary key any more")
+            for name, number in known.columns.items():
+                if name in numbers[oid] and numbers[oid][name] != number:
+                    raise changed(where, f"its column {name!r} is another one than before, under that name")
+
+    def _oids(self) -> dict[str, int]:
+        """The ids of the tables, by how they are declared; none before the first look."""
+        return {name: table.oid for name, table in self._tables.items()}
 
     def _older(self, mark: Mark) -> Diverged:
         return self._diverged(mark, "its log ends before that: this is an older copy of the server")
 
     def _check_mark(self, mark: Mark) -> None:
         if not self._check:
-            wire = Wire(self._declared)
-            try:
-                assert self._table is not None  # noqa: S101 - looked at before
-                self._check = snapshot.check_of(wire, self._table)
-            finally:
-                wire.close()
+            with closing(Wire(self._declared)) as wire:
+                self._check = snapshot.check_of(wire, self._tables)
         if mark.check and mark.check != self._check:
-            names = ("another server", "the server after a failover or a restore", "another table of this name")
-            pairs = zip(mark.check.split(), self._check.split(), names, strict=False)
+            names = ("another server", "the server after a failover or a restore")
+            tables = (f"another table of this name: {name}" for name in self._tables)
+            pairs = zip(mark.check.split(), self._check.split(), chain(names, tables), strict=False)
             what = next((name for was, now, name in pairs if was != now), "something else")
             raise self._diverged(mark, f"this is {what}")
 
@@ -262,20 +272,17 @@ class TableReader:
             return snapshot.find(self._choices)
         except ShardFinished:
             if mark.address == 0:
-                raise Determinate(
-                    f"the snapshot of {self._declared.table} was used up by others. Start again"
-                ) from None
+                raise Determinate(f"the snapshot of {self._partition} was used up by others. Start again") from None
             return None
 
     def _chosen(self) -> snapshot.Snapshot:
         """The snapshot that all agree on; it is made if there is not one yet."""
         chosen = self._find(START)
         if chosen is None:
-            assert self._table is not None  # noqa: S101 - looked at before
-            self._choices.commit(snapshot.copied(self._declared, self._id, self._table))
+            self._choices.commit(snapshot.copied(self._declared, self._id, self._tables))
             chosen = self._find(START)
         if chosen is None:
-            raise Determinate(f"the snapshot of {self._declared.table} was not committed. Look again")
+            raise Determinate(f"the snapshot of {self._partition} was not committed. Look again")
         return chosen
 
     def _opened(self, at: int) -> Stream:
@@ -283,14 +290,16 @@ class TableReader:
         if self._stream is None or at < self._base:
             if self._stream is not None:
                 self._stream.close()
-            assert self._table is not None  # noqa: S101 - looked at before
             self._held.clear()
-            numbers = {} if self._known is None else self._known.columns
-            self._stream = Stream(self._declared, self._id, self._table, at, numbers)
+            self._stream = Stream(self._declared, self._id, self._logged(), at)
         while self._held and self._held[0].address < at:
             self._held.popleft()
         self._base = at
         return self._stream
+
+    def _logged(self) -> dict[int, Logged]:
+        known = {name: one.columns for name, one in self._known.items()}
+        return {oid: Logged(name, known.get(name, {})) for name, oid in self._oids().items()}
 
     def _receive(self, at: int, until: int, most_bytes: int) -> None:
         """Receive what the server has flushed, or as much as `most_bytes`."""

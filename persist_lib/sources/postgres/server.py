@@ -1,8 +1,8 @@
-"""A PostgreSQL server that is a source: connections to it, what its table is, and what the source has there."""
+"""A PostgreSQL server that is a source: connections to it, what its tables are, and what the source has there."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
@@ -35,17 +35,21 @@ FROM pg_roles, (SELECT current_setting('max_replication_slots')::int AS max) s W
 _PUBLISHED = """
 SELECT p.oid::text || '.' || p.xmin || ' ' || r.oid || '.' || r.xmin,
        p.pubinsert AND p.pubupdate AND p.pubdelete AND p.pubtruncate AND NOT p.pubviaroot,
-       r.prqual IS NULL AND r.prattrs IS NULL, ARRAY[p.xmax::text::bigint, r.xmax::text::bigint]
-FROM pg_publication p LEFT JOIN pg_publication_rel r ON r.prpubid = p.oid AND r.prrelid = %s WHERE p.pubname = %s
+       r.prqual IS NULL AND r.prattrs IS NULL, ARRAY[p.xmax::text::bigint, r.xmax::text::bigint], r.prrelid::bigint
+FROM pg_publication p LEFT JOIN pg_publication_rel r ON r.prpubid = p.oid AND r.prrelid = ANY(%s::oid[])
+WHERE p.pubname = %s
 """
 _ENDED = """
 SELECT coalesce(pg_xact_status((CASE WHEN %(xid)s > next %% 4294967296 THEN next / 4294967296 - 1
                                 ELSE next / 4294967296 END * 4294967296 + %(xid)s)::text::xid8), 'aborted')
 FROM (SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint AS next) now
 """
-_NUMBERS = (
-    "SELECT attname, attnum FROM pg_attribute WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped ORDER BY attnum"
-)
+_NUMBERS = """
+SELECT attrelid::bigint, attname, attnum FROM pg_attribute
+WHERE attrelid = ANY(%s::oid[]) AND attnum > 0 AND NOT attisdropped ORDER BY attnum
+"""
+_KEYED = "SELECT indrelid::bigint FROM pg_index WHERE indisprimary AND indrelid = ANY(%s::oid[])"
+_FILES = "SELECT oid::bigint, relfilenode::bigint FROM pg_class WHERE oid = ANY(%s::oid[])"
 _MAY_PUBLISH = """
 SELECT pg_has_role(c.relowner, 'USAGE') AND has_database_privilege(current_database(), 'CREATE')
 FROM pg_class c WHERE c.oid = %s
@@ -138,13 +142,13 @@ def asking(declared: Postgres, what: str) -> Iterator[None]:
         raise Determinate(said, sqlstate=error.sqlstate) from error
 
 
-def inspect(declared: Postgres) -> Table:
-    """What the table is, once it is certain that it can be followed. Raises InvalidUsage otherwise, with what to do."""
-    with connect(declared) as connection, asking(declared, f"look at the table {declared.table}"):
+def inspect(declared: Postgres) -> dict[str, Table]:
+    """What the tables are, once it is certain that they can be followed. Raises InvalidUsage otherwise."""
+    with connect(declared) as connection, asking(declared, f"look at {', '.join(declared.names)}"):
         _check_server(connection, declared)
-        table = find_table(connection, declared)
-        check_publication(connection, declared, table, declared.publication)
-        return table
+        tables = find_tables(connection, declared)
+        check_publication(connection, declared, tables, declared.publication)
+        return tables
 
 
 def _refused(declared: Postgres, what: str, run: str) -> InvalidUsage:
@@ -169,16 +173,27 @@ def _check_server(connection: psycopg.Connection[Any], declared: Postgres) -> No
             raise _refused(declared, what, run)
 
 
-def find_table(connection: psycopg.Connection[Any], declared: Postgres) -> Table:
-    """The table, once it is certain that its changes tell its rows apart."""
+def find_tables(connection: psycopg.Connection[Any], declared: Postgres) -> dict[str, Table]:
+    """The tables by their names as they are declared, once it is certain that changes tell their rows apart."""
+    found: dict[str, Table] = {}
+    for name in declared.names:
+        table = _find_table(connection, declared, name)
+        if other := next((other for other, one in found.items() if one.oid == table.oid), None):
+            raise InvalidUsage(f"{other!r} and {name!r} are one table: name it once. Nothing was made")
+        found[name] = table
+    return found
+
+
+def _find_table(connection: psycopg.Connection[Any], declared: Postgres, given: str) -> Table:
     try:
-        row = connection.execute(_TABLE, [declared.table]).fetchone()
+        row = connection.execute(_TABLE, [given]).fetchone()
     except psycopg.errors.InvalidName as error:
-        raise InvalidUsage(f"table must be a name as in SQL, such as public.orders: got {declared.table!r}") from error
+        raise InvalidUsage(f"table must be a name as in SQL, such as public.orders: got {given!r}") from error
     if row is None:
         raise NotFound(
-            f"{described(declared)} has no table {declared.table!r}. Say its schema too, such as public.orders",
-            table=declared.table,
+            f"{described(declared)} has no table {given!r}. Say its schema too, such as public.orders; a table of "
+            "another database takes a source of its own",
+            table=given,
         )  # fmt: skip
     oid, schema, relation, kind, persistence, identity, _, may_read, has_policies, _ = row
     columns = connection.execute(COLUMNS.format(oid=oid)).fetchall()
@@ -192,7 +207,11 @@ def find_table(connection: psycopg.Connection[Any], declared: Postgres) -> Table
         (persistence != "p", f"{name} is not in the server's log", f"ALTER TABLE {name} SET LOGGED;"),
         (not may_read, f"the role {user!r} may not read {name}", f"GRANT SELECT ON {name} TO {user};"),
         (has_policies, f"{name} has policies that hide rows", f"ALTER ROLE {user} BYPASSRLS;"),
-        (not table.key, f"{name} has no primary key", f"ALTER TABLE {name} ADD PRIMARY KEY (…);"),
+        (
+            not table.key and identity != "f",
+            f"{name} has no primary key (ALTER TABLE … ADD PRIMARY KEY), and its rows are not whole in the log either",
+            f"ALTER TABLE {name} REPLICA IDENTITY FULL;",
+        ),
         (
             identity not in {"d", "f"}, f"the log tells the rows of {name} not apart by its primary key",
             f"ALTER TABLE {name} REPLICA IDENTITY DEFAULT;",
@@ -208,23 +227,35 @@ def find_table(connection: psycopg.Connection[Any], declared: Postgres) -> Table
 
 
 def check_publication(
-    connection: psycopg.Connection[Any], declared: Postgres, table: Table, publication: str | None
+    connection: psycopg.Connection[Any], declared: Postgres, tables: Mapping[str, Table], publication: str | None
 ) -> None:
-    """Refuse a publication that is not there or does not give all of the table; without one, who may not make it.
+    """Refuse a publication that is not there or does not give all of the tables; without one, who may not make it.
 
-    It has to name the table. Of one for all tables, or for those of a schema, the catalog does not tell whether the
+    It has to name each table. Of one for all tables, or for those of a schema, the catalog does not tell whether a
     table was left out for a while.
     """
-    if publication is None:
-        _check_may_publish(connection, declared, table)
-        return
+    for table in tables.values():
+        if publication is None:
+            _check_may_publish(connection, declared, table, _list_of(tables))
+        else:
+            _check_published(connection, declared, table, publication, _list_of(tables))
+
+
+def _list_of(tables: Mapping[str, Table]) -> str:
+    """The tables as `FOR TABLE` takes them."""
+    return ", ".join(f"ONLY {table.sql}" for table in tables.values())
+
+
+def _check_published(
+    connection: psycopg.Connection[Any], declared: Postgres, table: Table, publication: str, all_tables: str
+) -> None:
     name = sql.Identifier(publication).as_string(None)
-    row = connection.execute(_PUBLISHED, [table.oid, publication]).fetchone()
+    row = connection.execute(_PUBLISHED, [[table.oid], publication]).fetchone()
     if row is None:
         raise _refused(
-            declared, f"there is no publication {name}", f"CREATE PUBLICATION {name} FOR TABLE ONLY {table.sql};"
+            declared, f"there is no publication {name}", f"CREATE PUBLICATION {name} FOR TABLE {all_tables};"
         )
-    published, is_all, is_whole, _ = row
+    published, is_all, is_whole, *_ = row
     if not is_all:
         raise _refused(
             declared, f"the publication {name} leaves out some changes, or gives them another table's name",
@@ -232,29 +263,31 @@ def check_publication(
             "publish_via_partition_root = false);",
         )  # fmt: skip
     if published is None:
-        run = f"CREATE PUBLICATION another FOR TABLE ONLY {table.sql};"
+        run = f"CREATE PUBLICATION another FOR TABLE {all_tables};"
         raise _refused(declared, f"the publication {name} does not name the table {table.sql}", run)
     if not is_whole:
         run = f"ALTER PUBLICATION {name} DROP TABLE {table.sql}; ALTER PUBLICATION {name} ADD TABLE ONLY {table.sql};"
         raise _refused(declared, f"the publication {name} has only some rows or columns of {table.sql}", run)
 
 
-def fetch_published(connection: psycopg.Connection[Any], publication: str, oid: int) -> str:
-    """What `Known.published` is of the table with this id; "" if the publication does not give all of it.
+def fetch_published(connection: psycopg.Connection[Any], publication: str, oids: list[int]) -> dict[int, str]:
+    """What `Known.published` is of the tables with these ids; nothing of one that the publication does not give whole.
 
     SUBTLE: a transaction marks the rows that it replaces (`xmax`) before its end is in the log, and shows what it did
     after that. So what is answered holds for the log up to a place that was asked for *before*. While such a
     transaction is open it is not known where its end will be: raises Determinate.
     """
-    row = connection.execute(_PUBLISHED, [oid, publication]).fetchone()
-    if row is None or row[0] is None or not (row[1] and row[2]):
-        return ""
-    for xid in row[3]:
-        if is_being_changed(connection, xid):
-            raise Determinate(
-                f"the publication {publication} is being changed, by a transaction that is open: it is looked at again"
-            )
-    return str(row[0])
+    found: dict[int, str] = {}
+    for published, is_all, is_whole, replacing, oid in connection.execute(_PUBLISHED, [oids, publication]).fetchall():
+        if published is None or not (is_all and is_whole):
+            continue
+        for xid in replacing:
+            if is_being_changed(connection, xid):
+                raise Determinate(
+                    f"the publication {publication} is being changed, by a transaction that is open: it looks again"
+                )
+        found[oid] = published
+    return found
 
 
 def is_being_changed(connection: psycopg.Connection[Any], xid: int) -> bool:
@@ -262,47 +295,63 @@ def is_being_changed(connection: psycopg.Connection[Any], xid: int) -> bool:
     return bool(xid) and connection.execute(_ENDED, {"xid": xid}).fetchone() != ("aborted",)
 
 
-def fetch_numbers(connection: psycopg.Connection[Any], oid: int) -> dict[str, int]:
-    """The numbers of the columns of a table, by name."""
-    return dict(connection.execute(_NUMBERS, [oid]).fetchall())
+def fetch_numbers(connection: psycopg.Connection[Any], oids: list[int]) -> dict[int, dict[str, int]]:
+    """The numbers of the columns of tables, by name."""
+    found: dict[int, dict[str, int]] = {oid: {} for oid in oids}
+    for oid, name, number in connection.execute(_NUMBERS, [oids]).fetchall():
+        found[oid][name] = number
+    return found
 
 
-def look(declared: Postgres, id_: str) -> Known:
-    """What the table and the publication of a source are now. Raises InvalidUsage if it does not give all of it."""
+def fetch_keyed(connection: psycopg.Connection[Any], oids: list[int]) -> set[int]:
+    """Which of the tables with these ids have a primary key."""
+    return {oid for (oid,) in connection.execute(_KEYED, [oids]).fetchall()}
+
+
+def look(declared: Postgres, id_: str) -> dict[str, Known]:
+    """What the tables and the publication of a source are now. Raises InvalidUsage if it does not give all of them."""
     with connect(declared) as connection, asking(declared, "look at the publication"):
-        return _known(connection, declared, id_, find_table(connection, declared))
+        return _known(connection, declared, id_, find_tables(connection, declared))
 
 
-def _known(connection: psycopg.Connection[Any], declared: Postgres, id_: str, table: Table) -> Known:
-    publication = publication_of(declared, id_)
-    check_publication(connection, declared, table, publication)
-    row = connection.execute("SELECT relfilenode::bigint FROM pg_class WHERE oid = %s", [table.oid]).fetchone()
-    file = row[0] if row else 0  # SUBTLE: before the numbers. A column that comes in between is a new one
-    return Known(fetch_published(connection, publication, table.oid), fetch_numbers(connection, table.oid), file)
+def _known(
+    connection: psycopg.Connection[Any], declared: Postgres, id_: str, tables: Mapping[str, Table]
+) -> dict[str, Known]:
+    publication, oids = publication_of(declared, id_), [table.oid for table in tables.values()]
+    check_publication(connection, declared, tables, publication)
+    # SUBTLE: the files before the numbers. A column that comes in between is a new one
+    files = dict(connection.execute(_FILES, [oids]).fetchall())
+    published, numbers = fetch_published(connection, publication, oids), fetch_numbers(connection, oids)
+    return {
+        name: Known(published.get(table.oid, ""), numbers[table.oid], files.get(table.oid, 0), keyless=not table.key)
+        for name, table in tables.items()
+    }
 
 
-def _check_may_publish(connection: psycopg.Connection[Any], declared: Postgres, table: Table) -> None:
+def _check_may_publish(
+    connection: psycopg.Connection[Any], declared: Postgres, table: Table, all_tables: str
+) -> None:  # fmt: skip
     row = connection.execute(_MAY_PUBLISH, [table.oid]).fetchone()
     if row is None or not row[0]:
         raise _refused(
             declared, f"the role {connection.info.user!r} may not publish {table.sql}: that takes its owner, with "
             "CREATE on the database. Let them make a publication, and declare the source with it",
-            f"CREATE PUBLICATION persist FOR TABLE ONLY {table.sql};",
+            f"CREATE PUBLICATION persist FOR TABLE {all_tables};",
         )  # fmt: skip
 
 
-def make(declared: Postgres, id_: str, timeout_s: float) -> Known:
+def make(declared: Postgres, id_: str, timeout_s: float) -> dict[str, Known]:
     """Make the publication, then the slot. What is there already is left as it is.
 
     What the publication is, is asked for before the slot and the first snapshot are made: so it is so behind these.
     """
     slot, name = slot_of(id_), sql.Identifier(slot_of(id_)).as_string(None)
     with connect(declared) as connection, asking(declared, "make the replication slot"):
-        table = find_table(connection, declared)
+        tables = find_tables(connection, declared)
         if declared.publication is None and not _has(connection, "pg_publication WHERE pubname", slot):
             with _unless_there():
-                connection.execute(plain_sql(f"CREATE PUBLICATION {name} FOR TABLE ONLY {table.sql}"))
-        known = _known(connection, declared, id_, table)
+                connection.execute(plain_sql(f"CREATE PUBLICATION {name} FOR TABLE {_list_of(tables)}"))
+        known = _known(connection, declared, id_, tables)
         if _has(connection, "pg_replication_slots WHERE slot_name", slot):
             return known
         connection.execute("SELECT set_config('statement_timeout', %s, false)", [str(max(1, int(timeout_s * 1000)))])

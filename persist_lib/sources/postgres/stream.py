@@ -1,4 +1,4 @@
-"""The changes of one table as the server's log has them, transaction by transaction, by a copy of the source's slot.
+"""The changes of some tables as the server's log has them, transaction by transaction, by a copy of the source's slot.
 
 The copy is temporary: it ends with its connection. So any number of instances read at once, each by a copy, while the
 source's own slot keeps what they need. An address is the place of a commit in the log. The places of commits go up in
@@ -22,9 +22,8 @@ from persist_lib.config import MIB
 from persist_lib.errors import Gone
 from persist_lib.kernel.columns import array_of
 from persist_lib.sources.postgres.kind import Postgres
-from persist_lib.sources.postgres.log_messages import LogMessages, Transaction
+from persist_lib.sources.postgres.log_messages import Change, Logged, LogMessages, Transaction
 from persist_lib.sources.postgres.server import (
-    Table,
     asking,
     connect,
     lsn_text,
@@ -108,10 +107,8 @@ class Wire:
 class Stream:
     """The log from a place on."""
 
-    def __init__(
-        self, declared: Postgres, id_: str, table: Table, start: int, numbers: Mapping[str, int] | None = None
-    ) -> None:
-        self._log = LogMessages(table.oid, start, numbers or {})
+    def __init__(self, declared: Postgres, id_: str, tables: Mapping[int, Logged], start: int) -> None:
+        self._log = LogMessages(tables, start)
         self._wire = Wire(declared)
         try:
             self._begin(declared, id_, start)
@@ -133,10 +130,10 @@ class Stream:
         )
         if parse_lsn(confirmed) > start:
             raise Gone(
-                f"the slot {slot} is at {lsn_text(parse_lsn(confirmed))}, and changes of {declared.table} from "
+                f"the slot {slot} is at {lsn_text(parse_lsn(confirmed))}, and changes of {declared.partition} from "
                 f"{lsn_text(start)} on are still needed: it was moved. Nothing of them was written. Begin again "
                 "by `persist source reset`",
-                partition=declared.table, address=start,
+                partition=declared.partition, address=start,
             )  # fmt: skip
         publication = publication_of(declared, id_).replace('"', '""').replace("'", "''")
         wire.start(
@@ -147,12 +144,12 @@ class Stream:
     def receive(self, wait_s: float, *, asks: bool) -> Iterator[Transaction]:
         """Yield the transactions that are there; if there is nothing, wait for something.
 
-        If it `asks`, the server says how far it is. Those without changes of the table are left out. Raises
+        If it `asks`, the server says how far it is. Those without changes of the tables are left out. Raises
         Determinate if the connection broke.
         """
         self._wire.report(self.reached, asks=asks)
         for data in self._wire.receive(wait_s):
-            if (done := self._log.take(data)) is not None and done.values:
+            if (done := self._log.take(data)) is not None and done.changes:
                 yield done
 
     def close(self) -> None:
@@ -162,29 +159,36 @@ class Stream:
 def messages_of(transactions: list[Transaction]) -> Iterator[pa.Table]:
     """Tables of some transactions; one that is large may be in several."""
     addresses: list[int] = []
-    values: list[bytes] = []
-    headers: list[str] = []
+    changes: list[Change] = []
     size = 0
     for one in transactions:
-        for value, header in zip(one.values, one.headers, strict=True):
+        for change in one.changes:
             addresses.append(one.address)
-            values.append(value)
-            headers.append(header)
-            size += len(value)
+            changes.append(change)
+            size += len(change.value)
             if size >= TABLE_BYTES:
-                yield _listed(addresses, values, headers)
-                addresses, values, headers, size = [], [], [], 0
-    if values:
-        yield _listed(addresses, values, headers)
+                yield _listed(addresses, changes)
+                addresses, changes, size = [], [], 0
+    if changes:
+        yield _listed(addresses, changes)
 
 
-def _listed(addresses: list[int], values: list[bytes], headers: list[str]) -> pa.Table:
-    known = {header: place for place, header in enumerate(dict.fromkeys(headers))}
-    places = np.fromiter((known[header] for header in headers), np.int32, len(headers))
-    return message_table(np.array(addresses, np.uint64), pa.array(values, pa.binary()), places, list(known))
+def _listed(addresses: list[int], changes: list[Change]) -> pa.Table:
+    values = pa.array([change.value for change in changes], pa.binary())
+    headers, tables = (_named([getattr(change, name) for change in changes]) for name in ("header", "table"))
+    return message_table(np.array(addresses, np.uint64), values, headers, tables)
 
 
-def message_table(addresses: Any, values: pa.Array, places: Any, headers: list[str]) -> pa.Table:
-    """Messages as a table; `places` says which header is whose."""
-    header = pa.DictionaryArray.from_arrays(array_of(places), pa.array(headers, pa.string()))
-    return pa.table([array_of(addresses), values, header], schema=pa.schema([ADDRESS, VALUE, ("header", header.type)]))
+def _named(texts: list[str]) -> pa.DictionaryArray:
+    """Texts of which few differ."""
+    known = {text: place for place, text in enumerate(dict.fromkeys(texts))}
+    places = np.fromiter((known[text] for text in texts), np.int32, len(texts))
+    return pa.DictionaryArray.from_arrays(array_of(places), pa.array(list(known), pa.string()))
+
+
+def message_table(
+    addresses: Any, values: pa.Array, headers: pa.DictionaryArray, tables: pa.DictionaryArray
+) -> pa.Table:  # fmt: skip
+    """Messages as a table. Their partitions are the tables that they are about."""
+    fields = [ADDRESS, VALUE, ("header", headers.type), ("partition", tables.type)]
+    return pa.table([array_of(addresses), values, headers, tables], schema=pa.schema(fields))

@@ -37,6 +37,7 @@ class Texts(NamedTuple):
     """
 
     has_new: Flags
+    is_update: Flags
     has_old: Flags
     is_whole: Flags
     empties: Flags
@@ -75,7 +76,7 @@ def copied_texts(values: pa.Array, columns: int) -> Texts:
     nothing = pa.nulls(count, pa.large_binary())
     new = [table.column(name).combine_chunks() for name in names]
     new = [column.chunk(0) if isinstance(column, pa.ChunkedArray) else column for column in new]
-    return Texts(yes, no, no, no, new, [no] * columns, [nothing] * columns)
+    return Texts(yes, no, no, no, no, new, [no] * columns, [nothing] * columns)
 
 
 def _read_copied(data: pa.Buffer, names: list[str]) -> pa.Table:
@@ -123,7 +124,7 @@ def changed_texts(values: pa.Array, columns: int) -> Texts:
         unchanged.append(flags)
     is_whole = has_old & (mark == OLD)
     return Texts(
-        has_new, has_old, is_whole, empties,
+        has_new, is_update, has_old, is_whole, empties,
         [_taken(buffer, count, changed, new, n) for n in range(columns)], unchanged,
         [_taken(buffer, count, which, old, n) for n in range(columns)],
     )  # fmt: skip

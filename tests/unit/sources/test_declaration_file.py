@@ -52,6 +52,16 @@ def test_what_is_written_declares_the_same(
     assert Declaration(reader=reader, schema=schema, **terms) == declared  # type: ignore[arg-type]
 
 
+def test_the_columns_of_several_tables_are_written_instead_of_those_of_one() -> None:
+    kind = Postgres(url="postgresql://h/d", tables=("a.t", 'a."U"'))
+    tables = {"a.t": SCHEMA, 'a."U"': SCHEMA.add({"more": "string"})}
+    declared = Declaration(
+        reader=kind, decoding=kind.default_decoding(), meaning=kind.default_meaning(), schema=SCHEMA, tables=tables
+    )
+    reader, schema, terms = parse(tomllib.loads(written(declared)))
+    assert (reader, schema, terms["tables"]) == (kind, None, tables)
+
+
 def test_each_kind_is_written() -> None:
     assert {type(kind) for kind, _, _ in ALL} == set(KINDS.values())
 
@@ -97,6 +107,8 @@ WRONG = {
     f"{READER}[schema]\nkey = {{a = 1}}": "schema.key is {'a': 1}, and has to be a table, each a text",
     f"{READER}[schema]\nkey = {{a = 'int65'}}": "schema: ",
     f"{READER}[schema]\ntimes = 'ms'": "there is no key schema.times.",
+    f"{READER}[tables]\n'a.t' = 3": 'tables."a.t" is 3, and has to be a table',
+    f"{READER}[tables.'a.t'.value]\na = 'int64'": 'tables."a.t".key is missing',
 }
 
 

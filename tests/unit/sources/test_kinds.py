@@ -127,6 +127,23 @@ def test_what_earlier_releases_stored_is_read_and_is_what_is_stored(kind: Kind, 
     assert decode("n", body) == record
 
 
+def test_what_is_stored_of_several_tables_is_refused_by_earlier_releases_and_read_by_this_one() -> None:
+    schema = msgspec.structs.replace(SCHEMA, times="ms")
+    kind = Postgres(url="postgresql://h/d", tables=("a.t", "a.u"))
+    record = SourceRecord(
+        v=4, id="s1", name="n", reader=kind, decoding=Decoding(), meaning=Meaning(), schema=schema,
+        tables={"a.t": schema, "a.u": schema}, known={"a.t": Known("1.2 3.4", {"id": 1}, 5, {"id": 9}, keyless=True)},
+    )  # fmt: skip
+    form = '[[["id","int64",false]],[["word","string",true]],"columns","ms"]'
+    body = (
+        '{"decoding":{},"id":"s1","known":{"a.t":{"added":{"id":9},"columns":{"id":1},"file":5,"keyless":true,'
+        '"published":"1.2 3.4"}},"meaning":{},"name":"n","reader":{"tables":["a.t","a.u"],"type":"postgres",'
+        f'"url":"postgresql://h/d"}},"schema":{form},"tables":{{"a.t":{form},"a.u":{form}}},"v":4}}'
+    )
+    assert encode(record) == body
+    assert decode("n", body) == record
+
+
 @pytest.mark.parametrize(
     ("was", "is_", "says"),
     [('"type":"collection"', '"type":"tape"', "tape"), ('"upsert"', '"upset"', "envelope must be")],

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -16,16 +17,20 @@ import pytest
 import persist_lib as persist
 from persist_lib.errors import Corrupt, SchemaChanged
 from persist_lib.kernel.columns import array_of
+from persist_lib.kernel.packing import packed
 from persist_lib.sources.decoding import Decoding
 from persist_lib.sources.envelopes import Meaning
 from persist_lib.sources.pipeline import Pipeline
 from persist_lib.sources.postgres.columns import Column, Header, arrow_type, fits
+from persist_lib.sources.postgres.snapshot import Beginning, Snapshot, copied_messages
 from persist_lib.sources.postgres.tuples import typed
 
 SCHEMA = persist.Schema(key={"id": "int32 not null"}, value={"word": "string", "count": "int64"}, times="ms")
+WHOLE = persist.Schema(key={"id": "int32", "word": "string", "count": "int64"}, times="ms")
 INT4, INT8, TEXT = 23, 20, 25
 COLUMNS = (Column("id", INT4, -1, True), Column("word", TEXT, -1, False), Column("count", INT8, -1, False))
 HEADER = Header(COLUMNS)
+KEYLESS = Header(tuple(column._replace(is_key=True) for column in COLUMNS))
 UNCHANGED = object()
 Values = Sequence[object]
 Message = tuple[bytes, bool]
@@ -78,17 +83,18 @@ def messages(values: Sequence[bytes], times: Sequence[int], headers: Sequence[He
 class Output:
     """What an output has, window after window."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, *, keyless: bool = False, **options: Any) -> None:
         decoding = Decoding(decoder="pgoutput", **{"extra": "ignore", **options})
-        self.pipeline = Pipeline(decoding, Meaning(envelope="changes"), SCHEMA)
+        schema, self.keyless = WHOLE if keyless else SCHEMA, keyless
+        self.pipeline = Pipeline(decoding, Meaning(envelope="changes"), schema, keyless=keyless)
         self.rows: Counter[tuple[object, ...]] = Counter()
         self.history: list[tuple[int, tuple[object, ...], int]] = []
         self.errors: list[tuple[int, str]] = []
 
     def lookup(self, keys: pa.Table | None) -> pa.Table:
         wanted = None if keys is None else set(keys.column("id").to_pylist())
-        assert min(self.rows.values(), default=1) == 1
-        rows = [row for row in self.rows if wanted is None or row[0] in wanted]
+        assert self.keyless or min(self.rows.values(), default=1) == 1
+        rows = [row for row in self.rows.elements() if wanted is None or row[0] in wanted]
         columns = [pa.array([row[n] for row in rows], field.type) for n, field in enumerate(SCHEMA.data)]
         return pa.table([*columns, pa.array([1] * len(rows), pa.int64())], names=[*SCHEMA.names, "_diff"])
 
@@ -166,6 +172,90 @@ def test_changes_make_the_table_at_every_time_however_they_are_cut(seed: int, fu
         assert min(found.values(), default=0) >= 0
 
 
+def deleted(*values: object) -> bytes:
+    return b"D" + struct.pack(">I", 7) + b"O" + row_bytes(values)
+
+
+class Bag:
+    """A table without a primary key that writes the log of what is done to it."""
+
+    def __init__(self, dice: random.Random) -> None:
+        self.dice = dice
+        self.rows: list[tuple[object, ...]] = []
+        self.log: list[bytes] = []
+
+    def row(self) -> tuple[object, ...]:
+        dice = self.dice
+        return dice.choice([None, 1, 2]), dice.choice(["a", None]), dice.choice([None, 5])
+
+    def act(self) -> None:
+        what = self.dice.random()
+        if what < 0.04:
+            self.rows.clear()
+            self.log.append(TRUNCATE)
+        elif what < 0.5 or not self.rows:
+            self.rows.append(self.row())
+            self.log.append(insert(*self.rows[-1]))
+        elif what < 0.75:
+            self.log.append(deleted(*self.rows.pop(self.dice.randrange(len(self.rows)))))
+        else:
+            place, new = self.dice.randrange(len(self.rows)), self.row()
+            old, sent = self.rows[place], list(new)
+            if new[1] == old[1] is not None:
+                sent[1] = UNCHANGED
+            self.rows[place] = new
+            self.log.append(update(*sent, whole=old))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_rows_without_a_key_are_counted_at_every_time_however_changes_are_cut(seed: int) -> None:
+    dice = random.Random(seed)
+    bag, times, truth = Bag(dice), list[int](), dict[int, Counter[tuple[object, ...]]]()
+    time = 1000
+    for _ in range(60):
+        bag.act()
+        times.append(time)
+        truth[time] = Counter(bag.rows)
+        time += dice.random() < 0.4
+    whole, cut = Output(keyless=True), Output(keyless=True)
+    every = messages(bag.log, times, [KEYLESS] * len(times))
+    whole.apply(every)
+    for start in range(len(times)):
+        if start == 0 or times[start] != times[start - 1]:
+            cut.apply(every.slice(start, times.count(times[start])))
+    assert whole.errors == cut.errors == []
+    assert sorted(whole.history, key=repr) == sorted(cut.history, key=repr)
+    for at, rows in truth.items():
+        found: Counter[tuple[object, ...]] = Counter()
+        for when, row, diff in whole.history:
+            if when <= at:
+                found[row] += diff
+        assert +found == rows
+        assert min(found.values(), default=0) >= 0
+
+
+def test_a_bad_row_without_a_key_is_an_error_when_it_comes_and_nothing_when_it_goes() -> None:
+    log = [
+        insert(1, "a", "oops"),
+        update(1, UNCHANGED, 5, whole=(1, "a", "oops")),
+        update(1, "b", "no", whole=(1, "a", 5)),
+    ]
+    output = Output(keyless=True)
+    output.apply(messages([*log, deleted(1, "b", "no")], [10, 20, 30, 40], [KEYLESS] * 4))
+    assert [address for address, _ in output.errors] == [100, 102]
+    assert output.history == [(20, (1, "a", 5), 1), (30, (1, "a", 5), -1)]
+
+
+@pytest.mark.parametrize("message", [update(1, "a", 5), update(1, "a", 5, key=2), delete(1)])
+def test_a_change_without_the_whole_row_that_goes_stops_a_source_of_a_table_without_a_key(message: bytes) -> None:
+    output = Output(keyless=True)
+    with pytest.raises(SchemaChanged, match="t at 101 on its rows are not whole in the log"):
+        output.apply(messages([insert(1, "a", 5), message], [10, 20], [KEYLESS] * 2))
+    with pytest.raises(SchemaChanged, match="told apart by"):
+        output.apply(messages([insert(1, "a", 5)], [10]))
+    assert not output.rows
+
+
 @pytest.mark.parametrize("cut", [False, True])
 def test_a_row_that_is_bad_is_an_error_and_not_in_the_output_until_it_is_whole_again(cut: bool) -> None:
     log = [
@@ -191,6 +281,16 @@ def test_a_copy_is_read_exactly() -> None:
     rows = [(1, 'a "b",\n\\N', None), (2, "", -5), (3, None, 7), (4, "\r\n", None), (5, "ü", None)]
     assert output.rows == Counter(rows)
     assert not output.errors
+
+
+def test_a_snapshot_of_an_earlier_release_is_read_as_that_of_its_one_table() -> None:
+    beginning = b'{"lsn":9,"check":"1 1 7","header":{"columns":[["id",23,-1,true]],"copied":true}}'
+    lines = packed(pa.table({"line": pa.array([b'"1"\n', b'"2"\n'])}), "zstd")
+    chosen = Snapshot(msgspec.json.decode(beginning, type=Beginning), iter([lines]))
+    (found,) = copied_messages(chosen, ["public.t"])
+    rows = [tuple(row[name] for name in ("partition", "address", "value")) for row in found.to_pylist()]
+    assert rows == [("public.t", 8, b'"1"\n'), ("public.t", 8, b'"2"\n')]
+    assert msgspec.json.encode(chosen.beginning) == beginning
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,8 @@ REGISTRY: list[Fields] = [
 TRANSACTIONS: list[Fields] = [{"topic": ""}, {"collections": ["a"]}, {"in_order": 1}, {"remembered": -1}]
 POSTGRES: list[Fields] = [
     {"url": "mysql://x"}, {"url": ""}, {"table": ""}, {"table": 7}, {"publication": ""}, {"most_retained": 0},
+    {"table": None}, {"tables": ("a.u",)}, {"table": None, "tables": ["a.u"]}, {"table": None, "tables": (1,)},
+    {"table": None, "tables": ("a.u", "a.u")}, {"table": None, "tables": ("a.u", 'a."u"')},
 ]  # fmt: skip
 APART: list[tuple[Callable[[], object], str | None]] = [
     *((partial(Files, **{"place": ".", "format": "csv", **wrong}), None) for wrong in FILES),
