@@ -89,7 +89,7 @@ def parse_partial(schema: Schema, rows: object, filling: Filling | None = None) 
     values = {column.name for column in schema.value if not column.is_dropped}
     absent = {name for piece in held for name in _absent(values, piece)}
     if not absent:
-        return parse_rows(schema, held, filling=filling)
+        return parse_rows(schema, held[0] if len(held) == 1 else held, filling=filling)
     loose = tuple(
         msgspec.structs.replace(column, nullable=column.nullable or column.name in absent) for column in schema.value
     )
