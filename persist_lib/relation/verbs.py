@@ -244,8 +244,8 @@ class Verbs(OrderedWriter[Brought, Done], Generic[Brought, Basis, Done, Counted]
         SUBTLE: the first attempt of a repeated call may come through at any moment, also between two steps of the
         repetition. So a token that is found open is sent only at an upper that is still its lower. Where upper has
         moved since, it is judged again, and not replaced by a fresh one.
-        Where nobody else writes, the first attempt reads nothing: it loses its race if what this process knows is not
-        the newest. Errors, and that there is nothing to change, are told of the newest contents alone.
+        Where no other process writes, the first attempt reads nothing: it loses its race if what this process knows is
+        not the newest. Errors, and that there is nothing to change, are of the newest contents alone.
         """
         # Constraints are checked where it is appended, and what breaks one must be in the newest contents.
         may_guess = known is None and not is_dry and (call.is_checked or not self.schema.constraints)

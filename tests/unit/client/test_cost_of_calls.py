@@ -117,7 +117,7 @@ def test_a_call_at_the_next_time_looks_first_only_where_others_may_have_written(
             assert counted.classes(lambda word=word: write.upsert([{"id": 1, "word": word}]))[1] == COMMIT
         assert counted.classes(lambda: write.append_now([{"id": 2, "word": "a"}]))[1] == COMMIT
         for again in (lambda: write.upsert([{"id": 1, "word": "c"}]), lambda: write.append_now([])):
-            assert counted.classes(again)[1] == LOOK, "that there is nothing to do is told of the newest contents"
+            assert counted.classes(again)[1] == LOOK, "there is nothing to do by the newest contents"
         assert counted.classes(lambda: write.upsert(put, dry_run=True))[1] == LOOK
         with other.open_writer("s", CLOCK) as stranger:
             stranger.upsert([{"id": 1, "word": "d"}])
@@ -130,7 +130,7 @@ def test_a_call_at_the_next_time_looks_first_only_where_others_may_have_written(
             assert snapshot.to_pylist() == [{"id": 1, "word": "b"}, {"id": 2, "word": "a"}]
 
 
-def test_no_error_is_told_of_contents_that_another_process_has_changed() -> None:
+def test_no_error_is_of_contents_that_another_process_has_changed() -> None:
     counted = Counted(persist.Config())
     other = persist.open(counted.recording.location, runtime=Runtime(background=False))
     unique = persist.Schema(SCHEMA.key, SCHEMA.value, times="ms", unique=True)
