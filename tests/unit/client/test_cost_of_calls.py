@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +115,7 @@ def test_a_call_at_the_next_time_looks_first_only_where_others_may_have_written(
         put = [{"id": 1, "word": "a"}]
         assert counted.classes(lambda: write.upsert(put))[1] == COMMIT + COMMIT, "it registers with its first"
         for word in "bc":
-            assert counted.classes(lambda word=word: write.upsert([{"id": 1, "word": word}]))[1] == COMMIT
+            assert counted.classes(partial(write.upsert, [{"id": 1, "word": word}]))[1] == COMMIT
         assert counted.classes(lambda: write.append_now([{"id": 2, "word": "a"}]))[1] == COMMIT
         for again in (lambda: write.upsert([{"id": 1, "word": "c"}]), lambda: write.append_now([])):
             assert counted.classes(again)[1] == LOOK, "there is nothing to do by the newest contents"

@@ -9,6 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -1167,8 +1168,7 @@ def test_a_small_append_costs_what_a_shards_does(world: World) -> None:
     for one in (table.append, write.append_now):
         one(rows(1))
     own, through = (
-        min(functions_of(lambda one=one: one(rows(2))).total() for _ in range(5))
-        for one in (write.append_now, table.append)
+        min(functions_of(partial(one, rows(2))).total() for _ in range(5)) for one in (write.append_now, table.append)
     )
     assert through <= 1.05 * own, (through, own)
 
