@@ -54,12 +54,12 @@ class Antichain(msgspec.Struct, frozen=True, array_like=True, eq=True, forbid_un
 
     def is_before(self, time: int) -> bool:
         """Whether `time` is at or beyond this frontier: updates at `time` may still come."""
-        time = parse_time(time, "time")
+        time = time if type(time) is int and 0 <= time <= MAX_TIME else parse_time(time, "time")
         return self.time is not None and self.time <= time
 
     def has_passed(self, time: int) -> bool:
         """Whether `time` lies strictly below this frontier, so that it is complete."""
-        time = parse_time(time, "time")
+        time = time if type(time) is int and 0 <= time <= MAX_TIME else parse_time(time, "time")
         return self.time is None or time < self.time
 
     def meet(self, other: Antichain) -> Antichain:

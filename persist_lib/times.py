@@ -25,7 +25,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from persist_lib.arguments import is_of, native, parse_integer, shown
 from persist_lib.errors import InvalidUsage
-from persist_lib.frontier import MAX_TIME, TOP, Antichain, at, parse_time
+from persist_lib.frontier import MAX_TIME, TOP, Antichain, parse_time
 
 Unit: TypeAlias = Literal["ms", "us"]
 TimeLike: TypeAlias = "int | str | dt.date | Any"
@@ -114,8 +114,8 @@ class Times:
                 self._time(value.time, what, _BEYOND_S, rounds=False)
             return value
         if isinstance(value, (list, tuple)) and len(value) < 2:
-            return at(self._time(value[0], what, _BEYOND_S, rounds=False)) if value else TOP
-        return at(self._time(value, what, _BEYOND_S, rounds=False))
+            return Antichain(self._time(value[0], what, _BEYOND_S, rounds=False)) if value else TOP
+        return Antichain(self._time(value, what, _BEYOND_S, rounds=False))
 
     def distance(self, value: object, what: str) -> int:
         """A length of time as a number of times: an integer, or where times are a clock also a duration."""

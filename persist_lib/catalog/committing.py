@@ -122,9 +122,16 @@ class Committing(Writing):
         )
         return Verdict("unknown", None, why)
 
+    def _likely_turn(self) -> Turn[Active] | None:
+        kept = self._kept(is_likely=True)
+        return None if kept is None else self._turn_of(*kept)
+
     def _next_turn(self, deadline: Deadline) -> Turn[Active]:
         active = self._active()
-        upper, rendition = self._upper_to_change(active.span, deadline), active.span.rendition
+        return self._turn_of(active, self._upper_to_change(active.span, deadline))
+
+    def _turn_of(self, active: Active, upper: Antichain) -> Turn[Active]:
+        rendition = active.span.rendition
         machines = [self._place(name).machine for name in rendition.names]
         places = [(machine, machine.version) for machine in machines]
         return Turn(upper, places, partial(routed, rendition), active)

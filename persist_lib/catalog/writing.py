@@ -130,8 +130,10 @@ class Writing(Verbs[pa.Table, Active, Written, Written]):
         self._entered = span.command if at(span.start) <= upper else ""
         return Active(timeline, span, timeline)
 
-    def _kept(self) -> tuple[Active, Antichain] | None:
+    def _kept(self, *, is_likely: bool = False) -> tuple[Active, Antichain] | None:
         """The same, and the collection's upper, where a promise that was read before says it: it is a fact for ever.
+
+        With `is_likely`, its upper is what this process knows, if no other process seems to write; nothing is read.
 
         SUBTLE: only while upper is below that promise. Where upper is at it, a handover may have taken the writes
         elsewhere, and the collection may have come further there.
@@ -142,8 +144,13 @@ class Writing(Verbs[pa.Table, Active, Written, Written]):
         for span in timeline.spans:
             if span.command == self._entered:
                 names = span.rendition.names
-                known = min(self.client.machine(name).upper for name in names)
-                if known < timeline.upper and _is_promised(timeline, span, upper := meet(self.client, names)):
+                machines = [self.client.machine(name) for name in names]
+                uppers = {machine.upper for machine in machines}
+                if is_likely and not (len(uppers) == 1 and all(machine.alone_at for machine in machines)):
+                    return None
+                if (known := min(uppers)) >= timeline.upper:
+                    continue
+                if _is_promised(timeline, span, upper := known if is_likely else meet(self.client, names)):
                     return Active(timeline, span), upper
         return None
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 from persist_lib.arguments import is_of, native, shown
 from persist_lib.convert.codecs import as_mappings, canonical_column, canonical_json, exact_json
 from persist_lib.convert.filling import Filling
-from persist_lib.convert.rows import pieces
+from persist_lib.convert.rows import FEW, pieces
 from persist_lib.convert.updates import iter_updates, null_refused
 from persist_lib.errors import InvalidUsage
 from persist_lib.schema.empty import empty_table
@@ -35,7 +35,7 @@ def parse_keys(schema: Schema, keys: object) -> pa.Table:
     arranged = keys if _has_columns(keys) else _key_rows(schema, keys)
     tables = list(iter_updates(only, arranged, time=0))
     for table in tables:
-        _check_ones(table, "keys")
+        _check_ones(table, "keys", (DIFF, 1), (TIME, 0))
     found = _joined(only.data, tables)
     if schema.codec != "json":
         return found
@@ -68,7 +68,7 @@ def parse_rows(schema: Schema, rows: object, *, whole: bool = True, filling: Fil
     """
     tables = list(without_times(schema, rows, whole=whole, filling=filling))
     for table in tables:
-        _check_ones(table, "rows")
+        _check_ones(table, "rows", (DIFF, 1))
     return _joined(schema.data, tables)
 
 
@@ -89,7 +89,7 @@ def parse_partial(schema: Schema, rows: object, filling: Filling | None = None) 
     values = {column.name for column in schema.value if not column.is_dropped}
     absent = {name for piece in held for name in _absent(values, piece)}
     if not absent:
-        return parse_rows(schema, held, filling=filling)
+        return parse_rows(schema, held[0] if len(held) == 1 else held, filling=filling)
     loose = tuple(
         msgspec.structs.replace(column, nullable=column.nullable or column.name in absent) for column in schema.value
     )
@@ -162,8 +162,8 @@ def _joined(columns: pa.Schema, tables: list[pa.Table]) -> pa.Table:
     return pa.concat_tables([empty_table(columns), *(table.select(columns.names) for table in tables)])
 
 
-def _check_ones(table: pa.Table, what: str) -> None:
-    for name, only in ((DIFF, 1), (TIME, 0)):
+def _check_ones(table: pa.Table, what: str, *wanted: tuple[str, int]) -> None:
+    for name, only in wanted:
         if (row := _first_other(table, name, only)) is not None:
             raise InvalidUsage(
                 f"{what} have no {TIME}, and no {DIFF} other than 1, as each is meant once and now; found {name} "
@@ -174,6 +174,8 @@ def _check_ones(table: pa.Table, what: str) -> None:
 
 def _first_other(table: pa.Table, name: str, only: int) -> int | None:
     """The first row whose column has another value; None if there is none."""
+    if table.num_rows <= FEW:  # Arrow's and numpy's own cost is larger than this
+        return next((row for row, value in enumerate(table.column(name).to_pylist()) if value != only), None)
     # By DLPack, as `to_numpy` would import pandas. Neither column has nulls.
     chunks = [np.from_dlpack(chunk) for chunk in table.column(name).chunks]
     others = np.flatnonzero(np.concatenate(chunks) != only) if chunks else np.empty(0)

@@ -158,7 +158,10 @@ def least_for_batches(batches: Iterable[Batch]) -> int:
 
 def least_for_writers(writers: Iterable[Writer | None]) -> int:
     """The oldest format that can store these writers."""
-    return OWNERS if any(writer is not None and (writer.owner or writer.staged) for writer in writers) else FIRST
+    for writer in writers:
+        if writer is not None and (writer.owner or writer.staged):
+            return OWNERS
+    return FIRST
 
 
 def least_for_state(state: State) -> int:
@@ -186,8 +189,15 @@ def stored_fields(state: State) -> int:
 
 def needed(command: str, diff: StateDiff) -> int:
     """The oldest format that can store this command and diff."""
-    fields = [since for name, since in DIFF_FIELDS.items() if getattr(diff, name)]
-    added = () if diff.trace is None else diff.trace.added
-    batches = least_for_batches((*added, *(one for one in diff.contents or () if one is not None)))
-    writers = least_for_writers([writer for _, *both in diff.writers for writer in both])
-    return max([FIRST, COMMANDS.get(command, FIRST), batches, writers, *fields, *map(least_for, diff.schemas)])
+    # Loops, as each row that is written or read comes here.
+    least = COMMANDS.get(command, FIRST)
+    for name, since in DIFF_FIELDS.items():
+        if since > least and getattr(diff, name):
+            least = since
+    if diff.trace is not None:
+        least = max(least, least_for_batches(diff.trace.added))
+    if diff.contents is not None:
+        least = max(least, least_for_batches([one for one in diff.contents if one is not None]))
+    if diff.writers:
+        least = max(least, least_for_writers([writer for _, *both in diff.writers for writer in both]))
+    return max(least, *map(least_for, diff.schemas)) if diff.schemas else least

@@ -59,7 +59,9 @@ def changed_pins(diff: StateDiff, new: State) -> list[str]:
     """What is wrong with the pins that `diff` may have broken: all, if it changed one, or those of lost garbage."""
     if diff.pins:
         return problems(new)
-    gone = {key for key, _, after in diff.garbage if after is None} if new.pins else set()
+    if not (new.pins and diff.garbage):
+        return []
+    gone = {key for key, _, after in diff.garbage if after is None}
     return [f"{key} is pinned, and no garbage any more" for key in sorted(gone & pinned(new).keys())]
 
 

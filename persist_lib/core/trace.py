@@ -11,7 +11,7 @@ from persist_lib.core import refusals as r
 from persist_lib.core.diff import TraceEdit
 from persist_lib.core.state import Batch, Garbage, Part, State
 from persist_lib.core.sums import Sums, total
-from persist_lib.frontier import MAX_TIME, Antichain
+from persist_lib.frontier import MAX_TIME
 from persist_lib.ids import PartKey, SeqNo, uploader_of
 
 CHUNK_BYTES = 8 * 1024 * 1024
@@ -68,8 +68,6 @@ def batch_problems(batch: Batch, state: State) -> list[str]:
     found = []
     if not batch.lower < batch.upper:
         found.append(f"bounds [{batch.lower}, {batch.upper}) are empty")
-    if not (is_encodable(batch.lower) and is_encodable(batch.upper) and is_encodable(batch.since)):
-        found.append(f"bounds [{batch.lower}, {batch.upper}) or since {batch.since} are no times")
     if batch.count < 0 or (batch.count == 0) != (not batch.parts):
         found.append(f"{batch.count} updates in {len(batch.parts)} parts")
     rows = sum([part.rows for part in batch.parts])
@@ -97,11 +95,6 @@ def sums_of_parts(parts: Iterable[Part]) -> Sums | None:
     """What these parts say that they add up to; None if one of them does not say it."""
     said = [part.sums for part in parts]
     return None if None in said else total(one for one in said if one is not None)
-
-
-def is_encodable(frontier: Antichain) -> bool:
-    """Whether the frontier is empty, or at a time from 0 to `MAX_TIME`."""
-    return frontier.time is None or 0 <= frontier.time <= MAX_TIME
 
 
 def known_keys(state: State, keys: Iterable[PartKey]) -> list[PartKey]:

@@ -42,7 +42,7 @@ from persist_lib.core.state import (
     Writer,
 )
 from persist_lib.core.sums import total
-from persist_lib.core.trace import batch_problems, cannot_link, dead_uploaders, freed, is_encodable, known_keys, push
+from persist_lib.core.trace import batch_problems, cannot_link, dead_uploaders, freed, known_keys, push
 from persist_lib.errors import SchemaMismatch
 from persist_lib.frontier import MINIMUM, TOP, Antichain
 from persist_lib.ids import READER, WRITER, PartKey, SeqNo, WriterId, is_pending, parse_rollup_key
@@ -122,8 +122,6 @@ def change(state: State, seqno: SeqNo, command: c.Command) -> StateDiff | r.Refu
             return extend(state, ids, lease_until)
         case c.DowngradeSince(reader) if reader not in state.readers:
             return r.NotLive((reader,))
-        case c.DowngradeSince(_, since) | c.SetHold(_, since) | c.DowngradeHold(_, since) if not is_encodable(since):
-            return r.Malformed(f"since {since}")
         case c.DowngradeSince():
             return _downgrade_since(state, seqno, command)
         case c.SetHold() | c.DowngradeHold():

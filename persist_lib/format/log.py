@@ -8,7 +8,7 @@ a command or a version that this release does not know is `NewerFormat`, never s
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, get_args
 
 import msgspec
@@ -159,26 +159,30 @@ def encode_row(row: LogRow, format_: int | None = None) -> bytes:
     """
     group = tuple([msgspec.structs.replace(step, diff=_stored_diff(step.diff)) for step in row.group])
     fields = (*msgspec.structs.astuple(row)[: SINGLE_FIELDS - 1], _stored_diff(row.diff), *((group,) if group else ()))
-    data = framed(ROW_MAGIC, _needed(row) if format_ is None else format_, _encoded(fields))
+    data = framed(ROW_MAGIC, _needed(row, row.steps) if format_ is None else format_, _encoded(fields))
     return _proven(data, decode_row, row)
 
 
 def decode_row(data: bytes, key: str) -> LogRow:
     """The row that `data` holds; Corrupt or NewerFormat naming `key` otherwise."""
     row: LogRow = _decode(data, key, ROW_MAGIC, _rows)
-    if (unknown := next((step.command for step in row.steps if step.command not in COMMANDS), None)) is not None:
-        raise _newer(data, key, f"holds the command {unknown!r}, which this release does not know")
-    if (least := _needed(row)) > row_format(data):
+    steps = row.steps
+    for step in steps:
+        if step.command not in COMMANDS:
+            raise _newer(data, key, f"holds the command {step.command!r}, which this release does not know")
+    if (least := _needed(row, steps)) > row_format(data):
         raise Corrupt(f"{key} says what only format {least} can, in format {row_format(data)}", key=key)
     if row.group and (problem := _group_problem(row)) is not None:
         raise Corrupt(f"{key} is a group of commands that no release writes: {problem}", key=key)
     return row
 
 
-def _needed(row: LogRow) -> int:
-    """The oldest format that can store this row."""
-    least = max([needed(step.command, step.diff or StateDiff()) for step in row.steps])
-    return max(least, GROUPS) if row.group else least
+def _needed(row: LogRow, steps: Sequence[Step]) -> int:
+    """The oldest format that can store this row, whose `steps` these are."""
+    least = GROUPS if row.group else FIRST
+    for step in steps:
+        least = max(least, needed(step.command, step.diff or StateDiff()))
+    return least
 
 
 def _group_problem(row: LogRow) -> str | None:

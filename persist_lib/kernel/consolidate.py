@@ -6,6 +6,7 @@ Sums are exact. One beyond a signed 64-bit integer either raises DiffOverflow or
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -14,6 +15,7 @@ import pyarrow as pa
 
 from persist_lib.errors import DiffOverflow
 from persist_lib.kernel.columns import Flags, Rows, array_of, integers
+from persist_lib.kernel.keys import encode_cell
 from persist_lib.kernel.order import Spread, adjacent_ties, columns_in_order, sort_order, take
 from persist_lib.schema.schema import DIFF, Schema
 
@@ -23,6 +25,8 @@ Diffs = npt.NDArray[np.int64]
 I64_MIN, I64_MAX = -(1 << 63), (1 << 63) - 1
 _LOW = np.int64(0xFFFF_FFFF)
 _HALF = np.int64(32)
+FEW = 4
+"""Rows that are compared by their encodings, one by one: of so few, each call of numpy costs more than a row."""
 
 
 def consolidate(
@@ -35,10 +39,31 @@ def consolidate(
     if table.num_rows == 0:
         return table
     columns = columns_in_order(schema, table)
+    if table.num_rows <= FEW and (found := _of_few(table, columns)) is not None:
+        return found
     ties, order = adjacent_ties(columns), None
     if ties is None:
         order, ties = sort_order(columns)
     return add_up(table, order, ties, on_overflow, spread)
+
+
+def _of_few(table: pa.Table, columns: Sequence[pa.Array]) -> pa.Table | None:
+    """A few rows, consolidated; None where a sum is beyond 64 bits."""
+    places, diffs = range(table.num_rows), table.column(DIFF).to_pylist()
+    rows = [b"".join([encode_cell(column, place) for column in columns]) for place in places] if len(places) > 1 else []
+    sums = dict[int, int]()
+    first = 0
+    for place in sorted(places, key=rows.__getitem__) if rows else places:
+        first = first if sums and rows[place] == rows[first] else place
+        sums[first] = sums.get(first, 0) + diffs[place]
+    if any(not I64_MIN <= total <= I64_MAX for total in sums.values()):
+        return None
+    kept = {place: total for place, total in sums.items() if total}
+    if list(kept) == list(places):
+        return table
+    if not kept:
+        return table.slice(0, 0)
+    return _chosen(table, np.array(list(kept)), None, np.array(list(kept.values())), map)
 
 
 def add_up(

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from persist_lib.kernel.columns import Flags, Rows, joined, plain
+from persist_lib.kernel.consolidate import FEW
 from persist_lib.kernel.keys import encode_row, slice_sorted
 from persist_lib.kernel.order import adjacent_ties, sort_order, take
 from persist_lib.kernel.search import equal_ranges
@@ -68,6 +69,10 @@ class Keys:
     def _places(self, table: pa.Table) -> tuple[Rows, Rows]:
         """For each key, where its rows in the table start and end."""
         names = self._schema.key_names
+        if table.num_rows <= FEW and len(self) <= FEW:
+            rows = [encode_row(self._schema, table, at) for at in range(table.num_rows)]
+            found = [(bisect_left(rows, key), bisect_right(rows, key)) for key in self._encoded]
+            return np.array([start for start, _ in found], np.int64), np.array([end for _, end in found], np.int64)
         wanted = [joined(column) for column in self.table.columns]
         return equal_ranges([plain(table.column(name)) for name in names], wanted, len(names))
 

@@ -189,9 +189,9 @@ def commit_shares(
 
 
 def _commit(shares: Sequence[Share], deadline: Deadline, token: bytes, beside: Sequence[Wanted]) -> Sequence[Done]:
-    wanted = [*(Wanted(share.machine, share.build) for share in shares), *beside]
-    refused = [*(share.refused for share in shares), *(one.machine.refused for one in beside)]
+    wanted = [Wanted(share.machine, share.build) for share in shares] + list(beside)
     while isinstance(done := try_commit_all(wanted, deadline, token), Undone):
+        refused = [*(share.refused for share in shares), *(one.machine.refused for one in beside)]
         full = [at for at, refusal in done.refusals.items() if isinstance(refusal, r.InlineFull)]
         errors = [refused[at](refusal) for at, refusal in done.refusals.items() if at not in full]
         if errors:

@@ -102,8 +102,14 @@ class LoneWriter(Verbs[Batched, None, Appended, Changed]):
     def _judge(self, known: Named, deadline: Deadline) -> Verdict:
         return within(deadline, partial(judge, self.machine, *known))
 
+    def _likely_turn(self) -> Turn[None] | None:
+        version = None if self._registration.is_closed else self.machine.alone_at
+        return None if version is None or version.state.upper.is_top() else self._turn_at(version)
+
     def _next_turn(self, deadline: Deadline) -> Turn[None]:
-        version = within(deadline, self._fetch_writable)
+        return self._turn_at(within(deadline, self._fetch_writable))
+
+    def _turn_at(self, version: Version) -> Turn[None]:
         return Turn(version.state.upper, ((self.machine, version),), lambda table: (table,), None)
 
     def _try_turn(

@@ -258,7 +258,8 @@ class OrderedWriter(Leased, Generic[Brought, Done]):
         with Spending() as spent:
             if token is None and producer is not None:
                 check_produced(self._producing(), producer)
-            doubt = next((one for one in self._doubts if one.token == token and bounds in one.counts), None)
+            doubts = [one for one in self._doubts if one.token == token and bounds in one.counts]
+            doubt = doubts[0] if doubts else None
             count = 0 if doubt is None else doubt.counts[bounds]
             try:
                 if doubt is not None:

@@ -249,6 +249,8 @@ def is_ending() -> bool:
 class Threads(ThreadPoolExecutor):
     """A pool whose tasks run in the context of the submitting thread: with its deadline and its spending counters."""
 
+    _is_used = False
+
     @property
     def width(self) -> int:
         """The most threads that it has."""
@@ -263,6 +265,7 @@ class Threads(ThreadPoolExecutor):
             inner = super(Threads, self).submit(_settle, future, call)
             inner.add_done_callback(lambda inner: inner.cancelled() and future.cancel())
 
+        self._is_used = True
         aside(begin)
         return future
 
@@ -270,10 +273,17 @@ class Threads(ThreadPoolExecutor):
         self, fn: Callable[..., T], *iterables: Iterable[Any], timeout: float | None = None, chunksize: int = 1
     ) -> Iterator[T]:
         values = [list(iterable) for iterable in iterables]
+        self._is_used = True
         return aside(partial(super().map, fn, *values, timeout=timeout, chunksize=chunksize))
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        aside(partial(super().shutdown, wait, cancel_futures=cancel_futures))
+        end = partial(super().shutdown, wait, cancel_futures=cancel_futures)
+        # Without a thread that was started there is nothing to wait for, and so nothing that an interrupt could hurt.
+        (aside if self._is_used else _here)(end)
+
+
+def _here(call: Callable[[], T]) -> T:
+    return call()
 
 
 def _settle(future: Future[T], call: Callable[[], T]) -> None:

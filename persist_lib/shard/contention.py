@@ -115,6 +115,10 @@ class Pace:
         """Whether upkeep that `version` calls for is left to another process: to the one that committed it."""
         return version.seqno not in self._own and bool(self._others(version))
 
+    def is_alone(self, version: Version) -> bool:
+        """Whether this process made `version`, and there is no live writer of another one in it."""
+        return version.seqno in self._own and not self._has_company(version)
+
     def _learn(self, took_s: float, weight: float) -> None:
         known, took_s = self._attempt_s, max(took_s, LEAST_S)
         self._attempt_s = known + weight * (took_s - known) if known else took_s

@@ -97,7 +97,7 @@ def until_decided(
     "this attempt did nothing" says nothing of those before. Only an answer or a refusal decides.
     """
     doubt: Indeterminate | None = None
-    backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
+    backoff: Backoff | None = None
     while True:
         try:
             return send(doubt)
@@ -122,5 +122,6 @@ def until_decided(
         if deadline.has_passed() if goes_on is None else not goes_on(doubt):
             unknown = told(doubt, doubt)
             raise unknown from (doubt.__cause__ if unknown is doubt else doubt)
+        backoff = backoff or Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         pause_s = backoff.take()
         (deadline.runtime.deadline(2 * pause_s) if deadline.has_passed() else deadline).pause(pause_s)

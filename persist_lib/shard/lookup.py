@@ -87,9 +87,9 @@ def holding(inputs: Sequence[TaskInput], keys: Keys) -> tuple[TaskInput, ...]:
     """The same runs without the parts that can hold none of the keys."""
     kept = []
     for run in inputs:
-        parts = tuple(part for part in run.parts if keys.any_between(part.key_lower, part.key_upper))
+        parts = tuple([part for part in run.parts if keys.any_between(part.key_lower, part.key_upper)])
         if parts:
-            kept.append(TaskInput(parts, run.lower, run.upper))
+            kept.append(run if len(parts) == len(run.parts) else TaskInput(parts, run.lower, run.upper))
     return tuple(kept)
 
 
@@ -106,15 +106,18 @@ def look_up(
         target = pa.schema([field for field in target if field.name in {*wanted, target.names[-1]}])
     pairs = [(run, part) for run in holding(inputs, keys) for part in run.parts]
     # The pool's `map` is not for the pool's threads, which would wait for each other. So the heaviest part, mostly the
-    # base of all, is looked through by this thread, which gives its row groups to the pool.
-    heaviest = max(range(len(pairs)), key=lambda place: pairs[place][1].rows, default=None)
+    # base of all, is looked through by this thread, which gives its row groups to the pool. So is what is inline, which
+    # is here already and a row or two: another thread would take longer to be told of it.
+    objects = [place for place, (_, part) in enumerate(pairs) if part.inline is None]
+    heaviest = max(objects, key=lambda place: pairs[place][1].rows, default=None)
 
-    def look(places: list[int], parallel: Spread | None = None) -> list[tuple[int, pa.Table]]:
+    def look(places: Iterable[int], parallel: Spread | None = None) -> list[tuple[int, pa.Table]]:
         return [(place, _of_part(stored, *pairs[place], keys, wanted, parallel)) for place in places]
 
-    light = shares((place for place in range(len(pairs)) if place != heaviest), lambda at: pairs[at][1:], pool)
+    light = shares((place for place in objects if place != heaviest), lambda at: pairs[at][1:], pool)
     under_way = [pool.submit(look, places) for places in light]
-    found = dict([] if heaviest is None else look([heaviest], pool.map))
+    found = dict(look(place for place, (_, part) in enumerate(pairs) if part.inline is not None))
+    found.update([] if heaviest is None else look([heaviest], pool.map))
     found.update(chain.from_iterable(future.result() for future in under_way))
     tables = [found[place].select(target.names) for place in range(len(pairs))]
     return pa.concat_tables([empty_table(target), *tables])
@@ -125,11 +128,13 @@ def _of_part(
 ) -> pa.Table:
     source = source_of(stored.blob, stored.shard, part, run, stored.schemas)
     times = source.time_lower is not None or source.time_upper is not None
-    keys = keys.between(part.key_lower, part.key_upper)
+    # Where both bounds are the same key, it is that of all rows, and one of the wanted ones, as the part was kept.
+    is_whole = part.key_lower == part.key_upper
+    keys = keys if is_whole else keys.between(part.key_lower, part.key_upper)
     repeats = part.rows >= MANY_ROWS
     if part.inline is not None:
         table = decode_inline(source.key, part.inline, source.schema, stored.schema, columns=columns, at=part.at)
-        found = take(table, keys.find(table))
+        found = table if is_whole else take(table, keys.find(table))
     elif part.size <= CHUNK:
         data = source.fetch(0, part.size)
         file = open_part(

@@ -144,6 +144,15 @@ class Shard:
         return self._version
 
     @property
+    def alone_at(self) -> Version | None:
+        """The newest version this process knows, if it made that itself and knows of no live writer of another one.
+
+        So it is most likely the newest there is. A shard server lets others write in between: then None.
+        """
+        version = self._version
+        return version if version and self.taker is None and self.pace.is_alone(version) else None
+
+    @property
     def state(self) -> State:
         return self.version.state
 

@@ -46,12 +46,13 @@ FEW = 16
 
 def inputs_of(batches: Iterable[Batch], lower: int = 0, upper: int | None = None) -> tuple[TaskInput, ...]:
     """The runs of these batches, restricted to times in `[lower, upper)` (None: no bound)."""
-    found = []
+    found = list[TaskInput]()
     for batch in batches:
-        first = max(lower, batch.lower.time or 0)
-        ends = [end for end in (upper, batch.upper.time) if end is not None]
-        end = min(ends) if ends else None
-        found += [TaskInput(run, first, end) for run in batch.run_parts()]
+        first, end = batch.lower.time or 0, batch.upper.time
+        first = first if first > lower else lower
+        end = end if upper is None or (end is not None and end < upper) else upper
+        runs = (batch.parts,) if len(batch.runs) == 1 else batch.run_parts()
+        found += [TaskInput(run, first, end) for run in runs]
     return tuple(found)
 
 
@@ -59,6 +60,10 @@ def overlapping(inputs: Sequence[TaskInput], key_lower: bytes | None, key_upper:
     """The same runs without the parts that can hold no update in the key range and in the run's times."""
     kept = []
     for run in inputs:
+        if len(run.parts) == 1:  # most runs, of a shard of small appends
+            if _may_hold(run.parts[0], run, key_lower, key_upper):
+                kept.append(run)
+            continue
         # The parts of a run are in the order of their keys, so that a large run need not be looked through.
         first, end = 0, len(run.parts)
         if key_lower is not None:

@@ -11,7 +11,10 @@ from hypothesis import strategies as st
 
 from persist_lib.errors import DiffOverflow
 from persist_lib.format.parts import StoredPart, decode_part, encode_inline, encode_part, merge_to_parts, open_run
+from persist_lib.kernel.columns import plain_table
+from persist_lib.kernel.consolidate import FEW, consolidate
 from persist_lib.kernel.fingerprint import fingerprint
+from persist_lib.kernel.keyset import Keys
 from persist_lib.kernel.merge import merge_contents, merge_runs
 from persist_lib.kernel.order import is_sorted, sort_updates
 from persist_lib.schema.schema import Schema
@@ -155,3 +158,19 @@ def stored(schema: Schema, run: pa.Table, lower: int | None, upper: int | None, 
     return StoredPart(
         "k", len(data), part.digests, schema, lower, upper, lambda start, end: data[start:end], inline=inline
     )
+
+
+@given(st.data())
+def test_a_few_rows_are_consolidated_and_found_as_many_are(data):
+    schema = data.draw(schemas())
+    updates = data.draw(updates_of(schema, max_size=FEW))
+    table = plain_table(consolidate(schema, dictionaried(build(schema, updates))))
+    expected = in_order(schema, [(row, time, diff) for (row, time), diff in totals(updates).items()])
+    assert read(schema, table) == expected
+    keys = Keys.of(schema, build(schema, data.draw(updates_of(schema, max_size=FEW)) + updates[:1]))
+    many = pa.concat_tables([table] * (FEW + 1))
+    alone = {place for place in range(table.num_rows) if len(keys.find(table.slice(place, 1)))}
+    assert set(keys.find(table).tolist()) == alone
+    assert set(keys.find(sort_updates(schema, many)).tolist()) == {
+        place * (FEW + 1) + copy for place in alone for copy in range(FEW + 1)
+    }

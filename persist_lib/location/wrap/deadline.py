@@ -38,6 +38,8 @@ def within(deadline: Deadline, call: Callable[[], T]) -> T:
 
 def _having(variable: ContextVar[V], value: V, call: Callable[[], T]) -> T:
     former = variable.get()
+    if former is value:
+        return call()
     try:
         variable.set(value)
         return call()
@@ -99,11 +101,12 @@ def retry(call: Callable[[], T], *, is_idempotent: bool, deadline: Deadline) -> 
     Raises its last failure. SUBTLE: if any failure left the outcome unknown, that one is raised instead, because a
     later determinate failure says nothing about the earlier attempt.
     """
-    backoff, doubt = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S), None
+    backoff, doubt = None, None
     while True:
         try:
             return call()
         except (Determinate, Indeterminate) as error:
+            backoff = backoff or Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
             if isinstance(error, Indeterminate):
                 doubt = error
                 if not is_idempotent:
@@ -124,9 +127,11 @@ class _Retrying(Around[S]):
 
     def around(self, operation: Operation, call: Callable[[], T]) -> T:
         """Retry as the kind of operation allows. The store waits no longer than the same deadline."""
-        deadline = self.deadline()
+        known = _deadline.get()
+        deadline = known or self.runtime.deadline(self.timeout_s)
+        tried = partial(retry, call, is_idempotent=operation.kind not in ONCE, deadline=deadline)
         try:
-            return within(deadline, lambda: retry(call, is_idempotent=operation.kind not in ONCE, deadline=deadline))
+            return within(deadline, tried) if known is None else tried()
         except Indeterminate as error:
             if operation.kind not in READS:
                 raise

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from persist_lib.location.wrap.metering import CLASS_OF
 from persist_lib.location.wrap.spending import CLASSES
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.testing.faults import RecordingLocation
+from tests.worlds import functions_of
 
 SCHEMA = persist.Schema(key={"id": "int64 not null"}, value={"word": "string"})
 DEAR = Prices(put=1.0, get=0.5, list=3.0, delete=0.25, commit=10.0, query=100.0)
@@ -100,6 +102,68 @@ def test_appends_that_share_a_commit_have_its_cost_in_common() -> None:
             assert write.id
         both = client.compare_and_append_many([persist.Append(write, rows(1), 0, 1) for write in writers])
         assert [each.cost.commits for each in both] == [1, 1], "one transaction for both"
+
+
+CLOCK = persist.Schema(SCHEMA.key, SCHEMA.value, times="ms")
+LOOK, COMMIT = Counter({"queries": 1}), Counter({"commits": 1})
+
+
+def test_a_call_at_the_next_time_looks_first_only_where_others_may_have_written() -> None:
+    counted = Counted(persist.Config())
+    other = persist.open(counted.recording.location, runtime=Runtime(background=False))
+    with counted.client as client, other, client.open_writer("s", CLOCK) as write:
+        put = [{"id": 1, "word": "a"}]
+        assert counted.classes(lambda: write.upsert(put))[1] == COMMIT + COMMIT, "it registers with its first"
+        for word in "bc":
+            assert counted.classes(partial(write.upsert, [{"id": 1, "word": word}]))[1] == COMMIT
+        assert counted.classes(lambda: write.append_now([{"id": 2, "word": "a"}]))[1] == COMMIT
+        for again in (lambda: write.upsert([{"id": 1, "word": "c"}]), lambda: write.append_now([])):
+            assert counted.classes(again)[1] == LOOK, "there is nothing to do by the newest contents"
+        assert counted.classes(lambda: write.upsert(put, dry_run=True))[1] == LOOK
+        with other.open_writer("s", CLOCK) as stranger:
+            stranger.upsert([{"id": 1, "word": "d"}])
+            done, seen = counted.classes(lambda: write.upsert(put))
+            assert (done.updated, seen) == (1, LOOK + LOOK + COMMIT + COMMIT), "it lost its race, and read what was new"
+            assert counted.classes(lambda: write.upsert([{"id": 1, "word": "b"}]))[1] == LOOK + COMMIT, (
+                "it is not alone"
+            )
+        with other.open_reader("s") as read, read.snapshot() as snapshot:
+            assert snapshot.to_pylist() == [{"id": 1, "word": "b"}, {"id": 2, "word": "a"}]
+
+
+def test_no_error_is_of_contents_that_another_process_has_changed() -> None:
+    counted = Counted(persist.Config())
+    other = persist.open(counted.recording.location, runtime=Runtime(background=False))
+    unique = persist.Schema(SCHEMA.key, SCHEMA.value, times="ms", unique=True)
+    with counted.client as client, other:
+        write, sole = client.open_writer("s", CLOCK), client.open_writer("u", unique)
+        write.append_now([{"id": 1, "word": word} for word in "ab"])
+        sole.append_now([{"id": 1, "word": "a"}])
+        for name, schema in (("s", CLOCK), ("u", unique)):
+            with other.open_writer(name, schema) as stranger:
+                stranger.delete([1])
+        assert write.upsert([{"id": 1}]).inserted == 1, "of several rows it could not take what the row lacks"
+        assert sole.append_now([{"id": 1, "word": "b"}]).count == 1, "beside the other row it would break a constraint"
+
+
+def test_small_calls_go_through_few_functions() -> None:
+    """Exact counts, with a little room, as time is not exact. Who adds a layer to each append has to raise them."""
+    most = {"compare_and_append": (335, 52), "append_now": (370, 57), "upsert": (720, 74)}
+    with persist.open("memory:", runtime=Runtime(background=False)) as client:
+        write = client.open_writer("s", CLOCK)
+        for word in "ab":
+            write.upsert([{"id": 1, "word": word}])
+        upper = write.upper.time or 0
+        calls: dict[str, Callable[[], Any]] = {
+            "compare_and_append": lambda: write.compare_and_append([{"id": 2, "word": "c"}], upper, upper + 1),
+            "append_now": lambda: write.append_now([{"id": 3, "word": "c"}]),
+            "upsert": lambda: write.upsert([{"id": 1, "word": "c"}]),
+        }
+        for name, call in calls.items():
+            found = functions_of(call)
+            functions, files = most[name]
+            assert found.total() <= functions, name
+            assert len({file for file, _ in found}) <= files, name
 
 
 DUTIES: dict[str, Callable[[persist.Client], Any]] = {

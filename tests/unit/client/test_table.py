@@ -5,13 +5,12 @@ from __future__ import annotations
 import inspect
 import os
 import signal
-import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pyarrow as pa
@@ -46,7 +45,7 @@ from tests.unit.relation.carriers import (
     rows,
     updates_in,
 )
-from tests.worlds import World
+from tests.worlds import World, functions_of
 
 SURFACE = Path(__file__).parents[2] / "golden" / "surface.txt"
 PLAIN = persist.Schema({"id": "int64 not null"}, {"word": "string"})
@@ -1144,22 +1143,6 @@ def test_all_that_can_be_called_is_documented() -> None:
     assert [f"{of.__name__}.{name}" for of, name in called if not inspect.getdoc(getattr(of, name))] == []
 
 
-def calls(run: Any) -> int:
-    """How many functions of the library a call goes through."""
-    found = 0
-
-    def count(frame: FrameType, event: str, _: object) -> None:
-        nonlocal found
-        found += event == "call" and "persist_lib" in frame.f_code.co_filename
-
-    sys.setprofile(count)
-    try:
-        run()
-    finally:
-        sys.setprofile(None)
-    return found
-
-
 def test_a_small_append_asks_what_a_shards_does_and_a_read_too(world: World) -> None:
     """The requests of a small append, and of a read, through a table and through a shard's handles."""
     client = world.client()
@@ -1185,7 +1168,7 @@ def test_a_small_append_costs_what_a_shards_does(world: World) -> None:
     for one in (table.append, write.append_now):
         one(rows(1))
     own, through = (
-        min(calls(lambda one=one: one(rows(2))) for _ in range(5)) for one in (write.append_now, table.append)
+        min(functions_of(partial(one, rows(2))).total() for _ in range(5)) for one in (write.append_now, table.append)
     )
     assert through <= 1.05 * own, (through, own)
 
