@@ -417,16 +417,17 @@ def timelines_of(client: Client) -> Tables:
 
 
 def _do_all(steps: Sequence[Callable[[], None]]) -> None:
-    """Do the steps one after the other, each even if those before it failed.
+    """Do the steps one after the other, each even if those before it failed. Raises the first interrupt, or last error.
 
-    SUBTLE: this is no stack of callbacks (ExitStack). An interrupt while such a stack is filled would make it do the
-    last steps without the first. It halves, as a client may have more handles than Python has room for calls.
+    SUBTLE: this is no stack of callbacks (ExitStack), and calls nothing but the steps. An interrupt while such a stack
+    is filled, or within such a call, would leave out steps.
     """
-    if len(steps) > 1:
-        half = len(steps) // 2
+    failure: BaseException | None = None
+    for step in steps:
         try:
-            _do_all(steps[:half])
-        finally:
-            _do_all(steps[half:])
-    elif steps:
-        steps[0]()
+            step()
+        except BaseException as error:  # noqa: BLE001 - raised below
+            if failure is None or isinstance(failure, Exception):
+                failure = error
+    if failure is not None:
+        raise failure

@@ -122,7 +122,9 @@ def relaxed(schema: Schema, names: str | Iterable[str]) -> Schema:
 def reordered(schema: Schema, names: str | Iterable[str], after: str | None) -> Schema:
     """The schema, shown with some value columns before the others, or behind `after`."""
     names = _known(schema, names)
-    behind = _known(schema, [] if after is None else after)
+    if not (after is None or isinstance(after, str)):
+        raise InvalidUsage(f"after is the name of a column, or None: got {shown(after)}", argument="after")
+    behind = [] if after is None else _known(schema, after)
     if keys := [name for name in (*names, *behind) if name in schema.key_names]:
         raise InvalidUsage(
             f"{keys[0]!r} is a key column, and these come before all value columns, in their order. Name value "

@@ -397,6 +397,9 @@ SPECIAL: dict[str, tuple[Arguments | None, dict[str, Kind]]] = {
     "Schema.widen": (lambda _: {"types": {}}, {"types": no_names}),
     "Schema.drop": (lambda _: {"names": "word"}, {"names": is_empty}),
     "Schema.relax": (lambda _: {"names": "word"}, {"names": is_empty}),
+    "Schema.reorder": (
+        lambda _: {"names": "word", "after": None}, {"names": is_empty, "after": lambda value: value is None},
+    ),
     "Schema.check_additive": (lambda _: {"newer": CLOCK}, {"newer": schema}),
     "Schema.show_as_of": (None, {"time": lambda value: at(value) or integer(-1, 2**64 - 1)(value)}),
     "Schema.show": (None, {"time": lambda value: at(value) or time(value)}),
