@@ -84,12 +84,9 @@ OTHERS := $(filter-out $(UNITS) tests/__pycache__,$(patsubst %/,%,$(wildcard tes
 # are first. A part that fails ends the run; what failed beside is shown when the others are done.
 .PHONY: test-parts test-all clean-durations defects nightly reliability
 test-parts: $(PROJECT)
-	@mkdir -p build
-	@scripts/azurite || echo "azurite could not be installed: what needs it is skipped" >&2
-	@scripts/spin || echo "spin could not be installed: the formal models are skipped" >&2
-	@$(PYTEST) --collect-only -q $(UNITS) $(OTHERS) >build/collected.log 2>&1 || true # one compiles the tests for all workers
 	@$(WITH_JAVA) scripts/beside build/part-3.log scripts/part '3 of 3: Dagster, Spark and killed processes' \
 		$(PYTHON_IN_VENV) scripts/spark_archive.py $(TESTS) -n 2 $(BY_FILES) -m "$(HEAVY)" $(HEAVY_FOLDERS) \
+		:: scripts/ready-for-tests $(PYTEST) --collect-only -q $(UNITS) $(OTHERS) \
 		:: scripts/part '1 of 3: units' $(TESTS) -n 3 -m "not ($(HEAVY))" $(UNITS) \
 		:: scripts/part '2 of 3: the other tests without daemons' $(TESTS) -n 3 -m "not ($(HEAVY))" $(OTHERS)
 
