@@ -8,6 +8,7 @@ midnight as dates. What is not: text as numbers or bytes, bool as int, times wit
 
 from __future__ import annotations
 
+import base64
 import re
 from collections.abc import Callable, Iterator
 from functools import lru_cache
@@ -318,7 +319,12 @@ def uuid_bytes(text: str) -> bytes:
     return bytes.fromhex(text.replace("-", ""))
 
 
-UUID_BYTES = 16
+def fixed_of_json(text: str) -> bytes:
+    """16 bytes of their text in JSON: the usual text of a UUID, or base64. Raises ValueError, as pa.ArrowInvalid is."""
+    return uuid_bytes(text) if len(text) == _UUID_TEXT else base64.b64decode(text, validate=True)
+
+
+UUID_BYTES, _UUID_TEXT = 16, 36
 _UUID = re.compile("-".join(f"[0-9a-fA-F]{{{count}}}" for count in (8, 4, 4, 4, 12)))
 
 

@@ -96,7 +96,7 @@ def filtered(source: Doors, names: Sequence[str], expression: pc.Expression | No
         source._check_readable()
         if (table := next(tables, None)) is None:
             return
-        table = for_engines(table)
+        table = for_engines(table) if others else table
         yield table if late is None else late.kept(table).select(names)
 
 

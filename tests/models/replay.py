@@ -52,6 +52,10 @@ class Step:
         return self.numbers(name)[0]
 
 
+INLINE = persist.Config(lease_ms=LEASE_MS, rollup_every=1_000_000, cache=persist.CacheConfig(memory_bytes=0))
+"""Of processes whose rows may stay in the log."""
+
+
 class Replay(ABC):
     """A location in memory, and the processes that the steps of one trace need."""
 
@@ -75,6 +79,11 @@ class Replay(ABC):
         self.inner = open_location("memory:", create=True, clock=self.clock)
         self.url = self.inner.url
         self.processes: dict[str, Process] = {}
+
+    def observing(self, config: persist.Config | None = None) -> persist.Client:
+        """A client beside the processes, which no step stops."""
+        location = open_location(self.url, clock=self.clock)
+        return persist.open(location, config=config, runtime=self.clock.runtime(99))
 
     def run(self) -> Counter[str]:
         """Carry out all steps. What was done, counted. Raises Mismatch."""

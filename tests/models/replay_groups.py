@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 import persist_lib as persist
 from persist_lib.catalog.metadata_shard import unheld
 from persist_lib.errors import Indeterminate, UpperMismatch
-from persist_lib.location import open_location
 from persist_lib.location.api import Consensus
 from persist_lib.location.commands import Answered, MakesHeart, Proposed
 from persist_lib.location.wrap.around import AroundConsensus, Operation
@@ -23,8 +22,8 @@ from persist_lib.shard.funnels import Funnels, ask
 from persist_lib.shard.requests import Request
 from persist_lib.testing import Outcome
 from persist_lib.testing.checks import check_world
-from tests.models.processes import LEASE_MS, SETS, Mismatch, Process
-from tests.models.replay import Replay, Step
+from tests.models.processes import SETS, Mismatch, Process
+from tests.models.replay import INLINE, Replay, Step
 from tests.worlds import SCHEMA, row
 
 SHARD = "s"
@@ -63,13 +62,11 @@ class GroupsReplay(Replay):
 
     file = "groups.pml"
     profiles = (_ALL, {**_ALL, "CLIENTS": 2}, {**_ALL, "DOUBTS": 0})
-    config = persist.Config(lease_ms=LEASE_MS, rollup_every=1_000_000, cache=persist.CacheConfig(memory_bytes=0))
+    config = INLINE
 
     def __init__(self, steps: Sequence[Step]) -> None:
         super().__init__(steps)
-        self.observer = persist.open(
-            open_location(self.url, clock=self.clock), config=self.config, runtime=self.clock.runtime(99)
-        )
+        self.observer = self.observing(self.config)
         self.observer.open_writer(SHARD, SCHEMA).close()
         self.observer.upgrade(SHARD)  # so that a row may have several commands
         self._servers: list[Funnels] = []

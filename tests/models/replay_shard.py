@@ -15,7 +15,6 @@ from persist_lib.errors import LeaseExpired, UpperMismatch
 from persist_lib.format.paths import key_of
 from persist_lib.frontier import at
 from persist_lib.ids import SeqNo, ShardId
-from persist_lib.location import open_location
 from persist_lib.maintain.compaction import Compacted
 from persist_lib.maintain.worker import RolledUp
 from persist_lib.testing import Outcome
@@ -67,7 +66,7 @@ class ShardReplay(Replay):
         self._writers: dict[int, Any] = {}
         self._handle: Any = None
         self._snapshot: Any = None
-        self.observer = persist.open(open_location(self.url, clock=self.clock), runtime=self.clock.runtime(99))
+        self.observer = self.observing()
         self.observer.open_writer(SHARD, SCHEMA).close()
         self.observer.set_hold(SHARD, "keep", 0)
         self.offset = self.observer.inspect(SHARD).seqno - 1

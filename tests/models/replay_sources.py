@@ -22,15 +22,14 @@ from persist_lib.catalog.metadata_shard import unheld
 from persist_lib.catalog.records import RenditionRecord
 from persist_lib.errors import Determinate, Diverged, Gone, SinceViolation
 from persist_lib.format.log import decode_row
-from persist_lib.location import open_location
 from persist_lib.location.wrap.around import Operation
 from persist_lib.schema.schema import DIFF, TIME
 from persist_lib.sources import Custom, Ingestion, Progress
 from persist_lib.sources.bindings import Bindings, Window
 from persist_lib.sources.protocol import HOLD
 from persist_lib.testing.checks import check_world
-from tests.models.processes import LEASE_MS, SETS, Mismatch, Process
-from tests.models.replay import Replay, Step
+from tests.models.processes import SETS, Mismatch, Process
+from tests.models.replay import INLINE, Replay, Step
 from tests.models.upstream import LIVES, PARTITION, UPSTREAMS, Upstream
 
 SOURCE = "s"
@@ -81,13 +80,11 @@ class SourcesReplay(Replay):
     profiles = (_ALL, {**_ALL, "FORGETS": 0}, {**_ALL, "RESTARTS": 2})
     most_statements = 30_000
     start_ns = 0
-    config = persist.Config(lease_ms=LEASE_MS, rollup_every=1_000_000, cache=persist.CacheConfig(memory_bytes=0))
+    config = INLINE
 
     def __init__(self, steps: Sequence[Step]) -> None:
         super().__init__(steps)
-        self.observer = persist.open(
-            open_location(self.url, clock=self.clock), config=self.config, runtime=self.clock.runtime(99)
-        )
+        self.observer = self.observing(self.config)
         self.upstream = Upstream(self.url)
         sources = self.observer.sources()
         sources.create(

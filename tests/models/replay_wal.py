@@ -24,8 +24,8 @@ from persist_lib.location import open_location
 from persist_lib.schema.schema import DIFF
 from persist_lib.testing.checks import check_world
 from persist_lib.timeline.tables import Tables
-from tests.models.processes import LEASE_MS, SETS, Mismatch, Process
-from tests.models.replay import Replay, Step, bits
+from tests.models.processes import SETS, Mismatch, Process
+from tests.models.replay import INLINE, Replay, Step, bits
 
 TABLE = "t"
 SCHEMA = persist.Schema(key={"id": "int64 not null"}, value={}, times="ms")
@@ -40,13 +40,11 @@ class WalReplay(Replay):
     profiles = (_ALL, {**_ALL, "TRUNCATIONS": 3}, {**_ALL, "APPLIERS": 1})
     mistaken = frozenset({"applier look_again"})
     start_ns = 0
-    config = persist.Config(lease_ms=LEASE_MS, rollup_every=1_000_000, cache=persist.CacheConfig(memory_bytes=0))
+    config = INLINE
 
     def __init__(self, steps: Sequence[Step]) -> None:
         super().__init__(steps)
-        self.observer = persist.open(
-            open_location(self.url, clock=self.clock), config=self.config, runtime=self.clock.runtime(99)
-        )
+        self.observer = self.observing(self.config)
         self.controller = self.observer.controller()
         self.controller.tables().create(TABLE, SCHEMA, mode="wal")
         self.controller.make_rendition(TABLE, copy=True)

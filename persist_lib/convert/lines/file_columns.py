@@ -14,8 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist_lib.convert.casts import UNREADABLE, UUID_BYTES, unreadable, uuid_bytes
-from persist_lib.convert.lines import nested_json
+from persist_lib.convert.casts import UNREADABLE, UUID_BYTES, fixed_of_json, unreadable, uuid_bytes
 from persist_lib.schema.schema import TIME_FIELD, Schema
 from persist_lib.schema.widening import default_of
 
@@ -170,7 +169,7 @@ def from_text(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
     if _is.is_timestamp(target) or _is.is_date(target):
         return pc.cast(column, target)
     if target == pa.binary(UUID_BYTES):
-        found = [None if text is None else nested_json.bytes_of(text) for text in column.to_pylist()]
+        found = [None if text is None else fixed_of_json(text) for text in column.to_pylist()]
         return pa.chunked_array([pa.array(found, target)], target)
     kind: Any = dt.time if _is.is_time(target) else bytes
     values = msgspec.convert(column.to_pylist(), list[kind | None])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -30,12 +30,20 @@ class JsonLines:
         self._settings, self._schema, self._extra = settings, schema, extra or settings.extra
         self._nested = {settings.source(field.name): field for field in schema.data if _is.is_nested(field.type)}
         floats = {settings.source(field.name): field for field in schema.data if _is.is_floating(field.type)}
-        self._odd = {**self._nested, **floats}
+        self._odd = {**self._nested, **floats} if floats else {}
         self._asked = {
             settings.source(field.name): self._read_as(field) for field in schema.data if not _is.is_nested(field.type)
         }
+        self._parsing, self._parsing_odd = self._without(self._nested), self._without(self._odd)
         self._known = {settings.source(name) for name in schema.names}
         self.empty = file_columns.no_rows(schema)
+
+    def _without(self, apart: Mapping[str, pa.Field]) -> pyarrow.json.ParseOptions:
+        asked = pa.schema([(name, kind) for name, kind in self._asked.items() if name not in apart])
+        return pyarrow.json.ParseOptions(
+            explicit_schema=asked, newlines_in_values=False,
+            unexpected_field_behavior="error" if self._extra == "refuse" else "ignore",
+        )  # fmt: skip
 
     def _read_as(self, field: pa.Field) -> pa.DataType:
         return pa.int64() if field.name in self._settings.epochs else json_type(field.type)
@@ -48,13 +56,11 @@ class JsonLines:
         if not check_objects(data):
             return self.empty
         try:
-            apart = self._odd if nested_json.has_odd_floats(data) else self._nested
+            apart, parsing = self._nested, self._parsing
+            if self._odd and nested_json.has_odd_floats(data):
+                apart, parsing = self._odd, self._parsing_odd
             rest, nested = nested_json.without(data, apart) if apart else (data, {})
             reading = pyarrow.json.ReadOptions(use_threads=False, block_size=max(len(rest) + 1, 1024))
-            parsing = pyarrow.json.ParseOptions(
-                explicit_schema=pa.schema([(name, kind) for name, kind in self._asked.items() if name not in nested]),
-                newlines_in_values=False, unexpected_field_behavior="error" if self._extra == "refuse" else "ignore",
-            )  # fmt: skip
             table = pyarrow.json.read_json(pa.BufferReader(rest), reading, parsing)
             for name, raws in nested.items():
                 table = table.append_column(name, nested_json.column_of(raws, apart[name]))

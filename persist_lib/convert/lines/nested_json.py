@@ -7,7 +7,6 @@ So are floats where one is not finite, for which JSON has no number: "NaN", "Inf
 
 from __future__ import annotations
 
-import base64
 import datetime as dt
 import math
 import re
@@ -19,7 +18,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from persist_lib.convert.casts import UUID_BYTES, uuid_bytes
+from persist_lib.convert.casts import UUID_BYTES, fixed_of_json
 from persist_lib.convert.rows import build_column
 
 _is = pa.types
@@ -27,7 +26,7 @@ _objects, _encoder = msgspec.json.Decoder(dict[str, msgspec.Raw]), msgspec.json.
 _PLACE = re.compile(r"`\$\[(\d+)\]([^`]*)`")
 _KEPT = (bytes, dt.datetime, dt.date, dt.time, dt.timedelta, Decimal)
 _ODD = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
-_UUID_TEXT = 36
+_TEXTS = {str(odd): text for text, odd in _ODD.items()}
 Raws = Sequence["bytes | str | msgspec.Raw | None"]
 
 
@@ -64,15 +63,10 @@ def has_odd_floats(data: bytes) -> bool:
 def with_odd_floats(values: Any) -> Any:
     """Python's values with such floats as their text, at every level."""
     if isinstance(values, float):
-        return values if math.isfinite(values) else next(text for text, odd in _ODD.items() if str(odd) == str(values))
+        return values if math.isfinite(values) else _TEXTS[str(values)]
     if isinstance(values, dict):
         return {name: with_odd_floats(value) for name, value in values.items()}
     return [*map(with_odd_floats, values)] if isinstance(values, list) else values
-
-
-def bytes_of(text: str) -> bytes:
-    """16 bytes: the usual text of a UUID, or base64. Raises ValueError."""
-    return uuid_bytes(text) if len(text) == _UUID_TEXT else base64.b64decode(text, validate=True)
 
 
 class _Read:
@@ -108,7 +102,7 @@ def _hook(kind: type[_Read], value: Any) -> _Read:
     if kind is _Float and (type(value) in (int, float) or value in _ODD):
         return kind(_ODD.get(value, value))
     if kind is _Sixteen and isinstance(value, str):
-        return kind(bytes_of(value))
+        return kind(fixed_of_json(value))
     if issubclass(kind, _Duration) and isinstance(value, str):
         return kind(msgspec.convert(value, dt.timedelta))
     if issubclass(kind, _Duration) and type(value) is int:
