@@ -32,9 +32,9 @@ def __getattr__(name: str) -> object:
         from importlib.metadata import version  # noqa: PLC0415 - it takes a while, and few ask
 
         return version("persist-lib")
-    names = vars(import_module("persist_lib.public"))
-    if name == "__all__" or name in names.get("__all__", ()):
-        globals()[name] = names[name]
+    public = import_module("persist_lib.public")
+    if name == "__all__" or name in getattr(public, "__all__", ()):
+        globals()[name] = getattr(public, name)
     if name in globals():  # or it is a module of the library, which is loaded by now
         return globals()[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from persist_lib.client import Client, open  # noqa: A004 - `persist.open` is what users write
 from persist_lib.config import CacheConfig, Config
 from persist_lib.convert.updates import Update, decode_rows
@@ -76,8 +79,10 @@ from persist_lib.relation.writer import Appended, Batching, Changed, WriteHandle
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.schema.schema import Schema
 from persist_lib.shard.outcomes import Verdict
-from persist_lib.table.carrier import TableDescription
-from persist_lib.table.table import Table
+
+if TYPE_CHECKING:
+    from persist_lib.table.carrier import TableDescription
+    from persist_lib.table.table import Table
 
 __all__ = [  # noqa: RUF022 - by what they are for
     # opening a location
@@ -175,3 +180,13 @@ __all__ = [  # noqa: RUF022 - by what they are for
     "UpperMismatch",
     "WriteConflict",
 ]
+
+_TABLES = {"Table": "persist_lib.table.table", "TableDescription": "persist_lib.table.carrier"}
+"""They bring the catalog and publications along, a fifth of the library, so they are loaded when they are asked for."""
+
+
+def __getattr__(name: str) -> object:
+    if name in _TABLES:
+        globals()[name] = getattr(import_module(_TABLES[name]), name)
+        return globals()[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
