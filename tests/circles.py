@@ -9,6 +9,8 @@ night is the same rule over more of a product (each store, each fault, each kind
   night, and the same one in CI.
 - Of each other function of `MANY` cases or more, half of them by the same draw: unless a recorded bug names it, or its
   folder is one whose cases cost next to nothing (`WHOLE`).
+- Of the functions of a file that take a second of CPU or more (tests/dear.txt) and that no recorded bug names, half by
+  the same draw, at least one of each file: unless they show the whole of something (`SHOWN`).
 - Laws and models (hypothesis) draw `EXAMPLES` of their examples, and take `STEPS` of their steps.
 
 PERSIST_CIRCLE=night runs everything.
@@ -23,6 +25,7 @@ import os
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 import pytest
@@ -201,6 +204,15 @@ WHOLE = (
     "tests/unit/kernel/", "tests/unit/schema/", "tests/unit/testing/",
 )  # fmt: skip
 
+DEAR = Path(__file__).with_name("dear.txt")
+"""What `python -m tests.durations build/durations --dear` wrote: a line a function, CPU seconds first."""
+SHOWN = (
+    "tests/conformance/", "tests/defects/", "tests/integration/test_demo.py", "tests/integration/test_git_history.py",
+    "tests/models/", "tests/orchestration/test_dev_loading.py", "tests/orchestration/test_maintenance_run.py",
+    "tests/properties/", "tests/spark/test_reads_everywhere.py", "tests/torture/",
+    "tests/unit/client/test_arguments.py", "tests/wheels/",
+)  # fmt: skip
+
 LONGEST = (
     "tests/spark/test_sql_catalog.py",
     "tests/spark/test_collections_on_spark.py",
@@ -240,12 +252,24 @@ def _function(nodeid: str) -> str:
     return nodeid.partition("[")[0]
 
 
+def _file(nodeid: str) -> str:
+    return nodeid.partition("::")[0]
+
+
 @functools.cache
 def _with_recorded_bugs() -> frozenset[str]:
     """The functions that recorded bugs name, of which each case may be the one that finds its bug."""
     from tests.defects.plant import defects  # noqa: PLC0415 - it names what is here
 
     return frozenset(_function(test) for one in defects() for test in one.tests)
+
+
+@functools.cache
+def _dear() -> frozenset[str]:
+    """The functions of which half are left to the night."""
+    dear = {line.split(" ", 1)[1] for line in DEAR.read_text().splitlines()}
+    named = _with_recorded_bugs()
+    return frozenset(one for one in dear if not one.startswith(SHOWN) and named.isdisjoint({one, _file(one)}))
 
 
 def by_day(places: Sequence[T], every: int) -> Sequence[T]:
@@ -261,11 +285,19 @@ def has_met(found: Iterable[object], outcomes: Iterable[object]) -> bool:
     return met == there or (is_day() and bool(met) and met < there)
 
 
+def _left_of_the_dear(nodeids: Iterable[str], seed: str) -> set[str]:
+    """Of these tests' dear functions, those that do not run by day."""
+    by_file: dict[str, set[tuple[float, str]]] = defaultdict(set)
+    for function in {_function(nodeid) for nodeid in nodeids if not _at_night(nodeid)} & _dear():
+        by_file[_file(function)].add((_draw(function, seed), function))
+    return {function for drawn in by_file.values() for share, function in drawn - {min(drawn)} if share >= HALF.share}
+
+
 def kept(nodeids: Iterable[str], seed: str) -> set[str]:
     """Those of these tests that run by day."""
     chosen: set[str] = set()
     groups: dict[str, list[tuple[float, str, float]]] = defaultdict(list)
-    nodeids = [*nodeids]
+    left = _left_of_the_dear(nodeids := [*nodeids], seed)
     cases = Counter(_function(nodeid) for nodeid in nodeids)
     many = {function for function, count in cases.items() if count >= MANY and not function.startswith(WHOLE)}
     many -= _with_recorded_bugs() if many else set()
@@ -273,7 +305,7 @@ def kept(nodeids: Iterable[str], seed: str) -> set[str]:
         function = _function(nodeid)
         case = nodeid.removeprefix(function)
         found = _sample(nodeid) or ((function, HALF) if function in many else None)
-        if _at_night(nodeid):
+        if function in left or _at_night(nodeid):
             continue
         if found is None or any(name in case for name in found[1].whole):
             chosen.add(nodeid)
@@ -289,7 +321,7 @@ def kept(nodeids: Iterable[str], seed: str) -> set[str]:
 def longest_first(items: list[pytest.Item]) -> None:
     """Put what waits longest at the beginning, and leave the others in their order."""
     ranks = {file: rank for rank, file in enumerate(LONGEST)}
-    items.sort(key=lambda item: ranks.get(item.nodeid.split("::", 1)[0], len(ranks)))
+    items.sort(key=lambda item: ranks.get(_file(item.nodeid), len(ranks)))
 
 
 def _fewer(given: settings) -> settings:

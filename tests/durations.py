@@ -1,8 +1,9 @@
 """Where the time of a run of tests goes: seconds by the clock and of CPU, by folder, file, fixture and kind of start.
 
 PERSIST_DURATIONS=folder has each worker write what it measured there, one JSON line a phase of a test;
-`python -m tests.durations folder` prints the tables. CPU is that of the worker and of all processes below it: what
-a JVM or a server that outlives the test does counts where it is done. What is left of the clock's seconds is waiting.
+`python -m tests.durations folder` prints the tables, and with `--dear` it rewrites the list of dear tests. CPU is that
+of the worker and of all processes below it: what a JVM or a server that outlives the test does counts where it is done.
+What is left of the clock's seconds is waiting.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.circles import DEAR
 
 VARIABLE = "PERSIST_DURATIONS"
 
@@ -191,5 +194,20 @@ def tables(rows: list[Row]) -> str:
     )
 
 
+def write_dear(rows: list[Row], least: float = 1.0) -> None:
+    """Rewrite tests/dear.txt: functions by file, with their CPU seconds. What did not run keeps its line."""
+    spent: dict[str, float] = defaultdict(float)
+    for row in rows:
+        if row["kind"] in {"setup", "call", "teardown"}:
+            spent[str(row["test"]).partition("[")[0]] += row["cpu"]
+    before = (line.split(" ", 1) for line in DEAR.read_text().splitlines())
+    spent = {**{function: float(seconds) for seconds, function in before}, **spent}
+    dear = sorted(function for function, seconds in spent.items() if seconds >= least)
+    DEAR.write_text("".join(f"{spent[function]:.1f} {function}\n" for function in dear))
+
+
 if __name__ == "__main__":
-    print(tables(read(Path(sys.argv[1]))))
+    if "--dear" in sys.argv:
+        write_dear(read(Path(sys.argv[1])))
+    else:
+        print(tables(read(Path(sys.argv[1]))))

@@ -56,6 +56,25 @@ def test_of_a_function_of_many_cases_some_are_kept_unless_a_bug_names_it_or_its_
     assert {*named, *cheap, "tests/a/test_b.py::test_y", *IDS[:3]} <= found
 
 
+def test_of_what_is_dear_half_is_kept_and_all_that_a_bug_names_or_that_shows_something(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    bug = next(test for one in defects() for test in one.tests if "::" in test and "[" not in test)
+    of_file = next(test for one in defects() for test in one.tests if "::" not in test and test.endswith(".py"))
+    dear = [f"tests/a/test_b.py::test_{number}" for number in range(40)]
+    alone, shown = "tests/a/test_alone.py::test_x", f"{circles.SHOWN[0]}test_b.py::test_x"
+    whole = [f"{of_file}::test_no_such", bug, alone, shown]
+    (tmp_path / "dear.txt").write_text("".join(f"1.5 {one}\n" for one in (*dear, *whole)))
+    monkeypatch.setattr(circles, "DEAR", tmp_path / "dear.txt")
+    circles._dear.cache_clear()
+    try:
+        found = kept([*dear, *whole, "tests/a/test_b.py::test_cheap"], "1")
+    finally:
+        circles._dear.cache_clear()
+    assert 5 < len(found & {*dear}) < 35
+    assert {*whole, "tests/a/test_b.py::test_cheap"} <= found
+
+
 def test_one_test_strikes_at_some_places_by_day_and_at_all_at_night(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PERSIST_CIRCLE", "day")
     drawn: set[int] = set()
