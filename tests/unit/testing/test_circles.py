@@ -63,7 +63,7 @@ def test_of_what_is_dear_half_is_kept_and_all_that_a_bug_names_or_that_shows_som
     of_file = next(test for one in defects() for test in one.tests if "::" not in test and test.endswith(".py"))
     dear = [f"tests/a/test_b.py::test_{number}" for number in range(40)]
     alone, shown = "tests/a/test_alone.py::test_x", f"{circles.SHOWN[0]}test_b.py::test_x"
-    whole = [f"{of_file}::test_no_such", bug, alone, shown]
+    whole = [*(f"{of_file}::test_{number}" for number in range(9)), bug, alone, shown]
     (tmp_path / "dear.txt").write_text("".join(f"1.5 {one}\n" for one in (*dear, *whole)))
     monkeypatch.setattr(circles, "DEAR", tmp_path / "dear.txt")
     circles._dear.cache_clear()
