@@ -207,10 +207,10 @@ WHOLE = (
 DEAR = Path(__file__).with_name("dear.txt")
 """What `python -m tests.durations build/durations --dear` wrote: a line a function, CPU seconds first."""
 SHOWN = (
-    "tests/conformance/", "tests/defects/", "tests/integration/test_demo.py", "tests/integration/test_git_history.py",
-    "tests/models/", "tests/orchestration/test_dev_loading.py", "tests/orchestration/test_maintenance_run.py",
-    "tests/properties/", "tests/spark/test_reads_everywhere.py", "tests/torture/",
-    "tests/unit/client/test_arguments.py", "tests/wheels/",
+    "tests/conformance/", "tests/defects/", "tests/faults/test_shard_servers.py", "tests/integration/test_demo.py",
+    "tests/integration/test_git_history.py", "tests/models/", "tests/orchestration/test_dev_loading.py",
+    "tests/orchestration/test_maintenance_run.py", "tests/properties/", "tests/simulation/",
+    "tests/spark/test_reads_everywhere.py", "tests/torture/", "tests/unit/client/test_arguments.py", "tests/wheels/",
 )  # fmt: skip
 
 LONGEST = (
