@@ -38,9 +38,8 @@ from persist_lib.relation.writer import WriteHandle
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.runtime.each import Each
 from persist_lib.schema.schema import Schema
-from persist_lib.shard.commit import Machine
+from persist_lib.shard.commit import Machine, Machines
 from persist_lib.shard.leases import Leases
-from persist_lib.shard.machines import Machines
 from persist_lib.shards import H, Shards
 from persist_lib.telemetry import look
 

@@ -30,9 +30,8 @@ from persist_lib.relation.changes import UpdatesPart
 from persist_lib.relation.held import Named, kept_of
 from persist_lib.relation.listen import Listener
 from persist_lib.relation.projection import is_projection
-from persist_lib.relation.row_selection import KeyRange
+from persist_lib.relation.row_selection import KeyRange, View, conformed
 from persist_lib.relation.snapshot import PlaceContents, SnapshotOf, Split, parse_splits
-from persist_lib.relation.view import View, conformed
 from persist_lib.runtime.ambient import Deadline, Runtime
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import TIME, Schema

@@ -43,8 +43,8 @@ from persist_lib.errors import (
 from persist_lib.frontier import MINIMUM, Antichain, at
 from persist_lib.ids import CATALOG
 from persist_lib.ids import NAME as SHARD_NAME
-from persist_lib.relation.next_time import next_time
 from persist_lib.relation.reader import ReadHandle
+from persist_lib.relation.registration import next_time
 from persist_lib.relation.writer import WriteHandle
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import DIFF, TIME, Schema

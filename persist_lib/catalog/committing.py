@@ -24,13 +24,12 @@ from persist_lib.errors import Indeterminate, InvalidUsage, PersistError, UpperM
 from persist_lib.format.parts import within as updates_within
 from persist_lib.frontier import Antichain, at
 from persist_lib.ids import SeqNo
-from persist_lib.kernel.by_key import Counts
 from persist_lib.kernel.columns import at_time
+from persist_lib.kernel.keyset import Counts
 from persist_lib.location.wrap.deadline import within
 from persist_lib.location.wrap.spending import Spending
 from persist_lib.relation.append_many import Append
-from persist_lib.relation.next_time import Named
-from persist_lib.relation.registration import undoubted
+from persist_lib.relation.registration import Named, undoubted
 from persist_lib.relation.staged_commit import Prepared
 from persist_lib.relation.staging import append_prepared
 from persist_lib.relation.verbs import NOTHING, UNKNOWN, Change, Changes, Turn

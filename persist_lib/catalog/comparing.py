@@ -23,7 +23,7 @@ from persist_lib.kernel.keyset import Keys
 from persist_lib.kernel.merge import merge_contents
 from persist_lib.kernel.order import adjacent_ties, digits_of, take
 from persist_lib.kernel.pairs import pairs
-from persist_lib.relation.view import widened
+from persist_lib.relation.row_selection import widened
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import DIFF, TIME, Schema

@@ -19,13 +19,13 @@ from persist_lib.errors import (
     UpperMismatch,
 )
 from persist_lib.frontier import at
-from persist_lib.relation.next_time import next_time
 from persist_lib.relation.reader import ReadHandle
+from persist_lib.relation.registration import next_time
 from persist_lib.relation.writer import WriteHandle
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import TIME, Schema
 from persist_lib.shard.admin import claim
-from persist_lib.shard.in_doubt import until_decided
+from persist_lib.shard.committer import until_decided
 
 Row = dict[str, Any]
 

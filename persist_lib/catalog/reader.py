@@ -37,9 +37,9 @@ from persist_lib.kernel.columns import at_time
 from persist_lib.location.wrap.spending import Spending
 from persist_lib.relation.base_reader import Reader
 from persist_lib.relation.held import Named, kept_of
-from persist_lib.relation.next_time import format_token
 from persist_lib.relation.reader import ReadHandle
 from persist_lib.relation.reader_lease import Kept, too_early
+from persist_lib.relation.registration import format_token
 from persist_lib.relation.restore import time_passed
 from persist_lib.relation.row_selection import Asked, parse_columns
 from persist_lib.relation.snapshot import PlaceContents

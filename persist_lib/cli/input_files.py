@@ -24,7 +24,7 @@ from persist_lib.convert.lines import nested_json
 from persist_lib.convert.lines.file_columns import csv_type, from_csv
 from persist_lib.convert.lines.json_lines import from_json, json_type
 from persist_lib.errors import InvalidUsage
-from persist_lib.kernel.by_key import Counts
+from persist_lib.kernel.keyset import Counts
 from persist_lib.relation.statements import new_values
 from persist_lib.schema.schema import DIFF, TIME, Schema
 from persist_lib.timeline import Tables, Transaction

@@ -9,13 +9,14 @@ here depends on chunking, offsets, dictionary encoding, what lies under nulls, o
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from persist_lib.errors import Corrupt
 from persist_lib.kernel.nested import STRINGS, bodies, is_nested
 from persist_lib.schema.schema import TIME_FIELD
 
@@ -358,3 +359,24 @@ def _total_order(bits: U64, width: int) -> U64:
     sign = np.uint64(1 << (width - 1))
     every = np.uint64((1 << width) - 1)
     return np.where(bits & sign, bits ^ every, bits | sign)
+
+
+def packed(table: pa.Table, compression: Literal["lz4", "zstd"] | None = None) -> bytes:
+    """A table as bytes. Equal tables that are cut into the same pieces are equal bytes."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as stream:
+        stream.write_table(table)
+    return bytes(sink.getvalue())
+
+
+def unpacked(data: bytes) -> pa.Table:
+    """The table of `packed`. Raises Corrupt for other bytes."""
+    try:
+        table = pa.ipc.open_stream(data).read_all()
+        table.validate(full=True)  # offsets that point elsewhere would be followed
+    except (pa.ArrowException, OSError, EOFError, ValueError) as error:
+        raise Corrupt(f"packed rows do not decode: {error}", key="rows", actual=str(error)) from error
+    return table
+
+
+__all__ = ["packed", "unpacked"]

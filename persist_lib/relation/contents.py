@@ -33,8 +33,7 @@ from persist_lib.kernel.order import adjacent_ties, columns_in_order
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import DIFF, TIME, Schema
 from persist_lib.schema.width import row_bytes
-from persist_lib.shard.lookup import look_up
-from persist_lib.shard.runs import Stored, ahead, read_groups
+from persist_lib.shard.runs import Stored, ahead, look_up, read_groups
 from persist_lib.shard.small_runs import Gathered, gather_contents, pieces
 
 LIGHT = 2

@@ -19,11 +19,10 @@ import pyarrow as pa
 from persist_lib.arguments import did_you_mean, shown
 from persist_lib.convert.by_key import GIVEN
 from persist_lib.errors import DeletesForgotten, InvalidUsage
-from persist_lib.kernel.by_key import Counts, count_upserted, one_row_each, replacing
 from persist_lib.kernel.columns import Flags, Rows, array_of, integers, joined
-from persist_lib.kernel.keyset import Keys
+from persist_lib.kernel.keyset import Counts, Keys, count_upserted, one_row_each, replacing
 from persist_lib.kernel.order import adjacent_ties, sort_order, take
-from persist_lib.relation.partial_rows import completed, has_several, last_of_each
+from persist_lib.relation.key_lookup import completed, has_several, last_of_each
 from persist_lib.relation.row_selection import RowSelection, by_keys
 from persist_lib.relation.statements import Apply, Restore, Statement
 from persist_lib.schema.schema import DIFF, Column, Schema

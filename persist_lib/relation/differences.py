@@ -23,11 +23,10 @@ from persist_lib.errors import InvalidUsage, Missing
 from persist_lib.format.parts import decode_inline
 from persist_lib.frontier import MINIMUM, Antichain, at
 from persist_lib.ids import WriterId, format_reader_id
-from persist_lib.kernel.by_key import Counts, count_deleted, count_upserted, one_row_each, replacing
 from persist_lib.kernel.columns import at_time, integers, is_same
 from persist_lib.kernel.consolidate import I64_MAX
 from persist_lib.kernel.constraints import find_violation, touched
-from persist_lib.kernel.keyset import Keys
+from persist_lib.kernel.keyset import Counts, Keys, count_deleted, count_upserted, one_row_each, replacing
 from persist_lib.kernel.merge import merge_runs
 from persist_lib.kernel.order import take
 from persist_lib.kernel.pairs import pairs

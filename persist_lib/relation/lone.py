@@ -16,16 +16,25 @@ from persist_lib.errors import Indeterminate, LeaseExpired, PersistError, TimedO
 from persist_lib.format.parts import within as within_times
 from persist_lib.frontier import MINIMUM, Antichain, at
 from persist_lib.ids import SeqNo
-from persist_lib.kernel.by_key import Counts
 from persist_lib.kernel.columns import at_time
 from persist_lib.kernel.consolidate import consolidate
+from persist_lib.kernel.keyset import Counts
 from persist_lib.location.wrap.deadline import within
 from persist_lib.location.wrap.spending import Spending
 from persist_lib.relation.appends import Appended, Batching, Changed
 from persist_lib.relation.commit import Kind, Place, Share, commit_shares
 from persist_lib.relation.key_lookup import check_constraints
-from persist_lib.relation.next_time import Named, format_since, next_time
-from persist_lib.relation.registration import Registration, inline_room, outrun, timed_out, undoubted, whole
+from persist_lib.relation.registration import (
+    Named,
+    Registration,
+    format_since,
+    inline_room,
+    next_time,
+    outrun,
+    timed_out,
+    undoubted,
+    whole,
+)
 from persist_lib.relation.verbs import NOTHING, UNKNOWN, Change, Changes, Turn, Verbs
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table

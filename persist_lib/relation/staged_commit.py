@@ -23,14 +23,13 @@ from persist_lib.errors import Indeterminate, LeaseExpired, PersistError
 from persist_lib.format.paths import blob_key
 from persist_lib.frontier import Antichain
 from persist_lib.ids import WriterId
-from persist_lib.kernel.by_key import Counts
 from persist_lib.kernel.columns import at_time
+from persist_lib.kernel.keyset import Counts
 from persist_lib.location.wrap.deadline import within
 from persist_lib.location.wrap.spending import Spending
 from persist_lib.relation.appends import Appended
 from persist_lib.relation.commit import Kind, Place, Share, commit_shares
 from persist_lib.relation.differences import Overwriting, Pair, Source, Upserting, assembled, batch_of, check_all
-from persist_lib.relation.next_time import next_time, staged_token
 from persist_lib.relation.registration import (
     Lent,
     Registration,
@@ -38,6 +37,8 @@ from persist_lib.relation.registration import (
     check_produced,
     inline_room,
     lease_ended,
+    next_time,
+    staged_token,
     undoubted,
     whole,
 )

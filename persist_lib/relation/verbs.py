@@ -23,14 +23,12 @@ from persist_lib.core.state import Version
 from persist_lib.errors import LeaseExpired, PersistError
 from persist_lib.frontier import Antichain
 from persist_lib.ids import SeqNo, parse_token
-from persist_lib.kernel.by_key import Counts
 from persist_lib.kernel.consolidate import consolidate
-from persist_lib.kernel.keyset import Keys
+from persist_lib.kernel.keyset import Counts, Keys
 from persist_lib.location.wrap.spending import Spending
 from persist_lib.relation.key_lookup import Looking
-from persist_lib.relation.next_time import Named, next_time, since_of
 from persist_lib.relation.ordered_writer import Brought, Done, OrderedWriter
-from persist_lib.relation.registration import check_produced
+from persist_lib.relation.registration import Named, check_produced, next_time, since_of
 from persist_lib.relation.row_selection import RowSelection
 from persist_lib.relation.statements import Apply, Delete, Statement, Update, Upsert
 from persist_lib.relation.statements import Change as New

@@ -26,8 +26,8 @@ from persist_lib.client import Client
 from persist_lib.errors import Corrupt, InvalidUsage, SinceViolation, UpperMismatch
 from persist_lib.kernel.columns import array_of, integers, plain
 from persist_lib.kernel.order import take
-from persist_lib.relation.next_time import store_time
 from persist_lib.relation.reader import ReadHandle
+from persist_lib.relation.registration import store_time
 from persist_lib.relation.writer import WriteHandle
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import DIFF, TIME, TIME_FIELD, Schema

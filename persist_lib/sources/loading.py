@@ -24,9 +24,9 @@ from persist_lib.client import Client
 from persist_lib.client import open as open_client
 from persist_lib.config import Config
 from persist_lib.errors import Gone, InvalidUsage
+from persist_lib.kernel.columns import packed, unpacked
 from persist_lib.kernel.fingerprint import hash_rows
 from persist_lib.kernel.order import take
-from persist_lib.kernel.packing import packed, unpacked
 from persist_lib.runtime.ambient import Deadline, Runtime
 from persist_lib.schema.schema import Schema
 from persist_lib.sources.bindings import Bound, Marks, Window, read_parts, schemas_of, windows

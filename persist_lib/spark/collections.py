@@ -30,8 +30,7 @@ from persist_lib.errors import LeaseExpired, NotComplete, NotFound, ShardFinishe
 from persist_lib.format.predicate import Where
 from persist_lib.frontier import Antichain
 from persist_lib.relation.reader import ReadHandle
-from persist_lib.relation.row_selection import KeyRange
-from persist_lib.relation.view import widened
+from persist_lib.relation.row_selection import KeyRange, widened
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import DIFF, TIME, Schema
 from persist_lib.spark.slices import (

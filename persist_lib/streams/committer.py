@@ -37,7 +37,7 @@ from persist_lib.runtime.ambient import Deadline
 from persist_lib.runtime.forks import Stage, enrol
 from persist_lib.runtime.threads import is_ending
 from persist_lib.shard.commit import Wanted
-from persist_lib.shard.in_doubt import until_decided
+from persist_lib.shard.committer import until_decided
 from persist_lib.streams.lock import WriterLock, commit_together, hold_command
 from persist_lib.streams.stream_state import Call, Op, Step, Stream, plan
 

@@ -32,9 +32,8 @@ from persist_lib.maintain.duties import Maintained
 from persist_lib.maintain.publish.shards import lone
 from persist_lib.maintain.publish.steps import Format, Published, Withdrawn, publish_shard, withdraw
 from persist_lib.maintain.worker import Worker
-from persist_lib.relation.row_selection import Asked
+from persist_lib.relation.row_selection import Asked, recast
 from persist_lib.relation.statements import Done, Restore
-from persist_lib.relation.view import recast
 from persist_lib.runtime.each import Each
 from persist_lib.schema.evolution import adopted, changes_between
 from persist_lib.schema.schema import Schema, comes_before

@@ -24,8 +24,8 @@ from persist_lib.location.wrap.spending import Spending
 from persist_lib.relation import held
 from persist_lib.relation.changes import Changes, MemoryUpdates
 from persist_lib.relation.listen import Updates
-from persist_lib.relation.next_time import Named, bounds_of, since_of
 from persist_lib.relation.reader import PURPOSE_LETTERS
+from persist_lib.relation.registration import Named, bounds_of, since_of
 from persist_lib.relation.row_selection import Asked, ReadArguments, RowSelection
 from persist_lib.relation.statements import Change, Delete, Done, Insert, Statement, Update, Upsert
 from persist_lib.runtime.ambient import Deadline

@@ -34,12 +34,12 @@ from persist_lib.errors import (
 from persist_lib.frontier import at
 from persist_lib.ids import SeqNo
 from persist_lib.relation.deleted_keys import Keeping
-from persist_lib.relation.next_time import Named, bounds_of, store_time
+from persist_lib.relation.registration import Named, bounds_of, store_time
 from persist_lib.relation.row_selection import RowSelection
 from persist_lib.relation.snapshot import PlaceContents
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import Schema, comes_before
-from persist_lib.shard.in_doubt import until_decided
+from persist_lib.shard.committer import until_decided
 from persist_lib.shard.outcomes import find_placed
 from persist_lib.timeline.table_snapshot import TableSnapshot
 from persist_lib.timeline.view import Heads, View, pause

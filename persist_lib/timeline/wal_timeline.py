@@ -24,10 +24,10 @@ from persist_lib.frontier import at
 from persist_lib.relation.changes import Changes, changes_known
 from persist_lib.relation.conversions import selected
 from persist_lib.relation.held import kept_of
-from persist_lib.relation.next_time import Named
 from persist_lib.relation.reader import ReadHandle
 from persist_lib.relation.reader_lease import too_early
-from persist_lib.relation.row_selection import RowSelection, added_up
+from persist_lib.relation.registration import Named
+from persist_lib.relation.row_selection import RowSelection, summed
 from persist_lib.relation.writer import WriteHandle
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import DIFF
@@ -110,7 +110,7 @@ class WalLine(Line):
         """What the WAL has of it; None where the table became another one, or the tail begins later."""
         if from_ < self.since or (entries := self.entries(view.id, from_, to)).has_break():
             return None
-        return added_up(wanted.schema, *_rows(entries, wanted))
+        return summed(wanted.schema, *_rows(entries, wanted))
 
     def sender(self, changes: Sequence[tuple[View, pa.Table]], name: Named, deadline: Deadline) -> Sender:
         """Appends to the WAL, if its upper is right after that time: one compare-and-set."""
@@ -308,7 +308,7 @@ class WalLine(Line):
             except SinceViolation:
                 self._catch_up(view, as_of, upper, deadline)
             else:
-                return wanted, added_up(wanted.schema, base, *_rows(entries, wanted))
+                return wanted, summed(wanted.schema, base, *_rows(entries, wanted))
 
     def _catch_up(self, view: View, as_of: int, upper: int, deadline: Deadline) -> None:
         """Bring the table's own data up to what a read of it needs, or wait for those who do."""
@@ -335,5 +335,5 @@ def _rows(entries: Entries, wanted: RowSelection) -> list[pa.Table]:
         pending.append(entry.rows(wanted.schema))
         size += pending[-1].nbytes
         if size > ROUND_BYTES:
-            found, pending, size = [*found, wanted.kept(added_up(wanted.schema, *pending))], [], 0
-    return [*found, wanted.kept(added_up(wanted.schema, *pending))] if pending else found
+            found, pending, size = [*found, wanted.kept(summed(wanted.schema, *pending))], [], 0
+    return [*found, wanted.kept(summed(wanted.schema, *pending))] if pending else found

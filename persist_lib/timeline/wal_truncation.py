@@ -22,11 +22,11 @@ from persist_lib.catalog.records import CollectionRecord, KeptDeletes, Rendition
 from persist_lib.catalog.wal import SCHEMA, wal_shard
 from persist_lib.client import Client
 from persist_lib.errors import HoldConflict, Indeterminate, ShardFinished, SinceViolation, UpperMismatch
-from persist_lib.kernel.by_key import replacing
 from persist_lib.kernel.columns import at_time, integers
+from persist_lib.kernel.keyset import replacing
 from persist_lib.relation.deleted_keys import AT, DELETED_AT, FLOOR, floor_of, forget
-from persist_lib.relation.next_time import store_time
 from persist_lib.relation.reader import ReadHandle
+from persist_lib.relation.registration import store_time
 from persist_lib.relation.row_selection import RowSelection
 from persist_lib.relation.writer import WriteHandle
 from persist_lib.runtime.ambient import Deadline
