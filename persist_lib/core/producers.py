@@ -48,13 +48,11 @@ def cannot_produce(state: State, name: str) -> r.Refusal | None:
 
 
 def produced(
-    state: State, command: c.CompareAndAppend, seqno: SeqNo
-) -> tuple[tuple[str, Produced | None, Produced | None], ...]:
-    """The edit by which the state remembers this append of a producer."""
-    if command.producer is None:
-        return ()
-    name, sequence = command.producer
-    return ((name, state.producers.get(name), Produced(sequence, seqno, command.batch.upper, command.now)),)
+    state: State, command: c.CompareAndAppend, producer: tuple[str, int], seqno: SeqNo
+) -> tuple[str, Produced | None, Produced | None]:
+    """The edit by which the state remembers this append of its producer."""
+    name, sequence = producer
+    return name, state.producers.get(name), Produced(sequence, seqno, command.batch.upper, command.now)
 
 
 def forget(state: State, name: str, expected: int) -> StateDiff | r.Refusal:
