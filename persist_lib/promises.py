@@ -16,8 +16,7 @@ from persist_lib import pending_area, streams
 from persist_lib.catalog.catalog import Contents
 from persist_lib.catalog.copies import HOLDS as COPIES
 from persist_lib.catalog.describe import MINTED, Owners
-from persist_lib.catalog.names import LAYER, OF_SOURCES
-from persist_lib.catalog.records import CollectionRecord, RenditionRecord
+from persist_lib.catalog.records import LAYER, OF_SOURCES, CollectionRecord, RenditionRecord
 from persist_lib.catalog.renditions import Renditions
 from persist_lib.catalog.wal import wal_shard
 from persist_lib.client import Client

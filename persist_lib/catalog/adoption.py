@@ -7,8 +7,7 @@ from contextlib import suppress
 from functools import partial
 
 from persist_lib.catalog.metadata_shard import out_of_time
-from persist_lib.catalog.names import LAYER
-from persist_lib.catalog.records import CollectionRecord, RenditionRecord, schema_form
+from persist_lib.catalog.records import LAYER, CollectionRecord, RenditionRecord, schema_form
 from persist_lib.catalog.renditions import schema_for
 from persist_lib.catalog.wal import SCHEMA as WAL
 from persist_lib.catalog.wal import append_of, has_wal, make_wal, wal_shard
@@ -21,7 +20,7 @@ from persist_lib.core.transitions import apply
 from persist_lib.errors import Refused, ShardFinished, UpperMismatch
 from persist_lib.frontier import TOP, at
 from persist_lib.ids import SeqNo
-from persist_lib.relation.append_many import append_together
+from persist_lib.relation.writer import append_together
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.evolution import evolved
 from persist_lib.shard.commit import Machine, Wanted, try_commit_all

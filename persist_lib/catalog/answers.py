@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from persist_lib.catalog.difference_cache import difference, kept_difference
 from persist_lib.catalog.records import RenditionRecord
-from persist_lib.catalog.schema_compat import check_additive
+from persist_lib.catalog.renditions import check_additive
 from persist_lib.errors import PersistError, SchemaChanged, TimedOut, redacted
 from persist_lib.format.predicate import Where
 from persist_lib.frontier import Antichain, at

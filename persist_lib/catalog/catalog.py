@@ -18,8 +18,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from persist_lib.arguments import did_you_mean
 from persist_lib.catalog.metadata_shard import append_once, out_of_time, unheld
-from persist_lib.catalog.names import OF_CATALOGS
 from persist_lib.catalog.records import (
+    OF_CATALOGS,
     CollectionRecord,
     CommandRecord,
     Kind,

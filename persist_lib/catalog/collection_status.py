@@ -9,7 +9,7 @@ import msgspec
 
 from persist_lib.catalog.catalog import Contents
 from persist_lib.catalog.describe import Capability, Description, Do, RenditionDescription, Step
-from persist_lib.catalog.parallel import states_of
+from persist_lib.catalog.metadata_shard import states_of
 from persist_lib.catalog.records import CollectionRecord, RenditionRecord
 from persist_lib.catalog.renditions import Renditions, Timeline, upper_by
 from persist_lib.client import Client

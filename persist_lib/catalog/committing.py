@@ -13,10 +13,9 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
-from persist_lib.catalog.parallel import at_once
-from persist_lib.catalog.partition_rows import routed
+from persist_lib.catalog.metadata_shard import at_once
 from persist_lib.catalog.records import RenditionRecord
-from persist_lib.catalog.renditions import Span, Timeline, is_copied, meet
+from persist_lib.catalog.renditions import Span, Timeline, is_copied, meet, routed
 from persist_lib.catalog.writing import PAUSE_S, Active, Writing, Written
 from persist_lib.client import Client
 from persist_lib.core.state import Outcome
@@ -28,12 +27,11 @@ from persist_lib.kernel.columns import at_time
 from persist_lib.kernel.keyset import Counts
 from persist_lib.location.wrap.deadline import within
 from persist_lib.location.wrap.spending import Spending
-from persist_lib.relation.append_many import Append
 from persist_lib.relation.registration import Named, undoubted
 from persist_lib.relation.staged_commit import Prepared
 from persist_lib.relation.staging import append_prepared
 from persist_lib.relation.verbs import NOTHING, UNKNOWN, Change, Changes, Turn
-from persist_lib.relation.writer import WriteHandle
+from persist_lib.relation.writer import Append, WriteHandle
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table
 from persist_lib.shard.commit import Machine

@@ -27,12 +27,10 @@ import pyarrow as pa
 
 from persist_lib.arguments import check_callable, shown
 from persist_lib.catalog.answers import integer_times
-from persist_lib.catalog.names import LAYER
-from persist_lib.catalog.parallel import states_of
-from persist_lib.catalog.partition_rows import Spreading, Write, routed
+from persist_lib.catalog.metadata_shard import states_of
 from persist_lib.catalog.reader import RenditionReader
-from persist_lib.catalog.records import RenditionRecord
-from persist_lib.catalog.renditions import handed_over_at, meet
+from persist_lib.catalog.records import LAYER, RenditionRecord
+from persist_lib.catalog.renditions import Spreading, Write, handed_over_at, meet, routed
 from persist_lib.core.cost import Cost
 from persist_lib.errors import HoldConflict, InvalidUsage, SinceViolation, UpperMismatch
 from persist_lib.frontier import Antichain, at
@@ -43,7 +41,7 @@ from persist_lib.relation.snapshot import Split
 from persist_lib.relation.stage import Stage, Staged, Ticket
 from persist_lib.relation.writer import WriteHandle
 from persist_lib.runtime.ambient import Deadline
-from persist_lib.runtime.resource import Resource
+from persist_lib.runtime.threads import Resource
 from persist_lib.schema.schema import DIFF, TIME, Schema
 
 Transform = Callable[[pa.Table], pa.Table]

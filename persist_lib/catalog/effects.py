@@ -17,10 +17,8 @@ import msgspec
 from persist_lib.catalog.adoption import adopt, claim_member, join
 from persist_lib.catalog.catalog import Catalog, Changes, Contents, has_shard, setting, without
 from persist_lib.catalog.evolution import add_columns, evolve, evolving, older_columns
-from persist_lib.catalog.metadata_shard import append_once, out_of_time
-from persist_lib.catalog.names import HOLD, LAYER
-from persist_lib.catalog.parallel import at_once
-from persist_lib.catalog.records import OF_PLACES, CollectionRecord, CommandRecord, RenditionRecord
+from persist_lib.catalog.metadata_shard import append_once, at_once, out_of_time
+from persist_lib.catalog.records import HOLD, LAYER, OF_PLACES, CollectionRecord, CommandRecord, RenditionRecord
 from persist_lib.catalog.renditions import Renditions, Timeline, handed_over_at, is_copied, row_of, schema_for
 from persist_lib.catalog.wal import DROPPED, HANDED_OVER, append_of, has_wal, mark, wal_shard
 from persist_lib.catalog.wal import SCHEMA as WAL
@@ -37,7 +35,7 @@ from persist_lib.errors import (
 )
 from persist_lib.frontier import Antichain, at
 from persist_lib.ids import CATALOG
-from persist_lib.relation.append_many import Append
+from persist_lib.relation.writer import Append
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import Schema
 

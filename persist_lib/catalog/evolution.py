@@ -7,10 +7,8 @@ from contextlib import suppress
 from functools import partial
 
 from persist_lib.catalog.catalog import Contents
-from persist_lib.catalog.metadata_shard import out_of_time
-from persist_lib.catalog.names import LAYER
-from persist_lib.catalog.parallel import at_once
-from persist_lib.catalog.records import CollectionRecord, CommandRecord, RenditionRecord, schema_of
+from persist_lib.catalog.metadata_shard import at_once, out_of_time
+from persist_lib.catalog.records import LAYER, CollectionRecord, CommandRecord, RenditionRecord, schema_of
 from persist_lib.catalog.wal import EVOLVED, append_of, has_wal, wal_shard
 from persist_lib.catalog.wal import SCHEMA as WAL
 from persist_lib.client import Client
@@ -23,7 +21,7 @@ from persist_lib.errors import (
     ShardFinished,
     UpperMismatch,
 )
-from persist_lib.relation.append_many import append_together
+from persist_lib.relation.writer import append_together
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import Schema
 from persist_lib.shard.admin import evolve_schema

@@ -18,9 +18,8 @@ from persist_lib.catalog.collection_status import expiry_steps, holders
 from persist_lib.catalog.copies import HOLDS, hold_name
 from persist_lib.catalog.describe import Do, Step, Tended
 from persist_lib.catalog.effects import is_held_back, settle
-from persist_lib.catalog.names import HOLD, LAYER
 from persist_lib.catalog.publications import publication_steps
-from persist_lib.catalog.records import CollectionRecord, RenditionRecord, TimelineRecord
+from persist_lib.catalog.records import HOLD, LAYER, CollectionRecord, RenditionRecord, TimelineRecord
 from persist_lib.catalog.renditions import (
     Renditions,
     Timeline,

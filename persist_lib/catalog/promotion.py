@@ -19,8 +19,7 @@ from persist_lib.catalog.collection_status import describe, timeline_of
 from persist_lib.catalog.creation import Making
 from persist_lib.catalog.describe import Description
 from persist_lib.catalog.effects import settle
-from persist_lib.catalog.names import member_of, minted, parse_collection_name
-from persist_lib.catalog.parallel import states_of
+from persist_lib.catalog.metadata_shard import states_of
 from persist_lib.catalog.records import (
     OF_PLACES,
     CollectionRecord,
@@ -28,6 +27,9 @@ from persist_lib.catalog.records import (
     Kind,
     RenditionRecord,
     TimelineRecord,
+    member_of,
+    minted,
+    parse_collection_name,
     schema_form,
 )
 from persist_lib.catalog.renditions import Span, is_copied, meet

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from persist_lib.catalog.catalog import Contents
 from persist_lib.catalog.describe import Do, Step
-from persist_lib.catalog.parallel import at_once
+from persist_lib.catalog.metadata_shard import at_once
 from persist_lib.catalog.reader import RenditionReader
 from persist_lib.catalog.records import CollectionRecord, RenditionRecord
 from persist_lib.catalog.renditions import Timeline, upper_of

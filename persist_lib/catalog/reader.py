@@ -16,12 +16,18 @@ import pyarrow as pa
 from persist_lib.arguments import parse_flag, parse_seconds
 from persist_lib.catalog.answers import CollectionListen, CollectionSnapshot, CollectionUpdates, view_of
 from persist_lib.catalog.difference_cache import retracted
-from persist_lib.catalog.metadata_shard import unheld
-from persist_lib.catalog.names import LAYER
-from persist_lib.catalog.parallel import at_once
-from persist_lib.catalog.records import CollectionRecord, RenditionRecord
-from persist_lib.catalog.renditions import Renditions, Span, Timeline, schema_for, upper_by, upper_of
-from persist_lib.catalog.schema_compat import check_additive, is_additive
+from persist_lib.catalog.metadata_shard import at_once, unheld
+from persist_lib.catalog.records import LAYER, CollectionRecord, RenditionRecord
+from persist_lib.catalog.renditions import (
+    Renditions,
+    Span,
+    Timeline,
+    check_additive,
+    is_additive,
+    schema_for,
+    upper_by,
+    upper_of,
+)
 from persist_lib.catalog.writer import CollectionWriter, append_on
 from persist_lib.client import Client, for_layers
 from persist_lib.errors import (

@@ -19,10 +19,9 @@ import pyarrow as pa
 
 from persist_lib.arguments import not_pickled
 from persist_lib.catalog.committing import Committing, HandedOver
-from persist_lib.catalog.names import LAYER
-from persist_lib.catalog.parallel import at_once, states_of
-from persist_lib.catalog.partition_rows import Spreading, Write
-from persist_lib.catalog.records import RenditionRecord
+from persist_lib.catalog.metadata_shard import at_once, states_of
+from persist_lib.catalog.records import LAYER, RenditionRecord
+from persist_lib.catalog.renditions import Spreading, Write
 from persist_lib.catalog.writing import Active, Written
 from persist_lib.core import refusals as r
 from persist_lib.core.cost import Cost

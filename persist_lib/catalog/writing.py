@@ -7,9 +7,8 @@ from typing import NamedTuple
 import msgspec
 import pyarrow as pa
 
-from persist_lib.catalog.names import LAYER
-from persist_lib.catalog.parallel import at_once, states_of
-from persist_lib.catalog.records import CollectionRecord, RenditionRecord
+from persist_lib.catalog.metadata_shard import at_once, states_of
+from persist_lib.catalog.records import LAYER, CollectionRecord, RenditionRecord
 from persist_lib.catalog.renditions import Renditions, Span, Timeline, meet, upper_of
 from persist_lib.catalog.wal import has_wal
 from persist_lib.client import Client, for_layers

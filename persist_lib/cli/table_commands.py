@@ -321,7 +321,7 @@ def create(
     terms = carried.terms()
     of = units.of(count, "shard")
     if dry_run:
-        from persist_lib.catalog.names import parse_collection_name
+        from persist_lib.catalog.records import parse_collection_name
 
         parse_collection_name(name)
         on = f" on timeline {timeline}" if kind == "timeline" else ""

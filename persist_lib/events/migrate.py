@@ -29,7 +29,7 @@ from persist_lib.events.log import (
 )
 from persist_lib.events.store import find_log, log_of, name_of
 from persist_lib.runtime import threads
-from persist_lib.runtime.resource import Resource
+from persist_lib.runtime.threads import Resource
 
 Progress = Callable[[int, int], object]
 """Called with the number of events that are done and their total number."""

@@ -18,7 +18,7 @@ from persist_lib.events.writer import LogWriter, open_writer
 from persist_lib.location.objects.target import CLOUDS
 from persist_lib.location.scheme import with_extra
 from persist_lib.runtime.ambient import Runtime
-from persist_lib.runtime.resource import Resource
+from persist_lib.runtime.threads import Resource
 
 DEFAULT = "disk"
 PIECE = re.compile(r"((?:[^:\\]|\\[:\\]|\\)*)(:|\Z)")

@@ -13,7 +13,7 @@ from functools import cached_property
 import pyarrow as pa
 
 from persist_lib.catalog.metadata_shard import finish_shard, unheld
-from persist_lib.catalog.names import OF_SOURCES
+from persist_lib.catalog.records import OF_SOURCES
 from persist_lib.client import Client
 from persist_lib.errors import Determinate, HoldConflict, NotFound, ShardFinished, UpperMismatch
 from persist_lib.schema.schema import DIFF, TIME, Schema

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist_lib.catalog.metadata_shard import append_once, out_of_time, unheld
-from persist_lib.catalog.names import OF_SOURCES
+from persist_lib.catalog.records import OF_SOURCES
 from persist_lib.client import Client
 from persist_lib.errors import Corrupt, InvalidUsage, SinceViolation, UpperMismatch
 from persist_lib.kernel.columns import array_of, integers, plain

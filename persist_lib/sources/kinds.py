@@ -16,7 +16,7 @@ from persist_lib.catalog import records
 from persist_lib.catalog.collection_arguments import MOST_SHARDS, parse_retention
 from persist_lib.catalog.describe import Owners
 from persist_lib.catalog.metadata_shard import Bodies, Row, finish_shard
-from persist_lib.catalog.names import OF_SOURCES
+from persist_lib.catalog.records import OF_SOURCES
 from persist_lib.client import Client
 from persist_lib.errors import Corrupt, Determinate, HoldConflict, InvalidUsage, NotFound, ShardFinished, SinceViolation
 from persist_lib.runtime.ambient import Deadline

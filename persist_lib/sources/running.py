@@ -17,8 +17,8 @@ import msgspec
 import pyarrow as pa
 
 from persist_lib.arguments import parse_seconds
-from persist_lib.catalog.multi_append import append_staged, open_stage
 from persist_lib.catalog.staging import CollectionStage, CollectionStaged
+from persist_lib.catalog.writer import append_staged, open_stage
 from persist_lib.config import MIB
 from persist_lib.errors import (
     Determinate,

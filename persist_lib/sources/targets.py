@@ -8,9 +8,9 @@ import pyarrow as pa
 
 from persist_lib.arguments import shown
 from persist_lib.catalog.answers import CollectionSnapshot
-from persist_lib.catalog.partition_rows import routed
 from persist_lib.catalog.reader import RenditionReader, inner_of
 from persist_lib.catalog.records import RenditionRecord
+from persist_lib.catalog.renditions import routed
 from persist_lib.catalog.writer import CollectionWriter, place_of, promise
 from persist_lib.errors import Diverged, NotFound
 from persist_lib.format.parts import within

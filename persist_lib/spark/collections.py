@@ -22,8 +22,7 @@ from persist_lib.catalog.controller import Controller
 from persist_lib.catalog.difference_cache import difference
 from persist_lib.catalog.reader import RenditionReader
 from persist_lib.catalog.records import CollectionRecord
-from persist_lib.catalog.renditions import Span, Timeline
-from persist_lib.catalog.schema_compat import check_additive
+from persist_lib.catalog.renditions import Span, Timeline, check_additive
 from persist_lib.client import Client, timelines_of
 from persist_lib.core.plan.compaction import TaskInput
 from persist_lib.errors import LeaseExpired, NotComplete, NotFound, ShardFinished

@@ -14,8 +14,8 @@ from persist_lib.catalog import publications
 from persist_lib.catalog.collection_arguments import parse_hold, parse_retention
 from persist_lib.catalog.copies import HOLDS
 from persist_lib.catalog.deleted_keys import no_carrier, parse_span
-from persist_lib.catalog.names import HOLD, rendition_shard
 from persist_lib.catalog.reader import inner_of
+from persist_lib.catalog.records import HOLD, rendition_shard
 from persist_lib.catalog.wal import has_wal, wal_shard
 from persist_lib.core import commands as c
 from persist_lib.core.cost import Cost

@@ -20,8 +20,7 @@ import pyarrow.compute as pc
 from persist_lib.catalog.catalog import Catalog
 from persist_lib.catalog.effects import is_held_back
 from persist_lib.catalog.metadata_shard import unheld
-from persist_lib.catalog.names import HOLD
-from persist_lib.catalog.records import CollectionRecord, TimelineRecord
+from persist_lib.catalog.records import HOLD, CollectionRecord, TimelineRecord
 from persist_lib.catalog.renditions import Renditions, Span, meet
 from persist_lib.catalog.wal import DROPPED, SCHEMA, wal_shard
 from persist_lib.errors import NotFound, ShardFinished, SinceViolation, UpperMismatch

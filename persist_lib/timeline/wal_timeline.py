@@ -14,8 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist_lib.catalog.catalog import Catalog
-from persist_lib.catalog.names import HOLD, LAYER
-from persist_lib.catalog.records import TimelineRecord
+from persist_lib.catalog.records import HOLD, LAYER, TimelineRecord
 from persist_lib.catalog.renditions import Span
 from persist_lib.catalog.wal import DROPPED, EVOLVED, SCHEMA, wal_shard
 from persist_lib.errors import Indeterminate, LeaseExpired, SinceViolation, UpperMismatch

@@ -17,8 +17,7 @@ from persist_lib.catalog.catalog import Catalog
 from persist_lib.catalog.collection_status import expiry_steps
 from persist_lib.catalog.describe import Do, Step
 from persist_lib.catalog.metadata_shard import unheld
-from persist_lib.catalog.names import HOLD, LAYER
-from persist_lib.catalog.records import CollectionRecord, KeptDeletes, RenditionRecord, TimelineRecord
+from persist_lib.catalog.records import HOLD, LAYER, CollectionRecord, KeptDeletes, RenditionRecord, TimelineRecord
 from persist_lib.catalog.wal import SCHEMA, wal_shard
 from persist_lib.client import Client
 from persist_lib.errors import HoldConflict, Indeterminate, ShardFinished, SinceViolation, UpperMismatch

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import persist_lib as persist
-from persist_lib.catalog.names import LAYER
+from persist_lib.catalog.records import LAYER
 from persist_lib.convert.by_key import without_times
 from persist_lib.errors import Indeterminate
 from persist_lib.frontier import at

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import persist_lib as persist
-from persist_lib.catalog.names import HOLD as COLLECTION
+from persist_lib.catalog.records import HOLD as COLLECTION
 from persist_lib.client import Client
 from persist_lib.core.holds import LAYER_HOLDS
 from persist_lib.relation.registration import FAR_MS
