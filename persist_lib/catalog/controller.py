@@ -25,7 +25,7 @@ from persist_lib.catalog.creation import Evolving
 from persist_lib.catalog.deleted_keys import KeepDeletes, KeepingDeletes, keeping, parse_keeping, parse_kept
 from persist_lib.catalog.describe import Capability, Description, Tended
 from persist_lib.catalog.handover import Handovers
-from persist_lib.catalog.maintenance import tend
+from persist_lib.catalog.maintenance import Asking, tend
 from persist_lib.catalog.planned import apply, exactly_of, plan
 from persist_lib.catalog.promotion import Promoting
 from persist_lib.catalog.publications import check_unpublished
@@ -273,7 +273,7 @@ class Controller(Promoting, Evolving, Handovers, KeepingDeletes, Resource):
     def _tended(self, timeout: float | None, only: str | None, **simulated: Any) -> Tended:
         from persist_lib.timeline.wal_truncation import timeline_steps  # noqa: PLC0415 - tables stand on the controller
 
-        return tend(self.catalog, self._deadline(timeout), timeline_steps, only=only, **simulated)
+        return tend(self.catalog, self._deadline(timeout), timeline_steps, only, Asking(**simulated))
 
     def reshard(self, name: str, shards: int, *, timeout: float | None = None) -> int:
         """Give a collection so many shards: make a rendition, copy the rows to it, hand over. Answers its number.

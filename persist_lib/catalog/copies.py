@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
 from typing import NamedTuple
@@ -146,16 +147,19 @@ def _rows_in(reader: RenditionReader, old: RenditionRecord, first: int, last: in
     return sum(one.count for one in batches if at(first) < one.upper and one.lower <= at(last))
 
 
+@dataclass
 class _Share:
     """The updates of one new shard in one stretch, read from all old shards: again each time it is iterated."""
 
-    def __init__(
-        self, reader: RenditionReader, old: RenditionRecord, new: RenditionRecord, index: int, first: int, last: int,
-        transform: Transform | None, deadline: Deadline, reading: Reading,
-    ) -> None:  # fmt: skip
-        self._reading = reading
-        self._reader, self._old, self._new, self._index = reader, old, new, index
-        self._first, self._last, self._transform, self._deadline = first, last, transform, deadline
+    _reader: RenditionReader
+    _old: RenditionRecord
+    _new: RenditionRecord
+    _index: int
+    _first: int
+    _last: int
+    _transform: Transform | None
+    _deadline: Deadline
+    _reading: Reading
 
     def __iter__(self) -> Iterator[pa.Table]:
         for handle in self._reader.shards_of(self._old):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -50,20 +50,31 @@ class TimelineSteps(Protocol):
     ) -> Generator[tuple[Step, Do], None, None]: ...
 
 
+class Asking(NamedTuple):
+    """How collections are to be looked after.
+
+    With `dry_run` nothing is changed. With `heeds_pauses`, what is paused waits, and its step says for whom. With
+    `planned`, steps of collections that give something up wait unless they are exactly among these (`Step.exactly`).
+    `as_if_dropped` says what would be done once it is dropped, `given_up` once this rendition of it is given up.
+    """
+
+    dry_run: bool = False
+    as_if_dropped: bool = False
+    given_up: int | None = None
+    heeds_pauses: bool = False
+    planned: Collection[Sequence[str]] | None = None
+
+
 def tend(
-    catalog: Catalog, deadline: Deadline, timeline_steps: TimelineSteps, *, only: str | None = None,
-    dry_run: bool = False, as_if_dropped: bool = False, given_up: int | None = None,
-    heeds_pauses: bool = False, planned: Collection[Sequence[str]] | None = None,
+    catalog: Catalog, deadline: Deadline, timeline_steps: TimelineSteps, only: str | None = None,
+    asked: Asking = Asking(),  # noqa: B008 - it cannot be changed
 ) -> Tended:  # fmt: skip
     """Look after the collection with this id and its deleted keys, or after all, and then after the WALs of tables.
 
-    With `dry_run` nothing is changed. One that cannot be looked after stops none of the others: at the end an error of
-    the gravest failure's kind names all of them, with what was done in its field `done`.
-
-    With `heeds_pauses`, what is paused waits, and its step says for whom. With `planned`, steps of collections that
-    give something up wait unless they are exactly among these (`Step.exactly`). `as_if_dropped` says what would be done
-    once it is dropped, `given_up` once this rendition of it is given up.
+    One that cannot be looked after stops none of the others: at the end an error of the gravest failure's kind names
+    all of them, with what was done in its field `done`.
     """
+    dry_run, as_if_dropped, given_up, heeds_pauses, planned = asked
     done: list[Step] = []
     tried = Each[None]()
     contents = catalog.fetch()

@@ -91,7 +91,7 @@ def kept(statement: Statement, keeping: Keeping, old: pa.Table, look: Look, now:
         return _Ordered(statement, keeping, old, _Marks(keeping, look(_of(keeping, keys)), now)).kept(keys)
     changes, counts = statement.changes(old)
     if isinstance(statement, Restore) and statement.marks is not None and statement.marks.schema == marks.contents:
-        there = look(RowSelection.of(marks))
+        there = look(RowSelection(marks))
         return Kept(changes, replacing(marks, there, statement.marks), counts, changes.select(schema.key_names))
     keys = Keys.of(schema, changes).table
     found = _Marks(keeping, look(_of(keeping, keys)), now) if keys.num_rows else None

@@ -43,7 +43,7 @@ from persist_lib.schema.width import row_bytes
 from persist_lib.shard.batches import Builder, Built
 from persist_lib.shard.commit import Machine
 from persist_lib.shard.leases import Leases, Registering
-from persist_lib.shard.runs import Stored, inputs_of, open_runs, overlapping
+from persist_lib.shard.runs import Stored, inputs_of, overlapping
 
 ONCE = at(1)
 """Beyond the time at which parts are written whose time the commit says."""
@@ -203,7 +203,7 @@ class Source:
         """All staged rows in order, each data once, in tables of bounded size."""
         inputs = [TaskInput(run, 0, None) for run in self._few_runs(state)]
         machine = self._machine
-        streams = open_runs(machine.blob, machine.shard, inputs, state.schemas, self._schema)
+        streams = Stored(machine.blob, machine.shard, state.schemas, self._schema).streams(inputs)
         return merge_runs(streams, self._schema, merge_bytes=machine.config.merge_bytes // 2)
 
     def _few_runs(self, state: State) -> list[tuple[Part, ...]]:

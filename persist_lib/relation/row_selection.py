@@ -78,21 +78,6 @@ class RowSelection(NamedTuple):
     shown: Schema | None = None
     """The reader's columns, where rows have some that were added since."""
 
-    @classmethod
-    def of(
-        cls, schema: Schema, what: str = "the table", *, columns: object = None, key: Sequence[object] | None = None,
-        key_from: Sequence[object] | None = None, key_to: Sequence[object] | None = None, keys: object = None,
-        filter: pc.Expression | None = None,
-        diff: bool = False,
-    ) -> RowSelection:  # fmt: skip
-        """What the arguments of a read of `what` say. Raises InvalidUsage."""
-        range_ = KeyRange.of(schema, key, key_from, key_to)
-        if keys is not None and range_ != KeyRange():
-            raise InvalidUsage("pass either keys, or key, or key_from and key_to", keys=keys)
-        found = None if keys is None else keys_of(schema, keys)
-        names, where = parse_columns(schema, what, columns), Where.of(schema.data, filter)
-        return cls(schema, range_, found, where, names, parse_flag(diff, "diff"))
-
     def whole(self) -> RowSelection:
         """The same rows with all their columns."""
         return self._replace(columns=None)
@@ -142,7 +127,12 @@ class Asked(NamedTuple):
 
     def of(self, schema: Schema, what: str = "the table") -> RowSelection:
         """What they say of rows of this schema, which `what` has. Raises InvalidUsage."""
-        return RowSelection.of(schema, what, **self._asdict())
+        range_ = KeyRange.of(schema, self.key, self.key_from, self.key_to)
+        if self.keys is not None and range_ != KeyRange():
+            raise InvalidUsage("pass either keys, or key, or key_from and key_to", keys=self.keys)
+        found = None if self.keys is None else keys_of(schema, self.keys)
+        names, where = parse_columns(schema, what, self.columns), Where.of(schema.data, self.filter)
+        return RowSelection(schema, range_, found, where, names, parse_flag(self.diff, "diff"))
 
 
 def by_keys(schema: Schema, keys: Keys) -> RowSelection:

@@ -390,10 +390,7 @@ class Staging(LoneWriter, StagedVerbs[Batched, None, Appended, Changed, Staged])
         if staged:
             registration = Lent(machine, self._leases, staged[0].writer)
             uploader = Lease(machine, staged[0].writer, staged[0].lease_ms)
-        return Commit(
-            machine, self._leases, self.schema, self._schema_id, registration, uploader, producer, deadline, spent,
-            staged,
-        )  # fmt: skip
+        return Commit(self, registration, uploader, producer, deadline, spent, staged)
 
     def _staged_under(self, writer: WriterId, lease_ms: int, bounds: tuple[Antichain, Antichain] | None) -> Stage:
         machine = self.machine

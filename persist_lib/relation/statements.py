@@ -23,7 +23,7 @@ from persist_lib.kernel.constraints import find_violation
 from persist_lib.kernel.keyset import Counts, Keys, count_deleted, count_upserted, one_row_each, replacing
 from persist_lib.kernel.order import adjacent_ties, take
 from persist_lib.relation.key_lookup import check_order_by, completed, filled, has_several, last_of_each
-from persist_lib.relation.row_selection import RowSelection, by_keys, in_older_columns, summed
+from persist_lib.relation.row_selection import Asked, RowSelection, by_keys, in_older_columns, summed
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import DIFF, DIFF_FIELD, Schema
 
@@ -133,7 +133,7 @@ class Restore(Statement):
     """
 
     def __init__(self, table: str, schema: Schema, rows: pa.Table, marks: pa.Table | None = None) -> None:
-        super().__init__(table, schema, wanted=RowSelection.of(schema))
+        super().__init__(table, schema, wanted=RowSelection(schema))
         self._rows, self.marks = rows, marks
 
     def changes(self, old: pa.Table) -> tuple[pa.Table, Counts]:
@@ -147,7 +147,7 @@ class Update(Statement):
     def __init__(self, table: str, schema: Schema, change: Change, keys: object, filter: pc.Expression | None) -> None:
         every = keys is None and filter is None
         super().__init__(
-            table, schema, **({"wanted": RowSelection.of(schema)} if every else _chosen(table, schema, keys, filter))
+            table, schema, **({"wanted": RowSelection(schema)} if every else _chosen(table, schema, keys, filter))
         )
         if isinstance(change, Mapping):
             self._check_names(change)
@@ -337,7 +337,7 @@ def _chosen(table: str, schema: Schema, keys: object, filter: pc.Expression | No
         )
     if keys is not None:
         return {"keyed": parse_keys(schema, keys)}
-    return {"wanted": RowSelection.of(schema, filter=filter)}
+    return {"wanted": Asked(filter=filter).of(schema)}
 
 
 def _computed(data: pa.Table, change: Mapping[str, Any]) -> pa.Table:

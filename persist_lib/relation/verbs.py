@@ -378,7 +378,7 @@ class _Executed:
 
     def __call__(self, turn: Turn[Any], deadline: Deadline) -> Changes:
         schema, keyed = self._schema, self._statement.keyed
-        wanted = self._statement.wanted or RowSelection.of(schema)
+        wanted = self._statement.wanted or RowSelection(schema)
         found, uppers = [empty_table(schema.contents)], set()
         shares = [None] * len(turn.places) if keyed is None else turn.shares(keyed)
         for (machine, version), share in zip(turn.places, shares, strict=True):

@@ -24,7 +24,7 @@ from persist_lib.ids import SeqNo, WriterId, parse_producer, parse_token
 from persist_lib.location.api import Consensus
 from persist_lib.location.wrap.spending import Spending
 from persist_lib.relation.appends import Appended, Batching, Changed
-from persist_lib.relation.commit import Share, commit_shares
+from persist_lib.relation.commit import Appending, Share, commit_shares
 from persist_lib.relation.registration import parse_bounds, whole
 from persist_lib.relation.staged_commit import Prepared
 from persist_lib.relation.staging import Staging
@@ -93,7 +93,7 @@ class WriteHandle(Staging):
                     return self._append_rest(tables, low, upper, deadline, token, spent)
                 builder = self._builder(deadline)
                 built = self._build(builder, tables, low, upper, deadline, by_time=True)
-                return self._commit(builder, built, rest, c.Append, deadline, token, spent)
+                return self._commit(builder, built, self._how(c.Append, token, place=rest), deadline, spent)
 
         return self._in_turn(timeout, append)
 
@@ -117,7 +117,8 @@ class WriteHandle(Staging):
             with Spending() as spent:
                 while True:
                     try:
-                        return self._commit(self._builder(deadline), built, from_upper, c.Append, deadline, None, spent)
+                        how = self._how(c.Append, None, place=from_upper)
+                        return self._commit(self._builder(deadline), built, how, deadline, spent)
                     except LeaseExpired:  # registered again: it is the same wherever upper is by then
                         if self._registration.is_closed or deadline.has_passed():
                             raise
@@ -148,7 +149,7 @@ def share_of(
         return updates.share(write.machine, token, deadline)
     builder = write._builder(deadline)
     built = write._build(builder, write._checked(updates, *bounds, times), *bounds, deadline)
-    return write._share(builder, built, whole, c.CompareAndAppend, deadline, token, producer)
+    return write._share(builder, built, Appending(whole, c.CompareAndAppend, token, producer), deadline)
 
 
 class Append(msgspec.Struct, frozen=True):

@@ -92,29 +92,6 @@ def newest_schema(schema: Schema, schemas: Sequence[Schema], inputs: Iterable[Ta
     return named_as(schemas[max(own, newest)], schema)
 
 
-def open_runs(
-    blob: Blob,
-    shard: ShardId,
-    inputs: Sequence[TaskInput],
-    schemas: Sequence[Schema],
-    schema: Schema,
-    key_lower: bytes | None = None,
-    key_upper: bytes | None = None,
-    *,
-    columns: Sequence[str] | None = None,
-    where: Where | None = None,
-    batch_rows: int = BATCH_ROWS,
-) -> list[Iterator[pa.Table]]:
-    """One stream of sorted updates for each run. Nothing is fetched before it is asked for."""
-    return [
-        open_run(
-            [source_of(blob, shard, part, run, schemas) for part in run.parts],
-            schema, key_lower=key_lower, key_upper=key_upper, columns=columns, where=where, batch_rows=batch_rows,
-        )
-        for run in overlapping(inputs, key_lower, key_upper)
-    ]  # fmt: skip
-
-
 class Stored(NamedTuple):
     """Where runs are stored, the schemas of their parts, the schema to read them in, and which rows are wanted.
 
@@ -133,11 +110,19 @@ class Stored(NamedTuple):
         return self.key_lower is None and self.key_upper is None and self.where is None
 
     def streams(self, inputs: Sequence[TaskInput], columns: Sequence[str] | None = None) -> list[Iterator[pa.Table]]:
-        """One stream for each run, of these columns (None: all) with `_time` and `_diff`."""
-        return open_runs(
-            self.blob, self.shard, inputs, self.schemas, self.schema, self.key_lower, self.key_upper,
-            columns=columns, where=self.where, batch_rows=ALONE_ROWS if len(inputs) == 1 else BATCH_ROWS,
-        )  # fmt: skip
+        """One stream of sorted updates for each run, of these columns (None: all) with `_time` and `_diff`.
+
+        Nothing is fetched before it is asked for.
+        """
+        batch_rows = ALONE_ROWS if len(inputs) == 1 else BATCH_ROWS
+        return [
+            open_run(
+                [source_of(self.blob, self.shard, part, run, self.schemas) for part in run.parts],
+                self.schema, key_lower=self.key_lower, key_upper=self.key_upper, columns=columns, where=self.where,
+                batch_rows=batch_rows,
+            )
+            for run in overlapping(inputs, self.key_lower, self.key_upper)
+        ]  # fmt: skip
 
     def sums(self, inputs: Sequence[TaskInput]) -> Sums:
         """The sums over the updates, read in bounded memory. Raises Damage if a part is not what was written."""
@@ -287,7 +272,7 @@ def read_updates(
 ) -> Iterator[pa.Table]:
     """The updates of these batches with times in `[lower, upper)`, as they are: run after run."""
     inputs = inputs_of(batches, lower, upper)
-    for run in open_runs(blob, shard, inputs, schemas, schema):
+    for run in Stored(blob, shard, schemas, schema).streams(inputs):
         yield from run
 
 

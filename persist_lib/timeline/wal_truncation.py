@@ -26,7 +26,7 @@ from persist_lib.kernel.keyset import replacing
 from persist_lib.relation.deleted_keys import AT, DELETED_AT, FLOOR, floor_of, forget
 from persist_lib.relation.reader import ReadHandle
 from persist_lib.relation.registration import store_time
-from persist_lib.relation.row_selection import RowSelection
+from persist_lib.relation.row_selection import Asked
 from persist_lib.relation.writer import WriteHandle
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table
@@ -90,7 +90,7 @@ def _forget_some(line: WalLine, owner: CollectionRecord, deadline: Deadline) -> 
         if kept is None or keeping is None:
             return False
         (rule, marks), now = keeping, line.client.consensus.now()
-        wanted = RowSelection.of(rule.marks, filter=_old(now - kept.span_ms))
+        wanted = Asked(filter=_old(now - kept.span_ms)).of(rule.marks)
         overdue = line.contents(marks, as_of, wanted, deadline).slice(0, MOST)
         if not overdue.num_rows:
             return False
