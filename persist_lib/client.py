@@ -418,7 +418,7 @@ def timelines_of(client: Client) -> Tables:
 def _do_all(steps: Sequence[Callable[[], None]]) -> None:
     """Do the steps one after the other, each even if those before it failed. Raises the first interrupt, or last error.
 
-    SUBTLE: this is no stack of callbacks (ExitStack), and calls nothing but the steps. An interrupt while such a stack
+    This is no stack of callbacks (ExitStack), and calls nothing but the steps. An interrupt while such a stack
     is filled, or within such a call, would leave out steps.
     """
     failure: BaseException | None = None

@@ -137,7 +137,7 @@ class Promises:
     def _promise(self, owners: Owners, collection: CollectionRecord, what: str) -> Iterator[Broken]:
         """Which rendition it is from when on, and that the history is there that readers may ask for.
 
-        SUBTLE: how far its data is says nothing. Writers promise ahead of it, and a copy may lack what comes next.
+        How far its data is says nothing. Writers promise ahead of it, and a copy may lack what comes next.
         """
         contents, name = owners.contents, collection.name
         known = [one for one in contents.renditions_of(collection.id) if one.state != "making"]

@@ -31,7 +31,7 @@ def adopt(
 ) -> dict[str, object] | str:
     """Make a shard the member that the rendition is of, and let the rendition shard, which is there, take over from it.
 
-    Answers the columns and the retention that it had then, or why it can never be. SUBTLE: a reason must hold for ever,
+    Answers the columns and the retention that it had then, or why it can never be. A reason must hold for ever,
     as another process may be at the same. So the rendition shard is closed before it is one: what adopts moves its
     upper in the same transaction, and finds it closed.
     """
@@ -62,7 +62,7 @@ def _commit(
         return c.Adopt(rendition.member, SeqNo(shard.version.seqno + 1))
 
     def inheriting(state: State, _now: int) -> c.Inherit:
-        # SUBTLE: of the same version of the shard from which the other one was just made, in the same turn.
+        # Of the same version of the shard from which the other one was just made, in the same turn.
         return inheritance(shard.state, token, state.upper)
 
     wanted = (Wanted(shard, adopting), Wanted(kept, inheriting))

@@ -98,7 +98,7 @@ def packed(parts: Sequence[PlaceContents], n: int) -> list[tuple[Split, ...]]:
     # Pieces that are finer than a group let groups be even where there are few groups for the shards.
     fine = max(n, min(FINER * n, FINER * len(parts)))
     cut = [part.splits(max(1, round(fine * part.size / max(1, total)))) for part in parts]
-    # SUBTLE: of pieces of one shard each counts the same, as `size` has whole parts, of which several pieces read.
+    # Of pieces of one shard each counts the same, as `size` has whole parts, of which several pieces read.
     pieces = [(index, split, parts[index].size / len(splits)) for index, splits in enumerate(cut) for split in splits]
     groups: dict[int, list[tuple[int, Split]]] = {}
     before = 0.0

@@ -4,7 +4,7 @@ Its rows are (kind, id) -> body: collections by their minted id, renditions by `
 that their callers gave them. A change is one compare-and-append at the catalog's upper, so that all changes by all
 processes come one after the other. Its times are a clock, so that it can be read as of a moment.
 
-SUBTLE: the schema does not say that rows are unique. A change retracts the row that it replaces as of the upper at
+The schema does not say that rows are unique. A change retracts the row that it replaces as of the upper at
 which it is appended, so they are; and to have the shard look that up again would cost more with each collection.
 """
 

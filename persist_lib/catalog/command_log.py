@@ -132,7 +132,7 @@ class Commanding(Acting):
     def _of(self, contents: Contents, collection: CollectionRecord, number: int) -> RenditionRecord:
         found = contents.renditions.get((collection.id, number))
         if found is not None and found.state == "making" and not self.client.read_only:
-            # SUBTLE: its shards have no hold yet, without which what is written could be given up.
+            # Its shards have no hold yet, without which what is written could be given up.
             for command in contents.pending(collection.id):
                 settle(self.catalog, command, self._deadline(None))
         if found is None or found.state == "dropping":

@@ -197,7 +197,7 @@ class Committing(Writing):
                 if (reached := meet(self.client, over[0][2].rendition.names)) == lower:
                     self._promise(self._ahead(promise), deadline)  # only for an append that can be: it is for ever
                     continue
-                if reached < lower:  # SUBTLE: others may come up to it at any moment, and it is not promised
+                if reached < lower:  # others may come up to it at any moment, and it is not promised
                     raise self._mismatch(lower, UpperMismatch("", expected=lower, actual=reached))
             promising = self._promising(timeline, promise, producer) if self.has_transactions else None
             pieces = [(start, end, span.rendition) for start, end, span in over]
@@ -215,7 +215,7 @@ class Committing(Writing):
     ) -> Append | None:  # fmt: skip
         """The promise as a part of the commit, if these times lack it. It fails where a handover was first."""
         target = self._ahead(promise) if timeline.upper < promise else timeline.upper
-        if producer is not None:  # SUBTLE: a producer is remembered where the promise is, which then has to move
+        if producer is not None:  # a producer is remembered where the promise is, which then has to move
             target = target.join(at((timeline.upper.time or 0) + 1))
         if target == timeline.upper:
             return None
@@ -268,7 +268,7 @@ class Committing(Writing):
     def _close_old(self, brought: Brought, over: Pieces, deadline: Deadline, token: bytes) -> Antichain:
         """Say that nothing more comes before the newest rendition, which can then be copied to its end.
 
-        SUBTLE: with the token of the append that it is for, so that a repeated append finds this done as well.
+        With the token of the append that it is for, so that a repeated append finds this done as well.
         """
         start = over[-1][0]
         if isinstance(brought, pa.Table) and len(updates_within(brought, over[0][0], start)):

@@ -161,7 +161,7 @@ def _one(found: Schema, schema: Schema, runs: Sequence[Iterator[pa.Table]], merg
 def in_columns(tables: Iterator[pa.Table], found: Schema, schema: Schema) -> Iterator[pa.Table]:
     """Contents of `found` in the columns of `schema`, with the same key, in its order, equal rows added up.
 
-    Columns that `found` does not have are null. SUBTLE: the rows of one key may be in two tables, so the last key of a
+    Columns that `found` does not have are null. The rows of one key may be in two tables, so the last key of a
     table waits for the next one.
     """
     if found.names == schema.names:

@@ -41,7 +41,7 @@ def older_columns(client: Client, contents: Contents, rendition: RenditionRecord
 def add_columns(client: Client, name: str, schema: Schema, number: int | None = None) -> None:
     """Give a shard a schema, as the one with this number, unless it has it. Other processes may be first.
 
-    Without a number: unless it has had it at any time. SUBTLE: a column that is renamed back gives a schema that was
+    Without a number: unless it has had it at any time. A column that is renamed back gives a schema that was
     there before, and so does a process that comes late with a former evolution.
     """
 
@@ -71,8 +71,8 @@ def refuse_older_programs(
 ) -> None:
     """Write a table's shards, and its WAL, in a format that programs which do not know the schema refuse.
 
-    They would apply rows of the WAL without the columns that they do not know, and retract rows without these. SUBTLE:
-    before any column is said to come, as such a program also finishes what the catalog says is pending.
+    They would apply rows of the WAL without the columns that they do not know, and retract rows without these. So this
+    comes before any column is said to come, as such a program also finishes what the catalog says is pending.
     """
     states = [client.inspect(name).state for record in renditions for name in record.names]
     least = max([MEMBERS, *(least_to_follow(state.schemas[-1], schema) for state in states)])
@@ -84,7 +84,7 @@ def refuse_older_programs(
 def evolve(client: Client, contents: Contents, command: CommandRecord, deadline: Deadline) -> None:
     """Add columns to the shards of renditions.
 
-    SUBTLE: the first shard of each comes last. Its schema is the collection's for whoever opens it.
+    The first shard of each comes last. Its schema is the collection's for whoever opens it.
     """
     schema, collection = schema_of(command.asked["schema"]), contents.collections[command.collection]
     if has_wal(collection):

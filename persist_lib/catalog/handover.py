@@ -273,7 +273,7 @@ class Handovers(Filling):
                 "handover cannot be before that",
                 collection=name, at=start, earliest=time,
             )  # fmt: skip
-        # SUBTLE: writers promise so far ahead of their data, again and again: one that is level never is beyond that.
+        # Writers promise so far ahead of their data, again and again: one that is level never is beyond that.
         slack = slack_of(collection, new.columns) if new.mode == "compare_and_append" else 0
         self._check_reach(name, new, time, slack, force=force)
         return new, timeline, time

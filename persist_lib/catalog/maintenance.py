@@ -191,7 +191,7 @@ class _Tending:
     def _move_holds(self, renditions: list[RenditionRecord]) -> Iterator[tuple[Step, Do]]:
         timeline = self._timeline(renditions)
         collection = self._collection
-        # SUBTLE: after a handover at a later time the promise is ahead of the data, of which history is kept.
+        # After a handover at a later time the promise is ahead of the data, of which history is kept.
         newest = (timeline.upper.meet(upper_of(self._client, timeline)).time or 1) - 1
         yield from self._keep(collection.shard, timeline)
         yield from self._follow_named(renditions, timeline)
@@ -238,7 +238,7 @@ class _Tending:
     def _follow_named(self, renditions: list[RenditionRecord], timeline: Timeline) -> Iterator[tuple[Step, Do]]:
         """Let history go that was kept for readers by a member's name: who is left of them has a lease on the member.
 
-        SUBTLE: readers of the collection have leases there, too. They hold no less in the rendition shard.
+        Readers of the collection have leases there, too. They hold no less in the rendition shard.
         """
         shard = self._collection.shard
         if (named := self._client.inspect(shard).state.holds.get(NAMED)) is None:
@@ -296,7 +296,7 @@ class _Tending:
         hold = state.holds.get(HOLD)
         if hold is None:
             return
-        # SUBTLE: where a shard is behind (a rendition that follows later), the hold waits for it, and moves then.
+        # Where a shard is behind (a rendition that follows later), the hold waits for it, and moves then.
         to = max(hold.since, at(target).meet(newest_time(state)))
         show = timeline.last.rendition.columns.show
         if hold.since < to or is_held_back(state, to):
@@ -431,7 +431,7 @@ def _is_over(record: RenditionRecord, timeline: Timeline) -> bool:
 def _hold_of(record: RenditionRecord, timeline: Timeline, upper: Antichain) -> tuple[int, str]:
     """From which time on a rendition's shards keep their history, and why.
 
-    SUBTLE: it may be behind what would be right by now, never ahead. A rendition that is to follow is kept from the
+    It may be behind what would be right by now, never ahead. A rendition that is to follow is kept from the
     promise on, as a handover is never before that, and at its newest time, as it is compared there. One that was
     handed over to is kept from just before that on: a copy of it may have begun with its contents then.
     """

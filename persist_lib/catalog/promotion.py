@@ -235,7 +235,7 @@ class Promoting(Making):
         elif not (all(complete) and is_copied(self.client, span.rendition, span.start)):
             reason = "its last handover is not complete yet: repeat that with advance=True first"
         elif len(written) > 1 and "append" in modes:
-            # SUBTLE: definite appends reach the shards one by one, and the rest of one could never come after this.
+            # Definite appends reach the shards one by one, and the rest of one could never come after this.
             reason = 'it has several shards and the mode "append", so that a write may have come to some of them only'
         elif old:
             reason = f"its shards need format {MEMBERS}: run `persist shard upgrade {' '.join(old)}` first"

@@ -189,7 +189,7 @@ class RenditionReader(Reader[CollectionSnapshot, CollectionLease]):
         self._kept.check_since(first)
         self.timeline()  # raises LeaseExpired
         reader = RenditionReader(self.client, self.collection, self.schema.times, None, self._owner or "listen")
-        reader.schema = self.schema  # SUBTLE: the newest rendition may have other columns, and the one at `start` not
+        reader.schema = self.schema  # the newest rendition may have other columns, and the one at `start` not
         try:
             kept_of(reader).check_since(first)  # this handle's lease may have ended before the other one began
             if not self.read_only:
@@ -224,7 +224,7 @@ class RenditionReader(Reader[CollectionSnapshot, CollectionLease]):
 
         try:
             open_(names[0], getattr(self, "schema", None))
-            # SUBTLE: while columns are being added, the first shard gets them last. All are read in its columns.
+            # While columns are being added, the first shard gets them last. All are read in its columns.
             at_once(self.client.runtime, lambda name: open_(name, found[names[0]].schema), names[1:])
         except BaseException:
             for handle in found.values():

@@ -52,7 +52,7 @@ def row_of(record: RenditionRecord, command: str) -> dict[str, object]:
 class Span(NamedTuple):
     """A rendition is the collection at times in `[start, end)`; `end` is None while nothing is known to follow.
 
-    SUBTLE: `command` names the handover. A rendition may be handed over to twice; a handover happens once.
+    `command` names the handover. A rendition may be handed over to twice; a handover happens once.
     """
 
     start: int
@@ -135,7 +135,7 @@ class Renditions:
                 if (error := kept_of(reader).expired(reader.machine.state)) is not None:
                     raise error
                 known = self._known
-                # SUBTLE: a reader may have let go of more than is promised. Nothing can be read then, nor has changed.
+                # A reader may have let go of more than is promised. Nothing can be read then, nor has changed.
                 is_ahead = known is not None and known.upper == upper <= at(since)
                 if known is None or not (is_ahead or (known.since, known.upper) == (since, upper)):
                     self._known = known = self._read(reader, since, upper)

@@ -198,7 +198,7 @@ class CollectionStaging(Committing, StagedVerbs[pa.Table, Active, Written, Writt
     def _appended_before(self, staged: Sequence[CollectionStaged], turn: Turn[Active]) -> Outcome | None:
         """The outcome of the append of all of these answers, if it was made. Raises InvalidUsage for some of them.
 
-        SUBTLE: asked once it is known which rendition is written. So an append to another one, which was handed over
+        Asked once it is known which rendition is written. So an append to another one, which was handed over
         since, is there already or never will be. And what some shards have, those that were read before it have too.
         """
         if not staged:

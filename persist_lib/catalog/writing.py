@@ -156,7 +156,7 @@ class Writing(Verbs[pa.Table, Active, Written, Written]):
     def _upper_to_change(self, span: Span, deadline: Deadline) -> Antichain:
         """The upper of all shards of a rendition, which is one unless a commit is under way.
 
-        SUBTLE: as far as this process knows. It has just read them; and where that is too old, the append is refused.
+        As far as this process knows. It has just read them; and where that is too old, the append is refused.
         """
         names = span.rendition.names
         uppers = {self._place(name).upper for name in names}

@@ -111,7 +111,7 @@ def _with_integers(table: pa.Table) -> pa.Table:
 
 def _read_jsonl(path: Path, types: Types) -> Iterator[pa.Table]:
     """Lines of objects, a block at a time."""
-    # SUBTLE: Arrow would fill a column that the file lacks with nulls, but it has to be refused. So only columns of the
+    # Arrow would fill a column that the file lacks with nulls, but it has to be refused. So only columns of the
     # first line are asked for.
     first, row = _first_row(path), 0
     types = {name: type_ for name, type_ in types.items() if name in first}

@@ -24,7 +24,7 @@ def problems_of(name: object, sequence: object) -> str | None:
     """Why this is no producer that could be stored; None if it is one."""
     if not isinstance(name, str) or not is_producer_name(name):
         return f"producer {name!r:.300}"
-    # SUBTLE: True is an int, and would be read again as a bool.
+    # True is an int, and would be read again as a bool.
     if type(sequence) is not int or not 0 <= sequence <= MOST_SEQUENCE:
         return f"sequence number {sequence!r:.100}"
     return None

@@ -182,7 +182,7 @@ def _append(state: State, seqno: SeqNo, command: c.CompareAndAppend | c.Append |
     if producer is not None and (refusal := cannot_produce(state, producer[0])):
         return refusal
     if isinstance(command, c.Append) and batch.upper <= state.upper:
-        # SUBTLE: upper is also past everything when another writer closed the shard before all data was in.
+        # Upper is also past everything when another writer closed the shard before all data was in.
         return r.WrongUpper(batch.lower, TOP) if state.upper.is_top() and batch.count else r.AlreadyDone()
     if isinstance(command, c.Append) and batch.lower < state.upper and _lies_beyond(batch, state.upper):
         batch = msgspec.structs.replace(batch, lower=state.upper)

@@ -211,7 +211,7 @@ def name_of(store: Store) -> str:
 def log_of(store: Store) -> bytes:
     """The id of the log in a store, which no other log has. Raises NotFound where there is none.
 
-    SUBTLE: the driver is closed again. While a process has a connection to a SQLite database that only reads (that of a
+    The driver is closed again. While a process has a connection to a SQLite database that only reads (that of a
     shard in `file:`), its other connections to it may not write either.
     """
     try:

@@ -27,7 +27,7 @@ Flags = npt.NDArray[np.bool_]
 TOP_BIT = np.uint64(1 << 63)
 WORD = 8
 BLOCK = 1 << 15
-# SUBTLE: Arrow's default pool gives memory back to the system at once, and a merge that allocates and frees windows
+# Arrow's default pool gives memory back to the system at once, and a merge that allocates and frees windows
 # then spends a sixth of its time on page faults. What the kernel copies is allocated from the C heap.
 POOL = pa.system_memory_pool()
 # KEEP[n] keeps the n leading bytes of a big-endian word.
@@ -85,7 +85,7 @@ def array_of(values: npt.NDArray[Any]) -> pa.Array:
 def is_same(one: pa.Table, other: pa.Table) -> bool:
     """Whether two tables of the same columns certainly have the same rows in the same order; quick, and never wrong.
 
-    SUBTLE: Arrow takes 0.0 and -0.0 for equal. Here they are different values, so that tables with floats may be the
+    Arrow takes 0.0 and -0.0 for equal. Here they are different values, so that tables with floats may be the
     same although this says False.
     """
     return not any(map(has_floats, one.schema.types)) and one.equals(other)
@@ -224,7 +224,7 @@ class ByteWords:
         every = np.ndarray(shape=(last + 1,), dtype="<u8", buffer=self.data, strides=(1,))
         if at.size == 0 or int(at.max()) <= last:
             return _swap(every[at])
-        # SUBTLE: the last values end less than a word before the end of the buffer. Load the last whole word instead,
+        # The last values end less than a word before the end of the buffer. Load the last whole word instead,
         # and shift; what lies wholly beyond the end is cleared by the caller, as it is beyond the value's length.
         over = np.maximum(at - last, 0)
         return _swap(every[at - over] >> (np.minimum(over, 7) * 8).astype(np.uint64))

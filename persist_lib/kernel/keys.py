@@ -314,7 +314,7 @@ def _escape_as(kind: str, raw: bytes) -> bytes:
 def _above(cell: bytes, raw: bytes | None, room: int, kind: str) -> bytes | None:
     """The encoded start of a value above all that start like this one; None where there is none.
 
-    SUBTLE: for text the last *character* is incremented, not the last byte, so that the bound still decodes.
+    For text the last *character* is incremented, not the last byte, so that the bound still decodes.
     """
     if raw is None:
         return _above_fixed(cell)

@@ -157,7 +157,7 @@ class _Merge:
     def _candidates(self, pieces: list[pa.Table]) -> Rows | None:
         """Which rows of one run (behind the carry) can equal the row after them; None for any.
 
-        A run is consolidated, so equal data has ascending times. SUBTLE: a sum that was split is the exception; its
+        A run is consolidated, so equal data has ascending times. A sum that was split is the exception; its
         shares are as large as a diff can be. The carry can equal whatever comes first.
         """
         diffs = _joined(pieces, DIFF)

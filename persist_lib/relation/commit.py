@@ -148,7 +148,7 @@ class Share:
             if self._kind is c.AppendNow:
                 outcome = done.outcome or outcome_since(done.after, self._token, done.seqno - 1)
                 return self._at(outcome, done.attempts, cost)
-            # SUBTLE: not `done.after.upper`: others of the same row may have gone on from there.
+            # Not `done.after.upper`: others of the same row may have gone on from there.
             return Appended(done.seqno, self._placed.upper, self._placed.count, self._token, done.attempts, cost)
         if done.outcome is not None:
             return self._at(done.outcome, 0, cost)

@@ -152,7 +152,7 @@ def _meetings(
 ) -> Iterator[tuple[pa.Table, pa.Table]]:
     """Pieces of contents in order, each with the changes up to its last row; the last piece has no rows.
 
-    SUBTLE: compaction splits a sum that does not fit into 64 bits. Such a sum shows in diffs as large as they can be,
+    Compaction splits a sum that does not fit into 64 bits. Such a sum shows in diffs as large as they can be,
     and has to be added up again, to raise DiffOverflow if it does not fit. So from the first diff on that is large, all
     that is left is merged; and all of it where some changes do not fit into memory.
     """
@@ -200,7 +200,7 @@ def _settle(schema: Schema, table: pa.Table) -> pa.Table:
 def _may_tie(table: pa.Table) -> Rows | None:
     """The rows whose data can equal that of the next row; None when any row's can.
 
-    A run is consolidated, so equal data has ascending times. SUBTLE: a sum that was split is the exception. Its shares
+    A run is consolidated, so equal data has ascending times. A sum that was split is the exception. Its shares
     are as large as a diff can be.
     """
     if table.num_rows == 0 or may_be_split(table):
@@ -212,7 +212,7 @@ def _may_tie(table: pa.Table) -> Rows | None:
 def _seamless(schema: Schema, joined: Sequence[str], tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
     """The tables that have rows, such that no two that follow one another have equal `joined` columns at their seam.
 
-    SUBTLE: a sum that does not fit stays split, so that it shows that it does not.
+    A sum that does not fit stays split, so that it shows that it does not.
     """
     last: pa.Table | None = None
     for table in tables:

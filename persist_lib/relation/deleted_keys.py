@@ -3,7 +3,7 @@
 A table that keeps them orders the changes of each key by a column. Its marks are rows of another table of its timeline,
 which changes in the same transactions: a key that was deleted, the column's value in the delete, and when that came. A
 mark that was kept long enough is forgotten, and the greatest value among those that are forgotten, the floor, stays.
-SUBTLE: no mark is made at or below the floor. There the floor decides, and a mark would say that nothing newer was
+No mark is made at or below the floor. There the floor decides, and a mark would say that nothing newer was
 forgotten.
 """
 

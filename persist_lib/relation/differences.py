@@ -123,7 +123,7 @@ def inline_tables(staged: Sequence[Staged], schema: Schema, schemas: Sequence[Sc
 SMALL_BYTES = 16 << 20
 """Staged rows of at most about this size are held in memory, and looked up by key."""
 DELETE = 1 << 32
-"""The diff of a row that says that its key is to have no row. SUBTLE: it is so large that however often a row is there,
+"""The diff of a row that says that its key is to have no row. It is so large that however often a row is there,
 as one to write and as one to delete, its sum tells both numbers, and the two never cancel each other."""
 MOST_RUNS = 64
 """How many runs of staged parts are read at once: each holds up to 8 MiB, and there may be a run for each task."""

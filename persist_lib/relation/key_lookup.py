@@ -42,8 +42,8 @@ from persist_lib.times import Unit, show_time
 class Looking:
     """The contents of some rows, read again as upper moves: then only what was appended since, where that can be told.
 
-    Contents are tables of the shard's newest schema, with the names and types of the writer's, consolidated. SUBTLE:
-    they are the sum of all updates that there are, and not contents as of a time that a reader could name. So it does
+    Contents are tables of the shard's newest schema, with the names and types of the writer's, consolidated.
+    They are the sum of all updates that there are, and not contents as of a time that a reader could name. So it does
     not matter how far since is.
     """
 

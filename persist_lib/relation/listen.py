@@ -63,7 +63,7 @@ class Patience:
     def pause(self, seqno: SeqNo) -> None:
         """Wait until there may be a version beyond `seqno`, the one that the caller has seen.
 
-        SUBTLE: after a notification that brought nothing new, one pause is an ordinary one. So no caller reads more
+        After a notification that brought nothing new, one pause is an ordinary one. So no caller reads more
         often with notifications than without them, whatever the store sends.
         """
         told_at, self._told_at = self._told_at, None
@@ -143,7 +143,7 @@ class Listener(Follow[Event]):
                 self._due = Updates(shown_times(self.schema, table)), True
                 yield
         progress = Progress(upper), False
-        self._due, self.frontier = progress, upper  # SUBTLE: an interrupt leaves both set, or neither
+        self._due, self.frontier = progress, upper  # an interrupt leaves both set, or neither
         yield
         self._let_go()
 

@@ -45,7 +45,7 @@ DOUBTS = 4
 class Doubt(NamedTuple, Generic[Brought]):
     """Appends that were sent together and whose outcome is unknown: their token, and how many updates each of them has.
 
-    Token and bounds name an append, so that the log can tell what became of it, whichever process asks. SUBTLE: the
+    Token and bounds name an append, so that the log can tell what became of it, whichever process asks. The
     handle that sent them repeats all of them when it repeats one, which decides them together.
     """
 

@@ -186,7 +186,7 @@ class ReaderLease(Kept):
         entry = state.readers.get(self.id) if self.id is not None else None
         if entry is None:
             return
-        # SUBTLE: do not move the hold just because there are newer states. Moving it makes a new state, so that would
+        # Do not move the hold just because there are newer states. Moving it makes a new state, so that would
         # never end.
         oldest = self._oldest_active()
         is_in_the_way = any(entry.seqno <= g.seqno < oldest for g in state.garbage.values()) or any(

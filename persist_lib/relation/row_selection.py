@@ -223,7 +223,7 @@ class View(msgspec.Struct, frozen=True):
 def conformed(tables: Iterator[pa.Table], found: Schema, wanted: Schema) -> Iterator[pa.Table]:
     """Tables of `found` (contents, or updates) in the columns of `wanted`, in the same order.
 
-    Columns that are not there are null. SUBTLE: where columns are left out, rows that become equal are added up within
+    Columns that are not there are null. Where columns are left out, rows that become equal are added up within
     a table; those of two tables stay apart, as rows in order with the same key may be many.
     """
     if found == wanted:

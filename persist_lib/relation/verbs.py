@@ -96,7 +96,7 @@ class Verbs(OrderedWriter[Brought, Done], Generic[Brought, Basis, Done, Counted]
 
         `updates` is what `compare_and_append` takes, without `_time`; all of it is held in memory. The time is
         `answer.upper.time - 1`. No updates are no append: nothing is written, and upper stays. `timeout`, `token` and
-        errors are those of `upsert`. SUBTLE: unlike an upsert, this call does the same again when it is repeated
+        errors are those of `upsert`. Unlike an upsert, this call does the same again when it is repeated
         without the token of its Indeterminate. With a `producer`, a name and a sequence number, it does not: it raises
         AlreadyProduced, as `compare_and_append` says.
         """
@@ -389,5 +389,5 @@ class _Executed:
             found.append(self._statement.in_its_columns(rows, looking.schema, self._told[0], **self._told[1]))
         old = found[1] if len(found) == 2 else consolidate(schema, pa.concat_tables(found))
         changes, counts = self._statement.changes(old)
-        # SUBTLE: an append at an upper that not all looks were at would be of older contents; this one loses its race.
+        # An append at an upper that not all looks were at would be of older contents; this one loses its race.
         return Changes(max(uppers) if len(uppers) == 1 else turn.lower, changes, counts)

@@ -234,7 +234,7 @@ def _committed_before(
 ) -> list[Appended]:
     """What an earlier call with this token did. Raises `refusal` if it did nothing, Indeterminate if that is unknown.
 
-    SUBTLE: the earlier call did all or nothing, so one shard that remembers it speaks for all. Others may have
+    The earlier call did all or nothing, so one shard that remembers it speaks for all. Others may have
     forgotten it.
     """
     verdicts = [judge(one.write.machine, token, *one.bounds) for one in checked]

@@ -65,7 +65,7 @@ class Upkeep:
         self._look(after)
         if told := [one for one in made if isinstance(one[1].command, c.AppendNow)]:
             return self._best(told, after)
-        # SUBTLE: where all are refused for want of room, there is no row by which anybody could be told.
+        # Where all are refused for want of room, there is no row by which anybody could be told.
         full = [place for place, one, answer in placed if wants_room(answer, one)]
         return self._say(full[0], (FLUSH,), after) if full and FLUSH in self._since else NO_CLIENT
 

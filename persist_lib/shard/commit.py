@@ -311,7 +311,7 @@ class Machines:
 
     Collections have machines of their own: a member takes nothing by its own name, also not of a handle that the same
     program opened by that before. `make` makes one for a shard and whose member it is, and does not keep the client.
-    SUBTLE: this takes no lock, as a fork could happen while another thread holds it. When two threads make one at once,
+    This takes no lock, as a fork could happen while another thread holds it. When two threads make one at once,
     both get the first one.
     """
 

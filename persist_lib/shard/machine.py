@@ -60,7 +60,7 @@ class Committed(NamedTuple):
 
     def calls_for(self, every: int) -> tuple[str, ...]:
         """The upkeep that the writer of this append has to do now. A rollup is due each `every` transitions."""
-        # SUBTLE: where nothing was read back, the states are old ones, by which it would be everybody's duty.
+        # Where nothing was read back, the states are old ones, by which it would be everybody's duty.
         is_own = self.is_read_back and rollup_is_duty(self.seqno, self.before, self.after, every)
         return tuple(dict.fromkeys((*self.due, ROLL_UP))) if is_own else self.due
 
@@ -112,7 +112,7 @@ class Prepared(NamedTuple):
     def is_remembered(self) -> bool | None:
         """Whether the newest state remembers that it was committed; None when it cannot tell.
 
-        SUBTLE: an append that was sent again to another server has the same token in another row, which may be the one
+        An append that was sent again to another server has the same token in another row, which may be the one
         that was committed at this seqno. So for a group the tokens can only say that it was not committed.
         """
         state, row = self.machine.fetch().state, self.row
@@ -233,7 +233,7 @@ class Shard:
     def addressed(self, command: Command, state: State) -> Command:
         """The command, naming the member that this machine is for, if the shard is one.
 
-        SUBTLE: only then, as a server of the release before knows no members.
+        Only then, as a server of the release before knows no members.
         """
         if not (self.member and state.member and isinstance(command, NamesMember)):
             return command

@@ -68,7 +68,7 @@ class Request:
     def fail(self, error: PersistError) -> None:
         """Answer it with an error. A second answer changes nothing.
 
-        SUBTLE: a repeated command may be held by another server, which was only paused. So no failure says that it was
+        A repeated command may be held by another server, which was only paused. So no failure says that it was
         not committed.
         """
         if self.answer.done():

@@ -20,7 +20,7 @@ from persist_lib.schema.schema import DIFF, TIME, Schema
 from persist_lib.sources.protocol import HOLD
 
 SCHEMA = Schema(key={"number": "int64 not null"}, value={"bytes": "binary not null"})
-"""SUBTLE: not unique, which one append is by itself: to check it, all of the append would be held in memory.
+"""Not unique, which one append is by itself: to check it, all of the append would be held in memory.
 
 Those that an earlier release made are.
 """

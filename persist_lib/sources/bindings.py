@@ -6,7 +6,7 @@ A binding (partition, first address not covered) holds from its time on, and ret
 message belongs to the first time whose binding covers it. Times below the shard's upper are settled: no message will
 ever be added to them.
 
-SUBTLE: a minter proposes, and the shard decides. So nothing here answers what was proposed: callers read it back.
+A minter proposes, and the shard decides. So nothing here answers what was proposed: callers read it back.
 """
 
 from __future__ import annotations

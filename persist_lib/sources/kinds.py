@@ -200,7 +200,7 @@ class Declared:
             for name, record in decide(sources).items():
                 old = sources.get(name)
                 if old is not None and old != record:
-                    # SUBTLE: as it is stored. msgspec leaves a default out or not, by which of equal texts it is.
+                    # As it is stored. msgspec leaves a default out or not, by which of equal texts it is.
                     found.append({"name": name, "body": bodies[name], DIFF: -1})
                 if record is not None and old != record:
                     found.append({"name": name, "body": encode(record), DIFF: 1})

@@ -168,7 +168,7 @@ def pieces(schema: Schema, rows: pa.Table, buckets: int, place: int) -> Iterator
 
 def client_of(work: Work) -> Client:
     """The location, opened once in each process. It is never closed, and has no thread."""
-    # SUBTLE: by process, as Spark forks its workers, and a fork must not use its parent's connections.
+    # By process, as Spark forks its workers, and a fork must not use its parent's connections.
     return _client(os.getpid(), work.url, work.consensus_url, work.config.model_dump_json())
 
 

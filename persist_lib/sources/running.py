@@ -363,7 +363,7 @@ class Ingestion:
     def _move_holds(self, time: int) -> None:
         """Let the source's holds follow t, the bindings' last: they say what the upstream may forget.
 
-        SUBTLE: t only goes up, as it is a least upper. So whichever instance moves a hold, it may; a late one
+        T only goes up, as it is a least upper. So whichever instance moves a hold, it may; a late one
         is refused, which does no harm. The fence is another one once the source was reset or dropped.
         """
         since = max(0, time - 1)

@@ -105,7 +105,7 @@ class Target:
         for name, checked in self._checked.items():
             version = self._controller.client.machine(name).version
             others = set(version.state.writers) - {place_of(self.writer, name).id}
-            # SUBTLE: an append needs a writer's registration, whose end is a transition too. So one that appended
+            # An append needs a writer's registration, whose end is a transition too. So one that appended
             # since the check is registered still, or has left more than one transition.
             if others or version.seqno > checked + 1:
                 self._said = "Another instance was first at these times, and this one may have written others"

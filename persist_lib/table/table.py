@@ -90,7 +90,7 @@ class Table(Resource):
 
         Raises ConstraintViolated where the schema has a constraint that would not hold, and TimedOut after `timeout`
         seconds; then nothing was written. After Indeterminate, call again with the `token` that the error carries, and
-        the same rows: they are added once. SUBTLE: without it they may be added twice. With `dry_run` nothing is
+        the same rows: they are added once. Without it they may be added twice. With `dry_run` nothing is
         written.
         """
         dry_run = parse_flag(dry_run, "dry_run")

@@ -167,7 +167,7 @@ class Line(ABC):
         """The time that a read is of, once the timeline has passed it. Raises NotComplete.
 
         Where this client may write, and the time is not beyond the store's clock, an empty append completes all times
-        up to that clock, so that the next such reads find them complete. SUBTLE: never the older contents instead, as a
+        up to that clock, so that the next such reads find them complete. Never the older contents instead, as a
         write at the time that was asked for may follow, and the answer would be another one.
         """
         reached, time = self.read_time(deadline), asked.time

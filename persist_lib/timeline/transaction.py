@@ -234,7 +234,7 @@ class Transaction:
         pending = self._pending.get(view.id)
         if pending is None:
             return rows
-        # SUBTLE: columns that came since have their default in it, as in all that this transaction sees.
+        # Columns that came since have their default in it, as in all that this transaction sees.
         mine = recast(pending[1], pending[0].whole, wanted.schema)
         return summed(wanted.schema, rows, wanted.kept(summed(wanted.schema, mine)))
 

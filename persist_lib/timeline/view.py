@@ -179,7 +179,7 @@ class View:
 def needs_settling(span: Span, upper: int) -> bool:
     """Whether a rendition that was handed over to has not come beyond the handover yet.
 
-    SUBTLE: at the handover's time it may be complete, but is not kept as of the time before, so it cannot be read yet.
+    At the handover's time it may be complete, but is not kept as of the time before, so it cannot be read yet.
     """
     return span.start > 0 and upper <= span.start
 

@@ -226,7 +226,7 @@ def _tables(line: WalLine) -> dict[str, CollectionRecord | None]:
         found = [behind.id for behind in fetch_lag(line.catalog, line.record).tables]
     records = {record.id: record for record in line.tables()}
     if not records.keys() >= set(found):
-        # SUBTLE: the tail may be newer than the catalog that is known. One that is read now is newer than the tail.
+        # The tail may be newer than the catalog that is known. One that is read now is newer than the tail.
         line.catalog.fetch()
         records = {record.id: record for record in line.tables()}
     return {table: records.get(table) for table in found}

@@ -181,7 +181,7 @@ class WalLine(Line):
     def lacking(self, view: View, span: Span, to: int) -> tuple[int, Entries]:
         """The upper of a rendition, and the rows up to a time that the WAL has and the rendition does not.
 
-        SUBTLE: rows up to `floor` are in their tables, and may be gone from the WAL. But this process may know a table
+        Rows up to `floor` are in their tables, and may be gone from the WAL. But this process may know a table
         as it was before that: then it is read again.
         """
         with self.lock:
@@ -194,7 +194,7 @@ class WalLine(Line):
     def settled(self, view: View, as_of: int, deadline: Deadline) -> tuple[Span, int, Entries]:
         """The span that covers a time, the upper of its rendition, which can be read, and what the WAL has beyond it.
 
-        SUBTLE: all of it at once, as entries go from the tail when upper moves.
+        All of it at once, as entries go from the tail when upper moves.
         """
         while True:
             with self.lock:
@@ -247,7 +247,7 @@ class WalLine(Line):
                 raise
             self._loaded = upper - 1
         hold = reader.machine.state.holds.get(HOLD)
-        # SUBTLE: a pinned time keeps its WAL, so that a commit can see what was changed since.
+        # A pinned time keeps its WAL, so that a commit can see what was changed since.
         self.floor = max(self.floor, min(self._loaded, (hold.since.time or 0) if hold is not None else 0))
         done = self.oldest(self.floor)
         self.tail.forget(done)
@@ -267,13 +267,11 @@ class WalLine(Line):
             evolved |= {entry.table for entry in entries if entry.chunk == EVOLVED}
         changes.release()
         if marked:
-            self.catalog.fetch()  # SUBTLE: a table may keep deleted keys from its mark on, and the look was before
+            self.catalog.fetch()  # a table may keep deleted keys from its mark on, and the look was before
         for name in marked & self._views.keys():
             self._views[name].reader.timeline()  # read again: a handover that the look may not have seen
         for name in evolved & self._views.keys():
-            self._views[
-                name
-            ].fetch()  # SUBTLE: its shards have the columns that came with the mark, and the look was before
+            self._views[name].fetch()  # its shards have the columns that came with the mark, and the look was before
 
     def _freshen(self, view: View) -> None:
         if view.id in self.gone:

@@ -1,6 +1,6 @@
 """Giving up what a WAL has and the tables have too, and the deleted keys that a table has kept for its span.
 
-Any process may do so, at any time, again. SUBTLE: the rows up to a time are retracted before the hold moves there, so a
+Any process may do so, at any time, again. The rows up to a time are retracted before the hold moves there, so a
 WAL whose hold is at its newest time has nothing left to give up.
 """
 

@@ -121,7 +121,7 @@ class GcsObjects(CloudObjects):
     ) -> bool:
         """Store an object by one request with two parts: what it is, with its digest, and its bytes.
 
-        SUBTLE: by the other two kinds of uploads (media, resumable), emulators ignore the condition.
+        By the other two kinds of uploads (media, resumable), emulators ignore the condition.
         """
         digest = md5(data, usedforsecurity=False)
         about = {"name": self.target.path(name), "md5Hash": b64encode(digest.digest()).decode(), "metadata": metadata}

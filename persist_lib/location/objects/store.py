@@ -144,7 +144,7 @@ class CloudObjects(ABC):
             yield from (name[len(prefix) : -1] for name in found.folders)
 
     def _listings(self, prefix: str, doing: str, after: str, page: int | None) -> Iterator[Listing]:
-        """Yield pages of the names greater than `after`. SUBTLE: some servers ignore where a listing is to start.
+        """Yield pages of the names greater than `after`. Some servers ignore where a listing is to start.
 
         Others list in another order. What follows a name would then be looked for in vain, so this raises InvalidUsage.
         """

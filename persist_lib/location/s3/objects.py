@@ -154,7 +154,7 @@ class S3Objects(CloudObjects):
         return failures
 
     def _delete_chunk(self, names: Sequence[str]) -> dict[str, Exception]:
-        """Delete a page. SUBTLE: the status is 200 even if all failed, so each key has to be found in the answer."""
+        """Delete a page. The status is 200 even if all failed, so each key has to be found in the answer."""
         keys = {name: self.target.path(name) for name in names}
         objects = {"Objects": [{"Key": key} for key in keys.values()]}
         with writing(f"delete {len(names)} objects"):
@@ -220,7 +220,7 @@ class S3Objects(CloudObjects):
 def _is_truncated(answer: Mapping[str, Any]) -> bool:
     """Whether a page of a listing has a next one.
 
-    SUBTLE: an answer that was cut short looks like an empty page; only a complete one has IsTruncated. Raises
+    An answer that was cut short looks like an empty page; only a complete one has IsTruncated. Raises
     Determinate for one that has not.
     """
     if "IsTruncated" not in answer:
