@@ -27,9 +27,8 @@ from persist_lib.kernel.columns import at_time, integers, is_same
 from persist_lib.kernel.consolidate import I64_MAX
 from persist_lib.kernel.constraints import find_violation, touched
 from persist_lib.kernel.keyset import Counts, Keys, count_deleted, count_upserted, one_row_each, replacing
-from persist_lib.kernel.merge import merge_runs
+from persist_lib.kernel.merge import merge_runs, pairs
 from persist_lib.kernel.order import take
-from persist_lib.kernel.pairs import pairs
 from persist_lib.location.wrap.deadline import within
 from persist_lib.maintain.compaction import run_task
 from persist_lib.relation import contents

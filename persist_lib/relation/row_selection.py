@@ -16,7 +16,7 @@ from persist_lib.convert.by_key import parse_keys
 from persist_lib.errors import InvalidUsage
 from persist_lib.format.predicate import Where
 from persist_lib.kernel.consolidate import consolidate
-from persist_lib.kernel.keys import encode_key, slice_sorted
+from persist_lib.kernel.keys import after_prefix, encode_key, slice_sorted
 from persist_lib.kernel.keyset import Keys
 from persist_lib.kernel.order import take
 from persist_lib.relation.projection import projected_rows
@@ -53,7 +53,7 @@ class KeyRange(NamedTuple):
             raise InvalidUsage("pass either key, or key_from and key_to", key=key)
         if key is not None:
             start = encode_key(schema, _tuple(key))
-            return cls(start, _after_prefix(start))
+            return cls(start, after_prefix(start))
         lower = None if key_from is None else encode_key(schema, _tuple(key_from))
         upper = None if key_to is None else encode_key(schema, _tuple(key_to))
         return cls(lower, upper)
@@ -174,12 +174,6 @@ def packed_keys(keys: Keys) -> bytes:
 def unpacked_keys(schema: Schema, data: bytes) -> Keys:
     """The keys again, which are in order."""
     return Keys(schema, unpacked(data))
-
-
-def _after_prefix(prefix: bytes) -> bytes | None:
-    """The least bytes above everything that starts with `prefix`; None for none."""
-    stripped = prefix.rstrip(b"\xff")
-    return stripped[:-1] + bytes([stripped[-1] + 1]) if stripped else None
 
 
 def _tuple(values: object) -> tuple[object, ...]:
