@@ -18,8 +18,7 @@ from persist_lib.cli import shared_options as opt
 from persist_lib.cli.duty_outcomes import Outcome
 from persist_lib.cli.json_values import error_value, jsonable
 from persist_lib.cli.pending_commands import sentences
-from persist_lib.cli.planning_options import Planning
-from persist_lib.cli.publication_options import Publishing
+from persist_lib.cli.planning_options import Planning, Publishing
 from persist_lib.cli.rendition_commands import steps_said, steps_table
 from persist_lib.cli.root import UPKEEP
 from persist_lib.cli.row_reads import table_of

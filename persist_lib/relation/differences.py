@@ -25,8 +25,16 @@ from persist_lib.frontier import MINIMUM, Antichain, at
 from persist_lib.ids import WriterId, format_reader_id
 from persist_lib.kernel.columns import at_time, integers, is_same
 from persist_lib.kernel.consolidate import I64_MAX
-from persist_lib.kernel.constraints import find_violation, touched
-from persist_lib.kernel.keyset import Counts, Keys, count_deleted, count_upserted, one_row_each, replacing
+from persist_lib.kernel.keyset import (
+    Counts,
+    Keys,
+    count_deleted,
+    count_upserted,
+    find_violation,
+    one_row_each,
+    replacing,
+    touched,
+)
 from persist_lib.kernel.merge import merge_runs, pairs
 from persist_lib.kernel.order import take
 from persist_lib.location.wrap.deadline import within

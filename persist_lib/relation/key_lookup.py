@@ -24,8 +24,7 @@ from persist_lib.frontier import Antichain
 from persist_lib.ids import ShardId
 from persist_lib.kernel.columns import integers, joined
 from persist_lib.kernel.consolidate import consolidate
-from persist_lib.kernel.constraints import Violation, find_violation, touched
-from persist_lib.kernel.keyset import Keys, distinct
+from persist_lib.kernel.keyset import Keys, Violation, distinct, find_violation, touched
 from persist_lib.kernel.order import adjacent_ties, sort_order, take
 from persist_lib.location.wrap.deadline import within
 from persist_lib.relation.contents import stream

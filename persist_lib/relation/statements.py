@@ -19,8 +19,15 @@ from persist_lib.core.cost import Cost
 from persist_lib.errors import ConstraintViolated, InvalidUsage
 from persist_lib.format.predicate import evaluated
 from persist_lib.kernel.columns import array_of, at_time, joined
-from persist_lib.kernel.constraints import find_violation
-from persist_lib.kernel.keyset import Counts, Keys, count_deleted, count_upserted, one_row_each, replacing
+from persist_lib.kernel.keyset import (
+    Counts,
+    Keys,
+    count_deleted,
+    count_upserted,
+    find_violation,
+    one_row_each,
+    replacing,
+)
 from persist_lib.kernel.order import adjacent_ties, take
 from persist_lib.relation.key_lookup import check_order_by, completed, filled, has_several, last_of_each
 from persist_lib.relation.row_selection import Asked, RowSelection, by_keys, in_older_columns, summed
