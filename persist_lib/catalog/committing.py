@@ -27,6 +27,7 @@ from persist_lib.kernel.columns import at_time
 from persist_lib.kernel.keyset import Counts
 from persist_lib.location.wrap.deadline import within
 from persist_lib.location.wrap.spending import Spending
+from persist_lib.relation.ordered_writer import Checked
 from persist_lib.relation.registration import Named, undoubted
 from persist_lib.relation.staged_commit import Prepared
 from persist_lib.relation.staging import append_prepared
@@ -229,7 +230,7 @@ class Committing(Writing):
         for start, end, span in self._promised(lower, upper, deadline):
             self._copied(span, deadline)
 
-            def send(share: tuple[WriteHandle, pa.Table], start: int = start, end: int | None = end) -> None:
+            def send(share: tuple[WriteHandle, Checked], start: int = start, end: int | None = end) -> None:
                 write, rows = share
                 write.append(rows, start, Antichain(end), timeout=deadline.left_s(), token=token)
 
@@ -320,8 +321,10 @@ class Committing(Writing):
             return self._shares(rendition, updates_within(brought, start, end))
         return [(self._place(name), brought[name]) for name in rendition.names]
 
-    def _shares(self, rendition: RenditionRecord, table: pa.Table) -> list[tuple[WriteHandle, pa.Table]]:
-        return [(self._place(name), rows) for name, rows in zip(rendition.names, routed(rendition, table), strict=True)]
+    def _shares(self, rendition: RenditionRecord, table: pa.Table) -> list[tuple[WriteHandle, Checked]]:
+        """What each shard gets of updates that this writer has checked, or made."""
+        shares = zip(rendition.names, routed(rendition, table), strict=True)
+        return [(self._place(name), Checked(rows)) for name, rows in shares]
 
 
 def send_all(

@@ -116,7 +116,7 @@ class Renditions:
         self, client: Client, shard: str, unit: Unit | None, name: str, reader: ReadHandle | None = None
     ) -> None:
         self._client, self.shard, self.schema, self._name = for_layers(client), shard, schema_for(unit), name
-        self._reader = reader
+        self._reader, self._lease = reader, None if reader is None else kept_of(reader)
         self._known: Timeline | None = None
 
     def fetch(self, *, is_known: bool = False) -> Timeline:
@@ -124,15 +124,17 @@ class Renditions:
 
         With `is_known` it is the one of the newest state that this process knows, without a request if it was read.
         """
-        reader = self._reader
-        if reader is None:
+        reader, lease = self._reader, self._lease
+        if reader is None or lease is None:
             reader = self._reader = unheld(self._client, self.shard, self.schema)
+            lease = self._lease = kept_of(reader)
+        machine = reader.machine
         while True:
             try:
-                upper, since = reader.upper if is_known else reader.fetch_upper(), reader.since.time
+                upper, since = machine.state.upper if is_known else reader.fetch_upper(), lease.since.time
                 if since is None:
                     raise self.dropped()
-                if (error := kept_of(reader).expired(reader.machine.state)) is not None:
+                if (error := lease.expired(machine.state)) is not None:
                     raise error
                 known = self._known
                 # A reader may have let go of more than is promised. Nothing can be read then, nor has changed.
@@ -142,7 +144,7 @@ class Renditions:
             except ShardFinished as error:
                 raise self.dropped() from error
             except SinceViolation:
-                if reader.since.time == since:
+                if lease.since.time == since:
                     raise
                 # History was given up just now, by another reader or by the handle itself: what is left is read again.
             else:
