@@ -309,3 +309,17 @@ def objects_of(target: Target, runtime: Runtime | None = None) -> CloudObjects:
     module, kind = target.cloud.kind
     made: CloudObjects = getattr(with_extra(module, "this location", target.cloud.extra), kind)(target, runtime=runtime)
     return made
+
+
+def whole_body(read: Callable[[int], bytes], announced: object) -> bytes:
+    """What an answer's body holds. Raises Determinate if it is shorter than announced, or the deadline has passed."""
+    pieces = []
+    while piece := read(4 * MIB):
+        pieces.append(piece)
+        if patience_s(1.0) <= 0:
+            raise Determinate("the caller's deadline has passed in the middle of an answer")
+    data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+    # An answer that ends among its headers announces no length, and looks like an empty object.
+    if len(data) != int(str(announced)):
+        raise Determinate(f"only {len(data)} of {announced} bytes arrived")
+    return data
