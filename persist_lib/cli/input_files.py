@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
@@ -125,14 +125,15 @@ def _read_jsonl(path: Path, types: Types) -> Iterator[pa.Table]:
     """Lines of objects, a block at a time."""
     # Arrow would fill a column that the file lacks with nulls, but it has to be refused. So only columns of the
     # first line are asked for.
-    first, row = _first_row(path), 0
+    first, row, line = _first_row(path), 0, 0
     types = {name: type_ for name, type_ in types.items() if name in first}
     if isinstance(first.get(TIME), int):
         types[TIME] = pa.uint64()
     with path.open("rb") as file:
         while lines := file.readlines(LINE_BYTES):
             data = b"".join(lines)
-            check_objects(data)
+            _check_objects(data, lines, line)
+            line += len(lines)
             odd = nested_json.has_odd_floats(data)
             apart = {
                 name: pa.field(name, type_)
@@ -154,6 +155,19 @@ def _read_jsonl(path: Path, types: Types) -> Iterator[pa.Table]:
             columns |= {name: nested_json.column_of(raws, apart[name], row) for name, raws in taken.items()}
             yield pa.table(columns)
             row += found.num_rows
+
+
+def _check_objects(data: bytes, lines: Sequence[bytes], before: int) -> None:
+    """Raise Refused unless each of these lines, of which so many were before, is one object; it names the first."""
+    try:
+        check_objects(data)
+    except Refused:
+        for number, line in enumerate(lines, before + 1):
+            try:
+                check_objects(line)
+            except Refused as error:
+                raise Refused(f"line {number}: {error}") from None
+        raise
 
 
 def _first_row(path: Path) -> dict[str, Any]:
