@@ -87,7 +87,7 @@ def native(value: object) -> object:
 def is_of(value: object, module: str, *kinds: str) -> bool:
     """Whether this is an instance of one of a module's classes; without importing it, as whoever made the value has.
 
-    SUBTLE: another thread may be importing the module at this moment, so that its classes are not there yet. Then
+    Another thread may be importing the module at this moment, so that its classes are not there yet. Then
     nobody can have such a value.
     """
     found = sys.modules.get(module)
@@ -106,7 +106,7 @@ def parse_integer(value: object, what: str, least: int = 0, most: int | None = N
 def parse_number(value: object, what: str, least: float = 0.0, most: float = math.inf) -> float:
     """A finite number in `[least, most]`."""
     found = native(value)
-    # SUBTLE: compared before it becomes a float, which the largest integers cannot.
+    # Compared before it becomes a float, which the largest integers cannot.
     if isinstance(found, (int, float)) and not isinstance(found, bool) and least <= found <= min(most, _LARGEST):
         return float(found)
     bounds = f", {least:g} or more" if most == math.inf else f" in [{least:g}, {most:g}]"

@@ -38,9 +38,8 @@ from persist_lib.relation.writer import WriteHandle
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.runtime.each import Each
 from persist_lib.schema.schema import Schema
-from persist_lib.shard.commit import Machine
+from persist_lib.shard.commit import Machine, Machines
 from persist_lib.shard.leases import Leases
-from persist_lib.shard.machines import Machines
 from persist_lib.shards import H, Shards
 from persist_lib.telemetry import look
 
@@ -419,7 +418,7 @@ def timelines_of(client: Client) -> Tables:
 def _do_all(steps: Sequence[Callable[[], None]]) -> None:
     """Do the steps one after the other, each even if those before it failed. Raises the first interrupt, or last error.
 
-    SUBTLE: this is no stack of callbacks (ExitStack), and calls nothing but the steps. An interrupt while such a stack
+    This is no stack of callbacks (ExitStack), and calls nothing but the steps. An interrupt while such a stack
     is filled, or within such a call, would leave out steps.
     """
     failure: BaseException | None = None

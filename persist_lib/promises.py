@@ -16,8 +16,7 @@ from persist_lib import pending_area, streams
 from persist_lib.catalog.catalog import Contents
 from persist_lib.catalog.copies import HOLDS as COPIES
 from persist_lib.catalog.describe import MINTED, Owners
-from persist_lib.catalog.names import LAYER, OF_SOURCES
-from persist_lib.catalog.records import CollectionRecord, RenditionRecord
+from persist_lib.catalog.records import LAYER, OF_SOURCES, CollectionRecord, RenditionRecord
 from persist_lib.catalog.renditions import Renditions
 from persist_lib.catalog.wal import wal_shard
 from persist_lib.client import Client
@@ -138,7 +137,7 @@ class Promises:
     def _promise(self, owners: Owners, collection: CollectionRecord, what: str) -> Iterator[Broken]:
         """Which rendition it is from when on, and that the history is there that readers may ask for.
 
-        SUBTLE: how far its data is says nothing. Writers promise ahead of it, and a copy may lack what comes next.
+        How far its data is says nothing. Writers promise ahead of it, and a copy may lack what comes next.
         """
         contents, name = owners.contents, collection.name
         known = [one for one in contents.renditions_of(collection.id) if one.state != "making"]

@@ -68,14 +68,13 @@ from persist_lib.frontier import TOP, Antichain, at
 from persist_lib.location.wrap.metering import Metrics
 from persist_lib.location.wrap.spending import Spending
 from persist_lib.maintain.survey import Survey
-from persist_lib.relation.append_many import Append
 from persist_lib.relation.changes import Changes
 from persist_lib.relation.listen import Listen, Progress, Updates
 from persist_lib.relation.reader import ReadHandle
 from persist_lib.relation.restore import Restored
 from persist_lib.relation.snapshot import Snapshot, Split
 from persist_lib.relation.statements import Done, old
-from persist_lib.relation.writer import Appended, Batching, Changed, WriteHandle
+from persist_lib.relation.writer import Append, Appended, Batching, Changed, WriteHandle
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.schema.schema import Schema
 from persist_lib.shard.outcomes import Verdict

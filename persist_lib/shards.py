@@ -20,14 +20,13 @@ from persist_lib.location.wrap.deadline import RetryingConsensus
 from persist_lib.location.wrap.spending import charged
 from persist_lib.maintain import Worker
 from persist_lib.maintain.client_calls import Upkeep
-from persist_lib.relation.append_many import Append, append_together
 from persist_lib.relation.changes import Changes
 from persist_lib.relation.listen import Listen, Progress, Updates
 from persist_lib.relation.reader import PURPOSE_LETTERS, ReadHandle
 from persist_lib.relation.registration import parse_bounds
 from persist_lib.relation.restore import Restored, complete, restore
 from persist_lib.relation.snapshot import Snapshot, Split
-from persist_lib.relation.writer import Appended, Batching, Changed, WriteHandle
+from persist_lib.relation.writer import Append, Appended, Batching, Changed, WriteHandle, append_together
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.schema.evolution import fresh
 from persist_lib.schema.schema import Schema, check_schema

@@ -340,7 +340,7 @@ def _of_iso(match: re.Match[str], what: str, text: str) -> Fraction:
         )  # fmt: skip
     offset = "+00:00" if zone in (None, "Z", "z", "UTC") else zone
     try:
-        # SUBTLE: without the fraction, of which Python would drop all digits after the sixth.
+        # Without the fraction, of which Python would drop all digits after the sixth.
         found = dt.datetime.fromisoformat(f"{day}T{time or '00:00'}{offset}")
         whole = (found - _EPOCH) // dt.timedelta(seconds=1)
     except (ValueError, OverflowError) as error:

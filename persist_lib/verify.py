@@ -143,7 +143,7 @@ def _prefixes(client: Client) -> dict[str, tuple[int, int]]:
 
 
 def _of_no_shard(prefixes: Mapping[str, tuple[int, int]], shards: Sequence[str]) -> Iterator[Finding]:
-    """SUBTLE: the log of a shard is there before its first object, so it is in a list that is read after them.
+    """The log of a shard is there before its first object, so it is in a list that is read after them.
 
     Publications of a collection are below its id.
     """

@@ -8,7 +8,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 
-from persist_lib.runtime.resource import Resource
+from persist_lib.runtime.threads import Resource
 
 
 class Loopback(Resource, ABC):

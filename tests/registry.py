@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from typing import Any
 
-from persist_lib.runtime.resource import Resource
+from persist_lib.runtime.threads import Resource
 
 
 class RegistryServer(Resource):

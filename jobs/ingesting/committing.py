@@ -24,12 +24,10 @@ from persist_lib.convert.lines.debezium import DELETES, last_of_each_key
 from persist_lib.core.state import Version
 from persist_lib.errors import AlreadyProduced, TimedOut, UpperMismatch
 from persist_lib.frontier import at
-from persist_lib.kernel.by_key import replacing
-from persist_lib.kernel.columns import at_time
-from persist_lib.kernel.keyset import Keys
-from persist_lib.kernel.packing import unpacked
+from persist_lib.kernel.columns import at_time, unpacked
+from persist_lib.kernel.keyset import Keys, replacing
 from persist_lib.relation.key_lookup import Looking
-from persist_lib.relation.next_time import next_time
+from persist_lib.relation.registration import next_time
 from persist_lib.relation.writer import WriteHandle
 from persist_lib.schema.schema import DIFF, DIFF_FIELD, Schema
 

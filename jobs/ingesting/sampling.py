@@ -26,7 +26,7 @@ from persist_lib.convert.lines.file_columns import Refused
 from persist_lib.convert.lines.json_lines import check_objects
 from persist_lib.convert.lines.line_blocks import Block
 from persist_lib.errors import InvalidUsage
-from persist_lib.kernel.packing import unpacked
+from persist_lib.kernel.columns import unpacked
 from persist_lib.schema.schema import DIFF, Schema
 
 SAMPLE_BYTES = 4 * MIB

@@ -25,7 +25,7 @@ from persist_lib.convert.lines.decompression import DamagedFile
 from persist_lib.convert.lines.file_columns import Refused, Sifted, sift
 from persist_lib.convert.lines.json_lines import JsonLines
 from persist_lib.convert.lines.line_blocks import TEXT_BYTES, Block, Line, cut, cut_records, record_ends, split
-from persist_lib.kernel.packing import packed
+from persist_lib.kernel.columns import packed
 from persist_lib.schema.schema import Schema
 
 FOUND = pa.schema(

@@ -19,7 +19,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from persist_lib.catalog.names import parse_collection_name
+from persist_lib.catalog.records import parse_collection_name
 from persist_lib.errors import InvalidName, InvalidUsage
 from persist_lib.ids import NAME
 

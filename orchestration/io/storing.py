@@ -24,7 +24,7 @@ from persist_lib.frontier import at
 from persist_lib.kernel.consolidate import consolidate
 from persist_lib.kernel.fingerprint import fingerprint
 from persist_lib.kernel.merge import merge_runs
-from persist_lib.relation.next_time import format_token, next_time
+from persist_lib.relation.registration import format_token, next_time
 from persist_lib.relation.statements import Restore
 from persist_lib.relation.writer import WriteHandle
 from persist_lib.schema.schema import DIFF, TIME, Schema

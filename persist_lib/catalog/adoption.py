@@ -7,8 +7,7 @@ from contextlib import suppress
 from functools import partial
 
 from persist_lib.catalog.metadata_shard import out_of_time
-from persist_lib.catalog.names import LAYER
-from persist_lib.catalog.records import CollectionRecord, RenditionRecord, schema_form
+from persist_lib.catalog.records import LAYER, CollectionRecord, RenditionRecord, schema_form
 from persist_lib.catalog.renditions import schema_for
 from persist_lib.catalog.wal import SCHEMA as WAL
 from persist_lib.catalog.wal import append_of, has_wal, make_wal, wal_shard
@@ -21,7 +20,7 @@ from persist_lib.core.transitions import apply
 from persist_lib.errors import Refused, ShardFinished, UpperMismatch
 from persist_lib.frontier import TOP, at
 from persist_lib.ids import SeqNo
-from persist_lib.relation.append_many import append_together
+from persist_lib.relation.writer import append_together
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.evolution import evolved
 from persist_lib.shard.commit import Machine, Wanted, try_commit_all
@@ -32,7 +31,7 @@ def adopt(
 ) -> dict[str, object] | str:
     """Make a shard the member that the rendition is of, and let the rendition shard, which is there, take over from it.
 
-    Answers the columns and the retention that it had then, or why it can never be. SUBTLE: a reason must hold for ever,
+    Answers the columns and the retention that it had then, or why it can never be. A reason must hold for ever,
     as another process may be at the same. So the rendition shard is closed before it is one: what adopts moves its
     upper in the same transaction, and finds it closed.
     """
@@ -63,7 +62,7 @@ def _commit(
         return c.Adopt(rendition.member, SeqNo(shard.version.seqno + 1))
 
     def inheriting(state: State, _now: int) -> c.Inherit:
-        # SUBTLE: of the same version of the shard from which the other one was just made, in the same turn.
+        # Of the same version of the shard from which the other one was just made, in the same turn.
         return inheritance(shard.state, token, state.upper)
 
     wanted = (Wanted(shard, adopting), Wanted(kept, inheriting))

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from persist_lib.catalog.difference_cache import difference, kept_difference
 from persist_lib.catalog.records import RenditionRecord
-from persist_lib.catalog.schema_compat import check_additive
+from persist_lib.catalog.renditions import check_additive
 from persist_lib.errors import PersistError, SchemaChanged, TimedOut, redacted
 from persist_lib.format.predicate import Where
 from persist_lib.frontier import Antichain, at
@@ -30,9 +30,8 @@ from persist_lib.relation.changes import UpdatesPart
 from persist_lib.relation.held import Named, kept_of
 from persist_lib.relation.listen import Listener
 from persist_lib.relation.projection import is_projection
-from persist_lib.relation.row_selection import KeyRange
+from persist_lib.relation.row_selection import KeyRange, View, conformed
 from persist_lib.relation.snapshot import PlaceContents, SnapshotOf, Split, parse_splits
-from persist_lib.relation.view import View, conformed
 from persist_lib.runtime.ambient import Deadline, Runtime
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import TIME, Schema
@@ -99,7 +98,7 @@ def packed(parts: Sequence[PlaceContents], n: int) -> list[tuple[Split, ...]]:
     # Pieces that are finer than a group let groups be even where there are few groups for the shards.
     fine = max(n, min(FINER * n, FINER * len(parts)))
     cut = [part.splits(max(1, round(fine * part.size / max(1, total)))) for part in parts]
-    # SUBTLE: of pieces of one shard each counts the same, as `size` has whole parts, of which several pieces read.
+    # Of pieces of one shard each counts the same, as `size` has whole parts, of which several pieces read.
     pieces = [(index, split, parts[index].size / len(splits)) for index, splits in enumerate(cut) for split in splits]
     groups: dict[int, list[tuple[int, Split]]] = {}
     before = 0.0

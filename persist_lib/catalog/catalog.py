@@ -4,7 +4,7 @@ Its rows are (kind, id) -> body: collections by their minted id, renditions by `
 that their callers gave them. A change is one compare-and-append at the catalog's upper, so that all changes by all
 processes come one after the other. Its times are a clock, so that it can be read as of a moment.
 
-SUBTLE: the schema does not say that rows are unique. A change retracts the row that it replaces as of the upper at
+The schema does not say that rows are unique. A change retracts the row that it replaces as of the upper at
 which it is appended, so they are; and to have the shard look that up again would cost more with each collection.
 """
 
@@ -18,8 +18,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from persist_lib.arguments import did_you_mean
 from persist_lib.catalog.metadata_shard import append_once, out_of_time, unheld
-from persist_lib.catalog.names import OF_CATALOGS
 from persist_lib.catalog.records import (
+    OF_CATALOGS,
     CollectionRecord,
     CommandRecord,
     Kind,
@@ -43,8 +43,8 @@ from persist_lib.errors import (
 from persist_lib.frontier import MINIMUM, Antichain, at
 from persist_lib.ids import CATALOG
 from persist_lib.ids import NAME as SHARD_NAME
-from persist_lib.relation.next_time import next_time
 from persist_lib.relation.reader import ReadHandle
+from persist_lib.relation.registration import next_time
 from persist_lib.relation.writer import WriteHandle
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import DIFF, TIME, Schema

@@ -8,8 +8,7 @@ from typing import Any, get_args
 
 from persist_lib.arguments import did_you_mean, parse_integer, shown
 from persist_lib.catalog.copies import HOLDS
-from persist_lib.catalog.names import HOLD
-from persist_lib.catalog.records import CommandRecord, Mode, RenditionRecord, schema_form
+from persist_lib.catalog.records import HOLD, CommandRecord, Mode, RenditionRecord, schema_form
 from persist_lib.client import Client
 from persist_lib.core.plan.retention import check_own
 from persist_lib.core.state import NAMED

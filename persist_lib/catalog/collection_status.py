@@ -9,7 +9,7 @@ import msgspec
 
 from persist_lib.catalog.catalog import Contents
 from persist_lib.catalog.describe import Capability, Description, Do, RenditionDescription, Step
-from persist_lib.catalog.parallel import states_of
+from persist_lib.catalog.metadata_shard import states_of
 from persist_lib.catalog.records import CollectionRecord, RenditionRecord
 from persist_lib.catalog.renditions import Renditions, Timeline, upper_by
 from persist_lib.client import Client
@@ -30,7 +30,7 @@ def describe(client: Client, contents: Contents, collection: CollectionRecord) -
     """What a collection is, and how far it has come."""
     renditions = contents.renditions_of(collection.id)
     timeline = timeline_of(client, collection, renditions[0])
-    # SUBTLE: a rendition may have been made, and handed over to, after the catalog was read.
+    # A rendition may have been made, and handed over to, after the catalog was read.
     spanned = {span.rendition.number: span.rendition for span in timeline.spans}
     known = {record.number: record for record in renditions if record.state != "making"}
     begun = {number: msgspec.structs.replace(one, state="live", begun=True) for number, one in spanned.items()}

@@ -11,8 +11,14 @@ from persist_lib.catalog.collection_arguments import check_same
 from persist_lib.catalog.collection_status import describe
 from persist_lib.catalog.describe import Description
 from persist_lib.catalog.effects import settle
-from persist_lib.catalog.names import parse_collection_name, parse_command_id
-from persist_lib.catalog.records import CollectionRecord, CommandRecord, RenditionRecord, What
+from persist_lib.catalog.records import (
+    CollectionRecord,
+    CommandRecord,
+    RenditionRecord,
+    What,
+    parse_collection_name,
+    parse_command_id,
+)
 from persist_lib.client import Client, for_layers
 from persist_lib.errors import InvalidUsage, NotFound
 from persist_lib.ids import CATALOG
@@ -126,7 +132,7 @@ class Commanding(Acting):
     def _of(self, contents: Contents, collection: CollectionRecord, number: int) -> RenditionRecord:
         found = contents.renditions.get((collection.id, number))
         if found is not None and found.state == "making" and not self.client.read_only:
-            # SUBTLE: its shards have no hold yet, without which what is written could be given up.
+            # Its shards have no hold yet, without which what is written could be given up.
             for command in contents.pending(collection.id):
                 settle(self.catalog, command, self._deadline(None))
         if found is None or found.state == "dropping":

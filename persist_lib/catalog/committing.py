@@ -13,10 +13,9 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
-from persist_lib.catalog.parallel import at_once
-from persist_lib.catalog.partition_rows import routed
+from persist_lib.catalog.metadata_shard import at_once
 from persist_lib.catalog.records import RenditionRecord
-from persist_lib.catalog.renditions import Span, Timeline, is_copied, meet
+from persist_lib.catalog.renditions import Span, Timeline, is_copied, meet, routed
 from persist_lib.catalog.writing import PAUSE_S, Active, Writing, Written
 from persist_lib.client import Client
 from persist_lib.core.state import Outcome
@@ -24,17 +23,16 @@ from persist_lib.errors import Indeterminate, InvalidUsage, PersistError, UpperM
 from persist_lib.format.parts import within as updates_within
 from persist_lib.frontier import Antichain, at
 from persist_lib.ids import SeqNo
-from persist_lib.kernel.by_key import Counts
 from persist_lib.kernel.columns import at_time
+from persist_lib.kernel.keyset import Counts
 from persist_lib.location.wrap.deadline import within
 from persist_lib.location.wrap.spending import Spending
-from persist_lib.relation.append_many import Append
-from persist_lib.relation.next_time import Named
-from persist_lib.relation.registration import undoubted
+from persist_lib.relation.ordered_writer import Checked
+from persist_lib.relation.registration import Named, undoubted
 from persist_lib.relation.staged_commit import Prepared
 from persist_lib.relation.staging import append_prepared
 from persist_lib.relation.verbs import NOTHING, UNKNOWN, Change, Changes, Turn
-from persist_lib.relation.writer import WriteHandle
+from persist_lib.relation.writer import Append, WriteHandle
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table
 from persist_lib.shard.commit import Machine
@@ -200,7 +198,7 @@ class Committing(Writing):
                 if (reached := meet(self.client, over[0][2].rendition.names)) == lower:
                     self._promise(self._ahead(promise), deadline)  # only for an append that can be: it is for ever
                     continue
-                if reached < lower:  # SUBTLE: others may come up to it at any moment, and it is not promised
+                if reached < lower:  # others may come up to it at any moment, and it is not promised
                     raise self._mismatch(lower, UpperMismatch("", expected=lower, actual=reached))
             promising = self._promising(timeline, promise, producer) if self.has_transactions else None
             pieces = [(start, end, span.rendition) for start, end, span in over]
@@ -218,7 +216,7 @@ class Committing(Writing):
     ) -> Append | None:  # fmt: skip
         """The promise as a part of the commit, if these times lack it. It fails where a handover was first."""
         target = self._ahead(promise) if timeline.upper < promise else timeline.upper
-        if producer is not None:  # SUBTLE: a producer is remembered where the promise is, which then has to move
+        if producer is not None:  # a producer is remembered where the promise is, which then has to move
             target = target.join(at((timeline.upper.time or 0) + 1))
         if target == timeline.upper:
             return None
@@ -232,7 +230,7 @@ class Committing(Writing):
         for start, end, span in self._promised(lower, upper, deadline):
             self._copied(span, deadline)
 
-            def send(share: tuple[WriteHandle, pa.Table], start: int = start, end: int | None = end) -> None:
+            def send(share: tuple[WriteHandle, Checked], start: int = start, end: int | None = end) -> None:
                 write, rows = share
                 write.append(rows, start, Antichain(end), timeout=deadline.left_s(), token=token)
 
@@ -271,7 +269,7 @@ class Committing(Writing):
     def _close_old(self, brought: Brought, over: Pieces, deadline: Deadline, token: bytes) -> Antichain:
         """Say that nothing more comes before the newest rendition, which can then be copied to its end.
 
-        SUBTLE: with the token of the append that it is for, so that a repeated append finds this done as well.
+        With the token of the append that it is for, so that a repeated append finds this done as well.
         """
         start = over[-1][0]
         if isinstance(brought, pa.Table) and len(updates_within(brought, over[0][0], start)):
@@ -323,8 +321,10 @@ class Committing(Writing):
             return self._shares(rendition, updates_within(brought, start, end))
         return [(self._place(name), brought[name]) for name in rendition.names]
 
-    def _shares(self, rendition: RenditionRecord, table: pa.Table) -> list[tuple[WriteHandle, pa.Table]]:
-        return [(self._place(name), rows) for name, rows in zip(rendition.names, routed(rendition, table), strict=True)]
+    def _shares(self, rendition: RenditionRecord, table: pa.Table) -> list[tuple[WriteHandle, Checked]]:
+        """What each shard gets of updates that this writer has checked, or made."""
+        shares = zip(rendition.names, routed(rendition, table), strict=True)
+        return [(self._place(name), Checked(rows)) for name, rows in shares]
 
 
 def send_all(

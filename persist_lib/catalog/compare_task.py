@@ -25,7 +25,7 @@ from persist_lib.location.api import Blob
 from persist_lib.relation.snapshot import Snapshot, Split
 from persist_lib.relation.stage import Staged, Ticket
 from persist_lib.runtime.ambient import Deadline
-from persist_lib.runtime.resource import Resource
+from persist_lib.runtime.threads import Resource
 from persist_lib.schema.schema import Schema
 from persist_lib.times import TimeLike
 

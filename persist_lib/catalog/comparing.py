@@ -17,13 +17,13 @@ import pyarrow as pa
 from persist_lib.catalog.records import RenditionRecord
 from persist_lib.errors import InvalidUsage
 from persist_lib.frontier import MINIMUM
-from persist_lib.kernel.columns import Flags, Rows, array_of, at_time, integers, is_same, joined
+from persist_lib.kernel.columns import Flags, array_of, at_time, integers, is_same, joined
 from persist_lib.kernel.consolidate import consolidate
 from persist_lib.kernel.keyset import Keys
-from persist_lib.kernel.merge import merge_contents
+from persist_lib.kernel.merge import merge_contents, pairs
 from persist_lib.kernel.order import adjacent_ties, digits_of, take
-from persist_lib.kernel.pairs import pairs
-from persist_lib.relation.view import widened
+from persist_lib.relation.projection import by_key
+from persist_lib.relation.row_selection import widened
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import DIFF, TIME, Schema
@@ -161,29 +161,13 @@ def _one(found: Schema, schema: Schema, runs: Sequence[Iterator[pa.Table]], merg
 def in_columns(tables: Iterator[pa.Table], found: Schema, schema: Schema) -> Iterator[pa.Table]:
     """Contents of `found` in the columns of `schema`, with the same key, in its order, equal rows added up.
 
-    Columns that `found` does not have are null. SUBTLE: the rows of one key may be in two tables, so the last key of a
-    table waits for the next one.
+    Columns that `found` does not have are null.
     """
     if found.names == schema.names:
         yield from tables
         return
-    held = empty_table(schema.contents)
-    for table in tables:
-        held = consolidate(schema, pa.concat_tables([held, widened(table, schema.contents)]))
-        if held.num_rows:
-            starts = _starts(schema, held)
-            yield held.slice(0, int(starts[-1]))
-            held = held.slice(int(starts[-1]))
-    if held.num_rows:
-        yield held
-
-
-def _starts(schema: Schema, table: pa.Table) -> Rows:
-    """Where each key begins, in rows in key order."""
-    ties = adjacent_ties([joined(table.column(name)) for name in schema.key_names])
-    if ties is None:
-        raise AssertionError("rows out of order")
-    return np.flatnonzero(np.concatenate([[True], ~ties]))
+    wide = (widened(table, schema.contents) for table in tables)
+    yield from (table for table in by_key(wide, schema, schema.contents, schema.key) if table.num_rows)
 
 
 def _compared(schema: Schema, old: pa.Table, new: pa.Table) -> Comparison:
@@ -246,7 +230,10 @@ def _single(schema: Schema, keys: Keys, table: pa.Table) -> Flags:
     """For each key whether it has exactly one row in the table, which holds rows of these keys only."""
     if not len(keys):
         return np.zeros(0, np.bool_)
-    starts = _starts(schema, table)
+    ties = adjacent_ties([joined(table.column(name)) for name in schema.key_names])
+    if ties is None:
+        raise AssertionError("rows out of order")
+    starts = np.flatnonzero(np.concatenate([[True], ~ties]))
     return np.diff(np.append(starts, table.num_rows)) == 1
 
 

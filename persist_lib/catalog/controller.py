@@ -25,13 +25,12 @@ from persist_lib.catalog.creation import Evolving
 from persist_lib.catalog.deleted_keys import KeepDeletes, KeepingDeletes, keeping, parse_keeping, parse_kept
 from persist_lib.catalog.describe import Capability, Description, Tended
 from persist_lib.catalog.handover import Handovers
-from persist_lib.catalog.maintenance import tend
-from persist_lib.catalog.names import minted, parse_collection_name
+from persist_lib.catalog.maintenance import Asking, tend
 from persist_lib.catalog.planned import apply, exactly_of, plan
 from persist_lib.catalog.promotion import Promoting
 from persist_lib.catalog.publications import check_unpublished
 from persist_lib.catalog.reader import CollectionReader, RenditionReader
-from persist_lib.catalog.records import CollectionRecord, CommandRecord, Kind, Mode
+from persist_lib.catalog.records import CollectionRecord, CommandRecord, Kind, Mode, minted, parse_collection_name
 from persist_lib.catalog.wal import has_wal
 from persist_lib.catalog.writer import CollectionWriter
 from persist_lib.core.holds import is_of_layer
@@ -40,7 +39,7 @@ from persist_lib.core.state import RETENTION
 from persist_lib.errors import InvalidUsage, NameTaken, StillRead
 from persist_lib.relation.reader import PURPOSE_LETTERS
 from persist_lib.relation.writer import Batching
-from persist_lib.runtime.resource import Resource
+from persist_lib.runtime.threads import Resource
 from persist_lib.schema.evolution import fresh
 from persist_lib.schema.schema import Schema, check_schema
 from persist_lib.shard.admin import Downgraded
@@ -274,7 +273,7 @@ class Controller(Promoting, Evolving, Handovers, KeepingDeletes, Resource):
     def _tended(self, timeout: float | None, only: str | None, **simulated: Any) -> Tended:
         from persist_lib.timeline.wal_truncation import timeline_steps  # noqa: PLC0415 - tables stand on the controller
 
-        return tend(self.catalog, self._deadline(timeout), timeline_steps, only=only, **simulated)
+        return tend(self.catalog, self._deadline(timeout), timeline_steps, only, Asking(**simulated))
 
     def reshard(self, name: str, shards: int, *, timeout: float | None = None) -> int:
         """Give a collection so many shards: make a rendition, copy the rows to it, hand over. Answers its number.

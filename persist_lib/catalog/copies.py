@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
 from typing import NamedTuple
@@ -27,12 +28,10 @@ import pyarrow as pa
 
 from persist_lib.arguments import check_callable, shown
 from persist_lib.catalog.answers import integer_times
-from persist_lib.catalog.names import LAYER
-from persist_lib.catalog.parallel import states_of
-from persist_lib.catalog.partition_rows import Spreading, Write, routed
+from persist_lib.catalog.metadata_shard import states_of
 from persist_lib.catalog.reader import RenditionReader
-from persist_lib.catalog.records import RenditionRecord
-from persist_lib.catalog.renditions import handed_over_at, meet
+from persist_lib.catalog.records import LAYER, RenditionRecord
+from persist_lib.catalog.renditions import Spreading, Write, handed_over_at, meet, routed
 from persist_lib.core.cost import Cost
 from persist_lib.errors import HoldConflict, InvalidUsage, SinceViolation, UpperMismatch
 from persist_lib.frontier import Antichain, at
@@ -43,7 +42,7 @@ from persist_lib.relation.snapshot import Split
 from persist_lib.relation.stage import Stage, Staged, Ticket
 from persist_lib.relation.writer import WriteHandle
 from persist_lib.runtime.ambient import Deadline
-from persist_lib.runtime.resource import Resource
+from persist_lib.runtime.threads import Resource
 from persist_lib.schema.schema import DIFF, TIME, Schema
 
 Transform = Callable[[pa.Table], pa.Table]
@@ -148,16 +147,19 @@ def _rows_in(reader: RenditionReader, old: RenditionRecord, first: int, last: in
     return sum(one.count for one in batches if at(first) < one.upper and one.lower <= at(last))
 
 
+@dataclass
 class _Share:
     """The updates of one new shard in one stretch, read from all old shards: again each time it is iterated."""
 
-    def __init__(
-        self, reader: RenditionReader, old: RenditionRecord, new: RenditionRecord, index: int, first: int, last: int,
-        transform: Transform | None, deadline: Deadline, reading: Reading,
-    ) -> None:  # fmt: skip
-        self._reading = reading
-        self._reader, self._old, self._new, self._index = reader, old, new, index
-        self._first, self._last, self._transform, self._deadline = first, last, transform, deadline
+    _reader: RenditionReader
+    _old: RenditionRecord
+    _new: RenditionRecord
+    _index: int
+    _first: int
+    _last: int
+    _transform: Transform | None
+    _deadline: Deadline
+    _reading: Reading
 
     def __iter__(self) -> Iterator[pa.Table]:
         for handle in self._reader.shards_of(self._old):

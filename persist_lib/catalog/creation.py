@@ -221,7 +221,7 @@ class Evolving(Commanding):
         for record in renditions:
             self._check_not_copied(collection, record, timeline)
         same = [record.number for record in renditions if record.state == "live" and record.columns == older]
-        # SUBTLE: the active one comes last. Whoever opens the collection has the new columns once all shards have them.
+        # The active one comes last. Whoever opens the collection has the new columns once all shards have them.
         numbers = sorted({*same, active}, key=lambda number: number == active)
         if newer != older:
             check_evolves(first, version, newer)
@@ -229,7 +229,7 @@ class Evolving(Commanding):
         return Evolved(newer, changes, tuple(numbers) if newer != older else ())
 
     def _check_not_copied(self, collection: CollectionRecord, record: RenditionRecord, timeline: Timeline) -> None:
-        """SUBTLE: who copies it may have begun before, and would leave out what the new columns have."""
+        """Who copies it may have begun before, and would leave out what the new columns have."""
         if record.copies is None or record.state == "dropping":
             return
         start = handed_over_at(timeline, record)

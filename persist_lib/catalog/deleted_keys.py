@@ -15,7 +15,6 @@ from persist_lib.catalog.collection_arguments import parse_rendition
 from persist_lib.catalog.collection_status import describe
 from persist_lib.catalog.command_log import Commanding
 from persist_lib.catalog.describe import Description
-from persist_lib.catalog.names import marks_name, minted
 from persist_lib.catalog.records import (
     OF_DELETES,
     OF_PLACES,
@@ -24,6 +23,8 @@ from persist_lib.catalog.records import (
     CommandRecord,
     KeptDeletes,
     RenditionRecord,
+    marks_name,
+    minted,
 )
 from persist_lib.catalog.wal import has_wal
 from persist_lib.client import Client

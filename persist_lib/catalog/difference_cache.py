@@ -16,15 +16,13 @@ import numpy as np
 import pyarrow as pa
 
 from persist_lib.catalog.metadata_shard import unheld
-from persist_lib.catalog.names import LAYER
-from persist_lib.catalog.records import RenditionRecord
-from persist_lib.catalog.schema_compat import is_additive
+from persist_lib.catalog.records import LAYER, RenditionRecord
+from persist_lib.catalog.renditions import is_additive
 from persist_lib.client import Client
 from persist_lib.errors import DiffOverflow, InvalidUsage, NotFound, ShardFinished, SinceViolation
-from persist_lib.kernel.columns import array_of, at_time, integers
+from persist_lib.kernel.columns import array_of, at_time, integers, packed, unpacked
 from persist_lib.kernel.consolidate import I64_MIN
 from persist_lib.kernel.merge import merge_runs
-from persist_lib.kernel.packing import packed, unpacked
 from persist_lib.relation.stage import Staged
 from persist_lib.schema.schema import DIFF, DIFF_FIELD, TIME, Schema
 from persist_lib.shard.admin import claim

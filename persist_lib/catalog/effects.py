@@ -17,10 +17,8 @@ import msgspec
 from persist_lib.catalog.adoption import adopt, claim_member, join
 from persist_lib.catalog.catalog import Catalog, Changes, Contents, has_shard, setting, without
 from persist_lib.catalog.evolution import add_columns, evolve, evolving, older_columns
-from persist_lib.catalog.metadata_shard import append_once, out_of_time
-from persist_lib.catalog.names import HOLD, LAYER
-from persist_lib.catalog.parallel import at_once
-from persist_lib.catalog.records import OF_PLACES, CollectionRecord, CommandRecord, RenditionRecord
+from persist_lib.catalog.metadata_shard import append_once, at_once, out_of_time
+from persist_lib.catalog.records import HOLD, LAYER, OF_PLACES, CollectionRecord, CommandRecord, RenditionRecord
 from persist_lib.catalog.renditions import Renditions, Timeline, handed_over_at, is_copied, row_of, schema_for
 from persist_lib.catalog.wal import DROPPED, HANDED_OVER, append_of, has_wal, mark, wal_shard
 from persist_lib.catalog.wal import SCHEMA as WAL
@@ -37,7 +35,7 @@ from persist_lib.errors import (
 )
 from persist_lib.frontier import Antichain, at
 from persist_lib.ids import CATALOG
-from persist_lib.relation.append_many import Append
+from persist_lib.relation.writer import Append
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import Schema
 
@@ -103,14 +101,14 @@ def _mark(
 ) -> None:  # fmt: skip
     """Say in its WAL that a table is dropped, or keeps its deleted keys from now on, or does not any more."""
     if command.what == "drop":
-        # SUBTLE: the mark decides. Until then transactions commit to the table, and it is read; then neither.
+        # The mark decides. Until then transactions commit to the table, and it is read; then neither.
         for one in (collection, *contents.marks_of(collection)):
             mark(client, one, DROPPED, deadline)
         return
     marks = contents.collections[command.asked["marks"]]
     if is_kept := command.asked["column"] is not None:
         _make(client, contents, marks)
-    # SUBTLE: the catalog says so already. Who has read it before this mark loses the race, and reads it again.
+    # The catalog says so already. Who has read it before this mark loses the race, and reads it again.
     mark(client, collection, HANDED_OVER, deadline)
     if not is_kept:
         mark(client, marks, DROPPED, deadline)
@@ -126,7 +124,7 @@ def _done(
     changes = setting(finished)
     collection = contents.collections.get(known.collection)
     if collection is not None and refused and known.what == "promote":
-        # SUBTLE: the shard is no member, so what is taken away must not find it among the renditions.
+        # The shard is no member, so what is taken away must not find it among the renditions.
         first = contents.renditions[(collection.id, 1)]
         changes = {**setting(finished, msgspec.structs.replace(collection, state="dropping")), **without(first)}
     elif collection is not None and refused and known.what == "create":
@@ -143,7 +141,7 @@ def _done(
         changes |= setting(_live(collection), _live(first))
         changes |= setting(*(one for marks in contents.marks_of(collection) for one in _begun(contents, marks)))
     elif collection is not None and known.what == "join" and not refused:
-        # SUBTLE: all of them, as one that is handed over to again is written by the WAL's appliers, too.
+        # All of them, as one that is handed over to again is written by the WAL's appliers, too.
         modes = (msgspec.structs.replace(one, mode="append") for one in contents.renditions_of(collection.id))
         changes |= setting(_joined(collection, known), *modes)
     elif collection is not None and known.what == "make rendition":
@@ -278,7 +276,7 @@ def _hold(client: Client, shard: str) -> None:
 def is_held_back(state: State, to: Antichain) -> bool:
     """Whether a shard's since is before `to` though nothing else keeps it there.
 
-    SUBTLE: since only moves with a hold or reader that moves. Where the last one that was behind has gone, the hold is
+    Since only moves with a hold or reader that moves. Where the last one that was behind has gone, the hold is
     downgraded to where it is, and since follows.
     """
     readers = (reader.since for reader in state.readers.values())
@@ -334,7 +332,7 @@ def hand_over(
 def append_with_wal(client: Client, collection: CollectionRecord, append: Append, lower: int, time: int) -> None:
     """Append a table's handover, and move the upper of its WAL past it, in one transaction.
 
-    SUBTLE: a table is read up to its WAL's upper, whatever is promised. So no handover may be before that.
+    A table is read up to its WAL's upper, whatever is promised. So no handover may be before that.
     """
     with client.open_writer(wal_shard(str(collection.timeline)), WAL, layer=LAYER) as write:
         client.compare_and_append_many([append, append_of(write, collection, at(lower), time)])
@@ -353,7 +351,7 @@ def close(
     """Say that nothing more comes to the old rendition before the handover, so that a copy of it can be finished.
 
     Only where writers exclude one another, and the handover is at once: nobody can be about to write before it then.
-    Of a handover in the future the writers say so, when they first write beyond it. SUBTLE: never of a rendition that
+    Of a handover in the future the writers say so, when they first write beyond it. Never of a rendition that
     is still copied itself, as what it lacks would be left out for ever.
     """
     old = contents.renditions.get((collection.id, command.asked["follows"]))

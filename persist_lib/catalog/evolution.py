@@ -7,10 +7,8 @@ from contextlib import suppress
 from functools import partial
 
 from persist_lib.catalog.catalog import Contents
-from persist_lib.catalog.metadata_shard import out_of_time
-from persist_lib.catalog.names import LAYER
-from persist_lib.catalog.parallel import at_once
-from persist_lib.catalog.records import CollectionRecord, CommandRecord, RenditionRecord, schema_of
+from persist_lib.catalog.metadata_shard import at_once, out_of_time
+from persist_lib.catalog.records import LAYER, CollectionRecord, CommandRecord, RenditionRecord, schema_of
 from persist_lib.catalog.wal import EVOLVED, append_of, has_wal, wal_shard
 from persist_lib.catalog.wal import SCHEMA as WAL
 from persist_lib.client import Client
@@ -23,7 +21,7 @@ from persist_lib.errors import (
     ShardFinished,
     UpperMismatch,
 )
-from persist_lib.relation.append_many import append_together
+from persist_lib.relation.writer import append_together
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import Schema
 from persist_lib.shard.admin import evolve_schema
@@ -43,7 +41,7 @@ def older_columns(client: Client, contents: Contents, rendition: RenditionRecord
 def add_columns(client: Client, name: str, schema: Schema, number: int | None = None) -> None:
     """Give a shard a schema, as the one with this number, unless it has it. Other processes may be first.
 
-    Without a number: unless it has had it at any time. SUBTLE: a column that is renamed back gives a schema that was
+    Without a number: unless it has had it at any time. A column that is renamed back gives a schema that was
     there before, and so does a process that comes late with a former evolution.
     """
 
@@ -73,8 +71,8 @@ def refuse_older_programs(
 ) -> None:
     """Write a table's shards, and its WAL, in a format that programs which do not know the schema refuse.
 
-    They would apply rows of the WAL without the columns that they do not know, and retract rows without these. SUBTLE:
-    before any column is said to come, as such a program also finishes what the catalog says is pending.
+    They would apply rows of the WAL without the columns that they do not know, and retract rows without these. So this
+    comes before any column is said to come, as such a program also finishes what the catalog says is pending.
     """
     states = [client.inspect(name).state for record in renditions for name in record.names]
     least = max([MEMBERS, *(least_to_follow(state.schemas[-1], schema) for state in states)])
@@ -86,7 +84,7 @@ def refuse_older_programs(
 def evolve(client: Client, contents: Contents, command: CommandRecord, deadline: Deadline) -> None:
     """Add columns to the shards of renditions.
 
-    SUBTLE: the first shard of each comes last. Its schema is the collection's for whoever opens it.
+    The first shard of each comes last. Its schema is the collection's for whoever opens it.
     """
     schema, collection = schema_of(command.asked["schema"]), contents.collections[command.collection]
     if has_wal(collection):

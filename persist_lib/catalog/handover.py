@@ -18,8 +18,7 @@ from persist_lib.catalog.comparing import Comparison, compare_renditions
 from persist_lib.catalog.copies import Copied, Progress, Reading, Rebuild, Transform, begin, copy_step
 from persist_lib.catalog.describe import HandoverPlan
 from persist_lib.catalog.effects import handover_time, wal_upper
-from persist_lib.catalog.metadata_shard import out_of_time
-from persist_lib.catalog.parallel import states_of
+from persist_lib.catalog.metadata_shard import out_of_time, states_of
 from persist_lib.catalog.reader import RenditionReader
 from persist_lib.catalog.records import CollectionRecord, CommandRecord, RenditionRecord
 from persist_lib.catalog.renditions import Renditions, Timeline, is_copied, meet, upper_of
@@ -274,7 +273,7 @@ class Handovers(Filling):
                 "handover cannot be before that",
                 collection=name, at=start, earliest=time,
             )  # fmt: skip
-        # SUBTLE: writers promise so far ahead of their data, again and again: one that is level never is beyond that.
+        # Writers promise so far ahead of their data, again and again: one that is level never is beyond that.
         slack = slack_of(collection, new.columns) if new.mode == "compare_and_append" else 0
         self._check_reach(name, new, time, slack, force=force)
         return new, timeline, time

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -18,9 +18,8 @@ from persist_lib.catalog.collection_status import expiry_steps, holders
 from persist_lib.catalog.copies import HOLDS, hold_name
 from persist_lib.catalog.describe import Do, Step, Tended
 from persist_lib.catalog.effects import is_held_back, settle
-from persist_lib.catalog.names import HOLD, LAYER
 from persist_lib.catalog.publications import publication_steps
-from persist_lib.catalog.records import CollectionRecord, RenditionRecord, TimelineRecord
+from persist_lib.catalog.records import HOLD, LAYER, CollectionRecord, RenditionRecord, TimelineRecord
 from persist_lib.catalog.renditions import (
     Renditions,
     Timeline,
@@ -51,20 +50,31 @@ class TimelineSteps(Protocol):
     ) -> Generator[tuple[Step, Do], None, None]: ...
 
 
+class Asking(NamedTuple):
+    """How collections are to be looked after.
+
+    With `dry_run` nothing is changed. With `heeds_pauses`, what is paused waits, and its step says for whom. With
+    `planned`, steps of collections that give something up wait unless they are exactly among these (`Step.exactly`).
+    `as_if_dropped` says what would be done once it is dropped, `given_up` once this rendition of it is given up.
+    """
+
+    dry_run: bool = False
+    as_if_dropped: bool = False
+    given_up: int | None = None
+    heeds_pauses: bool = False
+    planned: Collection[Sequence[str]] | None = None
+
+
 def tend(
-    catalog: Catalog, deadline: Deadline, timeline_steps: TimelineSteps, *, only: str | None = None,
-    dry_run: bool = False, as_if_dropped: bool = False, given_up: int | None = None,
-    heeds_pauses: bool = False, planned: Collection[Sequence[str]] | None = None,
+    catalog: Catalog, deadline: Deadline, timeline_steps: TimelineSteps, only: str | None = None,
+    asked: Asking = Asking(),  # noqa: B008 - it cannot be changed
 ) -> Tended:  # fmt: skip
     """Look after the collection with this id and its deleted keys, or after all, and then after the WALs of tables.
 
-    With `dry_run` nothing is changed. One that cannot be looked after stops none of the others: at the end an error of
-    the gravest failure's kind names all of them, with what was done in its field `done`.
-
-    With `heeds_pauses`, what is paused waits, and its step says for whom. With `planned`, steps of collections that
-    give something up wait unless they are exactly among these (`Step.exactly`). `as_if_dropped` says what would be done
-    once it is dropped, `given_up` once this rendition of it is given up.
+    One that cannot be looked after stops none of the others: at the end an error of the gravest failure's kind names
+    all of them, with what was done in its field `done`.
     """
+    dry_run, as_if_dropped, given_up, heeds_pauses, planned = asked
     done: list[Step] = []
     tried = Each[None]()
     contents = catalog.fetch()
@@ -181,7 +191,7 @@ class _Tending:
     def _move_holds(self, renditions: list[RenditionRecord]) -> Iterator[tuple[Step, Do]]:
         timeline = self._timeline(renditions)
         collection = self._collection
-        # SUBTLE: after a handover at a later time the promise is ahead of the data, of which history is kept.
+        # After a handover at a later time the promise is ahead of the data, of which history is kept.
         newest = (timeline.upper.meet(upper_of(self._client, timeline)).time or 1) - 1
         yield from self._keep(collection.shard, timeline)
         yield from self._follow_named(renditions, timeline)
@@ -228,7 +238,7 @@ class _Tending:
     def _follow_named(self, renditions: list[RenditionRecord], timeline: Timeline) -> Iterator[tuple[Step, Do]]:
         """Let history go that was kept for readers by a member's name: who is left of them has a lease on the member.
 
-        SUBTLE: readers of the collection have leases there, too. They hold no less in the rendition shard.
+        Readers of the collection have leases there, too. They hold no less in the rendition shard.
         """
         shard = self._collection.shard
         if (named := self._client.inspect(shard).state.holds.get(NAMED)) is None:
@@ -286,7 +296,7 @@ class _Tending:
         hold = state.holds.get(HOLD)
         if hold is None:
             return
-        # SUBTLE: where a shard is behind (a rendition that follows later), the hold waits for it, and moves then.
+        # Where a shard is behind (a rendition that follows later), the hold waits for it, and moves then.
         to = max(hold.since, at(target).meet(newest_time(state)))
         show = timeline.last.rendition.columns.show
         if hold.since < to or is_held_back(state, to):
@@ -421,7 +431,7 @@ def _is_over(record: RenditionRecord, timeline: Timeline) -> bool:
 def _hold_of(record: RenditionRecord, timeline: Timeline, upper: Antichain) -> tuple[int, str]:
     """From which time on a rendition's shards keep their history, and why.
 
-    SUBTLE: it may be behind what would be right by now, never ahead. A rendition that is to follow is kept from the
+    It may be behind what would be right by now, never ahead. A rendition that is to follow is kept from the
     promise on, as a handover is never before that, and at its newest time, as it is compared there. One that was
     handed over to is kept from just before that on: a copy of it may have begun with its contents then.
     """

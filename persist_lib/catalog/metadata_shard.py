@@ -1,16 +1,18 @@
 """Small shards that hold metadata: read whole from the newest state, and changed by compare-and-append.
 
-They are read without a lease, as only their newest contents (or what a hold keeps) are asked for.
+They are read without a lease, as only their newest contents (or what a hold keeps) are asked for. What one request
+takes, a thousand should not take one after the other: `at_once`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
-from persist_lib.catalog.names import OF_SOURCES
+from persist_lib.catalog.records import OF_SOURCES
 from persist_lib.client import Client
+from persist_lib.core.state import State
 from persist_lib.errors import (
     HoldConflict,
     ShardFinished,
@@ -19,13 +21,13 @@ from persist_lib.errors import (
     UpperMismatch,
 )
 from persist_lib.frontier import at
-from persist_lib.relation.next_time import next_time
 from persist_lib.relation.reader import ReadHandle
+from persist_lib.relation.registration import next_time
 from persist_lib.relation.writer import WriteHandle
-from persist_lib.runtime.ambient import Deadline
+from persist_lib.runtime.ambient import Deadline, Runtime
 from persist_lib.schema.schema import TIME, Schema
 from persist_lib.shard.admin import claim
-from persist_lib.shard.in_doubt import until_decided
+from persist_lib.shard.committer import until_decided
 
 Row = dict[str, Any]
 
@@ -121,3 +123,26 @@ def out_of_time(what: str, deadline: Deadline, why: str, **fields: object) -> Ti
         "timeout",
         timeout_s=deadline.timeout_s, **fields,
     )  # fmt: skip
+
+
+THREADS = 16
+FEW = 2
+"""So many are done one after the other: to begin threads takes longer than a request to a database nearby."""
+T = TypeVar("T")
+Answer = TypeVar("Answer")
+
+
+def at_once(runtime: Runtime, call: Callable[[T], Answer], things: Sequence[T]) -> list[Answer]:
+    """Call `call` with each of `things`, in threads where they are many. Raises the first error, once all have ended.
+
+    The calls after the first that fails are made or not.
+    """
+    if len(things) <= FEW:
+        return [call(thing) for thing in things]
+    with runtime.pool(min(THREADS, len(things)), "persist-shards") as pool:
+        return list(pool.map(call, things))
+
+
+def states_of(client: Client, names: Sequence[str]) -> list[State]:
+    """The newest state of each shard, read from the location."""
+    return at_once(client.runtime, lambda name: client.machine(name).fetch().state, names)

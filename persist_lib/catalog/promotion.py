@@ -19,8 +19,7 @@ from persist_lib.catalog.collection_status import describe, timeline_of
 from persist_lib.catalog.creation import Making
 from persist_lib.catalog.describe import Description
 from persist_lib.catalog.effects import settle
-from persist_lib.catalog.names import member_of, minted, parse_collection_name
-from persist_lib.catalog.parallel import states_of
+from persist_lib.catalog.metadata_shard import states_of
 from persist_lib.catalog.records import (
     OF_PLACES,
     CollectionRecord,
@@ -28,6 +27,9 @@ from persist_lib.catalog.records import (
     Kind,
     RenditionRecord,
     TimelineRecord,
+    member_of,
+    minted,
+    parse_collection_name,
     schema_form,
 )
 from persist_lib.catalog.renditions import Span, is_copied, meet
@@ -233,7 +235,7 @@ class Promoting(Making):
         elif not (all(complete) and is_copied(self.client, span.rendition, span.start)):
             reason = "its last handover is not complete yet: repeat that with advance=True first"
         elif len(written) > 1 and "append" in modes:
-            # SUBTLE: definite appends reach the shards one by one, and the rest of one could never come after this.
+            # Definite appends reach the shards one by one, and the rest of one could never come after this.
             reason = 'it has several shards and the mode "append", so that a write may have come to some of them only'
         elif old:
             reason = f"its shards need format {MEMBERS}: run `persist shard upgrade {' '.join(old)}` first"

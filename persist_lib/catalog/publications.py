@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from persist_lib.catalog.catalog import Contents
 from persist_lib.catalog.describe import Do, Step
-from persist_lib.catalog.parallel import at_once
+from persist_lib.catalog.metadata_shard import at_once
 from persist_lib.catalog.reader import RenditionReader
 from persist_lib.catalog.records import CollectionRecord, RenditionRecord
 from persist_lib.catalog.renditions import Timeline, upper_of
@@ -39,7 +39,7 @@ def publish(
     """Publish a collection as of a time; None: the newest that is complete. Raises as `Table.publish`."""
     contents, collection = controller._find(name)
     unit, client = contents.renditions_of(collection.id)[0].columns.times, controller.client
-    # SUBTLE: it holds what is published, so that no shard gives up the time; but a dry run changes nothing.
+    # It holds what is published, so that no shard gives up the time; but a dry run changes nothing.
     with RenditionReader(client, collection, unit, None, "publication", is_leased=not dry_run) as reader:
         newest = reader.newest()
         time = newest if at_ is None else reader._times().as_of(at_, "at")

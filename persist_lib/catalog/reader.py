@@ -16,12 +16,18 @@ import pyarrow as pa
 from persist_lib.arguments import parse_flag, parse_seconds
 from persist_lib.catalog.answers import CollectionListen, CollectionSnapshot, CollectionUpdates, view_of
 from persist_lib.catalog.difference_cache import retracted
-from persist_lib.catalog.metadata_shard import unheld
-from persist_lib.catalog.names import LAYER
-from persist_lib.catalog.parallel import at_once
-from persist_lib.catalog.records import CollectionRecord, RenditionRecord
-from persist_lib.catalog.renditions import Renditions, Span, Timeline, schema_for, upper_by, upper_of
-from persist_lib.catalog.schema_compat import check_additive, is_additive
+from persist_lib.catalog.metadata_shard import at_once, unheld
+from persist_lib.catalog.records import LAYER, CollectionRecord, RenditionRecord
+from persist_lib.catalog.renditions import (
+    Renditions,
+    Span,
+    Timeline,
+    check_additive,
+    is_additive,
+    schema_for,
+    upper_by,
+    upper_of,
+)
 from persist_lib.catalog.writer import CollectionWriter, append_on
 from persist_lib.client import Client, for_layers
 from persist_lib.errors import (
@@ -37,9 +43,9 @@ from persist_lib.kernel.columns import at_time
 from persist_lib.location.wrap.spending import Spending
 from persist_lib.relation.base_reader import Reader
 from persist_lib.relation.held import Named, kept_of
-from persist_lib.relation.next_time import format_token
 from persist_lib.relation.reader import ReadHandle
 from persist_lib.relation.reader_lease import Kept, too_early
+from persist_lib.relation.registration import format_token
 from persist_lib.relation.restore import time_passed
 from persist_lib.relation.row_selection import Asked, parse_columns
 from persist_lib.relation.snapshot import PlaceContents
@@ -183,7 +189,7 @@ class RenditionReader(Reader[CollectionSnapshot, CollectionLease]):
         self._kept.check_since(first)
         self.timeline()  # raises LeaseExpired
         reader = RenditionReader(self.client, self.collection, self.schema.times, None, self._owner or "listen")
-        reader.schema = self.schema  # SUBTLE: the newest rendition may have other columns, and the one at `start` not
+        reader.schema = self.schema  # the newest rendition may have other columns, and the one at `start` not
         try:
             kept_of(reader).check_since(first)  # this handle's lease may have ended before the other one began
             if not self.read_only:
@@ -218,7 +224,7 @@ class RenditionReader(Reader[CollectionSnapshot, CollectionLease]):
 
         try:
             open_(names[0], getattr(self, "schema", None))
-            # SUBTLE: while columns are being added, the first shard gets them last. All are read in its columns.
+            # While columns are being added, the first shard gets them last. All are read in its columns.
             at_once(self.client.runtime, lambda name: open_(name, found[names[0]].schema), names[1:])
         except BaseException:
             for handle in found.values():

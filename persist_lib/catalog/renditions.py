@@ -4,24 +4,34 @@ Its updates are (rendition, t, +-1), and its upper is a promise: below it, nothi
 So a reader that needs the time t first sees that this upper has passed t. It is moved there by an empty append, once
 the data is there (data first, then the promise). A handover is one append at or beyond it, so it changes nothing that
 was read.
+
+Rows are routed to the shards of a rendition by a hash of their key; one task writes them for all shards in bounded
+memory. Rows of one rendition can be given in the columns of another that only has more or fewer of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
-from persist_lib.catalog.metadata_shard import unheld
-from persist_lib.catalog.parallel import states_of
+import numpy as np
+import pyarrow as pa
+
+from persist_lib.catalog.metadata_shard import states_of, unheld
 from persist_lib.catalog.records import RenditionRecord, decode, encode
 from persist_lib.client import Client, for_layers
-from persist_lib.errors import InvariantViolated, NotFound, ShardFinished, SinceViolation
+from persist_lib.errors import InvariantViolated, NotFound, SchemaChanged, ShardFinished, SinceViolation
 from persist_lib.frontier import MAX_TIME, MINIMUM, TOP, Antichain, at
+from persist_lib.kernel.columns import Rows
+from persist_lib.kernel.fingerprint import hash_rows
+from persist_lib.kernel.order import take
 from persist_lib.relation.changes import changes_known
 from persist_lib.relation.held import kept_of
 from persist_lib.relation.reader import ReadHandle
 from persist_lib.relation.row_selection import RowSelection
 from persist_lib.relation.snapshot import snapshot_known
+from persist_lib.relation.stage import Staged
 from persist_lib.schema.schema import DIFF, TIME, Schema
 from persist_lib.times import Unit
 
@@ -42,7 +52,7 @@ def row_of(record: RenditionRecord, command: str) -> dict[str, object]:
 class Span(NamedTuple):
     """A rendition is the collection at times in `[start, end)`; `end` is None while nothing is known to follow.
 
-    SUBTLE: `command` names the handover. A rendition may be handed over to twice; a handover happens once.
+    `command` names the handover. A rendition may be handed over to twice; a handover happens once.
     """
 
     start: int
@@ -106,7 +116,7 @@ class Renditions:
         self, client: Client, shard: str, unit: Unit | None, name: str, reader: ReadHandle | None = None
     ) -> None:
         self._client, self.shard, self.schema, self._name = for_layers(client), shard, schema_for(unit), name
-        self._reader = reader
+        self._reader, self._lease = reader, None if reader is None else kept_of(reader)
         self._known: Timeline | None = None
 
     def fetch(self, *, is_known: bool = False) -> Timeline:
@@ -114,25 +124,27 @@ class Renditions:
 
         With `is_known` it is the one of the newest state that this process knows, without a request if it was read.
         """
-        reader = self._reader
-        if reader is None:
+        reader, lease = self._reader, self._lease
+        if reader is None or lease is None:
             reader = self._reader = unheld(self._client, self.shard, self.schema)
+            lease = self._lease = kept_of(reader)
+        machine = reader.machine
         while True:
             try:
-                upper, since = reader.upper if is_known else reader.fetch_upper(), reader.since.time
+                upper, since = machine.state.upper if is_known else reader.fetch_upper(), lease.since.time
                 if since is None:
                     raise self.dropped()
-                if (error := kept_of(reader).expired(reader.machine.state)) is not None:
+                if (error := lease.expired(machine.state)) is not None:
                     raise error
                 known = self._known
-                # SUBTLE: a reader may have let go of more than is promised. Nothing can be read then, nor has changed.
+                # A reader may have let go of more than is promised. Nothing can be read then, nor has changed.
                 is_ahead = known is not None and known.upper == upper <= at(since)
                 if known is None or not (is_ahead or (known.since, known.upper) == (since, upper)):
                     self._known = known = self._read(reader, since, upper)
             except ShardFinished as error:
                 raise self.dropped() from error
             except SinceViolation:
-                if reader.since.time == since:
+                if lease.since.time == since:
                     raise
                 # History was given up just now, by another reader or by the handle itself: what is left is read again.
             else:
@@ -220,3 +232,81 @@ def upper_by(timeline: Timeline, meet_of: Callable[[RenditionRecord], Antichain]
         if span.end is None or upper < at(span.end):
             return upper if span.start == 0 or at(span.start) < upper else at(span.start)
     return MINIMUM
+
+
+def places(rendition: RenditionRecord, table: pa.Table) -> Rows:
+    """The index of the shard of each row: by a hash of its key columns, the same on every machine, for ever.
+
+    The hash is that of fingerprints, whose definition is durable. A null counts as nothing, so that it has one place.
+    """
+    columns = {column.name: column for column in rendition.columns.key}
+    hashed = Schema(key=tuple(columns[name] for name in rendition.hash_columns))
+    return (hash_rows(hashed, table.select(list(rendition.hash_columns))) % np.uint64(rendition.shards)).view(np.int64)
+
+
+def routed(rendition: RenditionRecord, table: pa.Table) -> list[pa.Table]:
+    """The rows of each shard, in their order."""
+    if rendition.shards == 1:
+        return [table]
+    found = places(rendition, table)
+    order = np.argsort(found, kind="stable")
+    ordered = take(table, order) if table.num_rows else table
+    edges = np.searchsorted(found[order], np.arange(rendition.shards + 1))
+    return [ordered.slice(start, end - start) for start, end in pairwise(edges.tolist())]
+
+
+BUFFER_BYTES = 128 << 20
+"""How much a task holds back for all shards together, before it writes the largest share as a part."""
+
+Write = Callable[[object], Staged]
+
+
+class Spreading:
+    """The parts of one task. `writes` has one function a shard of the rendition; None where nothing is written."""
+
+    def __init__(self, rendition: RenditionRecord, writes: Sequence[Write | None]) -> None:
+        self._rendition, self._writes = rendition, writes
+        self._buffers: list[list[pa.Table]] = [[] for _ in writes]
+        self._sizes = [0] * len(writes)
+        self._staged: list[list[Staged]] = [[] for _ in writes]
+        self.written = 0
+
+    def add(self, table: pa.Table) -> None:
+        """Take rows, and write the largest share if too many are held back."""
+        for index, share in enumerate(routed(self._rendition, table)):
+            if share.num_rows and self._writes[index] is not None:
+                self._buffers[index].append(share)
+                self._sizes[index] += share.nbytes
+                self.written += share.num_rows
+        if sum(self._sizes) > BUFFER_BYTES:
+            self._flush(max(range(len(self._sizes)), key=self._sizes.__getitem__))
+
+    def finish(self) -> tuple[tuple[Staged, ...], ...]:
+        """Write what is held back. Returns for each shard what was staged for it."""
+        for index in range(len(self._writes)):
+            self._flush(index)
+        return tuple(map(tuple, self._staged))
+
+    def _flush(self, index: int) -> None:
+        write = self._writes[index]
+        if self._buffers[index] and write is not None:
+            self._staged[index].append(write(self._buffers[index]))
+        self._buffers[index], self._sizes[index] = [], 0
+
+
+def is_additive(one: Schema, other: Schema) -> bool:
+    """Whether the two differ at most by value columns at the end that one of them does not have."""
+    few, many = sorted((one.value, other.value), key=len)
+    same = (one.key, one.codec, one.times) == (other.key, other.codec, other.times)
+    return same and many[: len(few)] == few and all(column.nullable for column in many[len(few) :])
+
+
+def check_additive(collection: str, wanted: Schema, found: Schema, time: int) -> None:
+    """Raise SchemaChanged unless rows of `found` can be given in the columns of `wanted`."""
+    if not is_additive(wanted, found):
+        raise SchemaChanged(
+            f"collection {collection!r}: from {wanted.show(time)} on it has the schema {found}, and this reader has "
+            f"{wanted}, in which its rows cannot be given. Open a reader in the new schema and read from there, or "
+            "listen with replace=True, which takes all old rows out and gives all new ones",
+            collection=collection, time=time, actual=found, expected=wanted,
+        )  # fmt: skip

@@ -19,10 +19,9 @@ import pyarrow as pa
 
 from persist_lib.arguments import not_pickled
 from persist_lib.catalog.committing import Committing, HandedOver
-from persist_lib.catalog.names import LAYER
-from persist_lib.catalog.parallel import at_once, states_of
-from persist_lib.catalog.partition_rows import Spreading, Write
-from persist_lib.catalog.records import RenditionRecord
+from persist_lib.catalog.metadata_shard import at_once, states_of
+from persist_lib.catalog.records import LAYER, RenditionRecord
+from persist_lib.catalog.renditions import Spreading, Write
 from persist_lib.catalog.writing import Active, Written
 from persist_lib.core import refusals as r
 from persist_lib.core.cost import Cost
@@ -199,7 +198,7 @@ class CollectionStaging(Committing, StagedVerbs[pa.Table, Active, Written, Writt
     def _appended_before(self, staged: Sequence[CollectionStaged], turn: Turn[Active]) -> Outcome | None:
         """The outcome of the append of all of these answers, if it was made. Raises InvalidUsage for some of them.
 
-        SUBTLE: asked once it is known which rendition is written. So an append to another one, which was handed over
+        Asked once it is known which rendition is written. So an append to another one, which was handed over
         since, is there already or never will be. And what some shards have, those that were read before it have too.
         """
         if not staged:

@@ -11,13 +11,11 @@ from __future__ import annotations
 from contextlib import suppress
 
 from persist_lib.catalog.metadata_shard import out_of_time
-from persist_lib.catalog.names import HOLD, LAYER
-from persist_lib.catalog.records import CollectionRecord
+from persist_lib.catalog.records import HOLD, LAYER, CollectionRecord
 from persist_lib.client import Client
 from persist_lib.errors import HoldConflict, Indeterminate, InvalidUsage, ShardFinished, SinceViolation, UpperMismatch
 from persist_lib.frontier import Antichain
-from persist_lib.relation.append_many import Append
-from persist_lib.relation.writer import WriteHandle
+from persist_lib.relation.writer import Append, WriteHandle
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import Schema
 

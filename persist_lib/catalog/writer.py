@@ -2,22 +2,33 @@
 
 Appends that `append_async` accepts wait in an outbox, and are written as if they were made one by one. Any other call
 comes after those that were accepted before it.
+
+Staged definite appends of several collections are one commit (`append_staged`). What is appended is identical whichever
+process makes it, so one that loses to another writer need not try again. One that dies before its commit leaves only
+garbage.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pyarrow as pa
 
-from persist_lib.catalog.committing import HandedOver
+from persist_lib.catalog.committing import HandedOver, send_all
+from persist_lib.catalog.metadata_shard import states_of
+from persist_lib.catalog.records import RenditionRecord
 from persist_lib.catalog.renditions import Timeline
-from persist_lib.catalog.staging import CollectionStaging
+from persist_lib.catalog.staging import CollectionStage, CollectionStaged, CollectionStaging, by_shard
 from persist_lib.catalog.writing import Written
 from persist_lib.errors import LeaseExpired, UpperMismatch
 from persist_lib.frontier import at
 from persist_lib.ids import parse_token
 from persist_lib.location.wrap.spending import Spending
 from persist_lib.relation.registration import parse_bounds
-from persist_lib.relation.writer import WriteHandle
+from persist_lib.relation.stage import LEASE_S
+from persist_lib.relation.staged_commit import Prepared, discard
+from persist_lib.relation.staging import prepare
+from persist_lib.relation.writer import Append, WriteHandle
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import Schema
@@ -122,3 +133,45 @@ def fetch_schema(write: CollectionWriter) -> Schema:
     """The collection's newest columns, of which a writer's are the first: read from the location."""
     rendition = write._only or write._timeline().last.rendition
     return write.client.machine(rendition.names[0]).fetch().state.schemas[-1]
+
+
+def open_stage(writer: CollectionWriter, start: int, end: int, deadline: Deadline) -> CollectionStage | None:
+    """A stage for rows with times in `[start, end)`, which this promises. Close it at the end.
+
+    None unless one rendition is the collection at these times, is whole, and is complete up to `start` exactly: then
+    somebody has begun to write them, and the rows have to be compared with theirs.
+    """
+    over = promise(writer, end, timeout=deadline.left_s()).over(start, end)
+    if len(over) != 1:
+        return None
+    rendition = over[0][2].rendition
+    if any(state.upper != at(start) for state in states_of(writer.client, rendition.names)):
+        return None
+    return writer._stage_of(rendition, LEASE_S, start, end)
+
+
+Staging = tuple[CollectionWriter, RenditionRecord, Sequence[CollectionStaged]]
+
+
+def append_staged(stagings: Sequence[Staging], start: int, end: int, deadline: Deadline) -> None:
+    """Append what was staged for the times `[start, end)` to all shards of all these collections.
+
+    That is one transaction, where the store has any; else each shard by itself, so that a reader of one collection may
+    be ahead of another's for a while. Raises UpperMismatch when another writer was first in a shard; without
+    transactions some of it may be there then.
+    """
+    bounds = at(start), at(end)
+    prepared: dict[str, Prepared] = {}
+    appends: list[Append] = []
+    try:
+        with Spending() as spent:
+            for writer, rendition, staged in stagings:
+                for name, parts in by_shard(staged, rendition.names).items():
+                    write = writer._place(name)
+                    prepared[name] = prepare(write, parts, None, bounds, None, deadline, spent, everything=False)
+                    appends.append(Append(write, prepared[name], start, end))
+    except Exception:
+        discard(prepared)
+        raise
+    first = stagings[0][0]
+    send_all(first.client, appends, deadline, first.client.runtime.token(), set(), together=first.has_transactions)

@@ -7,9 +7,8 @@ from typing import NamedTuple
 import msgspec
 import pyarrow as pa
 
-from persist_lib.catalog.names import LAYER
-from persist_lib.catalog.parallel import at_once, states_of
-from persist_lib.catalog.records import CollectionRecord, RenditionRecord
+from persist_lib.catalog.metadata_shard import at_once, states_of
+from persist_lib.catalog.records import LAYER, CollectionRecord, RenditionRecord
 from persist_lib.catalog.renditions import Renditions, Span, Timeline, meet, upper_of
 from persist_lib.catalog.wal import has_wal
 from persist_lib.client import Client, for_layers
@@ -157,7 +156,7 @@ class Writing(Verbs[pa.Table, Active, Written, Written]):
     def _upper_to_change(self, span: Span, deadline: Deadline) -> Antichain:
         """The upper of all shards of a rendition, which is one unless a commit is under way.
 
-        SUBTLE: as far as this process knows. It has just read them; and where that is too old, the append is refused.
+        As far as this process knows. It has just read them; and where that is too old, the append is refused.
         """
         names = span.rendition.names
         uppers = {self._place(name).upper for name in names}

@@ -39,7 +39,7 @@ def _asked(ask: Callable[[Options, list[str]], None], ctx: typer.Context, second
     own, before = ctx.params, ctx.find_root().params
     options = {name: own.get(name) or before.get(name) for name in ("location", "consensus")}
     found: list[str] = []
-    # SUBTLE: a thread of its own that is not waited for: connecting to a host that does not answer takes long.
+    # A thread of its own that is not waited for: connecting to a host that does not answer takes long.
     asking = threading.Thread(target=ask, args=(options, found), daemon=True)
     asking.start()
     asking.join(seconds)

@@ -18,8 +18,7 @@ from persist_lib.cli import shared_options as opt
 from persist_lib.cli.duty_outcomes import Outcome
 from persist_lib.cli.json_values import error_value, jsonable
 from persist_lib.cli.pending_commands import sentences
-from persist_lib.cli.planning_options import Planning
-from persist_lib.cli.publication_options import Publishing
+from persist_lib.cli.planning_options import Planning, Publishing
 from persist_lib.cli.rendition_commands import steps_said, steps_table
 from persist_lib.cli.root import UPKEEP
 from persist_lib.cli.row_reads import table_of
@@ -134,16 +133,31 @@ def _duties(_context: typer.Context, incomplete: str) -> list[str]:
     return [name for name in UPKEEP if name.startswith(incomplete)]
 
 
-def _chosen(only: Sequence[str], *, force: bool) -> list[str]:
-    """The duties that were named, in their order. Raises InvalidUsage."""
-    for name in only:
-        if name not in UPKEEP:
-            meant = did_you_mean(name, UPKEEP)
-            own = ". `persist shard scrub` is a command of its own" if name == "scrub" else ""
-            raise InvalidUsage(f"there is no duty {name!r}. {meant}They are {', '.join(UPKEEP)}{own}", only=name)
-    if force and "rollups" not in only:
-        raise InvalidUsage("--force writes a rollup that is not due: it goes with --only rollups")
-    return [name for name in UPKEEP if name in only]
+class Choosing(NamedTuple):
+    """Which duties `persist maintain` does, and that it is for all tables."""
+
+    is_all: Annotated[bool, typer.Option("--all", help="All tables, as without names.")] = False
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="DUTY", help=f"Only this one of {', '.join(UPKEEP)}. Repeat it for more.", autocompletion=_duties
+        ),
+    ] = None
+    force: Annotated[bool, typer.Option("--force", help="With --only rollups: write a rollup even if none is due.")] = (
+        False
+    )
+
+    def duties(self) -> list[str]:
+        """The duties that were named, in their order. Raises InvalidUsage."""
+        only = self.only or ()
+        for name in only:
+            if name not in UPKEEP:
+                meant = did_you_mean(name, UPKEEP)
+                own = ". `persist shard scrub` is a command of its own" if name == "scrub" else ""
+                raise InvalidUsage(f"there is no duty {name!r}. {meant}They are {', '.join(UPKEEP)}{own}", only=name)
+        if self.force and "rollups" not in only:
+            raise InvalidUsage("--force writes a rollup that is not due: it goes with --only rollups")
+        return [name for name in UPKEEP if name in only]
 
 
 def _look_after(
@@ -182,19 +196,29 @@ def _look_after(
         answer.codes += [3] * bool(damaged)
 
 
+def _is_instead(
+    session: Session, names: Sequence[str] | None, choosing: Choosing, pausing: Pausing, publishing: Publishing, *,
+    is_upkeep: bool, dry_run: bool,
+) -> bool:  # fmt: skip
+    """Pause or publish in place of upkeep, if that was asked for. Raises InvalidUsage where both were."""
+    only = choosing.only or ()
+    if pausing != Pausing():
+        if names or choosing.is_all or dry_run or is_upkeep:
+            raise InvalidUsage("--pause and --resume take a pattern, and go without names and other options but --only")
+        pausing.do(session, only)
+        return True
+    if publishing != Publishing():
+        if choosing.is_all or only or is_upkeep:
+            raise InvalidUsage("--publish and --withdraw take names, and go without other options of upkeep")
+        publishing.do(session, names or (), dry_run=dry_run)
+        return True
+    return False
+
+
 def maintain(
     session: Session,
     names: opt.AnyTables = None,
-    is_all: Annotated[bool, typer.Option("--all", help="All tables, as without names.")] = False,
-    only: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="DUTY", help=f"Only this one of {', '.join(UPKEEP)}. Repeat it for more.", autocompletion=_duties
-        ),
-    ] = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="With --only rollups: write a rollup even if none is due.")
-    ] = False,
+    choosing: Choosing = Choosing(),  # noqa: B008 - it cannot be changed
     pausing: Pausing = Pausing(),  # noqa: B008 - it cannot be changed
     planning: Planning = Planning(),  # noqa: B008 - it cannot be changed
     publishing: Publishing = Publishing(),  # noqa: B008 - it cannot be changed
@@ -235,26 +259,19 @@ def maintain(
     persist maintain orders --withdraw delta
     persist maintain --json | jq '.shards[] | {shard, before: .before.batches, after: .after.batches}'
     """
-    if pausing != Pausing():
-        if names or is_all or force or dry_run or even_if_paused or planning != Planning():
-            raise InvalidUsage("--pause and --resume take a pattern, and go without names and other options but --only")
-        pausing.do(session, only or ())
+    is_upkeep = choosing.force or even_if_paused or planning != Planning()
+    if _is_instead(session, names, choosing, pausing, publishing, is_upkeep=is_upkeep, dry_run=dry_run):
         return
-    if publishing != Publishing():
-        if is_all or only or force or even_if_paused or planning != Planning():
-            raise InvalidUsage("--publish and --withdraw take names, and go without other options of upkeep")
-        publishing.do(session, names or (), dry_run=dry_run)
-        return
-    chosen = _chosen(only or (), force=force)
-    planning.check(chosen, is_else=force or dry_run or even_if_paused)
+    chosen = choosing.duties()
+    planning.check(chosen, is_else=choosing.force or dry_run or even_if_paused)
     dry_run = dry_run or planning.plan is not None
     with session.open(read_only=dry_run, maintains=True) as client, passed_by(client, is_asked=even_if_paused):
         answer = Answer(session, client, chosen[0] if len(chosen) == 1 else "maintain", dry_run)
-        wanted = _named(names, is_all=is_all)
+        wanted = _named(names, is_all=choosing.is_all)
         if planning.apply is not None:
             planning.carry_out(answer, wanted)
         else:
-            _look_after(answer, wanted, chosen, planning, force=force)
+            _look_after(answer, wanted, chosen, planning, force=choosing.force)
         answer.end()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
 
@@ -24,21 +24,27 @@ if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
 Expected = Annotated[str | None, typer.Option(metavar="TEXT", help="Only if this is its fencing value now.")]
 
 
+class Moving(NamedTuple):
+    """Where a hold moves to, under which fencing value, and on which condition."""
+
+    since: Annotated[
+        str | None, typer.Option(metavar="FRONTIER", help="Keep history from this time on, as 5. Default: all history.")
+    ] = None
+    fence: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Its fencing value from now on; without it: an empty one.")
+    ] = None
+    expected: Expected = None
+    new: Annotated[bool, typer.Option("--new", help="Only if there is no such hold yet.")] = False
+    give_up: Annotated[
+        bool, typer.Option("--give-up", help="Give up the history before --since, as far as nothing else keeps it.")
+    ] = False
+
+
 def set_(
     session: Session,
     table: opt.AnyTable,
     name: opt.Hold,
-    since: Annotated[
-        str | None, typer.Option(metavar="FRONTIER", help="Keep history from this time on, as 5. Default: all history.")
-    ] = None,
-    fence: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Its fencing value from now on; without it: an empty one.")
-    ] = None,
-    expected: Expected = None,
-    new: Annotated[bool, typer.Option("--new", help="Only if there is no such hold yet.")] = False,
-    give_up: Annotated[
-        bool, typer.Option("--give-up", help="Give up the history before --since, as far as nothing else keeps it.")
-    ] = False,
+    moving: Moving = Moving(),  # noqa: B008 - it cannot be changed
     yes: opt.Yes = False,
     dry_run: opt.DryRun = False,
 ) -> None:
@@ -57,6 +63,7 @@ def set_(
     persist hold set orders audit-2026 --since 100 --give-up --dry-run
     persist hold set orders audit-2026 --since 100 --give-up      asks for the table's name
     """
+    since, fence, expected, new, give_up = moving
     if new and expected is not None:
         raise InvalidUsage(
             "--new is for a hold that does not exist yet, --expected for one that does: use only one of them"

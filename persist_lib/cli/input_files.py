@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
@@ -19,12 +19,12 @@ import pyarrow.csv
 import pyarrow.json
 import pyarrow.parquet as pq
 
-from persist_lib.arguments import UNREADABLE, did_you_mean
+from persist_lib.arguments import UNREADABLE, did_you_mean, shown
 from persist_lib.convert.lines import nested_json
-from persist_lib.convert.lines.file_columns import csv_type, from_csv
-from persist_lib.convert.lines.json_lines import from_json, json_type
+from persist_lib.convert.lines.file_columns import Refused, csv_type, from_csv
+from persist_lib.convert.lines.json_lines import check_objects, from_json, json_type
 from persist_lib.errors import InvalidUsage
-from persist_lib.kernel.by_key import Counts
+from persist_lib.kernel.keyset import Counts
 from persist_lib.relation.statements import new_values
 from persist_lib.schema.schema import DIFF, TIME, Schema
 from persist_lib.timeline import Tables, Transaction
@@ -33,6 +33,7 @@ from persist_lib.times import Unit
 ROWS = 65_536
 LINE_BYTES = 16 * 1024 * 1024
 """The longest line of JSON, in bytes."""
+TAIL_BYTES = 1 << 16
 
 
 def read_file(path: Path, schema: Schema | None, times: Unit | None = None) -> Iterator[pa.Table]:
@@ -45,8 +46,9 @@ def read_file(path: Path, schema: Schema | None, times: Unit | None = None) -> I
         types[TIME] = pa.string()  # ISO 8601, or integers
     try:
         yield from reader(path, types)
-    except (pa.ArrowException, msgspec.ValidationError, ValueError, RecursionError, OSError) as error:
-        hint = "" if TIME not in types or pa.types.is_string(types[TIME]) or path.suffix == ".parquet" else _INTEGERS
+    except (pa.ArrowException, msgspec.ValidationError, ValueError, RecursionError, OSError, Refused) as error:
+        is_of_times = TIME in types and not pa.types.is_string(types[TIME]) and path.suffix != ".parquet"
+        hint = _INTEGERS if is_of_times and not isinstance(error, Refused) else ""
         raise InvalidUsage(f"{path} cannot be read: {error}{hint}", path=str(path)) from error
 
 
@@ -86,7 +88,7 @@ def _read_csv(path: Path, types: Types) -> Iterator[pa.Table]:
     )
     parsing = pyarrow.csv.ParseOptions(newlines_in_values=True)
     with pyarrow.csv.open_csv(path, convert_options=options, parse_options=parsing) as reader:
-        row = 0
+        row, last = 0, None
         for batch in reader:
             columns = []
             for name, column in zip(batch.schema.names, batch.columns, strict=True):
@@ -96,6 +98,16 @@ def _read_csv(path: Path, types: Types) -> Iterator[pa.Table]:
                     columns.append(from_csv(column, types[name]) if name in types else column)
             yield _with_integers(pa.table(columns, names=batch.schema.names))
             row += batch.num_rows
+            last = batch.columns[-1][-1].as_py() if batch.num_rows else None
+        if isinstance(last, str) and "\n" in last and not _tail(path).endswith(b'"'):
+            raise Refused(f"a quote is open at its end: {shown(last)}")
+
+
+def _tail(path: Path) -> bytes:
+    """The last line of a file, or the end of it. Arrow takes all that follows an open quote for one value."""
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - TAIL_BYTES))
+        return file.read().rstrip()
 
 
 def _with_integers(table: pa.Table) -> pa.Table:
@@ -111,15 +123,17 @@ def _with_integers(table: pa.Table) -> pa.Table:
 
 def _read_jsonl(path: Path, types: Types) -> Iterator[pa.Table]:
     """Lines of objects, a block at a time."""
-    # SUBTLE: Arrow would fill a column that the file lacks with nulls, but it has to be refused. So only columns of the
+    # Arrow would fill a column that the file lacks with nulls, but it has to be refused. So only columns of the
     # first line are asked for.
-    first, row = _first_row(path), 0
+    first, row, line = _first_row(path), 0, 0
     types = {name: type_ for name, type_ in types.items() if name in first}
     if isinstance(first.get(TIME), int):
         types[TIME] = pa.uint64()
     with path.open("rb") as file:
         while lines := file.readlines(LINE_BYTES):
             data = b"".join(lines)
+            _check_objects(data, lines, line)
+            line += len(lines)
             odd = nested_json.has_odd_floats(data)
             apart = {
                 name: pa.field(name, type_)
@@ -141,6 +155,19 @@ def _read_jsonl(path: Path, types: Types) -> Iterator[pa.Table]:
             columns |= {name: nested_json.column_of(raws, apart[name], row) for name, raws in taken.items()}
             yield pa.table(columns)
             row += found.num_rows
+
+
+def _check_objects(data: bytes, lines: Sequence[bytes], before: int) -> None:
+    """Raise Refused unless each of these lines, of which so many were before, is one object; it names the first."""
+    try:
+        check_objects(data)
+    except Refused:
+        for number, line in enumerate(lines, before + 1):
+            try:
+                check_objects(line)
+            except Refused as error:
+                raise Refused(f"line {number}: {error}") from None
+        raise
 
 
 def _first_row(path: Path) -> dict[str, Any]:

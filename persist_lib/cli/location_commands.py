@@ -30,17 +30,40 @@ DEFAULTS = {
 }  # fmt: skip
 
 
+class Ruling(NamedTuple):
+    """What `persist config` does with the location's rules, in place of showing settings."""
+
+    rules: Annotated[
+        Path | None, typer.Option("--rules", metavar="FILE", help="Set the location's rules: TOML with [[rule]].")
+    ] = None
+    show_rules: Annotated[
+        bool, typer.Option("--show-rules", help="Print the location's rules, as a file for --rules.")
+    ] = False
+
+    def do(self, session: Session) -> None:
+        """Set the rules, or print them."""
+        if self.rules is None:
+            from persist_lib.core.rules import as_toml
+
+            with session.open() as client:
+                shown = client.rules()
+            session.answer({"rules": jsonable(shown)}, as_toml(shown))
+            return
+        try:
+            text = self.rules.read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidUsage(f"{self.rules} cannot be read: {error}") from error
+        with session.open(read_only=False) as client:
+            found = client.set_rules(text)
+        session.answer({"rules": jsonable(found)}, f"{units.of(len(found), 'rule')} in force")
+
+
 def config(
     session: Session,
     name: Annotated[
         str | None, typer.Argument(metavar="[NAME]", help="A table or a shard: how upkeep looks after it.")
     ] = None,
-    rules: Annotated[
-        Path | None, typer.Option("--rules", metavar="FILE", help="Set the location's rules: TOML with [[rule]].")
-    ] = None,
-    show_rules: Annotated[
-        bool, typer.Option("--show-rules", help="Print the location's rules, as a file for --rules.")
-    ] = False,
+    ruling: Ruling = Ruling(),  # noqa: B008 - it cannot be changed
 ) -> None:
     """Show which location, Consensus, prices and settings are in force, and where each came from. Opens nothing.
 
@@ -84,26 +107,12 @@ def config(
     persist config --show-rules > rules.toml
     persist config orders                   each value, and where it is from
     """
-    if (rules is not None or show_rules) and (name is not None or (rules is not None and show_rules)):
-        raise InvalidUsage("--rules and --show-rules go alone, and without a name: rules have patterns")
-    if show_rules:
-        from persist_lib.core.rules import as_toml
-
-        with session.open() as client:
-            shown = client.rules()
-        session.answer({"rules": jsonable(shown)}, as_toml(shown))
+    if ruling != Ruling():
+        if name is not None or (ruling.rules is not None and ruling.show_rules):
+            raise InvalidUsage("--rules and --show-rules go alone, and without a name: rules have patterns")
+        ruling.do(session)
         return
-    if rules is not None:
-        try:
-            text = rules.read_text()
-        except (OSError, UnicodeDecodeError) as error:
-            raise InvalidUsage(f"{rules} cannot be read: {error}") from error
-        with session.open(read_only=False) as client:
-            found_rules = client.set_rules(text)
-        session.answer({"rules": jsonable(found_rules)}, f"{units.of(len(found_rules), 'rule')} in force")
-        return
-    rows = _rows(session) if name is None else _rows_of(session, name)
-    found = session.settings.file
+    rows, found = _rows(session) if name is None else _rows_of(session, name), session.settings.file
     table = Fitted(("setting", "value", "from"))
     for each, value, source in rows:
         table.add_row(each, "none" if value is None else str(value), source, style="dim" if source == DEFAULT else None)

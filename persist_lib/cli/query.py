@@ -335,7 +335,7 @@ def _tokens(sql: str) -> Iterator[_Token]:
     """The tokens that are not comments, as DuckDB takes the query apart."""
     import duckdb
 
-    data = sql.encode()  # SUBTLE: DuckDB counts in bytes
+    data = sql.encode()  # DuckDB counts in bytes
     found: list[tuple[int, Any]] = [*duckdb.tokenize(sql), (len(data), None)]
     for (at, kind), (end, _) in pairwise(found):
         if kind != duckdb.token_type.comment:

@@ -9,7 +9,7 @@ import importlib
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 from rich.console import RenderableType
@@ -266,25 +266,31 @@ def compare(
     session.answer({**value, "samples": found.samples}, *comparison_shown(found, schema))
 
 
+class Handing(NamedTuple):
+    """When and how a rendition becomes the collection."""
+
+    at: Annotated[
+        str | None, typer.Option("--at", metavar="TIME", help="At this time. Default: the earliest possible.")
+    ] = None
+    force: Annotated[
+        bool, typer.Option("--force", help="Also if its data does not reach the time: readers then wait for it.")
+    ] = False
+    advance: Annotated[
+        bool,
+        typer.Option("--advance", help="See to it that readers see it: finish the copy, and move upper past the time."),
+    ] = False
+    transform: Function = None
+    wait: Annotated[bool, typer.Option("--wait", help="Return once readers see it.")] = False
+    timeout: Annotated[
+        float, typer.Option(min=0.001, metavar="SECONDS", help="How long --advance and --wait may take.")
+    ] = 3600.0
+
+
 def hand_over(
     session: Session,
     name: opt.Collection,
     number: Rendition,
-    at: Annotated[
-        str | None, typer.Option("--at", metavar="TIME", help="At this time. Default: the earliest possible.")
-    ] = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Also if its data does not reach the time: readers then wait for it.")
-    ] = False,
-    advance: Annotated[
-        bool,
-        typer.Option("--advance", help="See to it that readers see it: finish the copy, and move upper past the time."),
-    ] = False,
-    transform: Function = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Return once readers see it.")] = False,
-    timeout: Annotated[
-        float, typer.Option(min=0.001, metavar="SECONDS", help="How long --advance and --wait may take.")
-    ] = 3600.0,
+    handing: Handing = Handing(),  # noqa: B008 - it cannot be changed
     command: opt.Command = None,
     dry_run: opt.DryRun = False,
 ) -> None:
@@ -298,27 +304,27 @@ def hand_over(
     persist collection hand-over orders 2 --dry-run     when it would be, what is left to copy, why it is refused
     persist collection hand-over orders 2 --advance     with all that it takes, in one call
     """
-    time = opt.parse_time(at, "--at")
-    function = load_function(transform)
+    time = opt.parse_time(handing.at, "--at")
+    function = load_function(handing.transform)
     if dry_run:
         with session.controller() as controller:
-            plan = controller.plan_handover(name, number, at=time, force=force)
+            plan = controller.plan_handover(name, number, at=time, force=handing.force)
         value = {"collection": name, **jsonable(plan), "dry_run": True, **clock(plan.schema.times)}
         value["schema"] = schema_value(plan.schema)
-        session.answer(value, *_planned(name, plan, advance=advance))
+        session.answer(value, *_planned(name, plan, advance=handing.advance))
         if plan.refused:
             raise typer.Exit(1)
         return
     with session.controller(read_only=False) as controller:
         found = controller.describe(name)
         when = controller.hand_over(
-            name, number, at=time, force=force, advance=advance, transform=function, wait=wait, command=command,
-            timeout=timeout,
+            name, number, at=time, force=handing.force, advance=handing.advance, transform=function,
+            wait=handing.wait, command=command, timeout=handing.timeout,
         )  # fmt: skip
         new = next(one for one in found.renditions if one.number == number)
     value = {"collection": name, "rendition": number, "at": when, "dry_run": False, **clock(found.schema.times)}
     session.answer(value, f"rendition {number} of {name} is the collection from {found.schema.show(when)} on")
-    if new.copies is not None and not advance:
+    if new.copies is not None and not handing.advance:
         session.note(
             f"finish the copy, writers wait for it: persist collection rendition copy {name} {number} --to-end"
         )

@@ -77,11 +77,15 @@ def list_(
             return
         if holding:
             _list_holders(session, client, wanted)
-            return
-        found = session.each(wanted, client.census)
-        of = whose(client, wanted)
-        known = remembered(client, list(found.done))
-        pauses = client.pauses()
+        else:
+            _list(session, client, wanted, long=long)
+
+
+def _list(session: Session, client: Client, wanted: Sequence[str], *, long: bool) -> None:
+    found = session.each(wanted, client.census)
+    of = whose(client, wanted)
+    known = remembered(client, list(found.done))
+    pauses = client.pauses()
     done, failed = found.done, messages(found.failed)
     values = [
         {**jsonable(one), "owner": of.get(name, ""), **damage_value(known.get(name))} for name, one in done.items()

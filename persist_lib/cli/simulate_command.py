@@ -65,6 +65,16 @@ class Tried(NamedTuple):
     maintainers: Annotated[int, typer.Option(**_COUNT, help="Processes that do upkeep.")] = 2
 
 
+class Running(NamedTuple):
+    """By which policy it runs, for how long, and what it prints."""
+
+    policy: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Fields of a rule, as for `persist report --policy`.")
+    ] = None
+    keep_going: Annotated[bool, typer.Option("--keep-going", help="Also after a seed that failed.")] = False
+    replay: Annotated[bool, typer.Option("--replay", help="Print the whole history of the one --seed.")] = False
+
+
 def simulate(
     session: Session,
     declared: Declared,
@@ -75,11 +85,7 @@ def simulate(
         typer.Argument(metavar="[NAME]", help="A table, whose columns are taken.", autocompletion=names_of_tables),
     ] = None,
     times: opt.Clock = None,
-    policy: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Fields of a rule, as for `persist report --policy`.")
-    ] = None,
-    keep_going: Annotated[bool, typer.Option("--keep-going", help="Also after a seed that failed.")] = False,
-    replay: Annotated[bool, typer.Option("--replay", help="Print the whole history of the one --seed.")] = False,
+    running: Running = Running(),  # noqa: B008 - it cannot be changed
 ) -> None:
     """Try a table's columns, settings and policy under faults: real clients in memory, as seeds decide it.
 
@@ -106,6 +112,7 @@ def simulate(
     from persist_lib import simulate as simulation
     from persist_lib.simulate.scheduler import KEPT_LINES
 
+    policy, keep_going, replay = running
     if replay and tried.seed is None:
         raise InvalidUsage("--replay prints the history of one seed: name it, as in --seed 17 --replay")
     scene = _scene(session, name, declared, carrying, times, policy, tried)

@@ -284,7 +284,7 @@ def ingest(
 def _run(
     sources: Sources, instances: Sequence[_Instance], is_stopped: Callable[[], bool], every: float, *, once: bool
 ) -> None:  # fmt: skip
-    """Run one instance here, or each of several in a thread. SUBTLE: signals come to this thread only."""
+    """Run one instance here, or each of several in a thread. Signals come to this thread only."""
     if len(instances) == 1:
         instances[0].run(sources, is_stopped, every, once=once)
         return

@@ -108,7 +108,7 @@ def declare(
     persist source create orders --from postgresql://me@host/shop --table public.orders --add-columns
     persist source create bank --from postgresql://me@host/bank --table public.accounts --table public.savings
     """
-    from persist_lib.catalog.names import parse_collection_name
+    from persist_lib.catalog.records import parse_collection_name
 
     given = _of_options(place, meant) if file is None else _of_file(file, *place, *meant)
     where = ", ".join(place.table or ()) or redacted(place.place or str(file))

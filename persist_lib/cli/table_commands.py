@@ -317,11 +317,10 @@ def create(
     if kind == OF_A_SHARD:
         make_shard(session, name, schema, may_be_plain=times is None, dry_run=dry_run)
         return
-    timeline, count = carried.timeline or "default", carried.shards or 1
+    timeline, of = carried.timeline or "default", units.of(carried.shards or 1, "shard")
     terms = carried.terms()
-    of = units.of(count, "shard")
     if dry_run:
-        from persist_lib.catalog.names import parse_collection_name
+        from persist_lib.catalog.records import parse_collection_name
 
         parse_collection_name(name)
         on = f" on timeline {timeline}" if kind == "timeline" else ""

@@ -102,7 +102,7 @@ def is_alone(command: c.Command) -> bool:
 
     One that is for a certain seqno is alone as well: what is before it in a row has moved the shard.
 
-    SUBTLE: a group also has what was refused, so that a command that came after groups is no part of one: programs that
+    A group also has what was refused, so that a command that came after groups is no part of one: programs that
     know groups and not the command could not read the row.
     """
     is_claim = isinstance(command, c.RegisterWriter) and command.at is not msgspec.UNSET

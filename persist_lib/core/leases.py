@@ -18,7 +18,7 @@ from persist_lib.ids import ReaderId, SeqNo, WriterId
 
 
 def expire(state: State, seqno: SeqNo, now: int) -> StateDiff | r.Refusal:
-    """Retire all ids whose lease has ended. SUBTLE: since stays where it is, even when the last reader is retired."""
+    """Retire all ids whose lease has ended. Since stays where it is, even when the last reader is retired."""
     return retire(state, seqno, tuple(overdue.id for overdue in plan_expiry(state, now))) or r.NothingDue()
 
 

@@ -70,7 +70,7 @@ def adopt(state: State, seqno: SeqNo, command: c.Adopt) -> StateDiff | r.Refusal
 def inheritance(state: State, token: bytes, lower: Antichain) -> c.Inherit:
     """What a rendition shard whose upper is `lower` takes over from the shard in this state.
 
-    SUBTLE: upper always moves. So a process that finds it at `lower` still, and closes it there, has kept the adoption
+    Upper always moves. So a process that finds it at `lower` still, and closes it there, has kept the adoption
     out.
     """
     times = (state.upper.time or 0, (state.since.time or 0) + 1, (lower.time or 0) + 1)

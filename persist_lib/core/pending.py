@@ -111,10 +111,8 @@ def _adoption_problem(adopted: Sequence[tuple[Part, PendingName]], batch: Batch)
     return None
 
 
-def absorbed_garbage(command: object, seqno: SeqNo) -> tuple[tuple[PartKey, Garbage | None, Garbage | None], ...]:
+def absorbed_garbage(command: c.Absorb, seqno: SeqNo) -> tuple[tuple[PartKey, Garbage | None, Garbage | None], ...]:
     """What an absorption makes garbage. What it adopts is referred to, so it is not among it."""
-    if not isinstance(command, c.Absorb):
-        return ()
     return tuple((key, None, Garbage(seqno, size)) for key, size in sorted(command.absorbed))
 
 

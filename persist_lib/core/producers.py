@@ -24,7 +24,7 @@ def problems_of(name: object, sequence: object) -> str | None:
     """Why this is no producer that could be stored; None if it is one."""
     if not isinstance(name, str) or not is_producer_name(name):
         return f"producer {name!r:.300}"
-    # SUBTLE: True is an int, and would be read again as a bool.
+    # True is an int, and would be read again as a bool.
     if type(sequence) is not int or not 0 <= sequence <= MOST_SEQUENCE:
         return f"sequence number {sequence!r:.100}"
     return None
@@ -48,13 +48,11 @@ def cannot_produce(state: State, name: str) -> r.Refusal | None:
 
 
 def produced(
-    state: State, command: c.CompareAndAppend, seqno: SeqNo
-) -> tuple[tuple[str, Produced | None, Produced | None], ...]:
-    """The edit by which the state remembers this append of a producer."""
-    if command.producer is None:
-        return ()
-    name, sequence = command.producer
-    return ((name, state.producers.get(name), Produced(sequence, seqno, command.batch.upper, command.now)),)
+    state: State, command: c.CompareAndAppend, producer: tuple[str, int], seqno: SeqNo
+) -> tuple[str, Produced | None, Produced | None]:
+    """The edit by which the state remembers this append of its producer."""
+    name, sequence = producer
+    return name, state.producers.get(name), Produced(sequence, seqno, command.batch.upper, command.now)
 
 
 def forget(state: State, name: str, expected: int) -> StateDiff | r.Refusal:

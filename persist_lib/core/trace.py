@@ -51,7 +51,7 @@ def levels(trace: Iterable[Batch]) -> list[Level]:
 def push(state: State, batch: Batch, seqno: SeqNo) -> TraceEdit:
     """Put a batch at the end. An empty batch after an empty one extends that one, so idle time costs no space.
 
-    SUBTLE: not over the end of the contents that are kept ahead, which stand for whole batches.
+    Not over the end of the contents that are kept ahead, which stand for whole batches.
     """
     last = state.trace[-1] if state.trace else None
     ahead = -1 if state.contents is None else state.contents.hi
@@ -100,7 +100,7 @@ def sums_of_parts(parts: Iterable[Part]) -> Sums | None:
 def known_keys(state: State, keys: Iterable[PartKey]) -> list[PartKey]:
     """Those of `keys` that the state's batches refer to or that are garbage: neither may ever be linked again.
 
-    SUBTLE: without keys it returns at once, so that appends without an object do not pay for a look through the trace.
+    Without keys it returns at once, so that appends without an object do not pay for a look through the trace.
     """
     if not (asked := set(keys)):
         return []

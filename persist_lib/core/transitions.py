@@ -87,7 +87,7 @@ def change(state: State, seqno: SeqNo, command: c.Command) -> StateDiff | r.Refu
             return refusal
         case _ if state.is_finished():
             return r.Finished()
-        case _ if refusal := refuses_stranger(state, command):
+        case _ if state.member and (refusal := refuses_stranger(state, command)):
             return refusal
         case c.Adopt():
             return adopt(state, seqno, command)
@@ -182,13 +182,13 @@ def _append(state: State, seqno: SeqNo, command: c.CompareAndAppend | c.Append |
     if producer is not None and (refusal := cannot_produce(state, producer[0])):
         return refusal
     if isinstance(command, c.Append) and batch.upper <= state.upper:
-        # SUBTLE: upper is also past everything when another writer closed the shard before all data was in.
+        # Upper is also past everything when another writer closed the shard before all data was in.
         return r.WrongUpper(batch.lower, TOP) if state.upper.is_top() and batch.count else r.AlreadyDone()
     if isinstance(command, c.Append) and batch.lower < state.upper and _lies_beyond(batch, state.upper):
         batch = msgspec.structs.replace(batch, lower=state.upper)
     if batch.lower != state.upper:
         return r.WrongUpper(batch.lower, state.upper)
-    garbage = absorbed_garbage(command, seqno)
+    garbage = absorbed_garbage(command, seqno) if isinstance(command, c.Absorb) else ()
     if known := known_keys(state, (*keys, *(key for key, *_ in garbage))):
         return r.Exists(known[0])
     staged = _staged(command)
@@ -211,7 +211,9 @@ def _append(state: State, seqno: SeqNo, command: c.CompareAndAppend | c.Append |
         writers=_remembering(state, command.writer, renewed, staged, outcome),
         garbage=garbage,
         outcomes=remembered,
-        producers=produced(state, command, seqno) if isinstance(command, c.CompareAndAppend) else (),
+        producers=(produced(state, command, command.producer, seqno),)
+        if isinstance(command, c.CompareAndAppend) and command.producer is not None
+        else (),
     )
 
 

@@ -56,7 +56,9 @@ def check_state(state: State, seqno: SeqNo) -> None:
 
 def check_change(old: State, diff: StateDiff, new: State, seqno: SeqNo) -> None:
     """Raise InvariantViolated unless `new` keeps the invariants that `diff` could break. Costs O(change)."""
-    found = changed_contents(diff, new) + changed_pins(diff, new)
+    found = changed_contents(diff, new) if diff.contents is not None or new.contents is not None else []
+    if diff.pins or new.pins:
+        found += changed_pins(diff, new)
     if new.since < old.since or new.upper < old.upper:
         found.append(f"since or upper went back: {old.since}, {old.upper} -> {new.since}, {new.upper}")
     if diff.trace is not None:

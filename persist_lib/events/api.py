@@ -24,7 +24,7 @@ import xxhash
 from persist_lib.arguments import check_callable, parse_integer, parse_text, shown
 from persist_lib.errors import InvalidUsage
 from persist_lib.runtime.ambient import Runtime
-from persist_lib.runtime.resource import Resource
+from persist_lib.runtime.threads import Resource
 
 Buffer: TypeAlias = "bytes | bytearray | memoryview"
 """Bytes of a caller. A writer does not copy them, so they may not change before the future is resolved."""

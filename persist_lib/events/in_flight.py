@@ -1,6 +1,6 @@
 """The events that were accepted and whose effects are not released yet: in order, and bounded in number and bytes.
 
-SUBTLE: an interrupt may come anywhere in `accept` and `refuse`, which the main thread calls. So one call of C accepts
+An interrupt may come anywhere in `accept` and `refuse`, which the main thread calls. So one call of C accepts
 an event, and what is counted is read off the events. All the rest is called by threads that get no interrupts.
 """
 

@@ -141,7 +141,7 @@ class Log:
         if label.fragments == 1:
             check_digest(label, first.key, head, body, (), where)
             return Whole(label, body, first)
-        # SUBTLE: copied before the next record is asked for, which may end the life of this one.
+        # Copied before the next record is asked for, which may end the life of this one.
         head, parts, digests = memoryview(bytes(head)), [bytes(body)], []
         first.release()
         for fragment in range(1, label.fragments):

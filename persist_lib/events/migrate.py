@@ -29,7 +29,7 @@ from persist_lib.events.log import (
 )
 from persist_lib.events.store import find_log, log_of, name_of
 from persist_lib.runtime import threads
-from persist_lib.runtime.resource import Resource
+from persist_lib.runtime.threads import Resource
 
 Progress = Callable[[int, int], object]
 """Called with the number of events that are done and their total number."""
@@ -146,7 +146,7 @@ def move(source: Store, target: Store, *, both: bool = False, progress: Progress
                 keep_beside(there, first, read)
         with source.reader() as read, target.reader() as there:
             _compare(read, there, begun, names, progress)
-        # SUBTLE: in this order. In between, neither continues alone, and the next move finishes it.
+        # In this order. In between, neither continues alone, and the next move finishes it.
         write_elsewhere(first, HERE if both else _place(target, names[1])).result()
         write_elsewhere(second, HERE).result()
         if not both:

@@ -18,7 +18,7 @@ from persist_lib.events.writer import LogWriter, open_writer
 from persist_lib.location.objects.target import CLOUDS
 from persist_lib.location.scheme import with_extra
 from persist_lib.runtime.ambient import Runtime
-from persist_lib.runtime.resource import Resource
+from persist_lib.runtime.threads import Resource
 
 DEFAULT = "disk"
 PIECE = re.compile(r"((?:[^:\\]|\\[:\\]|\\)*)(:|\Z)")
@@ -211,7 +211,7 @@ def name_of(store: Store) -> str:
 def log_of(store: Store) -> bytes:
     """The id of the log in a store, which no other log has. Raises NotFound where there is none.
 
-    SUBTLE: the driver is closed again. While a process has a connection to a SQLite database that only reads (that of a
+    The driver is closed again. While a process has a connection to a SQLite database that only reads (that of a
     shard in `file:`), its other connections to it may not write either.
     """
     try:

@@ -16,8 +16,7 @@ from persist_lib.events.api import EVENTS, MOST_ID, Buffer, Put, RecordStore
 from persist_lib.events.log import FORGET_EVERY, SNAPSHOTS, Log, check_limit, cut, space_of_mark
 from persist_lib.events.record import NOTHING
 from persist_lib.runtime.ambient import Runtime
-from persist_lib.runtime.resource import Resource
-from persist_lib.runtime.threads import SLICE_S, Bell, Future, aside
+from persist_lib.runtime.threads import SLICE_S, Bell, Future, Resource, aside
 
 log = logging.getLogger("persist.events")
 MOST_EVENTS = 1024

@@ -111,7 +111,7 @@ class LogRow(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     of several commands has them in `group`, in the order in which they were applied; its own command is then `GROUP`,
     and its own token and diff are empty.
 
-    SUBTLE: read `steps` or `diffs`, which every row has, and never `diff` alone: a group's would say that nothing
+    Read `steps` or `diffs`, which every row has, and never `diff` alone: a group's would say that nothing
     changed.
     """
 

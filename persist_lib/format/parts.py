@@ -123,7 +123,7 @@ def decode_inline(
     _check(where, data, body)
     with undamaged(where):
         batch = pa.ipc.read_record_batch(pa.py_buffer(body), written.updates)
-        # SUBTLE: a client sends these bytes as they are. Offsets that point elsewhere would make a reader read there.
+        # A client sends these bytes as they are. Offsets that point elsewhere would make a reader read there.
         batch.validate(full=True)
     table = counted_at(pa.Table.from_batches([batch]), at)
     if schema is not None and not (schema.all_plain and written.all_plain):

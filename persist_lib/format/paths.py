@@ -31,7 +31,7 @@ WALKED = ".walked"
 
 
 PARTS = "_parts/"
-"""Where parts are below a publication's folder. SUBTLE: what vacuums other engines' tables leaves out of its listings
+"""Where parts are below a publication's folder. What vacuums other engines' tables leaves out of its listings
 what is below a name that starts with `_`, so that none of these goes with it, whether it is published or not."""
 
 

@@ -3,7 +3,7 @@
 A batch is named by its identity: the digest of all that the state says of it. Neither its ids nor its seqno would do. A
 batch that is rewritten alone keeps its ids, and after a restore of an older copy another batch may get both.
 
-SUBTLE: a release that adds a field to `Batch` must raise `VERSION`. Older marks then count as unreadable, and all is
+A release that adds a field to `Batch` must raise `VERSION`. Older marks then count as unreadable, and all is
 read again. Otherwise no mark would name a batch any more, and known damage would seem to be gone.
 """
 

@@ -9,13 +9,14 @@ here depends on chunking, offsets, dictionary encoding, what lies under nulls, o
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from persist_lib.errors import Corrupt
 from persist_lib.kernel.nested import STRINGS, bodies, is_nested
 from persist_lib.schema.schema import TIME_FIELD
 
@@ -26,7 +27,7 @@ Flags = npt.NDArray[np.bool_]
 TOP_BIT = np.uint64(1 << 63)
 WORD = 8
 BLOCK = 1 << 15
-# SUBTLE: Arrow's default pool gives memory back to the system at once, and a merge that allocates and frees windows
+# Arrow's default pool gives memory back to the system at once, and a merge that allocates and frees windows
 # then spends a sixth of its time on page faults. What the kernel copies is allocated from the C heap.
 POOL = pa.system_memory_pool()
 # KEEP[n] keeps the n leading bytes of a big-endian word.
@@ -84,7 +85,7 @@ def array_of(values: npt.NDArray[Any]) -> pa.Array:
 def is_same(one: pa.Table, other: pa.Table) -> bool:
     """Whether two tables of the same columns certainly have the same rows in the same order; quick, and never wrong.
 
-    SUBTLE: Arrow takes 0.0 and -0.0 for equal. Here they are different values, so that tables with floats may be the
+    Arrow takes 0.0 and -0.0 for equal. Here they are different values, so that tables with floats may be the
     same although this says False.
     """
     return not any(map(has_floats, one.schema.types)) and one.equals(other)
@@ -223,7 +224,7 @@ class ByteWords:
         every = np.ndarray(shape=(last + 1,), dtype="<u8", buffer=self.data, strides=(1,))
         if at.size == 0 or int(at.max()) <= last:
             return _swap(every[at])
-        # SUBTLE: the last values end less than a word before the end of the buffer. Load the last whole word instead,
+        # The last values end less than a word before the end of the buffer. Load the last whole word instead,
         # and shift; what lies wholly beyond the end is cleared by the caller, as it is beyond the value's length.
         over = np.maximum(at - last, 0)
         return _swap(every[at - over] >> (np.minimum(over, 7) * 8).astype(np.uint64))
@@ -358,3 +359,24 @@ def _total_order(bits: U64, width: int) -> U64:
     sign = np.uint64(1 << (width - 1))
     every = np.uint64((1 << width) - 1)
     return np.where(bits & sign, bits ^ every, bits | sign)
+
+
+def packed(table: pa.Table, compression: Literal["lz4", "zstd"] | None = None) -> bytes:
+    """A table as bytes. Equal tables that are cut into the same pieces are equal bytes."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as stream:
+        stream.write_table(table)
+    return bytes(sink.getvalue())
+
+
+def unpacked(data: bytes) -> pa.Table:
+    """The table of `packed`. Raises Corrupt for other bytes."""
+    try:
+        table = pa.ipc.open_stream(data).read_all()
+        table.validate(full=True)  # offsets that point elsewhere would be followed
+    except (pa.ArrowException, OSError, EOFError, ValueError) as error:
+        raise Corrupt(f"packed rows do not decode: {error}", key="rows", actual=str(error)) from error
+    return table
+
+
+__all__ = ["packed", "unpacked"]

@@ -122,7 +122,7 @@ def _integers(values: Values, kind: Any) -> tuple[Values, Flags | None]:
 
 
 def _doubles(bits: Values) -> tuple[Values, Flags | None]:
-    """Floats as doubles. SUBTLE: not as the machine converts them, which makes other NaNs of some."""
+    """Floats as doubles. Not as the machine converts them, which makes other NaNs of some."""
     with np.errstate(invalid="ignore"):
         made = bits.view(np.float32).astype(np.float64).view(np.uint64)
     nan = np.isnan(bits.view(np.float32))

@@ -9,7 +9,7 @@ process, or the machine. What rows have that do not say a column contributes not
 one. So a new column changes no fingerprint. Nor does a wider type: a value that the column's first type has is hashed
 as that; within nested values, number by number (`nested`).
 
-`H` finalises the sum of the column hashes with a non-linear mix. SUBTLE: without it, values swapped between two rows
+`H` finalises the sum of the column hashes with a non-linear mix. Without it, values swapped between two rows
 would cancel out. It is 64 bits and not keyed: it finds faults, not forgers.
 
 This definition is durable: fingerprints are stored in states for ever. The golden values in the tests pin it.

@@ -314,12 +314,12 @@ def _escape_as(kind: str, raw: bytes) -> bytes:
 def _above(cell: bytes, raw: bytes | None, room: int, kind: str) -> bytes | None:
     """The encoded start of a value above all that start like this one; None where there is none.
 
-    SUBTLE: for text the last *character* is incremented, not the last byte, so that the bound still decodes.
+    For text the last *character* is incremented, not the last byte, so that the bound still decodes.
     """
     if raw is None:
         return _above_fixed(cell)
     start = _whole(raw[:room], kind)
-    above = _next_text(start) if kind == "string" else _next_bytes(start)
+    above = _next_text(start) if kind == "string" else after_prefix(start)
     return None if above is None else VALUE + _escape_as(kind, above)
 
 
@@ -329,11 +329,12 @@ def _above_fixed(cell: bytes) -> bytes | None:
         return VALUE
     if len(cell) == 2 and cell[1] == 1:  # true, or an 8-bit value for which we need not try
         return None
-    above = _next_bytes(cell[1:])
+    above = after_prefix(cell[1:])
     return None if above is None else VALUE + above.ljust(len(cell) - 1, b"\0")
 
 
-def _next_bytes(raw: bytes) -> bytes | None:
+def after_prefix(raw: bytes) -> bytes | None:
+    """The least bytes above everything that starts with these; None for none."""
     stem = raw.rstrip(b"\xff")
     return stem[:-1] + bytes([stem[-1] + 1]) if stem else None
 

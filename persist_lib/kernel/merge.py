@@ -7,6 +7,8 @@ into the next, so that equal (data, time) never straddles two.
 
 Time is advanced in the window, before it is added up: `advance_to` for a compaction to a since (the caller clamps it
 to the last time of the output's bounds, or updates would leave them), `as_of` for contents. Advancing keeps the order.
+
+And two sorted streams, cut at the same places (`pairs`): so what concerns the same key is compared, in bounded memory.
 """
 
 from __future__ import annotations
@@ -157,7 +159,7 @@ class _Merge:
     def _candidates(self, pieces: list[pa.Table]) -> Rows | None:
         """Which rows of one run (behind the carry) can equal the row after them; None for any.
 
-        A run is consolidated, so equal data has ascending times. SUBTLE: a sum that was split is the exception; its
+        A run is consolidated, so equal data has ascending times. A sum that was split is the exception; its
         shares are as large as a diff can be. The carry can equal whatever comes first.
         """
         diffs = _joined(pieces, DIFF)
@@ -209,7 +211,7 @@ class _Ahead:
             taken.append(self._tables.popleft())
         if self._tables and limit is not None:
             first = self._tables.popleft()
-            count = _count_through(first, self._names, limit)
+            _, count = _places_of(first, self._names, limit)
             if count:
                 taken.append(first.slice(0, count))
             self._tables.appendleft(first.slice(count))
@@ -222,19 +224,19 @@ class _Ahead:
         self._bytes += sign * table.nbytes
 
 
-def _row(table: pa.Table, names: list[str], index: int) -> Row:
+def _row(table: pa.Table, names: Sequence[str], index: int) -> Row:
     return [encode_cell(table.column(name), index) for name in names]
 
 
-def _count_through(table: pa.Table, names: list[str], limit: Row) -> int:
-    """How many rows of a sorted table are at or below the limit: column by column, among those that tie so far."""
+def _places_of(table: pa.Table, names: Sequence[str], limit: Row) -> tuple[int, int]:
+    """Where the rows that are equal to the limit start and end: column by column, among those that tie so far."""
     start, end = 0, table.num_rows
     for name, cell in zip(names, limit, strict=True):
         cells = _Cells(joined(table.column(name)))
         start, end = bisect_left(cells, cell, start, end), bisect_right(cells, cell, start, end)
         if start == end:
             break
-    return end
+    return start, end
 
 
 class _Cells:
@@ -277,3 +279,75 @@ def hold_back(window: pa.Table) -> tuple[pa.Table, pa.Table]:
     while last > 0 and _row(window, names, last - 1) == row:
         last -= 1
     return window.slice(0, last), window.slice(last)
+
+
+PAIR_BYTES = 4 << 20
+"""How much of each stream is read before the two are cut."""
+
+
+def pairs(
+    left: Iterator[pa.Table], right: Iterator[pa.Table], names: Sequence[str], empty: pa.Table,
+    pair_bytes: int | None = None,
+) -> Iterator[tuple[pa.Table, pa.Table]]:  # fmt: skip
+    """Tables of both streams. Rows that are equal in the columns `names` are all in the same pair.
+
+    Both streams are in canonical order, of which `names` are the leading columns, and have the columns of `empty`. No
+    pair is wholly empty. Rows that are equal in `names` are held together, however many they are.
+    """
+    sides = (_Side(left, names, empty), _Side(right, names, empty))
+    while True:
+        for side in sides:
+            side.fill(PAIR_BYTES if pair_bytes is None else pair_bytes)
+        limit = min((side.last() for side in sides if not side.is_done), default=None)
+        taken = tuple(side.take_below(limit) for side in sides)
+        if any(table.num_rows for table in taken):
+            yield taken
+        elif limit is not None:  # all that waits of some stream has one key
+            for side in sides:
+                if not side.is_done and side.last() == limit:
+                    side.read()
+        if limit is None:
+            return
+
+
+class _Side:
+    """One of the streams: the tables that wait."""
+
+    def __init__(self, tables: Iterator[pa.Table], names: Sequence[str], empty: pa.Table) -> None:
+        self._tables, self._names, self._empty = tables, names, empty
+        self._held: list[pa.Table] = []
+        self._bytes = 0
+        self.is_done = False
+
+    def fill(self, least: int) -> None:
+        """Read until that many bytes wait, or the stream ends."""
+        while not self.is_done and self._bytes < least:
+            self.read()
+
+    def read(self) -> None:
+        """Read one table that has rows, or find that there is none."""
+        for table in self._tables:
+            if table.num_rows:
+                self._held.append(table)
+                self._bytes += max(1, table.nbytes)
+                return
+        self.is_done = True
+
+    def last(self) -> Row:
+        """The last row that waits. There is one while the stream is not done."""
+        return _row(self._held[-1], self._names, -1)
+
+    def take_below(self, limit: Row | None) -> pa.Table:
+        """Take what is before the limit; everything for None."""
+        taken: list[pa.Table] = []
+        rest: list[pa.Table] = []
+        for table in self._held:
+            if rest or (limit is not None and _row(table, self._names, -1) >= limit):
+                count = 0 if rest or limit is None else _places_of(table, self._names, limit)[0]
+                taken.append(table.slice(0, count))
+                rest.append(table.slice(count))
+            else:
+                taken.append(table)
+        self._held = [table for table in rest if table.num_rows]
+        self._bytes = sum(max(1, table.nbytes) for table in self._held)
+        return pa.concat_tables([self._empty, *(table for table in taken if table.num_rows)])

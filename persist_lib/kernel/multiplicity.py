@@ -97,6 +97,6 @@ def _repeated(data: pa.Table, diffs: Rows) -> Iterator[pa.Table]:
             yield from _repeated(data.slice(row, 1), diffs[row : row + 1])
     else:
         for chosen in places(diffs):
-            first, last = int(chosen[0]), int(chosen[-1])  # SUBTLE: all chunks would be joined for each of the pieces
+            first, last = int(chosen[0]), int(chosen[-1])  # all chunks would be joined for each of the pieces
             rows = take(data.slice(first, last - first + 1), chosen - first)
             yield rows if data.num_columns else blank(len(chosen))

@@ -152,7 +152,7 @@ def _as_string(pieces: Pieces, count: int) -> pa.Array | pa.Scalar:
 
 def _side_by_side(pieces: Pieces, count: int) -> Values:
     """Pieces of fixed width as one, which numpy does several times as fast as Arrow joins them."""
-    # SUBTLE: bytes are put one by one, as integers. numpy copies void values several times as slowly.
+    # Bytes are put one by one, as integers. numpy copies void values several times as slowly.
     given: list[Any] = []
     for piece in pieces:
         given += map(np.uint8, piece) if isinstance(piece, bytes) else [piece]

@@ -238,7 +238,7 @@ def _length_digit(lengths: Rows) -> Digit:
 
 
 def _rank_digit(column: pa.Array) -> Digit:
-    # SUBTLE: ranks are comparable only among the rows of one call.
+    # Ranks are comparable only among the rows of one call.
     return lambda rows: ranks_of(column if rows is None else column.take(array_of(rows)))
 
 
@@ -288,7 +288,7 @@ def _narrow(word: U64, room: int) -> tuple[U64, int]:
     width = max(byte.bit_length() for byte in varying.to_bytes(8, "big"))
     if width < 8:
         word, least, most, varying = _squeeze(word, width), *(_squeezed(each, width) for each in (least, most, varying))
-    # SUBTLE: all rows have the same bits below the lowest one that varies, so that shifting `least` is exact, too.
+    # All rows have the same bits below the lowest one that varies, so that shifting `least` is exact, too.
     trailing = (varying & -varying).bit_length() - 1
     word = word >> np.uint64(trailing)
     word -= np.uint64(least >> trailing)

@@ -308,10 +308,6 @@ class Staging:
             if set(_names(self._parent / folder)) <= {LOCK}:
                 _sweep_one(self._parent / folder)
 
-    def sweep(self) -> int:
-        """Remove what dead processes left behind. Returns how many files."""
-        return sum(_sweep_one(self._parent / folder) for folder in _names(self._parent))
-
 
 def _names(path: Path) -> list[str]:
     """The names in a directory; none when the directory does not exist."""
@@ -343,19 +339,16 @@ def _try_flock(fd: int, kind: int = fcntl.LOCK_EX) -> bool:
     return True
 
 
-def _sweep_one(path: Path) -> int:
+def _sweep_one(path: Path) -> None:
     try:
         fd = os.open(path / LOCK, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
         # It is being made just now, or its maker died while making it. `rmdir` removes it only if it is empty.
         with contextlib.suppress(OSError):
             path.rmdir()
-        return 0
+        return
     try:
-        if not _try_flock(fd):
-            return 0
-        left = sum(1 for name in os.listdir(path) if name != LOCK)  # noqa: PTH208 - names only
-        shutil.rmtree(path, ignore_errors=True)
-        return left
+        if _try_flock(fd):
+            shutil.rmtree(path, ignore_errors=True)
     finally:
         os.close(fd)

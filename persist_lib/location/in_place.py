@@ -99,7 +99,7 @@ class InPlace:
                     return path
             except OSError:
                 return path
-        # SUBTLE: looked at before the files were. A later change cannot have the same ctime, if that is old by now.
+        # Looked at before the files were. A later change cannot have the same ctime, if that is old by now.
         is_old = found is not None and machine_clock() - found[2] > SETTLED_NS
         self._settled = found if is_old and not any(os.path.islink(path) for path, _ in self._files) else None  # noqa: PTH114
         return None

@@ -39,7 +39,7 @@ from persist_lib.location.scheme import Opening, Scheme, lazy_scheme
 from persist_lib.location.wrap.around import ReadOnlyBlob, ReadOnlyConsensus, RefusesWrites
 from persist_lib.location.wrap.deadline import TIMEOUT_S
 from persist_lib.runtime.ambient import Runtime
-from persist_lib.runtime.resource import Resource
+from persist_lib.runtime.threads import Resource
 
 ENTRY_POINTS = "persist.locations"
 Place: TypeAlias = "str | os.PathLike[str]"

@@ -287,7 +287,7 @@ def _finish(
 def _keeping(machine: Machine, request: Request) -> Request:
     """The request with the parts that it leaves as they are; before, the shard's format is one in which that can be.
 
-    SUBTLE: contents only keep parts of contents. Those of the trace are referred to already, by the trace.
+    Contents only keep parts of contents. Those of the trace are referred to already, by the trace.
     """
     move_up(machine, request.format)
     state = machine.state

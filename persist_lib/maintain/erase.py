@@ -109,7 +109,7 @@ class ErasedShard(msgspec.Struct, frozen=True):
 def search(machine: Machine, sought: Sought) -> Found:
     """Look for the rows in all that the shard has. Reads bounds of all parts, and keys where these do not exclude them.
 
-    SUBTLE: objects are listed before the state is read, so that what is linked in between is looked at as linked.
+    Objects are listed before the state is read, so that what is linked in between is looked at as linked.
     """
     for _ in range(ROUNDS):
         listed = {entry.key: entry.size for entry in objects_of(machine)}

@@ -68,7 +68,7 @@ class NumberedValue(Generic[T]):
     def _has_stored(self, number: int, value: T, deadline: Deadline) -> bool:
         """Store a value under its number. False when another process was first.
 
-        SUBTLE: older values are deleted, so a number that is free may be one that was used. The value counts only if it
+        Older values are deleted, so a number that is free may be one that was used. The value counts only if it
         is the newest one after that; else it is made again from what is.
         """
         prefix = self._stored.prefix

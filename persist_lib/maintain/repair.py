@@ -1,4 +1,8 @@
-"""Repair of a shard: what needs no guess is mended (`mend`), and then the newest versions that cannot be read go.
+"""Repair of a shard: what needs no guess is mended, and then the newest versions that cannot be read go.
+
+What is mended are rollups that are gone or damaged, and that the log still leads to. A rollup is a copy of a state, and
+the log says its size and its digests. What the log is replayed to is written again only if it has exactly these, so it
+is what was there.
 
 Dropping versions, back to the newest one that loads, is for damage to the log, and for rows that an early version of
 this library committed although no reader could decode them. It is the only operation that undoes acknowledged commits.
@@ -8,22 +12,25 @@ seen a dropped version is refused from then on (HistoryRegressed) and has to be 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from persist_lib.core import commands as c
-from persist_lib.core.state import State, Version
+from persist_lib.core.state import Rollup, State, Version
 from persist_lib.core.validate import check_state
 from persist_lib.errors import Damage, HistoryRegressed, Missing, NewerFormat, NotFound, PersistError
+from persist_lib.format.digest import digest
 from persist_lib.format.frame import body_of
-from persist_lib.format.log import GENESIS, decode_row, decode_state, row_digest, row_format
+from persist_lib.format.log import GENESIS, decode_state, row_digest, row_format
 from persist_lib.format.paths import blob_key
 from persist_lib.ids import PartKey, SeqNo, ShardId, parse_rollup_key
 from persist_lib.location.api import Blob, Consensus, Row
-from persist_lib.location.wrap.around import AroundConsensus
-from persist_lib.maintain.log_walk import every_object
-from persist_lib.maintain.mend import Mended, WithMends, carry_out, plan_mends
+from persist_lib.location.wrap.around import AroundBlob, AroundConsensus
+from persist_lib.maintain.garbage import check_in_place
+from persist_lib.maintain.log_walk import Finding, Walk, canonical, every_object, said_by_newest_row
 from persist_lib.shard.commit import Machine
-from persist_lib.shard.log import SCAN_ROWS, after, apply_row, fetch_newest, row_name
+from persist_lib.shard.log import SCAN_ROWS, apply_rows, fetch_newest
 
 
 class Dropped(msgspec.Struct, frozen=True):
@@ -92,7 +99,8 @@ def _first_unreadable(machine: Machine, blob: Blob, rows: list[Row]) -> tuple[Se
     version = Version(SeqNo(0), State(), GENESIS) if first == 1 else _copy_at(machine, blob, rows[0])
     for row in rows if first == 1 else rows[1:]:
         try:
-            version = _next(machine.shard, version, row)
+            version = apply_rows(machine.shard, version, [row])  # what any client would refuse is refused here
+            check_state(version.state, version.seqno)
         except NewerFormat:
             raise
         except Damage as damage:
@@ -107,16 +115,6 @@ def _first_unreadable(machine: Machine, blob: Blob, rows: list[Row]) -> tuple[Se
             shard=machine.shard,
         ) from damage
     return version.seqno, "every version can be read"
-
-
-def _next(shard: ShardId, version: Version, stored: Row) -> Version:
-    name = row_name(shard, stored.seqno)
-    row = decode_row(stored.data, name)
-    if stored.seqno != version.seqno + 1 or row.seqno != stored.seqno or row.previous != version.digest:
-        raise Missing(f"{name} does not follow v{version.seqno}", key=name)
-    state = apply_row(version.state, row, name)
-    check_state(state, row.seqno)
-    return after(row, stored.data, state)
 
 
 def _copy_at(machine: Machine, blob: Blob, oldest: Row) -> Version:
@@ -203,3 +201,73 @@ def upgrade(machine: Machine, format_: int, *, dry_run: bool = False) -> Upgrade
         return Upgraded(state.format, format_)
     committed = machine.commit(lambda _state, _now: c.Upgrade(format_))
     return Upgraded(committed.before.format, committed.after.format)
+
+
+class Mended(msgspec.Struct, frozen=True):
+    """An object that was written again, or would be: its key in Blob, what was wrong with it, and the proof."""
+
+    key: str
+    found: str
+    proof: str
+    size: int
+
+
+class Mend(msgspec.Struct, frozen=True):
+    """What is to be written again, and why."""
+
+    mended: Mended
+    data: bytes
+
+
+def plan_mends(machine: Machine) -> list[Mend]:
+    """The rollups of a shard that are not what its log says, and that its log leads to. Changes nothing."""
+    listed = ((parse_rollup_key(key), key) for key in every_object(machine))
+    copies = {seqno: key for seqno, key in listed if seqno is not None}
+    said = _said(machine, copies)
+    wrong: dict[str, Finding] = {}
+
+    def found(finding: Finding) -> None:
+        if finding.kind == "rollup":
+            wrong.setdefault(finding.about, finding)
+
+    mends = []
+    for step in Walk(machine, said, copies, found).steps():
+        rollup = said.get(step.after.seqno)
+        finding = None if rollup is None else wrong.get(blob_key(machine.shard, rollup.key))
+        if rollup is None or finding is None or step.before is None:
+            continue
+        data = canonical(step.after)
+        if len(data) == rollup.size and digest(data) == rollup.digests:
+            proof = f"the log leads to v{step.after.seqno}, and that has the {rollup.size:,} bytes and the digests said"
+            mends.append(Mend(Mended(finding.about, finding.found, proof, rollup.size), data))
+    return mends
+
+
+def _said(machine: Machine, copies: dict[SeqNo, PartKey]) -> dict[SeqNo, Rollup]:
+    """The rollups of the newest state that the log leads to, however a client would open it."""
+    last = None
+    for step in Walk(machine, {}, copies, lambda _: None).steps():
+        last = step.after
+    return said_by_newest_row(machine) if last is None else dict(last.state.rollups)
+
+
+def carry_out(machine: Machine, mends: Sequence[Mend]) -> None:
+    """Write the objects again, in place of what is there. Killed in between, it can be repeated."""
+    for mend in mends:
+        check_in_place(machine)
+        machine.blob.delete(mend.mended.key)
+        machine.blob.set(mend.mended.key, mend.data)
+
+
+class WithMends(AroundBlob):
+    """A Blob for reading, as it would be once these were carried out."""
+
+    def __init__(self, inner: Blob, mends: Sequence[Mend]) -> None:
+        super().__init__(inner)
+        self._data = {mend.mended.key: mend.data for mend in mends}
+
+    def get(self, key: str) -> bytes | None:
+        return self._data[key] if key in self._data else super().get(key)
+
+    def get_range(self, key: str, start: int, end: int) -> bytes | None:
+        return self._data[key][start:end] if key in self._data else super().get_range(key, start, end)

@@ -251,7 +251,7 @@ def scrub(
     """
     if is_kept:
         machine.may_begin(machine.shard, "scrub")
-    # SUBTLE: first what is remembered, then the state. Otherwise a memory could be newer than the state without any
+    # First what is remembered, then the state. Otherwise a memory could be newer than the state without any
     # restore, and everything would be read again.
     known = known or recall(machine.blob, machine.shard)
     version = machine.fetch()

@@ -291,7 +291,7 @@ class _Looking:
 
     def _is_current(self, name: str) -> bool:
         look = self.looks.get(name)
-        # SUBTLE: never `<`. A restored copy may be older than what was looked at.
+        # Never `<`. A restored copy may be older than what was looked at.
         return look is not None and look.seqno == self.heads[name] and name not in self.failed
 
     def _may_be_truncated(self, name: str) -> bool:

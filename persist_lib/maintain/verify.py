@@ -275,7 +275,7 @@ class _Look:
     def _once_more(self, needed: Mapping[PartKey, int], since: SeqNo) -> tuple[set[PartKey], dict[PartKey, int]]:
         """What of this is needed by the state that is read after another listing, and that listing.
 
-        SUBTLE: an object may have been linked after the first listing, or deleted since as no reader needs it now.
+        An object may have been linked after the first listing, or deleted since as no reader needs it now.
         """
         pending = _pending(self.machine) if any(map(is_pending, needed)) else {}
         listed = every_object(self.machine) | pending
@@ -340,7 +340,7 @@ def _pending(machine: Machine) -> dict[PartKey, int]:
 def _referred(state: State, since: SeqNo) -> dict[PartKey, int]:
     """The objects that a state refers to, and those that it has given up and versions from `since` on refer to.
 
-    SUBTLE: a pending batch that no version refers to may be gone. Who absorbs looks at a listing, and may discard one
+    A pending batch that no version refers to may be gone. Who absorbs looks at a listing, and may discard one
     that others have absorbed, deleted and forgotten since.
     """
     given_up = ((key, one) for key, one in state.garbage.items() if one.seqno > since)

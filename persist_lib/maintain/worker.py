@@ -22,7 +22,7 @@ from persist_lib.format.paths import blob_key, rollup_key
 from persist_lib.ids import SeqNo, ShardId, WriterId
 from persist_lib.location.wrap.spending import charged
 from persist_lib.relation.registration import Registration
-from persist_lib.runtime.resource import Resource
+from persist_lib.runtime.threads import Resource
 from persist_lib.shard.commit import Committed, Machine
 from persist_lib.shard.leases import Leases
 from persist_lib.shard.log import encode_rollup

@@ -34,7 +34,7 @@ from persist_lib.relation.reader import ReadHandle
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.runtime.follow import Follow
 from persist_lib.runtime.forks import Stage, enrol
-from persist_lib.runtime.resource import Resource
+from persist_lib.runtime.threads import Resource
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import TIME
 from persist_lib.shard.runs import read_updates

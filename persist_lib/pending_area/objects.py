@@ -38,7 +38,7 @@ from persist_lib.kernel.keys import bounds
 from persist_lib.location.open import Place, open_puts
 from persist_lib.location.wrap.deadline import retry, within
 from persist_lib.runtime.ambient import Runtime
-from persist_lib.runtime.resource import Resource
+from persist_lib.runtime.threads import Resource
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import DIFF, TIME, Schema, check_schema
 from persist_lib.times import Times

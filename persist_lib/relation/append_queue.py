@@ -147,7 +147,7 @@ class Outbox:
         if not (self._is_muted or any(future.is_told for future in failure.futures)):
             error = (error_of or self._not_sent)(failure.error)
             error.__cause__ = failure.error.__cause__ if error_of else failure.error
-            self._failure = None  # SUBTLE: not earlier. After an interrupt before this, the next call raises it
+            self._failure = None  # not earlier. After an interrupt before this, the next call raises it
             raise error
         self._failure = None
 
@@ -253,7 +253,7 @@ class Outbox:
                 self._see_to_it()
             return cast("Pending", accepted)
         finally:
-            self._line.remove(place)  # SUBTLE: first, and by one call, so that an interrupt leaves no place in line
+            self._line.remove(place)  # first, and by one call, so that an interrupt leaves no place in line
             self._bell.ring()
 
     def _held_s(self) -> float:
@@ -311,7 +311,7 @@ class Outbox:
                     if self._queue:
                         until, pause_s = now + LINGER_S, self._held_s()
                     elif self._is_ending or self._is_closed or now >= until:
-                        self._worker = None  # SUBTLE: under the same lock. The next `accept` then starts another thread
+                        self._worker = None  # under the same lock. The next `accept` then starts another thread
                         return
                 if pause_s > 0:
                     self._bell.wait(self._is_due, pause_s)

@@ -154,7 +154,7 @@ def is_shared(updates: object) -> bool:
 def take_over(schema: Schema, tables: Iterator[pa.Table], *, copies: bool) -> pa.Table | None:
     """The tables as one that the caller cannot change; None for no updates.
 
-    Raises DiffOverflow now, as later it would fail all appends of the same commit. SUBTLE: a column made of a numpy
+    Raises DiffOverflow now, as later it would fail all appends of the same commit. A column made of a numpy
     array or a pandas frame shares its memory. `copies` is for those: once the append is accepted, the caller may write
     into that memory before the append is sent.
     """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -37,6 +38,21 @@ LEAST = 8
 """A flush frees at least the room for inline batches divided by this: less would soon be full again."""
 
 
+class Appending(NamedTuple):
+    """How a batch is appended: where it is placed, by which command, under which token and producer.
+
+    `since`: of an append at the next time that is repeated, a version that does not have it. `staged` are the answers
+    of tasks in it.
+    """
+
+    place: Place
+    kind: Kind
+    token: bytes
+    producer: tuple[str, int] | None = None
+    since: SeqNo | None = None
+    staged: c.Staged = ()
+
+
 class Share:
     """The batch that one handle appends to its shard: built, uploaded, and to be committed under `writer`.
 
@@ -51,23 +67,14 @@ class Share:
 
     def __init__(
         self, machine: Machine, registration: Registration, writer: WriterId, builder: Builder, built: Built,
-        place: Place, kind: Kind, token: bytes, producer: tuple[str, int] | None = None,
-        since: SeqNo | None = None, staged: c.Staged = (),
+        how: Appending,
     ) -> None:  # fmt: skip
-        """`since`: of an append at the next time that is repeated, a version that does not have it.
-
-        `staged` are the answers of tasks in it.
-        """
         self.machine = machine
         self._registration = registration
         self._writer = writer
         self._builder = builder
         self._built = built
-        self._place = place
-        self._kind = kind
-        self._token = token
-        self._producer = producer
-        self._since = since
+        self._place, self._kind, self._token, self._producer, self._since, staged = how
         self._staged = staged or msgspec.UNSET
         self._placed = built.batch
         self._is_asked = False
@@ -141,7 +148,7 @@ class Share:
             if self._kind is c.AppendNow:
                 outcome = done.outcome or outcome_since(done.after, self._token, done.seqno - 1)
                 return self._at(outcome, done.attempts, cost)
-            # SUBTLE: not `done.after.upper`: others of the same row may have gone on from there.
+            # Not `done.after.upper`: others of the same row may have gone on from there.
             return Appended(done.seqno, self._placed.upper, self._placed.count, self._token, done.attempts, cost)
         if done.outcome is not None:
             return self._at(done.outcome, 0, cost)

@@ -33,8 +33,7 @@ from persist_lib.kernel.order import adjacent_ties, columns_in_order
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import DIFF, TIME, Schema
 from persist_lib.schema.width import row_bytes
-from persist_lib.shard.lookup import look_up
-from persist_lib.shard.runs import Stored, ahead, read_groups
+from persist_lib.shard.runs import Stored, ahead, look_up, read_groups
 from persist_lib.shard.small_runs import Gathered, gather_contents, pieces
 
 LIGHT = 2
@@ -153,7 +152,7 @@ def _meetings(
 ) -> Iterator[tuple[pa.Table, pa.Table]]:
     """Pieces of contents in order, each with the changes up to its last row; the last piece has no rows.
 
-    SUBTLE: compaction splits a sum that does not fit into 64 bits. Such a sum shows in diffs as large as they can be,
+    Compaction splits a sum that does not fit into 64 bits. Such a sum shows in diffs as large as they can be,
     and has to be added up again, to raise DiffOverflow if it does not fit. So from the first diff on that is large, all
     that is left is merged; and all of it where some changes do not fit into memory.
     """
@@ -201,7 +200,7 @@ def _settle(schema: Schema, table: pa.Table) -> pa.Table:
 def _may_tie(table: pa.Table) -> Rows | None:
     """The rows whose data can equal that of the next row; None when any row's can.
 
-    A run is consolidated, so equal data has ascending times. SUBTLE: a sum that was split is the exception. Its shares
+    A run is consolidated, so equal data has ascending times. A sum that was split is the exception. Its shares
     are as large as a diff can be.
     """
     if table.num_rows == 0 or may_be_split(table):
@@ -213,7 +212,7 @@ def _may_tie(table: pa.Table) -> Rows | None:
 def _seamless(schema: Schema, joined: Sequence[str], tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
     """The tables that have rows, such that no two that follow one another have equal `joined` columns at their seam.
 
-    SUBTLE: a sum that does not fit stays split, so that it shows that it does not.
+    A sum that does not fit stays split, so that it shows that it does not.
     """
     last: pa.Table | None = None
     for table in tables:

@@ -3,7 +3,7 @@
 A table that keeps them orders the changes of each key by a column. Its marks are rows of another table of its timeline,
 which changes in the same transactions: a key that was deleted, the column's value in the delete, and when that came. A
 mark that was kept long enough is forgotten, and the greatest value among those that are forgotten, the floor, stays.
-SUBTLE: no mark is made at or below the floor. There the floor decides, and a mark would say that nothing newer was
+No mark is made at or below the floor. There the floor decides, and a mark would say that nothing newer was
 forgotten.
 """
 
@@ -19,11 +19,10 @@ import pyarrow as pa
 from persist_lib.arguments import did_you_mean, shown
 from persist_lib.convert.by_key import GIVEN
 from persist_lib.errors import DeletesForgotten, InvalidUsage
-from persist_lib.kernel.by_key import Counts, count_upserted, one_row_each, replacing
 from persist_lib.kernel.columns import Flags, Rows, array_of, integers, joined
-from persist_lib.kernel.keyset import Keys
+from persist_lib.kernel.keyset import Counts, Keys, count_upserted, one_row_each, replacing
 from persist_lib.kernel.order import adjacent_ties, sort_order, take
-from persist_lib.relation.partial_rows import completed, has_several, last_of_each
+from persist_lib.relation.key_lookup import completed, has_several, last_of_each
 from persist_lib.relation.row_selection import RowSelection, by_keys
 from persist_lib.relation.statements import Apply, Restore, Statement
 from persist_lib.schema.schema import DIFF, Column, Schema
@@ -92,7 +91,7 @@ def kept(statement: Statement, keeping: Keeping, old: pa.Table, look: Look, now:
         return _Ordered(statement, keeping, old, _Marks(keeping, look(_of(keeping, keys)), now)).kept(keys)
     changes, counts = statement.changes(old)
     if isinstance(statement, Restore) and statement.marks is not None and statement.marks.schema == marks.contents:
-        there = look(RowSelection.of(marks))
+        there = look(RowSelection(marks))
         return Kept(changes, replacing(marks, there, statement.marks), counts, changes.select(schema.key_names))
     keys = Keys.of(schema, changes).table
     found = _Marks(keeping, look(_of(keeping, keys)), now) if keys.num_rows else None

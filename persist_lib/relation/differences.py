@@ -23,14 +23,20 @@ from persist_lib.errors import InvalidUsage, Missing
 from persist_lib.format.parts import decode_inline
 from persist_lib.frontier import MINIMUM, Antichain, at
 from persist_lib.ids import WriterId, format_reader_id
-from persist_lib.kernel.by_key import Counts, count_deleted, count_upserted, one_row_each, replacing
 from persist_lib.kernel.columns import at_time, integers, is_same
 from persist_lib.kernel.consolidate import I64_MAX
-from persist_lib.kernel.constraints import find_violation, touched
-from persist_lib.kernel.keyset import Keys
-from persist_lib.kernel.merge import merge_runs
+from persist_lib.kernel.keyset import (
+    Counts,
+    Keys,
+    count_deleted,
+    count_upserted,
+    find_violation,
+    one_row_each,
+    replacing,
+    touched,
+)
+from persist_lib.kernel.merge import merge_runs, pairs
 from persist_lib.kernel.order import take
-from persist_lib.kernel.pairs import pairs
 from persist_lib.location.wrap.deadline import within
 from persist_lib.maintain.compaction import run_task
 from persist_lib.relation import contents
@@ -44,7 +50,7 @@ from persist_lib.schema.width import row_bytes
 from persist_lib.shard.batches import Builder, Built
 from persist_lib.shard.commit import Machine
 from persist_lib.shard.leases import Leases, Registering
-from persist_lib.shard.runs import Stored, inputs_of, open_runs, overlapping
+from persist_lib.shard.runs import Stored, inputs_of, overlapping
 
 ONCE = at(1)
 """Beyond the time at which parts are written whose time the commit says."""
@@ -124,7 +130,7 @@ def inline_tables(staged: Sequence[Staged], schema: Schema, schemas: Sequence[Sc
 SMALL_BYTES = 16 << 20
 """Staged rows of at most about this size are held in memory, and looked up by key."""
 DELETE = 1 << 32
-"""The diff of a row that says that its key is to have no row. SUBTLE: it is so large that however often a row is there,
+"""The diff of a row that says that its key is to have no row. It is so large that however often a row is there,
 as one to write and as one to delete, its sum tells both numbers, and the two never cancel each other."""
 MOST_RUNS = 64
 """How many runs of staged parts are read at once: each holds up to 8 MiB, and there may be a run for each task."""
@@ -204,7 +210,7 @@ class Source:
         """All staged rows in order, each data once, in tables of bounded size."""
         inputs = [TaskInput(run, 0, None) for run in self._few_runs(state)]
         machine = self._machine
-        streams = open_runs(machine.blob, machine.shard, inputs, state.schemas, self._schema)
+        streams = Stored(machine.blob, machine.shard, state.schemas, self._schema).streams(inputs)
         return merge_runs(streams, self._schema, merge_bytes=machine.config.merge_bytes // 2)
 
     def _few_runs(self, state: State) -> list[tuple[Part, ...]]:

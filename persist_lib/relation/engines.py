@@ -35,7 +35,7 @@ class _Dataset(ds.Dataset):  # type: ignore[misc] # pyarrow has no types
     """A dataset of which only the schema and the scanner are asked for, with columns and a filter."""
 
     def __init__(self, source: Doors, failed: Callable[[BaseException], None] | None) -> None:
-        # SUBTLE: not super's, which refuses. What super would answer by its own state must not be asked for.
+        # Not super's, which refuses. What super would answer by its own state must not be asked for.
         self._source, self._failed = source, failed
 
     @property
@@ -182,7 +182,7 @@ def pushed_down(predicate: pl.Expr | None, columns: pa.Schema) -> pc.Expression 
 def _wider(node: Any, columns: pa.Schema) -> pc.Expression | None:
     """An expression that is true wherever the node is.
 
-    SUBTLE: there is no negation in here. Under one, an expression that is too wide would become one that is too narrow.
+    There is no negation in here. Under one, an expression that is too wide would become one that is too narrow.
     """
     if not isinstance(node, dict) or len(node) != 1:
         return None

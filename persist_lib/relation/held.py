@@ -98,7 +98,7 @@ class Place(Part):
     def resuming(self, stream: Callable[[], Iterator[pa.Table]]) -> Iterator[pa.Table]:
         """The tables of `stream`. When a blob vanishes under a read-only client, continue from the newest state.
 
-        SUBTLE: the rows are the same in every state that a reader may use, and come in the same order. So it is exact
+        The rows are the same in every state that a reader may use, and come in the same order. So it is exact
         to continue after the last row.
         """
         return resuming(stream, self.look_again)

@@ -18,7 +18,6 @@ from persist_lib.runtime.ambient import Deadline
 from persist_lib.runtime.follow import Follow
 from persist_lib.schema.schema import Schema
 from persist_lib.shard.commit import Machine
-from persist_lib.shard.pushed_rows import told
 from persist_lib.shard.runs import read_updates
 
 if TYPE_CHECKING:
@@ -52,7 +51,7 @@ class Patience:
 
     def look(self) -> Version:
         """The newest version: read from the log at first and at the end; in between what the store told, if it does."""
-        version = told(self._machine) if self._is_following and not self._deadline.has_passed() else None
+        version = self._machine.told() if self._is_following and not self._deadline.has_passed() else None
         self._is_following, self._is_read = True, version is None
         return self._machine.fetch() if version is None else version
 
@@ -64,7 +63,7 @@ class Patience:
     def pause(self, seqno: SeqNo) -> None:
         """Wait until there may be a version beyond `seqno`, the one that the caller has seen.
 
-        SUBTLE: after a notification that brought nothing new, one pause is an ordinary one. So no caller reads more
+        After a notification that brought nothing new, one pause is an ordinary one. So no caller reads more
         often with notifications than without them, whatever the store sends.
         """
         told_at, self._told_at = self._told_at, None
@@ -144,7 +143,7 @@ class Listener(Follow[Event]):
                 self._due = Updates(shown_times(self.schema, table)), True
                 yield
         progress = Progress(upper), False
-        self._due, self.frontier = progress, upper  # SUBTLE: an interrupt leaves both set, or neither
+        self._due, self.frontier = progress, upper  # an interrupt leaves both set, or neither
         yield
         self._let_go()
 

@@ -16,16 +16,25 @@ from persist_lib.errors import Indeterminate, LeaseExpired, PersistError, TimedO
 from persist_lib.format.parts import within as within_times
 from persist_lib.frontier import MINIMUM, Antichain, at
 from persist_lib.ids import SeqNo
-from persist_lib.kernel.by_key import Counts
 from persist_lib.kernel.columns import at_time
 from persist_lib.kernel.consolidate import consolidate
+from persist_lib.kernel.keyset import Counts
 from persist_lib.location.wrap.deadline import within
 from persist_lib.location.wrap.spending import Spending
 from persist_lib.relation.appends import Appended, Batching, Changed
-from persist_lib.relation.commit import Kind, Place, Share, commit_shares
+from persist_lib.relation.commit import Appending, Kind, Place, Share, commit_shares
 from persist_lib.relation.key_lookup import check_constraints
-from persist_lib.relation.next_time import Named, format_since, next_time
-from persist_lib.relation.registration import Registration, inline_room, outrun, timed_out, undoubted, whole
+from persist_lib.relation.registration import (
+    Named,
+    Registration,
+    format_since,
+    inline_room,
+    next_time,
+    outrun,
+    timed_out,
+    undoubted,
+    whole,
+)
 from persist_lib.relation.verbs import NOTHING, UNKNOWN, Change, Changes, Turn, Verbs
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table
@@ -83,7 +92,7 @@ class LoneWriter(Verbs[Batched, None, Appended, Changed]):
         self, brought: Batched, _bounds: tuple[Antichain, Antichain], deadline: Deadline, token: bytes | None,
         producer: tuple[str, int] | None, spent: Spending,
     ) -> Appended:  # fmt: skip
-        return self._commit(*brought, whole, c.CompareAndAppend, deadline, token, spent, producer)
+        return self._commit(*brought, self._how(c.CompareAndAppend, token, producer), deadline, spent)
 
     def _committed_before(
         self, token: bytes, bounds: tuple[Antichain, Antichain], count: int, refusal: PersistError, spent: Spending
@@ -118,9 +127,9 @@ class LoneWriter(Verbs[Batched, None, Appended, Changed]):
         token, lower, upper = named
         builder, tables = self._builder(deadline), iter((at_time(changes.table, named.time),))
         built = self._build(builder, tables, lower, upper, deadline, is_checked=call.is_checked)
-        kind, spent = c.CompareAndAppend, call.spent
+        how, spent = Appending(whole, c.CompareAndAppend, token, call.producer), call.spent
         try:
-            done = self._commit(builder, built, whole, kind, deadline, token, spent, call.producer)
+            done = self._commit(builder, built, how, deadline, spent)
         except UpperMismatch:
             return None
         return self._answer(
@@ -169,7 +178,9 @@ class LoneWriter(Verbs[Batched, None, Appended, Changed]):
                 tables = iter((at_time(table, time),))
                 built = self._build(builder, tables, MINIMUM, at(time + 1), deadline, is_checked=True)
                 try:
-                    return self._commit(builder, built, whole, c.AppendNow, deadline, sent, spent, producer, since)
+                    return self._commit(
+                        builder, built, Appending(whole, c.AppendNow, sent, producer, since), deadline, spent
+                    )
                 except LeaseExpired:
                     races += 1
                     if self._registration.is_closed:
@@ -206,11 +217,11 @@ class LoneWriter(Verbs[Batched, None, Appended, Changed]):
             builder = self._builder(deadline)
             if upper <= reached:  # the shard has all of it, and never less: there is nothing to check
                 built = self._build(builder, iter((table,)), lower, upper, deadline, is_checked=True)
-                return self._commit(builder, built, whole, c.Append, deadline, token, spent)
+                return self._commit(builder, built, self._how(c.Append, token), deadline, spent)
             rest = within_times(table, reached.time, None)
             built = self._build(builder, iter((rest,)), reached, upper, deadline)
             try:
-                return self._commit(builder, built, whole, c.CompareAndAppend, deadline, token, spent)
+                return self._commit(builder, built, self._how(c.CompareAndAppend, token), deadline, spent)
             except UpperMismatch:
                 races += 1
             if deadline.has_passed():
@@ -246,26 +257,17 @@ class LoneWriter(Verbs[Batched, None, Appended, Changed]):
         check_constraints(self.machine, self.schema, table, lower, deadline)
         return [table]
 
-    def _commit(
-        self,
-        builder: Builder,
-        built: Built,
-        place: Place,
-        kind: Kind,
-        deadline: Deadline,
-        token: bytes | None,
-        spent: Spending,
-        producer: tuple[str, int] | None = None,
-        since: SeqNo | None = None,
-    ) -> Appended:
-        token = token or self.machine.runtime.token()
-        share = self._share(builder, built, place, kind, deadline, token, producer, since)
-        return commit_shares((share,), deadline, token, spent)[0]
+    def _how(
+        self, kind: Kind, token: bytes | None, producer: tuple[str, int] | None = None, place: Place = whole
+    ) -> Appending:  # fmt: skip
+        return Appending(place, kind, token or self.machine.runtime.token(), producer)
 
-    def _share(
-        self, builder: Builder, built: Built, place: Place, kind: Kind, deadline: Deadline, token: bytes,
-        producer: tuple[str, int] | None = None, since: SeqNo | None = None,
-    ) -> Share:  # fmt: skip
+    def _commit(
+        self, builder: Builder, built: Built, how: Appending, deadline: Deadline, spent: Spending
+    ) -> Appended:  # fmt: skip
+        return commit_shares((self._share(builder, built, how, deadline),), deadline, how.token, spent)[0]
+
+    def _share(self, builder: Builder, built: Built, how: Appending, deadline: Deadline) -> Share:
         """A share of the batch that was built, under this writer's id. Registers the writer if it has no id yet."""
         try:
             if builder.has_uploaded and deadline.has_passed():
@@ -276,4 +278,4 @@ class LoneWriter(Verbs[Batched, None, Appended, Changed]):
             if isinstance(error, Indeterminate):
                 raise undoubted(self.machine.shard, error) from error
             raise
-        return Share(self.machine, self._registration, writer, builder, built, place, kind, token, producer, since)
+        return Share(self.machine, self._registration, writer, builder, built, how)

@@ -165,7 +165,7 @@ def _narrow(
 ) -> Iterator[pa.Table]:
     """The contents of one consolidated run, of which only some columns are read.
 
-    SUBTLE: whether two rows are shares of one sum that was split shows only in all columns. Where that may be, all
+    Whether two rows are shares of one sum that was split shows only in all columns. Where that may be, all
     columns are read from there on.
     """
     done = 0
@@ -211,7 +211,7 @@ def _projected_at_once(
             return pa.concat_tables([empty, *found])
 
     def settled(pair: tuple[TaskInput, Part]) -> pa.Table:
-        # SUBTLE: not the pool's `map`: this runs in the pool's threads, which would wait for each other.
+        # Not the pool's `map`: this runs in the pool's threads, which would wait for each other.
         (table,) = _projected([read_part(stored, *pair, needed, times=False)], shown, stored.schema)
         return table if projected is None else consolidate(projected, table, "split")
 

@@ -23,7 +23,6 @@ from persist_lib.runtime.forks import Stage, enrol
 from persist_lib.schema.schema import Schema
 from persist_lib.shard.commit import Machine
 from persist_lib.shard.leases import Leases, Registering, was_closed
-from persist_lib.shard.pushed_rows import follow
 
 
 class Kept(ABC):
@@ -183,11 +182,11 @@ class ReaderLease(Kept):
 
     def move_hold(self) -> None:
         """Let go of states that are no longer read from. Called in the background; a no-op where it frees nothing."""
-        state = follow(self.machine).state
+        state = self.machine.follow().state
         entry = state.readers.get(self.id) if self.id is not None else None
         if entry is None:
             return
-        # SUBTLE: do not move the hold just because there are newer states. Moving it makes a new state, so that would
+        # Do not move the hold just because there are newer states. Moving it makes a new state, so that would
         # never end.
         oldest = self._oldest_active()
         is_in_the_way = any(entry.seqno <= g.seqno < oldest for g in state.garbage.values()) or any(

@@ -24,9 +24,9 @@ from persist_lib.kernel.consolidate import I64_MIN
 from persist_lib.relation import contents
 from persist_lib.relation.appends import Appended
 from persist_lib.relation.held import kept_of
-from persist_lib.relation.next_time import FAR_MS, check_clock, format_token, is_chosen, next_time
 from persist_lib.relation.reader import ReadHandle
 from persist_lib.relation.reader_lease import Reading
+from persist_lib.relation.registration import FAR_MS, check_clock, format_token, is_chosen, next_time
 from persist_lib.relation.writer import WriteHandle
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table

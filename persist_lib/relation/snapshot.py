@@ -32,13 +32,11 @@ from persist_lib.relation import projection
 from persist_lib.relation.conversions import Rows
 from persist_lib.relation.held import Held, Named, Part, Place
 from persist_lib.relation.projection import Shown
-from persist_lib.relation.row_selection import KeyRange, RowSelection, packed, unpacked
-from persist_lib.relation.view import View
+from persist_lib.relation.row_selection import KeyRange, RowSelection, View, packed_keys, unpacked_keys
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import Schema
-from persist_lib.shard.lookup import holding
-from persist_lib.shard.runs import Stored, inputs_of, newest_schema, overlapping
+from persist_lib.shard.runs import Stored, holding, inputs_of, newest_schema, overlapping
 from persist_lib.shard.small_runs import pieces
 from persist_lib.shard.stretches import stretches
 
@@ -109,7 +107,7 @@ class Split(msgspec.Struct, frozen=True):
 
     def _of_keys(self, blob: Blob, keys: bytes, pool: Executor) -> pa.Table:
         stored = self._stored(blob)
-        return projection.of_keys(stored, self.inputs, unpacked(stored.schema, keys), self._shown, pool)
+        return projection.of_keys(stored, self.inputs, unpacked_keys(stored.schema, keys), self._shown, pool)
 
     def _stored(self, blob: Blob) -> Stored:
         shard = ShardId(self.shard)
@@ -214,7 +212,7 @@ class PlaceContents(Place):
             handle.urls, handle.shard, self._as_of, self.schema, state.schemas,
             inputs if wanted is None else holding(inputs, wanted), keys.lower, keys.upper,
             shown.columns, handle.machine.config.merge_bytes, shown.where, shown.only,
-            None if wanted is None else packed(wanted), self._diff,
+            None if wanted is None else packed_keys(wanted), self._diff,
         )  # fmt: skip
 
     def _stream(self, shown: Shown) -> Iterator[pa.Table]:

@@ -23,14 +23,14 @@ from persist_lib.errors import Indeterminate, LeaseExpired, PersistError
 from persist_lib.format.paths import blob_key
 from persist_lib.frontier import Antichain
 from persist_lib.ids import WriterId
-from persist_lib.kernel.by_key import Counts
 from persist_lib.kernel.columns import at_time
+from persist_lib.kernel.keyset import Counts
 from persist_lib.location.wrap.deadline import within
 from persist_lib.location.wrap.spending import Spending
 from persist_lib.relation.appends import Appended
-from persist_lib.relation.commit import Kind, Place, Share, commit_shares
+from persist_lib.relation.commit import Appending, Kind, Place, Share, commit_shares
 from persist_lib.relation.differences import Overwriting, Pair, Source, Upserting, assembled, batch_of, check_all
-from persist_lib.relation.next_time import next_time, staged_token
+from persist_lib.relation.lone import LoneWriter
 from persist_lib.relation.registration import (
     Lent,
     Registration,
@@ -38,15 +38,15 @@ from persist_lib.relation.registration import (
     check_produced,
     inline_room,
     lease_ended,
+    next_time,
+    staged_token,
     undoubted,
     whole,
 )
 from persist_lib.relation.stage import Staged, token_of
 from persist_lib.runtime.ambient import Deadline
-from persist_lib.schema.schema import Schema
 from persist_lib.shard.batches import Builder, Built, Laid
 from persist_lib.shard.commit import Machine
-from persist_lib.shard.leases import Leases
 
 T = TypeVar("T")
 Rule = Upserting | Overwriting
@@ -75,9 +75,8 @@ class Prepared(NamedTuple):
     ) -> Share:  # fmt: skip
         """The share of an append to several shards."""
         writer = self.registration.register(deadline)
-        builder, built, place = self.builder, self.built, self.place
-        kind, staged = c.CompareAndAppend, self.staged
-        return Share(machine, self.registration, writer, builder, built, place, kind, token, producer, staged=staged)
+        how = Appending(self.place, c.CompareAndAppend, token, producer, staged=self.staged)
+        return Share(machine, self.registration, writer, self.builder, self.built, how)
 
 
 def discard(prepared: Mapping[str, Prepared]) -> None:
@@ -90,14 +89,13 @@ class Commit:
     """One commit of staged writes, until a deadline. Used with the handle's lock held."""
 
     def __init__(
-        self, machine: Machine, leases: Leases, schema: Schema, schema_id: int, registration: Registration,
-        uploader: Callable[[], WriterId], producer: tuple[str, int] | None, deadline: Deadline, spent: Spending,
-        staged: Sequence[Staged],
+        self, write: LoneWriter, registration: Registration, uploader: Callable[[], WriterId],
+        producer: tuple[str, int] | None, deadline: Deadline, spent: Spending, staged: Sequence[Staged],
     ) -> None:  # fmt: skip
-        self._machine = machine
-        self._leases = leases
-        self._schema = schema
-        self._schema_id = schema_id
+        self._machine = machine = write.machine
+        self._leases = write._leases
+        self._schema = write.schema
+        self._schema_id = write._schema_id
         self._registration = registration
         self._uploader = uploader
         self._producer = producer
@@ -202,11 +200,11 @@ class Commit:
     def _send(self, builder: Builder, built: Built, place: Place, kind: Kind = c.CompareAndAppend) -> Appended:
         """Commit a batch under the stage's id."""
         machine, registration = self._machine, self._registration
-        token, names = self._token, self._names
         writer = registration.register(self._deadline)
-        share = Share(machine, registration, writer, builder, built, place, kind, token, self._producer, staged=names)
+        how = Appending(place, kind, self._token, self._producer, staged=self._names)
+        share = Share(machine, registration, writer, builder, built, how)
         try:
-            return commit_shares((share,), self._deadline, token, self._spent)[0]
+            return commit_shares((share,), self._deadline, how.token, self._spent)[0]
         except LeaseExpired as error:
             raise lease_ended(machine, writer) from error
 

@@ -21,15 +21,22 @@ from persist_lib.core.state import Outcome
 from persist_lib.errors import InvalidUsage, LeaseExpired, PersistError, Refused, UpperMismatch
 from persist_lib.frontier import MAX_TIME, Antichain, at
 from persist_lib.ids import SeqNo, WriterId, format_writer_id
-from persist_lib.kernel.by_key import Counts
+from persist_lib.kernel.keyset import Counts
 from persist_lib.location.wrap.spending import Spending
 from persist_lib.relation.appends import Appended, Changed
 from persist_lib.relation.commit import commit_shares
 from persist_lib.relation.differences import Overwriting, Upserting
 from persist_lib.relation.lone import Batched, LoneWriter
-from persist_lib.relation.next_time import next_time, staged_token
 from persist_lib.relation.ordered_writer import Brought, Done
-from persist_lib.relation.registration import Lent, Registration, check_produced, lease_ended, parse_bounds
+from persist_lib.relation.registration import (
+    Lent,
+    Registration,
+    check_produced,
+    lease_ended,
+    next_time,
+    parse_bounds,
+    staged_token,
+)
 from persist_lib.relation.stage import (
     LEASE_S,
     Lease,
@@ -383,10 +390,7 @@ class Staging(LoneWriter, StagedVerbs[Batched, None, Appended, Changed, Staged])
         if staged:
             registration = Lent(machine, self._leases, staged[0].writer)
             uploader = Lease(machine, staged[0].writer, staged[0].lease_ms)
-        return Commit(
-            machine, self._leases, self.schema, self._schema_id, registration, uploader, producer, deadline, spent,
-            staged,
-        )  # fmt: skip
+        return Commit(self, registration, uploader, producer, deadline, spent, staged)
 
     def _staged_under(self, writer: WriterId, lease_ms: int, bounds: tuple[Antichain, Antichain] | None) -> Stage:
         machine = self.machine

@@ -18,14 +18,19 @@ from persist_lib.convert.filling import Filling
 from persist_lib.core.cost import Cost
 from persist_lib.errors import ConstraintViolated, InvalidUsage
 from persist_lib.format.predicate import evaluated
-from persist_lib.kernel.by_key import Counts, count_deleted, count_upserted, one_row_each, replacing
 from persist_lib.kernel.columns import array_of, at_time, joined
-from persist_lib.kernel.constraints import find_violation
-from persist_lib.kernel.keyset import Keys
+from persist_lib.kernel.keyset import (
+    Counts,
+    Keys,
+    count_deleted,
+    count_upserted,
+    find_violation,
+    one_row_each,
+    replacing,
+)
 from persist_lib.kernel.order import adjacent_ties, take
-from persist_lib.relation.partial_rows import check_order_by, completed, filled, has_several, last_of_each
-from persist_lib.relation.row_selection import RowSelection, added_up, by_keys
-from persist_lib.relation.view import in_older_columns
+from persist_lib.relation.key_lookup import check_order_by, completed, filled, has_several, last_of_each
+from persist_lib.relation.row_selection import Asked, RowSelection, by_keys, in_older_columns, summed
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import DIFF, DIFF_FIELD, Schema
 
@@ -85,13 +90,13 @@ class Insert(Statement):
         super().__init__(table, schema)
         data = parse_rows(schema, rows, whole=False, filling=filling)
         ones = array_of(np.ones(data.num_rows, np.int64))
-        self.rows = added_up(schema, data.append_column(DIFF_FIELD, ones))
+        self.rows = summed(schema, data.append_column(DIFF_FIELD, ones))
         self._keys = Keys.of(schema, self.rows)
         self.wanted = by_keys(schema, self._keys) if schema.constraints else None
 
     def in_its_columns(self, rows: pa.Table, of: Schema, what: str, **fields: object) -> pa.Table:  # noqa: ARG002
         """The rows, whatever they have in newer columns, as it retracts none."""
-        return added_up(self.schema, rows.select(self.schema.contents.names))
+        return summed(self.schema, rows.select(self.schema.contents.names))
 
     def changes(self, old: pa.Table) -> tuple[pa.Table, Counts]:
         """The rows. Raises ConstraintViolated if a constraint would not hold with them."""
@@ -135,7 +140,7 @@ class Restore(Statement):
     """
 
     def __init__(self, table: str, schema: Schema, rows: pa.Table, marks: pa.Table | None = None) -> None:
-        super().__init__(table, schema, wanted=RowSelection.of(schema))
+        super().__init__(table, schema, wanted=RowSelection(schema))
         self._rows, self.marks = rows, marks
 
     def changes(self, old: pa.Table) -> tuple[pa.Table, Counts]:
@@ -149,7 +154,7 @@ class Update(Statement):
     def __init__(self, table: str, schema: Schema, change: Change, keys: object, filter: pc.Expression | None) -> None:
         every = keys is None and filter is None
         super().__init__(
-            table, schema, **({"wanted": RowSelection.of(schema)} if every else _chosen(table, schema, keys, filter))
+            table, schema, **({"wanted": RowSelection(schema)} if every else _chosen(table, schema, keys, filter))
         )
         if isinstance(change, Mapping):
             self._check_names(change)
@@ -279,7 +284,7 @@ class Apply(Statement):
             return changes, counts
         there = old if self.added.wanted is None else self.added.wanted.kept(old)
         added, more = self.added.changes(there)
-        return added_up(self.schema, changes, added), counts._replace(inserted=counts.inserted + more.inserted)
+        return summed(self.schema, changes, added), counts._replace(inserted=counts.inserted + more.inserted)
 
     def _check_apart(self, keys: Keys, others: pa.Table, what: str) -> None:
         """Raise InvalidUsage where a key is in both."""
@@ -339,7 +344,7 @@ def _chosen(table: str, schema: Schema, keys: object, filter: pc.Expression | No
         )
     if keys is not None:
         return {"keyed": parse_keys(schema, keys)}
-    return {"wanted": RowSelection.of(schema, filter=filter)}
+    return {"wanted": Asked(filter=filter).of(schema)}
 
 
 def _computed(data: pa.Table, change: Mapping[str, Any]) -> pa.Table:

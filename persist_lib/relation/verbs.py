@@ -23,14 +23,12 @@ from persist_lib.core.state import Version
 from persist_lib.errors import LeaseExpired, PersistError
 from persist_lib.frontier import Antichain
 from persist_lib.ids import SeqNo, parse_token
-from persist_lib.kernel.by_key import Counts
 from persist_lib.kernel.consolidate import consolidate
-from persist_lib.kernel.keyset import Keys
+from persist_lib.kernel.keyset import Counts, Keys
 from persist_lib.location.wrap.spending import Spending
 from persist_lib.relation.key_lookup import Looking
-from persist_lib.relation.next_time import Named, next_time, since_of
 from persist_lib.relation.ordered_writer import Brought, Done, OrderedWriter
-from persist_lib.relation.registration import check_produced
+from persist_lib.relation.registration import Named, check_produced, next_time, since_of
 from persist_lib.relation.row_selection import RowSelection
 from persist_lib.relation.statements import Apply, Delete, Statement, Update, Upsert
 from persist_lib.relation.statements import Change as New
@@ -98,7 +96,7 @@ class Verbs(OrderedWriter[Brought, Done], Generic[Brought, Basis, Done, Counted]
 
         `updates` is what `compare_and_append` takes, without `_time`; all of it is held in memory. The time is
         `answer.upper.time - 1`. No updates are no append: nothing is written, and upper stays. `timeout`, `token` and
-        errors are those of `upsert`. SUBTLE: unlike an upsert, this call does the same again when it is repeated
+        errors are those of `upsert`. Unlike an upsert, this call does the same again when it is repeated
         without the token of its Indeterminate. With a `producer`, a name and a sequence number, it does not: it raises
         AlreadyProduced, as `compare_and_append` says.
         """
@@ -380,7 +378,7 @@ class _Executed:
 
     def __call__(self, turn: Turn[Any], deadline: Deadline) -> Changes:
         schema, keyed = self._schema, self._statement.keyed
-        wanted = self._statement.wanted or RowSelection.of(schema)
+        wanted = self._statement.wanted or RowSelection(schema)
         found, uppers = [empty_table(schema.contents)], set()
         shares = [None] * len(turn.places) if keyed is None else turn.shares(keyed)
         for (machine, version), share in zip(turn.places, shares, strict=True):
@@ -391,5 +389,5 @@ class _Executed:
             found.append(self._statement.in_its_columns(rows, looking.schema, self._told[0], **self._told[1]))
         old = found[1] if len(found) == 2 else consolidate(schema, pa.concat_tables(found))
         changes, counts = self._statement.changes(old)
-        # SUBTLE: an append at an upper that not all looks were at would be of older contents; this one loses its race.
+        # An append at an upper that not all looks were at would be of older contents; this one loses its race.
         return Changes(max(uppers) if len(uppers) == 1 else turn.lower, changes, counts)

@@ -14,8 +14,7 @@ To look changes nothing. Pictures need the package matplotlib: pip install 'pers
 from persist_lib.core.plan.simulate import Simulated
 from persist_lib.report.document import MOST, Document, Table, html, markdown, shown
 from persist_lib.report.fleet_report import Fleet, Row, fleet
-from persist_lib.report.looking import look
-from persist_lib.report.shard_page import Action, Day, ShardPage, shard
+from persist_lib.report.shard_page import Action, Day, ShardPage, look, shard
 from persist_lib.report.simulated import Comparison, simulate
 
 __all__ = [

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from persist_lib.arguments import parse_integer
+from persist_lib.arguments import did_you_mean, parse_integer
 from persist_lib.client import Client
 from persist_lib.config import Config
 from persist_lib.core.cost import Cost, Prices, storage_dollars
@@ -28,14 +28,16 @@ from persist_lib.core.plan.look import BY_MARK, Look, stored_bytes
 from persist_lib.core.rules import BUDGETS, DEFAULT, SHARES, Value, values_of
 from persist_lib.core.state import RETENTION, State, Version
 from persist_lib.core.trace import levels
-from persist_lib.errors import InvalidUsage
+from persist_lib.errors import InvalidName, InvalidUsage, NotFound
 from persist_lib.format.log import GENESIS, LogRow, decode_row
+from persist_lib.health import Limits
 from persist_lib.ids import PartKey, SeqNo, ShardId, parse_shard_id
 from persist_lib.location.api import Row
 from persist_lib.location.wrap.spending import charged
 from persist_lib.maintain.census import Census, census_of
 from persist_lib.maintain.scrub_memory import known_damage
 from persist_lib.maintain.survey import ORPHANS_MS
+from persist_lib.report.fleet_report import Fleet, fleet
 from persist_lib.shard.log import SCAN_ROWS, apply_rows, fetch_rollup, row_name
 from persist_lib.sources.kinds import owners_of
 
@@ -288,3 +290,27 @@ def _by_mark(duty: str, seqno: SeqNo, now: int, done: tuple[int, int] | None) ->
             f"it is due: it was done {(now - done[1]) / DAY_MS:,.0f} days ago, as an upload leaves no trace in the log"
         )
     return "nothing is due: the shard has not moved since then"
+
+
+def look(
+    client: Client, name: str | None = None, *, days: int = DAYS, limits: Limits | None = None
+) -> Fleet | ShardPage:
+    """Report on a whole location, or on what has this name. Changes nothing.
+
+    A shard, and a table with one, is a page of `days` days; a table, source, stream or timeline with several is a fleet
+    of its shards. Raises NotFound for a name that nothing has, and what `fleet` and `shard` raise.
+    """
+    if name is None:
+        return fleet(client, limits)
+    try:
+        return shard(client, name, days)
+    except (NotFound, InvalidName):
+        found = fleet(client, limits)
+    if not (own := found.only(name)).rows:
+        known = sorted({row.table for row in found.rows})
+        raise NotFound(
+            f"there is no shard, table or source {name!r} in {client.url}. {did_you_mean(name, known)}`persist tables` "
+            "lists tables, `persist shard list --names` shards",
+            name=name,
+        )
+    return own if len(own.rows) > 1 else shard(client, own.rows[0].shard, days)

@@ -10,7 +10,7 @@ from persist_lib.arguments import not_pickled
 from persist_lib.errors import Determinate, PersistError, TimedOut
 from persist_lib.frontier import Antichain
 from persist_lib.runtime.ambient import Deadline, Runtime
-from persist_lib.runtime.resource import Resource
+from persist_lib.runtime.threads import Resource
 
 E = TypeVar("E")
 

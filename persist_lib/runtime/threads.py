@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import _thread
 import threading
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent import futures
@@ -26,9 +27,37 @@ from contextvars import copy_context
 from functools import partial
 from operator import attrgetter, methodcaller
 from queue import Empty, SimpleQueue
-from typing import Any, Protocol, TypeVar, cast
+from types import TracebackType
+from typing import Any, Protocol, Self, TypeVar, cast
 
 from persist_lib.runtime.forks import Stage, enrol
+
+
+class Resource(Protocol):
+    """An object that is open until `close`, and that a `with` block closes at its end.
+
+    An error of the block is raised as it is, also if `close` fails after it: what the failure says is added as a note.
+    """
+
+    __slots__ = ()
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release what is held. Idempotent."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except Exception as failure:
+            if error is None:
+                raise
+            error.add_note(f"Closing failed as well: {type(failure).__name__}: {failure}")
+
 
 T = TypeVar("T")
 SLICE_S = 0.1

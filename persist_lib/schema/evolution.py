@@ -237,7 +237,7 @@ def check_evolution(older: Schema, newer: Schema) -> None:
 def comes_before(older: Schema, newer: Schema) -> bool:
     """Whether any number of evolutions may have led from one schema to the other. Of one step, `check_evolution` says.
 
-    SUBTLE: a step says as what values are hashed by what it found, so two steps do not say what one would have said.
+    A step says as what values are hashed by what it found, so two steps do not say what one would have said.
     """
     if (older.codec, older.times, older.constraints) != (newer.codec, newer.times, newer.constraints):
         return False

@@ -324,7 +324,7 @@ class Schema(msgspec.Struct, frozen=True, array_like=True, dict=True, forbid_unk
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # SUBTLE: the models are no field, and still have to come along, as splits are read in other processes.
+        # The models are no field, and still have to come along, as splits are read in other processes.
         return _unpickled, (msgspec.structs.astuple(self), self.models)
 
 

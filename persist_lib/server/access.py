@@ -30,7 +30,7 @@ from cryptography import x509
 
 from persist_lib.arguments import UNPARSED, shown
 from persist_lib.catalog.catalog import NOTHING, Catalog, Contents
-from persist_lib.catalog.names import minted, rendition_shard
+from persist_lib.catalog.records import minted, rendition_shard
 from persist_lib.catalog.wal import minted_timeline, wal_shard
 from persist_lib.client import Client
 from persist_lib.core.rights import RIGHTS, Needed, Right, missing

@@ -283,7 +283,7 @@ class Following:
         with suppress(TimeoutError):
             await asyncio.wait_for(subscriber.news.wait(), BEAT_S)
         subscriber.news.clear()
-        # SUBTLE: by the rights of this moment, which may be others than when the shard was asked for.
+        # By the rights of this moment, which may be others than when the shard was asked for.
         caller = self._caller(context)
         with suppress(PersistError):  # where the store does not answer, by what it said last
             await self._known(caller)

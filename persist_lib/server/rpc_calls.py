@@ -88,7 +88,7 @@ class Looks:
     def _survey(self, number: int, done: Mapping[str, Sequence[str]], most: int | None, seconds: float) -> Survey:
         with self._turn:
             if self._found is not None and self._answers >= number and not done:
-                return self._found  # SUBTLE: that one began after this call came, so it knows all from before
+                return self._found  # that one began after this call came, so it knows all from before
             with self._lock:
                 answers = self._asked
             found = self._surveyor.survey(done, most, seconds, None)
@@ -197,7 +197,7 @@ class Answers:
     def _answered(self, loop: asyncio.AbstractEventLoop, told: asyncio.Future[None], _: Any) -> None:
         self._ready.append(told)
         if not self._is_woken:
-            # SUBTLE: before the call. The loop clears it before it looks, so that nothing is left behind.
+            # Before the call. The loop clears it before it looks, so that nothing is left behind.
             self._is_woken = True
             loop.call_soon_threadsafe(self._wake)
 
@@ -247,7 +247,7 @@ class Calls:
             "losing": (ASKED_OF_LOSING, self._losing),
             **{name: (raw.kind, partial(self._raw, name, raw)) for name, raw in RAW.items()},
         }
-        # SUBTLE: as if clients sent a stream, though they send one message: gRPC then reads it when it is asked to.
+        # As if clients sent a stream, though they send one message: gRPC then reads it when it is asked to.
         return {
             name: grpc.stream_unary_rpc_method_handler(partial(self._serve, name, *call))
             for name, call in calls.items()

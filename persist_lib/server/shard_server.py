@@ -162,7 +162,7 @@ class ShardServer:
         self._run(self._end())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
-        # SUBTLE: gRPC ends its own thread when the last server is freed. Amid a collection in a forked child, which has
+        # GRPC ends its own thread when the last server is freed. Amid a collection in a forked child, which has
         # no such thread, it would wait for ever; after `close`, the loop no longer lets go of gRPC's socket.
         self._server = None
         self._loop.close()
@@ -184,7 +184,7 @@ class ShardServer:
         self._loop.call_soon_threadsafe(self._calls.give_up)
 
     def _serve(self) -> None:
-        # SUBTLE: a method, so that the thread refers to the server. Without a reference it would be collected, and end.
+        # A method, so that the thread refers to the server. Without a reference it would be collected, and end.
         self._loop.run_forever()
 
     def _run(self, task: Any) -> Any:

@@ -38,7 +38,7 @@ from persist_lib.location.api import Blob
 from persist_lib.location.wrap.deadline import within
 from persist_lib.runtime.ambient import Deadline, Runtime
 from persist_lib.schema.schema import DIFF, TIME, Schema
-from persist_lib.shard.runs import inputs_of, open_runs
+from persist_lib.shard.runs import Stored, inputs_of
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -53,7 +53,7 @@ DELETE_S = 0.5
 """How long deleting the objects of a failed batch may take beyond the deadline. The audit finds what is left."""
 
 
-class Stored(NamedTuple):
+class PutPart(NamedTuple):
     """A part that is stored, and the sums over its updates."""
 
     part: Part
@@ -175,7 +175,7 @@ class Builder:
         if second is None and (first.num_rows <= FEW or first.nbytes <= inline_bytes):
             inline = encode_inline(self._schema, self._schema_id, first)
             if inline.size <= inline_bytes:
-                stored = Stored(as_part(inline, None, self._schema_id), inline.said.sums)
+                stored = PutPart(as_part(inline, None, self._schema_id), inline.said.sums)
                 return self._built([stored], lower, upper, [_by_time(self._schema, first)] if by_time else [], first)
         return self._upload(first, second, chunks, lower, upper, by_time)
 
@@ -247,9 +247,9 @@ class Builder:
             self.discard()
             raise
 
-    def _put_all(self, tables: Iterator[pa.Table], *, by_time: bool) -> tuple[list[Stored], int, list[ByTime]]:
+    def _put_all(self, tables: Iterator[pa.Table], *, by_time: bool) -> tuple[list[PutPart], int, list[ByTime]]:
         """Upload each table as a part. Returns them, the sum of their largest diffs, and their sums by time."""
-        uploads: list[Future[Stored]] = []
+        uploads: list[Future[PutPart]] = []
         times: list[ByTime] = []
         most = 0
         try:
@@ -274,7 +274,7 @@ class Builder:
         schemas = [self._schema] * (self._schema_id + 1)
 
         def read() -> None:
-            runs = open_runs(self._blob, self._shard, inputs_of((built.batch,)), schemas, self._schema)
+            runs = Stored(self._blob, self._shard, schemas, self._schema).streams(inputs_of((built.batch,)))
             for _ in merge_runs(runs, self._schema, merge_bytes=self._config.merge_bytes):
                 pass
 
@@ -283,7 +283,7 @@ class Builder:
 
     def _built(
         self,
-        stored: Sequence[Stored],
+        stored: Sequence[PutPart],
         lower: Antichain,
         upper: Antichain,
         times: Sequence[ByTime],
@@ -303,10 +303,10 @@ class Builder:
         self._keys.append(key)
         return key
 
-    def _put(self, key: PartKey, encoded: EncodedPart) -> Stored:
+    def _put(self, key: PartKey, encoded: EncodedPart) -> PutPart:
         """Upload an encoded part. Returns all that has to be kept of it, so that its bytes can be freed."""
         within(self._deadline, lambda: self._blob.set(blob_key(self._shard, key), encoded.data))
-        return Stored(as_part(encoded, key, self._schema_id), encoded.said.sums)
+        return PutPart(as_part(encoded, key, self._schema_id), encoded.said.sums)
 
 
 def as_part(encoded: EncodedPart, key: PartKey | None, schema_id: int) -> Part:

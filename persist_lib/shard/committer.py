@@ -6,7 +6,8 @@ unknown outcome is resolved from the logs, never guessed. All of the rows are co
 of one.
 
 Whose transitions they are is a `Work`: those of one call of this process (`commit`), or commands of many clients that a
-server, or a client without one, carries out (`group_commit`, `multi_shard_commit`).
+server, or a client without one, carries out (`group_commit`, `multi_shard_commit`). What came of anything that was sent
+without a certain answer is found out by `until_decided`.
 """
 
 from __future__ import annotations
@@ -16,13 +17,77 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
-from persist_lib.errors import Indeterminate, PersistError
-from persist_lib.runtime.ambient import Deadline
+from persist_lib.errors import (
+    Damage,
+    HistoryRegressed,
+    Indeterminate,
+    InvalidUsage,
+    LeaseExpired,
+    PersistError,
+    Refused,
+)
+from persist_lib.runtime.ambient import Backoff, Deadline
 from persist_lib.shard.contention import give_way, wait_after_loss
-from persist_lib.shard.in_doubt import GoesOn, until_decided
 from persist_lib.shard.machine import Prepared, Shard
 from persist_lib.shard.refusals import named
 from persist_lib.times import show_frontier
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.01, 1.0
+"""The first and the longest pause between two attempts to find out what became of something."""
+
+NO_ATTEMPT_HELPS = (Damage, InvalidUsage, LeaseExpired)
+"""Errors that end all attempts: the password was changed, say, or this process has closed its writer."""
+
+GoesOn = Callable[[Indeterminate], bool]
+"""Whether to try again; it gets the first unknown outcome."""
+Told = Callable[[PersistError, Indeterminate], Indeterminate]
+"""Makes the error of what stays unknown, of what ended the attempts and of the first unknown outcome."""
+
+
+def until_decided(
+    send: Callable[[Indeterminate | None], T],
+    deadline: Deadline,
+    goes_on: GoesOn | None = None,
+    told: Told = lambda _, doubt: doubt,
+) -> T:
+    """What `send` answers: called again, with the very same, until it is certain what became of it.
+
+    `send` gets the first unknown outcome, None before that. It is called again while this `goes_on`, by default
+    until `deadline`, after longer and longer pauses. In the end, and where no further attempt can tell, this raises
+    what is `told` of that; by default the first unknown outcome itself.
+    SUBTLE: what was sent without an answer may still arrive later. So after an unknown outcome, an error that says
+    "this attempt did nothing" says nothing of those before. Only an answer or a refusal decides.
+    """
+    doubt: Indeterminate | None = None
+    backoff: Backoff | None = None
+    while True:
+        try:
+            return send(doubt)
+        except Indeterminate as error:
+            if isinstance(error.__cause__, Refused):  # what could tell has forgotten it
+                raise
+            doubt = doubt or error
+        except PersistError as error:
+            if isinstance(error, LeaseExpired) and error.fields.get("id"):
+                # Certainly not committed, as the id was retired before. The next attempt registers another one.
+                if deadline.has_passed():
+                    shard = error.fields.get("shard", "")
+                    raise deadline.gave_up(f"shard {shard}", "as its writer's lease ended", shard=shard) from error
+                doubt = None
+                continue
+            if doubt is None or isinstance(error, HistoryRegressed):  # on another history there is nothing to decide
+                raise
+            if isinstance(error, NO_ATTEMPT_HELPS):
+                raise told(error, doubt) from error
+            if isinstance(error, Refused):
+                raise
+        if deadline.has_passed() if goes_on is None else not goes_on(doubt):
+            unknown = told(doubt, doubt)
+            raise unknown from (doubt.__cause__ if unknown is doubt else doubt)
+        backoff = backoff or Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
+        pause_s = backoff.take()
+        (deadline.runtime.deadline(2 * pause_s) if deadline.has_passed() else deadline).pause(pause_s)
+
 
 T = TypeVar("T")
 

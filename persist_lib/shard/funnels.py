@@ -23,11 +23,11 @@ from persist_lib.location.api import Blob, Consensus
 from persist_lib.location.commands import Answered, Proposed
 from persist_lib.location.wrap.deadline import RetryingBlob, RetryingConsensus
 from persist_lib.runtime.ambient import Deadline, Runtime
+from persist_lib.shard.client_duties import Wake
 from persist_lib.shard.group_commit import Funnel
 from persist_lib.shard.machine import Shard
 from persist_lib.shard.multi_shard_commit import commit_together
 from persist_lib.shard.requests import Observe, Request, unobserved
-from persist_lib.shard.room import Wake
 
 log = logging.getLogger("persist.server")
 SHARDS_MOST = 10_000

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from operator import attrgetter
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
@@ -18,23 +18,25 @@ from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
 from persist_lib.core.deciding import is_out_for_ever
 from persist_lib.core.diff import StateDiff
-from persist_lib.core.formats import REMEMBERS_OUTCOMES
-from persist_lib.core.groups import CHANGES_MOST, Answer
+from persist_lib.core.formats import GROUPS, REMEMBERS_OUTCOMES
+from persist_lib.core.groups import CHANGES_MOST, Answer, apply_together
 from persist_lib.core.placing import remembers_since
 from persist_lib.core.state import OUTCOMES_KEPT, TOKENS_KEPT, State, Version
-from persist_lib.errors import Determinate, Indeterminate, InvalidUsage, Overloaded, PersistError
+from persist_lib.core.validate import check_group
+from persist_lib.errors import Determinate, Indeterminate, InvalidUsage, InvariantViolated, Overloaded, PersistError
+from persist_lib.format.log import LogRow, Step, encode_row
 from persist_lib.ids import SeqNo
 from persist_lib.location.commands import Answered, dated
 from persist_lib.location.wrap.deadline import within
 from persist_lib.runtime.ambient import Deadline
-from persist_lib.shard.client_duties import Upkeep
+from persist_lib.shard.client_duties import Room, Upkeep, Wake
 from persist_lib.shard.committer import Work, carry_out, in_doubt, until_in_log
 from persist_lib.shard.dedup_index import NO_MATTER, Found, Seen
-from persist_lib.shard.group_rows import Asked, prepare_group
+from persist_lib.shard.log import next_group, next_row
 from persist_lib.shard.machine import Prepared, Shard
-from persist_lib.shard.request_queue import Queue
 from persist_lib.shard.requests import (
     Observe,
+    Queue,
     Request,
     answering,
     committed,
@@ -45,7 +47,84 @@ from persist_lib.shard.requests import (
     timed_out,
     unobserved,
 )
-from persist_lib.shard.room import Room, Wake
+
+REFUSAL_CHARACTERS = 200
+"""How much of a refusal a row tells."""
+
+
+class Asked(NamedTuple):
+    """A command that a caller wants committed: its value, its token, and who sent it."""
+
+    command: c.Command
+    token: bytes
+    sender: str = ""
+
+
+class Group(NamedTuple):
+    """The row of the first commands of a lot, and the answer to each of them, in their order.
+
+    `prepared` is None where none of them changes anything. The answers hold only once the row is committed or, without
+    a row, once a linearizable read has found that the version `on` is the newest.
+    """
+
+    on: Version
+    prepared: Prepared | None
+    answers: tuple[Answer, ...]
+
+
+def prepare_group(machine: Shard, version: Version, asked: Sequence[Asked], now: int) -> Group:
+    """The row of as many of the first commands as may be one row after `version`; of at least one, if there is one.
+
+    `now` is ms of the store's clock. A command that no reader could read again is answered with that error, and
+    does not hurt the others.
+    """
+    poisoned: dict[int, InvariantViolated] = {}
+    while True:
+        places = [place for place in range(len(asked)) if place not in poisoned]
+        applied = apply_together(version.state, SeqNo(version.seqno + 1), [asked[place].command for place in places])
+        steps = [_step(asked[place], answer) for place, answer in zip(places, applied.answers, strict=False)]
+        try:
+            row = None
+            if applied.diffs:
+                check_group(applied.diffs, applied.state, SeqNo(version.seqno + 1))
+                row = _row(version, steps, applied.state, now)
+                data = encode_row(row, applied.state.format)
+        except InvariantViolated as error:
+            found = [at for at, step in enumerate(steps) if not _is_writable(version, step, applied.state, now)]
+            if not found:
+                raise
+            poisoned |= {places[at]: error for at in found}
+            continue
+        answers = {**poisoned, **dict(zip(places, applied.answers, strict=False))}
+        first = len(answers) if len(applied.answers) == len(places) else places[len(applied.answers)]
+        prepared = None if row is None else Prepared(machine, version, row, data, applied.state)
+        return Group(version, prepared, tuple(answers[place] for place in range(first)))
+
+
+def _step(one: Asked, answer: Answer) -> Step:
+    command = c.stored_name(one.command)
+    if isinstance(answer, StateDiff):
+        return Step(one.token, command, one.sender, answer)
+    told = str(answer).encode("utf-8", "replace").decode()  # it may quote what could never be stored
+    return Step(one.token, command, one.sender, None, told[:REFUSAL_CHARACTERS] or "refused")
+
+
+def _row(version: Version, steps: Sequence[Step], state: State, now: int) -> LogRow:
+    if state.format < GROUPS:  # older formats have no place for what was refused
+        steps = [step for step in steps if step.diff is not None]
+    return next_group(version, steps, state, now)
+
+
+def _is_writable(version: Version, step: Step, state: State, now: int) -> bool:
+    """Whether a reader could read the step again, alone and in a row of its own."""
+    if step.diff is None:
+        return True
+    try:
+        encode_row(next_row(version, step.diff, state, step.token, step.command, now))
+    except InvariantViolated:
+        return False
+    return True
+
 
 T = TypeVar("T")
 OF_A_WRITER_MOST = OUTCOMES_KEPT // 16

@@ -26,8 +26,7 @@ from persist_lib.errors import Determinate, Indeterminate, LeaseExpired, NewerFo
 from persist_lib.ids import ReaderId, WriterId
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.runtime.forks import Stage, enrol
-from persist_lib.runtime.resource import Resource
-from persist_lib.runtime.threads import Flag, aside
+from persist_lib.runtime.threads import Flag, Resource, aside
 from persist_lib.shard.commit import Machine
 
 log = logging.getLogger("persist.leases")

@@ -14,6 +14,7 @@ from persist_lib.core.commands import Command, NamesMember, stored_name
 from persist_lib.core.cost import Cost
 from persist_lib.core.diff import StateDiff, apply_diff
 from persist_lib.core.formats import PARTS_AT_A_TIME
+from persist_lib.core.plan.upkeep import rollup_is_duty
 from persist_lib.core.state import Outcome, State, Version
 from persist_lib.core.transitions import change
 from persist_lib.core.validate import check_change
@@ -21,19 +22,64 @@ from persist_lib.errors import InvalidUsage, NotFound, PersistError
 from persist_lib.format.log import LogRow, encode_row
 from persist_lib.frontier import MINIMUM, Antichain
 from persist_lib.ids import SeqNo, ShardId
-from persist_lib.location.api import Blob, Change, Consensus
+from persist_lib.location.api import Blob, Change, Consensus, PushesRows
+from persist_lib.location.commands import ROLL_UP
 from persist_lib.location.wrap.around import takes_commands
 from persist_lib.runtime.ambient import Deadline, Runtime
 from persist_lib.runtime.forks import Stage, enrol
 from persist_lib.shard.contention import Pace
-from persist_lib.shard.in_doubt import Build, Committed
-from persist_lib.shard.log import after, fetch_newer, fetch_newest, next_row, row_to_follow
+from persist_lib.shard.log import after, apply_rows, fetch_newer, fetch_newest, next_row, row_to_follow
 from persist_lib.shard.refusals import refused
 from persist_lib.times import Times
 
 ROOM_S = 0.5
 ROOM_PAUSE_S = 0.03
 """How long to wait for another process to make room in a full state, and the pause between looks."""
+
+
+class Committed(NamedTuple):
+    """An acknowledged transition: its seqno and token in the log, the states before and after it, and the attempts.
+
+    In a row of several commands, `before` is the state that the ones before it left, and `after` that of the whole row.
+    With an `outcome` of an append, both may be one and the same, an older state, as nothing was read back.
+    `due`: what a server says that its sender has to do. `after` is the newest state then.
+    """
+
+    seqno: SeqNo
+    token: bytes
+    before: State
+    after: State
+    attempts: int
+    outcome: Outcome | None = None
+    due: tuple[str, ...] = ()
+
+    @property
+    def is_read_back(self) -> bool:
+        """Whether its states are those before and after it."""
+        return self.before is not self.after
+
+    def calls_for(self, every: int) -> tuple[str, ...]:
+        """The upkeep that the writer of this append has to do now. A rollup is due each `every` transitions."""
+        # Where nothing was read back, the states are old ones, by which it would be everybody's duty.
+        is_own = self.is_read_back and rollup_is_duty(self.seqno, self.before, self.after, every)
+        return tuple(dict.fromkeys((*self.due, ROLL_UP))) if is_own else self.due
+
+
+Build = Callable[[State, int], Command]
+"""Makes a command from the newest state and the store's clock (ms). Called again after every lost race."""
+
+Done = Committed | r.AlreadyDone
+"""A success: a transition, or nothing to change."""
+
+
+class Undone(NamedTuple):
+    """Nothing was changed. Maps the place of each refused transition to its refusal. Never empty.
+
+    `due`: what a server says that the sender of the first one has to do before it tries again.
+    """
+
+    refusals: dict[int, r.Refusal]
+    due: tuple[str, ...] = ()
 
 
 class Prepared(NamedTuple):
@@ -66,7 +112,7 @@ class Prepared(NamedTuple):
     def is_remembered(self) -> bool | None:
         """Whether the newest state remembers that it was committed; None when it cannot tell.
 
-        SUBTLE: an append that was sent again to another server has the same token in another row, which may be the one
+        An append that was sent again to another server has the same token in another row, which may be the one
         that was committed at this seqno. So for a group the tokens can only say that it was not committed.
         """
         state, row = self.machine.fetch().state, self.row
@@ -187,7 +233,7 @@ class Shard:
     def addressed(self, command: Command, state: State) -> Command:
         """The command, naming the member that this machine is for, if the shard is one.
 
-        SUBTLE: only then, as a server of the release before knows no members.
+        Only then, as a server of the release before knows no members.
         """
         if not (self.member and state.member and isinstance(command, NamesMember)):
             return command
@@ -206,6 +252,34 @@ class Shard:
                 shard=self.shard,
             )
         return version
+
+    # What this process was sent without a request is for those that follow: what was committed before a call may be
+    # missing. Opening, `fetch`, commits and audits scan the log.
+
+    def follow(self) -> Version:
+        """The newest version that this process was told of; as `fetch` reads it, where only the log can tell."""
+        return self.told() or self.fetch()
+
+    def told(self) -> Version | None:
+        """The newest version that this process was told of, which it knows then; None if only the log can tell.
+
+        A pushed row is checked as one that is read: it must follow the known version by its digest, apply, and pass
+        all checks. If it does not, the log is asked, which tells whether it is damaged.
+        """
+        self.check_open()
+        with self.turn:
+            known, consensus = self.known, self.consensus
+            if known is None or not isinstance(consensus, PushesRows):
+                return None
+            if (rows := consensus.pushed(self.shard, known.seqno)) is None:
+                return None
+            if rows:
+                try:
+                    self.take_over(apply_rows(self.shard, known, list(rows)))
+                except PersistError:
+                    return None
+                self.pace.overtaken()
+            return self.known
 
     def try_fetch(self) -> Version | None:
         """The newest version there is (linearizable); None when there is no such shard."""

@@ -68,7 +68,7 @@ def commit_together(parts: Sequence[tuple[Funnel, Request]]) -> None:
     give_back = giving_back(turns)
     try:
         with answering([request for _, request in parts]):
-            # SUBTLE: turns are always taken in the order of shard names, as in `shard.commit`.
+            # Turns are always taken in the order of shard names, as in `shard.commit`.
             for share in sorted(shares, key=attrgetter("shard")):
                 turns += taking(share.funnel.machine.turn)
             carry_out(_Together(shares))
@@ -124,7 +124,7 @@ class _Together(Work):
 def _tell(shares: Sequence[Share], *, is_fresh: bool) -> bool:
     """Answer all, if that is possible without a row; refusals only by versions that were read afresh."""
     if any(share.done_before is not None for share in shares):
-        # SUBTLE: the earlier call did all or nothing, so one shard that remembers it speaks for all. Another shard may
+        # The earlier call did all or nothing, so one shard that remembers it speaks for all. Another shard may
         # have forgotten it, and would refuse it now.
         for share in shares:
             share.request.settle(Answered(share.done_before or share.version.seqno, r.AlreadyDone()))

@@ -128,7 +128,7 @@ def find_since(machine: Machine, token: bytes, since: SeqNo) -> Outcome | SeqNo:
 def find_placed(machine: Machine, token: bytes, since: SeqNo) -> Outcome | SeqNo | None:
     """The same for an append that a server placed in a shard by its name. None: it is not there, and never will be.
 
-    That is so once the shard is a member, which takes nothing by its name. SUBTLE: looked at first, so that all rows up
+    That is so once the shard is a member, which takes nothing by its name. Looked at first, so that all rows up
     to there are searched.
     """
     is_member = bool(machine.fetch().state.member)

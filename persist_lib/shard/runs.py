@@ -27,9 +27,13 @@ from persist_lib.format.paths import blob_key
 from persist_lib.format.predicate import Where
 from persist_lib.format.range_reader import ChunkedReader, Map
 from persist_lib.ids import ShardId
+from persist_lib.kernel.columns import Rows, plain_table
 from persist_lib.kernel.keys import may_reach
+from persist_lib.kernel.keyset import Keys
+from persist_lib.kernel.order import Spread, take
 from persist_lib.location.api import Blob
 from persist_lib.location.wrap import chunk_cache
+from persist_lib.schema.empty import empty_table
 from persist_lib.schema.evolution import has_ids_of, named_as, number_of
 from persist_lib.schema.schema import TIME, Schema
 
@@ -88,29 +92,6 @@ def newest_schema(schema: Schema, schemas: Sequence[Schema], inputs: Iterable[Ta
     return named_as(schemas[max(own, newest)], schema)
 
 
-def open_runs(
-    blob: Blob,
-    shard: ShardId,
-    inputs: Sequence[TaskInput],
-    schemas: Sequence[Schema],
-    schema: Schema,
-    key_lower: bytes | None = None,
-    key_upper: bytes | None = None,
-    *,
-    columns: Sequence[str] | None = None,
-    where: Where | None = None,
-    batch_rows: int = BATCH_ROWS,
-) -> list[Iterator[pa.Table]]:
-    """One stream of sorted updates for each run. Nothing is fetched before it is asked for."""
-    return [
-        open_run(
-            [source_of(blob, shard, part, run, schemas) for part in run.parts],
-            schema, key_lower=key_lower, key_upper=key_upper, columns=columns, where=where, batch_rows=batch_rows,
-        )
-        for run in overlapping(inputs, key_lower, key_upper)
-    ]  # fmt: skip
-
-
 class Stored(NamedTuple):
     """Where runs are stored, the schemas of their parts, the schema to read them in, and which rows are wanted.
 
@@ -129,11 +110,19 @@ class Stored(NamedTuple):
         return self.key_lower is None and self.key_upper is None and self.where is None
 
     def streams(self, inputs: Sequence[TaskInput], columns: Sequence[str] | None = None) -> list[Iterator[pa.Table]]:
-        """One stream for each run, of these columns (None: all) with `_time` and `_diff`."""
-        return open_runs(
-            self.blob, self.shard, inputs, self.schemas, self.schema, self.key_lower, self.key_upper,
-            columns=columns, where=self.where, batch_rows=ALONE_ROWS if len(inputs) == 1 else BATCH_ROWS,
-        )  # fmt: skip
+        """One stream of sorted updates for each run, of these columns (None: all) with `_time` and `_diff`.
+
+        Nothing is fetched before it is asked for.
+        """
+        batch_rows = ALONE_ROWS if len(inputs) == 1 else BATCH_ROWS
+        return [
+            open_run(
+                [source_of(self.blob, self.shard, part, run, self.schemas) for part in run.parts],
+                self.schema, key_lower=self.key_lower, key_upper=self.key_upper, columns=columns, where=self.where,
+                batch_rows=batch_rows,
+            )
+            for run in overlapping(inputs, self.key_lower, self.key_upper)
+        ]  # fmt: skip
 
     def sums(self, inputs: Sequence[TaskInput]) -> Sums:
         """The sums over the updates, read in bounded memory. Raises Damage if a part is not what was written."""
@@ -283,5 +272,134 @@ def read_updates(
 ) -> Iterator[pa.Table]:
     """The updates of these batches with times in `[lower, upper)`, as they are: run after run."""
     inputs = inputs_of(batches, lower, upper)
-    for run in open_runs(blob, shard, inputs, schemas, schema):
+    for run in Stored(blob, shard, schemas, schema).streams(inputs):
         yield from run
+
+
+Prefetch = Callable[[Iterable[tuple[int, int]]], None]
+"""Fetches byte ranges of the object at once."""
+
+
+MANY_ROWS = 1 << 14
+"""In a part of so many rows, text that repeats stays encoded, as few rows of a row group are wanted. Of smaller ones,
+finding out what repeats costs more."""
+
+
+class _Hit(NamedTuple):
+    """A row group that holds some of the keys: in which rows, and the key columns of those."""
+
+    group: int
+    rows: Rows
+    keys: pa.Table
+
+
+def find_rows(file: PartFile, keys: Keys, prefetch: Prefetch | None = None, spread: Spread | None = None) -> pa.Table:
+    """The rows of a part that have one of the keys, in canonical order, with the columns that the file was opened for.
+
+    `prefetch` is called with the bytes that are about to be read: first the key columns of the row groups that can
+    hold a key, then the other columns of those that do. `spread` is a pool's `map`, to read
+    row groups in parallel.
+    """
+    names, rest = file.key_columns()
+    chosen = [
+        (group, within) for group, (least, most) in enumerate(file.bounds) if len(within := keys.between(least, most))
+    ]
+    # A row group that is alone is read by all columns in parallel instead.
+    use_threads, each = spread is not None and len(chosen) < 2, map if spread is None or len(chosen) < 2 else spread
+
+    def look(wanted: tuple[int, Keys]) -> _Hit:
+        group, within = wanted
+        table = file.read_group(group, names, use_threads=use_threads)
+        rows = within.find(table)
+        return _Hit(group, rows, plain_table(take(table, rows)))
+
+    _ahead(prefetch, file, [group for group, _ in chosen], names)
+    hits = [hit for hit in each(look, chosen) if hit.rows.size]
+    _ahead(prefetch, file, [hit.group for hit in hits], rest)
+    found = each(lambda hit: _whole(hit, file.read_group(hit.group, rest, use_threads=use_threads)), hits)
+    return file.conformed(list(found))
+
+
+def _ahead(prefetch: Prefetch | None, file: PartFile, groups: Sequence[int], names: Sequence[str]) -> None:
+    if prefetch is not None and groups:
+        prefetch(file.column_ranges(groups, names))
+
+
+def _whole(hit: _Hit, rest: pa.Table) -> pa.Table:
+    """The rows of a hit with all columns; `rest` has the other columns of the whole row group."""
+    taken = plain_table(take(rest, hit.rows))
+    fields = [*hit.keys.schema, *taken.schema]
+    return pa.table([*hit.keys.columns, *taken.columns], schema=pa.schema(fields))
+
+
+def holding(inputs: Sequence[TaskInput], keys: Keys) -> tuple[TaskInput, ...]:
+    """The same runs without the parts that can hold none of the keys."""
+    kept = []
+    for run in inputs:
+        parts = tuple([part for part in run.parts if keys.any_between(part.key_lower, part.key_upper)])
+        if parts:
+            kept.append(run if len(parts) == len(run.parts) else TaskInput(parts, run.lower, run.upper))
+    return tuple(kept)
+
+
+def look_up(
+    stored: Stored, inputs: Sequence[TaskInput], keys: Keys, columns: Sequence[str] | None, pool: Executor
+) -> pa.Table:
+    """All updates that have one of the keys, without their times, run after run; each run's in canonical order.
+
+    `columns` are the wanted ones (None: all). Key columns and `_diff` always come along.
+    """
+    wanted = None if columns is None else [*stored.schema.key_names, *columns]
+    target = stored.schema.contents
+    if wanted is not None:
+        target = pa.schema([field for field in target if field.name in {*wanted, target.names[-1]}])
+    pairs = [(run, part) for run in holding(inputs, keys) for part in run.parts]
+    # The pool's `map` is not for the pool's threads, which would wait for each other. So the heaviest part, mostly the
+    # base of all, is looked through by this thread, which gives its row groups to the pool. So is what is inline, which
+    # is here already and a row or two: another thread would take longer to be told of it.
+    objects = [place for place, (_, part) in enumerate(pairs) if part.inline is None]
+    heaviest = max(objects, key=lambda place: pairs[place][1].rows, default=None)
+
+    def look(places: Iterable[int], parallel: Spread | None = None) -> list[tuple[int, pa.Table]]:
+        return [(place, _of_part(stored, *pairs[place], keys, wanted, parallel)) for place in places]
+
+    light = shares((place for place in objects if place != heaviest), lambda at: pairs[at][1:], pool)
+    under_way = [pool.submit(look, places) for places in light]
+    found = dict(look(place for place, (_, part) in enumerate(pairs) if part.inline is not None))
+    found.update([] if heaviest is None else look([heaviest], pool.map))
+    found.update(chain.from_iterable(future.result() for future in under_way))
+    tables = [found[place].select(target.names) for place in range(len(pairs))]
+    return pa.concat_tables([empty_table(target), *tables])
+
+
+def _of_part(
+    stored: Stored, run: TaskInput, part: Part, keys: Keys, columns: Sequence[str] | None, parallel: Spread | None
+) -> pa.Table:
+    source = source_of(stored.blob, stored.shard, part, run, stored.schemas)
+    times = source.time_lower is not None or source.time_upper is not None
+    # Where both bounds are the same key, it is that of all rows, and one of the wanted ones, as the part was kept.
+    is_whole = part.key_lower == part.key_upper
+    keys = keys if is_whole else keys.between(part.key_lower, part.key_upper)
+    repeats = part.rows >= MANY_ROWS
+    if part.inline is not None:
+        table = decode_inline(source.key, part.inline, source.schema, stored.schema, columns=columns, at=part.at)
+        found = table if is_whole else take(table, keys.find(table))
+    elif part.size <= CHUNK:
+        data = source.fetch(0, part.size)
+        file = open_part(
+            source.key,
+            data,
+            part.digests,
+            stored.schema,
+            columns=columns,
+            times=times,
+            at=part.at,
+            dictionaries=repeats,
+        )
+        found = find_rows(file, keys, None, parallel)
+    else:
+        reader = ChunkedReader(source.key, source.size, source.digests, source.fetch, parallel=parallel or map)
+        file = PartFile(source.key, reader, stored.schema, columns, times=times, at=part.at, dictionaries=repeats)
+        found = find_rows(file, keys, reader.prefetch, parallel)
+    found = within(found, source.time_lower, source.time_upper)
+    return found.drop_columns([TIME]) if TIME in found.schema.names else found

@@ -157,7 +157,7 @@ class Simulation:
     def run(self, most_steps: int, on_crash: Callable[[Actor], None]) -> None:
         """Run until all actors are done; from `most_steps` on without faults. Raises NotFinished if it takes too long.
 
-        SUBTLE: the collector of cyclic garbage is off. It runs finalizers when it likes, and those of handles retire
+        The collector of cyclic garbage is off. It runs finalizers when it likes, and those of handles retire
         their ids: the same seed would not give the same history.
         """
         gc.disable()

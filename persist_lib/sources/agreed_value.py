@@ -13,14 +13,14 @@ from functools import cached_property
 import pyarrow as pa
 
 from persist_lib.catalog.metadata_shard import finish_shard, unheld
-from persist_lib.catalog.names import OF_SOURCES
+from persist_lib.catalog.records import OF_SOURCES
 from persist_lib.client import Client
 from persist_lib.errors import Determinate, HoldConflict, NotFound, ShardFinished, UpperMismatch
 from persist_lib.schema.schema import DIFF, TIME, Schema
 from persist_lib.sources.protocol import HOLD
 
 SCHEMA = Schema(key={"number": "int64 not null"}, value={"bytes": "binary not null"})
-"""SUBTLE: not unique, which one append is by itself: to check it, all of the append would be held in memory.
+"""Not unique, which one append is by itself: to check it, all of the append would be held in memory.
 
 Those that an earlier release made are.
 """

@@ -125,7 +125,7 @@ def _unread(found: SourceDescription, news: News | None) -> Alert:
         return Alert("unread", False, f"the upstream could not be read: {news.says}")
     unread: Mapping[str, str] = found.unread
     if news is not None and news.state in {"none", "new"}:
-        # SUBTLE: a look stops at the first that is new. What it did not come to is as the last instance said.
+        # A look stops at the first that is new. What it did not come to is as the last instance said.
         unread = news.unread if news.state == "none" else {**unread, **news.unread}
     if not unread:
         return Alert("unread", True, "all that is there is read", 0)

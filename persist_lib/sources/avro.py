@@ -132,7 +132,7 @@ def read_from(stream: BytesIO, writer: Any, reading: Any = None) -> Any:
     try:
         return fastavro.schemaless_reader(stream, writer, reading)
     except Exception as error:
-        # SUBTLE: without addresses in memory. A reason is a row of the source's errors, which every instance has to
+        # Without addresses in memory. A reason is a row of the source's errors, which every instance has to
         # write alike.
         why = _ADDRESS.sub("the message", f"{type(error).__name__} {error}")
         raise Refused(f"it is not what its schema says: {why}".strip()[:500]) from error

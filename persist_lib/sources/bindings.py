@@ -6,7 +6,7 @@ A binding (partition, first address not covered) holds from its time on, and ret
 message belongs to the first time whose binding covers it. Times below the shard's upper are settled: no message will
 ever be added to them.
 
-SUBTLE: a minter proposes, and the shard decides. So nothing here answers what was proposed: callers read it back.
+A minter proposes, and the shard decides. So nothing here answers what was proposed: callers read it back.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist_lib.catalog.metadata_shard import append_once, out_of_time, unheld
-from persist_lib.catalog.names import OF_SOURCES
+from persist_lib.catalog.records import OF_SOURCES
 from persist_lib.client import Client
 from persist_lib.errors import Corrupt, InvalidUsage, SinceViolation, UpperMismatch
 from persist_lib.kernel.columns import array_of, integers, plain
 from persist_lib.kernel.order import take
-from persist_lib.relation.next_time import store_time
 from persist_lib.relation.reader import ReadHandle
+from persist_lib.relation.registration import store_time
 from persist_lib.relation.writer import WriteHandle
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import DIFF, TIME, TIME_FIELD, Schema

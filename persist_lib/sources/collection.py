@@ -16,10 +16,9 @@ import numpy as np
 import pyarrow as pa
 
 from persist_lib.catalog.answers import integer_times, updates_between
-from persist_lib.catalog.names import HOLD as COLLECTION
-from persist_lib.catalog.names import parse_collection_name, rendition_shard
 from persist_lib.catalog.reader import RenditionReader
-from persist_lib.catalog.records import schema_form
+from persist_lib.catalog.records import HOLD as COLLECTION
+from persist_lib.catalog.records import parse_collection_name, rendition_shard, schema_form
 from persist_lib.client import Client
 from persist_lib.config import MIB
 from persist_lib.errors import Gone, HoldConflict, InvalidUsage, NotFound, SinceViolation

@@ -16,7 +16,7 @@ from persist_lib.catalog import records
 from persist_lib.catalog.collection_arguments import MOST_SHARDS, parse_retention
 from persist_lib.catalog.describe import Owners
 from persist_lib.catalog.metadata_shard import Bodies, Row, finish_shard
-from persist_lib.catalog.names import OF_SOURCES
+from persist_lib.catalog.records import OF_SOURCES
 from persist_lib.client import Client
 from persist_lib.errors import Corrupt, Determinate, HoldConflict, InvalidUsage, NotFound, ShardFinished, SinceViolation
 from persist_lib.runtime.ambient import Deadline
@@ -200,7 +200,7 @@ class Declared:
             for name, record in decide(sources).items():
                 old = sources.get(name)
                 if old is not None and old != record:
-                    # SUBTLE: as it is stored. msgspec leaves a default out or not, by which of equal texts it is.
+                    # As it is stored. msgspec leaves a default out or not, by which of equal texts it is.
                     found.append({"name": name, "body": bodies[name], DIFF: -1})
                 if record is not None and old != record:
                     found.append({"name": name, "body": encode(record), DIFF: 1})

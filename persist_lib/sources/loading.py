@@ -24,9 +24,9 @@ from persist_lib.client import Client
 from persist_lib.client import open as open_client
 from persist_lib.config import Config
 from persist_lib.errors import Gone, InvalidUsage
+from persist_lib.kernel.columns import packed, unpacked
 from persist_lib.kernel.fingerprint import hash_rows
 from persist_lib.kernel.order import take
-from persist_lib.kernel.packing import packed, unpacked
 from persist_lib.runtime.ambient import Deadline, Runtime
 from persist_lib.schema.schema import Schema
 from persist_lib.sources.bindings import Bound, Marks, Window, read_parts, schemas_of, windows
@@ -168,7 +168,7 @@ def pieces(schema: Schema, rows: pa.Table, buckets: int, place: int) -> Iterator
 
 def client_of(work: Work) -> Client:
     """The location, opened once in each process. It is never closed, and has no thread."""
-    # SUBTLE: by process, as Spark forks its workers, and a fork must not use its parent's connections.
+    # By process, as Spark forks its workers, and a fork must not use its parent's connections.
     return _client(os.getpid(), work.url, work.consensus_url, work.config.model_dump_json())
 
 

@@ -280,7 +280,7 @@ class SourceRecord(Declaration, frozen=True, kw_only=True, omit_defaults=True):
         if self.tables:
             return changed(self, known=dict(found))
         table = next(iter(found.values()), None)
-        # SUBTLE: it may have lost its key since it was declared.
+        # It may have lost its key since it was declared.
         return changed(self, table=table, v=OF_TABLES if table is not None and table.keyless else self.v)
 
     def pipeline(self) -> Pipeline:

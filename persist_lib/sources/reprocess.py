@@ -109,7 +109,7 @@ class Mending(Beside):
 class Ahead(Beside):
     """Keeps messages ahead of what is decoded of them: it writes NAME/raw alone, which depends on no recipe.
 
-    SUBTLE: instances promise the output up to where they are about to write it, so what is filled from raw would never
+    Instances promise the output up to where they are about to write it, so what is filled from raw would never
     be beyond the earliest handover, if raw did not go beyond that.
     """
 
@@ -287,7 +287,7 @@ def finish(sources: Sources, record: SourceRecord, deadline: Deadline) -> int:
                     raise
                 deadline.pause(PAUSE_S)
         fill(mending, deadline, at)
-    # SUBTLE: both collections are level before the errors follow, and no instance decodes by the recipe before that.
+    # Both collections are level before the errors follow, and no instance decodes by the recipe before that.
     with closing(Mending(controller, record, owner, until=at)) as before:
         fill(before, deadline, at - 1)
     controller.hand_over(

@@ -17,8 +17,8 @@ import msgspec
 import pyarrow as pa
 
 from persist_lib.arguments import parse_seconds
-from persist_lib.catalog.multi_append import append_staged, open_stage
 from persist_lib.catalog.staging import CollectionStage, CollectionStaged
+from persist_lib.catalog.writer import append_staged, open_stage
 from persist_lib.config import MIB
 from persist_lib.errors import (
     Determinate,
@@ -363,7 +363,7 @@ class Ingestion:
     def _move_holds(self, time: int) -> None:
         """Let the source's holds follow t, the bindings' last: they say what the upstream may forget.
 
-        SUBTLE: t only goes up, as it is a least upper. So whichever instance moves a hold, it may; a late one
+        T only goes up, as it is a least upper. So whichever instance moves a hold, it may; a late one
         is refused, which does no harm. The fence is another one once the source was reset or dropped.
         """
         since = max(0, time - 1)

@@ -11,7 +11,7 @@ import msgspec
 
 from persist_lib.arguments import parse_seconds, parse_text
 from persist_lib.catalog.describe import Description
-from persist_lib.catalog.names import parse_collection_name, parse_command_id
+from persist_lib.catalog.records import parse_collection_name, parse_command_id
 from persist_lib.errors import NameTaken, NotFound, PersistError
 from persist_lib.runtime.ambient import Backoff, Deadline
 from persist_lib.schema.schema import Schema

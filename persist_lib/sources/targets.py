@@ -8,9 +8,9 @@ import pyarrow as pa
 
 from persist_lib.arguments import shown
 from persist_lib.catalog.answers import CollectionSnapshot
-from persist_lib.catalog.partition_rows import routed
 from persist_lib.catalog.reader import RenditionReader, inner_of
 from persist_lib.catalog.records import RenditionRecord
+from persist_lib.catalog.renditions import routed
 from persist_lib.catalog.writer import CollectionWriter, place_of, promise
 from persist_lib.errors import Diverged, NotFound
 from persist_lib.format.parts import within
@@ -105,7 +105,7 @@ class Target:
         for name, checked in self._checked.items():
             version = self._controller.client.machine(name).version
             others = set(version.state.writers) - {place_of(self.writer, name).id}
-            # SUBTLE: an append needs a writer's registration, whose end is a transition too. So one that appended
+            # An append needs a writer's registration, whose end is a transition too. So one that appended
             # since the check is registered still, or has left more than one transition.
             if others or version.seqno > checked + 1:
                 self._said = "Another instance was first at these times, and this one may have written others"

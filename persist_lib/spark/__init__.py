@@ -51,14 +51,14 @@ def catalog_conf(location: str | None = None, name: str = "lake", **options: obj
     Without `location` it is that of PERSIST_LOCATION. Raises InvalidUsage for a name that Spark uses otherwise.
     """
     from persist_lib.spark.options import as_texts  # noqa: PLC0415
-    from persist_lib.spark.sql_catalog.conf import conf  # noqa: PLC0415
+    from persist_lib.spark.source import conf  # noqa: PLC0415
 
     return conf(location, name, as_texts(options))
 
 
 def catalog_jar() -> str:
     """The path of the catalog's jar, for `spark-submit --jars` and `ADD JAR`."""
-    from persist_lib.spark.sql_catalog.conf import JAR  # noqa: PLC0415
+    from persist_lib.spark.source import JAR  # noqa: PLC0415
 
     return str(JAR)
 

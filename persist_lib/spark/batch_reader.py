@@ -272,7 +272,7 @@ class PushingReader(Reader):
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
         """Use what can be used, and let Spark apply all of them once more.
 
-        SUBTLE: Spark 4.3 keeps what was planned with these filters for its DataFrame, and reads it again for another
+        Spark 4.3 keeps what was planned with these filters for its DataFrame, and reads it again for another
         query of the same DataFrame that has other filters or none, and for the other side of a self-join. That query
         loses rows. So this is only for a DataFrame that one query uses once.
         """

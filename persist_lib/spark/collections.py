@@ -22,16 +22,14 @@ from persist_lib.catalog.controller import Controller
 from persist_lib.catalog.difference_cache import difference
 from persist_lib.catalog.reader import RenditionReader
 from persist_lib.catalog.records import CollectionRecord
-from persist_lib.catalog.renditions import Span, Timeline
-from persist_lib.catalog.schema_compat import check_additive
+from persist_lib.catalog.renditions import Span, Timeline, check_additive
 from persist_lib.client import Client, timelines_of
 from persist_lib.core.plan.compaction import TaskInput
 from persist_lib.errors import LeaseExpired, NotComplete, NotFound, ShardFinished
 from persist_lib.format.predicate import Where
 from persist_lib.frontier import Antichain
 from persist_lib.relation.reader import ReadHandle
-from persist_lib.relation.row_selection import KeyRange
-from persist_lib.relation.view import widened
+from persist_lib.relation.row_selection import KeyRange, widened
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import DIFF, TIME, Schema
 from persist_lib.spark.slices import (

@@ -111,7 +111,7 @@ class Holding:
     def begin(self, position: Position) -> str:
         """Keep what a stream needs that starts at a position, and return the name of its hold.
 
-        SUBTLE: a name that is drawn here is not known elsewhere before Spark has noted the first offset. If the query
+        A name that is drawn here is not known elsewhere before Spark has noted the first offset. If the query
         died first, its hold would stay for ever. So a lease keeps the history until the first batch is planned: then
         `check` makes the hold. A hold with a given name is made at once, and the next start of a query that died takes
         it over.

@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import Self
 
 from persist_lib.arguments import did_you_mean, parse_seconds, shown
-from persist_lib.catalog.names import parse_collection_name
+from persist_lib.catalog.records import parse_collection_name
 from persist_lib.client import Client
 from persist_lib.client import open as open_client
 from persist_lib.config import Config

@@ -13,7 +13,7 @@ from persist_lib.convert.by_key import without_times
 from persist_lib.convert.filling import Filling
 from persist_lib.errors import InvalidUsage
 from persist_lib.relation.differences import DELETE
-from persist_lib.relation.row_selection import added_up
+from persist_lib.relation.row_selection import summed
 from persist_lib.relation.statements import Apply, Done, Insert, Restore
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.schema.schema import DIFF, TIME, Schema
@@ -88,7 +88,7 @@ class RowsWriter:
         return self._execute(lambda schema: Apply(self._table, schema, upserts, deletes, filling=self._filling()))
 
     def overwrite_staged(self, staged: Sequence[StagedRows], *, producer: object) -> Done:  # noqa: ARG002
-        rows = added_up(self._schema, self._read(staged))
+        rows = summed(self._schema, self._read(staged))
         return self._execute(lambda schema: Restore(self._table, schema, rows))
 
     def _filling(self) -> Filling:

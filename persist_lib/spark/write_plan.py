@@ -25,7 +25,7 @@ from pyspark.sql.types import BooleanType, NullType, StructType
 from persist_lib.arguments import did_you_mean, shown
 from persist_lib.catalog import CollectionWriter, Controller
 from persist_lib.catalog.records import CollectionRecord
-from persist_lib.catalog.schema_compat import is_additive
+from persist_lib.catalog.renditions import is_additive
 from persist_lib.catalog.staging import CollectionStaged, CollectionTicket
 from persist_lib.catalog.writer import fetch_schema
 from persist_lib.catalog.writing import Written

@@ -29,15 +29,15 @@ from persist_lib.errors import (
 from persist_lib.frontier import MINIMUM, Antichain
 from persist_lib.ids import SeqNo, ShardId
 from persist_lib.location.wrap.spending import Spending
-from persist_lib.relation.append_many import Append, append_together
 from persist_lib.relation.append_queue import Answer, Outbox, one_by_one
 from persist_lib.relation.appends import Appended, AppendFuture, Pending, copied
 from persist_lib.relation.registration import timed_out
+from persist_lib.relation.writer import Append, append_together
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.runtime.forks import Stage, enrol
 from persist_lib.runtime.threads import is_ending
 from persist_lib.shard.commit import Wanted
-from persist_lib.shard.in_doubt import until_decided
+from persist_lib.shard.committer import until_decided
 from persist_lib.streams.lock import WriterLock, commit_together, hold_command
 from persist_lib.streams.stream_state import Call, Op, Step, Stream, plan
 

@@ -24,7 +24,7 @@ from persist_lib.location.open import Place, open_location
 from persist_lib.location.wrap.around import AroundConsensus
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.runtime.forks import Stage, enrol
-from persist_lib.runtime.resource import Resource
+from persist_lib.runtime.threads import Resource
 from persist_lib.schema.schema import Schema
 from persist_lib.streams.committer import Committer
 from persist_lib.streams.lock import ENCODING, HOLD, WriterLock, fence, fetch_lock

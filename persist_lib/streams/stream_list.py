@@ -11,9 +11,8 @@ from persist_lib.client import Client
 from persist_lib.core.holds import layer_of
 from persist_lib.errors import Corrupt, InvalidName, NewerFormat
 from persist_lib.ids import NAME, parse_shard_id
-from persist_lib.relation.append_many import Append, append_together
 from persist_lib.relation.reader import ReadHandle
-from persist_lib.relation.writer import WriteHandle
+from persist_lib.relation.writer import Append, WriteHandle, append_together
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import DIFF, TIME, Schema
 from persist_lib.shard.commit import Wanted

@@ -28,7 +28,7 @@ from persist_lib.relation.snapshot import Snapshot, snapshot_known
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.runtime.follow import Follow
 from persist_lib.runtime.forks import Stage, enrol
-from persist_lib.runtime.resource import Resource
+from persist_lib.runtime.threads import Resource
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import DIFF, Schema
 from persist_lib.streams.committer import Committer, deadline_of

@@ -21,7 +21,7 @@ from persist_lib.frontier import Antichain
 from persist_lib.relation.appends import Appended
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.runtime.forks import Stage, enrol
-from persist_lib.runtime.resource import Resource
+from persist_lib.runtime.threads import Resource
 from persist_lib.schema.schema import Schema, check_schema
 from persist_lib.shard.commit import Wanted
 from persist_lib.shard.schemas import schema_id

@@ -24,12 +24,11 @@ from persist_lib.frontier import MAX_TIME, Antichain, at
 from persist_lib.ids import MOST_SEQUENCE
 from persist_lib.kernel.columns import array_of
 from persist_lib.kernel.consolidate import I64_MIN, consolidate
-from persist_lib.relation.append_many import Append
 from persist_lib.relation.appends import Pending
 from persist_lib.relation.changes import changes_known
 from persist_lib.relation.conversions import selected
 from persist_lib.relation.reader import ReadHandle
-from persist_lib.relation.writer import WriteHandle
+from persist_lib.relation.writer import Append, WriteHandle
 from persist_lib.schema.schema import DIFF, TIME, Column, Schema
 from persist_lib.shard.commit import Machine
 from persist_lib.shard.schemas import schema_id

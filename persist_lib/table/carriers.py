@@ -14,8 +14,8 @@ from persist_lib.catalog import publications
 from persist_lib.catalog.collection_arguments import parse_hold, parse_retention
 from persist_lib.catalog.copies import HOLDS
 from persist_lib.catalog.deleted_keys import no_carrier, parse_span
-from persist_lib.catalog.names import HOLD, rendition_shard
 from persist_lib.catalog.reader import inner_of
+from persist_lib.catalog.records import HOLD, rendition_shard
 from persist_lib.catalog.wal import has_wal, wal_shard
 from persist_lib.core import commands as c
 from persist_lib.core.cost import Cost
@@ -32,9 +32,8 @@ from persist_lib.maintain.duties import Maintained
 from persist_lib.maintain.publish.shards import lone
 from persist_lib.maintain.publish.steps import Format, Published, Withdrawn, publish_shard, withdraw
 from persist_lib.maintain.worker import Worker
-from persist_lib.relation.row_selection import Asked
+from persist_lib.relation.row_selection import Asked, recast
 from persist_lib.relation.statements import Done, Restore
-from persist_lib.relation.view import recast
 from persist_lib.runtime.each import Each
 from persist_lib.schema.evolution import adopted, changes_between
 from persist_lib.schema.schema import Schema, comes_before

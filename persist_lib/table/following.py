@@ -84,7 +84,7 @@ class Continuing(Listener):
         try:
             return call(self._now)
         except MemberOf:
-            # SUBTLE: what was delivered ends with a progress, as the next step begins with a look at the shard.
+            # What was delivered ends with a progress, as the next step begins with a look at the shard.
             time = self._now.frontier.time
             following = self._listen(MAX_TIME if time is None else time - 1)
         former, self._now = self._now, following

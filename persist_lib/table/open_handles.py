@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Weak = dict[int, weakref.ref[Any]]
-"""Objects while they are there. SUBTLE: a WeakSet may not be gone through while another thread adds to it."""
+"""Objects while they are there. A WeakSet may not be gone through while another thread adds to it."""
 OPEN: Weak = {}
 """All that have handles, or had: what gives history up lets go of what others of the same client do not need."""
 
@@ -51,7 +51,7 @@ class OpenHandles(Carrier):
         def tick() -> None:
             if (carrier := self_()) is not None:
                 carrier.let_go()
-            else:  # SUBTLE: here and not in a finalizer, which may come while this thread has the lock of the leases
+            else:  # here and not in a finalizer, which may come while this thread has the lock of the leases
                 leases.every_tick(key, None)
 
         _remember(OPEN, self)
@@ -125,7 +125,7 @@ class OpenHandles(Carrier):
 
     def _handle(self, purpose: str) -> Any:
         if (handle := self._handles.get(purpose)) is None:
-            # SUBTLE: this takes no lock, as a fork could happen while another thread holds it. Of two that open one at
+            # This takes no lock, as a fork could happen while another thread holds it. Of two that open one at
             # once, both get the first one.
             opened = self._open(purpose)
             handle = self._handles.setdefault(purpose, opened)

@@ -7,8 +7,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from persist_lib.catalog.catalog import Catalog, Contents, has_shard
-from persist_lib.catalog.names import parse_collection_name
-from persist_lib.catalog.parallel import at_once
+from persist_lib.catalog.metadata_shard import at_once
+from persist_lib.catalog.records import parse_collection_name
 from persist_lib.core.holds import is_table, layer_of
 from persist_lib.core.refusals import OfLayer
 from persist_lib.errors import NameTaken, NotAllowed, NotFound, SchemaMismatch

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from persist_lib.arguments import check_callable, not_pickled, parse_flag, parse_integer, parse_seconds
 from persist_lib.catalog.collection_arguments import MOST_SHARDS
-from persist_lib.catalog.names import parse_collection_name
 from persist_lib.catalog.promotion import parse_losing, parse_timeline
+from persist_lib.catalog.records import parse_collection_name
 from persist_lib.convert.filling import Filling
 from persist_lib.core.pins import MOST_KEPT
 from persist_lib.errors import InvalidUsage, MemberOf
@@ -26,7 +26,7 @@ from persist_lib.frontier import MAX_TIME, TOP
 from persist_lib.maintain.publish.steps import Published, Withdrawn, parse_format
 from persist_lib.relation.row_selection import Asked
 from persist_lib.relation.statements import Apply, Change, Delete, Done, Update, Upsert
-from persist_lib.runtime.resource import Resource
+from persist_lib.runtime.threads import Resource
 from persist_lib.schema.schema import Schema, check_schema, with_times
 from persist_lib.table.carrier import Carrier, Make, TableDescription
 from persist_lib.table.following import Continuing, counted_by_time, kept_changes
@@ -90,7 +90,7 @@ class Table(Resource):
 
         Raises ConstraintViolated where the schema has a constraint that would not hold, and TimedOut after `timeout`
         seconds; then nothing was written. After Indeterminate, call again with the `token` that the error carries, and
-        the same rows: they are added once. SUBTLE: without it they may be added twice. With `dry_run` nothing is
+        the same rows: they are added once. Without it they may be added twice. With `dry_run` nothing is
         written.
         """
         dry_run = parse_flag(dry_run, "dry_run")

@@ -27,7 +27,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from persist_lib.runtime.resource import Resource
+from persist_lib.runtime.threads import Resource
 
 START_S = 30.0
 HERE = Path(__file__).parent

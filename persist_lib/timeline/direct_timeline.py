@@ -17,9 +17,8 @@ from persist_lib.catalog.writer import CollectionWriter, append_on
 from persist_lib.errors import Indeterminate, InvalidUsage, SinceViolation, UpperMismatch
 from persist_lib.frontier import at
 from persist_lib.kernel.columns import at_time
-from persist_lib.relation.next_time import Named
-from persist_lib.relation.row_selection import RowSelection
-from persist_lib.relation.view import recast
+from persist_lib.relation.registration import Named
+from persist_lib.relation.row_selection import RowSelection, recast
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import comes_before
 from persist_lib.timeline.table_snapshot import TableSnapshot, in_memory

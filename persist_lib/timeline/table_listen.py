@@ -34,7 +34,7 @@ class TableListen(Listener):
         self, line: Line, name: str, as_of: int, until: Antichain, timeout_s: float | None, schema: Schema | None
     ) -> None:  # fmt: skip
         self._line, self._pins = line, line.pinned(max(as_of, 0))
-        self._pins.__enter__()  # SUBTLE: first, as a view lets go of what is not pinned
+        self._pins.__enter__()  # first, as a view lets go of what is not pinned
         line.look()
         self._view = line.view(name, schema)
         super().__init__(self._view.reader, as_of, until, timeout_s)

@@ -8,9 +8,8 @@ import pyarrow as pa
 
 from persist_lib.location.wrap.spending import Spending
 from persist_lib.relation.held import Named
-from persist_lib.relation.row_selection import RowSelection
+from persist_lib.relation.row_selection import RowSelection, View
 from persist_lib.relation.snapshot import MemoryContents, PlaceContents, SnapshotOf
-from persist_lib.relation.view import View
 from persist_lib.runtime.ambient import Runtime
 
 

@@ -14,8 +14,7 @@ from persist_lib.catalog.controller import New, create_table
 from persist_lib.catalog.deleted_keys import KeepDeletes, no_carrier, parse_keeping, parse_kept
 from persist_lib.catalog.describe import Description, Tended
 from persist_lib.catalog.effects import settle
-from persist_lib.catalog.names import parse_collection_name
-from persist_lib.catalog.records import Mode, TableMode
+from persist_lib.catalog.records import Mode, TableMode, parse_collection_name
 from persist_lib.convert.filling import Filling
 from persist_lib.errors import InvalidUsage
 from persist_lib.frontier import TOP
@@ -24,12 +23,12 @@ from persist_lib.location.wrap.spending import Spending
 from persist_lib.relation import held
 from persist_lib.relation.changes import Changes, MemoryUpdates
 from persist_lib.relation.listen import Updates
-from persist_lib.relation.next_time import Named, bounds_of, since_of
 from persist_lib.relation.reader import PURPOSE_LETTERS
+from persist_lib.relation.registration import Named, bounds_of, since_of
 from persist_lib.relation.row_selection import Asked, ReadArguments, RowSelection
 from persist_lib.relation.statements import Change, Delete, Done, Insert, Statement, Update, Upsert
 from persist_lib.runtime.ambient import Deadline
-from persist_lib.runtime.resource import Resource
+from persist_lib.runtime.threads import Resource
 from persist_lib.schema.evolution import fresh, named_as
 from persist_lib.schema.schema import Schema, check_schema, comes_before, with_times
 from persist_lib.timeline.table_listen import TableListen

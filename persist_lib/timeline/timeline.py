@@ -34,12 +34,12 @@ from persist_lib.errors import (
 from persist_lib.frontier import at
 from persist_lib.ids import SeqNo
 from persist_lib.relation.deleted_keys import Keeping
-from persist_lib.relation.next_time import Named, bounds_of, store_time
+from persist_lib.relation.registration import Named, bounds_of, store_time
 from persist_lib.relation.row_selection import RowSelection
 from persist_lib.relation.snapshot import PlaceContents
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import Schema, comes_before
-from persist_lib.shard.in_doubt import until_decided
+from persist_lib.shard.committer import until_decided
 from persist_lib.shard.outcomes import find_placed
 from persist_lib.timeline.table_snapshot import TableSnapshot
 from persist_lib.timeline.view import Heads, View, pause
@@ -167,7 +167,7 @@ class Line(ABC):
         """The time that a read is of, once the timeline has passed it. Raises NotComplete.
 
         Where this client may write, and the time is not beyond the store's clock, an empty append completes all times
-        up to that clock, so that the next such reads find them complete. SUBTLE: never the older contents instead, as a
+        up to that clock, so that the next such reads find them complete. Never the older contents instead, as a
         write at the time that was asked for may follow, and the answer would be another one.
         """
         reached, time = self.read_time(deadline), asked.time

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeVar
 
 from persist_lib.catalog.catalog import Catalog, Changes, Contents, setting
-from persist_lib.catalog.names import parse_collection_name
-from persist_lib.catalog.records import TableMode, TimelineRecord
+from persist_lib.catalog.records import TableMode, TimelineRecord, parse_collection_name
 from persist_lib.catalog.wal import make_wal, minted_timeline
 from persist_lib.errors import InvalidUsage
 from persist_lib.runtime.ambient import Deadline

@@ -12,15 +12,13 @@ import pyarrow as pa
 from persist_lib.arguments import not_pickled
 from persist_lib.convert.filling import Filling
 from persist_lib.errors import InvalidUsage, WriteConflict
-from persist_lib.kernel.by_key import Counts
-from persist_lib.kernel.keyset import Keys
+from persist_lib.kernel.keyset import Counts, Keys
 from persist_lib.kernel.order import take
 from persist_lib.location.wrap.spending import Spending
 from persist_lib.relation.deleted_keys import kept, keyed
 from persist_lib.relation.row_selection import Asked as Wanted
-from persist_lib.relation.row_selection import ReadArguments, RowSelection, added_up
+from persist_lib.relation.row_selection import ReadArguments, RowSelection, recast, summed
 from persist_lib.relation.statements import Apply, Change, Delete, Done, Insert, Statement, Update, Upsert
-from persist_lib.relation.view import recast
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.evolution import named_as
@@ -83,7 +81,7 @@ def run(line: Line, view: View, statement: Statement, deadline: Deadline, *, dry
                     if more is None:
                         old = line.contents(view, as_of, mine, deadline)
                     elif more.num_rows:
-                        old = added_up(mine.schema, old, more)
+                        old = summed(mine.schema, old, more)
                     read = mine.schema
                 seen = as_of
                 pins.close()
@@ -218,7 +216,7 @@ class Transaction:
         asked = _asked(self._line, view, statement, old, self._contents)
         for of, rows in asked.changes:
             was, before = self._pending.get(of.id, (of, rows.slice(0, 0)))
-            self._pending[of.id] = of, added_up(of.whole, recast(before, was.whole, of.whole), rows)
+            self._pending[of.id] = of, summed(of.whole, recast(before, was.whole, of.whole), rows)
         for of, keys in asked.looked:
             known = self._looked.get(of.id, (of, keys.slice(0, 0)))[1]
             self._looked[of.id] = of, pa.concat_tables([known, keys])
@@ -236,9 +234,9 @@ class Transaction:
         pending = self._pending.get(view.id)
         if pending is None:
             return rows
-        # SUBTLE: columns that came since have their default in it, as in all that this transaction sees.
+        # Columns that came since have their default in it, as in all that this transaction sees.
         mine = recast(pending[1], pending[0].whole, wanted.schema)
-        return added_up(wanted.schema, rows, wanted.kept(added_up(wanted.schema, mine)))
+        return summed(wanted.schema, rows, wanted.kept(summed(wanted.schema, mine)))
 
     def _view(self, table: str) -> View:
         self._check_open()

@@ -14,7 +14,7 @@ from persist_lib.ids import SeqNo
 from persist_lib.relation.changes import changes_known
 from persist_lib.relation.held import kept_of
 from persist_lib.relation.reader import ReadHandle
-from persist_lib.relation.row_selection import RowSelection, added_up
+from persist_lib.relation.row_selection import RowSelection, summed
 from persist_lib.relation.snapshot import PlaceContents
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table
@@ -138,7 +138,7 @@ class View:
         if time < 0:  # nothing was written yet
             return empty_table(wanted.schema.contents)
         parts = [PlaceContents(handle, time, wanted.whole()).to_arrow() for handle in self.handles(span)]
-        return added_up(wanted.schema, *parts)
+        return summed(wanted.schema, *parts)
 
     def changed(self, span: Span, from_: int, to: int, wanted: RowSelection) -> pa.Table:
         """What was added to the wanted rows in `(from_, to]`: contents, to be added up with those as of `from_`."""
@@ -146,7 +146,7 @@ class View:
         for handle in self.handles(span):
             with changes_known(handle, None if from_ < 0 else from_, to) as changes:
                 tables.append(changes.to_arrow().drop_columns([TIME]))
-        return wanted.kept(added_up(wanted.schema, *tables))
+        return wanted.kept(summed(wanted.schema, *tables))
 
     def let_go(self, time: int) -> None:
         """Give up history before a time."""
@@ -179,7 +179,7 @@ class View:
 def needs_settling(span: Span, upper: int) -> bool:
     """Whether a rendition that was handed over to has not come beyond the handover yet.
 
-    SUBTLE: at the handover's time it may be complete, but is not kept as of the time before, so it cannot be read yet.
+    At the handover's time it may be complete, but is not kept as of the time before, so it cannot be read yet.
     """
     return span.start > 0 and upper <= span.start
 

@@ -20,8 +20,7 @@ import pyarrow.compute as pc
 from persist_lib.catalog.catalog import Catalog
 from persist_lib.catalog.effects import is_held_back
 from persist_lib.catalog.metadata_shard import unheld
-from persist_lib.catalog.names import HOLD
-from persist_lib.catalog.records import CollectionRecord, TimelineRecord
+from persist_lib.catalog.records import HOLD, CollectionRecord, TimelineRecord
 from persist_lib.catalog.renditions import Renditions, Span, meet
 from persist_lib.catalog.wal import DROPPED, SCHEMA, wal_shard
 from persist_lib.errors import NotFound, ShardFinished, SinceViolation, UpperMismatch
@@ -227,7 +226,7 @@ def _tables(line: WalLine) -> dict[str, CollectionRecord | None]:
         found = [behind.id for behind in fetch_lag(line.catalog, line.record).tables]
     records = {record.id: record for record in line.tables()}
     if not records.keys() >= set(found):
-        # SUBTLE: the tail may be newer than the catalog that is known. One that is read now is newer than the tail.
+        # The tail may be newer than the catalog that is known. One that is read now is newer than the tail.
         line.catalog.fetch()
         records = {record.id: record for record in line.tables()}
     return {table: records.get(table) for table in found}

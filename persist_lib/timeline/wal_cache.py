@@ -16,8 +16,7 @@ import pyarrow as pa
 from persist_lib.catalog.wal import EVOLVED
 from persist_lib.errors import Corrupt, InvariantViolated
 from persist_lib.format.conform import conform, names_of
-from persist_lib.kernel.columns import integers
-from persist_lib.kernel.packing import packed, unpacked
+from persist_lib.kernel.columns import integers, packed, unpacked
 from persist_lib.schema.schema import DIFF, Schema
 
 CHUNK_ROWS = 8192

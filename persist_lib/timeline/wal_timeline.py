@@ -14,8 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist_lib.catalog.catalog import Catalog
-from persist_lib.catalog.names import HOLD, LAYER
-from persist_lib.catalog.records import TimelineRecord
+from persist_lib.catalog.records import HOLD, LAYER, TimelineRecord
 from persist_lib.catalog.renditions import Span
 from persist_lib.catalog.wal import DROPPED, EVOLVED, SCHEMA, wal_shard
 from persist_lib.errors import Indeterminate, LeaseExpired, SinceViolation, UpperMismatch
@@ -24,10 +23,10 @@ from persist_lib.frontier import at
 from persist_lib.relation.changes import Changes, changes_known
 from persist_lib.relation.conversions import selected
 from persist_lib.relation.held import kept_of
-from persist_lib.relation.next_time import Named
 from persist_lib.relation.reader import ReadHandle
 from persist_lib.relation.reader_lease import too_early
-from persist_lib.relation.row_selection import RowSelection, added_up
+from persist_lib.relation.registration import Named
+from persist_lib.relation.row_selection import RowSelection, summed
 from persist_lib.relation.writer import WriteHandle
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import DIFF
@@ -110,7 +109,7 @@ class WalLine(Line):
         """What the WAL has of it; None where the table became another one, or the tail begins later."""
         if from_ < self.since or (entries := self.entries(view.id, from_, to)).has_break():
             return None
-        return added_up(wanted.schema, *_rows(entries, wanted))
+        return summed(wanted.schema, *_rows(entries, wanted))
 
     def sender(self, changes: Sequence[tuple[View, pa.Table]], name: Named, deadline: Deadline) -> Sender:
         """Appends to the WAL, if its upper is right after that time: one compare-and-set."""
@@ -182,7 +181,7 @@ class WalLine(Line):
     def lacking(self, view: View, span: Span, to: int) -> tuple[int, Entries]:
         """The upper of a rendition, and the rows up to a time that the WAL has and the rendition does not.
 
-        SUBTLE: rows up to `floor` are in their tables, and may be gone from the WAL. But this process may know a table
+        Rows up to `floor` are in their tables, and may be gone from the WAL. But this process may know a table
         as it was before that: then it is read again.
         """
         with self.lock:
@@ -195,7 +194,7 @@ class WalLine(Line):
     def settled(self, view: View, as_of: int, deadline: Deadline) -> tuple[Span, int, Entries]:
         """The span that covers a time, the upper of its rendition, which can be read, and what the WAL has beyond it.
 
-        SUBTLE: all of it at once, as entries go from the tail when upper moves.
+        All of it at once, as entries go from the tail when upper moves.
         """
         while True:
             with self.lock:
@@ -248,7 +247,7 @@ class WalLine(Line):
                 raise
             self._loaded = upper - 1
         hold = reader.machine.state.holds.get(HOLD)
-        # SUBTLE: a pinned time keeps its WAL, so that a commit can see what was changed since.
+        # A pinned time keeps its WAL, so that a commit can see what was changed since.
         self.floor = max(self.floor, min(self._loaded, (hold.since.time or 0) if hold is not None else 0))
         done = self.oldest(self.floor)
         self.tail.forget(done)
@@ -268,13 +267,11 @@ class WalLine(Line):
             evolved |= {entry.table for entry in entries if entry.chunk == EVOLVED}
         changes.release()
         if marked:
-            self.catalog.fetch()  # SUBTLE: a table may keep deleted keys from its mark on, and the look was before
+            self.catalog.fetch()  # a table may keep deleted keys from its mark on, and the look was before
         for name in marked & self._views.keys():
             self._views[name].reader.timeline()  # read again: a handover that the look may not have seen
         for name in evolved & self._views.keys():
-            self._views[
-                name
-            ].fetch()  # SUBTLE: its shards have the columns that came with the mark, and the look was before
+            self._views[name].fetch()  # its shards have the columns that came with the mark, and the look was before
 
     def _freshen(self, view: View) -> None:
         if view.id in self.gone:
@@ -308,7 +305,7 @@ class WalLine(Line):
             except SinceViolation:
                 self._catch_up(view, as_of, upper, deadline)
             else:
-                return wanted, added_up(wanted.schema, base, *_rows(entries, wanted))
+                return wanted, summed(wanted.schema, base, *_rows(entries, wanted))
 
     def _catch_up(self, view: View, as_of: int, upper: int, deadline: Deadline) -> None:
         """Bring the table's own data up to what a read of it needs, or wait for those who do."""
@@ -335,5 +332,5 @@ def _rows(entries: Entries, wanted: RowSelection) -> list[pa.Table]:
         pending.append(entry.rows(wanted.schema))
         size += pending[-1].nbytes
         if size > ROUND_BYTES:
-            found, pending, size = [*found, wanted.kept(added_up(wanted.schema, *pending))], [], 0
-    return [*found, wanted.kept(added_up(wanted.schema, *pending))] if pending else found
+            found, pending, size = [*found, wanted.kept(summed(wanted.schema, *pending))], [], 0
+    return [*found, wanted.kept(summed(wanted.schema, *pending))] if pending else found

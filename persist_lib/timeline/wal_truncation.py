@@ -1,6 +1,6 @@
 """Giving up what a WAL has and the tables have too, and the deleted keys that a table has kept for its span.
 
-Any process may do so, at any time, again. SUBTLE: the rows up to a time are retracted before the hold moves there, so a
+Any process may do so, at any time, again. The rows up to a time are retracted before the hold moves there, so a
 WAL whose hold is at its newest time has nothing left to give up.
 """
 
@@ -17,17 +17,16 @@ from persist_lib.catalog.catalog import Catalog
 from persist_lib.catalog.collection_status import expiry_steps
 from persist_lib.catalog.describe import Do, Step
 from persist_lib.catalog.metadata_shard import unheld
-from persist_lib.catalog.names import HOLD, LAYER
-from persist_lib.catalog.records import CollectionRecord, KeptDeletes, RenditionRecord, TimelineRecord
+from persist_lib.catalog.records import HOLD, LAYER, CollectionRecord, KeptDeletes, RenditionRecord, TimelineRecord
 from persist_lib.catalog.wal import SCHEMA, wal_shard
 from persist_lib.client import Client
 from persist_lib.errors import HoldConflict, Indeterminate, ShardFinished, SinceViolation, UpperMismatch
-from persist_lib.kernel.by_key import replacing
 from persist_lib.kernel.columns import at_time, integers
+from persist_lib.kernel.keyset import replacing
 from persist_lib.relation.deleted_keys import AT, DELETED_AT, FLOOR, floor_of, forget
-from persist_lib.relation.next_time import store_time
 from persist_lib.relation.reader import ReadHandle
-from persist_lib.relation.row_selection import RowSelection
+from persist_lib.relation.registration import store_time
+from persist_lib.relation.row_selection import Asked
 from persist_lib.relation.writer import WriteHandle
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table
@@ -91,7 +90,7 @@ def _forget_some(line: WalLine, owner: CollectionRecord, deadline: Deadline) -> 
         if kept is None or keeping is None:
             return False
         (rule, marks), now = keeping, line.client.consensus.now()
-        wanted = RowSelection.of(rule.marks, filter=_old(now - kept.span_ms))
+        wanted = Asked(filter=_old(now - kept.span_ms)).of(rule.marks)
         overdue = line.contents(marks, as_of, wanted, deadline).slice(0, MOST)
         if not overdue.num_rows:
             return False

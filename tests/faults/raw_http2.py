@@ -6,7 +6,7 @@ import contextlib
 import socket
 
 from persist_lib.format import wire
-from persist_lib.runtime.resource import Resource
+from persist_lib.runtime.threads import Resource
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, RST, SETTINGS, PING, GOAWAY = 0, 1, 3, 4, 6, 7

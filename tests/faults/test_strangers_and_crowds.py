@@ -27,8 +27,7 @@ from persist_lib.frontier import MINIMUM
 from persist_lib.ids import SeqNo, ShardId
 from persist_lib.location.rpc.credentials import SCHEME
 from persist_lib.runtime.ambient import Runtime
-from persist_lib.shard.request_queue import OF_A_CLIENT_MOST, WAITING_MOST
-from persist_lib.shard.requests import Request
+from persist_lib.shard.requests import OF_A_CLIENT_MOST, WAITING_MOST, Request
 from persist_lib.testing import check_world
 from tests.conformance.stores import CONSENSUSES
 from tests.faults.raw_http2 import DATA, END_HEADERS, HEADERS, PREFACE, SETTINGS, Connection, frame, headers

@@ -41,7 +41,7 @@ from persist_lib.format.frame import HEADER_BYTES, framed
 from persist_lib.format.parts import decode_inline, decode_part, encode_inline, encode_part
 from persist_lib.frontier import Antichain
 from persist_lib.ids import SeqNo
-from persist_lib.kernel import packing
+from persist_lib.kernel.columns import packed, unpacked
 from persist_lib.kernel.keys import decode_key, encode_key
 from persist_lib.kernel.order import sort_updates
 from persist_lib.location.contract import MARKER_BODY, check_marker
@@ -259,8 +259,8 @@ TARGETS: Sequence[Target] = (
     Target("pending-batch", _pending, _pending_seeds),
     Target("pending-key", _pending_key, lambda: [PendingName("w", 0, Antichain(9), 4, "0" * 32).key.encode()]),
     Target("key-bound", _key, _key_seeds, errors=(ValueError, OverflowError)),
-    Target("packed-table", lambda data: packing.unpacked(data).validate(full=True), lambda: [
-        packing.packed(table_of(n)) for n in range(len(SCHEMAS))]),
+    Target("packed-table", lambda data: unpacked(data).validate(full=True), lambda: [
+        packed(table_of(n)) for n in range(len(SCHEMAS))]),
     Target("event-record", _event, _event_seeds),
     Target("event-segment", _segment, _segment_seeds),
     Target("event-log-name", lambda data: open_meta(data, "the log"), lambda: [b'{"events": 1, "log": "%016x"}' % 255]),

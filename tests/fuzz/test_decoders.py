@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 from persist_lib.errors import Corrupt, Determinate, InvalidUsage, PersistError, redacted
 from persist_lib.format.predicate import Where
-from persist_lib.kernel import packing
+from persist_lib.kernel.columns import packed, unpacked
 from persist_lib.sources.decoding import Decoding
 from persist_lib.sources.envelopes import Meaning
 from persist_lib.sources.files import avro as container
@@ -121,13 +121,13 @@ def test_offsets_that_point_elsewhere_are_damage_of_an_inline_part() -> None:
 
 
 def test_rows_of_a_wal_that_point_elsewhere_are_damage() -> None:
-    whole = packing.packed(stored.table_of(0))
+    whole = packed(stored.table_of(0))
     texts = b"".join(f"w{n}".encode() for n in range(9) if n % 3)
     at = whole.index(texts) - 40
     with pytest.raises(Corrupt):
-        packing.unpacked(whole[:at] + struct.pack("<10i", 0, *[2**30] * 9) + whole[at + 40 :])
+        unpacked(whole[:at] + struct.pack("<10i", 0, *[2**30] * 9) + whole[at + 40 :])
     with pytest.raises(Corrupt):
-        packing.unpacked(b"\xff" * 64)
+        unpacked(b"\xff" * 64)
 
 
 def test_a_bad_message_of_avro_is_bad_for_the_same_reason_in_every_process() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from persist_lib import settings
-from persist_lib.catalog.names import parse_collection_name
+from persist_lib.catalog.records import parse_collection_name
 from persist_lib.cli import input_files, query
 from persist_lib.cli import shared_options as opt
 from persist_lib.convert.codecs import canonical_json, parse_json

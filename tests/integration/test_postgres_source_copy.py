@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 import persist_lib as persist
-from persist_lib.catalog import multi_append
+from persist_lib.catalog import writer
 from persist_lib.errors import Refused, UpperMismatch
 from persist_lib.sources import Meaning, agreed_value, bindings, running
 from persist_lib.sources.pipeline import Made, Pipeline
@@ -101,7 +101,7 @@ def test_one_that_dies_in_the_middle_leaves_nothing_that_is_seen(shop: Shop, mon
 def test_another_one_that_is_first_is_agreed_with(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between this one's parts and its commit, by whichever way; and one that died between two collections."""
     shop.create()
-    append_staged = multi_append.append_staged
+    append_staged = writer.append_staged
 
     def late(*args: Any) -> None:
         monkeypatch.setattr(running, "append_staged", append_staged)

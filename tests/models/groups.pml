@@ -1,10 +1,10 @@
 /* Rows of several commands, which servers commit for their clients.
 
    What is real behind each step (see docs/design/0225-formal-models.md, and replay_groups.py, which carries them out):
-     send              shard.remote_commit.commit_by_commands: after no answer it sends the same command, with the same
+     send              shard.commit.commit_by_commands: after no answer it sends the same command, with the same
                        token, to whichever server it reaches, and waits for the answer to what it sent last
-     take              shard.group_commit.Funnel.turn, shard.request_queue: what is queued, in its order, becomes one row
-                       (shard.group_rows.prepare_group, core.groups), unless nothing of it changes anything
+     take              shard.group_commit.Funnel.turn, shard.requests: what is queued, in its order, becomes one row
+                       (shard.group_commit.prepare_group, core.groups), unless nothing of it changes anything
      commit            shard.committer.carry_out: one compare-and-set; after a lost race (again) the row is made anew
      found, not found  shard.committer.until_in_log and shard.dedup_index: which tokens the log has
      answer            Funnel.tell: each command by itself: committed, or refused, or it may still be committed

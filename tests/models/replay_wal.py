@@ -13,8 +13,7 @@ from functools import cached_property
 
 import persist_lib as persist
 from persist_lib.catalog.metadata_shard import unheld
-from persist_lib.catalog.names import HOLD
-from persist_lib.catalog.records import RenditionRecord
+from persist_lib.catalog.records import HOLD, RenditionRecord
 from persist_lib.catalog.renditions import Renditions
 from persist_lib.catalog.wal import SCHEMA as WAL
 from persist_lib.catalog.wal import wal_shard

@@ -16,7 +16,7 @@ from persist_lib.location.memory.location import MemoryBlob
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.schema.schema import Schema
 from persist_lib.shard.batches import Builder, Built
-from persist_lib.shard.runs import inputs_of, open_runs
+from persist_lib.shard.runs import Stored, inputs_of
 from persist_lib.testing.faults import ManualClock
 from tests.properties.kernel_updates import Update, build, read, totals
 
@@ -43,7 +43,7 @@ def built(blob: MemoryBlob, tables: list[list[Update]], part_bytes: int, inline_
 
 
 def stored(blob: MemoryBlob, batch: Batch) -> list[Update]:
-    runs = open_runs(blob, SHARD, inputs_of((batch,)), (SCHEMA,), SCHEMA)
+    runs = Stored(blob, SHARD, (SCHEMA,), SCHEMA).streams(inputs_of((batch,)))
     return [update for window in merge_runs(runs, SCHEMA) for update in read(SCHEMA, window)]
 
 

@@ -26,7 +26,7 @@ from persist_lib.format import parquet
 from persist_lib.format.parts import decode_part, encode_inline, encode_part
 from persist_lib.format.paths import blob_key
 from persist_lib.ids import PartKey, ShardId, WriterId
-from persist_lib.kernel import pairs
+from persist_lib.kernel import merge
 from persist_lib.kernel.columns import at_time
 from persist_lib.kernel.consolidate import consolidate
 from persist_lib.kernel.keys import encode_row
@@ -281,7 +281,7 @@ def compared(
 ) -> Comparison:  # fmt: skip
     sides = [[iter(run) for run in runs(schema, contents, n, cut)]
              for schema, contents, n in ((SCHEMA, old, shards[0]), (other, new, shards[1]))]  # fmt: skip
-    with patch.object(pairs, "PAIR_BYTES", pair_bytes):
+    with patch.object(merge, "PAIR_BYTES", pair_bytes):
         return compare(SCHEMA, other, sides[0], sides[1], 1 << 20)
 
 

@@ -23,7 +23,7 @@ from persist_lib.convert.lines.debezium import last_of_each_key
 from persist_lib.convert.lines.file_columns import sift
 from persist_lib.convert.lines.json_lines import JsonLines
 from persist_lib.convert.lines.line_blocks import Block, cut, cut_records, split
-from persist_lib.kernel.packing import unpacked
+from persist_lib.kernel.columns import unpacked
 from persist_lib.schema.schema import Schema
 
 SCHEMA = Schema(key={"id": "int64 not null"}, value={"name": "string", "price": "decimal128(10, 2)"})

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import persist_lib as persist
+from persist_lib.kernel.merge import pairs
 from persist_lib.kernel.order import sort_updates
-from persist_lib.kernel.pairs import pairs
 from persist_lib.relation.differences import DELETE
 from persist_lib.relation.stage import Staged
 from tests.worlds import World
@@ -130,7 +130,7 @@ def test_a_staged_upsert_leaves_what_an_upsert_and_a_delete_leave(
         if not is_small:
             patch.setattr("persist_lib.relation.differences.SMALL_BYTES", -1)
             patch.setattr("persist_lib.relation.differences.MOST_RUNS", 2)
-            patch.setattr("persist_lib.kernel.pairs.PAIR_BYTES", 1)
+            patch.setattr("persist_lib.kernel.merge.PAIR_BYTES", 1)
         write = client.open_writer("s", KEYED)
         write.append_now(rows(before))
         old = summed(before)
@@ -168,7 +168,7 @@ def test_a_staged_overwrite_leaves_what_was_staged(
         if not is_small:
             patch.setattr("persist_lib.relation.differences.SMALL_BYTES", -1)
             patch.setattr("persist_lib.relation.differences.MOST_RUNS", 2)
-            patch.setattr("persist_lib.kernel.pairs.PAIR_BYTES", 1)
+            patch.setattr("persist_lib.kernel.merge.PAIR_BYTES", 1)
         write = client.open_writer("s", KEYED)
         write.append_now(rows(before))
         upper = write.fetch_upper()
@@ -190,7 +190,7 @@ def test_constraints_hold_after_a_staged_append_or_nothing_was_written(
         if not is_small:
             patch.setattr("persist_lib.relation.differences.SMALL_BYTES", -1)
             patch.setattr("persist_lib.relation.differences.MOST_RUNS", 2)
-            patch.setattr("persist_lib.kernel.pairs.PAIR_BYTES", 1)
+            patch.setattr("persist_lib.kernel.merge.PAIR_BYTES", 1)
         write = client.open_writer("s", UNIQUE)
         write.append_now(rows(first))
         expected = summed(first + updates)

@@ -21,7 +21,7 @@ from pyspark.sql.functions import udf
 
 import persist_lib as persist
 import persist_lib.spark
-from persist_lib.spark.sql_catalog.conf import CLASS
+from persist_lib.spark.source import CLASS
 from tests.carriers import ALL
 from tests.circles import by_day
 from tests.spark.places import HOME, ThriftServer, environment

@@ -105,7 +105,7 @@ class JsonLines:
 def check_objects(data: bytes) -> int:
     """Return how many lines are not blank. Raises Refused unless each of them is one JSON object in UTF-8.
 
-    SUBTLE: Arrow's reader crashes on a line like `null`, takes two objects in one line for two rows, an object over
+    Arrow's reader crashes on a line like `null`, takes two objects in one line for two rows, an object over
     two lines for one, and bytes that are no UTF-8 for text. msgspec counts the values; values that are all in braces
     can neither go over a line's end (`}` is never followed by `{`) nor, if there are as many as lines, share one.
     """

@@ -74,6 +74,6 @@ def rollup_is_duty(seqno: SeqNo, before: State, after: State, every: int) -> boo
 def last_deletion(state: State) -> SeqNo:
     """The seqno at which the newest garbage that waits for a rollup was logically deleted; 0 for none.
 
-    SUBTLE: old rollups are garbage that waits for no newer rollup. Otherwise each rollup would make the next one due.
+    Old rollups are garbage that waits for no newer rollup. Otherwise each rollup would make the next one due.
     """
     return max((g.seqno for key, g in state.garbage.items() if parse_rollup_key(key) is None), default=SeqNo(0))

@@ -256,7 +256,7 @@ class DiskRecords:
                 if (fd := self._try_claim(epoch, owner)) is not None:
                     break
             self._claim_fd, self._epoch = fd, epoch
-            # SUBTLE: only now, and before the files of predecessors are read. Later claims are later writers'.
+            # Only now, and before the files of predecessors are read. Later claims are later writers'.
             for old in claims_in(self._root):
                 if old < epoch:
                     (self._root / claim_name(old)).unlink(missing_ok=True)

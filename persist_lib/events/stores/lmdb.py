@@ -61,7 +61,7 @@ class _View(Held):
         self._array, self._transaction = array, transaction
 
     def release(self) -> None:
-        """End the transaction. SUBTLE: a kept slice would show what is written there next, so it is an error.
+        """End the transaction. A kept slice would show what is written there next, so it is an error.
 
         Each view of the memory refers to the array. While there is one, the transaction stays open, and nothing is
         written there: memory that a program still looks at never changes.

@@ -174,7 +174,7 @@ class ObjectRecords:
             found = self._pool.map(self._head, [Key(EVENTS, id_, 0) for id_ in ids])
             for id_, label in zip(ids, found, strict=True):
                 if label is not None and label.epoch > (self._epoch or label.epoch):
-                    # SUBTLE: a slow writer that continued behind a newer one's events would take its place from it.
+                    # A slow writer that continued behind a newer one's events would take its place from it.
                     raise self._fenced(label.epoch)
                 if label is None or not self._is_next(tail, label):
                     self._check_beyond(tail, tail.epoch if label is None else max(tail.epoch, label.epoch), id_)

@@ -67,7 +67,7 @@ class OrderedRecords:
 
     def claim(self, owner: str) -> int:
         if self._mark is not None:
-            self.last()  # SUBTLE: first, as a claim may write over what is left of a damaged log (SQLite's own log)
+            self.last()  # first, as a claim may write over what is left of a damaged log (SQLite's own log)
         return self._engine.claim(owner)
 
     def last(self) -> int:

@@ -240,10 +240,6 @@ class FileBlob:
                 failed[upload] = _failed(Determinate, "remove the temporary file of", upload.key, error)
         return failed
 
-    def sweep_temporary(self) -> int:
-        """Remove half-written files of dead processes. Returns how many. Safe while other processes write."""
-        return self._staging.sweep()
-
     def close(self) -> None:
         self._staging.close()
         self._directories.close()

@@ -32,16 +32,15 @@ from persist_lib.location.objects.store import (
     CONDITION_FAILED,
     CONNECTIONS,
     ENDS_BEFORE_RANGE,
-    MIB,
     MISSING,
     CloudObjects,
     Listing,
     PerProcess,
     is_distrusted,
     is_inside,
+    whole_body,
 )
 from persist_lib.location.objects.target import Target
-from persist_lib.location.wrap.deadline import patience_s
 from persist_lib.location.wrap.metering import requested
 from persist_lib.location.wrap.spending import DELETES, GETS, LISTS, PUTS
 from persist_lib.runtime.ambient import Runtime
@@ -95,7 +94,7 @@ class GcsObjects(CloudObjects):
             if self._is_missing(answer) or (version is not None and answer.status_code == CONDITION_FAILED):
                 return None
             self._check(answer)
-            data = _body_of(answer)
+            data = whole_body(partial(answer.raw.read, decode_content=False), answer.headers["Content-Length"])
             if end is not None and answer.status_code == requests.codes.ok:
                 data = data[start:end]  # it answered with the whole object to a range
             return Object(data, answer.headers["X-Goog-Generation"])
@@ -121,7 +120,7 @@ class GcsObjects(CloudObjects):
     ) -> bool:
         """Store an object by one request with two parts: what it is, with its digest, and its bytes.
 
-        SUBTLE: by the other two kinds of uploads (media, resumable), emulators ignore the condition.
+        By the other two kinds of uploads (media, resumable), emulators ignore the condition.
         """
         digest = md5(data, usedforsecurity=False)
         about = {"name": self.target.path(name), "md5Hash": b64encode(digest.digest()).decode(), "metadata": metadata}
@@ -210,17 +209,3 @@ def _said(answer: requests.Response) -> str:
         return str(answer.json()["error"]["message"])
     except (ValueError, KeyError, TypeError):
         return ""
-
-
-def _body_of(answer: Any) -> bytes:
-    """Return the whole body. Raises Determinate if it is shorter than announced or the caller's deadline has passed."""
-    pieces = []
-    for piece in iter(partial(answer.raw.read, 4 * MIB, decode_content=False), b""):
-        pieces.append(piece)
-        if patience_s(1.0) <= 0:
-            raise Determinate("the caller's deadline has passed in the middle of an answer")
-    data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-    # An answer that ends among its headers announces no length, and looks like an empty object.
-    if len(data) != int(answer.headers["Content-Length"]):
-        raise Determinate(f"only {len(data)} of {answer.headers['Content-Length']} bytes arrived")
-    return data

@@ -211,7 +211,7 @@ class ObjectsConsensus:
         while True:
             seqnos = [*islice(self._names(key, from_seqno), limit)]
             rows = self._fetch(key, seqnos)
-            # SUBTLE: after the reading. What was read below this floor may be a stray; what was read above it is not.
+            # After the reading. What was read below this floor may be a stray; what was read above it is not.
             floor = self._floor(key)
             if floor.seqno <= from_seqno or (len(seqnos) < limit and floor.seqno <= max(seqnos, default=FIRST)):
                 first = max(from_seqno, floor.seqno)

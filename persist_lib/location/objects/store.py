@@ -144,7 +144,7 @@ class CloudObjects(ABC):
             yield from (name[len(prefix) : -1] for name in found.folders)
 
     def _listings(self, prefix: str, doing: str, after: str, page: int | None) -> Iterator[Listing]:
-        """Yield pages of the names greater than `after`. SUBTLE: some servers ignore where a listing is to start.
+        """Yield pages of the names greater than `after`. Some servers ignore where a listing is to start.
 
         Others list in another order. What follows a name would then be looked for in vain, so this raises InvalidUsage.
         """
@@ -309,3 +309,17 @@ def objects_of(target: Target, runtime: Runtime | None = None) -> CloudObjects:
     module, kind = target.cloud.kind
     made: CloudObjects = getattr(with_extra(module, "this location", target.cloud.extra), kind)(target, runtime=runtime)
     return made
+
+
+def whole_body(read: Callable[[int], bytes], announced: object) -> bytes:
+    """What an answer's body holds. Raises Determinate if it is shorter than announced, or the deadline has passed."""
+    pieces = []
+    while piece := read(4 * MIB):
+        pieces.append(piece)
+        if patience_s(1.0) <= 0:
+            raise Determinate("the caller's deadline has passed in the middle of an answer")
+    data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+    # An answer that ends among its headers announces no length, and looks like an empty object.
+    if len(data) != int(str(announced)):
+        raise Determinate(f"only {len(data)} of {announced} bytes arrived")
+    return data

@@ -66,7 +66,7 @@ class Answer(NamedTuple):
 class Session:
     """One connection. `ask` sends one statement by itself, in autocommit: it is one transaction and one round trip.
 
-    A statement that is used again and again is prepared, which saves the server a third of its work. SUBTLE: behind a
+    A statement that is used again and again is prepared, which saves the server a third of its work. Behind a
     pooler in transaction mode the next request may reach another server connection, which knows the statement from
     another client, or does not know it. So its name contains a hash of it: if the name is found, it is the same
     statement. If not, the server has done nothing; the statement is sent whole, and this session prepares no more.

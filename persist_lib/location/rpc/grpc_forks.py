@@ -76,7 +76,7 @@ class Core:
     def _may_be_of_grpc(self, task: Path) -> bool:
         """Whether a thread is one of gRPC's by its name, or may be: a new one has its maker's name until it runs.
 
-        SUBTLE: one that ends while it is looked at counts, too. The last thread of gRPC is made by one that ends, so a
+        One that ends while it is looked at counts, too. The last thread of gRPC is made by one that ends, so a
         list of threads may have neither.
         """
         try:

@@ -104,7 +104,7 @@ class Server:
                 self._channel, self._made_with, self._is_ready = self._open(tls), tls, False
             channel = self._channel
         if not self._is_ready:
-            # SUBTLE: a call that fails says nothing about whether it was carried out. One that only asks for the time
+            # A call that fails says nothing about whether it was carried out. One that only asks for the time
             # tells beforehand whether there is a server; `channel_ready_future` leaves a thread behind that fails.
             try:
                 self.send(channel, "now", encode_call(None, seconds), max(0.001, seconds))
@@ -279,7 +279,7 @@ class Servers:
         if not self._has_other:
             return left_s
         half_s, others = max(SHARE_LEAST_S, left_s / 2), [one for one in self._servers if one is not server]
-        # SUBTLE: one that is silent may only not have been asked since it came back, as this one answered all calls.
+        # One that is silent may only not have been asked since it came back, as this one answered all calls.
         has_fresh = any(not one.is_silent or not one.is_shunned for one in others)
         return min(SHARE_S, half_s) if has_fresh or (self._has_store and not server.is_silent) else half_s
 

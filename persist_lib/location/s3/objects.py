@@ -14,14 +14,13 @@ from persist_lib.location.objects.store import (
     ANSWER_S,
     CONDITION_FAILED,
     ENDS_BEFORE_RANGE,
-    MIB,
     PAGE,
     CloudObjects,
     Listing,
+    whole_body,
 )
 from persist_lib.location.objects.target import Target
 from persist_lib.location.s3.client import Clients, code_of, is_missing, reading, status_of, writing
-from persist_lib.location.wrap.deadline import patience_s
 from persist_lib.runtime.ambient import Runtime
 
 PIECE_THREADS = 4
@@ -57,7 +56,8 @@ class S3Objects(CloudObjects):
                 if end is not None and status_of(error) == ENDS_BEFORE_RANGE:
                     return Object(b"", "")
                 raise
-            data = _body_of(answer)
+            with contextlib.closing(answer["Body"]) as body:
+                data = whole_body(body.read, answer["ContentLength"])
             if end is not None and answer["ResponseMetadata"]["HTTPStatusCode"] == 200:
                 data = data[start:end]  # some servers answer with the whole object to a range
             return Object(data, str(answer.get("ETag", "")))
@@ -154,7 +154,7 @@ class S3Objects(CloudObjects):
         return failures
 
     def _delete_chunk(self, names: Sequence[str]) -> dict[str, Exception]:
-        """Delete a page. SUBTLE: the status is 200 even if all failed, so each key has to be found in the answer."""
+        """Delete a page. The status is 200 even if all failed, so each key has to be found in the answer."""
         keys = {name: self.target.path(name) for name in names}
         objects = {"Objects": [{"Key": key} for key in keys.values()]}
         with writing(f"delete {len(names)} objects"):
@@ -220,27 +220,12 @@ class S3Objects(CloudObjects):
 def _is_truncated(answer: Mapping[str, Any]) -> bool:
     """Whether a page of a listing has a next one.
 
-    SUBTLE: an answer that was cut short looks like an empty page; only a complete one has IsTruncated. Raises
+    An answer that was cut short looks like an empty page; only a complete one has IsTruncated. Raises
     Determinate for one that has not.
     """
     if "IsTruncated" not in answer:
         raise Determinate("the answer to a listing was cut short: it does not say whether there is more")
     return bool(answer["IsTruncated"])
-
-
-def _body_of(answer: Any) -> bytes:
-    """Return the whole body. Raises Determinate if it is shorter than announced or the caller's deadline has passed."""
-    with contextlib.closing(answer["Body"]) as body:
-        pieces = []
-        while piece := body.read(4 * MIB):
-            pieces.append(piece)
-            if patience_s(1.0) <= 0:
-                raise Determinate("the caller's deadline has passed in the middle of an answer")
-    data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-    # An answer that ends among its headers announces no length, and looks like an empty object.
-    if len(data) != answer["ContentLength"]:
-        raise Determinate(f"only {len(data)} of {answer['ContentLength']} bytes arrived")
-    return data
 
 
 def _not_deleted(name: str, error: dict[str, str] | None) -> Exception:

@@ -153,7 +153,7 @@ class Connections:
     def make_writable(self, deadline: Deadline) -> bool:
         """Open a connection that writes, although others of this process to this database only read.
 
-        SUBTLE: SQLite opens the shared memory of a database once for each process, as the first connection does. If
+        SQLite opens the shared memory of a database once for each process, as the first connection does. If
         that one only reads, later ones cannot write either, until all are closed. So for a moment none is lent. Waits
         until `deadline` for those that are. Returns False if none of them only reads: then that is not the reason.
         """

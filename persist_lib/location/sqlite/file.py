@@ -159,7 +159,7 @@ class Connection(apsw.Connection):
     def close(self, force: bool = False) -> None:
         """Close it, and write the log back if this is the last connection to it.
 
-        SUBTLE: the log is not written back when one of the files was replaced. It then belongs to another history than
+        The log is not written back when one of the files was replaced. It then belongs to another history than
         the database at the path, and would overwrite that.
         """
         if self.files is not None and self.files.moved() is not None:

@@ -126,20 +126,20 @@ def listed(blob: Blob, prefix: str) -> Iterator[BlobEntry]:
         after = page.entries[-1].key
 
 
+def _innermost(blob: Blob) -> Blob:
+    while isinstance(blob, AroundBlob):
+        blob = blob.inner
+    return blob
+
+
 def sends_in_pieces(blob: Blob) -> SendsInPieces | None:
     """Return `blob` if the innermost store sends in pieces, else None: then there is no operation to count."""
-    inside = blob
-    while isinstance(inside, AroundBlob):
-        inside = inside.inner
-    return blob if isinstance(inside, SendsInPieces) and isinstance(blob, SendsInPieces) else None
+    return blob if isinstance(_innermost(blob), SendsInPieces) and isinstance(blob, SendsInPieces) else None
 
 
 def points_others(blob: Blob) -> PointsOthers | None:
     """Return `blob` if other programs can read what is in the innermost store, else None."""
-    inside = blob
-    while isinstance(inside, AroundBlob):
-        inside = inside.inner
-    return blob if isinstance(inside, PointsOthers) and isinstance(blob, PointsOthers) else None
+    return blob if isinstance(_innermost(blob), PointsOthers) and isinstance(blob, PointsOthers) else None
 
 
 def takes_commands(consensus: Consensus) -> TakesCommands | None:

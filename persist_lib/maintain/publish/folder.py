@@ -5,7 +5,7 @@
     _parts/<writer id>/…           parts that the shard's state refers to; a collection's have the shard before that
     _copies/…                      files that only publications refer to
 
-SUBTLE: every engine's vacuum that lists leaves out what is below a name that starts with `_`. So none reaches an object
+Every engine's vacuum that lists leaves out what is below a name that starts with `_`. So none reaches an object
 here, and there is nothing else in the folder.
 """
 

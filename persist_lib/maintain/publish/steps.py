@@ -4,7 +4,7 @@ A crash after any step leaves pins and litter at most, which the next publicatio
 see the old snapshot or the new one. The pins' fencing value is of one call, so that a call which was paused for long
 notices that another one took over; and each pointer is moved on the condition that it is what the call has seen.
 
-SUBTLE: the pointer is read after the pins are taken over. Where they have more than it names, a call was cut short that
+The pointer is read after the pins are taken over. Where they have more than it names, a call was cut short that
 may still move it: then a snapshot is written even if nothing is new, as that call's move fails after it.
 """
 

@@ -154,7 +154,7 @@ class AvroFiles(LineFiles):
         contents.keep(0)
         for mark in (start, end):
             self._verify(partition, file, contents, mark)
-        # SUBTLE: not beyond the mark, so that what comes after a block that was cut does not change what is said of it.
+        # Not beyond the mark, so that what comes after a block that was cut does not change what is said of it.
         yield from messages_of(Bytes(contents, end.address), start.address, end.address)
 
 

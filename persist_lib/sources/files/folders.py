@@ -134,7 +134,7 @@ class Directory(Folder):
                     yield file
 
     def _failed(self, error: OSError) -> None:
-        """SUBTLE: without this, a folder that cannot be listed would be an empty one, and its files gone for ever."""
+        """Without this, a folder that cannot be listed would be an empty one, and its files gone for ever."""
         if not isinstance(error, FileNotFoundError) or error.filename == str(self.root):  # else it went just now
             raise Determinate(
                 f"the folder {error.filename} could not be listed: {error.strerror}. It is looked at again"

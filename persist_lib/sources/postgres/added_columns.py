@@ -44,7 +44,7 @@ def _growth(connection: psycopg.Connection[Any], name: str, rows: list[Any], kno
     What older rows have in a column is known as long as they are in the file that they were in before it came: of what
     was written again, the catalog does not tell that any more. Raises SchemaChanged otherwise.
 
-    SUBTLE: columns are there by the place that is asked for while they are looked at, as what their transaction did is
+    Columns are there by the place that is asked for while they are looked at, as what their transaction did is
     seen after it is in the log. That none was gone by that place is what the second look tells: see `fetch_published`.
     """
     if not rows:

@@ -92,7 +92,7 @@ class TableReader:
         self._receive(before.address, look.flushed, most_bytes)
         size, end = 0, 0
         for one in self._held:
-            # SUBTLE: more may have come by now. Only up to `flushed` is it known what was published.
+            # More may have come by now. Only up to `flushed` is it known what was published.
             if one.end > look.flushed or (end and size + one.size > most_bytes):
                 break
             size, end = size + one.size, one.end

@@ -319,7 +319,7 @@ def _known(
 ) -> dict[str, Known]:
     publication, oids = publication_of(declared, id_), [table.oid for table in tables.values()]
     check_publication(connection, declared, tables, publication)
-    # SUBTLE: the files before the numbers. A column that comes in between is a new one
+    # The files before the numbers. A column that comes in between is a new one
     files = dict(connection.execute(_FILES, [oids]).fetchall())
     published, numbers = fetch_published(connection, publication, oids), fetch_numbers(connection, oids)
     return {

@@ -17,8 +17,7 @@ import pyarrow as pa
 
 from persist_lib.config import MIB
 from persist_lib.errors import Determinate, Gone
-from persist_lib.kernel.columns import array_of
-from persist_lib.kernel.packing import packed, unpacked
+from persist_lib.kernel.columns import array_of, packed, unpacked
 from persist_lib.sources.agreed_value import Choices
 from persist_lib.sources.postgres.columns import Column, Header
 from persist_lib.sources.postgres.kind import Postgres

@@ -16,7 +16,7 @@ from persist_lib.convert.by_key import without_times
 from persist_lib.core.formats import MEMBERS
 from persist_lib.errors import InvalidUsage, MemberOf, NameTaken, NotFound, OfLayer, SinceViolation
 from persist_lib.frontier import at
-from persist_lib.relation.next_time import format_since
+from persist_lib.relation.registration import format_since
 from persist_lib.testing import contents_of, updates_of
 from tests import servers
 from tests.circles import by_day, has_met

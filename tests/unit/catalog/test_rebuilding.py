@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import pytest
 
 import persist_lib as persist
-from persist_lib.catalog import Controller, partition_rows
+from persist_lib.catalog import Controller, renditions
 from persist_lib.catalog.copies import Copy, Work, load_transform, run
 
 SCHEMA = persist.Schema(key={"id": "int64 not null"}, value={"name": "string", "cents": "int64"})
@@ -181,7 +181,7 @@ def test_shards_in_memory_are_copied_by_this_process() -> None:
 def test_buffers_are_written_when_they_are_full(
     controller: Controller, client: persist.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(partition_rows, "BUFFER_BYTES", 1)
+    monkeypatch.setattr(renditions, "BUFFER_BYTES", 1)
     made = controller.make_rendition("orders", shards=2, copy=True)
     with controller.begin_rebuild("orders", made.number) as begun:
         assert begun is not None

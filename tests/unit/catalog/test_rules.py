@@ -10,8 +10,8 @@ import pytest
 import persist_lib as persist
 from persist_lib.catalog import catalog as catalogs
 from persist_lib.catalog import collection_status, effects
-from persist_lib.catalog.names import HOLD
 from persist_lib.catalog.reader import inner_of
+from persist_lib.catalog.records import HOLD
 from persist_lib.frontier import at
 from persist_lib.testing import Model, contents_of
 from tests.renditions import Listening, Told, check, create, handed, write

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 import persist_lib as persist
-from persist_lib.catalog.names import LAYER
+from persist_lib.catalog.records import LAYER
 from persist_lib.convert.by_key import without_times
 from persist_lib.errors import Indeterminate
 from persist_lib.frontier import at
-from persist_lib.relation.next_time import format_since, format_token
+from persist_lib.relation.registration import format_since, format_token
 from tests.renditions import create
 from tests.worlds import SCHEMA, World, row
 

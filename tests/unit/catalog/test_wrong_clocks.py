@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import pytest
 
 import persist_lib as persist
-from persist_lib.catalog.names import HOLD as COLLECTION
+from persist_lib.catalog.records import HOLD as COLLECTION
 from persist_lib.client import Client
 from persist_lib.core.holds import LAYER_HOLDS
-from persist_lib.relation.next_time import FAR_MS
+from persist_lib.relation.registration import FAR_MS
 from persist_lib.streams.lock import HOLD as STREAM
 from tests.worlds import World
 

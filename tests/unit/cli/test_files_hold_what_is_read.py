@@ -12,6 +12,7 @@ from uuid import UUID
 import pytest
 
 import persist_lib as persist
+from persist_lib.cli.input_files import read_file
 from persist_lib.testing import contents_of
 from tests.commands import invoke
 
@@ -93,3 +94,29 @@ def test_what_is_no_float_is_no_float_and_a_word_is_a_word(tmp_path: Path) -> No
         first, second = sorted(client.table("t").read().to_pylist(), key=lambda row: row["n"])
     assert (first["x"], first["s"], first["l"][0], second["x"]) == (-math.inf, "NaN", 1.0, 3.0)
     assert math.isnan(first["l"][1])
+
+
+@pytest.mark.parametrize(
+    ("name", "lines", "says"),
+    [
+        ("null.jsonl", b'{"id": 1, "word": "a"}\nnull\n', "line 2: "),
+        ("two.jsonl", b'{"id": 1, "word": "a"}\n{"id": 2, "word": "b"}{"id": 3, "word": "c"}\n', "line 2: "),
+        ("split.jsonl", b'{"id": 1, "word": "a"}\n{"id": 2,\n"word": "b"}\n', "line 2: "),
+        ("text.jsonl", b'{"id": 1, "word": "a"}\n{"id": 2, "word": "\xff"}\n', "line 2: this is not UTF-8"),
+        ("quote.csv", b'id,word\n1,a\n2,"b\n3,c\n', "a quote is open"),
+    ],
+)
+def test_a_line_that_is_not_one_row_is_refused_and_not_made_to_one(
+    tmp_path: Path, name: str, lines: bytes, says: str
+) -> None:
+    """Arrow takes `null` for nulls, two objects in a line for two rows, and what follows an open quote for a value."""
+    (tmp_path / name).write_bytes(lines)
+    with pytest.raises(persist.InvalidUsage, match=f"{name} cannot be read: {says}"):
+        list(read_file(tmp_path / name, persist.Schema(key={"id": "int64"}, value={"word": "string"})))
+
+
+def test_a_last_value_over_several_lines_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "file.csv"
+    file.write_bytes(b'id,word\n1,"a\nb"\n\n')
+    (table,) = read_file(file, persist.Schema(key={"id": "int64"}, value={"word": "string"}))
+    assert table.to_pylist() == [{"id": 1, "word": "a\nb"}]

@@ -13,7 +13,7 @@ import pytest
 from pydantic import BaseModel
 
 import persist_lib as persist
-from persist_lib.relation.view import widened
+from persist_lib.relation.row_selection import widened
 from persist_lib.testing import check_world
 from tests.worlds import World
 

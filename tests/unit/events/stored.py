@@ -11,7 +11,7 @@ from typing import Any
 
 from persist_lib.errors import Fenced, NotFound, NotSent
 from persist_lib.events.api import Event
-from persist_lib.runtime.resource import Resource
+from persist_lib.runtime.threads import Resource
 
 
 class MemoryStore(Resource):

@@ -20,7 +20,7 @@ from persist_lib.format.frame import HEADER_BYTES
 from persist_lib.format.log import ROW_MAGIC, row_format
 from persist_lib.ids import SeqNo
 from persist_lib.location.api import Row
-from persist_lib.maintain.mend import plan_mends
+from persist_lib.maintain.repair import plan_mends
 from persist_lib.testing import check_world, contents_of
 from tests.commands import invoke
 from tests.conformance.stores import CONSENSUSES

@@ -13,7 +13,7 @@ import persist_lib as persist
 from persist_lib.errors import ConstraintViolated, InvalidUsage, NotSent, Refused, SchemaMismatch, UpperMismatch
 from persist_lib.format.log import decode_row
 from persist_lib.kernel.consolidate import consolidate
-from persist_lib.kernel.constraints import find_violation
+from persist_lib.kernel.keyset import find_violation
 from persist_lib.testing import contents_of
 from tests.worlds import SMALL, World, row
 

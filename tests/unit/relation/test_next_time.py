@@ -12,7 +12,7 @@ import persist_lib as persist
 from persist_lib.errors import Indeterminate, InvalidUsage
 from persist_lib.frontier import MAX_TIME, TOP, at
 from persist_lib.location.wrap.around import Operation
-from persist_lib.relation.next_time import next_time
+from persist_lib.relation.registration import next_time
 from persist_lib.schema.schema import Schema
 from persist_lib.testing import ManualClock, Rival, contents_of
 from persist_lib.times import END_S, PER_SECOND, UNITS, Unit

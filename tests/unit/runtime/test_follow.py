@@ -14,7 +14,7 @@ from persist_lib.errors import Determinate, Indeterminate, PersistError, TimedOu
 from persist_lib.frontier import TOP, Antichain, at
 from persist_lib.runtime.ambient import Backoff, Deadline, Runtime
 from persist_lib.runtime.follow import Follow
-from persist_lib.runtime.resource import Resource
+from persist_lib.runtime.threads import Resource
 from persist_lib.testing import ManualClock
 from tests.interrupts.points import Interrupter, only_on_cpython_3_11
 

@@ -32,8 +32,8 @@ from persist_lib.location.rpc.credentials import Credentials, check_secret
 from persist_lib.location.rpc.servers import Servers
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.server.access import BYTES_MOST, BYTES_OF_A_CLIENT, Access, Load
+from persist_lib.shard.commit import until_answered
 from persist_lib.shard.funnels import Heart
-from persist_lib.shard.remote_commit import until_answered
 from persist_lib.streams.lock import break_lock, fetch_lock
 from tests.unit.core.rights_of_commands import every_command_with_its_rights
 from tests.unit.server.sites import Site, site_of

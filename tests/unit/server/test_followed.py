@@ -25,7 +25,6 @@ from persist_lib.runtime.ambient import Runtime
 from persist_lib.server.log_watch import Announcing, Watching
 from persist_lib.server.row_push import ROWS_MOST, Backlog, Pushing, Subscriber
 from persist_lib.shard.commit import Machine
-from persist_lib.shard.pushed_rows import follow, told
 from tests.unit.server.following import eventually
 from tests.worlds import SCHEMA, World, row
 
@@ -157,7 +156,7 @@ def test_pushed_rows_are_checked_as_those_that_are_read(world: World) -> None:
     write = client.open_shard("s", SCHEMA)[0]
     consensus = Given(client.consensus)
     machine = Machine(ShardId("s"), client.blob, consensus, client.config, client.runtime)
-    assert told(machine) is None, "it knows none yet"
+    assert machine.told() is None, "it knows none yet"
     first = machine.fetch().seqno
     for n in range(3):
         write.compare_and_append([row(n, time=n)], n, n + 1)
@@ -168,19 +167,19 @@ def test_pushed_rows_are_checked_as_those_that_are_read(world: World) -> None:
     for wrong in (new[1:], [new[0], new[2]], [flipped], [Row(new[0].seqno, b"")], other[-1:],
                   [Row(new[0].seqno, other[-1].data)], None):  # fmt: skip
         consensus.given = wrong
-        assert told(machine) is None
+        assert machine.told() is None
         assert machine.version.seqno == first
     consensus.scans, consensus.given = 0, new
-    assert follow(machine).seqno == new[-1].seqno >= first + 3
+    assert machine.follow().seqno == new[-1].seqno >= first + 3
     consensus.given = []
-    assert follow(machine).state == client.inspect("s").state
+    assert machine.follow().state == client.inspect("s").state
     assert consensus.scans == 0
     consensus.given = None
-    follow(machine)
+    machine.follow()
     assert consensus.scans == 1
     machine.close("closed")
     with pytest.raises(persist.InvalidUsage):
-        follow(machine)
+        machine.follow()
 
 
 def test_rows_are_handed_to_those_that_follow_their_shard_and_to_no_one_else() -> None:

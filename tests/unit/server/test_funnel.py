@@ -18,7 +18,7 @@ from persist_lib.location.commands import Answered
 from persist_lib.shard.dedup_index import RECENT_BYTES, RECENT_ROWS
 from persist_lib.shard.group_commit import OF_A_WRITER_MOST
 from persist_lib.shard.multi_shard_commit import commit_together
-from persist_lib.shard.request_queue import OF_A_CLIENT_MOST, WAITING_MOST
+from persist_lib.shard.requests import OF_A_CLIENT_MOST, WAITING_MOST
 from persist_lib.testing import check_world
 from tests.unit.server.serving import LEASE_MS, SHARD, W1, W2, Lost, Served, answer, append, error, hold
 

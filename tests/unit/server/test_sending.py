@@ -28,7 +28,7 @@ from persist_lib.frontier import TOP, at
 from persist_lib.ids import ShardId, format_writer_id
 from persist_lib.location import open_location
 from persist_lib.location.commands import Answered, MakesHeart, Proposed
-from persist_lib.relation.next_time import since_of
+from persist_lib.relation.registration import since_of
 from persist_lib.shard.group_commit import Funnel
 from persist_lib.shard.requests import Request
 from persist_lib.testing import check_world, contents_of

@@ -11,10 +11,9 @@ from persist_lib.core.state import Batch, Part
 from persist_lib.frontier import MINIMUM, at
 from persist_lib.ids import PartKey, SeqNo
 from persist_lib.location.commands import FLUSH, ROLL_UP
-from persist_lib.shard.client_duties import FLUSH_S, PATIENCE
+from persist_lib.shard.client_duties import FLUSH_S, LOOK_S, PATIENCE, ROOM_S
 from persist_lib.shard.group_commit import Funnel
 from persist_lib.shard.requests import Request
-from persist_lib.shard.room import LOOK_S, ROOM_S
 from tests.unit.server.serving import LEASE_MS, W1, W2, Served, answer, append, error
 
 SINCE = SeqNo(3)

@@ -26,9 +26,8 @@ from persist_lib.ids import SeqNo, ShardId
 from persist_lib.location.commands import Answered, MakesHeart, Proposed
 from persist_lib.relation.appends import copied
 from persist_lib.runtime.ambient import Deadline, Runtime
-from persist_lib.shard.committer import until_in_log
-from persist_lib.shard.in_doubt import until_decided
-from persist_lib.shard.remote_commit import until_answered
+from persist_lib.shard.commit import until_answered
+from persist_lib.shard.committer import until_decided, until_in_log
 
 LOST, AWAY, DAMAGED = Indeterminate("the answer was lost"), Determinate("the store is away"), Corrupt("it is damaged")
 LATER = Indeterminate("lost again")

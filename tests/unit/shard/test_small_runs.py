@@ -15,8 +15,7 @@ from persist_lib.runtime.ambient import Runtime
 from persist_lib.schema.schema import Schema
 from persist_lib.shard import runs as stored_runs
 from persist_lib.shard.batches import as_part
-from persist_lib.shard.lookup import look_up
-from persist_lib.shard.runs import Stored
+from persist_lib.shard.runs import Stored, look_up
 from persist_lib.shard.small_runs import gather
 
 SCHEMA = Schema({"k": "int64"}, {"v": "string"})

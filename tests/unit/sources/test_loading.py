@@ -16,7 +16,7 @@ import pytest
 from persist_lib.catalog import committing, writing
 from persist_lib.errors import Gone, InvalidUsage, Refused, UpperMismatch
 from persist_lib.frontier import at
-from persist_lib.kernel.packing import unpacked
+from persist_lib.kernel.columns import unpacked
 from persist_lib.relation.staging import append_prepared
 from persist_lib.relation.writer import WriteHandle
 from persist_lib.schema.schema import Schema

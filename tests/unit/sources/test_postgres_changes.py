@@ -16,8 +16,7 @@ import pytest
 
 import persist_lib as persist
 from persist_lib.errors import Corrupt, SchemaChanged
-from persist_lib.kernel.columns import array_of
-from persist_lib.kernel.packing import packed
+from persist_lib.kernel.columns import array_of, packed
 from persist_lib.sources.decoding import Decoding
 from persist_lib.sources.envelopes import Meaning
 from persist_lib.sources.pipeline import Pipeline

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 import persist_lib as persist
-from persist_lib.catalog.names import data_shard
+from persist_lib.catalog.records import data_shard
 from persist_lib.errors import (
     Diverged,
     Gone,
