@@ -229,12 +229,10 @@ class TableReader:
         """Raise Gone if something may have been left out of the log up to the last look, and SchemaChanged."""
         publication, oids = server.publication_of(self._declared, self._id), self._oids()
         with asking(self._declared, "look at the publication"):
-            published = server.fetch_published(self._connected(), publication, [*oids.values()])
-            numbers = server.fetch_numbers(self._connected(), [*oids.values()])
-            keyed = server.fetch_keyed(self._connected(), [*oids.values()])
+            noted = server.fetch_noted(self._connected(), publication, [*oids.values()])
         for table, oid in oids.items():
-            known = self._known.get(table)
-            if oid not in published or (known is not None and published[oid] != known.published):
+            known, now = self._known.get(table), noted.get(oid)
+            if now is None or not now.published or (known is not None and now.published != known.published):
                 raise self._gone(
                     mark, f"the publication {publication} was changed since the source was made, or the table {table} "
                     "was taken out of it, if only for a while: what was done to rows in that time may be missing in "
@@ -243,10 +241,10 @@ class TableReader:
             if known is None:
                 continue
             where = f"{table} at {lsn_text(mark.address)}"
-            if oid not in keyed and not known.keyless:
+            if not now.is_keyed and not known.keyless:
                 raise changed(where, "it has no primary key any more")
             for name, number in known.columns.items():
-                if name in numbers[oid] and numbers[oid][name] != number:
+                if name in now.columns and now.columns[name] != number:
                     raise changed(where, f"its column {name!r} is another one than before, under that name")
 
     def _oids(self) -> dict[str, int]:

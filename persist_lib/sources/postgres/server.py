@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import psycopg
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.rows import namedtuple_row
 
 from persist_lib.errors import Determinate, InvalidUsage, NotFound
 from persist_lib.location.postgres.connection import connection_failed, dialling
@@ -32,24 +33,23 @@ SELECT current_setting('server_version_num')::int, current_setting('wal_level'),
        quote_ident(current_user), max - (SELECT count(*) FROM pg_replication_slots), max
 FROM pg_roles, (SELECT current_setting('max_replication_slots')::int AS max) s WHERE rolname = current_user
 """
-_PUBLISHED = """
-SELECT p.oid::text || '.' || p.xmin || ' ' || r.oid || '.' || r.xmin,
-       p.pubinsert AND p.pubupdate AND p.pubdelete AND p.pubtruncate AND NOT p.pubviaroot,
-       r.prqual IS NULL AND r.prattrs IS NULL, ARRAY[p.xmax::text::bigint, r.xmax::text::bigint], r.prrelid::bigint
-FROM pg_publication p LEFT JOIN pg_publication_rel r ON r.prpubid = p.oid AND r.prrelid = ANY(%s::oid[])
-WHERE p.pubname = %s
+_NOTED = """
+SELECT c.oid::bigint AS oid, p.oid::text || '.' || p.xmin || ' ' || r.oid || '.' || r.xmin AS published,
+       p.pubinsert AND p.pubupdate AND p.pubdelete AND p.pubtruncate AND NOT p.pubviaroot AS is_all,
+       r.prqual IS NULL AND r.prattrs IS NULL AS is_whole,
+       ARRAY[p.xmax::text::bigint, r.xmax::text::bigint] AS replacing, c.relfilenode::bigint AS file,
+       (SELECT json_object_agg(attname, attnum ORDER BY attnum) FROM pg_attribute
+        WHERE attrelid = c.oid AND attnum > 0 AND NOT attisdropped) AS numbers,
+       EXISTS (SELECT FROM pg_index WHERE indrelid = c.oid AND indisprimary) AS is_keyed
+FROM pg_class c LEFT JOIN pg_publication p ON p.pubname = %s
+LEFT JOIN pg_publication_rel r ON r.prpubid = p.oid AND r.prrelid = c.oid WHERE c.oid = ANY(%s::oid[])
 """
+"""One statement, so one moment: a column that comes with another file is not taken for one of the former file."""
 _ENDED = """
 SELECT coalesce(pg_xact_status((CASE WHEN %(xid)s > next %% 4294967296 THEN next / 4294967296 - 1
                                 ELSE next / 4294967296 END * 4294967296 + %(xid)s)::text::xid8), 'aborted')
 FROM (SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint AS next) now
 """
-_NUMBERS = """
-SELECT attrelid::bigint, attname, attnum FROM pg_attribute
-WHERE attrelid = ANY(%s::oid[]) AND attnum > 0 AND NOT attisdropped ORDER BY attnum
-"""
-_KEYED = "SELECT indrelid::bigint FROM pg_index WHERE indisprimary AND indrelid = ANY(%s::oid[])"
-_FILES = "SELECT oid::bigint, relfilenode::bigint FROM pg_class WHERE oid = ANY(%s::oid[])"
 _MAY_PUBLISH = """
 SELECT pg_has_role(c.relowner, 'USAGE') AND has_database_privilege(current_database(), 'CREATE')
 FROM pg_class c WHERE c.oid = %s
@@ -250,62 +250,63 @@ def _check_published(
     connection: psycopg.Connection[Any], declared: Postgres, table: Table, publication: str, all_tables: str
 ) -> None:
     name = sql.Identifier(publication).as_string(None)
-    row = connection.execute(_PUBLISHED, [[table.oid], publication]).fetchone()
-    if row is None:
+    row = next(iter(_ask_noted(connection, publication, [table.oid])), None)
+    if row is None or row.is_all is None:
         raise _refused(
             declared, f"there is no publication {name}", f"CREATE PUBLICATION {name} FOR TABLE {all_tables};"
         )
-    published, is_all, is_whole, *_ = row
-    if not is_all:
+    if not row.is_all:
         raise _refused(
             declared, f"the publication {name} leaves out some changes, or gives them another table's name",
             f"ALTER PUBLICATION {name} SET (publish = 'insert, update, delete, truncate', "
             "publish_via_partition_root = false);",
         )  # fmt: skip
-    if published is None:
+    if row.published is None:
         run = f"CREATE PUBLICATION another FOR TABLE {all_tables};"
         raise _refused(declared, f"the publication {name} does not name the table {table.sql}", run)
-    if not is_whole:
+    if not row.is_whole:
         run = f"ALTER PUBLICATION {name} DROP TABLE {table.sql}; ALTER PUBLICATION {name} ADD TABLE ONLY {table.sql};"
         raise _refused(declared, f"the publication {name} has only some rows or columns of {table.sql}", run)
 
 
-def fetch_published(connection: psycopg.Connection[Any], publication: str, oids: list[int]) -> dict[int, str]:
-    """What `Known.published` is of the tables with these ids; nothing of one that the publication does not give whole.
+class Noted(NamedTuple):
+    """What the catalog says of a table: what `Known` has of it, and whether it has a primary key.
+
+    `published` is empty where the publication does not give all of the table.
+    """
+
+    published: str
+    columns: dict[str, int]
+    file: int
+    is_keyed: bool
+
+
+def _ask_noted(connection: psycopg.Connection[Any], publication: str, oids: list[int]) -> list[Any]:
+    return connection.cursor(row_factory=namedtuple_row).execute(_NOTED, [publication, oids]).fetchall()
+
+
+def fetch_noted(connection: psycopg.Connection[Any], publication: str, oids: list[int]) -> dict[int, Noted]:
+    """What the catalog says of the tables with these ids, as far as they are there.
 
     SUBTLE: a transaction marks the rows that it replaces (`xmax`) before its end is in the log, and shows what it did
     after that. So what is answered holds for the log up to a place that was asked for *before*. While such a
     transaction is open it is not known where its end will be: raises Determinate.
     """
-    found: dict[int, str] = {}
-    for published, is_all, is_whole, replacing, oid in connection.execute(_PUBLISHED, [oids, publication]).fetchall():
-        if published is None or not (is_all and is_whole):
-            continue
-        for xid in replacing:
+    found: dict[int, Noted] = {}
+    for row in _ask_noted(connection, publication, oids):
+        is_published = row.published is not None and row.is_all and row.is_whole
+        for xid in row.replacing if is_published else ():
             if is_being_changed(connection, xid):
                 raise Determinate(
                     f"the publication {publication} is being changed, by a transaction that is open: it looks again"
                 )
-        found[oid] = published
+        found[row.oid] = Noted(row.published if is_published else "", row.numbers or {}, row.file, row.is_keyed)
     return found
 
 
 def is_being_changed(connection: psycopg.Connection[Any], xid: int) -> bool:
     """Whether what a row of the catalog says is replaced by a transaction (`xmax`) that is open, or committed."""
     return bool(xid) and connection.execute(_ENDED, {"xid": xid}).fetchone() != ("aborted",)
-
-
-def fetch_numbers(connection: psycopg.Connection[Any], oids: list[int]) -> dict[int, dict[str, int]]:
-    """The numbers of the columns of tables, by name."""
-    found: dict[int, dict[str, int]] = {oid: {} for oid in oids}
-    for oid, name, number in connection.execute(_NUMBERS, [oids]).fetchall():
-        found[oid][name] = number
-    return found
-
-
-def fetch_keyed(connection: psycopg.Connection[Any], oids: list[int]) -> set[int]:
-    """Which of the tables with these ids have a primary key."""
-    return {oid for (oid,) in connection.execute(_KEYED, [oids]).fetchall()}
 
 
 def look(declared: Postgres, id_: str) -> dict[str, Known]:
@@ -319,13 +320,12 @@ def _known(
 ) -> dict[str, Known]:
     publication, oids = publication_of(declared, id_), [table.oid for table in tables.values()]
     check_publication(connection, declared, tables, publication)
-    # SUBTLE: the files before the numbers. A column that comes in between is a new one
-    files = dict(connection.execute(_FILES, [oids]).fetchall())
-    published, numbers = fetch_published(connection, publication, oids), fetch_numbers(connection, oids)
-    return {
-        name: Known(published.get(table.oid, ""), numbers[table.oid], files.get(table.oid, 0), keyless=not table.key)
-        for name, table in tables.items()
-    }
+    noted = fetch_noted(connection, publication, oids)
+    found = {}
+    for name, table in tables.items():
+        one = noted.get(table.oid, Noted("", {}, 0, is_keyed=False))
+        found[name] = Known(one.published, one.columns, one.file, keyless=not table.key)
+    return found
 
 
 def _check_may_publish(
