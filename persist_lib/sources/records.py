@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, Type
 import msgspec
 
 from persist_lib.catalog.collection_arguments import Retention
-from persist_lib.catalog.records import OF_TABLES, Record, schema_of
+from persist_lib.catalog.records import OF_INDEXES, OF_TABLES, VERSION, Record, schema_of
 from persist_lib.client import Client
 from persist_lib.errors import InvalidUsage
 from persist_lib.runtime.ambient import Deadline
@@ -70,6 +70,7 @@ class Known(msgspec.Struct, frozen=True, omit_defaults=True):
     are the numbers of the table's columns by name: a number stays with its column, whatever that is called. `file` is
     the one with its rows: another one once these were all written again. `added`, of one of several tables, is what
     `Decoding.added` is of a source of one. `keyless`: it has no primary key, and the log has its rows whole.
+    `by_index`: its key is that of the index of its replica identity, and unique only while that is so.
     """
 
     published: str
@@ -77,6 +78,12 @@ class Known(msgspec.Struct, frozen=True, omit_defaults=True):
     file: int = 0
     added: dict[str, int] = {}
     keyless: bool = False
+    by_index: bool = False
+
+    @property
+    def version(self) -> int:
+        """The version of records with it."""
+        return OF_INDEXES if self.by_index else OF_TABLES if self.keyless else VERSION
 
 
 class Terms(TypedDict, total=False):
@@ -277,11 +284,11 @@ class SourceRecord(Declaration, frozen=True, kw_only=True, omit_defaults=True):
 
     def with_known(self, found: Mapping[str, Known]) -> SourceRecord:
         """The record with what is known of what it has upstream."""
+        # SUBTLE: a table may have lost its key since it was declared.
+        version = max(self.v, *(one.version for one in found.values()), VERSION)
         if self.tables:
-            return changed(self, known=dict(found))
-        table = next(iter(found.values()), None)
-        # SUBTLE: it may have lost its key since it was declared.
-        return changed(self, table=table, v=OF_TABLES if table is not None and table.keyless else self.v)
+            return changed(self, known=dict(found), v=version)
+        return changed(self, table=next(iter(found.values()), None), v=version)
 
     def pipeline(self) -> Pipeline:
         keyless = self.table is not None and self.table.keyless

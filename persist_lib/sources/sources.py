@@ -275,7 +275,9 @@ class Sources:
             return record
         look = record.reader.look
         with suppress(PersistError):  # the reader tells what is wrong
-            if found := {name: msgspec.structs.replace(one, keyless=False) for name, one in look(record).items()}:
+            if found := {
+                name: msgspec.structs.replace(one, keyless=False, by_index=False) for name, one in look(record).items()
+            }:
                 self.declared.update(
                     record, lambda now: now if now.table is not None else now.with_known(found), self._deadline(None)
                 )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from persist_lib.arguments import parse_integer, parse_text, shown
-from persist_lib.catalog.records import OF_TABLES
+from persist_lib.catalog.records import OF_INDEXES, OF_TABLES, VERSION
 from persist_lib.client import Client
 from persist_lib.config import MIB
 from persist_lib.errors import InvalidUsage
@@ -127,8 +127,7 @@ class Postgres(
             derived = {name: derived_schema(table.columns, table.key) for name, table in tables.items()}
             schemas = {**derived, **given.tables}
             given = changed(given, schema=first_of(schemas), tables=schemas)
-        if self.tables or not all(table.key for table in tables.values()):
-            given = changed(given, v=OF_TABLES)
+        given = changed(given, v=max(OF_TABLES if self.tables else VERSION, *map(_version, tables.values())))
         for name, table in tables.items():
             _check_fits(given, given.tables.get(name, given.schema), table)
         if given.decoding.extra == "add":
@@ -160,6 +159,11 @@ class Postgres(
         Choices(client, record.choices).forget()
         left: list[str] = _part("server").take_away(self, record.id)
         return left
+
+
+def _version(table: Table) -> int:
+    """The version of the record of a source of it."""
+    return OF_INDEXES if table.by_index else VERSION if table.key else OF_TABLES
 
 
 def _check_changes(decoding: Decoding, meaning: Meaning) -> None:

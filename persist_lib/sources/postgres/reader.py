@@ -219,7 +219,9 @@ class TableReader:
             if None in oids:
                 raise self._gone(mark, f"the table {names[oids.index(None)]} was dropped or renamed")
             if oids != [*self._oids().values()]:
-                self._tables, self._check = server.find_tables(connection, self._declared), ""
+                is_known = mark.address > 0
+                self._tables = server.find_tables(connection, self._declared, is_known=is_known)
+                self._check = ""
         self._look = Look(parse_lsn(flushed), parse_lsn(kept), parse_lsn(confirmed))
         if self._look.flushed < mark.address:
             raise self._older(mark)
@@ -241,7 +243,7 @@ class TableReader:
             if known is None:
                 continue
             where = f"{table} at {lsn_text(mark.address)}"
-            if not now.is_keyed and not known.keyless:
+            if not (now.is_keyed or known.keyless or known.by_index):
                 raise changed(where, "it has no primary key any more")
             for name, number in known.columns.items():
                 if name in now.columns and now.columns[name] != number:
@@ -296,8 +298,11 @@ class TableReader:
         return self._stream
 
     def _logged(self) -> dict[int, Logged]:
-        known = {name: one.columns for name, one in self._known.items()}
-        return {oid: Logged(name, known.get(name, {})) for name, oid in self._oids().items()}
+        found = {}
+        for name, oid in self._oids().items():
+            known = self._known.get(name)
+            found[oid] = Logged(name, {}) if known is None else Logged(name, known.columns, known.by_index)
+        return found
 
     def _receive(self, at: int, until: int, most_bytes: int) -> None:
         """Receive what the server has flushed, or as much as `most_bytes`."""

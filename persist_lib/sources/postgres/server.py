@@ -55,26 +55,34 @@ SELECT pg_has_role(c.relowner, 'USAGE') AND has_database_privilege(current_datab
 FROM pg_class c WHERE c.oid = %s
 """
 _TABLE = """
-SELECT c.oid::bigint, n.nspname, c.relname, c.relkind, c.relpersistence, c.relreplident, c.relispartition,
-       has_table_privilege(c.oid, 'SELECT'), row_security_active(c.oid), pg_has_role(c.relowner, 'USAGE')
+SELECT c.oid::bigint, n.nspname, c.relname, c.relreplident, c.relkind, c.relpersistence,
+       has_table_privilege(c.oid, 'SELECT'), row_security_active(c.oid)
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = to_regclass(%s)
 """
-COLUMNS = """
-SELECT a.attname, a.atttypid::bigint, a.atttypmod, coalesce(a.attnum = ANY(i.indkey), false),
-       coalesce(i.indimmediate, true)
-FROM pg_attribute a LEFT JOIN pg_index i ON i.indrelid = a.attrelid AND i.indisprimary
-WHERE a.attrelid = {oid} AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = '' ORDER BY a.attnum
+_COLUMNS = """
+SELECT a.attname, a.atttypid::bigint, a.atttypmod,
+       coalesce(a.attnum = ANY((i.indkey::int2[])[0:i.indnkeyatts - 1]), false) AS is_key,
+       coalesce(i.indimmediate, true) AS is_immediate, a.attgenerated <> '' AS is_generated
+FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+LEFT JOIN pg_index i ON i.indrelid = c.oid
+     AND CASE c.relreplident WHEN 'i' THEN i.indisreplident ELSE i.indisprimary END
+WHERE c.oid = {oid} ORDER BY a.attnum
 """
+COLUMNS = f"SELECT * FROM ({_COLUMNS}) c WHERE NOT is_generated"  # noqa: S608 - no text of a user
 """The columns that the log has: those that are not generated."""
 
 
 class Table(NamedTuple):
-    """A table: its id in its database, its name, its columns, and the names of its key."""
+    """A table: its id in its database, its name, its columns, and the names of its key.
+
+    `by_index`: its key is that of the index of its replica identity, not the primary key's.
+    """
 
     oid: int
     schema: str
     name: str
     columns: tuple[Column, ...]
+    by_index: bool = False
 
     @property
     def key(self) -> list[str]:
@@ -173,18 +181,25 @@ def _check_server(connection: psycopg.Connection[Any], declared: Postgres) -> No
             raise _refused(declared, what, run)
 
 
-def find_tables(connection: psycopg.Connection[Any], declared: Postgres) -> dict[str, Table]:
-    """The tables by their names as they are declared, once it is certain that changes tell their rows apart."""
+def find_tables(
+    connection: psycopg.Connection[Any], declared: Postgres, *, is_known: bool = False
+) -> dict[str, Table]:  # fmt: skip
+    """The tables by their names as they are declared, once it is certain that changes tell their rows apart.
+
+    Of those that are followed already (`is_known`) the log tells what is not so any more, at the first row.
+    """
     found: dict[str, Table] = {}
     for name in declared.names:
-        table = _find_table(connection, declared, name)
+        table = _find_table(connection, declared, name, is_known=is_known)
         if other := next((other for other, one in found.items() if one.oid == table.oid), None):
             raise InvalidUsage(f"{other!r} and {name!r} are one table: name it once. Nothing was made")
         found[name] = table
     return found
 
 
-def _find_table(connection: psycopg.Connection[Any], declared: Postgres, given: str) -> Table:
+def _find_table(
+    connection: psycopg.Connection[Any], declared: Postgres, given: str, *, is_known: bool
+) -> Table:  # fmt: skip
     try:
         row = connection.execute(_TABLE, [given]).fetchone()
     except psycopg.errors.InvalidName as error:
@@ -195,25 +210,46 @@ def _find_table(connection: psycopg.Connection[Any], declared: Postgres, given: 
             "another database takes a source of its own",
             table=given,
         )  # fmt: skip
-    oid, schema, relation, kind, persistence, identity, _, may_read, has_policies, _ = row
-    columns = connection.execute(COLUMNS.format(oid=oid)).fetchall()
-    table = Table(oid, schema, relation, tuple(Column(*column[:4]) for column in columns))
+    oid, schema, relation, identity, *rest = row
+    cursor = connection.cursor(row_factory=namedtuple_row)
+    columns: list[Any] = cursor.execute(_COLUMNS.format(oid=oid).encode()).fetchall()
+    logged = tuple(Column(*column[:4]) for column in columns if not column.is_generated)
+    table = Table(oid, schema, relation, logged, by_index=identity == "i")
+    if not is_known:
+        _check_table(connection, declared, table, columns, identity, *rest)
+    return table
+
+
+def _check_table(
+    connection: psycopg.Connection[Any], declared: Postgres, table: Table, columns: list[Any], identity: str,
+    kind: str, persistence: str, may_read: bool, has_policies: bool,
+) -> None:  # fmt: skip
+    """Refuse a table that cannot be followed."""
+    user, name = connection.info.user, table.sql
     if kind != "r":
         what = "partitioned: declare a source of each of its partitions" if kind == "p" else "no plain table"
-        raise InvalidUsage(f"{table.sql} is {what}. Nothing was made")
-    user, name = connection.info.user, table.sql
-    is_deferrable = identity == "d" and not all(column[4] for column in columns)
+        raise InvalidUsage(f"{name} is {what}. Nothing was made")
+    is_deferrable = identity == "d" and not all(column.is_immediate for column in columns)
     for is_wrong, what, run in (
         (persistence != "p", f"{name} is not in the server's log", f"ALTER TABLE {name} SET LOGGED;"),
         (not may_read, f"the role {user!r} may not read {name}", f"GRANT SELECT ON {name} TO {user};"),
         (has_policies, f"{name} has policies that hide rows", f"ALTER ROLE {user} BYPASSRLS;"),
         (
-            not table.key and identity != "f",
+            any(column.is_key and column.is_generated for column in columns),
+            f"the key of {name} has a generated column, and the log does not have it",
+            f"ALTER TABLE {name} REPLICA IDENTITY USING INDEX …; with a unique index of other columns",
+        ),
+        (
+            not table.key and identity in {"d", "n"},
             f"{name} has no primary key (ALTER TABLE … ADD PRIMARY KEY), and its rows are not whole in the log either",
             f"ALTER TABLE {name} REPLICA IDENTITY FULL;",
         ),
         (
-            identity not in {"d", "f"}, f"the log tells the rows of {name} not apart by its primary key",
+            identity == "n", f"the log tells the rows of {name} not apart",
+            f"ALTER TABLE {name} REPLICA IDENTITY DEFAULT;",
+        ),
+        (
+            not table.key and identity == "i", f"the index of the replica identity of {name} was dropped",
             f"ALTER TABLE {name} REPLICA IDENTITY DEFAULT;",
         ),
         (
@@ -223,7 +259,6 @@ def _find_table(connection: psycopg.Connection[Any], declared: Postgres, given: 
     ):  # fmt: skip
         if is_wrong:
             raise _refused(declared, what, run)
-    return table
 
 
 def check_publication(
@@ -324,7 +359,7 @@ def _known(
     found = {}
     for name, table in tables.items():
         one = noted.get(table.oid, Noted("", {}, 0, is_keyed=False))
-        found[name] = Known(one.published, one.columns, one.file, keyless=not table.key)
+        found[name] = Known(one.published, one.columns, one.file, keyless=not table.key, by_index=table.by_index)
     return found
 
 
