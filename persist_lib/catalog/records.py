@@ -82,10 +82,10 @@ def kept_shard(collection: str, rendition: int) -> str:
     return f"{collection}.r{rendition}.kept"
 
 
-VERSION, OF_PLACES, OF_DELETES, OF_TABLES = 1, 2, 3, 4
-"""The version of records, and those of what a release before promotions, kept deletes, or sources of several tables and
-of tables without a key must not write to."""
-NEWEST = OF_TABLES
+VERSION, OF_PLACES, OF_DELETES, OF_TABLES, OF_INDEXES, OF_JOINED = 1, 2, 3, 4, 5, 6
+"""The version of records, and those of what a release before promotions, kept deletes, sources of several tables and of
+tables without a key, of tables whose key is an index, or of tables that came later, must not write to."""
+NEWEST = OF_JOINED
 
 Mode = Literal["append", "compare_and_append"]
 State = Literal["making", "live", "dropping"]

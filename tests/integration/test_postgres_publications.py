@@ -103,6 +103,20 @@ def test_nothing_is_bound_that_is_behind_a_change_which_the_look_did_not_show(
             reader.high_watermarks(bound, 1 << 20)
 
 
+def test_a_look_asks_the_catalog_once(place: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, bound = opened(place)
+    execute, asked = psycopg.Cursor.execute, []
+
+    def counted(self: Any, query: Any, *given: Any, **more: Any) -> Any:
+        asked.append(str(query))
+        return execute(self, query, *given, **more)
+
+    with closing(reader), monkeypatch.context() as patch:
+        patch.setattr(psycopg.Cursor, "execute", counted)
+        reader._check_unchanged(bound[next(iter(bound))])
+    assert len([query for query in asked if "FROM pg_class" in query or "FROM pg_attribute" in query]) == 1, asked
+
+
 @pytest.mark.parametrize(
     ("made", "said"),
     [

@@ -45,7 +45,7 @@ def _growth(connection: psycopg.Connection[Any], name: str, rows: list[Any], kno
     was written again, the catalog does not tell that any more. Raises SchemaChanged otherwise.
 
     Columns are there by the place that is asked for while they are looked at, as what their transaction did is
-    seen after it is in the log. That none was gone by that place is what the second look tells: see `fetch_published`.
+    seen after it is in the log. That none was gone by that place is what the second look tells: see `fetch_noted`.
     """
     if not rows:
         return None  # the table was dropped: the next look tells

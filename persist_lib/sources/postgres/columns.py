@@ -47,11 +47,13 @@ class Header(msgspec.Struct, frozen=True, omit_defaults=True):
     """What columns messages have. `copied`: they are lines of CSV, not changes.
 
     `moved` names two that are not in the order that they had when the source was made: they are others by that name.
+    `is_unsure`: the key was that of the index of the replica identity, which is FULL, so that rows may share a key.
     """
 
     columns: tuple[Column, ...]
     copied: bool = False
     moved: str = ""
+    is_unsure: bool = False
 
     def text(self) -> str:
         return msgspec.json.encode(self).decode()
@@ -135,6 +137,8 @@ def places_of(
             return f"its column {source!r} is {found}, and {format_type(field.type)} is declared"
         places.append(place)
     wanted = set(names) if key is None else {decoding.source(name) for name in key}
+    if header.is_unsure:
+        return f"its replica identity is FULL, and no index any more, so rows may share their key {sorted(wanted)}"
     keys = {column.name for column in header.columns if column.is_key}
     # All of them: REPLICA IDENTITY FULL. A copy has whole rows, whatever the key is.
     if keys not in (wanted, set(names)) and not (key is None and header.copied):

@@ -20,13 +20,16 @@ _LONG, _SHORT = struct.Struct(">I"), struct.Struct(">H")
 PAYLOAD = 25
 """Where the message is, behind its place and time."""
 CHANGES = b"IUD"
+WHOLE = b"f"
+"""The replica identity FULL."""
 
 
 class Logged(NamedTuple):
-    """A table in the log: how it is declared, and the numbers of its columns by their names."""
+    """A table in the log: how it is declared, the numbers of its columns by their names, and what tells rows apart."""
 
     name: str
     numbers: Mapping[str, int]
+    by_index: bool = False
 
 
 class Change(NamedTuple):
@@ -91,7 +94,7 @@ class LogMessages:
         elif kind == b"R":
             oid = _LONG.unpack_from(message, 1)[0]
             if oid in self._tables:
-                self._headers[oid] = _relation(message, self._tables[oid].numbers).text()
+                self._headers[oid] = _relation(message, self._tables[oid]).text()
         elif self._open is not None:
             for oid in _subjects(kind, message):
                 if oid in self._tables:
@@ -111,9 +114,11 @@ def _subjects(kind: bytes, message: bytes) -> tuple[int, ...]:
     return struct.unpack_from(f">{count}I", message, 6)
 
 
-def _relation(message: bytes, numbers: Mapping[str, int]) -> Header:
-    """What a message says of the columns of a table, which it has in the order of their numbers."""
+def _relation(message: bytes, table: Logged) -> Header:
+    """What a message says of a table: its replica identity, and its columns in the order of their numbers."""
+    numbers = table.numbers
     at = message.index(b"\0", message.index(b"\0", 5) + 1) + 2
+    is_unsure = table.by_index and message[at - 1 : at] == WHOLE
     (count,) = _SHORT.unpack_from(message, at)
     at += 2
     columns = []
@@ -124,4 +129,4 @@ def _relation(message: bytes, numbers: Mapping[str, int]) -> Header:
         at = end + 9
     known = [(numbers[column.name], column.name) for column in columns if column.name in numbers]
     moved = next((f"{one[1]} and {other[1]}" for one, other in pairwise(known) if one > other), "")
-    return Header(tuple(columns), moved=moved)
+    return Header(tuple(columns), moved=moved, is_unsure=is_unsure)

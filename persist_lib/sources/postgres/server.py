@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 import psycopg
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.rows import namedtuple_row
 
 from persist_lib.errors import Determinate, InvalidUsage, NotFound
 from persist_lib.location.postgres.connection import connection_failed, dialling
@@ -32,49 +33,56 @@ SELECT current_setting('server_version_num')::int, current_setting('wal_level'),
        quote_ident(current_user), max - (SELECT count(*) FROM pg_replication_slots), max
 FROM pg_roles, (SELECT current_setting('max_replication_slots')::int AS max) s WHERE rolname = current_user
 """
-_PUBLISHED = """
-SELECT p.oid::text || '.' || p.xmin || ' ' || r.oid || '.' || r.xmin,
-       p.pubinsert AND p.pubupdate AND p.pubdelete AND p.pubtruncate AND NOT p.pubviaroot,
-       r.prqual IS NULL AND r.prattrs IS NULL, ARRAY[p.xmax::text::bigint, r.xmax::text::bigint], r.prrelid::bigint
-FROM pg_publication p LEFT JOIN pg_publication_rel r ON r.prpubid = p.oid AND r.prrelid = ANY(%s::oid[])
-WHERE p.pubname = %s
+_NOTED = """
+SELECT c.oid::bigint AS oid, p.oid::text || '.' || p.xmin || ' ' || r.oid || '.' || r.xmin AS published,
+       p.pubinsert AND p.pubupdate AND p.pubdelete AND p.pubtruncate AND NOT p.pubviaroot AS is_all,
+       r.prqual IS NULL AND r.prattrs IS NULL AS is_whole,
+       ARRAY[p.xmax::text::bigint, r.xmax::text::bigint] AS replacing, c.relfilenode::bigint AS file,
+       (SELECT json_object_agg(attname, attnum ORDER BY attnum) FROM pg_attribute
+        WHERE attrelid = c.oid AND attnum > 0 AND NOT attisdropped) AS numbers,
+       EXISTS (SELECT FROM pg_index WHERE indrelid = c.oid AND indisprimary) AS is_keyed
+FROM pg_class c LEFT JOIN pg_publication p ON p.pubname = %s
+LEFT JOIN pg_publication_rel r ON r.prpubid = p.oid AND r.prrelid = c.oid WHERE c.oid = ANY(%s::oid[])
 """
+"""One statement, so one moment: a column that comes with another file is not taken for one of the former file."""
 _ENDED = """
 SELECT coalesce(pg_xact_status((CASE WHEN %(xid)s > next %% 4294967296 THEN next / 4294967296 - 1
                                 ELSE next / 4294967296 END * 4294967296 + %(xid)s)::text::xid8), 'aborted')
 FROM (SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint AS next) now
 """
-_NUMBERS = """
-SELECT attrelid::bigint, attname, attnum FROM pg_attribute
-WHERE attrelid = ANY(%s::oid[]) AND attnum > 0 AND NOT attisdropped ORDER BY attnum
-"""
-_KEYED = "SELECT indrelid::bigint FROM pg_index WHERE indisprimary AND indrelid = ANY(%s::oid[])"
-_FILES = "SELECT oid::bigint, relfilenode::bigint FROM pg_class WHERE oid = ANY(%s::oid[])"
 _MAY_PUBLISH = """
 SELECT pg_has_role(c.relowner, 'USAGE') AND has_database_privilege(current_database(), 'CREATE')
 FROM pg_class c WHERE c.oid = %s
 """
 _TABLE = """
-SELECT c.oid::bigint, n.nspname, c.relname, c.relkind, c.relpersistence, c.relreplident, c.relispartition,
-       has_table_privilege(c.oid, 'SELECT'), row_security_active(c.oid), pg_has_role(c.relowner, 'USAGE')
+SELECT c.oid::bigint, n.nspname, c.relname, c.relreplident, c.relkind, c.relpersistence,
+       has_table_privilege(c.oid, 'SELECT'), row_security_active(c.oid)
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = to_regclass(%s)
 """
-COLUMNS = """
-SELECT a.attname, a.atttypid::bigint, a.atttypmod, coalesce(a.attnum = ANY(i.indkey), false),
-       coalesce(i.indimmediate, true)
-FROM pg_attribute a LEFT JOIN pg_index i ON i.indrelid = a.attrelid AND i.indisprimary
-WHERE a.attrelid = {oid} AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = '' ORDER BY a.attnum
+_COLUMNS = """
+SELECT a.attname, a.atttypid::bigint, a.atttypmod,
+       coalesce(a.attnum = ANY((i.indkey::int2[])[0:i.indnkeyatts - 1]), false) AS is_key,
+       coalesce(i.indimmediate, true) AS is_immediate, a.attgenerated <> '' AS is_generated
+FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+LEFT JOIN pg_index i ON i.indrelid = c.oid
+     AND CASE c.relreplident WHEN 'i' THEN i.indisreplident ELSE i.indisprimary END
+WHERE c.oid = {oid} ORDER BY a.attnum
 """
+COLUMNS = f"SELECT * FROM ({_COLUMNS}) c WHERE NOT is_generated"  # noqa: S608 - no text of a user
 """The columns that the log has: those that are not generated."""
 
 
 class Table(NamedTuple):
-    """A table: its id in its database, its name, its columns, and the names of its key."""
+    """A table: its id in its database, its name, its columns, and the names of its key.
+
+    `by_index`: its key is that of the index of its replica identity, not the primary key's.
+    """
 
     oid: int
     schema: str
     name: str
     columns: tuple[Column, ...]
+    by_index: bool = False
 
     @property
     def key(self) -> list[str]:
@@ -151,6 +159,30 @@ def inspect(declared: Postgres) -> dict[str, Table]:
         return tables
 
 
+def find_joining(declared: Postgres, table: str) -> Table:
+    """The one of the tables that is to be added to a source of the others. Raises InvalidUsage, and NotFound."""
+    with connect(declared) as connection, asking(declared, f"look at {table}"):
+        found = find_tables(connection, declared, is_known={*declared.names} - {table})[table]
+        if declared.publication is None:
+            _check_may_publish(connection, declared, found, _list_of({table: found}))
+        else:
+            _check_published(connection, declared, found, declared.publication, _list_of({table: found}), adds=True)
+        return found
+
+
+def join(declared: Postgres, id_: str, name: str, table: Table) -> Known:
+    """Publish one more table, where the publication is the source's own; what is known of it then. Idempotent.
+
+    What the publication is, is asked for before the table's snapshot is made, as in `make`.
+    """
+    with connect(declared) as connection, asking(declared, f"publish {name}"):
+        if declared.publication is None:
+            slot = sql.Identifier(slot_of(id_)).as_string(None)
+            with _unless_there():
+                connection.execute(plain_sql(f"ALTER PUBLICATION {slot} ADD TABLE ONLY {table.sql}"))
+        return _known(connection, declared, id_, {name: table})[name]
+
+
 def _refused(declared: Postgres, what: str, run: str) -> InvalidUsage:
     return InvalidUsage(f"{described(declared)}: {what}. Nothing was made. Run: {run}", run=run)
 
@@ -173,18 +205,25 @@ def _check_server(connection: psycopg.Connection[Any], declared: Postgres) -> No
             raise _refused(declared, what, run)
 
 
-def find_tables(connection: psycopg.Connection[Any], declared: Postgres) -> dict[str, Table]:
-    """The tables by their names as they are declared, once it is certain that changes tell their rows apart."""
+def find_tables(
+    connection: psycopg.Connection[Any], declared: Postgres, is_known: Container[str] = ()
+) -> dict[str, Table]:
+    """The tables by their names as they are declared, once it is certain that changes tell their rows apart.
+
+    Of those that are followed already (`is_known`) the log tells what is not so any more, at the first row.
+    """
     found: dict[str, Table] = {}
     for name in declared.names:
-        table = _find_table(connection, declared, name)
+        table = _find_table(connection, declared, name, is_known=name in is_known)
         if other := next((other for other, one in found.items() if one.oid == table.oid), None):
             raise InvalidUsage(f"{other!r} and {name!r} are one table: name it once. Nothing was made")
         found[name] = table
     return found
 
 
-def _find_table(connection: psycopg.Connection[Any], declared: Postgres, given: str) -> Table:
+def _find_table(
+    connection: psycopg.Connection[Any], declared: Postgres, given: str, *, is_known: bool
+) -> Table:  # fmt: skip
     try:
         row = connection.execute(_TABLE, [given]).fetchone()
     except psycopg.errors.InvalidName as error:
@@ -195,25 +234,46 @@ def _find_table(connection: psycopg.Connection[Any], declared: Postgres, given: 
             "another database takes a source of its own",
             table=given,
         )  # fmt: skip
-    oid, schema, relation, kind, persistence, identity, _, may_read, has_policies, _ = row
-    columns = connection.execute(COLUMNS.format(oid=oid)).fetchall()
-    table = Table(oid, schema, relation, tuple(Column(*column[:4]) for column in columns))
+    oid, schema, relation, identity, *rest = row
+    cursor = connection.cursor(row_factory=namedtuple_row)
+    columns: list[Any] = cursor.execute(_COLUMNS.format(oid=oid).encode()).fetchall()
+    logged = tuple(Column(*column[:4]) for column in columns if not column.is_generated)
+    table = Table(oid, schema, relation, logged, by_index=identity == "i")
+    if not is_known:
+        _check_table(connection, declared, table, columns, identity, *rest)
+    return table
+
+
+def _check_table(
+    connection: psycopg.Connection[Any], declared: Postgres, table: Table, columns: list[Any], identity: str,
+    kind: str, persistence: str, may_read: bool, has_policies: bool,
+) -> None:  # fmt: skip
+    """Refuse a table that cannot be followed."""
+    user, name = connection.info.user, table.sql
     if kind != "r":
         what = "partitioned: declare a source of each of its partitions" if kind == "p" else "no plain table"
-        raise InvalidUsage(f"{table.sql} is {what}. Nothing was made")
-    user, name = connection.info.user, table.sql
-    is_deferrable = identity == "d" and not all(column[4] for column in columns)
+        raise InvalidUsage(f"{name} is {what}. Nothing was made")
+    is_deferrable = identity == "d" and not all(column.is_immediate for column in columns)
     for is_wrong, what, run in (
         (persistence != "p", f"{name} is not in the server's log", f"ALTER TABLE {name} SET LOGGED;"),
         (not may_read, f"the role {user!r} may not read {name}", f"GRANT SELECT ON {name} TO {user};"),
         (has_policies, f"{name} has policies that hide rows", f"ALTER ROLE {user} BYPASSRLS;"),
         (
-            not table.key and identity != "f",
+            any(column.is_key and column.is_generated for column in columns),
+            f"the key of {name} has a generated column, and the log does not have it",
+            f"ALTER TABLE {name} REPLICA IDENTITY USING INDEX …; with a unique index of other columns",
+        ),
+        (
+            not table.key and identity in {"d", "n"},
             f"{name} has no primary key (ALTER TABLE … ADD PRIMARY KEY), and its rows are not whole in the log either",
             f"ALTER TABLE {name} REPLICA IDENTITY FULL;",
         ),
         (
-            identity not in {"d", "f"}, f"the log tells the rows of {name} not apart by its primary key",
+            identity == "n", f"the log tells the rows of {name} not apart",
+            f"ALTER TABLE {name} REPLICA IDENTITY DEFAULT;",
+        ),
+        (
+            not table.key and identity == "i", f"the index of the replica identity of {name} was dropped",
             f"ALTER TABLE {name} REPLICA IDENTITY DEFAULT;",
         ),
         (
@@ -223,7 +283,6 @@ def _find_table(connection: psycopg.Connection[Any], declared: Postgres, given: 
     ):  # fmt: skip
         if is_wrong:
             raise _refused(declared, what, run)
-    return table
 
 
 def check_publication(
@@ -247,65 +306,71 @@ def _list_of(tables: Mapping[str, Table]) -> str:
 
 
 def _check_published(
-    connection: psycopg.Connection[Any], declared: Postgres, table: Table, publication: str, all_tables: str
+    connection: psycopg.Connection[Any],
+    declared: Postgres,
+    table: Table,
+    publication: str,
+    all_tables: str,
+    *,
+    adds: bool = False,
 ) -> None:
     name = sql.Identifier(publication).as_string(None)
-    row = connection.execute(_PUBLISHED, [[table.oid], publication]).fetchone()
-    if row is None:
-        raise _refused(
-            declared, f"there is no publication {name}", f"CREATE PUBLICATION {name} FOR TABLE {all_tables};"
-        )
-    published, is_all, is_whole, *_ = row
-    if not is_all:
+    row = next(iter(_ask_noted(connection, publication, [table.oid])), None)
+    if row is None or row.is_all is None:
+        run = f"CREATE PUBLICATION {name} FOR TABLE {all_tables};"
+        raise _refused(declared, f"there is no publication {name}", run)
+    if not row.is_all:
         raise _refused(
             declared, f"the publication {name} leaves out some changes, or gives them another table's name",
             f"ALTER PUBLICATION {name} SET (publish = 'insert, update, delete, truncate', "
             "publish_via_partition_root = false);",
         )  # fmt: skip
-    if published is None:
-        run = f"CREATE PUBLICATION another FOR TABLE {all_tables};"
-        raise _refused(declared, f"the publication {name} does not name the table {table.sql}", run)
-    if not is_whole:
+    if row.published is None:
+        does = f"ALTER PUBLICATION {name} ADD TABLE" if adds else "CREATE PUBLICATION another FOR TABLE"
+        raise _refused(declared, f"the publication {name} does not name the table {table.sql}", f"{does} {all_tables};")
+    if not row.is_whole:
         run = f"ALTER PUBLICATION {name} DROP TABLE {table.sql}; ALTER PUBLICATION {name} ADD TABLE ONLY {table.sql};"
         raise _refused(declared, f"the publication {name} has only some rows or columns of {table.sql}", run)
 
 
-def fetch_published(connection: psycopg.Connection[Any], publication: str, oids: list[int]) -> dict[int, str]:
-    """What `Known.published` is of the tables with these ids; nothing of one that the publication does not give whole.
+class Noted(NamedTuple):
+    """What the catalog says of a table: what `Known` has of it, and whether it has a primary key.
+
+    `published` is empty where the publication does not give all of the table.
+    """
+
+    published: str
+    columns: dict[str, int]
+    file: int
+    is_keyed: bool
+
+
+def _ask_noted(connection: psycopg.Connection[Any], publication: str, oids: list[int]) -> list[Any]:
+    return connection.cursor(row_factory=namedtuple_row).execute(_NOTED, [publication, oids]).fetchall()
+
+
+def fetch_noted(connection: psycopg.Connection[Any], publication: str, oids: list[int]) -> dict[int, Noted]:
+    """What the catalog says of the tables with these ids, as far as they are there.
 
     SUBTLE: a transaction marks the rows that it replaces (`xmax`) before its end is in the log, and shows what it did
     after that. So what is answered holds for the log up to a place that was asked for *before*. While such a
     transaction is open it is not known where its end will be: raises Determinate.
     """
-    found: dict[int, str] = {}
-    for published, is_all, is_whole, replacing, oid in connection.execute(_PUBLISHED, [oids, publication]).fetchall():
-        if published is None or not (is_all and is_whole):
-            continue
-        for xid in replacing:
+    found: dict[int, Noted] = {}
+    for row in _ask_noted(connection, publication, oids):
+        is_published = row.published is not None and row.is_all and row.is_whole
+        for xid in row.replacing if is_published else ():
             if is_being_changed(connection, xid):
                 raise Determinate(
                     f"the publication {publication} is being changed, by a transaction that is open: it looks again"
                 )
-        found[oid] = published
+        found[row.oid] = Noted(row.published if is_published else "", row.numbers or {}, row.file, row.is_keyed)
     return found
 
 
 def is_being_changed(connection: psycopg.Connection[Any], xid: int) -> bool:
     """Whether what a row of the catalog says is replaced by a transaction (`xmax`) that is open, or committed."""
     return bool(xid) and connection.execute(_ENDED, {"xid": xid}).fetchone() != ("aborted",)
-
-
-def fetch_numbers(connection: psycopg.Connection[Any], oids: list[int]) -> dict[int, dict[str, int]]:
-    """The numbers of the columns of tables, by name."""
-    found: dict[int, dict[str, int]] = {oid: {} for oid in oids}
-    for oid, name, number in connection.execute(_NUMBERS, [oids]).fetchall():
-        found[oid][name] = number
-    return found
-
-
-def fetch_keyed(connection: psycopg.Connection[Any], oids: list[int]) -> set[int]:
-    """Which of the tables with these ids have a primary key."""
-    return {oid for (oid,) in connection.execute(_KEYED, [oids]).fetchall()}
 
 
 def look(declared: Postgres, id_: str) -> dict[str, Known]:
@@ -319,13 +384,12 @@ def _known(
 ) -> dict[str, Known]:
     publication, oids = publication_of(declared, id_), [table.oid for table in tables.values()]
     check_publication(connection, declared, tables, publication)
-    # The files before the numbers. A column that comes in between is a new one
-    files = dict(connection.execute(_FILES, [oids]).fetchall())
-    published, numbers = fetch_published(connection, publication, oids), fetch_numbers(connection, oids)
-    return {
-        name: Known(published.get(table.oid, ""), numbers[table.oid], files.get(table.oid, 0), keyless=not table.key)
-        for name, table in tables.items()
-    }
+    noted = fetch_noted(connection, publication, oids)
+    found = {}
+    for name, table in tables.items():
+        one = noted.get(table.oid, Noted("", {}, 0, is_keyed=False))
+        found[name] = Known(one.published, one.columns, one.file, keyless=not table.key, by_index=table.by_index)
+    return found
 
 
 def _check_may_publish(

@@ -142,6 +142,8 @@ def test_what_is_stored_of_several_tables_is_refused_by_earlier_releases_and_rea
     )
     assert encode(record) == body
     assert decode("n", body) == record
+    for known, version in ((Known("", {}), 4), (Known("", {}, keyless=True), 4), (Known("", {}, by_index=True), 5)):
+        assert record.with_known({"a.t": known, "a.u": Known("", {})}).v == version
 
 
 @pytest.mark.parametrize(
