@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
@@ -234,21 +234,21 @@ def _find_table(
             "another database takes a source of its own",
             table=given,
         )  # fmt: skip
-    oid, schema, relation, identity, *rest = row
+    oid, schema, relation, identity, *_ = row
     cursor = connection.cursor(row_factory=namedtuple_row)
     columns: list[Any] = cursor.execute(_COLUMNS.format(oid=oid).encode()).fetchall()
     logged = tuple(Column(*column[:4]) for column in columns if not column.is_generated)
     table = Table(oid, schema, relation, logged, by_index=identity == "i")
     if not is_known:
-        _check_table(connection, declared, table, columns, identity, *rest)
+        _check_table(connection, declared, table, columns, row)
     return table
 
 
 def _check_table(
-    connection: psycopg.Connection[Any], declared: Postgres, table: Table, columns: list[Any], identity: str,
-    kind: str, persistence: str, may_read: bool, has_policies: bool,
-) -> None:  # fmt: skip
-    """Refuse a table that cannot be followed."""
+    connection: psycopg.Connection[Any], declared: Postgres, table: Table, columns: list[Any], row: Sequence[Any]
+) -> None:
+    """Refuse a table that cannot be followed, by its row of `_TABLE`."""
+    identity, kind, persistence, may_read, has_policies = row[3:]
     user, name = connection.info.user, table.sql
     if kind != "r":
         what = "partitioned: declare a source of each of its partitions" if kind == "p" else "no plain table"
