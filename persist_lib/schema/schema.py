@@ -26,7 +26,15 @@ from persist_lib.arguments import native, parse_flag, shown
 from persist_lib.errors import InvalidName, InvalidUsage
 from persist_lib.frontier import Antichain, parse_time
 from persist_lib.schema.models import Model, is_model, model_fields
-from persist_lib.schema.types import NOT_NULL, canonical_type, check_zone, format_type, is_nested, parse_type
+from persist_lib.schema.types import (
+    NOT_NULL,
+    canonical_type,
+    check_zone,
+    format_type,
+    has_bounds,
+    is_nested,
+    parse_type,
+)
 from persist_lib.schema.widening import check_fill, default_text, read_default
 from persist_lib.times import Unit, moment, parse_unit, show_frontier, show_time
 
@@ -38,6 +46,8 @@ DIFF_FIELD = pa.field(DIFF, pa.int64(), nullable=False)
 
 Codec = Literal["columns", "json", "bytes"]
 CONSTRAINTS = ("unique", "non_negative")
+BOUNDED_MOST = 8
+"""Of how many columns a part says the least and the greatest value, at most: some 20 bytes each."""
 PLAIN_FIELDS = 3
 """How many fields of a schema, and of a column, are stored whatever they hold."""
 
@@ -201,6 +211,18 @@ class Schema(msgspec.Struct, frozen=True, array_like=True, dict=True, forbid_unk
     def data(self) -> pa.Schema:
         """The user's columns in Arrow."""
         return pa.schema([column.field for column in self.columns])
+
+    @cached_property
+    def bounded(self) -> tuple[int, ...]:
+        """The places of the columns whose least and greatest values parts say: times first, BOUNDED_MOST at most.
+
+        Not the first key column: the bounds of keys say it.
+        """
+        places = [
+            at for at, column in enumerate(self.columns) if at and not column.is_dropped and has_bounds(column.type)
+        ]
+        places.sort(key=lambda at: not self.columns[at].type.startswith(("timestamp", "date32")))
+        return tuple(sorted(places[:BOUNDED_MOST]))
 
     @cached_property
     def updates(self) -> pa.Schema:
