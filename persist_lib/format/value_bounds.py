@@ -18,7 +18,7 @@ from persist_lib.kernel.columns import plain
 from persist_lib.kernel.converting import converted
 from persist_lib.kernel.keys import decode_key, encode_row
 from persist_lib.schema.evolution import column_of, fill
-from persist_lib.schema.schema import TIME, Column, Schema
+from persist_lib.schema.schema import TIME, Column, Schema, bounded
 from persist_lib.schema.types import has_bounds, parse_type
 
 Ends = tuple[pa.Scalar, pa.Scalar]
@@ -26,7 +26,7 @@ Ends = tuple[pa.Scalar, pa.Scalar]
 
 def bounds_of(schema: Schema, table: pa.Table) -> tuple[ValueBounds, ...]:
     """The bounds of the values of some updates, of which there must be some, in columns of `schema.updates`."""
-    found = [_bounds(place, plain(table.column(schema.names[place]))) for place in schema.bounded]
+    found = [_bounds(place, plain(table.column(schema.names[place]))) for place in bounded(schema)]
     return tuple(one for one in found if one is not None)
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterable, Mapping
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import msgspec
@@ -213,18 +213,6 @@ class Schema(msgspec.Struct, frozen=True, array_like=True, dict=True, forbid_unk
         return pa.schema([column.field for column in self.columns])
 
     @cached_property
-    def bounded(self) -> tuple[int, ...]:
-        """The places of the columns whose least and greatest values parts say: times first, BOUNDED_MOST at most.
-
-        Not the first key column: the bounds of keys say it.
-        """
-        places = [
-            at for at, column in enumerate(self.columns) if at and not column.is_dropped and has_bounds(column.type)
-        ]
-        places.sort(key=lambda at: not self.columns[at].type.startswith(("timestamp", "date32")))
-        return tuple(sorted(places[:BOUNDED_MOST]))
-
-    @cached_property
     def updates(self) -> pa.Schema:
         """The user's columns, then `_time` and `_diff` as integers: what is stored."""
         return pa.schema([*self.data, TIME_FIELD, DIFF_FIELD])
@@ -392,6 +380,18 @@ def with_times(schema: Schema, times: Unit | None) -> Schema:
     if schema.times is not None or times is None:
         return schema
     return _like(msgspec.structs.replace(schema, times=times), schema, schema.models)
+
+
+@lru_cache(maxsize=256)
+def bounded(schema: Schema) -> tuple[int, ...]:
+    """The places of the columns whose least and greatest values parts say: times first, BOUNDED_MOST at most.
+
+    Not the first key column: the bounds of keys say it.
+    """
+    columns = list(enumerate(schema.columns))[1:]
+    places = [at for at, column in columns if not column.is_dropped and has_bounds(column.type)]
+    places.sort(key=lambda at: not schema.columns[at].type.startswith(("timestamp", "date32")))
+    return tuple(sorted(places[:BOUNDED_MOST]))
 
 
 def with_models(schema: Schema, other: Schema) -> Schema:

@@ -17,6 +17,7 @@ from persist_lib.core.state import Part, ValueBounds
 from persist_lib.core.trace import batch_problems
 from persist_lib.format import value_bounds
 from persist_lib.schema.schema import BOUNDED_MOST
+from persist_lib.schema.schema import bounded as bounded_of
 from persist_lib.testing import check_world
 from tests.worlds import World
 
@@ -182,11 +183,13 @@ def test_nan_lies_between_no_two_values_and_zeros_are_equal(world: World) -> Non
 def test_so_many_columns_have_bounds_times_first() -> None:
     names = {f"c{place}": "int64" for place in range(12)} | {"at": "timestamp", "text": "string", "day": "date32"}
     schema = persist.Schema({"id": "int64", "more": "int64"}, names)
-    bounded = [schema.names[place] for place in schema.bounded]
-    assert bounded == ["more", "c0", "c1", "c2", "c3", "c4", "at", "day"]
-    assert len(bounded) == BOUNDED_MOST
-    assert persist.Schema({"id": "int64"}, {"n": "string", "p": "decimal128(9, 2)", "l": "list<int64>"}).bounded == ()
-    assert schema.drop("at").whole.bounded == (1, 2, 3, 4, 5, 6, 7, 16), "a dropped column has none"
+    named = [schema.names[place] for place in bounded_of(schema)]
+    assert named == ["more", "c0", "c1", "c2", "c3", "c4", "at", "day"]
+    assert len(named) == BOUNDED_MOST
+    assert (
+        bounded_of(persist.Schema({"id": "int64"}, {"n": "string", "p": "decimal128(9, 2)", "l": "list<int64>"})) == ()
+    )
+    assert bounded_of(schema.drop("at").whole) == (1, 2, 3, 4, 5, 6, 7, 16), "a dropped column has none"
 
 
 SOUND = ValueBounds(2, 1, 5)
