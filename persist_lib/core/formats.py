@@ -22,7 +22,8 @@ fleet knows the next one. To add a format: raise `NEWEST`, and enter here each f
     9   a part may say what its updates add up to, and then be of contents that are later than its times
     10  a schema may have columns that writers fill, and uuids
     11  a schema may show its columns in another order than that in which they are stored
-    12  a part may say between which values those of its columns lie
+    12  a part may say between which values those of its columns lie. A schema may have columns that count up, and the
+        state says their next numbers (`Reserve`)
 
 SUBTLE: `CREATED` follows `NEWEST` one release later. A fleet is upgraded machine by machine, and the shards that its
 new programs create during the upgrade must be readable for its old ones.
@@ -40,6 +41,7 @@ from persist_lib.ids import is_pending, is_published
 from persist_lib.schema.evolution import evolved, is_prefix
 from persist_lib.schema.schema import Schema
 from persist_lib.schema.types import UUID, is_nested
+from persist_lib.schema.widening import NUMBER
 
 FIRST = 1
 NEWEST = 12
@@ -73,10 +75,13 @@ MEMBERS = 5
 CONTENTS = 6
 """The format from which on a state may keep contents ahead."""
 
+IDENTITIES = 12
+"""The format from which on columns may count up."""
+
 PINS = 7
 """The format from which on a state may pin keys, and parts may stand below a publication's folder."""
 
-STATE_FIELDS = {1: 14, 2: 16, 3: 18, 4: 18, 5: 20, 6: 21, 7: 22, 8: 22, 9: 22, 10: 22, 11: 22, 12: 22}
+STATE_FIELDS = {1: 14, 2: 16, 3: 18, 4: 18, 5: 20, 6: 21, 7: 22, 8: 22, 9: 22, 10: 22, 11: 22, 12: 23}
 """How many fields a stored state has: later ones are left out, and must have their defaults."""
 WITH_PRODUCERS = 19
 """The same of a state of format 3 or newer that remembers producers."""
@@ -92,12 +97,14 @@ DIFF_FIELDS = {
     "member": MEMBERS,
     "contents": CONTENTS,
     "pins": PINS,
+    "identities": IDENTITIES,
 }
 """The fields of a diff that came after format 1."""
 COMMANDS = {
     "Upgrade": 2, "ForgetProducer": PRODUCERS,
     "Absorb": PENDING_AREA, "DiscardPending": PENDING_AREA, "CloneReader": PENDING_AREA,
     "Adopt": MEMBERS, "Inherit": MEMBERS, "KeepContents": CONTENTS, "PinKeys": PINS, "Unpin": PINS,
+    "Reserve": IDENTITIES,
 }  # fmt: skip
 """The commands that came after format 1."""
 
@@ -126,6 +133,8 @@ def least_for(schema: object) -> int:
     """The oldest format that can store this schema. Whatever is no schema is for the encoder to refuse."""
     if not isinstance(schema, Schema):
         return FIRST
+    if any(column.fill == NUMBER for column in schema.columns):
+        return IDENTITIES
     if any(column.rank for column in schema.columns):
         return REORDERED
     if schema.fills or any(column.type == UUID for column in schema.columns):
@@ -191,7 +200,9 @@ def least_for_writers(writers: Iterable[Writer | None]) -> int:
 def least_for_state(state: State) -> int:
     """The oldest format that can store what this state says, whichever it is written in."""
     says = (
-        PINS
+        IDENTITIES
+        if state.identities
+        else PINS
         if state.pins
         else CONTENTS
         if state.contents

@@ -63,7 +63,7 @@ class Part(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     `sums` are those of its updates, where it says them: then a compaction can keep it as it is beside others that it
     writes, and what all of them add up to is still proven.
 
-    `values` are bounds of some columns (`Schema.bounded`), of objects that were written since the shard's format has
+    `values` are bounds of some columns (`schema.bounded`), of objects that were written since the shard's format has
     them: a filter that no value within them can satisfy leaves the object out.
     """
 
@@ -261,6 +261,8 @@ class State(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     from that time on, and taken in their place once since is there. Its id says which batches it stands for."""
     pins: Mapping[str, Pin] = {}
     """Objects that something outside refers to, by its name: each is in a batch, or garbage."""
+    identities: Mapping[str, int] = {}
+    """The next number of each column that counts up, by its id; 1 for those that are not there."""
 
     @property
     def stored(self) -> tuple[Batch, ...]:

@@ -143,7 +143,7 @@ class StoredState(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
     state: State
 
 
-MAPPINGS = ("writers", "readers", "holds", "retired", "garbage", "rollups", "producers", "pins")
+MAPPINGS = ("writers", "readers", "holds", "retired", "garbage", "rollups", "producers", "pins", "identities")
 COMMANDS = frozenset(command.__name__ for command in get_args(Command) if command not in STORED_AS)
 _encoder = msgspec.msgpack.Encoder()
 _rows = msgspec.msgpack.Decoder(LogRow)

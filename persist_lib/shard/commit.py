@@ -8,7 +8,7 @@ are refused.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from operator import attrgetter
 
 from persist_lib.core import refusals as r
@@ -18,6 +18,7 @@ from persist_lib.runtime.threads import Lock, giving_back, taking
 from persist_lib.shard.committer import Work, carry_out, fetch_all, until_in_log
 from persist_lib.shard.in_doubt import Build, Committed, Done, Undone
 from persist_lib.shard.machine import Prepared, Shard, Wanted
+from persist_lib.shard.numbers import Numbers
 from persist_lib.shard.refusals import named
 from persist_lib.shard.remote_commit import commit_by_commands
 
@@ -26,6 +27,11 @@ __all__ = ["Build", "Committed", "Done", "Machine", "Prepared", "Undone", "Wante
 
 class Machine(Shard):
     """A shard that this process changes. All handles of a client share it, so that they never race each other."""
+
+    @cached_property
+    def numbers(self) -> Numbers:
+        """The numbers of its columns that count up."""
+        return Numbers(self)
 
     def commit(self, build: Build, timeout_s: float | None = None, token: bytes | None = None) -> Committed:
         """Commit the command that `build` makes, or raise its refusal. If there is nothing to do, that is a success."""

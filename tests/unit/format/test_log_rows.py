@@ -243,11 +243,15 @@ VALUES = (
     ValueBounds(3, -0.5, 1e300, has_null=True),
     ValueBounds(4, None, None, has_null=True),
 )
+COUNTED = Schema((Column("id", "int64", False, fill="identity()"),), FILLED.value)
 TOLD = msgspec.structs.replace(SUMMED, values=VALUES)
 ROW_12 = msgspec.structs.replace(
     ROW_11,
+    command="Reserve",
     diff=msgspec.structs.replace(
         ROW_11.diff,
+        schemas=(COUNTED,),
+        identities=(("id", None, 2), ("größe~", 2**63 - 1, 2**63)),
         contents=(PROVEN, msgspec.structs.replace(PROVEN, parts=(TOLD,))),
         trace=TraceEdit(
             (), (msgspec.structs.replace(BATCH, parts=(msgspec.structs.replace(PART, values=VALUES[:1]),)),)
@@ -256,9 +260,15 @@ ROW_12 = msgspec.structs.replace(
 )
 STORED_12 = msgspec.structs.replace(
     STORED_11,
-    state=msgspec.structs.replace(STORED_11.state, format=12, contents=msgspec.structs.replace(PROVEN, parts=(TOLD,))),
+    state=msgspec.structs.replace(
+        STORED_11.state,
+        format=12,
+        schemas=(FILLED, COUNTED),
+        identities={"id": 2**63, "b": 2},
+        contents=msgspec.structs.replace(PROVEN, parts=(TOLD,)),
+    ),
 )
-"""A shard whose parts say bounds of their values."""
+"""A shard whose parts say bounds of their values, and whose key counts up."""
 ROWS = {
     1: ROW, 2: ROW_2, 3: ROW_3, 4: ROW_4, 5: ROW_5, 6: ROW_6, 7: ROW_7, 8: ROW_8, 9: ROW_9, 10: ROW_10, 11: ROW_11,
     12: ROW_12,
@@ -286,13 +296,14 @@ def golden(name: str, format_: int) -> bytes:
 
 def test_every_field_of_what_is_stored_has_a_value_of_its_own_in_the_golden_files():
     group = (ROW_GROUP, STEPS[1])
-    stored = (STORED_7, STORED_7.state, PIN, BATCH, TOLD, REMEMBERING, READER, ROLLUP, OUTCOME, PRODUCED)
+    stored = (STORED_7, STORED_12.state, PIN, BATCH, TOLD, REMEMBERING, READER, ROLLUP, OUTCOME, PRODUCED)
     diff = msgspec.structs.replace(
         ROW_2.diff,
         producers=ROW_5.diff.producers,
         member=ROW_5.diff.member,
         contents=ROW_6.diff.contents,
         pins=ROW_7.diff.pins,
+        identities=ROW_12.diff.identities,
     )
     for value in (*group, *stored, diff):
         plain = type(value)
@@ -483,8 +494,8 @@ def test_what_each_format_brought_is_declared():
     """A field that is added without a format would be taken for "nothing changed" by older programs."""
     assert max(STATE_FIELDS) == NEWEST
     assert len(State.__struct_fields__) == STATE_FIELDS[NEWEST]
-    assert State.__struct_fields__[STATE_FIELDS[4] : -3] == ("producers",), "before format 5 only when there are some"
-    assert State.__struct_fields__[STATE_FIELDS[5] :] == ("contents", "pins")
+    assert State.__struct_fields__[STATE_FIELDS[4] : -4] == ("producers",), "before format 5 only when there are some"
+    assert State.__struct_fields__[STATE_FIELDS[5] :] == ("contents", "pins", "identities")
     assert Part.__struct_fields__[PART_FIELDS:] == ("at", "sums", "values"), "stored only when it is set"
     assert Writer.__struct_fields__[WRITER_FIELDS:] == ("owner", "staged"), "stored only when they are set"
     first = {"since", "trace", "schemas", "writers", "readers", "holds", "retired", "garbage", "rollups", "retention"}
@@ -665,16 +676,16 @@ def test_a_command_that_this_release_does_not_know_is_a_newer_format():
 
 @pytest.mark.parametrize("path", [[], [2], [2, 3, "w0000000000000001"], [2, 9], [2, 18, "b"]], ids=str)
 def test_a_field_of_a_rollup_that_this_release_does_not_know_is_a_newer_format(path):
-    owned = msgspec.structs.replace(STORED_7.state, writers={W2: REMEMBERING})
-    state = msgspec.structs.replace(STORED_7, state=owned)
+    owned = msgspec.structs.replace(STORED_12.state, writers={W2: REMEMBERING})
+    state = msgspec.structs.replace(STORED_12, state=owned)
     stored = msgspec.msgpack.decode(encode_state(state)[HEADER_BYTES:], strict=False)
     if path == [2, 9]:
         stored[2][9] = [1]
         with pytest.raises(Corrupt):  # a value of another type is damage
-            decode_state(framed(ROLLUP_MAGIC, 7, msgspec.msgpack.encode(stored)), "key")
+            decode_state(framed(ROLLUP_MAGIC, 12, msgspec.msgpack.encode(stored)), "key")
         return
     with pytest.raises(NewerFormat):
-        decode_state(framed(ROLLUP_MAGIC, 7, msgspec.msgpack.encode(with_more(stored, path))), "key")
+        decode_state(framed(ROLLUP_MAGIC, 12, msgspec.msgpack.encode(with_more(stored, path))), "key")
 
 
 @pytest.mark.slow
