@@ -19,9 +19,10 @@ from persist_lib.schema.schema import Schema
 from persist_lib.schema.types import parse_type
 from persist_lib.shard.batches import as_part
 
+ODD = st.sampled_from([float("nan"), 0.0, -0.0, float("inf")])
 KINDS = {
     "bool": st.booleans(), "int8": st.integers(-128, 127), "uint64": st.integers(0, 2**64 - 1),
-    "int64": st.integers(-(2**63), 2**63 - 1), "float32": st.floats(width=32), "float64": st.floats(),
+    "int64": st.integers(-(2**63), 2**63 - 1), "float32": st.floats(width=32) | ODD, "float64": st.floats() | ODD,
     "date32": st.integers(-1000, 1000), "time64[us]": st.integers(0, 86_399_999_999),
     "timestamp[s]": st.integers(-(2**40), 2**40), "timestamp[us, UTC]": st.integers(-(2**55), 2**55),
     "duration[ns]": st.integers(-(2**62), 2**62),
