@@ -77,7 +77,8 @@ def is_within(part: Part, written: Schema, wanted: Schema, table: pa.Table) -> b
     times = pc.min_max(table.column(TIME))
     if times["min"].as_py() < part.time_lower or times["max"].as_py() > part.time_upper:
         return False
-    condition = condition_of(part, written, wanted, wanted.names)
+    # No filter leaves out what is inline.
+    condition = None if part.inline is not None else condition_of(part, written, wanted, wanted.names)
     return condition is None or pc.all(evaluated(table, {"met": condition}).column(0), min_count=0).as_py()
 
 

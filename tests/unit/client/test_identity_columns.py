@@ -204,7 +204,7 @@ def test_what_cannot_count_refuses(world: World) -> None:
     with pytest.raises(InvalidUsage, match="only a table of one shard"):
         client.controller().tables().create("d", NOTES)
     client.table("notes", NOTES).append([{"text": "a"}])
-    with pytest.raises(PersistError, match="count up"):
+    with pytest.raises(InvalidUsage, match="only a table of one shard"):
         client.controller().promote("notes")
     assert ids(client.table("notes")) == [1]
 
