@@ -16,6 +16,7 @@ from persist_lib.errors import InvalidUsage
 from persist_lib.frontier import MAX_TIME
 from persist_lib.ids import parse_hold_name
 from persist_lib.schema.schema import Schema
+from persist_lib.schema.widening import NUMBER
 from persist_lib.times import Times, is_duration
 
 MOST_SHARDS = 1024
@@ -27,6 +28,7 @@ def parse_rendition(
 ) -> RenditionRecord:
     """A rendition that is to be made, once it has a collection and a number."""
     count = parse_integer(shards, "shards", 1, MOST_SHARDS)
+    check_uncounted(schema)
     if mode not in get_args(Mode):
         raise InvalidUsage(f"mode must be one of {get_args(Mode)}: got {shown(mode)}", mode=mode)
     if mode == "compare_and_append" and count > 1:
@@ -40,6 +42,16 @@ def parse_rendition(
         hash_columns=names,
         mode=mode,  # type: ignore[arg-type]
     )
+
+
+def check_uncounted(schema: Schema) -> None:
+    """Raise InvalidUsage for columns that count up: each shard has numbers of its own."""
+    if counted := [column.name for column in schema.columns if column.fill == NUMBER]:
+        raise InvalidUsage(
+            f"columns {counted} count up (identity), which only a table of one shard can, without a timeline: it has "
+            "the numbers. Nothing was changed. Make them uuids with the default uuid(), or give the numbers",
+            problem="identity", columns=counted,
+        )  # fmt: skip
 
 
 def parse_retention(value: object, schema: Schema, clock_ms: Callable[[], int]) -> int | None:

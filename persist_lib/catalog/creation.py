@@ -10,7 +10,7 @@ import msgspec
 
 from persist_lib.arguments import parse_flag, parse_integer
 from persist_lib.catalog.catalog import Changes, Contents, setting
-from persist_lib.catalog.collection_arguments import MOST_SHARDS, parse_hash_columns, parse_rendition
+from persist_lib.catalog.collection_arguments import MOST_SHARDS, check_uncounted, parse_hash_columns, parse_rendition
 from persist_lib.catalog.collection_status import timeline_of
 from persist_lib.catalog.command_log import Commanding
 from persist_lib.catalog.deleted_keys import check_columns
@@ -211,6 +211,7 @@ class Evolving(Commanding):
         version = self.client.inspect(first)
         older = version.state.schemas[-1]
         newer = adopted(older, schema)
+        check_uncounted(newer)
         if (collection.keep_deletes or collection.marks_of) and not is_prefix(older, newer):
             raise InvalidUsage(
                 f"table {collection.name!r} keeps deleted keys, and then columns can be added that may be null and "

@@ -15,6 +15,7 @@ import msgspec
 
 from persist_lib.arguments import did_you_mean, parse_flag, shown
 from persist_lib.catalog.catalog import Changes, Contents, has_shard, setting
+from persist_lib.catalog.collection_arguments import check_uncounted
 from persist_lib.catalog.collection_status import describe, timeline_of
 from persist_lib.catalog.creation import Making
 from persist_lib.catalog.describe import Description
@@ -272,6 +273,7 @@ class Promoting(Making):
                 "Nothing was changed; it stays readable as it is",
                 table=name,
             )
+        check_uncounted(version.state.schemas[-1])
         seqno = SeqNo(version.seqno + 1)
         refusal = apply(version.state, seqno, c.Adopt(member_of(minted(0)), seqno))
         if not isinstance(refusal, State):

@@ -3,7 +3,7 @@
 Frontiers are lists, `[5]` or `[]`, and all times of metadata are integers, also of a clock: exact, and of one type in
 every shard. Beside them `times` says the clock ("ms" or "us" since 1970). Rows are data, whose moments are ISO 8601.
 Bytes are hex; fingerprints are 16 hex digits (JSON's readers round large numbers). Fields that only the library can use
-(digests, key bounds, inline bytes) are left out.
+(digests, bounds of keys and values, inline bytes) are left out.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
 
 Json = Any
 """What JSON can hold."""
-LEFT_OUT = frozenset({"digests", "key_lower", "key_upper", "inline"})
+LEFT_OUT = frozenset({"digests", "key_lower", "key_upper", "inline", "values"})
 
 
 def encode(value: object) -> str:

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from persist_lib.errors import InvalidUsage
 from persist_lib.schema.schema import Column
 from persist_lib.schema.types import parse_type
-from persist_lib.schema.widening import NOW
+from persist_lib.schema.widening import NOW, NUMBER
 
 _STEP_BITS, _LOW_BITS, _HIGH_BITS = 32, 62, 12
 """Ids of one call differ by up to 2**32 in their low 62 bits, which begin in the lower half: room for 2**29 rows."""
@@ -31,6 +31,10 @@ class Bits(Protocol):
     """Random bits."""
 
     def getrandbits(self, k: int, /) -> int: ...
+
+
+Numbers = Callable[[Column, int], int]
+"""The first of so many numbers in a row, which no other call gets."""
 
 
 class Ambient(Protocol):
@@ -45,8 +49,8 @@ class Ambient(Protocol):
 class Filling:
     """Fills columns of the rows of one call."""
 
-    def __init__(self, runtime: Ambient) -> None:
-        self._runtime = runtime
+    def __init__(self, runtime: Ambient, numbers: Numbers | None = None) -> None:
+        self._runtime, self._numbers = runtime, numbers
         self._low = -1
         self._high = 0
 
@@ -60,9 +64,22 @@ class Filling:
         kind = parse_type(column.type)
         if column.fill == NOW:
             return pa.repeat(_moment(self.now_ms, kind), count)
+        if column.fill == NUMBER:
+            return self._counted(column, count)
         ids = self._ids(count)
         found = pa.Array.from_buffers(pa.binary(16), count, [None, pa.py_buffer(ids.tobytes())])
         return uuid_texts(found) if pa.types.is_string(kind) else found
+
+    def _counted(self, column: Column, count: int) -> pa.Array:
+        if self._numbers is None:
+            raise InvalidUsage(
+                f"column {column.name!r} counts up, which only writers of a table of one shard can do: give all rows a "
+                "value, or make the column a uuid with the default uuid()",
+                problem="identity", column=column.name,
+            )  # fmt: skip
+        first = self._numbers(column, count) if count else 0
+        numbers = np.arange(count, dtype=np.int64) + np.int64(first)
+        return pa.Array.from_buffers(pa.int64(), count, [None, pa.py_buffer(numbers)])
 
     def into(self, column: Column, values: pa.Array | pa.ChunkedArray, missing: npt.NDArray[np.bool_]) -> pa.Array:
         """The values of a column, filled where they are missing."""

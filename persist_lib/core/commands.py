@@ -187,6 +187,17 @@ class ForgetProducer(NamesMember, frozen=True):
     expected: int
 
 
+class Reserve(NamesMember, frozen=True):
+    """Take `count` numbers of a column that counts up, from `first` on, if that is its next one.
+
+    `column` is the column's id. No other command ever takes one of them again, whether they are used or not.
+    """
+
+    column: str
+    first: int
+    count: int
+
+
 class SetRetention(NamesMember, frozen=True, omit_defaults=True):
     """Keep history up to `distance` behind upper; None: keep all that holds and readers keep.
 
@@ -320,8 +331,8 @@ class Finish(NamesMember, frozen=True):
 Command = (
     Create | RegisterWriter | RegisterReader | CloneReader | CompareAndAppend | AppendNow | Append | Absorb
     | DiscardPending | Heartbeat | DowngradeSince | SetHold | DowngradeHold | ReleaseHold | ForgetProducer
-    | SetRetention | Expire | Retire | ApplyCompaction | KeepContents | PinKeys | Unpin | AddRollup | ForgetGarbage
-    | ForgetRetired | EvolveSchema | Upgrade | Adopt | Inherit | Finish
+    | Reserve | SetRetention | Expire | Retire | ApplyCompaction | KeepContents | PinKeys | Unpin | AddRollup
+    | ForgetGarbage | ForgetRetired | EvolveSchema | Upgrade | Adopt | Inherit | Finish
 )  # fmt: skip
 
 STORED_AS: dict[type, str] = {AppendNow: CompareAndAppend.__name__, DowngradeHold: SetHold.__name__}

@@ -8,6 +8,7 @@ decides that are ids, which are never reused, frontiers, which never move back, 
 from __future__ import annotations
 
 from persist_lib.core import commands as c
+from persist_lib.core.identities import next_of
 from persist_lib.core.members import refuses_stranger
 from persist_lib.core.outcomes import outcome_since
 from persist_lib.core.placing import remembers_since
@@ -41,6 +42,8 @@ def _is_passed(state: State, command: c.Command) -> bool:
             return seqno <= state.newest_rollup
         case c.EvolveSchema(expected):
             return expected < len(state.schemas) - 1
+        case c.Reserve(column, first):
+            return first < next_of(state, column)
         case c.Upgrade(format_):
             return format_ <= state.format
         case c.Adopt():

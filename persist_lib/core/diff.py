@@ -68,6 +68,7 @@ class StateDiff(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_
     member: tuple[str, str] | None = None
     contents: tuple[Batch | None, Batch | None] | None = None
     pins: tuple[tuple[str, Pin | None, Pin | None], ...] = ()
+    identities: tuple[tuple[str, int | None, int | None], ...] = ()
 
 
 def apply_diff(state: State, diff: StateDiff) -> State:
@@ -85,7 +86,7 @@ def apply_diff(state: State, diff: StateDiff) -> State:
         changes["schemas"] = state.schemas + diff.schemas
     if diff.trace is not None:
         changes.update(_apply_trace(state, diff.trace))
-    for name in ("writers", "readers", "holds", "retired", "garbage", "rollups", "producers", "pins"):
+    for name in ("writers", "readers", "holds", "retired", "garbage", "rollups", "producers", "pins", "identities"):
         if edits := getattr(diff, name):
             changes[name] = _apply_edits(getattr(state, name), edits, name)
     return msgspec.structs.replace(state, **changes)

@@ -22,6 +22,8 @@ fleet knows the next one. To add a format: raise `NEWEST`, and enter here each f
     9   a part may say what its updates add up to, and then be of contents that are later than its times
     10  a schema may have columns that writers fill, and uuids
     11  a schema may show its columns in another order than that in which they are stored
+    12  a part may say between which values those of its columns lie. A schema may have columns that count up, and the
+        state says their next numbers (`Reserve`)
 
 SUBTLE: `CREATED` follows `NEWEST` one release later. A fleet is upgraded machine by machine, and the shards that its
 new programs create during the upgrade must be readable for its old ones.
@@ -31,15 +33,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import msgspec
+
 from persist_lib.core.diff import StateDiff
-from persist_lib.core.state import Batch, State, Writer
+from persist_lib.core.state import Batch, Part, State, Writer
 from persist_lib.ids import is_pending, is_published
 from persist_lib.schema.evolution import evolved, is_prefix
 from persist_lib.schema.schema import Schema
 from persist_lib.schema.types import UUID, is_nested
+from persist_lib.schema.widening import NUMBER
 
 FIRST = 1
-NEWEST = 11
+NEWEST = 12
 CREATED = 3
 """The format in which shards are created, unless settings say otherwise. Nothing is released yet (0.1.0), so no release
 wrote a format older than 3. Format 4 is only for shards that a server serves, format 5 for members, format 6 where
@@ -70,15 +75,19 @@ MEMBERS = 5
 CONTENTS = 6
 """The format from which on a state may keep contents ahead."""
 
+IDENTITIES = 12
+"""The format from which on columns may count up."""
+
 PINS = 7
 """The format from which on a state may pin keys, and parts may stand below a publication's folder."""
 
-STATE_FIELDS = {1: 14, 2: 16, 3: 18, 4: 18, 5: 20, 6: 21, 7: 22, 8: 22, 9: 22, 10: 22, 11: 22}
+STATE_FIELDS = {1: 14, 2: 16, 3: 18, 4: 18, 5: 20, 6: 21, 7: 22, 8: 22, 9: 22, 10: 22, 11: 22, 12: 23}
 """How many fields a stored state has: later ones are left out, and must have their defaults."""
 WITH_PRODUCERS = 19
 """The same of a state of format 3 or newer that remembers producers."""
 PART_FIELDS = 11
-"""How many fields a stored part has, unless it counts at a time of its own (one more), or says its sums (all)."""
+"""How many fields a stored part has, unless it counts at a time of its own (one more), or says its sums (two more) or
+bounds of its values (all)."""
 WRITER_FIELDS = 3
 """How many fields a stored writer has, unless it has an owner; one more if it remembers answers of tasks."""
 DIFF_FIELDS = {
@@ -88,12 +97,14 @@ DIFF_FIELDS = {
     "member": MEMBERS,
     "contents": CONTENTS,
     "pins": PINS,
+    "identities": IDENTITIES,
 }
 """The fields of a diff that came after format 1."""
 COMMANDS = {
     "Upgrade": 2, "ForgetProducer": PRODUCERS,
     "Absorb": PENDING_AREA, "DiscardPending": PENDING_AREA, "CloneReader": PENDING_AREA,
     "Adopt": MEMBERS, "Inherit": MEMBERS, "KeepContents": CONTENTS, "PinKeys": PINS, "Unpin": PINS,
+    "Reserve": IDENTITIES,
 }  # fmt: skip
 """The commands that came after format 1."""
 
@@ -114,11 +125,16 @@ FILLED = 10
 REORDERED = 11
 """The format from which on columns may be shown in another order."""
 
+VALUE_BOUNDS = 12
+"""The format from which on parts may say bounds of their values."""
+
 
 def least_for(schema: object) -> int:
     """The oldest format that can store this schema. Whatever is no schema is for the encoder to refuse."""
     if not isinstance(schema, Schema):
         return FIRST
+    if any(column.fill == NUMBER for column in schema.columns):
+        return IDENTITIES
     if any(column.rank for column in schema.columns):
         return REORDERED
     if schema.fills or any(column.type == UUID for column in schema.columns):
@@ -149,11 +165,28 @@ def least_for_batches(batches: Iterable[Batch]) -> int:
                 least = max(least, PARTS_AT_A_TIME)
             if part.sums is not None:
                 least = max(least, PART_SUMS)
+            if part.values:
+                least = max(least, VALUE_BOUNDS)
             if part.key and is_published(part.key):
                 least = max(least, PINS)
             if part.key and is_pending(part.key):
                 least = max(least, PENDING_AREA)
     return least
+
+
+def as_stored_in(format_: int, batch: Batch) -> Batch:
+    """A batch that was built, without the bounds of values that a shard of this format cannot say."""
+    if format_ >= VALUE_BOUNDS or not any(part.values for part in batch.parts):
+        return batch
+    parts = tuple(msgspec.structs.replace(part, values=()) for part in batch.parts)
+    return msgspec.structs.replace(batch, parts=parts)
+
+
+def stored_part_fields(part: Part) -> int:
+    """How many fields of this part are stored: up to the last one that is set."""
+    if part.values:
+        return PART_FIELDS + 3
+    return PART_FIELDS + (2 if part.sums is not None else part.at is not None)
 
 
 def least_for_writers(writers: Iterable[Writer | None]) -> int:
@@ -167,7 +200,9 @@ def least_for_writers(writers: Iterable[Writer | None]) -> int:
 def least_for_state(state: State) -> int:
     """The oldest format that can store what this state says, whichever it is written in."""
     says = (
-        PINS
+        IDENTITIES
+        if state.identities
+        else PINS
         if state.pins
         else CONTENTS
         if state.contents

@@ -20,6 +20,7 @@ from persist_lib.core import refusals as r
 from persist_lib.core.diff import StateDiff
 from persist_lib.core.formats import MEMBERS
 from persist_lib.core.holds import is_of_layer, layer_of
+from persist_lib.core.identities import counting
 from persist_lib.core.outcomes import remember
 from persist_lib.core.state import COLLECTION, NAMED, RETENTION, Batch, Hold, Outcome, Produced, State
 from persist_lib.core.trace import push
@@ -56,6 +57,8 @@ def adopt(state: State, seqno: SeqNo, command: c.Adopt) -> StateDiff | r.Refusal
         (name for name in sorted(state.holds) if name != RETENTION and is_of_layer(name)), ""
     ):
         return r.OfLayer(layer)
+    if counted := counting(state):
+        return r.InvalidBounds(f"its columns {counted} count up, which only a shard by itself can")
     if state.upper.is_top() or state.upper < state.since:
         return r.InvalidBounds(f"its history is [{state.since}, {state.upper}), to which nothing can be added or read")
     return StateDiff(

@@ -78,6 +78,7 @@ TABLE: Mapping[type[c.Command], Line] = {
     c.DowngradeHold: Line("history that the hold kept", _by_hold),
     c.ReleaseHold: Line("a lock, and history that the hold kept", _by_hold),
     c.ForgetProducer: Line("the memory of what was appended: it may be appended again", MAINTAIN),
+    c.Reserve: Line("numbers, which are never given again", APPEND),
     c.SetRetention: Line("history, at the next upkeep", MAINTAIN),
     c.Expire: Line("leases", MAINTAIN),
     c.Retire: Line("a lease", lambda one, _: _by_ids([one.id])),

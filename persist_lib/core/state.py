@@ -38,6 +38,19 @@ PRODUCERS_MOST = 1000
 """How many producers a shard remembers. It is limited, as each copy of the state carries them all."""
 
 
+class ValueBounds(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Between which values those of one column of a part lie, both inclusive, and whether some are null.
+
+    `column` is its place in the schema of the part. Dates and times are integers, as Arrow stores them. No value is
+    NaN; -0.0 and 0.0 are equal. Without `lower` and `upper` all are null.
+    """
+
+    column: int
+    lower: int | float | None
+    upper: int | float | None
+    has_null: bool = False
+
+
 class Part(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """One sorted piece of a batch: an object, or inline bytes (then `key` is empty).
 
@@ -49,6 +62,9 @@ class Part(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 
     `sums` are those of its updates, where it says them: then a compaction can keep it as it is beside others that it
     writes, and what all of them add up to is still proven.
+
+    `values` are bounds of some columns (`schema.bounded`), of objects that were written since the shard's format has
+    them: a filter that no value within them can satisfy leaves the object out.
     """
 
     key: PartKey
@@ -64,6 +80,7 @@ class Part(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     earliest: int = 0
     at: int | None = None
     sums: Sums | None = None
+    values: tuple[ValueBounds, ...] = ()
 
     def counted_at(self, time: int) -> Part:
         """The same object, with all its updates at `time`. It must hold updates of one time only."""
@@ -244,6 +261,8 @@ class State(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     from that time on, and taken in their place once since is there. Its id says which batches it stands for."""
     pins: Mapping[str, Pin] = {}
     """Objects that something outside refers to, by its name: each is in a batch, or garbage."""
+    identities: Mapping[str, int] = {}
+    """The next number of each column that counts up, by its id; 1 for those that are not there."""
 
     @property
     def stored(self) -> tuple[Batch, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -13,6 +13,8 @@ from persist_lib.core.state import Batch, Garbage, Part, State
 from persist_lib.core.sums import Sums, total
 from persist_lib.frontier import MAX_TIME
 from persist_lib.ids import PartKey, SeqNo, uploader_of
+from persist_lib.schema.schema import Schema
+from persist_lib.schema.types import has_bounds
 
 CHUNK_BYTES = 8 * 1024 * 1024
 """Each chunk of this size in an object has a digest of its own, so that ranges of it can be verified."""
@@ -85,7 +87,7 @@ def batch_problems(batch: Batch, state: State) -> list[str]:
     if len(keys := batch.keys) > 1 and len(set(keys)) != len(keys):
         found.append("it refers to a blob twice")
     for part in batch.parts:
-        found += _part_problems(part, batch, len(state.schemas))
+        found += _part_problems(part, batch, state.schemas)
     if batch.exact and batch.parts and (said := sums_of_parts(batch.parts)) is not None and said != batch.sums:
         found.append(f"its parts say that they add up to {said}, and it says {batch.sums}")
     return found
@@ -129,7 +131,26 @@ def freed(held: Mapping[PartKey, Part], keys: Iterable[PartKey], seqno: SeqNo) -
     return tuple((key, None, Garbage(seqno, held[key].size)) for key in sorted(held.keys() - set(keys)))
 
 
-def _part_problems(part: Part, batch: Batch, schemas: int) -> list[str]:
+def _are_sound(part: Part, schema: Schema) -> bool:
+    """Whether bounds of values can be those of a part of this schema: of an object, each column at most once."""
+    places = [one.column for one in part.values]
+    if (
+        part.inline is not None
+        or places != sorted(set(places))
+        or not 0 <= places[0] <= places[-1] < len(schema.columns)
+    ):
+        return False
+    return all(
+        has_bounds(schema.columns[one.column].type)
+        and (
+            one.has_null if one.lower is None or one.upper is None else one.lower <= one.upper  # which NaN is not
+        )
+        and (one.lower is None) is (one.upper is None)
+        for one in part.values
+    )
+
+
+def _part_problems(part: Part, batch: Batch, schemas: Sequence[Schema]) -> list[str]:
     found = []
     if (part.inline is None) != bool(part.key):
         found.append(f"part {part.key!r} must be either an object or inline")
@@ -143,8 +164,10 @@ def _part_problems(part: Part, batch: Batch, schemas: int) -> list[str]:
         found.append(f"part {part.key!r} lacks digests")
     if part.inline is not None and len(part.inline) != part.size:
         found.append("an inline part's size is not its bytes'")
-    if not 0 <= part.schema < schemas:
+    if not 0 <= part.schema < len(schemas):
         found.append(f"part {part.key!r} has unknown schema {part.schema}")
+    elif part.values and not _are_sound(part, schemas[part.schema]):
+        found.append(f"part {part.key!r} has impossible bounds of values: {part.values}")
     if not 0 <= part.time_lower <= part.time_upper <= MAX_TIME or part.key_lower > part.key_upper:
         found.append(f"part {part.key!r} has impossible bounds")
     if part.at is not None and not (part.at == part.time_lower == part.time_upper and part.earliest == part.rows):

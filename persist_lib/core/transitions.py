@@ -24,6 +24,7 @@ from persist_lib.core.formats import (
     least_to_follow,
 )
 from persist_lib.core.holds import layer_of, refuses_writer, release_hold, set_hold, set_retention
+from persist_lib.core.identities import reserve
 from persist_lib.core.leases import expire, extend, fold_since, moved_mark, needed_by, retire
 from persist_lib.core.members import adopt, inherit, refuses_stranger
 from persist_lib.core.outcomes import find_outcome, remember, staged_before
@@ -130,6 +131,8 @@ def change(state: State, seqno: SeqNo, command: c.Command) -> StateDiff | r.Refu
             return release_hold(state, command)
         case c.ForgetProducer(name, expected):
             return forget(state, name, expected)
+        case c.Reserve():
+            return reserve(state, command)
         case c.SetRetention():
             return set_retention(state, command)
         case c.Expire(now):

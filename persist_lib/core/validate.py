@@ -24,6 +24,7 @@ from persist_lib.core.formats import (
     least_for_state,
     least_for_writers,
 )
+from persist_lib.core.identities import problems as identity_problems
 from persist_lib.core.pending import parse_pending_key
 from persist_lib.core.pins import changed_pins
 from persist_lib.core.pins import problems as pin_problems
@@ -50,6 +51,7 @@ def check_state(state: State, seqno: SeqNo) -> None:
     """Raise InvariantViolated unless all state-local invariants hold."""
     found = _schemas(state) + _trace(state) + _totals(state) + _keys(state) + _outcomes(state, state.outcomes, seqno)
     found += _producers(state, state.producers.items(), seqno) + _says_too_much(state) + contents_problems(state)
+    found += identity_problems(state)
     found += pin_problems(state)
     _refuse(found + _rollups(state, seqno) + _ids(state, seqno), seqno)
 

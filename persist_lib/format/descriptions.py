@@ -8,7 +8,9 @@ from operator import mul
 import msgspec
 import pyarrow as pa
 
+from persist_lib.core.state import ValueBounds
 from persist_lib.core.sums import MODULUS, Sums, total, wrap_signed
+from persist_lib.format import value_bounds
 from persist_lib.kernel.columns import integers
 from persist_lib.kernel.fingerprint import FEW, diff_sum_of, diffs_of, fingerprint_of, hash_rows
 from persist_lib.kernel.hashing import hash_few
@@ -39,6 +41,7 @@ class Description(msgspec.Struct, frozen=True):
     time_lower: int
     time_upper: int
     earliest: int
+    values: tuple[ValueBounds, ...] = ()
 
 
 class EncodedPart(msgspec.Struct, frozen=True):
@@ -64,6 +67,7 @@ def join(said: Sequence[Description]) -> Description:
         time_lower=first,
         time_upper=max(piece.time_upper for piece in said),
         earliest=sum(piece.earliest for piece in said if piece.time_lower == first),
+        values=value_bounds.join([piece.values for piece in said]),
     )
 
 
@@ -82,6 +86,11 @@ def describe(schema: Schema, table: pa.Table | pa.RecordBatch) -> Description:
         time_upper=int(times.max()),
         earliest=int((times == first).sum()),
     )
+
+
+def describe_group(schema: Schema, table: pa.Table) -> Description:
+    """The same of a row group of an object, with the bounds of its values."""
+    return msgspec.structs.replace(describe(schema, table), values=value_bounds.bounds_of(schema, table))
 
 
 def _describe_few(schema: Schema, table: pa.Table | pa.RecordBatch) -> Description:

@@ -21,11 +21,11 @@ from persist_lib.core.formats import (
     FIRST,
     GROUPS,
     NEWEST,
-    PART_FIELDS,
     WRITER_FIELDS,
     least_for_state,
     needed,
     stored_fields,
+    stored_part_fields,
 )
 from persist_lib.core.state import Batch, Part, Rollup, State, Writer
 from persist_lib.errors import Corrupt, InvalidUsage, InvariantViolated, NewerFormat, PersistError
@@ -143,7 +143,7 @@ class StoredState(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
     state: State
 
 
-MAPPINGS = ("writers", "readers", "holds", "retired", "garbage", "rollups", "producers", "pins")
+MAPPINGS = ("writers", "readers", "holds", "retired", "garbage", "rollups", "producers", "pins", "identities")
 COMMANDS = frozenset(command.__name__ for command in get_args(Command) if command not in STORED_AS)
 _encoder = msgspec.msgpack.Encoder()
 _rows = msgspec.msgpack.Decoder(LogRow)
@@ -274,9 +274,7 @@ def _stored_contents(contents: Batch | None) -> Batch | None:
 
 
 def _stored_part(part: Part) -> object:
-    if not isinstance(part, Part) or part.sums is not None:
-        return part
-    return msgspec.structs.astuple(part)[: PART_FIELDS + (part.at is not None)]
+    return msgspec.structs.astuple(part)[: stored_part_fields(part)] if isinstance(part, Part) else part
 
 
 def _stored_writer(writer: Writer | None) -> object:

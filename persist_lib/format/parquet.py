@@ -29,7 +29,7 @@ from persist_lib.arguments import UNREADABLE
 from persist_lib.core.trace import GROUP_BYTES, GROUP_ROWS
 from persist_lib.errors import Corrupt, Damage, InvalidUsage, NewerFormat
 from persist_lib.format.conform import conform, counted_at, names_of
-from persist_lib.format.descriptions import Description, EncodedPart, describe, join
+from persist_lib.format.descriptions import Description, EncodedPart, describe_group, join
 from persist_lib.format.dictionaries import as_stored, stored_as
 from persist_lib.format.digest import digest
 from persist_lib.format.predicate import Where, statistics_columns
@@ -110,7 +110,7 @@ class PartEncoder:
         if self._writer is None:
             self._writer = self._open(table)
         groups = list(groups_of(table))
-        described = parallel(partial(describe, self._schema), groups)
+        described = parallel(partial(describe_group, self._schema), groups)
         for group in groups:
             self._writer.write_table(as_stored(group, self._stored), row_group_size=group.num_rows)
         self._groups += described

@@ -106,6 +106,27 @@ class Where:
         except (pa.ArrowException, TypeError, ValueError):  # what cannot be told from statistics rules nothing out
             return everything
 
+    def holding(self, conditions: Sequence[pc.Expression | None], columns: pa.Schema) -> list[int]:
+        """Which places may have a row that it keeps, given what all rows of each are known to meet (None: nothing).
+
+        `columns` are the reader's.
+        """
+        import pyarrow.dataset as ds  # noqa: PLC0415 - as above
+        from pyarrow.fs import LocalFileSystem  # noqa: PLC0415
+
+        kind, nowhere = ds.ParquetFileFormat(), LocalFileSystem()
+        told = [
+            kind.make_fragment(str(place), nowhere, condition)
+            for place, condition in enumerate(conditions)
+            if condition is not None
+        ]
+        untold = [place for place, condition in enumerate(conditions) if condition is None]
+        try:
+            found = ds.FileSystemDataset(told, columns, kind, nowhere).get_fragments(filter=self.expression)
+            return sorted([*untold, *(int(fragment.path) for fragment in found)])
+        except (pa.ArrowException, TypeError, ValueError):  # what cannot be told rules nothing out
+            return list(range(len(conditions)))
+
     def _mask(self, table: pa.Table) -> pa.ChunkedArray | None:
         """Which rows to keep; None for no row."""
         found = _evaluate(self.expression, plain_table(table.select(list(self.names))) if self.names else _ANY)

@@ -19,7 +19,7 @@ import msgspec
 from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
 from persist_lib.core.cost import Cost
-from persist_lib.core.formats import PART_SUMS
+from persist_lib.core.formats import PART_SUMS, as_stored_in
 from persist_lib.core.pins import by_name
 from persist_lib.core.plan.compaction import (
     MergeTask,
@@ -370,10 +370,14 @@ def commit(
     """
     output = output_batch(request, results, merges)
     if request.reason in ("ahead", "drop"):
-        kept = output if request.reason == "ahead" else None
-        answer = machine.try_commit(lambda _state, _now: c.KeepContents(worker, kept))
+        is_kept = request.reason == "ahead"
+        answer = machine.try_commit(
+            lambda state, _now: c.KeepContents(worker, as_stored_in(state.format, output) if is_kept else None)
+        )
     else:
-        answer = machine.try_commit(lambda _state, _now: c.ApplyCompaction(worker, request.ids, output))
+        answer = machine.try_commit(
+            lambda state, _now: c.ApplyCompaction(worker, request.ids, as_stored_in(state.format, output))
+        )
     if isinstance(answer, Committed):
         return answer.seqno, answer.attempts
     # What a rival has replaced is garbage (Exists), and its uploader may have ended since (NotLive).

@@ -11,14 +11,18 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
+import pyarrow as pa
 
 from persist_lib.config import MIB
 from persist_lib.core.cost import Cost
 from persist_lib.core.plan.compaction import TaskInput
 from persist_lib.core.state import Batch, Part, Version
 from persist_lib.core.sums import Sums, total
-from persist_lib.errors import Damage, PersistError
+from persist_lib.errors import Corrupt, Damage, PersistError
+from persist_lib.format.descriptions import add_up
+from persist_lib.format.paths import blob_key
 from persist_lib.format.scrub_marks import Mark, Marks, identity_of
+from persist_lib.format.value_bounds import is_within
 from persist_lib.ids import ShardId
 from persist_lib.location.api import Blob
 from persist_lib.location.wrap.deadline import within
@@ -306,8 +310,29 @@ def local_adder(blob: Blob) -> Adder:
 
 
 def add_up_task(task: SumTask, blob: Blob) -> Sums | Damage:
-    """Return what the task's updates add up to, or the damage that was found."""
+    """Return what the task's updates add up to, or the damage that was found.
+
+    Damage is also a row that is not within the bounds that the state says of its part: reads would leave it out.
+    """
+    stored = Stored(blob, ShardId(task.shard), task.schemas, task.schemas[-1])
     try:
-        return Stored(blob, ShardId(task.shard), task.schemas, task.schemas[-1]).sums([task.parts])
+        return total(_checked(stored, task.parts, part) for part in task.parts.parts)
     except Damage as damage:
         return damage
+
+
+def _checked(stored: Stored, run: TaskInput, part: Part) -> Sums:
+    """The sums over a part's updates, all of which lie within its bounds. Raises Corrupt if one does not."""
+
+    def within_bounds(table: pa.Table) -> pa.Table:
+        if not is_within(part, stored.schemas[part.schema], stored.schema, table):
+            name = blob_key(stored.shard, part.key) if part.key else "an inline part"
+            raise Corrupt(
+                f"{name} holds updates outside of the bounds that the state says of it, so that reads by key or with a "
+                "filter would leave them out. Compact the shard, which writes parts with bounds of their own",
+                key=name,
+            )  # fmt: skip
+        return table
+
+    (tables,) = stored.streams([TaskInput((part,), run.lower, run.upper)]) or ((),)
+    return add_up(stored.schema, map(within_bounds, tables))

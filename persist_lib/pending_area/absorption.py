@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
+from persist_lib.core.formats import as_stored_in
 from persist_lib.core.holds import layer_of
 from persist_lib.core.state import Batch as TraceBatch
 from persist_lib.core.state import Part, State
@@ -127,9 +128,10 @@ class Committer:
                 registration.forget()
             return answer
 
-    def _lasting(self, command: c.Absorb, _state: State, now: int) -> c.Absorb:
-        """The command, with a lease from now on."""
-        return msgspec.structs.replace(command, lease_until=now + self._machine.config.lease_ms)
+    def _lasting(self, command: c.Absorb, state: State, now: int) -> c.Absorb:
+        """The command, with a lease from now on, as the state's format has it."""
+        batch = as_stored_in(state.format, command.batch)
+        return msgspec.structs.replace(command, batch=batch, lease_until=now + self._machine.config.lease_ms)
 
     def _rewritten(self, builder: Builder, piece: list[Pick], deadline: Deadline) -> Built:
         lower, upper = at(piece[0].lower), at(piece[-1].content.upper)

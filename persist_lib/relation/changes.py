@@ -22,7 +22,7 @@ from persist_lib.relation.held import Held, Named, Part, Place
 from persist_lib.relation.projection import by_key
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import Schema
-from persist_lib.shard.runs import Stored, inputs_of, newest_schema, overlapping
+from persist_lib.shard.runs import Stored, inputs_of, may_keep, newest_schema, overlapping
 from persist_lib.shard.small_runs import gather, pieces
 
 if TYPE_CHECKING:
@@ -106,6 +106,7 @@ class PlaceUpdates(Place, UpdatesPart):
         batches = (b for b in state.trace if b.count and self._to >= 0 and b.lower.is_before(self._to))
         inputs = overlapping(inputs_of(batches, lower, None if self._to == MAX_TIME else self._to + 1), None, None)
         written = newest_schema(schema, state.schemas, inputs)
+        inputs = may_keep(where, inputs, state.schemas, schema)
         stored = Stored(machine.reads, machine.shard, state.schemas, written, where=where)
         merged = self._merged(stored, inputs)
         if written == schema:

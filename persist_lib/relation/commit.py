@@ -11,6 +11,7 @@ import msgspec
 from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
 from persist_lib.core.cost import Cost
+from persist_lib.core.formats import as_stored_in
 from persist_lib.core.outcomes import outcome_since
 from persist_lib.core.plan.compaction import plan_flush, policy_of
 from persist_lib.core.state import INLINE_TOTAL_BYTES, Batch, Outcome, State
@@ -81,7 +82,7 @@ class Share:
 
     def build(self, state: State, now: int) -> c.Command:
         """The command, for the newest state and the store's clock (ms)."""
-        self._placed, self._is_asked = self._place(self._built, state), True
+        self._placed, self._is_asked = as_stored_in(state.format, self._place(self._built, state)), True
         lease_until = now + self.machine.config.lease_ms
         if self._kind is c.Append:
             return c.Append(self._writer, self._token, self._placed, lease_until)

@@ -34,7 +34,7 @@ from persist_lib.schema.evolution import fill, named_as
 from persist_lib.schema.schema import DIFF, Schema
 from persist_lib.shard.commit import Machine
 from persist_lib.shard.refusals import refused
-from persist_lib.shard.runs import Stored, inputs_of, look_up, overlapping
+from persist_lib.shard.runs import Stored, inputs_of, look_up, may_keep, overlapping
 from persist_lib.times import Unit, show_time
 
 
@@ -84,6 +84,7 @@ class Looking:
         machine = self._machine
         stored = Stored(machine.reads, machine.shard, state.schemas, schema, where=self._where)
         inputs = overlapping(inputs_of(batches, lower.time or 0), None, None)
+        inputs = may_keep(self._where, inputs, state.schemas, self._schema)
         with machine.runtime.pool(machine.config.read_threads, "persist-look") as pool:
             if self._keys is not None:
                 return look_up(stored, inputs, self._keys, None, pool)

@@ -9,6 +9,7 @@ from functools import partial
 import msgspec
 import pyarrow as pa
 
+from persist_lib.convert.filling import Filling
 from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
 from persist_lib.core.state import Outcome, Version
@@ -42,6 +43,7 @@ from persist_lib.schema.schema import Schema
 from persist_lib.shard.batches import Builder, Built
 from persist_lib.shard.commit import Machine
 from persist_lib.shard.leases import Leases
+from persist_lib.shard.numbers import filling_of
 from persist_lib.shard.outcomes import Verdict, committed_before, find_since, judge
 
 Batched = tuple[Builder, Built]
@@ -59,6 +61,9 @@ class LoneWriter(Verbs[Batched, None, Appended, Changed]):
         self._registration = registration or Registration(machine, leases, "ingest", owner, layer)
         config, runtime, now = machine.config, machine.runtime, machine.consensus.now
         super().__init__(f"shard {machine.shard}", machine.shard, runtime, config, now, batching)
+
+    def _filling(self, *, is_dry: bool = False) -> Filling:
+        return filling_of(self.machine, is_dry=is_dry)
 
     def _fetch_writable(self) -> Version:
         """The newest version, for a call that has nothing to write. Raises if every write would be refused."""

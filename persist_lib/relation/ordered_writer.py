@@ -302,6 +302,10 @@ class OrderedWriter(Leased, Generic[Brought, Done]):
                 return doubt.errors(error)
             return [cast("Answer", msgspec.structs.replace(done, count=count)) for count in counts]
 
+    def _filling(self, *, is_dry: bool = False) -> Filling:  # noqa: ARG002 - of those that take numbers
+        """What fills columns in one call. In a dry run it takes no numbers."""
+        return Filling(self._runtime)
+
     def _times(self) -> Times:
         return Times(self.schema.times, self._now)
 
@@ -313,9 +317,7 @@ class OrderedWriter(Leased, Generic[Brought, Done]):
             yield from (updates.table,) if updates.table.num_rows else ()
             return
         only = lower.time if lower.time is not None and upper.time == lower.time + 1 else None
-        for table in iter_updates(
-            self.schema, updates, time=only, times=times, whole=False, filling=Filling(self._runtime)
-        ):
+        for table in iter_updates(self.schema, updates, time=only, times=times, whole=False, filling=self._filling()):
             check_times(table, lower, upper, times)
             yield table
 

@@ -36,7 +36,7 @@ from persist_lib.relation.row_selection import KeyRange, RowSelection, View, pac
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import Schema
-from persist_lib.shard.runs import Stored, holding, inputs_of, newest_schema, overlapping
+from persist_lib.shard.runs import Stored, holding, inputs_of, may_keep, newest_schema, overlapping
 from persist_lib.shard.small_runs import pieces
 from persist_lib.shard.stretches import stretches
 
@@ -206,7 +206,8 @@ class PlaceContents(Place):
         found = state.batches_at(self._as_of) if self._as_of >= 0 else ()
         batches = (b for b in found if b.count and b.lower.is_before(self._as_of))
         upper = None if self._as_of == MAX_TIME else self._as_of + 1
-        inputs = tuple(overlapping(inputs_of(batches, 0, upper), keys.lower, keys.upper))
+        overlap = overlapping(inputs_of(batches, 0, upper), keys.lower, keys.upper)
+        inputs = tuple(may_keep(shown.where, overlap, state.schemas, self.schema))
         wanted = None if self._wanted is None else self._wanted.in_range(keys.lower, keys.upper)
         return Split(
             handle.urls, handle.shard, self._as_of, self.schema, state.schemas,

@@ -24,7 +24,6 @@ import pyarrow as pa
 from persist_lib.arguments import LONGEST_S, not_pickled, shown
 from persist_lib.config import Config
 from persist_lib.convert.by_key import without_times
-from persist_lib.convert.filling import Filling
 from persist_lib.convert.updates import check_times, iter_updates
 from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
@@ -44,6 +43,7 @@ from persist_lib.schema.schema import Schema
 from persist_lib.shard.batches import Builder
 from persist_lib.shard.commit import Machine
 from persist_lib.shard.leases import Leased, Leases
+from persist_lib.shard.numbers import filling_of
 from persist_lib.times import Times
 
 A = TypeVar("A", bound=Any)
@@ -143,7 +143,7 @@ class Ticket(msgspec.Struct, frozen=True):
 
     def checked(self, updates: object, machine: Machine) -> Iterator[pa.Table]:
         """What `write` takes as tables of `schema.updates`: at time 0, or with times within the stage's bounds."""
-        filling = Filling(machine.runtime)
+        filling = filling_of(machine)
         if self.bounds is None:
             yield from without_times(self.schema, updates, filling=filling)
             return

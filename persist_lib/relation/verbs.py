@@ -18,7 +18,6 @@ import pyarrow.compute as pc
 
 from persist_lib.arguments import parse_flag
 from persist_lib.convert.by_key import without_times
-from persist_lib.convert.filling import Filling
 from persist_lib.core.state import Version
 from persist_lib.errors import LeaseExpired, PersistError
 from persist_lib.frontier import Antichain
@@ -104,7 +103,7 @@ class Verbs(OrderedWriter[Brought, Done], Generic[Brought, Basis, Done, Counted]
         since, producer = None if token is None else since_of(parse_token(token)), self._parse_producer(producer)
         known = Named.of(token) if since is None else None
         empty = empty_table(self.schema.contents)
-        given = without_times(self.schema, updates, whole=False, filling=Filling(self._runtime))
+        given = without_times(self.schema, updates, whole=False, filling=self._filling())
         table = pa.concat_tables([empty, *(table.select(empty.schema.names) for table in given)])
 
         def append(deadline: Deadline) -> Done:
@@ -144,7 +143,7 @@ class Verbs(OrderedWriter[Brought, Done], Generic[Brought, Basis, Done, Counted]
         """
         return self._execute(
             "upsert",
-            partial(Upsert, self._name(), rows=rows, filling=Filling(self._runtime)),
+            partial(Upsert, self._name(), rows=rows, filling=self._filling(is_dry=bool(dry_run))),
             timeout,
             token,
             dry_run=dry_run,
@@ -215,8 +214,8 @@ class Verbs(OrderedWriter[Brought, Done], Generic[Brought, Basis, Done, Counted]
         and errors are those of `upsert`.
         """
         made = partial(
-            Apply, self._name(), upserts=upserts, deletes=deletes, appends=appends, filling=Filling(self._runtime),
-            only_if=only_if, order_by=order_by,
+            Apply, self._name(), upserts=upserts, deletes=deletes, appends=appends,
+            filling=self._filling(is_dry=bool(dry_run)), only_if=only_if, order_by=order_by,
         )  # fmt: skip
         return self._execute("apply", made, timeout, token, dry_run=dry_run)
 

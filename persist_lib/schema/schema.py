@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterable, Mapping
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import msgspec
@@ -26,7 +26,15 @@ from persist_lib.arguments import native, parse_flag, shown
 from persist_lib.errors import InvalidName, InvalidUsage
 from persist_lib.frontier import Antichain, parse_time
 from persist_lib.schema.models import Model, is_model, model_fields
-from persist_lib.schema.types import NOT_NULL, canonical_type, check_zone, format_type, is_nested, parse_type
+from persist_lib.schema.types import (
+    NOT_NULL,
+    canonical_type,
+    check_zone,
+    format_type,
+    has_bounds,
+    is_nested,
+    parse_type,
+)
 from persist_lib.schema.widening import check_fill, default_text, read_default
 from persist_lib.times import Unit, moment, parse_unit, show_frontier, show_time
 
@@ -38,6 +46,8 @@ DIFF_FIELD = pa.field(DIFF, pa.int64(), nullable=False)
 
 Codec = Literal["columns", "json", "bytes"]
 CONSTRAINTS = ("unique", "non_negative")
+BOUNDED_MOST = 8
+"""Of how many columns a part says the least and the greatest value, at most: some 20 bytes each."""
 PLAIN_FIELDS = 3
 """How many fields of a schema, and of a column, are stored whatever they hold."""
 
@@ -370,6 +380,18 @@ def with_times(schema: Schema, times: Unit | None) -> Schema:
     if schema.times is not None or times is None:
         return schema
     return _like(msgspec.structs.replace(schema, times=times), schema, schema.models)
+
+
+@lru_cache(maxsize=256)
+def bounded(schema: Schema) -> tuple[int, ...]:
+    """The places of the columns whose least and greatest values parts say: times first, BOUNDED_MOST at most.
+
+    Not the first key column: the bounds of keys say it.
+    """
+    columns = list(enumerate(schema.columns))[1:]
+    places = [at for at, column in columns if not column.is_dropped and has_bounds(column.type)]
+    places.sort(key=lambda at: not schema.columns[at].type.startswith(("timestamp", "date32")))
+    return tuple(sorted(places[:BOUNDED_MOST]))
 
 
 def with_models(schema: Schema, other: Schema) -> Schema:

@@ -127,6 +127,14 @@ def is_nested(text: str) -> bool:
     return text.startswith(("list<", "struct<", "map<"))
 
 
+_BOUNDED = re.compile(r"bool|u?int\d+|float\d+|date32|(time64|timestamp|duration)\[.*")
+
+
+def has_bounds(text: str) -> bool:
+    """Whether parts can say between which values those of a canonical type lie: of a small fixed width, and ordered."""
+    return _BOUNDED.fullmatch(text) is not None
+
+
 def depth_of(type_: pa.DataType) -> int:
     """How deep a type is nested: 0 for one that holds no others."""
     return max((1 + depth_of(type_.field(at).type) for at in range(type_.num_fields)), default=0)

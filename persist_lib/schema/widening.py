@@ -13,10 +13,11 @@ from persist_lib.arguments import shown
 from persist_lib.errors import InvalidUsage
 from persist_lib.schema.types import format_type, is_nested, parse_type
 
-NOW, NEW_ID = "now()", "uuid()"
-FILLS = (NOW, NEW_ID)
+NOW, NEW_ID, NUMBER = "now()", "uuid()", "identity()"
+FILLS = (NOW, NEW_ID, NUMBER)
 """What a writer can fill in."""
 _DEFAULT = re.compile(r"\s+default\s+")
+_IDENTITY = re.compile(r"\s+identity\s*$")
 _CALL = re.compile(r"\w+\(.*\)", re.DOTALL)
 FINER = {("s", "ms"), ("s", "us"), ("ms", "us")}
 """Units of timestamps that become finer ones. Nanoseconds end in the year 2262, so they hold less."""
@@ -84,8 +85,11 @@ def _leaf_widens(one: pa.DataType, other: pa.DataType) -> bool:
 def read_default(text: object) -> tuple[object, str | None, str]:
     """A type's text without its default, the default, and what fills the column: `string default 'new'`.
 
-    A default is a text in quotes, or bare up to the end; `now()` and `uuid()` without quotes are what a writer fills.
+    A default is a text in quotes, or bare up to the end; `now()`, `uuid()` and `identity()` without quotes are what a
+    writer fills; `int64 identity` says the last one, too.
     """
+    if isinstance(text, str) and _IDENTITY.search(text) and not _DEFAULT.search(text):
+        return _IDENTITY.sub("", text), None, NUMBER
     found = [_DEFAULT.split(text, 1)] if isinstance(text, str) and _DEFAULT.search(text) else []
     if not found or not _is_whole(found[0][0]):
         return text, None, ""
@@ -117,6 +121,8 @@ def check_fill(name: str, type_: str, fill: object) -> None:
         wanted, fits = "for timestamps and dates", pa.types.is_timestamp(kind) or pa.types.is_date32(kind)
     elif fill == NEW_ID:
         wanted, fits = "for uuid, fixed_size_binary[16] and string", kind in {pa.binary(16), pa.string()}
+    elif fill == NUMBER:
+        wanted, fits = "for int64", pa.types.is_int64(kind)
     else:
         wanted, fits = f"not what a writer fills in ({' or '.join(FILLS)})", False
     if not fits:

@@ -315,6 +315,7 @@ def as_part(encoded: EncodedPart, key: PartKey | None, schema_id: int) -> Part:
     return Part(
         key or PartKey(""), encoded.size, said.sums.count, encoded.digests, said.key_lower, said.key_upper,
         said.time_lower, said.time_upper, schema_id, None if key else bytes(encoded.data), said.earliest,
+        values=said.values if key else (),
     )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ together: if one refuses, all are refused.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from operator import attrgetter
 from weakref import WeakMethod
 
@@ -27,6 +27,7 @@ from persist_lib.shard.committer import Work, carry_out, fetch_all, until_decide
 from persist_lib.shard.funnels import Heart
 from persist_lib.shard.log import fetch_at, follow_to, followed
 from persist_lib.shard.machine import Build, Committed, Done, Prepared, Shard, Undone, Wanted
+from persist_lib.shard.numbers import Numbers
 from persist_lib.shard.refusals import named
 
 __all__ = ["Build", "Committed", "Done", "Machine", "Prepared", "Undone", "Wanted", "try_commit_all"]
@@ -34,6 +35,11 @@ __all__ = ["Build", "Committed", "Done", "Machine", "Prepared", "Undone", "Wante
 
 class Machine(Shard):
     """A shard that this process changes. All handles of a client share it, so that they never race each other."""
+
+    @cached_property
+    def numbers(self) -> Numbers:
+        """The numbers of its columns that count up."""
+        return Numbers(self)
 
     def commit(self, build: Build, timeout_s: float | None = None, token: bytes | None = None) -> Committed:
         """Commit the command that `build` makes, or raise its refusal. If there is nothing to do, that is a success."""

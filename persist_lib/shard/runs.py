@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from functools import partial
-from itertools import chain, islice
+from itertools import chain, count, islice
 from typing import NamedTuple, TypeVar
 
 import pyarrow as pa
@@ -26,6 +26,7 @@ from persist_lib.format.parts import ALONE_ROWS, BATCH_ROWS, StoredPart, decode_
 from persist_lib.format.paths import blob_key
 from persist_lib.format.predicate import Where
 from persist_lib.format.range_reader import ChunkedReader, Map
+from persist_lib.format.value_bounds import condition_of
 from persist_lib.ids import ShardId
 from persist_lib.kernel.columns import Rows, plain_table
 from persist_lib.kernel.keys import may_reach
@@ -78,6 +79,28 @@ def overlapping(inputs: Sequence[TaskInput], key_lower: bytes | None, key_upper:
         if parts:
             kept.append(TaskInput(parts, run.lower, run.upper))
     return kept
+
+
+def may_keep(
+    where: Where | None, inputs: Sequence[TaskInput], schemas: Sequence[Schema], schema: Schema
+) -> list[TaskInput]:
+    """The same runs without the parts in which, by what the state says of them, no row is one that a filter keeps.
+
+    `schemas` are the shard's, `schema` is the one in which the filter names columns. Nothing is read.
+    """
+    if where is None or not where.names:
+        return list(inputs)
+    wanted = newest_schema(schema, schemas, inputs)
+    known = [
+        None if part.inline is not None else condition_of(part, schemas[part.schema], wanted, where.names)
+        for run in inputs
+        for part in run.parts
+    ]
+    if all(condition is None for condition in known):
+        return list(inputs)
+    kept, places = set(where.holding(known, wanted.data)), count()
+    left = [tuple(part for part in run.parts if next(places) in kept) for run in inputs]
+    return [TaskInput(parts, run.lower, run.upper) for run, parts in zip(inputs, left, strict=True) if parts]
 
 
 def newest_schema(schema: Schema, schemas: Sequence[Schema], inputs: Iterable[TaskInput]) -> Schema:

@@ -33,7 +33,7 @@ from persist_lib.relation.restore import complete
 from persist_lib.relation.row_selection import KeyRange
 from persist_lib.relation.snapshot import Split, streamed
 from persist_lib.schema.schema import DIFF, Schema
-from persist_lib.shard.runs import Stored, inputs_of, newest_schema, overlapping
+from persist_lib.shard.runs import Stored, inputs_of, may_keep, newest_schema, overlapping
 from persist_lib.shard.stretches import stretches
 
 DEFAULT_BYTES = 32 << 20
@@ -122,8 +122,9 @@ class Slice(msgspec.Struct, frozen=True):
 
     def again(self, state: State) -> Slice:
         return msgspec.structs.replace(
-            self, schemas=state.schemas, inputs=tuple(overlapping(self.section.inputs(state), *self.keys))
-        )
+            self, schemas=state.schemas,
+            inputs=wanted_of(state, self.section, self.schema, where=self.where, keys=self.keys),
+        )  # fmt: skip
 
 
 def plan_slices(
@@ -160,8 +161,15 @@ def whole_slice(
     state = kept_of(handle).acquire(section.since).version.state
     return Slice(
         handle.urls, handle.shard, handle.schema, state.schemas, section,
-        tuple(overlapping(section.inputs(state), *keys)), keys, tuple(names), where,
+        wanted_of(state, section, handle.schema, where=where, keys=keys), keys, tuple(names), where,
     )  # fmt: skip
+
+
+def wanted_of(
+    state: State, section: Section, schema: Schema, *, where: Where | None, keys: KeyRange
+) -> tuple[TaskInput, ...]:
+    """The runs of a section, with the parts that may hold some of these keys and rows that the filter keeps."""
+    return tuple(may_keep(where, overlapping(section.inputs(state), *keys), state.schemas, schema))
 
 
 def cut_at(whole: Slice, edges: Sequence[bytes]) -> list[Slice | None]:

@@ -80,9 +80,13 @@ class Carrier(ABC):
     client: Client
     name: str
 
+    def filling(self, *, is_dry: bool = False) -> Filling:  # noqa: ARG002 - of those that take numbers
+        """What fills columns in one call. In a dry run it takes no numbers."""
+        return Filling(self.client.runtime)
+
     def append(self, rows: object, *, token: bytes | None, timeout: float | None, dry_run: bool) -> Done:
         """Add rows. An append does not say what becomes of keys, so it counts none."""
-        made = partial(Insert, self.name, rows=rows, filling=Filling(self.client.runtime))
+        made = partial(Insert, self.name, rows=rows, filling=self.filling(is_dry=dry_run))
         done = self.execute(made, token=token, timeout=timeout, dry_run=dry_run)
         return msgspec.structs.replace(done, inserted=0)
 

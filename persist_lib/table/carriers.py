@@ -17,6 +17,7 @@ from persist_lib.catalog.deleted_keys import no_carrier, parse_span
 from persist_lib.catalog.reader import inner_of
 from persist_lib.catalog.records import HOLD, rendition_shard
 from persist_lib.catalog.wal import has_wal, wal_shard
+from persist_lib.convert.filling import Filling
 from persist_lib.core import commands as c
 from persist_lib.core.cost import Cost
 from persist_lib.core.holds import newest_time
@@ -38,6 +39,7 @@ from persist_lib.runtime.each import Each
 from persist_lib.schema.evolution import adopted, changes_between
 from persist_lib.schema.schema import Schema, comes_before
 from persist_lib.shard.admin import Downgraded, check_evolves
+from persist_lib.shard.numbers import filling_of
 from persist_lib.shard.refusals import refused
 from persist_lib.table.carrier import Carrier, KeptDeletes, Make, TableDescription, Wal
 from persist_lib.table.open_handles import OpenHandles
@@ -64,6 +66,9 @@ class ShardCarrier(OpenHandles):
 
     def _open(self, purpose: str) -> Any:
         return (self.client.open_reader if purpose == "read" else self.client.open_writer)(self.name, self.schema)
+
+    def filling(self, *, is_dry: bool = False) -> Filling:
+        return filling_of(self.client.machine(self.name), is_dry=is_dry)
 
     def _since(self) -> Antichain:
         return self._state().since

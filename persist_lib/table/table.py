@@ -19,7 +19,6 @@ from persist_lib.arguments import check_callable, not_pickled, parse_flag, parse
 from persist_lib.catalog.collection_arguments import MOST_SHARDS
 from persist_lib.catalog.promotion import parse_losing, parse_timeline
 from persist_lib.catalog.records import parse_collection_name
-from persist_lib.convert.filling import Filling
 from persist_lib.core.pins import MOST_KEPT
 from persist_lib.errors import InvalidUsage, MemberOf
 from persist_lib.frontier import MAX_TIME, TOP
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
 
     from persist_lib.catalog.collection_arguments import Retention
     from persist_lib.catalog.deleted_keys import Span
+    from persist_lib.convert.filling import Filling
     from persist_lib.maintain.duties import Maintained
     from persist_lib.maintain.worker import Progress
     from persist_lib.relation.changes import Changes
@@ -108,7 +108,7 @@ class Table(Resource):
         With `dry_run` nothing is written: the counts say what would be done now. Raises as `append` does.
         """
         return self._execute(
-            partial(Upsert, self.name, rows=rows, filling=self._filling()), token, timeout, dry_run=dry_run
+            partial(Upsert, self.name, rows=rows, filling=self._filling(dry_run)), token, timeout, dry_run=dry_run
         )
 
     def delete(
@@ -165,7 +165,7 @@ class Table(Resource):
         that are there, in addition. DeletesForgotten: a row may be older than a delete that is forgotten.
         """
         made = partial(
-            Apply, self.name, upserts=upserts, deletes=deletes, appends=appends, filling=self._filling(),
+            Apply, self.name, upserts=upserts, deletes=deletes, appends=appends, filling=self._filling(dry_run),
             only_if=only_if, order_by=order_by,
         )  # fmt: skip
         return self._execute(made, token, timeout, dry_run=dry_run)
@@ -498,8 +498,8 @@ class Table(Resource):
             self._former.append(on)  # first, as answers that it gave may still be read
             self._carrier = moved
 
-    def _filling(self) -> Filling:
-        return Filling(self._carrier.client.runtime)
+    def _filling(self, dry_run: object) -> Filling:
+        return self._carrier.filling(is_dry=bool(dry_run))
 
     def _execute(self, make: Make, token: bytes | None, timeout: float | None, *, dry_run: bool) -> Done:
         return self._ask(lambda on: on.execute(make, token=token, timeout=timeout, dry_run=dry_run))

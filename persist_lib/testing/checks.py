@@ -18,6 +18,7 @@ from persist_lib.core.history import history_problems
 from persist_lib.core.state import Batch, Part, State, Version
 from persist_lib.core.sums import MODULUS
 from persist_lib.core.validate import check_state
+from persist_lib.format import value_bounds
 from persist_lib.format.digest import verify as verify_digests
 from persist_lib.format.log import LogRow
 from persist_lib.format.parts import decode_inline, decode_part, is_sorted, within
@@ -137,6 +138,15 @@ def _read_part(client: Client, shard: str, state: State, part: Part) -> pa.Table
     _expect((min(times), max(times)) == (part.time_lower, part.time_upper), f"{name} has other times than said")
     _expect(part.key_lower <= lower_bound(written, read), f"{name} has keys before its bounds")
     _expect(part.key_upper >= upper_bound(written, read), f"{name} has keys beyond its bounds")
+    for one in part.values:
+        column = read.column(written.names[one.column])
+        _expect(one.has_null is (column.null_count > 0), f"{name} is said to have nulls where it has none, or none")
+        found = [value for value in column.to_pylist() if value is not None]
+        least, most = (
+            None if end is None else value_bounds.scalar_of(end, column.type).as_py() for end in (one.lower, one.upper)
+        )
+        is_right = (min(found), max(found)) == (least, most) if found else least is most is None
+        _expect(is_right, f"{name} has values from {min(found, default=None)} on, not {one}")
     if written == state.schemas[-1]:
         return read
     newest = state.schemas[-1]

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from persist_lib.core import commands as c
 from persist_lib.core.formats import PART_SUMS, PINS
 from persist_lib.core.holds import layer_of
+from persist_lib.core.identities import END, counting, next_of
 from persist_lib.core.members import inheritance
 from persist_lib.core.pending import PendingName
 from persist_lib.core.state import Batch, Part, Rollup, State
@@ -290,6 +291,13 @@ class Commands:
             return inheritance(state, b"taken over", state.upper)
         return c.Adopt("c1/1" if self.is_sane() else "c1", SeqNo(seqno - self.random.choice([0, 0, 0, 1])))
 
+    def numbers(self, state: State) -> c.Command:
+        """A range of numbers; now and then one that was taken, an empty one, or of no such column."""
+        column = self.random.choice(counting(state)) if self.is_sane() else "v0"
+        first = next_of(state, column) if self.is_sane() else self.random.choice([0, 1, next_of(state, column) + 1])
+        most = END - first if self.random.random() < 0.02 else self.random.randint(1, 2000)
+        return c.Reserve(column, first, most if self.is_sane() else self.random.choice([0, -1, END]))
+
     def schema(self, columns: int) -> Schema:
         return Schema(key={"id": "int64"}, value={f"v{i}": "int64" for i in range(columns)})
 
@@ -305,5 +313,6 @@ class Commands:
         ]  # fmt: skip
         if self.random.random() < 0.01:
             return c.Finish() if self.random.random() < 0.5 else c.Create(self.schema(0), self.random.randrange(5))
-        found = self.random.choice(makers)()
+        is_counted = bool(counting(state)) and self.random.random() < 0.15
+        found = self.numbers(state) if is_counted else self.random.choice(makers)()
         return replace(found, member=state.member) if isinstance(found, c.NamesMember) and self.is_sane() else found

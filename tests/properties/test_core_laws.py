@@ -32,6 +32,7 @@ from tests.properties.histories import (
     CREATED_6,
     CREATED_7,
     CREATED_9,
+    CREATED_12,
     Shard,
     history,
     together,
@@ -45,7 +46,7 @@ class CoreMachine(RuleBasedStateMachine):
         super().__init__()
         self.shard = Shard()
 
-    @initialize(created=st.sampled_from([CREATED, CREATED_1, CREATED_4, CREATED_6, CREATED_7, CREATED_9]))
+    @initialize(created=st.sampled_from([CREATED, CREATED_1, CREATED_4, CREATED_6, CREATED_7, CREATED_9, CREATED_12]))
     def create(self, created):
         self.shard.run(created)
 

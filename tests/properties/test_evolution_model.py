@@ -10,11 +10,14 @@ from decimal import Decimal
 from random import Random
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import persist_lib as persist
+from persist_lib.core.formats import VALUE_BOUNDS
 from persist_lib.kernel.order import is_sorted
 from persist_lib.schema.types import format_type, parse_type
 from persist_lib.testing import check_world
@@ -183,7 +186,8 @@ class Chain:
 
     def __init__(self, rng: Random, kind: str) -> None:
         self.rng, self.kind = rng, kind
-        self.client = World(seed=rng.randrange(2**32)).client(persist.Config(inline_bytes=rng.choice([0, 4096])))
+        config = persist.Config(inline_bytes=rng.choice([0, 4096]), format=rng.choice([None, VALUE_BOUNDS]))
+        self.client = World(seed=rng.randrange(2**32)).client(config)
         self.kept = Kept([Col(0, "a", "int8"), Col(1, "b", "string", nullable=False)], 2)
         self.time = self.next_id = 0
         self.controller = None if kind == "shard" else self.client.controller()
@@ -363,14 +367,28 @@ class Chain:
                     diff = row.pop("_diff")
                     found[repr(row)] += diff
                 assert found == self.kept.seen(cols, time)
+                if cols and self.rng.random() < 0.5:
+                    wanted = self.filter(self.rng.choice(cols))
+                    some = self.contents(read, time, filter=wanted)
+                    assert Counter(map(repr, some.to_pylist())) == Counter(map(repr, table.filter(wanted).to_pylist()))
         for shard in self.every:
             check_world(self.client, shard)
+
+    def filter(self, col: Col) -> Any:
+        """A filter on a column, of whose values parts may have bounds."""
+        field, value = pc.field(col.name), self.value(col)
+        if value is None or "<" in col.kind:
+            return self.rng.choice([field.is_null(), field.is_valid()])
+        literal = pa.scalar(value, parse_type(col.kind))
+        return self.rng.choice(
+            [field > literal, field <= literal, field == literal, field != literal, ~(field < literal)]
+        )
 
     def some_time(self) -> int:
         return self.rng.randrange(self.time)
 
-    def contents(self, read: Any, time: int) -> Any:
-        return read.snapshot(time, diff=True).to_arrow()
+    def contents(self, read: Any, time: int, **rows: Any) -> Any:
+        return read.snapshot(time, diff=True, **rows).to_arrow()
 
     def others(self) -> None:
         """Nothing: what else is done to tables of some kinds."""
@@ -409,8 +427,8 @@ class Timeline(Chain):
     def some_time(self) -> int:
         return self.rng.choice(self.times)
 
-    def contents(self, read: Any, time: int) -> Any:
-        return read.read(time, diff=True).to_arrow()
+    def contents(self, read: Any, time: int, **rows: Any) -> Any:
+        return read.read(time, diff=True, **rows).to_arrow()
 
     def retract(self) -> None:
         there = self.kept.single(self.time)

@@ -227,5 +227,5 @@ def test_nearly_every_kind_of_command_is_out_for_ever_some_day_and_never_while_i
                 seen.add(type(made).__name__)
     minted = {"RegisterWriter", "RegisterReader"}
     holds = {"SetHold", "DowngradeHold", "ReleaseHold", "SetRetention", "ForgetProducer", "Expire", "Finish"}
-    kept = {"DiscardPending", "ForgetGarbage", "ForgetRetired", "Inherit"}
+    kept = {"DiscardPending", "ForgetGarbage", "ForgetRetired", "Inherit", "Reserve"}
     assert {kind.__name__ for kind in c.Command.__args__} - seen <= minted | holds | kept

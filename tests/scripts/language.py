@@ -359,6 +359,7 @@ COMMANDS: dict[str, Callable[[Words], c.Command]] = {
     "downgrade-hold": partial(_hold, c.DowngradeHold),
     "release-hold": lambda w: c.ReleaseHold(w.take(), w.get("expected").encode()),
     "forget-producer": lambda w: c.ForgetProducer(w.take(), w.number("expected")),
+    "reserve": lambda w: c.Reserve(w.take(), w.number("first"), w.number("count")),
     "set-retention": lambda w: c.SetRetention(None if w.plain == ["none"] else int(w.take()), w.get("layer")),
     "expire": lambda w: c.Expire(w.number("now")),
     "retire": lambda w: c.Retire(identifier(w.take())),

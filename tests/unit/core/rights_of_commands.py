@@ -47,6 +47,7 @@ def every_command_with_its_rights() -> list[tuple[str, c.Command, str]]:
         ("adopt", c.Adopt("c1/1", SeqNo(1)), "m"),
         ("inherit", c.Inherit(b"e", at(0), at(1), at(0), (), ()), "m"),
         ("forget a producer", c.ForgetProducer("p", 1), "m"),
+        ("take numbers", c.Reserve("id", 1, 5), "a"),
         ("retention", c.SetRetention(5), "m"),
         ("retention of a layer", c.SetRetention(5, "catalog"), "m"),
         ("expire", c.Expire(0), "m"),

@@ -93,6 +93,7 @@ BY_NAME: dict[str, c.Command] = {
     "releasing a hold": c.ReleaseHold(COLLECTION, b""),
     "retention": c.SetRetention(1),
     "forgetting a producer": c.ForgetProducer("loader", 7),
+    "numbers": c.Reserve("id", 1, 5),
     "columns": c.EvolveSchema(0, Schema(SCHEMA.key, {"v": "int64"})),
     "an end": c.Finish(),
 }

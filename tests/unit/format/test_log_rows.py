@@ -19,7 +19,20 @@ import pytest
 from persist_lib.core.diff import OutcomesEdit, StateDiff, TraceEdit
 from persist_lib.core.formats import DIFF_FIELDS, NEWEST, PART_FIELDS, STATE_FIELDS, WRITER_FIELDS, needed
 from persist_lib.core.pending import PendingName
-from persist_lib.core.state import Batch, Garbage, Hold, Outcome, Part, Pin, Produced, Reader, Rollup, State, Writer
+from persist_lib.core.state import (
+    Batch,
+    Garbage,
+    Hold,
+    Outcome,
+    Part,
+    Pin,
+    Produced,
+    Reader,
+    Rollup,
+    State,
+    ValueBounds,
+    Writer,
+)
 from persist_lib.core.sums import Sums
 from persist_lib.errors import Corrupt, InvariantViolated, NewerFormat
 from persist_lib.format.frame import HEADER_BYTES
@@ -92,7 +105,7 @@ ROW_3 = msgspec.structs.replace(ROW_2, diff=msgspec.structs.replace(ROW_2.diff, 
 STORED_3 = msgspec.structs.replace(
     STORED_2, state=msgspec.structs.replace(STORED_2.state, format=3, appended_bytes=70_000, maintained_bytes=2**40)
 )  # fmt: skip
-OLDEST = {1: 1, 2: 2, 3: 2, 4: 2, 5: 5, 6: 6, 7: 7, 8: 8, 9: 9, 10: 10, 11: 11}
+OLDEST = {1: 1, 2: 2, 3: 2, 4: 2, 5: 5, 6: 6, 7: 7, 8: 8, 9: 9, 10: 10, 11: 11, 12: 12}
 """These rows of formats 3 and 4 say no more than those of format 2."""
 CLOCK = Schema(SCHEMA.key, SCHEMA.value, times="us")
 ROW_CLOCK = msgspec.structs.replace(ROW, command="Create", diff=StateDiff(schemas=(CLOCK,), format=(1, 3)))
@@ -225,7 +238,41 @@ STORED_11 = msgspec.structs.replace(
     STORED_10, state=msgspec.structs.replace(STORED_10.state, format=11, schemas=(FILLED, REORDERED))
 )
 """A shard whose columns are shown in another order."""
-ROWS = {1: ROW, 2: ROW_2, 3: ROW_3, 4: ROW_4, 5: ROW_5, 6: ROW_6, 7: ROW_7, 8: ROW_8, 9: ROW_9, 10: ROW_10, 11: ROW_11}
+VALUES = (
+    ValueBounds(2, -(2**63), 2**64 - 1),
+    ValueBounds(3, -0.5, 1e300, has_null=True),
+    ValueBounds(4, None, None, has_null=True),
+)
+COUNTED = Schema((Column("id", "int64", False, fill="identity()"),), FILLED.value)
+TOLD = msgspec.structs.replace(SUMMED, values=VALUES)
+ROW_12 = msgspec.structs.replace(
+    ROW_11,
+    command="Reserve",
+    diff=msgspec.structs.replace(
+        ROW_11.diff,
+        schemas=(COUNTED,),
+        identities=(("id", None, 2), ("größe~", 2**63 - 1, 2**63)),
+        contents=(PROVEN, msgspec.structs.replace(PROVEN, parts=(TOLD,))),
+        trace=TraceEdit(
+            (), (msgspec.structs.replace(BATCH, parts=(msgspec.structs.replace(PART, values=VALUES[:1]),)),)
+        ),
+    ),
+)
+STORED_12 = msgspec.structs.replace(
+    STORED_11,
+    state=msgspec.structs.replace(
+        STORED_11.state,
+        format=12,
+        schemas=(FILLED, COUNTED),
+        identities={"id": 2**63, "b": 2},
+        contents=msgspec.structs.replace(PROVEN, parts=(TOLD,)),
+    ),
+)
+"""A shard whose parts say bounds of their values, and whose key counts up."""
+ROWS = {
+    1: ROW, 2: ROW_2, 3: ROW_3, 4: ROW_4, 5: ROW_5, 6: ROW_6, 7: ROW_7, 8: ROW_8, 9: ROW_9, 10: ROW_10, 11: ROW_11,
+    12: ROW_12,
+}  # fmt: skip
 STATES = {
     1: STORED,
     2: STORED_2,
@@ -238,6 +285,7 @@ STATES = {
     9: STORED_9,
     10: STORED_10,
     11: STORED_11,
+    12: STORED_12,
 }
 FORMATS = pytest.mark.parametrize("format_", range(1, NEWEST + 1))
 
@@ -248,13 +296,14 @@ def golden(name: str, format_: int) -> bytes:
 
 def test_every_field_of_what_is_stored_has_a_value_of_its_own_in_the_golden_files():
     group = (ROW_GROUP, STEPS[1])
-    stored = (STORED_7, STORED_7.state, PIN, BATCH, SUMMED, REMEMBERING, READER, ROLLUP, OUTCOME, PRODUCED)
+    stored = (STORED_7, STORED_12.state, PIN, BATCH, TOLD, REMEMBERING, READER, ROLLUP, OUTCOME, PRODUCED)
     diff = msgspec.structs.replace(
         ROW_2.diff,
         producers=ROW_5.diff.producers,
         member=ROW_5.diff.member,
         contents=ROW_6.diff.contents,
         pins=ROW_7.diff.pins,
+        identities=ROW_12.diff.identities,
     )
     for value in (*group, *stored, diff):
         plain = type(value)
@@ -445,9 +494,9 @@ def test_what_each_format_brought_is_declared():
     """A field that is added without a format would be taken for "nothing changed" by older programs."""
     assert max(STATE_FIELDS) == NEWEST
     assert len(State.__struct_fields__) == STATE_FIELDS[NEWEST]
-    assert State.__struct_fields__[STATE_FIELDS[4] : -3] == ("producers",), "before format 5 only when there are some"
-    assert State.__struct_fields__[STATE_FIELDS[5] :] == ("contents", "pins")
-    assert Part.__struct_fields__[PART_FIELDS:] == ("at", "sums"), "stored only when it is set"
+    assert State.__struct_fields__[STATE_FIELDS[4] : -4] == ("producers",), "before format 5 only when there are some"
+    assert State.__struct_fields__[STATE_FIELDS[5] :] == ("contents", "pins", "identities")
+    assert Part.__struct_fields__[PART_FIELDS:] == ("at", "sums", "values"), "stored only when it is set"
     assert Writer.__struct_fields__[WRITER_FIELDS:] == ("owner", "staged"), "stored only when they are set"
     first = {"since", "trace", "schemas", "writers", "readers", "holds", "retired", "garbage", "rollups", "retention"}
     assert set(StateDiff.__struct_fields__) == first | DIFF_FIELDS.keys()
@@ -571,7 +620,8 @@ def with_more(value: object, path: list[int | str]) -> object:
         ([6], "StateDiff with the field 'levitation'"),
         ([6, "trace"], "TraceEdit with 3 fields"),
         ([6, "trace", 1, 0], "Batch with 13 fields"),
-        ([6, "trace", 1, 0, 8, 0], "Part with 14 fields"),
+        ([6, "trace", 1, 0, 8, 0], "Part with 15 fields"),
+        ([6, "trace", 1, 0, 8, 0, 13, 0], "ValueBounds with 5 fields"),
         ([6, "producers", 0, 2], "Produced with 5 fields"),
         ([6, "writers", 0, 2], "Writer with 6 fields"),
         ([6, "writers", 0, 2, 2, 0], "Outcome with 4 fields"),
@@ -588,7 +638,7 @@ def with_more(value: object, path: list[int | str]) -> object:
 def test_a_field_that_this_release_does_not_know_is_a_newer_format_and_never_nothing(path, named):
     schemas = (msgspec.structs.replace(CLOCK, value=REORDERED.value, unique=True, non_negative=True),)
     writers = ((W1, None, REMEMBERING),)
-    trace = TraceEdit(((3, 4), (4, 5)), (PROVEN,))
+    trace = TraceEdit(((3, 4), (4, 5)), (msgspec.structs.replace(PROVEN, parts=(TOLD,)),))
     diff = msgspec.structs.replace(ROW_PRODUCERS.diff, schemas=schemas, writers=writers, trace=trace)
     row = msgspec.structs.replace(ROW, diff=diff)
     stored = msgspec.msgpack.decode(encode_row(row)[HEADER_BYTES:])
@@ -626,16 +676,16 @@ def test_a_command_that_this_release_does_not_know_is_a_newer_format():
 
 @pytest.mark.parametrize("path", [[], [2], [2, 3, "w0000000000000001"], [2, 9], [2, 18, "b"]], ids=str)
 def test_a_field_of_a_rollup_that_this_release_does_not_know_is_a_newer_format(path):
-    owned = msgspec.structs.replace(STORED_7.state, writers={W2: REMEMBERING})
-    state = msgspec.structs.replace(STORED_7, state=owned)
+    owned = msgspec.structs.replace(STORED_12.state, writers={W2: REMEMBERING})
+    state = msgspec.structs.replace(STORED_12, state=owned)
     stored = msgspec.msgpack.decode(encode_state(state)[HEADER_BYTES:], strict=False)
     if path == [2, 9]:
         stored[2][9] = [1]
         with pytest.raises(Corrupt):  # a value of another type is damage
-            decode_state(framed(ROLLUP_MAGIC, 7, msgspec.msgpack.encode(stored)), "key")
+            decode_state(framed(ROLLUP_MAGIC, 12, msgspec.msgpack.encode(stored)), "key")
         return
     with pytest.raises(NewerFormat):
-        decode_state(framed(ROLLUP_MAGIC, 7, msgspec.msgpack.encode(with_more(stored, path))), "key")
+        decode_state(framed(ROLLUP_MAGIC, 12, msgspec.msgpack.encode(with_more(stored, path))), "key")
 
 
 @pytest.mark.slow
