@@ -176,10 +176,12 @@ def least_for_batches(batches: Iterable[Batch]) -> int:
 
 def as_stored_in(format_: int, batch: Batch) -> Batch:
     """A batch that was built, without the bounds of values that a shard of this format cannot say."""
-    if format_ >= VALUE_BOUNDS or not any(part.values for part in batch.parts):
-        return batch
-    parts = tuple(msgspec.structs.replace(part, values=()) for part in batch.parts)
-    return msgspec.structs.replace(batch, parts=parts)
+    # A loop, as each append comes here.
+    for part in batch.parts:
+        if part.values and format_ < VALUE_BOUNDS:
+            parts = tuple(msgspec.structs.replace(one, values=()) for one in batch.parts)
+            return msgspec.structs.replace(batch, parts=parts)
+    return batch
 
 
 def stored_part_fields(part: Part) -> int:

@@ -63,7 +63,7 @@ class LoneWriter(Verbs[Batched, None, Appended, Changed]):
         super().__init__(f"shard {machine.shard}", machine.shard, runtime, config, now, batching)
 
     def _filling(self, *, is_dry: bool = False) -> Filling:
-        return filling_of(self.machine, is_dry=is_dry)
+        return filling_of(self.machine, is_dry=is_dry) if self.schema.fills else Filling(self.machine.runtime)
 
     def _fetch_writable(self) -> Version:
         """The newest version, for a call that has nothing to write. Raises if every write would be refused."""
