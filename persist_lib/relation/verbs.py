@@ -145,7 +145,7 @@ class Verbs(OrderedWriter[Brought, Done], Generic[Brought, Basis, Done, Counted]
         """
         return self._execute(
             "upsert",
-            partial(Upsert, self._name(), rows=rows, filling=self._filling(is_dry=bool(dry_run))),
+            partial(Upsert, self._name(), rows=rows, filling=self._filling(is_dry=parse_flag(dry_run, "dry_run"))),
             timeout,
             token,
             dry_run=dry_run,
@@ -217,7 +217,7 @@ class Verbs(OrderedWriter[Brought, Done], Generic[Brought, Basis, Done, Counted]
         """
         made = partial(
             Apply, self._name(), upserts=upserts, deletes=deletes, appends=appends,
-            filling=self._filling(is_dry=bool(dry_run)), only_if=only_if, order_by=order_by,
+            filling=self._filling(is_dry=parse_flag(dry_run, "dry_run")), only_if=only_if, order_by=order_by,
         )  # fmt: skip
         return self._execute("apply", made, timeout, token, dry_run=dry_run)
 

@@ -499,7 +499,7 @@ class Table(Resource):
             self._carrier = moved
 
     def _filling(self, dry_run: object) -> Filling:
-        return self._carrier.filling(is_dry=bool(dry_run))
+        return self._carrier.filling(is_dry=parse_flag(dry_run, "dry_run"))
 
     def _execute(self, make: Make, token: bytes | None, timeout: float | None, *, dry_run: bool) -> Done:
         return self._ask(lambda on: on.execute(make, token=token, timeout=timeout, dry_run=dry_run))
