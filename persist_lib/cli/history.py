@@ -155,6 +155,8 @@ def changes(diff: StateDiff, times: Unit | None = None) -> Iterator[str]:
     for name, _, pin in diff.pins:
         says = "gone" if pin is None else units.of(len(pin.keys), "object")
         yield f"pin {name}: {says}{'' if pin is None or pin.as_of is None else f', as of {clock.show(at(pin.as_of))}'}"
+    for column, first, end in diff.identities:
+        yield f"numbers of column {column} from {first or 1} up to {(end or 1) - 1}"
     yield from _entries("retired", "swept", [(id_, new) for id_, _, new in diff.retired])
     yield from _entries("garbage", "deleted", [(key, new) for key, _, new in diff.garbage])
     yield from _entries(

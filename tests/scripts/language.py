@@ -244,13 +244,11 @@ def batch(words: Words) -> Batch:
 
 
 def schema(words: Words) -> Schema:
-    """`key=id:int64 value=a:string,b:int64 times=ms`. `!` is not null, and `#` counts up."""
+    """`key=id:int64 value=a:string,b:int64 times=ms`. `!` is not null, `^` counts up."""
 
     def side(text: str) -> dict[str, str]:
-        marks = {"!": " not null", "#": " identity"}
-        for mark, meaning in marks.items():
-            text = text.replace(mark, meaning)
-        return dict(column.split(":") for column in text.split(",") if column)
+        said = text.replace("!", " not null").replace("^", " identity")
+        return dict(column.split(":") for column in said.split(",") if column)
 
     times = cast("Unit | None", words.get("times") or None)
     return Schema(side(words.get("key", "id:int64")), side(words.get("value")), times=times)
@@ -461,7 +459,7 @@ def _changes(diff: StateDiff) -> list[str]:
         lines.append(f"retention {diff.retention[0]} -> {diff.retention[1]}")
     for name in ("writers", "readers", "holds", "retired", "garbage", "rollups", "producers", "pins"):
         lines += [f"{name.removesuffix('s')} {k}: {_entry(new)}" for k, _, new in getattr(diff, name)]
-    lines += [f"the next {column} is {new}" for column, _, new in diff.identities]
+    lines += [f"next number of {column}: {old or 1} -> {new}" for column, old, new in diff.identities]
     return lines
 
 

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 import persist_lib as persist
+from persist_lib.cli.history import changes
 from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
 from persist_lib.core.deciding import is_out_for_ever
@@ -255,3 +256,11 @@ def test_a_shard_that_counts_stays_one_by_itself() -> None:
     answer = change(counted(), SeqNo(2), c.Adopt("c00000000000000ab/1", SeqNo(2)))
     assert isinstance(answer, r.InvalidBounds)
     assert "count up" in answer.reason
+
+
+def test_the_history_says_which_numbers_were_taken(world: World) -> None:
+    client = world.client()
+    client.table("notes", NOTES).append([{"text": "a"}] * 3)
+    rows = [decode_row(row.data, "row") for row in client.machine("notes").consensus.scan("notes", SeqNo(1), 9)]
+    (row,) = [row for row in rows if row.command == "Reserve"]
+    assert "numbers of column id from 1 up to 3" in list(changes(row.diff))
