@@ -15,10 +15,10 @@ from persist_lib.catalog.names import data_shard, kept_shard, member_of, renditi
 from persist_lib.errors import Corrupt, NewerFormat
 from persist_lib.schema.schema import Schema, by_ids, stored_form
 
-VERSION, OF_PLACES, OF_DELETES, OF_TABLES, OF_INDEXES = 1, 2, 3, 4, 5
+VERSION, OF_PLACES, OF_DELETES, OF_TABLES, OF_INDEXES, OF_JOINED = 1, 2, 3, 4, 5, 6
 """The version of records, and those of what a release before promotions, kept deletes, sources of several tables and of
-tables without a key, or of tables whose key is an index, must not write to."""
-NEWEST = OF_INDEXES
+tables without a key, of tables whose key is an index, or of tables that came later, must not write to."""
+NEWEST = OF_JOINED
 
 Mode = Literal["append", "compare_and_append"]
 State = Literal["making", "live", "dropping"]

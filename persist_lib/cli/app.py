@@ -115,7 +115,7 @@ rendition = group(collection, "rendition", "Make, fill and drop the renditions o
 commands(rendition, None, renditions.make, renditions.copy, renditions.drop)
 source = group(app, "source", "Outside data as collections: what is declared, and how it is.", PARTS)
 commands(
-    source, None, sources.show, mend, sources.pause, sources.reset, sources.drop,
+    source, None, sources.show, mend, sources.add_table, sources.pause, sources.reset, sources.drop,
     create=declare,
 )  # fmt: skip
 area = group(app, "pending", "What writers without coordination put, and how far it is absorbed.", PARTS)

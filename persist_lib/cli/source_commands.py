@@ -15,9 +15,9 @@ import typer
 
 from persist_lib.cli.json_values import jsonable
 from persist_lib.cli.render import labelled, plain_table
-from persist_lib.cli.schema_commands import schema_value
+from persist_lib.cli.schema_commands import build_schema, schema_value
 from persist_lib.cli.session import Session
-from persist_lib.cli.shared_options import Collection, Collections, SomeCollection, Yes
+from persist_lib.cli.shared_options import Collection, Collections, KeyColumns, SomeCollection, ValueColumns, Yes
 from persist_lib.core import units
 from persist_lib.errors import Damage, Determinate, Indeterminate, InvalidUsage, PersistError
 
@@ -110,6 +110,33 @@ def pause(
             sources.pause(name, why=why)
     state, says = ("running", "continues") if resume else ("paused", "is paused")
     session.answer({"source": name, "state": state}, f"{name} {says}")
+
+
+def add_table(
+    session: Session,
+    name: Collection,
+    table: Annotated[str, typer.Argument(metavar="TABLE", help="The table, as in public.orders.")],
+    key: KeyColumns = None,
+    value: ValueColumns = None,
+) -> None:
+    """Let a source of several tables of PostgreSQL read one more, while it runs.
+
+    The next instance that looks copies it; the other outputs wait as long as that takes. From then on the table's
+    output shows the database as of the same moment as all others; it cannot be read as of times before. The same call
+    again changes nothing. --key and --value are for other columns than the table's.
+
+    \b
+    persist source add-table bank public.loans
+    """
+    if (key is None) != (value is None):
+        raise InvalidUsage("--key and --value are the columns of the table's output: give both, or neither")
+    with session.sources() as sources:
+        schema = None if key is None or value is None else build_schema(key, value)
+        found = sources.add_table(name, table, schema)
+    columns = found.tables[table]
+    session.answer(
+        value_of(found), f"{name} takes {table}: {columns}", f"the next instance copies it: persist ingest {name}"
+    )
 
 
 def reset(session: Session, name: Collection, yes: Yes = False) -> None:

@@ -1,7 +1,8 @@
 """What a reader chose, and all instances must agree on, such as a snapshot: committed first, then read back.
 
 A choice is a sequence of bytes in a shard of the source. It is committed whole, by the first process; what others bring
-is left out. Whatever an instance then uses is what it reads here.
+is left out. Whatever an instance then uses is what it reads here. One that is certain never to be used can be followed
+by another one.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import cached_property
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -28,6 +30,13 @@ PATIENCE_S = 30 * 86_400.0
 """How long the making of a choice may take. What takes its time is a copy of a table."""
 
 
+class Choice(NamedTuple):
+    """What was chosen, part by part. `number` is how many were chosen before it."""
+
+    number: int
+    parts: Iterator[bytes]
+
+
 class Choices:
     """The choice of one source."""
 
@@ -45,43 +54,44 @@ class Choices:
         version = self._client.machine(self.shard).try_fetch()
         return version.state.schemas[-1] if version is not None and version.state.schemas else SCHEMA
 
-    def find(self) -> Iterator[bytes] | None:
-        """What was chosen, part by part; None as long as nothing was. Raises ShardFinished once that is forgotten."""
+    def find(self) -> Choice | None:
+        """What was chosen last; None as long as nothing was. Raises ShardFinished once that is forgotten."""
         reader = unheld(self._client, self.shard, self._schema)
         upper = reader.fetch_upper().time
         if upper is None:
             raise ShardFinished(f"the choice {self.shard} was made, used and forgotten", shard=self.shard)
-        return None if upper == 0 else self._read()
+        return None if upper == 0 else Choice(upper - 1, self._read(upper - 1))
 
-    def _read(self) -> Iterator[bytes]:
+    def _read(self, number: int) -> Iterator[bytes]:
         reader = unheld(self._client, self.shard, self._schema)
         try:
             reader.fetch_upper()
-            with reader.snapshot(0) as snapshot:
-                for table in snapshot.batches():
+            with reader.changes(number - 1 if number else None, number) as changes:
+                for table in changes.batches():
                     for one in table.column("bytes"):
                         yield one.as_py()
         except (ShardFinished, NotFound) as error:
             raise Determinate(f"the choice {self.shard} was forgotten while it was read: others were faster") from error
 
-    def commit(self, chosen: Iterable[bytes]) -> None:
+    def commit(self, chosen: Iterable[bytes], number: int = 0) -> None:
         """Commit all of it at once, unless another process was first. Look at `find` for what it is then.
 
-        Raises Indeterminate when it is not known whether it is committed; `find` tells that too.
+        With a `number`, in place of the one before, which must be certain never to be used. Raises Indeterminate when
+        it is not known whether it is committed; `find` tells that too.
         """
         with (
             self._client.open_writer(self.shard, self._schema, layer=OF_SOURCES) as write,
             suppress(UpperMismatch, ShardFinished),
         ):
-            write.compare_and_append(map(_row, enumerate(chosen)), 0, 1, timeout=PATIENCE_S)
+            rows = (_row(place, data, number) for place, data in enumerate(chosen))
+            write.compare_and_append(rows, number, number + 1, timeout=PATIENCE_S)
 
     def forget(self) -> None:
         """Take it away, as it will not be asked for again. Idempotent."""
         finish_shard(self._client, self.shard, self._schema, HOLD)
 
 
-def _row(numbered: tuple[int, bytes]) -> pa.Table:
-    number, data = numbered
+def _row(place: int, data: bytes, time: int) -> pa.Table:
     return pa.table(
-        {"number": [number], "bytes": pa.array([data], pa.binary()), TIME: pa.array([0], pa.uint64()), DIFF: [1]}
+        {"number": [place], "bytes": pa.array([data], pa.binary()), TIME: pa.array([time], pa.uint64()), DIFF: [1]}
     )

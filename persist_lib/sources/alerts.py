@@ -262,6 +262,8 @@ def _look(
         memory[record.id] = known._replace(at=now, health=health)
         if known.is_bound:
             return News(record.name, "new", "what is there is not durable yet", known.time)
+        if waiting := [table for table in record.joined if table not in known.marks]:
+            return News(record.name, "new", f"{', '.join(waiting)} was added to it", known.time)
         if not record.reader.has_upstream:
             return News(record.name, "none", "there is nothing new", known.time)
         with closing(record.reader.open_reader(sources.client, record, clock)) as reader:
@@ -286,12 +288,12 @@ def _is_at_work(
 
 def _time(sources: Sources, record: SourceRecord) -> int:
     contents, unit = sources.controller.catalog.fetch(), record.schema.times
-    found = []
-    for id_ in record.collections.values():
+    found = {}
+    for role, id_ in record.collections.items():
         one = contents.collections[id_]
         timeline = Renditions(sources.client, one.shard, unit, one.name).fetch()
-        found.append(upper_of(sources.client, timeline).time or 0)
-    return min(found)
+        found[role] = upper_of(sources.client, timeline).time or 0
+    return record.least(found)
 
 
 def _versions(heads: Mapping[str, int]) -> dict[str, Version]:

@@ -11,7 +11,7 @@ SUBTLE: a minter proposes, and the shard decides. So nothing here answers what w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import NamedTuple, Protocol
 
@@ -301,8 +301,13 @@ class Window(NamedTuple):
         return times[np.searchsorted(bounds, addresses, side="right")]
 
 
-def windows(bound: Bound, start: int, most_bytes: int, estimate: Estimate) -> Iterator[Window]:
-    """Cut `[start, bound.upper)` into windows of about `most_bytes` of messages, at least one time each."""
+def windows(
+    bound: Bound, start: int, most_bytes: int, estimate: Estimate, alone: Container[str] = ()
+) -> Iterator[Window]:  # fmt: skip
+    """Cut `[start, bound.upper)` into windows of about `most_bytes` of messages, at least one time each.
+
+    A time at which one of the partitions `alone` was bound has a window of its own, which starts with it.
+    """
     before = dict(bound.start)
     some: list[Step] = []
     marks, size = dict(before), 0
@@ -311,12 +316,13 @@ def windows(bound: Bound, start: int, most_bytes: int, estimate: Estimate) -> It
             estimate(partition, marks.get(partition, START).address, mark.address)
             for partition, mark in step.marks.items()
         )
-        if some and size + weight > most_bytes:
+        is_alone = any(partition in alone for partition in step.marks)
+        if (some and size + weight > most_bytes) or (is_alone and start < step.time):
             yield Window(start, step.time, before, tuple(some))
             start, before, some, size = step.time, dict(marks), [], 0
         some.append(step)
         marks |= step.marks
-        size += weight
+        size += most_bytes + 1 if is_alone else weight
     if start < bound.upper:
         yield Window(start, bound.upper, before, tuple(some))
 

@@ -7,7 +7,7 @@ same time in its own collections. So a reader of both as of one time reads the s
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -16,14 +16,12 @@ import numpy as np
 import pyarrow as pa
 
 from persist_lib.catalog.answers import integer_times, updates_between
-from persist_lib.catalog.names import HOLD as COLLECTION
 from persist_lib.catalog.names import parse_collection_name, rendition_shard
 from persist_lib.catalog.reader import RenditionReader
 from persist_lib.catalog.records import schema_form
 from persist_lib.client import Client
 from persist_lib.config import MIB
 from persist_lib.errors import Gone, HoldConflict, InvalidUsage, NotFound, SinceViolation
-from persist_lib.frontier import at
 from persist_lib.kernel.columns import at_time, integers, joined
 from persist_lib.kernel.consolidate import consolidate
 from persist_lib.kernel.order import take
@@ -42,6 +40,7 @@ from persist_lib.sources.records import (
     SourceRecord,
     changed,
 )
+from persist_lib.sources.targets import Target
 from persist_lib.times import PER_SECOND
 
 if TYPE_CHECKING:
@@ -319,11 +318,8 @@ class Collection(Kind, msgspec.Struct, frozen=True, omit_defaults=True, tag="col
         if record.input is None or not (begins := record.input.begins):
             return
         for name in names:
-            with controller.open_writer(name) as write:
-                write.advance_upper(begins)
-            shard = controller.catalog.fetch().find(name).shard
-            with suppress(SinceViolation):
-                controller.client.downgrade_hold(shard, COLLECTION, at(begins - 1))
+            with closing(Target(controller, controller.catalog.fetch().find(name).id, "begin")) as target:
+                target.begin(begins)
 
     def remove(self, client: Client, record: SourceRecord) -> list[str]:
         if record.input is not None:

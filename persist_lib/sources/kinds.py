@@ -18,7 +18,16 @@ from persist_lib.catalog.describe import Owners
 from persist_lib.catalog.metadata_shard import Bodies, Row, finish_shard
 from persist_lib.catalog.names import OF_SOURCES
 from persist_lib.client import Client
-from persist_lib.errors import Corrupt, Determinate, HoldConflict, InvalidUsage, NotFound, ShardFinished, SinceViolation
+from persist_lib.errors import (
+    Corrupt,
+    Determinate,
+    HoldConflict,
+    InvalidUsage,
+    NameTaken,
+    NotFound,
+    ShardFinished,
+    SinceViolation,
+)
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import DIFF, Schema, check_schema, stored_form
 from persist_lib.shard.admin import claim
@@ -350,6 +359,15 @@ def take_away(controller: Controller, declared: Declared, record: SourceRecord, 
     return left
 
 
+def taken(name: str) -> NameTaken:
+    """The error for a collection of the name of one that a source would make."""
+    return NameTaken(
+        f"there is a collection {name!r} already, and the source would make one. Nothing was changed; choose another "
+        "name",
+        collection=name,
+    )
+
+
 def names_of(record: SourceRecord) -> dict[str, str]:
     """The collections of a source, by what they are for."""
     name = record.name
@@ -363,6 +381,6 @@ def fresh(record: SourceRecord) -> SourceRecord:
     """A record as it was when the source was declared, under no id."""
     return changed(
         record, id="", state="making", why="", epoch=1, collections={}, health="", again=False, input=None,
-        mending=None, mends=0, mended=0, table=None, known={},
+        mending=None, mends=0, mended=0, table=None, known={}, joined=(),
         decoding=msgspec.structs.replace(record.decoding, added={}),
     )  # fmt: skip

@@ -75,7 +75,9 @@ class SourceReader(Protocol):
         held_back() -> tuple[int, str]
             how many bytes its upstream keeps for it and cannot let go of, and a warning if these are too many, else "";
         growth() -> Growth | None
-            columns that came since the source was made, where it takes such.
+            columns that came since the source was made, where it takes such;
+        learn(bound: Mapping[str, Mark]) -> None
+            what is bound by now: called before any of it is read.
     """
 
     def high_watermarks(self, bound: Mapping[str, Mark], most_bytes: int) -> Mapping[str, Mark]:

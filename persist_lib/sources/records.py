@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, Type
 
 import msgspec
 
+from persist_lib.arguments import shown
 from persist_lib.catalog.collection_arguments import Retention
 from persist_lib.catalog.records import OF_INDEXES, OF_TABLES, VERSION, Record, schema_of
 from persist_lib.client import Client
@@ -180,6 +181,20 @@ class Kind:
         """What rows mean where the caller does not say."""
         return Meaning()
 
+    def with_table(self, table: str) -> Self:
+        """The kind that reads one more table. Raises InvalidUsage."""
+        raise InvalidUsage(
+            f"tables can be added to a source of several tables of PostgreSQL, and this one reads {self.title}. "
+            f"Declare a second source, of {shown(table)}"
+        )
+
+    def join(self, _client: Client, _record: SourceRecord, _table: str, _schema: Schema | None) -> tuple[Schema, Known]:
+        """See to it that upstream one more table can be read, and answer what its output has, and what is known of it.
+
+        Idempotent. Raises InvalidUsage for one that cannot be followed.
+        """
+        raise NotImplementedError
+
     def outputs(self) -> Mapping[str, str]:
         """Of several outputs, what each of them is called below the source's name, by its role; none for one output."""
         return {}
@@ -243,6 +258,8 @@ class SourceRecord(Declaration, frozen=True, kw_only=True, omit_defaults=True):
     often it was reset; instances of another epoch are fenced off. `again`: once it is dropped, it is to be created
     again. `mends` counts the recipes that were tried, `mended` is the number of the one that decodes its messages now,
     0 for the first. `table` is what a table of PostgreSQL was when the source was made; `known` is that of several.
+    `joined` are those of them that were added while it ran: each is a partition of its own in the bindings, whose mark
+    says from which place of the log on its changes are among those of the others.
     """
 
     id: str
@@ -260,6 +277,7 @@ class SourceRecord(Declaration, frozen=True, kw_only=True, omit_defaults=True):
     mended: int = 0
     table: Known | None = None
     known: dict[str, Known] = {}  # noqa: RUF012 - msgspec copies it
+    joined: tuple[str, ...] = ()
 
     def part(self, table: str) -> SourceRecord:
         """The record of a source of this one of its tables; of a source with one output, itself."""
@@ -310,6 +328,14 @@ class SourceRecord(Declaration, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def choices(self) -> str:
         return f"{self.id}.choices"
+
+    def choices_of(self, table: str) -> str:
+        """The shard of the first snapshot of a table that was added."""
+        return f"{self.choices}.{self.collections[table]}"
+
+    def least(self, uppers: Mapping[str, int]) -> int:
+        """t, by the uppers of its collections. Those of tables that are yet to join are at 0, and do not count."""
+        return min(upper for role, upper in uppers.items() if upper or role not in self.joined)
 
     @property
     def schemas(self) -> str:

@@ -86,7 +86,7 @@ class Progress(msgspec.Struct, frozen=True):
     """What one step did, and what is left. `time` is t: all before it is durable in all collections of the source.
 
     `lag` is about how many addresses of each partition are there beyond what is durable (of files, bytes or rows);
-    `behind_ms` is how far t is behind the store's clock. `is_idle`: this step found nothing new.
+    `behind_ms` is how far t is behind the store's clock. `is_idle`: it found nothing new, and no table is yet to join.
     `behind` says more of partitions with a lag, where the reader knows it; `held_back` how many bytes the upstream
     keeps for this source, and `warning` what is wrong with that. `unread` says what is there and is not read, and why.
     """
@@ -131,6 +131,7 @@ class Ingestion:
         self._schemas = record.open_schemas(self._client)
         self._owner = owner
         self._targets: dict[str, Target] = {}
+        self._late: set[str] = set()
         self._held = -1
         self._at = 0
         self._told = 0
@@ -164,7 +165,8 @@ class Ingestion:
 
     def _is_late(self) -> bool:
         """Whether others have made durable by now what this instance was at, so that it may be gone."""
-        return min((target.fetch_upper() for target in self._targets.values()), default=0) > self._at
+        uppers = {role: target.fetch_upper() for role, target in self._targets.items()}
+        return bool(uppers) and self.record.least(uppers) > self._at
 
     def close(self) -> None:
         self._drop()
@@ -208,14 +210,21 @@ class Ingestion:
                 self._targets[role] = Target(self._controller, id_, self._owner)
         return self._targets
 
+    def _begun(self) -> dict[str, Target]:
+        """The collections that are written by now: not those of tables that are yet to join."""
+        return {role: target for role, target in self._writing().items() if role not in self._late}
+
     def _catch_up(self, timeout_s: float) -> Progress:
-        targets = self._writing()
-        time = min(target.fetch_upper() for target in targets.values())
+        uppers = {role: target.fetch_upper() for role, target in self._writing().items()}
+        self._late = {role for role in self.record.joined if not uppers[role]}
+        time = self.record.least(uppers)
         self._at = time
         self._move_holds(time)
         bound = self._clock.since(time)
+        said(self._opened(), "learn", None, bound.marks)
         messages = errors = 0
-        for window in windows(bound, time, self.window_bytes, self._estimate):
+        for window in windows(bound, time, self.window_bytes, self._estimate, self.record.joined):
+            self._join(window)
             for done in self._through(window, timeout_s):
                 messages, errors, time = messages + done.messages, errors + done.errors, done.end
                 self._at = time
@@ -223,10 +232,28 @@ class Ingestion:
         self._tell()
         return self._progress(time, bound.marks, messages, errors)
 
+    def _joining(self, window: Window) -> list[str]:
+        """The tables that join with a window. They have all of it: see `windows`."""
+        return [role for role in self.record.joined if window.steps and role in window.steps[0].marks]
+
+    def _join(self, window: Window) -> None:
+        """Let the outputs of tables that join with this window begin with it.
+
+        SUBTLE: at its very time. An instance that does not know of them yet moves the holds up to there, and no
+        further, as it cannot read what is bound then. From there on they count for t, and all that they need is kept.
+        """
+        for role in self._joining(window):
+            target = self._writing()[role]
+            target.begin(window.start)
+            with suppress(SinceViolation):
+                self._client.downgrade_hold(target.collection.shard, HOLD, window.start - 1, expected=self._fence)
+            self._late.discard(role)
+
     def _through(self, window: Window, timeout_s: float) -> Iterator[Done]:
         """Make a window durable, in one go or in several."""
         parts = self._parts(window)
-        if self.record.reader.begins_with_copy and window.start == 0 and len(window.steps) == 1:
+        is_copy = self.record.reader.begins_with_copy and (window.start == 0 or self._joining(window))
+        if is_copy and len(window.steps) == 1:
             whole = read(self._opened(), window, 2 * self.window_bytes, may_cut=True)
             if whole is None and (done := self._copy(window, timeout_s)) is not None:
                 yield done
@@ -270,7 +297,7 @@ class Ingestion:
     def _stages(self, window: Window, opened: ExitStack, timeout_s: float) -> dict[str, CollectionStage] | None:
         """A stage of each collection for a window's times. None if another process began these."""
         stages: dict[str, CollectionStage] = {}
-        for role, target in self._writing().items():
+        for role, target in self._begun().items():
             deadline = self._client.runtime.deadline(timeout_s)
             stage = open_stage(target.writer, window.start, window.end, deadline)
             if stage is None:
@@ -354,7 +381,7 @@ class Ingestion:
             )  # fmt: skip
 
     def _write(self, made: Mapping[str, pa.Table], window: Window, deadline: Deadline) -> None:
-        targets = self._writing()
+        targets = self._begun()
         for role, target in targets.items():
             target.check(made[role], window.start, window.end)
         for role, target in targets.items():
@@ -370,7 +397,7 @@ class Ingestion:
         every = 1 if self.record.schema.times is None else HOLD_EVERY_MS
         if self._held >= 0 and since < self._held + every:
             return
-        holds = [(target.collection.shard, HOLD) for target in self._writing().values()]
+        holds = [(target.collection.shard, HOLD) for target in self._begun().values()]
         for shard, hold in (*holds, (self._clock.shard, self._clock.hold)):
             try:
                 self._client.downgrade_hold(shard, hold, since, expected=self._fence)
@@ -384,7 +411,7 @@ class Ingestion:
                     "source was not dropped, `persist source pause --resume` sets the hold again",
                     **error.fields,
                 ) from error
-        for target in self._writing().values():
+        for target in self._begun().values():
             target.let_go(since)
         self._clock.let_go(since)
         self._held = since
@@ -408,6 +435,7 @@ class Ingestion:
         nothing: tuple[int | None, str] = (None, "")
         kept, warning = said(reader, "held_back", nothing)
         return Progress(
-            time, messages, errors, dict(reader.lag(marks)), self._clock.behind_ms(time), messages == 0, behind=behind,
+            time, messages, errors, dict(reader.lag(marks)), self._clock.behind_ms(time),
+            messages == 0 and not self._late, behind=behind,
             held_back=kept, warning=warning, unread=settled(said(reader, "unread", {}), now),
         )  # fmt: skip

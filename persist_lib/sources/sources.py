@@ -21,7 +21,18 @@ from persist_lib.sources.decoding import Decoding
 from persist_lib.sources.envelopes import Meaning
 from persist_lib.sources.growth import Growth, grow
 from persist_lib.sources.health import Report, SourceDescription, fetch_rows, left_of, shown_rows, unread_of
-from persist_lib.sources.kinds import Declared, check_terms, complete, fresh, hold, names_of, settle, take_away
+from persist_lib.sources.joining import add_table
+from persist_lib.sources.kinds import (
+    Declared,
+    check_terms,
+    complete,
+    fresh,
+    hold,
+    names_of,
+    settle,
+    take_away,
+    taken,
+)
 from persist_lib.sources.loading import Loading, Loads
 from persist_lib.sources.records import Declaration, Kind, SourceRecord, State, Terms, changed, declaration_of, minted
 from persist_lib.sources.reprocess import Mended
@@ -102,7 +113,7 @@ class Sources:
             contents = self.controller.catalog.fetch()
             for one in names_of(wanted).values():
                 if contents.named(one) is not None:
-                    raise _taken(one)
+                    raise taken(one)
             return {name: wanted}
         if known.command != wanted.command or fresh(known) != fresh(wanted):
             why = known.reader.unlike(wanted.reader)
@@ -124,7 +135,7 @@ class Sources:
 
         def durable() -> int:
             described[:] = (self.controller.describe(one) for one in names.values())
-            return min(one.upper.time or 0 for one in described)
+            return record.least({role: one.upper.time or 0 for role, one in zip(names, described, strict=True)})
 
         with closing(record.reader.clock(self.controller, record, "show a source", is_leased=False)) as clock:
             time, bound = bound_from(clock, durable)
@@ -139,6 +150,25 @@ class Sources:
             instances=shown_rows(rows, now), behind_ms=behind_ms, errors=sum(counted), left=left_of(rows, now),
             unread=unread_of(rows, now),
         )  # fmt: skip
+
+    def add_table(
+        self, name: str, table: str, schema: Schema | None = None, *, timeout: float | None = None
+    ) -> SourceDescription:  # fmt: skip
+        """Let a source of several tables of PostgreSQL read one more, whose output is `name/SCHEMA.TABLE`.
+
+        The next instance that looks copies it; from then on all outputs show the database as of one moment. Its output
+        cannot be read as of times before. While it is copied nothing else is bound. `schema` is for other columns than
+        the table's. The same call again changes nothing, and finishes one that was cut off.
+
+        Raises NotFound for a source or a table that is not there, NameTaken if the output's name is taken or the table
+        is there with other columns, InvalidUsage for what cannot be followed, and Determinate before the source has
+        used its own first snapshot.
+        """
+        record = self.find(name)
+        add_table(
+            self.controller, self.declared, record, parse_text(table, "table", 4096), schema, self._deadline(timeout)
+        )
+        return self.show(name)
 
     def pause(self, name: str, *, why: str = "", timeout: float | None = None) -> None:
         """Let all instances stand still after the step that they are at, wherever they run. Raises NotFound."""
@@ -310,14 +340,6 @@ class Sources:
         return self.client.runtime.deadline(self.client.config.timeout_s if timeout is None else parse_seconds(timeout))
 
 
-def _taken(name: str) -> NameTaken:
-    return NameTaken(
-        f"there is a collection {name!r} already, and the source would make one. Nothing was changed; choose another "
-        "name",
-        collection=name,
-    )
-
-
 def _run(
     sources: Sources, name: str, ingestion: Ingestion, report: Report, stop: Callable[[], bool], told: Told | None,
     interval_s: float, *, until_idle: bool,
@@ -327,7 +349,7 @@ def _run(
     while not stop():
         try:
             record = sources.find(name)
-            if record.mended != ingestion.record.mended:
+            if (record.mended, record.joined) != (ingestion.record.mended, ingestion.record.joined):
                 ingestion.adopt(record)
             if record.state == "paused":
                 report.say("paused", record.why)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from persist_lib.arguments import shown
 from persist_lib.catalog.answers import CollectionSnapshot
+from persist_lib.catalog.names import HOLD as COLLECTION
 from persist_lib.catalog.partition_rows import routed
 from persist_lib.catalog.reader import RenditionReader, inner_of
 from persist_lib.catalog.records import RenditionRecord
 from persist_lib.catalog.writer import CollectionWriter, place_of, promise
-from persist_lib.errors import Diverged, NotFound
+from persist_lib.errors import Diverged, NotFound, SinceViolation
 from persist_lib.format.parts import within
+from persist_lib.frontier import at
 from persist_lib.kernel.columns import array_of, integers
 from persist_lib.kernel.consolidate import consolidate
 from persist_lib.runtime.ambient import Deadline
@@ -52,6 +55,12 @@ class Target:
 
     def fetch_upper(self) -> int:
         return self.writer.fetch_upper().time or 0
+
+    def begin(self, time: int) -> None:
+        """See to it that it begins at a time: it can be read from just before on, where it is empty."""
+        self.writer.advance_upper(time)
+        with suppress(SinceViolation):
+            self._controller.client.downgrade_hold(self.collection.shard, COLLECTION, at(time - 1))
 
     def check(self, updates: pa.Table, start: int, end: int) -> None:
         """Raise Diverged if what is committed in `[start, end)` is anything else than these consolidated updates."""

@@ -40,14 +40,15 @@ def sql() -> Iterator[psycopg.Connection[Any]]:
 
 
 class Story:
-    """Two tables of its own, with a source of both."""
+    """Two tables of its own, with a source of both; or with the second one to be added (`adds`)."""
 
-    def __init__(self, sql: psycopg.Connection[Any]) -> None:
+    def __init__(self, sql: psycopg.Connection[Any], *, adds: bool = False) -> None:
         self.sql, self.world, self.table = sql, World(), f"public.deaths{next(NUMBERS)}"
         self.run("CREATE TABLE {t} (id int PRIMARY KEY, word text)", "INSERT INTO {t} VALUES (1, 'one'), (2, 'two')")
         self.run("CREATE TABLE {t}b (id int)", "ALTER TABLE {t}b REPLICA IDENTITY FULL")
         self.tables = (self.table, f"{self.table}b")
-        self.declared = Postgres(url=servers.logical_server().url, tables=self.tables)
+        self.adds = adds
+        self.declared = Postgres(url=servers.logical_server().url, tables=self.tables[: 2 - adds])
         self.sources = Sources(self.world.client(CONFIG).controller())
         self.known: dict[int, Any] = {}
 
@@ -66,13 +67,24 @@ class Story:
         finally:
             instance.close()
 
+    def begin(self) -> None:
+        self.sources.create("s", self.declared, retention=0)
+        for _ in range(2 * self.adds):  # it uses its first snapshot up
+            self.catch_up()
+
+    def has_joined(self) -> bool:
+        marks = self.sources.show("s").durable
+        return not self.adds or self.tables[1] in marks
+
     def learn(self) -> None:
         """What was read once is so for ever, and has all of each transaction."""
         controller = self.sources.controller
+        if not self.has_joined():
+            return
         with ExitStack() as opened:
             rows, others = (opened.enter_context(controller.open_reader(f"s/{table}")) for table in self.tables)
             upper = min(reader.fetch_upper().time or 0 for reader in (rows, others))
-            since = max(reader.since.time or 0 for reader in (rows, others))
+            since = max((rows.since.time or 0), (others.since.time or 0) + self.adds)
             for as_of in {*self.known, upper - 1}:
                 if as_of >= since:
                     found = sorted((one["id"], one["word"]) for one in rows.snapshot(as_of).to_pylist())
@@ -107,13 +119,16 @@ def dropping(instance: Ingestion) -> Iterator[Ingestion]:
             instance._reader.close()
 
 
-def ingesting(sql: psycopg.Connection[Any], dying: Dying) -> int:
-    story = Story(sql)
+def ingesting(sql: psycopg.Connection[Any], dying: Dying, *, adds: bool) -> int:
+    story = Story(sql, adds=adds)
     try:
-        story.sources.create("s", story.declared, retention=0)
+        story.begin()
         theirs = Sources(story.world.client(CONFIG, plan=dying).controller())
-        with suppress(Died), dropping(theirs.open("s")) as other:
-            for n in range(3):
+        with suppress(Died), ExitStack() as opened:
+            if adds:
+                theirs.add_table("s", story.tables[1])
+            other = opened.enter_context(dropping(theirs.open("s")))
+            for n in range(3 + 3 * adds):
                 other.step()
                 story.world.clock.advance(10)
                 story.run(
@@ -123,6 +138,8 @@ def ingesting(sql: psycopg.Connection[Any], dying: Dying) -> int:
                     "COMMIT",
                 )
                 story.run("UPDATE {t} SET id = -id WHERE id = 1")
+        if adds:
+            story.sources.add_table("s", story.tables[1])
         if story.sources.show("s").time:
             story.learn()
         story.run("UPDATE {t} SET word = 'later'")
@@ -132,12 +149,12 @@ def ingesting(sql: psycopg.Connection[Any], dying: Dying) -> int:
         story.close(dying)
 
 
-@pytest.mark.parametrize("happens", [True, False])
-def test_the_next_instance_goes_on_where_one_died(sql: psycopg.Connection[Any], happens: bool) -> None:
-    total = ingesting(sql, Dying(None, happens=True))
+@pytest.mark.parametrize(("happens", "adds"), [(True, False), (False, False), (True, True)])
+def test_the_next_instance_goes_on_where_one_died(sql: psycopg.Connection[Any], happens: bool, adds: bool) -> None:
+    total = ingesting(sql, Dying(None, happens=True), adds=adds)
     assert total > 50
-    for k in range(1 + happens, total + 1, STEP):
-        ingesting(sql, Dying(k, happens=happens))
+    for k in range(1 + happens, total + 1, STEP * (1 + adds) if STEP > 1 else 1):
+        ingesting(sql, Dying(k, happens=happens or (adds and k % 2 == 0)), adds=adds)
 
 
 def commanding(sql: psycopg.Connection[Any], what: str, dying: Dying) -> int:

@@ -180,9 +180,17 @@ def test_a_table_of_postgresql_at_a_shell(sh: Fed):
         shown = sh("source", "show", "both")
         assert "both/public.more, both/public.shell" in shown.replace("\n", " ")
         assert list(sh.json("source", "show", "both")["tables"]) == ["public.more", "public.shell"]
+        sql.execute("CREATE TABLE later (id int PRIMARY KEY, n int)")
+        sql.execute("INSERT INTO later VALUES (1, 1)")
+        sh("ingest", "both", "--once")  # it has used its first snapshot then
+        said = sh("source", "add-table", "both", "public.later")
+        assert said.startswith("both takes public.later: (id: int32 not null) -> (n: int32), times=ms")
+        sh("ingest", "both", "--once")
+        assert sh.json("source", "show", "both")["bound"]["public.later"] > 0
+        assert [(row["id"], row["n"]) for row in sh.contents("both/public.later")] == [(1, 1)]
         sh("source", "drop", "both", "--yes")
         assert sql.execute("SELECT count(*) FROM pg_replication_slots").fetchone() == (0,)
-        sql.execute("DROP TABLE shell, more")
+        sql.execute("DROP TABLE shell, more, later")
 
 
 @pytest.mark.parametrize(

@@ -281,13 +281,13 @@ def test_two_that_copy_at_once_agree_on_one_snapshot(shop: Shop) -> None:
     one, other = shop.reader(), shop.reader()
     commit = Choices.commit
 
-    def rivalled(choices: Choices, chosen: Any) -> None:
+    def rivalled(choices: Choices, chosen: Any, number: int) -> None:
         parts = list(chosen)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Choices, "commit", commit)
             shop.run("INSERT INTO t VALUES (3, 'c')")
             marks.append(other.high_watermarks({}, 1))
-        commit(choices, parts)
+        commit(choices, parts, number)
 
     marks: list[Any] = []
     with pytest.MonkeyPatch.context() as patch:

@@ -4,7 +4,9 @@ At each time that bindings have, the collection is the table as of the last comm
 a second slot, which a plain loop reads, and that loop by copies of the table at exact places of the log. The table also
 gets columns, which the source takes: rows have their defaults at all times before. Beside it are accounts in two more
 tables, one of them without a primary key: each transaction moves money between them, and at each time it is all there.
-PERSIST_SOURCE_KILLS says how many processes are killed, PERSIST_SOURCE_STOPS how often the server is stopped.
+That one is added to the source while all of this goes on; from the time on at which it joins the money is all there.
+PERSIST_SOURCE_ADDS=0 lets the source have it from the beginning, PERSIST_SOURCE_KILLS says how many processes are
+killed, PERSIST_SOURCE_STOPS how often the server is stopped.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,7 @@ import psycopg
 import pytest
 
 import persist_lib as persist
+from persist_lib.errors import Determinate
 from persist_lib.sources import Decoding, Mark, Postgres, Sources
 from persist_lib.sources.bindings import Bindings
 from tests import circles, servers
@@ -33,6 +37,7 @@ from tests.counted import count
 
 KILLS = int(os.environ.get("PERSIST_SOURCE_KILLS", "2"))
 STOPS = int(os.environ.get("PERSIST_SOURCE_STOPS", "1"))
+ADDS = int(os.environ.get("PERSIST_SOURCE_ADDS", "1"))
 CLIENTS = 8
 KEYS = 40
 TABLE = """CREATE TABLE t (id int PRIMARY KEY, word text, n int, big text);
@@ -233,16 +238,16 @@ class Watch:
         finally:
             bindings.close()
         for step in bound.steps:
-            (mark,) = step.marks.values()
+            (mark,) = step.marks.values()  # of a table that joins it is where the log is
             assert self.marks.setdefault(step.time, mark) == mark
         # The upstream gets no more than what is before the bindings' since, and that is durable.
-        start = next(iter(bound.start.values()), Mark(0)).address
+        start = bound.start.get("log", Mark(0)).address
         assert confirmed <= max(start, self.first), "the slot has passed what is durable"
         self.looks += confirmed > self.first
-        durable = min(
-            self.sources.controller.describe(name).upper.time or 0
-            for name in ("s/public.t", "s/public.a", "s/public.b", "s/errors")
-        )
+        record = self.sources.find("s")
+        durable = record.least({
+            role: self.sources.controller.describe(f"s/{role}").upper.time or 0 for role in record.collections
+        })  # fmt: skip
         since = self.client.machine(self.shard).fetch().state.since.time or 0
         assert since < max(durable, 1), "the bindings that are still needed are given up"
         if bound.upper > 1 and durable > 1:
@@ -272,7 +277,8 @@ def test_the_collection_is_the_table_as_of_each_commit_whoever_dies(tmp_path: Pa
         try:
             sources = Sources(client.controller())
             decoding = Decoding(decoder="pgoutput", extra="add") if GROWS else None
-            sources.create("s", Postgres(url=server.url, tables=TABLES), shards=2, decoding=decoding)
+            declared = Postgres(url=server.url, tables=TABLES[: 3 - ADDS])
+            sources.create("s", declared, shards=2, decoding=decoding)
             watch = Watch(sources, server)
             processes = [ingest(tmp_path / "data") for _ in range(2)]
             copies = torment(server, workload, watch, processes, tmp_path, rng)
@@ -295,7 +301,7 @@ def torment(
     folder: Path, rng: random.Random,
 ) -> list[tuple[int, Rows]]:  # fmt: skip
     """Kill processes and stop the server, in any order. Answers copies of the table."""
-    deeds = ["kill"] * KILLS + ["stop"] * STOPS + ["grow"] * GROWS
+    deeds = ["kill"] * KILLS + ["stop"] * STOPS + ["grow"] * GROWS + ["add"] * ADDS
     rng.shuffle(deeds)
     copies = []
     for deed in [*deeds, "wait"]:
@@ -312,6 +318,8 @@ def torment(
             processes[which] = ingest(folder / "data")
         elif deed == "grow":
             workload.grow()
+        elif deed == "add":
+            add(watch)
         elif deed == "stop":
             server.stop(signal.SIGQUIT)
             server.start()
@@ -321,6 +329,20 @@ def torment(
         for process in processes:
             assert process.poll() is None, (folder / "log").read_text()[-3000:]
     return copies
+
+
+def add(watch: Watch) -> None:
+    """Add the last table, as soon as the source has used its first snapshot."""
+    until = time.monotonic() + 120
+    while True:
+        try:
+            watch.sources.add_table("s", TABLES[-1])
+        except Determinate:
+            assert time.monotonic() < until
+            watch.look()
+            time.sleep(0.5)
+        else:
+            return
 
 
 def finish(sources: Sources, watch: Watch) -> None:
@@ -335,17 +357,19 @@ def finish(sources: Sources, watch: Watch) -> None:
 
 
 def check_money(sources: Sources) -> None:
-    """See that at each time both tables have all of the money together."""
+    """See that at each time from which both tables are there they have all of the money together."""
     moved: dict[int, int] = {}
+    joined = 0
     for table in ("a", "b"):
         with sources.controller.open_reader(f"s/public.{table}") as reader:
-            for one in reader.changes(0).to_pylist():
-                at = int(one["_time"].timestamp() * 1000)
-                moved[at] = moved.get(at, 0) + one["_diff"] * one["cents"]
-    first = min(moved)
-    assert moved.pop(first) == TOTAL
-    assert set(moved.values()) <= {0}, "a time shows half of a transaction"
-    assert len(moved) > 5
+            changes = reader.changes(reader.since.time or 0).to_pylist()
+        times = [int(one["_time"].timestamp() * 1000) for one in changes]
+        joined = max(joined, min(times))
+        for at, one in zip(times, changes, strict=True):
+            moved[at] = moved.get(at, 0) + one["_diff"] * one["cents"]
+    sums = dict(zip(sorted(moved), accumulate(moved[at] for at in sorted(moved)), strict=True))
+    assert {sum_ for at, sum_ in sums.items() if at >= joined} == {TOTAL}, "a time shows half of a transaction"
+    assert sum(at >= joined for at in sums) > 5
 
 
 def compare(sources: Sources, server: servers.PostgresServer, watch: Watch, copies: list[tuple[int, Rows]]) -> None:

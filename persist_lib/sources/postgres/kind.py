@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -11,7 +12,7 @@ from persist_lib.arguments import parse_integer, parse_text, shown
 from persist_lib.catalog.records import OF_INDEXES, OF_TABLES, VERSION
 from persist_lib.client import Client
 from persist_lib.config import MIB
-from persist_lib.errors import InvalidUsage
+from persist_lib.errors import Determinate, InvalidUsage, ShardFinished
 from persist_lib.location.scheme import with_extra
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import Schema
@@ -102,10 +103,33 @@ class Postgres(
     def unlike(self, wanted: Kind) -> str:
         if isinstance(wanted, Postgres) and self.tables and set(self.names) != set(wanted.names):
             return (
-                ", as a source's tables are those that it was made with: declare a second source, of the other tables, "
-                "under another name; or drop this one and create it with all of them, which copies them again"
+                ", as its tables are others. Add one to it with `persist source add-table`; to have fewer, drop it and "
+                "create it again, which copies all of them"
             )
         return ""
+
+    def with_table(self, table: str) -> Postgres:
+        if not self.tables:
+            raise InvalidUsage(
+                f"a source of the one table {self.table} has one output: declare a second source for {shown(table)}; "
+                f"or one with tables=({self.table!r}, {table!r}), to which more can be added"
+            )
+        return msgspec.structs.replace(self, tables=(*self.tables, table))
+
+    def join(self, client: Client, record: SourceRecord, table: str, schema: Schema | None) -> tuple[Schema, Known]:
+        with suppress(ShardFinished):
+            Choices(client, record.choices).find()
+            raise Determinate(
+                f"source {record.name!r} has not used its own first snapshot yet, in which a table that comes later is "
+                "not. Nothing was changed: run an instance for some seconds, and add the table then",
+                source=record.name,
+            )  # fmt: skip
+        found = _part("server").find_joining(self.with_table(table), table)
+        columns = derived_schema(found.columns, found.key) if schema is None else schema
+        _check_fits(record, columns, found)
+        known = _part("server").join(self, record.id, table, found)
+        part = changed(record, tables={**record.tables, table: columns})
+        return columns, _taken(part, {table: known})[table]
 
     def default_decoding(self) -> Decoding:
         return Decoding(decoder="pgoutput", extra="ignore")
@@ -141,8 +165,9 @@ class Postgres(
         """A reader of the source. What was noted of the tables has to be so at each look."""
         parts = {name: record.part(name).table for name in self.names}
         known = {name: one for name, one in parts.items() if one is not None}
+        joins = {name: Choices(client, record.choices_of(name)) for name in record.joined}
         reader: TableReader = _part("reader").TableReader(
-            self, record.id, Choices(client, record.choices), known, adds=record.decoding.extra == "add"
+            self, record.id, Choices(client, record.choices), known, adds=record.decoding.extra == "add", joins=joins
         )
         return reader
 
@@ -156,7 +181,8 @@ class Postgres(
 
     def remove(self, client: Client, record: SourceRecord) -> list[str]:
         """Drop the slot, and the publication that the source made."""
-        Choices(client, record.choices).forget()
+        for shard in (record.choices, *map(record.choices_of, record.joined)):
+            Choices(client, shard).forget()
         left: list[str] = _part("server").take_away(self, record.id)
         return left
 

@@ -27,7 +27,7 @@ from persist_lib.sources.postgres.kind import Postgres
 from persist_lib.sources.postgres.log_messages import Logged, Transaction
 from persist_lib.sources.postgres.server import Table, asking, lsn_text, parse_lsn, slot_of
 from persist_lib.sources.postgres.stream import TABLE_BYTES, Stream, Wire, messages_of
-from persist_lib.sources.protocol import START, Mark, Patience
+from persist_lib.sources.protocol import MOST_ADDRESS, START, Mark, Patience
 from persist_lib.sources.records import Known
 
 IDLE_BYTES = 16 * MIB
@@ -56,23 +56,26 @@ class Look(NamedTuple):
 class TableReader:
     """A source reader of one table, or of several, which are one partition: the server has one log of them.
 
-    `known` is what was noted of them when the source was made; nothing of a source of an earlier release.
+    `known` is what was noted of them when the source was made; nothing of a source of an earlier release. `joins` are
+    the tables that were added since, with the choice of each one's first snapshot. That is a partition of its own, with
+    one mark: the place of the snapshot, from which on the log has the table's changes for the source.
     """
 
     def __init__(
         self, declared: Postgres, id_: str, choices: Choices, known: Mapping[str, Known] | None = None,
-        *, adds: bool = False,
+        *, adds: bool = False, joins: Mapping[str, Choices] | None = None,
     ) -> None:  # fmt: skip
         self._declared, self._id, self._choices, self._known, self._adds = declared, id_, choices, known or {}, adds
-        self._partition = declared.partition
+        self._partition, self._joins = declared.partition, joins or {}
+        self._joined: dict[str, int] = {}
         self._connection: psycopg.Connection[Any] | None = None
         self._stream: Stream | None = None
         self._tables: Mapping[str, Table] = {}
-        self._check = ""
+        self._checks: dict[str, str] = {}
         self._base = 0
         self._held: deque[Transaction] = deque()
         self._look: Look | None = None
-        self._is_forgotten = False
+        self._forgotten: set[str] = set()
 
     def high_watermarks(self, bound: Mapping[str, Mark], most_bytes: int) -> Mapping[str, Mark]:
         """Up to the end of the last transaction that is there; without one only if the log has gone on by a lot.
@@ -80,45 +83,93 @@ class TableReader:
         Before anything is bound it makes the first snapshot, which takes as long as the table is large. Raises Gone if
         the slot was lost, and Diverged if this is another server.
         """
+        self.learn(bound)
         before = bound.get(self._partition, START)
         look = self._looked(before)
         if before.address == 0:
             self._check_unchanged(before)
-            chosen = self._chosen()
+            chosen = self._chosen(self._partition)
             self._check_unchanged(before)
             return {self._partition: Mark(chosen.beginning.lsn, chosen.beginning.check)}
-        self._check_mark(before)
+        self._check_mark(self._partition, before)
         self._check_unchanged(before)
-        self._receive(before.address, look.flushed, most_bytes)
+        until, is_exact = look.flushed, False
+        if table := next((one for one in self._joins if one not in self._joined), None):
+            chosen = self._chosen(table, before.address)
+            if chosen.beginning.lsn == before.address:
+                return {table: Mark(chosen.beginning.lsn, chosen.beginning.check)}
+            is_exact = chosen.beginning.lsn <= until
+            until = min(until, chosen.beginning.lsn)
+        return self._ahead(before.address, until, most_bytes, is_exact=is_exact)
+
+    def _ahead(self, at: int, until: int, most_bytes: int, *, is_exact: bool) -> Mapping[str, Mark]:
+        """How far the log can be bound: not beyond `until`, and if it `is_exact` just to there, step by step."""
+        self._receive(at, until, most_bytes)
         size, end = 0, 0
         for one in self._held:
-            # SUBTLE: more may have come by now. Only up to `flushed` is it known what was published.
-            if one.end > look.flushed or (end and size + one.size > most_bytes):
+            # SUBTLE: more may have come by now. Only up to `until` is it known what was published.
+            if one.end > until or (end and size + one.size > most_bytes):
                 break
             size, end = size + one.size, one.end
-        if end:
-            return {self._partition: Mark(end, self._check)}
-        reached = min(look.flushed, self._opened(before.address).reached)
-        return {self._partition: Mark(reached, self._check)} if reached >= before.address + IDLE_BYTES else {}
+        if not end:
+            reached = min(until, self._opened(at).reached)
+            end = reached if reached >= at + IDLE_BYTES or (is_exact and reached == until) else at
+        return {self._partition: Mark(end, self._check_of(self._partition))} if end > at else {}
+
+    def learn(self, bound: Mapping[str, Mark]) -> None:
+        """Take note of where tables have joined: they are bound there. Raises Determinate for one that is not known.
+
+        SUBTLE: the log is received again from there on. As long as it sends one log the server remembers what it found
+        published when a transaction wrote to the table; one that began before the table was may end after that.
+        """
+        for table in {*bound} - {self._partition, *self._joins}:
+            raise self._unknown(table)
+        for table in self._joins:
+            if table in bound and table not in self._joined:
+                self._joined[table] = bound[table].address
+                self._stop()
 
     def read(self, partition: str, start: Mark, end: Mark) -> Iterator[pa.Table]:
-        del partition
         if start.address >= end.address:
             return
+        if partition in self._joins:
+            yield from self._joining(partition, end)
+            return
+        if partition != self._partition:
+            raise self._unknown(partition)
         look, at = self._looked(start), start.address
         if not start.check:  # no mark that was answered: it may be before the snapshot
-            chosen = self._find(start)
+            chosen = self._find(start, partition)
             if chosen is not None and at < chosen.beginning.lsn:
                 if end.address < chosen.beginning.lsn:
                     return
                 yield from snapshot.copied_messages(chosen, self._declared.names)
                 at = chosen.beginning.lsn
         for mark in (start, end):
-            self._check_mark(mark)
+            self._check_mark(partition, mark)
         self._check_unchanged(start)
         if look.flushed < end.address:
             raise self._older(end)
+        for place in sorted({place for place in self._joined.values() if at < place < end.address}):
+            yield from self._changes(at, place)
+            self._stop()
+            at = place
         yield from self._changes(at, end.address)
+
+    def _unknown(self, table: str) -> Determinate:
+        return Determinate(
+            f"the table {table} was added to the source: it is taken as soon as the source is looked at again",
+            partition=table,
+        )  # fmt: skip
+
+    def _joining(self, table: str, mark: Mark) -> Iterator[pa.Table]:
+        """The first snapshot of a table that was added: the one that is bound."""
+        self._looked(mark)
+        self._check_mark(table, mark)
+        chosen = self._find(START, table)
+        if chosen is None or chosen.beginning.lsn != mark.address:
+            raise self._diverged(mark, f"the first snapshot of {table} is another one than is bound")
+        yield from snapshot.copied_messages(chosen, [table])
 
     def _changes(self, at: int, end: int) -> Iterator[pa.Table]:
         patience = Patience(MOST_WAITS)
@@ -131,13 +182,23 @@ class TableReader:
             while self._held and self._held[0].address < end:
                 some.append(self._held.popleft())
             at = self._base = end if self._held or stream.reached >= end else stream.reached
-            yield from messages_of(some)
+            yield from messages_of([self._of_joined(one) for one in some])
             if is_over:
                 raise Determinate(
                     f"{server.described(self._declared)} has not sent its log up to {lsn_text(end)}, which was bound. "
                     "It is asked again",
                     partition=self._partition, address=end,
                 )  # fmt: skip
+
+    def _since(self, table: str) -> int:
+        """From which place of the log on changes of a table are the source's."""
+        return self._joined.get(table, MOST_ADDRESS) if table in self._joins else 0
+
+    def _of_joined(self, one: Transaction) -> Transaction:
+        """A transaction without changes of tables that had not joined by then: what these did is in a snapshot."""
+        if all(self._since(table) <= one.address for table in self._joins):
+            return one
+        return one._replace(changes=[change for change in one.changes if self._since(change.table) <= one.address])
 
     def estimate(self, partition: str, start: int, end: int) -> int:
         del partition
@@ -169,7 +230,7 @@ class TableReader:
         mark = marks.get(self._partition, START)
         if mark.address == 0:
             return
-        self._check_mark(mark)
+        self._check_mark(self._partition, mark)
         with asking(self._declared, "move the replication slot"):
             row = self._connected().execute(
                 "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = %s", [slot_of(self._id)]
@@ -181,9 +242,9 @@ class TableReader:
                         "SELECT pg_replication_slot_advance(%s, %s::pg_lsn)",
                         [slot_of(self._id), lsn_text(mark.address)],
                     )
-        if not self._is_forgotten:
-            self._choices.forget()
-            self._is_forgotten = True
+        for partition in {*marks} - self._forgotten:
+            self._choices_of(partition).forget()
+            self._forgotten.add(partition)
 
     def growth(self) -> Growth | None:
         """What a table has that is not known yet, where the source takes that."""
@@ -195,10 +256,16 @@ class TableReader:
             return fetch_growth(self._connected(), self._oids(), self._known)
 
     def close(self) -> None:
-        for one in (self._stream, self._connection):
-            if one is not None:
-                one.close()
-        self._stream = self._connection = None
+        self._stop()
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = None
+
+    def _stop(self) -> None:
+        """Receive no more of the log; what is asked for next is received again."""
+        if self._stream is not None:
+            self._stream.close()
+        self._stream = None
         self._held.clear()
 
     def _connected(self) -> psycopg.Connection[Any]:
@@ -219,9 +286,9 @@ class TableReader:
             if None in oids:
                 raise self._gone(mark, f"the table {names[oids.index(None)]} was dropped or renamed")
             if oids != [*self._oids().values()]:
-                is_known = mark.address > 0
-                self._tables = server.find_tables(connection, self._declared, is_known=is_known)
-                self._check = ""
+                is_known = [name for name in names if mark.address > 0 and name not in self._joins]
+                self._tables = server.find_tables(connection, self._declared, is_known=[*is_known, *self._joined])
+                self._checks.clear()
         self._look = Look(parse_lsn(flushed), parse_lsn(kept), parse_lsn(confirmed))
         if self._look.flushed < mark.address:
             raise self._older(mark)
@@ -256,41 +323,58 @@ class TableReader:
     def _older(self, mark: Mark) -> Diverged:
         return self._diverged(mark, "its log ends before that: this is an older copy of the server")
 
-    def _check_mark(self, mark: Mark) -> None:
-        if not self._check:
+    def _tables_of(self, partition: str) -> dict[str, Table]:
+        """The tables that the marks of a partition are about: one that was added, or those of the beginning."""
+        if partition in self._joins:
+            return {partition: self._tables[partition]}
+        return {name: table for name, table in self._tables.items() if name not in self._joins}
+
+    def _choices_of(self, partition: str) -> Choices:
+        return self._joins.get(partition, self._choices)
+
+    def _check_of(self, partition: str) -> str:
+        if partition not in self._checks:
             with closing(Wire(self._declared)) as wire:
-                self._check = snapshot.check_of(wire, self._tables)
-        if mark.check and mark.check != self._check:
+                self._checks[partition] = snapshot.check_of(wire, self._tables_of(partition))
+        return self._checks[partition]
+
+    def _check_mark(self, partition: str, mark: Mark) -> None:
+        check = self._check_of(partition)
+        if mark.check and mark.check != check:
             names = ("another server", "the server after a failover or a restore")
-            tables = (f"another table of this name: {name}" for name in self._tables)
-            pairs = zip(mark.check.split(), self._check.split(), chain(names, tables), strict=False)
+            tables = (f"another table of this name: {name}" for name in self._tables_of(partition))
+            pairs = zip(mark.check.split(), check.split(), chain(names, tables), strict=False)
             what = next((name for was, now, name in pairs if was != now), "something else")
             raise self._diverged(mark, f"this is {what}")
 
-    def _find(self, mark: Mark) -> snapshot.Snapshot | None:
+    def _find(self, mark: Mark, partition: str) -> snapshot.Snapshot | None:
         try:
-            return snapshot.find(self._choices)
+            return snapshot.find(self._choices_of(partition))
         except ShardFinished:
             if mark.address == 0:
-                raise Determinate(f"the snapshot of {self._partition} was used up by others. Start again") from None
+                raise Determinate(f"the snapshot of {partition} was used up by others. Start again") from None
             return None
 
-    def _chosen(self) -> snapshot.Snapshot:
-        """The snapshot that all agree on; it is made if there is not one yet."""
-        chosen = self._find(START)
-        if chosen is None:
-            self._choices.commit(snapshot.copied(self._declared, self._id, self._tables))
-            chosen = self._find(START)
-        if chosen is None:
-            raise Determinate(f"the snapshot of {self._partition} was not committed. Look again")
+    def _chosen(self, partition: str, at: int = 0) -> snapshot.Snapshot:
+        """The snapshot that all agree on; made if it is not there yet, of no earlier place than `at`.
+
+        SUBTLE: a table that joins at an earlier place than the log is bound to would lack what came between. That such
+        a snapshot is never used is certain: it is bound only where the log is bound up to just there.
+        """
+        chosen = self._find(START, partition)
+        if chosen is None or chosen.beginning.lsn < at:
+            number = 0 if chosen is None else chosen.number + 1
+            copied = snapshot.copied(self._declared, self._id, self._tables_of(partition))
+            self._choices_of(partition).commit(copied, number)
+            chosen = self._find(START, partition)
+        if chosen is None or chosen.beginning.lsn < at:
+            raise Determinate(f"the snapshot of {partition} was not committed. Look again")
         return chosen
 
     def _opened(self, at: int) -> Stream:
         """The stream, with all transactions from `at` on, of which some may be held already."""
         if self._stream is None or at < self._base:
-            if self._stream is not None:
-                self._stream.close()
-            self._held.clear()
+            self._stop()
             self._stream = Stream(self._declared, self._id, self._logged(), at)
         while self._held and self._held[0].address < at:
             self._held.popleft()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
@@ -159,6 +159,30 @@ def inspect(declared: Postgres) -> dict[str, Table]:
         return tables
 
 
+def find_joining(declared: Postgres, table: str) -> Table:
+    """The one of the tables that is to be added to a source of the others. Raises InvalidUsage, and NotFound."""
+    with connect(declared) as connection, asking(declared, f"look at {table}"):
+        found = find_tables(connection, declared, is_known={*declared.names} - {table})[table]
+        if declared.publication is None:
+            _check_may_publish(connection, declared, found, _list_of({table: found}))
+        else:
+            _check_published(connection, declared, found, declared.publication, _list_of({table: found}), adds=True)
+        return found
+
+
+def join(declared: Postgres, id_: str, name: str, table: Table) -> Known:
+    """Publish one more table, where the publication is the source's own; what is known of it then. Idempotent.
+
+    What the publication is, is asked for before the table's snapshot is made, as in `make`.
+    """
+    with connect(declared) as connection, asking(declared, f"publish {name}"):
+        if declared.publication is None:
+            slot = sql.Identifier(slot_of(id_)).as_string(None)
+            with _unless_there():
+                connection.execute(plain_sql(f"ALTER PUBLICATION {slot} ADD TABLE ONLY {table.sql}"))
+        return _known(connection, declared, id_, {name: table})[name]
+
+
 def _refused(declared: Postgres, what: str, run: str) -> InvalidUsage:
     return InvalidUsage(f"{described(declared)}: {what}. Nothing was made. Run: {run}", run=run)
 
@@ -182,15 +206,15 @@ def _check_server(connection: psycopg.Connection[Any], declared: Postgres) -> No
 
 
 def find_tables(
-    connection: psycopg.Connection[Any], declared: Postgres, *, is_known: bool = False
-) -> dict[str, Table]:  # fmt: skip
+    connection: psycopg.Connection[Any], declared: Postgres, is_known: Container[str] = ()
+) -> dict[str, Table]:
     """The tables by their names as they are declared, once it is certain that changes tell their rows apart.
 
     Of those that are followed already (`is_known`) the log tells what is not so any more, at the first row.
     """
     found: dict[str, Table] = {}
     for name in declared.names:
-        table = _find_table(connection, declared, name, is_known=is_known)
+        table = _find_table(connection, declared, name, is_known=name in is_known)
         if other := next((other for other, one in found.items() if one.oid == table.oid), None):
             raise InvalidUsage(f"{other!r} and {name!r} are one table: name it once. Nothing was made")
         found[name] = table
@@ -282,14 +306,19 @@ def _list_of(tables: Mapping[str, Table]) -> str:
 
 
 def _check_published(
-    connection: psycopg.Connection[Any], declared: Postgres, table: Table, publication: str, all_tables: str
+    connection: psycopg.Connection[Any],
+    declared: Postgres,
+    table: Table,
+    publication: str,
+    all_tables: str,
+    *,
+    adds: bool = False,
 ) -> None:
     name = sql.Identifier(publication).as_string(None)
     row = next(iter(_ask_noted(connection, publication, [table.oid])), None)
     if row is None or row.is_all is None:
-        raise _refused(
-            declared, f"there is no publication {name}", f"CREATE PUBLICATION {name} FOR TABLE {all_tables};"
-        )
+        run = f"CREATE PUBLICATION {name} FOR TABLE {all_tables};"
+        raise _refused(declared, f"there is no publication {name}", run)
     if not row.is_all:
         raise _refused(
             declared, f"the publication {name} leaves out some changes, or gives them another table's name",
@@ -297,8 +326,8 @@ def _check_published(
             "publish_via_partition_root = false);",
         )  # fmt: skip
     if row.published is None:
-        run = f"CREATE PUBLICATION another FOR TABLE {all_tables};"
-        raise _refused(declared, f"the publication {name} does not name the table {table.sql}", run)
+        does = f"ALTER PUBLICATION {name} ADD TABLE" if adds else "CREATE PUBLICATION another FOR TABLE"
+        raise _refused(declared, f"the publication {name} does not name the table {table.sql}", f"{does} {all_tables};")
     if not row.is_whole:
         run = f"ALTER PUBLICATION {name} DROP TABLE {table.sql}; ALTER PUBLICATION {name} ADD TABLE ONLY {table.sql};"
         raise _refused(declared, f"the publication {name} has only some rows or columns of {table.sql}", run)

@@ -47,10 +47,11 @@ class Beginning(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Snapshot(NamedTuple):
-    """A snapshot that was chosen. Its lines are the rest of the choice."""
+    """A snapshot that was chosen. Its lines are the rest of the choice with this number."""
 
     beginning: Beginning
     rest: Iterator[bytes]
+    number: int = 0
 
     def lines(self) -> Iterator[tuple[int, pa.Array]]:
         """The rows as lines of CSV, in arrays of bounded size, each of one table, whose number is beside."""
@@ -65,7 +66,7 @@ def find(choices: Choices) -> Snapshot | None:
     chosen = choices.find()
     if chosen is None:
         return None
-    return Snapshot(msgspec.json.decode(next(chosen), type=Beginning), chosen)
+    return Snapshot(msgspec.json.decode(next(chosen.parts), type=Beginning), chosen.parts, chosen.number)
 
 
 def copied(declared: Postgres, id_: str, tables: Mapping[str, Table]) -> Iterator[bytes]:
