@@ -86,7 +86,7 @@ class Postgres(
 
     def inspect(self) -> Mapping[str, Table]:
         """What the tables are. Raises InvalidUsage, which says what to do, if one cannot be followed."""
-        found: Mapping[str, Table] = _part("server").inspect(self)
+        found: Mapping[str, Table] = _part("upstream").inspect(self)
         return found
 
     @classmethod
@@ -124,10 +124,10 @@ class Postgres(
                 "not. Nothing was changed: run an instance for some seconds, and add the table then",
                 source=record.name,
             )  # fmt: skip
-        found = _part("server").find_joining(self.with_table(table), table)
+        found = _part("upstream").find_joining(self.with_table(table), table)
         columns = derived_schema(found.columns, found.key) if schema is None else schema
         _check_fits(record, columns, found)
-        known = _part("server").join(self, record.id, table, found)
+        known = _part("upstream").join(self, record.id, table, found)
         part = changed(record, tables={**record.tables, table: columns})
         return columns, _taken(part, {table: known})[table]
 
@@ -174,16 +174,16 @@ class Postgres(
     def make(self, client: Client, record: SourceRecord, deadline: Deadline) -> Mapping[str, Known]:
         """Make the slot and the publication, and room for the snapshot."""
         Choices(client, record.choices).create(record.fence)
-        return _taken(record, _part("server").make(self, record.id, deadline.left_s()))
+        return _taken(record, _part("upstream").make(self, record.id, deadline.left_s()))
 
     def look(self, record: SourceRecord) -> Mapping[str, Known]:
-        return _taken(record, _part("server").look(self, record.id))
+        return _taken(record, _part("upstream").look(self, record.id))
 
     def remove(self, client: Client, record: SourceRecord) -> list[str]:
         """Drop the slot, and the publication that the source made."""
         for shard in (record.choices, *map(record.choices_of, record.joined)):
             Choices(client, shard).forget()
-        left: list[str] = _part("server").take_away(self, record.id)
+        left: list[str] = _part("upstream").take_away(self, record.id)
         return left
 
 

@@ -1,9 +1,9 @@
-"""A PostgreSQL server that is a source: connections to it, what its tables are, and what the source has there."""
+"""A PostgreSQL server that is a source: connections to it, what its tables are, and what it publishes of them."""
 
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import psycopg
@@ -16,9 +16,7 @@ from persist_lib.location.postgres.connection import connection_failed, dialling
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.sources.postgres.columns import Column
 from persist_lib.sources.postgres.kind import Postgres
-from persist_lib.sources.records import Known
 
-OLDEST = 150_000
 CONNECT_S = 10
 SETTINGS = (
     "-c datestyle=ISO,MDY -c intervalstyle=postgres -c timezone=UTC -c extra_float_digits=1 -c bytea_output=hex "
@@ -26,13 +24,6 @@ SETTINGS = (
 )
 """Values are texts, which depend on these; and an instance that writes for minutes is not gone."""
 FORBIDDEN = "42501"
-DROP_ATTEMPTS = 20
-_SERVER = """
-SELECT current_setting('server_version_num')::int, current_setting('wal_level'), rolsuper OR rolreplication OR
-       EXISTS (SELECT FROM pg_roles r WHERE r.rolname = 'rds_replication' AND pg_has_role(r.oid, 'MEMBER')),
-       quote_ident(current_user), max - (SELECT count(*) FROM pg_replication_slots), max
-FROM pg_roles, (SELECT current_setting('max_replication_slots')::int AS max) s WHERE rolname = current_user
-"""
 _NOTED = """
 SELECT c.oid::bigint AS oid, p.oid::text || '.' || p.xmin || ' ' || r.oid || '.' || r.xmin AS published,
        p.pubinsert AND p.pubupdate AND p.pubdelete AND p.pubtruncate AND NOT p.pubviaroot AS is_all,
@@ -50,13 +41,10 @@ SELECT coalesce(pg_xact_status((CASE WHEN %(xid)s > next %% 4294967296 THEN next
                                 ELSE next / 4294967296 END * 4294967296 + %(xid)s)::text::xid8), 'aborted')
 FROM (SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint AS next) now
 """
-_MAY_PUBLISH = """
-SELECT pg_has_role(c.relowner, 'USAGE') AND has_database_privilege(current_database(), 'CREATE')
-FROM pg_class c WHERE c.oid = %s
-"""
 _TABLE = """
-SELECT c.oid::bigint, n.nspname, c.relname, c.relreplident, c.relkind, c.relpersistence,
-       has_table_privilege(c.oid, 'SELECT'), row_security_active(c.oid)
+SELECT c.oid::bigint AS oid, n.nspname AS schema, c.relname AS name, c.relreplident AS identity, c.relkind AS kind,
+       c.relpersistence AS persistence, has_table_privilege(c.oid, 'SELECT') AS may_read,
+       row_security_active(c.oid) AS has_policies
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = to_regclass(%s)
 """
 _COLUMNS = """
@@ -150,59 +138,9 @@ def asking(declared: Postgres, what: str) -> Iterator[None]:
         raise Determinate(said, sqlstate=error.sqlstate) from error
 
 
-def inspect(declared: Postgres) -> dict[str, Table]:
-    """What the tables are, once it is certain that they can be followed. Raises InvalidUsage otherwise."""
-    with connect(declared) as connection, asking(declared, f"look at {', '.join(declared.names)}"):
-        _check_server(connection, declared)
-        tables = find_tables(connection, declared)
-        check_publication(connection, declared, tables, declared.publication)
-        return tables
-
-
-def find_joining(declared: Postgres, table: str) -> Table:
-    """The one of the tables that is to be added to a source of the others. Raises InvalidUsage, and NotFound."""
-    with connect(declared) as connection, asking(declared, f"look at {table}"):
-        found = find_tables(connection, declared, is_known={*declared.names} - {table})[table]
-        if declared.publication is None:
-            _check_may_publish(connection, declared, found, _list_of({table: found}))
-        else:
-            _check_published(connection, declared, found, declared.publication, _list_of({table: found}), adds=True)
-        return found
-
-
-def join(declared: Postgres, id_: str, name: str, table: Table) -> Known:
-    """Publish one more table, where the publication is the source's own; what is known of it then. Idempotent.
-
-    What the publication is, is asked for before the table's snapshot is made, as in `make`.
-    """
-    with connect(declared) as connection, asking(declared, f"publish {name}"):
-        if declared.publication is None:
-            slot = sql.Identifier(slot_of(id_)).as_string(None)
-            with _unless_there():
-                connection.execute(plain_sql(f"ALTER PUBLICATION {slot} ADD TABLE ONLY {table.sql}"))
-        return _known(connection, declared, id_, {name: table})[name]
-
-
-def _refused(declared: Postgres, what: str, run: str) -> InvalidUsage:
+def refused(declared: Postgres, what: str, run: str) -> InvalidUsage:
+    """The error for what the server lacks, and the SQL that mends it."""
     return InvalidUsage(f"{described(declared)}: {what}. Nothing was made. Run: {run}", run=run)
-
-
-def _check_server(connection: psycopg.Connection[Any], declared: Postgres) -> None:
-    row = connection.execute(_SERVER).fetchone()
-    version, level, may, user, free, most = row or (0, "", False, "", 0, 0)
-    if version < OLDEST:
-        raise InvalidUsage(f"{described(declared)} has version {version / 10_000:.0f}; it must be 15 or newer")
-    slots = f"all but {free} of its {most} replication slots are used; a source needs one, each instance one"
-    for is_wrong, what, run in (
-        (
-            level != "logical", f"wal_level is {level!r}, so changes cannot be read from its log",
-            "ALTER SYSTEM SET wal_level = 'logical'; and restart the server",
-        ),
-        (not may, f"the role {user} may not replicate", f"ALTER ROLE {user} REPLICATION;"),
-        (free < 2, slots, f"ALTER SYSTEM SET max_replication_slots = {most + 10}; and restart the server"),
-    ):  # fmt: skip
-        if is_wrong:
-            raise _refused(declared, what, run)
 
 
 def find_tables(
@@ -224,8 +162,9 @@ def find_tables(
 def _find_table(
     connection: psycopg.Connection[Any], declared: Postgres, given: str, *, is_known: bool
 ) -> Table:  # fmt: skip
+    cursor = connection.cursor(row_factory=namedtuple_row)
     try:
-        row = connection.execute(_TABLE, [given]).fetchone()
+        row: Any = cursor.execute(_TABLE, [given]).fetchone()
     except psycopg.errors.InvalidName as error:
         raise InvalidUsage(f"table must be a name as in SQL, such as public.orders: got {given!r}") from error
     if row is None:
@@ -234,30 +173,27 @@ def _find_table(
             "another database takes a source of its own",
             table=given,
         )  # fmt: skip
-    oid, schema, relation, identity, *rest = row
-    cursor = connection.cursor(row_factory=namedtuple_row)
-    columns: list[Any] = cursor.execute(_COLUMNS.format(oid=oid).encode()).fetchall()
+    columns: list[Any] = cursor.execute(_COLUMNS.format(oid=row.oid).encode()).fetchall()
     logged = tuple(Column(*column[:4]) for column in columns if not column.is_generated)
-    table = Table(oid, schema, relation, logged, by_index=identity == "i")
+    table = Table(row.oid, row.schema, row.name, logged, by_index=row.identity == "i")
     if not is_known:
-        _check_table(connection, declared, table, columns, identity, *rest)
+        _check_table(connection, declared, table, row, columns)
     return table
 
 
 def _check_table(
-    connection: psycopg.Connection[Any], declared: Postgres, table: Table, columns: list[Any], identity: str,
-    kind: str, persistence: str, may_read: bool, has_policies: bool,
-) -> None:  # fmt: skip
-    """Refuse a table that cannot be followed."""
-    user, name = connection.info.user, table.sql
-    if kind != "r":
-        what = "partitioned: declare a source of each of its partitions" if kind == "p" else "no plain table"
+    connection: psycopg.Connection[Any], declared: Postgres, table: Table, row: Any, columns: list[Any]
+) -> None:
+    """Refuse a table that cannot be followed, by its row and those of its columns in the catalog."""
+    user, name, identity = connection.info.user, table.sql, row.identity
+    if row.kind != "r":
+        what = "partitioned: declare a source of each of its partitions" if row.kind == "p" else "no plain table"
         raise InvalidUsage(f"{name} is {what}. Nothing was made")
     is_deferrable = identity == "d" and not all(column.is_immediate for column in columns)
     for is_wrong, what, run in (
-        (persistence != "p", f"{name} is not in the server's log", f"ALTER TABLE {name} SET LOGGED;"),
-        (not may_read, f"the role {user!r} may not read {name}", f"GRANT SELECT ON {name} TO {user};"),
-        (has_policies, f"{name} has policies that hide rows", f"ALTER ROLE {user} BYPASSRLS;"),
+        (row.persistence != "p", f"{name} is not in the server's log", f"ALTER TABLE {name} SET LOGGED;"),
+        (not row.may_read, f"the role {user!r} may not read {name}", f"GRANT SELECT ON {name} TO {user};"),
+        (row.has_policies, f"{name} has policies that hide rows", f"ALTER ROLE {user} BYPASSRLS;"),
         (
             any(column.is_key and column.is_generated for column in columns),
             f"the key of {name} has a generated column, and the log does not have it",
@@ -282,30 +218,15 @@ def _check_table(
         ),
     ):  # fmt: skip
         if is_wrong:
-            raise _refused(declared, what, run)
+            raise refused(declared, what, run)
 
 
-def check_publication(
-    connection: psycopg.Connection[Any], declared: Postgres, tables: Mapping[str, Table], publication: str | None
-) -> None:
-    """Refuse a publication that is not there or does not give all of the tables; without one, who may not make it.
-
-    It has to name each table. Of one for all tables, or for those of a schema, the catalog does not tell whether a
-    table was left out for a while.
-    """
-    for table in tables.values():
-        if publication is None:
-            _check_may_publish(connection, declared, table, _list_of(tables))
-        else:
-            _check_published(connection, declared, table, publication, _list_of(tables))
-
-
-def _list_of(tables: Mapping[str, Table]) -> str:
+def list_of(tables: Mapping[str, Table]) -> str:
     """The tables as `FOR TABLE` takes them."""
     return ", ".join(f"ONLY {table.sql}" for table in tables.values())
 
 
-def _check_published(
+def check_published(
     connection: psycopg.Connection[Any],
     declared: Postgres,
     table: Table,
@@ -314,23 +235,24 @@ def _check_published(
     *,
     adds: bool = False,
 ) -> None:
+    """Refuse a publication that is not there, or that does not give all of a table; `adds`: it may get that."""
     name = sql.Identifier(publication).as_string(None)
     row = next(iter(_ask_noted(connection, publication, [table.oid])), None)
     if row is None or row.is_all is None:
         run = f"CREATE PUBLICATION {name} FOR TABLE {all_tables};"
-        raise _refused(declared, f"there is no publication {name}", run)
+        raise refused(declared, f"there is no publication {name}", run)
     if not row.is_all:
-        raise _refused(
+        raise refused(
             declared, f"the publication {name} leaves out some changes, or gives them another table's name",
             f"ALTER PUBLICATION {name} SET (publish = 'insert, update, delete, truncate', "
             "publish_via_partition_root = false);",
         )  # fmt: skip
     if row.published is None:
         does = f"ALTER PUBLICATION {name} ADD TABLE" if adds else "CREATE PUBLICATION another FOR TABLE"
-        raise _refused(declared, f"the publication {name} does not name the table {table.sql}", f"{does} {all_tables};")
+        raise refused(declared, f"the publication {name} does not name the table {table.sql}", f"{does} {all_tables};")
     if not row.is_whole:
         run = f"ALTER PUBLICATION {name} DROP TABLE {table.sql}; ALTER PUBLICATION {name} ADD TABLE ONLY {table.sql};"
-        raise _refused(declared, f"the publication {name} has only some rows or columns of {table.sql}", run)
+        raise refused(declared, f"the publication {name} has only some rows or columns of {table.sql}", run)
 
 
 class Noted(NamedTuple):
@@ -371,108 +293,6 @@ def fetch_noted(connection: psycopg.Connection[Any], publication: str, oids: lis
 def is_being_changed(connection: psycopg.Connection[Any], xid: int) -> bool:
     """Whether what a row of the catalog says is replaced by a transaction (`xmax`) that is open, or committed."""
     return bool(xid) and connection.execute(_ENDED, {"xid": xid}).fetchone() != ("aborted",)
-
-
-def look(declared: Postgres, id_: str) -> dict[str, Known]:
-    """What the tables and the publication of a source are now. Raises InvalidUsage if it does not give all of them."""
-    with connect(declared) as connection, asking(declared, "look at the publication"):
-        return _known(connection, declared, id_, find_tables(connection, declared))
-
-
-def _known(
-    connection: psycopg.Connection[Any], declared: Postgres, id_: str, tables: Mapping[str, Table]
-) -> dict[str, Known]:
-    publication, oids = publication_of(declared, id_), [table.oid for table in tables.values()]
-    check_publication(connection, declared, tables, publication)
-    noted = fetch_noted(connection, publication, oids)
-    found = {}
-    for name, table in tables.items():
-        one = noted.get(table.oid, Noted("", {}, 0, is_keyed=False))
-        found[name] = Known(one.published, one.columns, one.file, keyless=not table.key, by_index=table.by_index)
-    return found
-
-
-def _check_may_publish(
-    connection: psycopg.Connection[Any], declared: Postgres, table: Table, all_tables: str
-) -> None:  # fmt: skip
-    row = connection.execute(_MAY_PUBLISH, [table.oid]).fetchone()
-    if row is None or not row[0]:
-        raise _refused(
-            declared, f"the role {connection.info.user!r} may not publish {table.sql}: that takes its owner, with "
-            "CREATE on the database. Let them make a publication, and declare the source with it",
-            f"CREATE PUBLICATION persist FOR TABLE {all_tables};",
-        )  # fmt: skip
-
-
-def make(declared: Postgres, id_: str, timeout_s: float) -> dict[str, Known]:
-    """Make the publication, then the slot. What is there already is left as it is.
-
-    What the publication is, is asked for before the slot and the first snapshot are made: so it is so behind these.
-    """
-    slot, name = slot_of(id_), sql.Identifier(slot_of(id_)).as_string(None)
-    with connect(declared) as connection, asking(declared, "make the replication slot"):
-        tables = find_tables(connection, declared)
-        if declared.publication is None and not _has(connection, "pg_publication WHERE pubname", slot):
-            with _unless_there():
-                connection.execute(plain_sql(f"CREATE PUBLICATION {name} FOR TABLE {_list_of(tables)}"))
-        known = _known(connection, declared, id_, tables)
-        if _has(connection, "pg_replication_slots WHERE slot_name", slot):
-            return known
-        connection.execute("SELECT set_config('statement_timeout', %s, false)", [str(max(1, int(timeout_s * 1000)))])
-        try:
-            with _unless_there():
-                connection.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [slot])
-        except psycopg.errors.QueryCanceled as error:
-            raise Determinate(
-                f"{described(declared)}: the slot was not made in {timeout_s:.0f} s, as it waits for all "
-                "transactions that are running to end. Look for old ones in pg_stat_activity, and try again",
-            ) from error
-        return known
-
-
-def take_away(declared: Postgres, id_: str) -> list[str]:
-    """Drop the slot, and the publication if the source made it. Answers what could not be dropped, and why."""
-    slot, name = slot_of(id_), sql.Identifier(slot_of(id_)).as_string(None)
-    left = [f"SELECT pg_drop_replication_slot('{slot}');"]
-    if declared.publication is None:
-        left.append(f"DROP PUBLICATION IF EXISTS {name};")
-    try:
-        with connect(declared) as connection, asking(declared, "drop the replication slot"):
-            _drop_slot(connection, slot)
-            left.pop(0)
-            if left:
-                connection.execute(plain_sql(left[0]))
-    except (Determinate, InvalidUsage) as error:
-        run = " ".join(left)
-        what = f"not dropped, so that the slot may hold back the server's log for ever: {error.message}"
-        return [f"{what}. Once it can be reached, run there: {run}"]
-    return []
-
-
-def _drop_slot(connection: psycopg.Connection[Any], slot: str) -> None:
-    for attempt in range(DROP_ATTEMPTS):
-        if not _has(connection, "pg_replication_slots WHERE slot_name", slot):
-            return
-        try:
-            connection.execute("SELECT pg_drop_replication_slot(%s)", [slot])
-        except psycopg.errors.UndefinedObject:
-            return
-        except psycopg.errors.ObjectInUse:  # an instance advances or copies it just now
-            if attempt == DROP_ATTEMPTS - 1:
-                raise
-            connection.execute("SELECT pg_sleep(0.25)")
-
-
-@contextmanager
-def _unless_there() -> Iterator[None]:
-    """Another process may make the same just now."""
-    with suppress(psycopg.errors.DuplicateObject, psycopg.errors.UniqueViolation):
-        yield
-
-
-def _has(connection: psycopg.Connection[Any], where: str, name: str) -> bool:
-    found = connection.execute(plain_sql(f"SELECT EXISTS (SELECT FROM {where} = %s)"), [name]).fetchone()  # noqa: S608 - no text of a user
-    return bool(found and found[0])
 
 
 def plain_sql(text: str) -> Any:
