@@ -4,7 +4,7 @@ At each time that bindings have, the collection is the table as of the last comm
 a second slot, which a plain loop reads, and that loop by copies of the table at exact places of the log. The table also
 gets columns, which the source takes: rows have their defaults at all times before. Beside it are accounts in two more
 tables, one of them without a primary key: each transaction moves money between them, and at each time it is all there.
-That one is added to the source while all of this goes on; from the time on at which it joins the money is all there.
+That one is added to the source while all of this continues; from the time on at which it joins the money is all there.
 PERSIST_SOURCE_ADDS=0 lets the source have it from the beginning, PERSIST_SOURCE_KILLS says how many processes are
 killed, PERSIST_SOURCE_STOPS how often the server is stopped.
 """

@@ -290,3 +290,18 @@ def test_the_halves_of_a_window_give_the_times_that_it_gives(times: list[int]) -
     low = first.ranges()["p"][1].address
     found = [*first.times_of("p", addresses[:low]), *second.times_of("p", addresses[low:])]
     assert found == list(window.times_of("p", addresses)) == times
+
+
+@pytest.mark.parametrize("most", [1, 1000])
+def test_a_table_that_joins_has_a_window_of_its_own_that_starts_just_there(most: int) -> None:
+    steps = tuple(
+        Step(time, {"t" if time in {10, 30} else "log": Mark(time), **({"u": Mark(1)} if time == 31 else {})})
+        for time in (10, 12, 14, 30, 31, 40)
+    )
+    found = list(windows(Bound({}, steps, 50), 5, most, lambda _p, low, high: high - low, ("t", "u")))
+    assert [(one.start, one.end) for one in found[:2]] == [(5, 10), (10, 12)]
+    alone = {one.start: one for one in found if any(set(step.marks) & {"t", "u"} for step in one.steps)}
+    assert sorted(alone) == [10, 30, 31]
+    assert all(len(one.steps) == 1 for one in alone.values())
+    assert [step for one in found for step in one.steps] == [*steps]
+    assert [one.end for one in found] == [*(one.start for one in found[1:]), 50]
