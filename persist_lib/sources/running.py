@@ -211,8 +211,14 @@ class Ingestion:
         return self._targets
 
     def _begun(self) -> dict[str, Target]:
-        """The collections that are written by now: not those of tables that are yet to join."""
-        return {role: target for role, target in self._writing().items() if role not in self._late}
+        """The collections that are written by now, in this order: not those of tables that are yet to join.
+
+        SUBTLE: those of tables that have joined come first, so that none of the others is ever further. So an instance
+        that does not know them gives up nothing that they need.
+        """
+        targets, joined = self._writing(), self.record.joined
+        roles = sorted(targets, key=lambda role: role not in joined)
+        return {role: targets[role] for role in roles if role not in self._late}
 
     def _catch_up(self, timeout_s: float) -> Progress:
         uppers = {role: target.fetch_upper() for role, target in self._writing().items()}

@@ -147,6 +147,37 @@ def test_what_others_bound_beyond_the_snapshot_lets_it_be_copied_again(
     assert set(sums(shop, "a", "b").values()) != {2 * 500}
 
 
+def test_an_instance_that_does_not_know_the_table_gives_up_nothing_that_it_needs(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another one died once all outputs but one were written, so that the others are further than the table."""
+    third(shop)
+    other = shop.sources.open("s")
+    other.step()
+    add(shop)
+    begun(shop)
+    late, append = shop.sources.find("s").collections[f"{shop.schema}.c"], Target.append
+
+    def dies(self: Target, *args: Any) -> None:
+        if self.id == late:
+            raise KeyboardInterrupt
+        append(self, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Target, "append", dies)
+        for _ in range(2):
+            move(shop, "a", "c")
+            shop.world.clock.advance(10)
+            with closing(shop.sources.open("s")) as dying, pytest.raises(KeyboardInterrupt):
+                dying.step()
+    shop.world.clock.advance(10)
+    with closing(other), pytest.raises(Determinate, match="was added to the source"):
+        other.step(mints=False)  # it has looked before
+    with closing(shop.sources.open("s")) as instance:
+        instance.step()
+    check(shop)
+
+
 def test_an_instance_that_runs_takes_the_table_and_others_are_copied_after_it(shop: Shop) -> None:
     third(shop)
     shop.run("CREATE TABLE d (id int NOT NULL, cents int)", "ALTER TABLE d REPLICA IDENTITY FULL")
