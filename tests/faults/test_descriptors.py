@@ -58,8 +58,9 @@ class Worker:
 
     def source(self) -> None:
         """What a source of a table asks its server."""
-        if self.where[1]:
-            connect(Postgres(url=self.where[1].partition("?")[0], table="t")).close()
+        url = (self.where[1] or "").partition("?")[0]
+        if url.startswith("postgresql:"):
+            connect(Postgres(url=url, table="t")).close()
 
     def reopen(self) -> None:
         with persist.open(*self.where, config=self.config) as other, other.open_reader(SHARD) as read:
