@@ -105,7 +105,7 @@ def test_a_password_that_is_changed_under_a_client_is_told_at_once(server: Postg
         finally:
             with psycopg.connect(server.url, autocommit=True) as admin:
                 admin.execute("ALTER ROLE app PASSWORD 'right'")
-        assert write.compare_and_append([{"id": 2}], 1, 2).upper == persist.at(2), "and continues once it is right again"
+        assert write.compare_and_append([{"id": 2}], 1, 2).upper == persist.at(2), "and continues once it is right"
 
 
 @pytest.mark.slow
