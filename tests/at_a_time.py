@@ -9,6 +9,7 @@ import pyarrow as pa
 
 import persist_lib as persist
 from persist_lib.core import commands as c
+from persist_lib.core.formats import as_stored_in
 from persist_lib.core.state import Batch, Part, State
 from persist_lib.ids import WriterId
 from persist_lib.shard.commit import Committed
@@ -41,8 +42,8 @@ def commit_at(
     )
     token = token or write.machine.runtime.token()
 
-    def build(_state: State, now: int) -> c.Command:
-        return c.CompareAndAppend(WriterId(write.id), token, placed, now + 60_000)
+    def build(state: State, now: int) -> c.Command:
+        return c.CompareAndAppend(WriterId(write.id), token, as_stored_in(state.format, placed), now + 60_000)
 
     return write.machine.commit(build, token=token)
 

@@ -128,6 +128,14 @@ REORDERED = 11
 VALUE_BOUNDS = 12
 """The format from which on parts may say bounds of their values."""
 
+PARTS_SAY = {
+    PARTS_AT_A_TIME: "a part that counts at a time of its own",
+    PINS: "a part below a publication's folder",
+    PART_SUMS: "what a part's updates add up to",
+    VALUE_BOUNDS: "bounds of a part's values",
+}
+"""What a batch has that only this format, or a later one, can store (`least_for_batches`)."""
+
 
 def least_for(schema: object) -> int:
     """The oldest format that can store this schema. Whatever is no schema is for the encoder to refuse."""

@@ -17,6 +17,7 @@ from persist_lib.core.formats import (
     FIRST,
     NEWEST,
     OWNERS,
+    PARTS_SAY,
     PENDING_AREA,
     REMEMBERS_OUTCOMES,
     least_for,
@@ -180,7 +181,7 @@ def _append(state: State, seqno: SeqNo, command: c.CompareAndAppend | c.Append |
     if problems := batch_problems(batch, state) or (batch.since != MINIMUM and ["an appended batch has a since"]):
         return r.InvalidBounds("; ".join(problems))
     if (least := least_for_batches((batch,))) > state.format:
-        return r.NeedsFormat("a part that counts at a time of its own", least, state.format)
+        return r.NeedsFormat(PARTS_SAY[least], least, state.format)
     producer = command.producer if isinstance(command, c.CompareAndAppend) else None
     if producer is not None and (refusal := cannot_produce(state, producer[0])):
         return refusal
@@ -306,7 +307,7 @@ def _apply_compaction(state: State, seqno: SeqNo, command: c.ApplyCompaction) ->
     if strangers := dead_uploaders(state, (key for key in output.keys if key not in held)):
         return r.NotLive(strangers)
     if (least := least_for_batches((output,))) > state.format:
-        return r.NeedsFormat("such a part", least, state.format)
+        return r.NeedsFormat(PARTS_SAY[least], least, state.format)
     if reason := _not_equivalent(state, gone, output):
         return r.NotEquivalent(reason)
     if refusal := cannot_link(state, output, held):

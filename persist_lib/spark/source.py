@@ -75,7 +75,7 @@ class PersistSource(DataSource):
 
 
 CLASS = "io.persist.spark.PersistCatalog"
-JAR = Path(__file__).with_name("persist-catalog.jar")
+JAR = Path(__file__).with_name("sql_catalog") / "persist-catalog.jar"
 
 
 def conf(location: str | None, name: str, options: dict[str, str]) -> dict[str, str]:

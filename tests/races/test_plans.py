@@ -266,7 +266,7 @@ def test_overdue_leases_are_retired_by_a_plan(world: World, client: persist.Clie
 def test_marks_name_everything_but_leases(client: persist.Client) -> None:
     state = client.inspect("s").state
     left_out = {"writers", "readers", "retired", "outcomes", "producers", "fingerprint", "count", "size", "inline_size",
-                "appended_bytes", "maintained_bytes"}  # fmt: skip
+                "appended_bytes", "maintained_bytes", "identities"}  # fmt: skip
     assert set(marks_of(state)) == {"data", "history", "garbage", "rollups", "columns"}
     marked = {"since", "trace", "contents", "schemas", "holds", "garbage", "rollups", "retention", "format", "member"}
     marked.add("pins")  # which have a mark of their own where there are some

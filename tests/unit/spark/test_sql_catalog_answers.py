@@ -10,12 +10,14 @@ from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
 from typing import Any, cast
+from zipfile import ZipFile
 
 import pyarrow as pa
 import pytest
 from pyspark.sql import types as t
 
 import persist_lib as persist
+import persist_lib.spark
 from persist_lib.schema.schema import Schema
 from persist_lib.spark.filters import is_exact, pushed_down
 from persist_lib.spark.source import PersistSource
@@ -188,3 +190,9 @@ def test_names_are_listed_by_namespace(client: persist.Client) -> None:
         ("namespaces", ""): "sales", ("namespaces", "sales"): "sales/eu", ("namespaces", "sales/eu"): "",
         ("namespaces", "other"): "",
     }  # fmt: skip
+
+
+def test_the_jar_of_the_catalog_is_where_spark_is_told() -> None:
+    with ZipFile(persist_lib.spark.catalog_jar()) as jar:
+        assert "io/persist/spark/PersistCatalog.class" in jar.namelist()
+    assert persist_lib.spark.catalog_conf("memory:", "lake")["spark.jars"] == persist_lib.spark.catalog_jar()
