@@ -12,10 +12,14 @@ import pyarrow.compute as pc
 import pytest
 
 import persist_lib as persist
+from persist_lib.core import commands as c
+from persist_lib.core import refusals as r
 from persist_lib.core.formats import VALUE_BOUNDS
 from persist_lib.core.state import Part, ValueBounds
 from persist_lib.core.trace import batch_problems
+from persist_lib.core.transitions import apply
 from persist_lib.format import value_bounds
+from persist_lib.ids import SeqNo
 from persist_lib.schema.schema import BOUNDED_MOST
 from persist_lib.schema.schema import bounded as bounded_of
 from persist_lib.testing import check_world
@@ -218,6 +222,15 @@ def test_the_state_machine_refuses_bounds_that_no_values_have(world: World, valu
     assert "impossible bounds of values" in said(values)[0]
     inline = {"key": "", "inline": b"x" * batch.parts[0].size}
     assert any("impossible bounds of values" in problem for problem in said((SOUND,), **inline))
+
+
+def test_who_says_them_to_an_older_format_is_told_what_it_lacks(world: World) -> None:
+    client = world.client(BOUNDED)
+    logged(client)
+    state = client.inspect("s").state
+    older = msgspec.structs.replace(state, format=VALUE_BOUNDS - 1)
+    append = c.CompareAndAppend(next(iter(state.writers)), b"t", state.trace[0], 0)
+    assert apply(older, SeqNo(99), append) == r.NeedsFormat("bounds of a part's values", VALUE_BOUNDS, older.format)
 
 
 @pytest.fixture
