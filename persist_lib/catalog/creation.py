@@ -222,7 +222,7 @@ class Evolving(Commanding):
         for record in renditions:
             self._check_not_copied(collection, record, timeline)
         same = [record.number for record in renditions if record.state == "live" and record.columns == older]
-        # The active one comes last. Whoever opens the collection has the new columns once all shards have them.
+        # The active one comes last. Clients that open the collection have the new columns once all shards have them.
         numbers = sorted({*same, active}, key=lambda number: number == active)
         if newer != older:
             check_evolves(first, version, newer)

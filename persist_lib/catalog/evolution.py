@@ -84,7 +84,7 @@ def refuse_older_programs(
 def evolve(client: Client, contents: Contents, command: CommandRecord, deadline: Deadline) -> None:
     """Add columns to the shards of renditions.
 
-    The first shard of each comes last. Its schema is the collection's for whoever opens it.
+    The first shard of each comes last. Its schema is the collection's for clients that open it.
     """
     schema, collection = schema_of(command.asked["schema"]), contents.collections[command.collection]
     if has_wal(collection):

@@ -139,7 +139,7 @@ def open_stage(writer: CollectionWriter, start: int, end: int, deadline: Deadlin
     """A stage for rows with times in `[start, end)`, which this promises. Close it at the end.
 
     None unless one rendition is the collection at these times, is whole, and is complete up to `start` exactly: then
-    somebody has begun to write them, and the rows have to be compared with theirs.
+    another process has begun to write them, and the rows have to be compared with theirs.
     """
     over = promise(writer, end, timeout=deadline.left_s()).over(start, end)
     if len(over) != 1:

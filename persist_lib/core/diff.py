@@ -46,6 +46,10 @@ class OutcomesEdit(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
     added: tuple[Outcome, ...]
 
 
+MAPPINGS = ("writers", "readers", "holds", "retired", "garbage", "rollups", "producers", "pins", "identities")
+"""The fields of a state that are mappings. A diff says which entries of them changed, by the same names."""
+
+
 class StateDiff(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """What changed: `(old, new)` for values, `(key, old, new)` for entries, with None for absent.
 
@@ -86,7 +90,7 @@ def apply_diff(state: State, diff: StateDiff) -> State:
         changes["schemas"] = state.schemas + diff.schemas
     if diff.trace is not None:
         changes.update(_apply_trace(state, diff.trace))
-    for name in ("writers", "readers", "holds", "retired", "garbage", "rollups", "producers", "pins", "identities"):
+    for name in MAPPINGS:
         if edits := getattr(diff, name):
             changes[name] = _apply_edits(getattr(state, name), edits, name)
     return msgspec.structs.replace(state, **changes)

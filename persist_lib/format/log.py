@@ -16,7 +16,7 @@ from msgspec import inspect
 
 from persist_lib.arguments import UNREADABLE
 from persist_lib.core.commands import STORED_AS, Command
-from persist_lib.core.diff import StateDiff
+from persist_lib.core.diff import MAPPINGS, StateDiff
 from persist_lib.core.formats import (
     FIRST,
     GROUPS,
@@ -143,7 +143,6 @@ class StoredState(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
     state: State
 
 
-MAPPINGS = ("writers", "readers", "holds", "retired", "garbage", "rollups", "producers", "pins", "identities")
 COMMANDS = frozenset(command.__name__ for command in get_args(Command) if command not in STORED_AS)
 _encoder = msgspec.msgpack.Encoder()
 _rows = msgspec.msgpack.Decoder(LogRow)

@@ -325,7 +325,7 @@ class _Side:
             self.read()
 
     def read(self) -> None:
-        """Read one table that has rows, or find that there is none."""
+        """Read one table that has rows, or reach the end."""
         for table in self._tables:
             if table.num_rows:
                 self._held.append(table)

@@ -63,6 +63,11 @@ class Recipe(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
         )
 
 
+def version_of(*, keyless: bool, by_index: bool) -> int:
+    """The version of the record of a source of a table without a primary key, or with an index instead of it."""
+    return OF_INDEXES if by_index else OF_TABLES if keyless else VERSION
+
+
 class Known(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a source's table and its publication were when the source was made.
 
@@ -84,7 +89,7 @@ class Known(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def version(self) -> int:
         """The version of records with it."""
-        return OF_INDEXES if self.by_index else OF_TABLES if self.keyless else VERSION
+        return version_of(keyless=self.keyless, by_index=self.by_index)
 
 
 class Terms(TypedDict, total=False):

@@ -21,7 +21,7 @@ from persist_lib.sources.running import Ingestion
 from persist_lib.sources.targets import Target
 from persist_lib.testing import check_location
 from tests.integration.test_postgres_source import Shop
-from tests.integration.test_postgres_source_tables import bank, cents, output, sums, transferring
+from tests.integration.test_postgres_source_tables import bank, cents, dying, output, sums, transferring
 
 ALL = 3 * 5 * 100
 
@@ -75,18 +75,11 @@ def move(shop: Shop, source: str, target: str, n: int = 7) -> None:
 
 def test_a_table_joins_while_money_moves_whoever_dies(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     third(shop)
-    append, lives = Target.append, iter(range(10**6))
-
-    def dies(self: Target, *args: Any) -> None:
-        if next(lives) % 5 == 4:
-            raise KeyboardInterrupt
-        append(self, *args)
-
     sessions = [threading.Thread(target=transferring, args=(shop, seed, "abc")) for seed in range(3)]
     for session in sessions:
         session.start()
     add(shop)
-    monkeypatch.setattr(Target, "append", dies)
+    dying(monkeypatch)
     deaths = 0
     while any(session.is_alive() for session in sessions) or deaths < 3:
         try:

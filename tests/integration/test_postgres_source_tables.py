@@ -79,9 +79,8 @@ def transferring(shop: Shop, seed: int, tables: str = "ab") -> None:
                     connection.execute(text.encode())
 
 
-def test_no_time_shows_half_of_a_transfer_whoever_dies(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An instance dies between the appends to both outputs, again and again, while sessions transfer."""
-    bank(shop)
+def dying(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have an instance die before each fifth append from now on."""
     append, lives = Target.append, iter(range(10**6))
 
     def dies(self: Target, *args: Any) -> None:
@@ -90,6 +89,12 @@ def test_no_time_shows_half_of_a_transfer_whoever_dies(shop: Shop, monkeypatch: 
         append(self, *args)
 
     monkeypatch.setattr(Target, "append", dies)
+
+
+def test_no_time_shows_half_of_a_transfer_whoever_dies(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An instance dies between the appends to both outputs, again and again, while sessions transfer."""
+    bank(shop)
+    dying(monkeypatch)
     sessions = [threading.Thread(target=transferring, args=(shop, seed)) for seed in range(3)]
     for session in sessions:
         session.start()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from persist_lib.arguments import parse_integer, parse_text, shown
-from persist_lib.catalog.records import OF_INDEXES, OF_TABLES, VERSION
+from persist_lib.catalog.records import OF_TABLES, VERSION
 from persist_lib.client import Client
 from persist_lib.config import MIB
 from persist_lib.errors import Determinate, InvalidUsage, ShardFinished
@@ -22,7 +22,17 @@ from persist_lib.sources.decoding import Decoding
 from persist_lib.sources.envelopes import Meaning
 from persist_lib.sources.pipeline import Pipeline
 from persist_lib.sources.postgres.columns import Header, check_declared, derived_schema, places_of
-from persist_lib.sources.records import Declaration, Followed, Kind, Known, Place, SourceRecord, changed, first_of
+from persist_lib.sources.records import (
+    Declaration,
+    Followed,
+    Kind,
+    Known,
+    Place,
+    SourceRecord,
+    changed,
+    first_of,
+    version_of,
+)
 
 if TYPE_CHECKING:
     from persist_lib.sources.postgres.reader import TableReader
@@ -151,7 +161,8 @@ class Postgres(
             derived = {name: derived_schema(table.columns, table.key) for name, table in tables.items()}
             schemas = {**derived, **given.tables}
             given = changed(given, schema=first_of(schemas), tables=schemas)
-        given = changed(given, v=max(OF_TABLES if self.tables else VERSION, *map(_version, tables.values())))
+        versions = [version_of(keyless=not table.key, by_index=table.by_index) for table in tables.values()]
+        given = changed(given, v=max(OF_TABLES if self.tables else VERSION, *versions))
         for name, table in tables.items():
             _check_fits(given, given.tables.get(name, given.schema), table)
         if given.decoding.extra == "add":
@@ -185,11 +196,6 @@ class Postgres(
             Choices(client, shard).forget()
         left: list[str] = _part("upstream").take_away(self, record.id)
         return left
-
-
-def _version(table: Table) -> int:
-    """The version of the record of a source of it."""
-    return OF_INDEXES if table.by_index else VERSION if table.key else OF_TABLES
 
 
 def _check_changes(decoding: Decoding, meaning: Meaning) -> None:
