@@ -52,7 +52,8 @@ from tests.unit.server.sites import Site, site_of
 from tests.unit.server.test_push import QUIET
 from tests.worlds import SCHEMA, row
 
-WITHIN_S = 3.0
+WITHIN_S = 4.5
+"""Of a client that waits 5 s for the last server: what a call takes that passes one over, on a busy machine."""
 CONFIG = persist.Config(timeout_s=5, lease_ms=60_000)
 
 
@@ -234,13 +235,24 @@ def test_what_a_paused_server_holds_is_committed_once(place: Place) -> None:
 
 
 @pytest.mark.slow
-def test_at_the_default_timeout_an_append_beside_a_paused_server_takes_three_seconds(place: Place) -> None:
-    address = f"persist://127.0.0.1:{place.process.port},127.0.0.1:{place.port}"
-    with persist.open(place.url, address, runtime=QUIET) as client:
+def test_at_the_default_timeout_an_append_beside_a_paused_server_takes_three_seconds(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One share of it, of 2 s, and once: counted, as a busy machine takes longer than the second of the first time."""
+    monkeypatch.setattr(servers, "SHUNNED_S", 60.0)
+    paused, sent, waited = f"127.0.0.1:{place.process.port}", Server.send, []
+
+    def counted(self: Server, channel: grpc.Channel, name: str, call: bytes, seconds: float) -> bytes:
+        waited.extend([seconds] if self.address == paused else [])
+        return sent(self, channel, name, call, seconds)
+
+    with persist.open(place.url, f"persist://{paused},127.0.0.1:{place.port}", runtime=QUIET) as client:
         opened = Opened(place, client)
+        monkeypatch.setattr(Server, "send", counted)
         with place.paused():
-            assert timed(opened.append) < WITHIN_S
-            assert timed(opened.append) < WITHIN_S - 2, "it is asked last now"
+            opened.append()
+            opened.append()
+        assert [seconds <= servers.SHARE_S for seconds in waited] == [True], "it is asked last after that"
         opened.look()
         check_world(place.store, opened.shard)
 
