@@ -259,8 +259,8 @@ def promote(
     """Make a table that one shard carries a collection, in place: nothing is copied. There is no way back.
 
     A collection can have another name, corrected contents, and more shards. Programs that opened the shard by its name
-    are refused from then on, unless they use tables. It needs format 5 (`persist shard upgrade`), and programs of the
-    release before cannot read the location's collections afterwards.
+    are refused from then on, unless they use tables. Older programs cannot read the location's collections
+    afterwards; a shard of a format below 5 needs `persist shard upgrade` first.
 
     \b
     persist promote orders --dry-run

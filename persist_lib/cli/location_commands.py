@@ -285,10 +285,10 @@ def serve(
     """Serve the shards of this location to other processes, until Ctrl-C or SIGTERM; a second one ends it at once.
 
     Clients name it instead of the database: [bold]consensus="persist://host:port"[/]. Their changes of a shard then
-    meet here and are committed together, as one row, so that they do not contend. Rows of several changes need shards
-    of format 4 (`persist shard upgrade`). Data never passes through the server. It may be killed at any time, and
-    several may serve one location. With --token-file, it serves only clients whose token ($PERSIST_TOKEN) it knows,
-    each what its rights allow. Without both that and TLS, it listens on the loopback interface only.
+    meet here and are committed together, as one row, so that they do not contend. Data never passes through the server.
+    It may be killed at any time, and several may serve one location. With --token-file, it serves only clients whose
+    token ($PERSIST_TOKEN) it knows, each what its rights allow. Without both that and TLS, it listens on the loopback
+    interface only.
 
     It prints one line when it is ready. With --http, probes and Prometheus get pages without a token: they tell nothing
     of what is in shards, and names of shards only with --metrics-shards. gRPC's health service is on the same port as

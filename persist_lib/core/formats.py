@@ -26,7 +26,7 @@ fleet knows the next one. To add a format: raise `NEWEST`, and enter here each f
         state says their next numbers (`Reserve`)
 
 SUBTLE: `CREATED` follows `NEWEST` one release later. A fleet is upgraded machine by machine, and the shards that its
-new programs create during the upgrade must be readable for its old ones.
+new programs create during the upgrade must be readable for its old ones. Until there is a release, no fleet is older.
 """
 
 from __future__ import annotations
@@ -45,11 +45,13 @@ from persist_lib.schema.widening import NUMBER
 
 FIRST = 1
 NEWEST = 12
-CREATED = 3
-"""The format in which shards are created, unless settings say otherwise. Nothing is released yet (0.1.0), so no release
-wrote a format older than 3. Format 4 is only for shards that a server serves, format 5 for members, format 6 where
-contents are kept ahead (9 where they keep parts), format 7 where keys are pinned, format 8 where columns evolved: by
-`Upgrade`."""
+CREATED = NEWEST
+"""The format in which shards are created, unless settings say otherwise: nothing is released yet (0.1.0). Shards that
+trials before made, in format 3 or later, are moved up by `Upgrade`, and by what needs a format: contents that are kept
+ahead, members, pins, columns that evolve."""
+
+OLDEST_MOVED = 3
+"""Shards of older formats are not moved up for contents: who has them keeps them on purpose."""
 
 REMEMBERS_OUTCOMES = 2
 SCHEMAS_SAY_MORE = 3

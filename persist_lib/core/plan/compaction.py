@@ -23,7 +23,7 @@ import msgspec
 from persist_lib.arguments import check_type, parse_integer, parse_number
 from persist_lib.config import Config
 from persist_lib.core.cost import S3_LIST, Cost, Prices
-from persist_lib.core.formats import CONTENTS, CREATED, PART_SUMS
+from persist_lib.core.formats import CONTENTS, OLDEST_MOVED, PART_SUMS
 from persist_lib.core.plan.fan_in import Room, grouped, slices
 from persist_lib.core.plan.retention import parse_retention
 from persist_lib.core.state import INLINE_TOTAL_BYTES, Batch, Part, State
@@ -282,7 +282,7 @@ def _ahead(state: State, policy: Policy) -> Request | None:
     if not policy.ahead or not newer or last is None or state.size < least or dead <= policy.ahead * max(rows, 1):
         return None
     is_held_back = policy.format is not None and max(policy.format, state.format) < CONTENTS
-    if at(last - 1) <= state.since or is_held_back or state.format < CREATED:
+    if at(last - 1) <= state.since or is_held_back or state.format < OLDEST_MOVED:
         # Compactions say the same of them, and leave no history beside; or an older format is kept on purpose.
         return None
     request = _request(state, inputs, "ahead", policy)

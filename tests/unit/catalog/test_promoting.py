@@ -13,7 +13,7 @@ import pytest
 
 import persist_lib as persist
 from persist_lib.convert.by_key import without_times
-from persist_lib.core.formats import MEMBERS
+from persist_lib.core.formats import MEMBERS, SCHEMAS_SAY_MORE
 from persist_lib.errors import InvalidUsage, MemberOf, NameTaken, NotFound, OfLayer, SinceViolation
 from persist_lib.frontier import at
 from persist_lib.relation.registration import format_since
@@ -198,7 +198,7 @@ def test_whoever_dies_at_whichever_request_loses_nothing(store: str) -> None:
 
 def test_what_cannot_be_promoted_is_refused_and_stays_as_it_is(world: World) -> None:
     client = lone(world)
-    old = world.client()
+    old = world.client(persist.Config(format=SCHEMAS_SAY_MORE))
     old.open_writer("old", SCHEMA).append_now([row(1)])
     closed = client.open_writer("closed", SCHEMA)
     closed.append_now([row(1)])

@@ -17,7 +17,7 @@ import persist_lib as persist
 from persist_lib.convert.filling import Filling
 from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
-from persist_lib.core.formats import FILLED
+from persist_lib.core.formats import FILLED, FIRST
 from persist_lib.core.state import State
 from persist_lib.core.transitions import apply
 from persist_lib.ids import SeqNo
@@ -140,7 +140,8 @@ def test_a_program_need_not_say_what_is_filled_and_says_nothing_else() -> None:
     assert place_of(known, [plain]) is None
 
 
-def test_older_programs_refuse_it_by_the_format() -> None:
+def test_older_programs_refuse_it_by_the_format(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("persist_lib.core.formats.CREATED", FIRST)
     schema = persist.Schema({"id": "int64"}, {"made": "timestamp default now()"})
     assert isinstance(apply(State(), SeqNo(1), c.Create(schema, FILLED - 1)), r.Malformed)
     assert isinstance(apply(State(), SeqNo(1), c.Create(schema, FILLED)), State)

@@ -10,7 +10,7 @@ import pytest
 import persist_lib as persist
 from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
-from persist_lib.core.formats import CREATED, WIDE_TYPES
+from persist_lib.core.formats import SCHEMAS_SAY_MORE, WIDE_TYPES
 from persist_lib.core.state import State
 from persist_lib.core.transitions import apply
 from persist_lib.ids import SeqNo
@@ -68,10 +68,10 @@ def test_nested_rows_are_changed_read_and_kept_as_others(world: World, carrier: 
 
 def test_older_programs_refuse_what_they_do_not_know() -> None:
     """By the format, in the state machine: a nested column comes only with it."""
-    made = apply(State(), SeqNo(1), c.Create(PLAIN, CREATED))
+    made = apply(State(), SeqNo(1), c.Create(PLAIN, SCHEMAS_SAY_MORE))
     assert isinstance(made, r.Malformed)
     plain = persist.Schema({"id": "int64"}, {"n": "int64"})
-    older = apply(State(), SeqNo(1), c.Create(plain, CREATED))
+    older = apply(State(), SeqNo(1), c.Create(plain, SCHEMAS_SAY_MORE))
     assert isinstance(older, State)
     nested = persist.Schema({"id": "int64"}, {"n": "int64", "l": "list<int64>"})
     assert isinstance(apply(older, SeqNo(2), c.EvolveSchema(0, nested)), r.Malformed)
@@ -79,12 +79,13 @@ def test_older_programs_refuse_what_they_do_not_know() -> None:
     assert isinstance(newer, State)
     assert isinstance(apply(newer, SeqNo(3), c.EvolveSchema(0, nested)), State)
     wide = persist.Schema({"id": "decimal256(40, 0)"})
-    assert isinstance(apply(State(), SeqNo(1), c.Create(wide, CREATED)), r.Malformed)
+    assert isinstance(apply(State(), SeqNo(1), c.Create(wide, SCHEMAS_SAY_MORE)), r.Malformed)
     odd = persist.Schema({"id": "list<int64>"})
     assert isinstance(apply(State(), SeqNo(1), c.Create(odd, WIDE_TYPES)), r.Malformed)
 
 
-def test_shards_are_made_in_the_format_that_their_columns_need() -> None:
+def test_shards_are_made_in_the_format_that_their_columns_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("persist_lib.core.formats.CREATED", SCHEMAS_SAY_MORE)
     with persist.open("memory:") as client:
         client.open_writer("plain", persist.Schema({"id": "int64"})).close()
         client.open_writer("nested", PLAIN).close()
@@ -92,7 +93,7 @@ def test_shards_are_made_in_the_format_that_their_columns_need() -> None:
         formats = {name: client.inspect(name).state.format for name in ("plain", "nested")}
         assert formats == {"plain": WIDE_TYPES, "nested": WIDE_TYPES}
     with (
-        persist.open("memory:", config=persist.Config(format=CREATED)) as client,
+        persist.open("memory:", config=persist.Config(format=SCHEMAS_SAY_MORE)) as client,
         pytest.raises(persist.InvalidUsage, match=f"needs format {WIDE_TYPES}"),
     ):
         client.open_writer("nested", PLAIN)

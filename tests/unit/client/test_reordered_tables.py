@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import pytest
 
 import persist_lib as persist
-from persist_lib.core.formats import CREATED, REORDERED
+from persist_lib.core.formats import EVOLVED, REORDERED
 from persist_lib.kernel.order import is_sorted
 from persist_lib.testing import check_world
 from tests.carriers import ALL, Carrier
@@ -104,11 +104,14 @@ def test_rows_of_one_key_that_span_pieces_are_in_order_and_added_up(client: pers
             assert pc.sum(table.column("_diff")).as_py() == 9000
 
 
-def test_nothing_that_is_stored_changes_and_the_format_comes_only_with_it(client: persist.Client) -> None:
+def test_nothing_that_is_stored_changes_and_the_format_comes_only_with_it(
+    client: persist.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("persist_lib.core.formats.CREATED", EVOLVED)
     table = client.table("t", FIRST)
     table.append(ROWS)
     before = client.inspect("t").state
-    assert before.format == CREATED
+    assert before.format == EVOLVED
     assert table.evolve(FIRST.reorder("c"), dry_run=True) == ("reordered to id, c, a, gone, b",)
     assert client.inspect("t").state == before
     table.evolve(FIRST.reorder("c"))

@@ -19,7 +19,7 @@ import persist_lib as persist
 from persist_lib.convert.filling import uuid_texts
 from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
-from persist_lib.core.formats import FILLED
+from persist_lib.core.formats import FILLED, FIRST
 from persist_lib.core.state import State
 from persist_lib.core.transitions import apply
 from persist_lib.ids import SeqNo
@@ -116,7 +116,8 @@ def test_arrow_says_uuid_and_json_and_json_stays_the_text_that_it_is() -> None:
         assert [row["doc"] for row in sorted(table.read().to_pylist(), key=lambda row: row["id"])] == texts
 
 
-def test_older_programs_refuse_them_by_the_format() -> None:
+def test_older_programs_refuse_them_by_the_format(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("persist_lib.core.formats.CREATED", FIRST)
     plain = persist.Schema({"id": "int64"}, {"n": "int64"})
     older = apply(State(), SeqNo(1), c.Create(plain, FILLED - 1))
     assert isinstance(older, State)

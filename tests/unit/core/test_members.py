@@ -13,7 +13,7 @@ import pytest
 from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
 from persist_lib.core.deciding import is_out_for_ever
-from persist_lib.core.formats import MEMBERS
+from persist_lib.core.formats import MEMBERS, SCHEMAS_SAY_MORE
 from persist_lib.core.members import inheritance
 from persist_lib.core.plan.retention import plan_retention
 from persist_lib.core.state import COLLECTION, NAMED, RETENTION, Hold, Produced, State
@@ -24,7 +24,7 @@ from persist_lib.format import log
 from persist_lib.frontier import MINIMUM, TOP, Antichain, at
 from persist_lib.ids import SeqNo, format_reader_id, format_writer_id
 from persist_lib.schema.schema import Schema
-from tests.unit.core.core_shard import CREATE, SCHEMA, WRITER, batch
+from tests.unit.core.core_shard import SCHEMA, WRITER, batch
 from tests.unit.core.rights_of_commands import every_command_with_its_rights
 
 MEMBER = "c00000000000000ab/1"
@@ -42,6 +42,7 @@ def after(*commands: c.Command, state: Any = None, first: int = 1) -> Any:
     return state
 
 
+CREATE = c.Create(SCHEMA, SCHEMAS_SAY_MORE)
 LONE = (
     CREATE, c.Upgrade(MEMBERS), c.RegisterWriter(WRITER, "ingest", 99), c.RegisterReader(READER, 99),
     c.CompareAndAppend(WRITER, b"a", batch(0, 9), 99, ("loader", 7)), c.SetRetention(3),
@@ -200,7 +201,9 @@ def test_no_format_a_shard_of_an_older_format_is_no_member_and_older_programs_re
 ) -> None:
     older = (LONE[0], c.Upgrade(MEMBERS - 1), *LONE[2:])
     assert after(*older, ADOPT) == r.NeedsFormat("whose member it is", MEMBERS, MEMBERS - 1)
-    assert after(CREATE, inheritance(State(), b"t", MINIMUM)) == r.NeedsFormat("what it takes over", MEMBERS, 3)
+    assert after(CREATE, inheritance(State(), b"t", MINIMUM)) == r.NeedsFormat(
+        "what it takes over", MEMBERS, SCHEMAS_SAY_MORE
+    )
     data = log.encode_state(log.StoredState(SEQNO, bytes(16), member))
     monkeypatch.setattr("persist_lib.format.log.NEWEST", MEMBERS - 1)
     with pytest.raises(NewerFormat):

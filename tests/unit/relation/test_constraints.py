@@ -192,12 +192,15 @@ def test_constraints_are_part_of_the_schema_and_stay(world: World) -> None:
     assert world.client().open_reader("s").schema == wider
 
 
-def test_a_format_without_constraints_refuses_them_and_a_row_says_which_it_needs(world: World) -> None:
+def test_a_format_without_constraints_refuses_them_and_a_row_says_which_it_needs(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for format_ in (1, 2):
         client = world.client(persist.Config(format=format_))
         with pytest.raises(InvalidUsage, match=rf"a schema that needs format 3 .* in format {format_}"):
             client.open_writer(f"s{format_}", UNIQUE)
         assert client.shards() == []
+    monkeypatch.setattr("persist_lib.core.formats.CREATED", 1)
     client = world.client()
     client.open_writer("s", UNIQUE)
     [first] = client.consensus.scan("s", 0, 1)  # type: ignore[arg-type]

@@ -32,7 +32,7 @@ LOG = persist.Schema(
     {"id": "string"},
     {"made": "timestamp[us, UTC]", "n": "int32", "share": "float64", "paid": "bool", "late": "duration[s]"},
 )
-BOUNDED = persist.Config(inline_bytes=0, format=VALUE_BOUNDS)
+BOUNDED = persist.Config(inline_bytes=0)
 
 
 def entry(at: int, place: int) -> dict[str, Any]:

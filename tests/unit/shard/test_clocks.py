@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 
 import persist_lib as persist
+from persist_lib.core.formats import NEWEST
 from persist_lib.core.state import RETENTION
 from persist_lib.errors import InvalidUsage, NewerFormat, SchemaMismatch, SinceViolation, TimedOut, UpperMismatch
 from persist_lib.ids import SeqNo, parse_shard_id
@@ -70,7 +71,7 @@ def test_a_program_that_knows_no_clocks_refuses_the_shard_and_touches_nothing(tm
             lambda: older.set_hold("s", "h", 0),
             lambda: older.finish("s"),
         ):
-            with pytest.raises(NewerFormat, match="has format 3"):
+            with pytest.raises(NewerFormat, match=f"has format {NEWEST}"):
                 use()
         assert older.consensus.scan(parse_shard_id("s"), SeqNo(0), 100) == rows
 

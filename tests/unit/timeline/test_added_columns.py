@@ -11,7 +11,7 @@ import pytest
 
 import persist_lib as persist
 from persist_lib.catalog.wal import EVOLVED
-from persist_lib.core.formats import GROUPS, MEMBERS
+from persist_lib.core.formats import GROUPS, MEMBERS, SCHEMAS_SAY_MORE
 from persist_lib.errors import InvariantViolated
 from persist_lib.format import log
 from persist_lib.timeline.wal_apply import apply_table
@@ -253,6 +253,7 @@ def test_programs_of_the_release_before_refuse_the_table(
     world: World, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They would drop what is in columns that they do not know. Other tables are theirs, but on the same WAL."""
+    monkeypatch.setattr("persist_lib.core.formats.CREATED", SCHEMAS_SAY_MORE)
     client, before = made(world, mode), tables_of(world.client())
     client.table("alone", OLD).append([{"id": 1, "n": 1}])
     before.read("t").to_pylist()
