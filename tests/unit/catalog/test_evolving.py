@@ -163,3 +163,13 @@ def test_whoever_opens_a_collection_while_columns_are_being_added_reads_all_of_i
         writer.compare_and_append([row(1, "x", 3)], 3, 4)
     controller.tend("c")
     assert controller.describe("c").schema == WIDER
+
+
+def test_a_column_that_is_renamed_and_renamed_back_has_its_name_again(world: World) -> None:
+    told, controller = Told(), create(world.client())
+    write(controller, told, range(2))
+    before, other = rows_of(controller), SCHEMA.rename({"word": "text"})
+    assert controller.evolve("c", other).renditions == (1,)
+    assert controller.evolve("c", other.rename({"text": "word"})).renditions == (1,)
+    assert controller.describe("c").schema.value[0].name == "word"
+    assert rows_of(controller) == before

@@ -384,6 +384,8 @@ def test_a_vacuum_of_another_engine_reaches_nothing(folder: persist.Client) -> N
     folder.publish("s", "iceberg")
     folder.table("s").upsert([row(1, "changed")])
     folder.publish("s", "delta", keep=1)
+    folder.table("s").upsert([row(1, "changed again")])
+    folder.publish("s", "iceberg")  # what it wrote for that, Delta's log knows nothing of
     folder.maintain("s")
     every = {"retention_hours": 0, "enforce_retention_duration": False, "dry_run": False}
     table = DeltaTable(published.place)

@@ -16,6 +16,8 @@ from persist_lib.ids import PartKey, ShardId
 from persist_lib.kernel.consolidate import consolidate
 from persist_lib.location.memory.location import MemoryBlob
 from persist_lib.relation import contents
+from persist_lib.relation.projection import Shown
+from persist_lib.relation.projection import at_once as at_once_projected
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.schema.schema import Schema
 from persist_lib.shard.batches import as_part
@@ -31,17 +33,20 @@ def one_run(
     columns = [
         pa.array(column, field.type) for column, field in zip(zip(*updates, strict=True), SCHEMA.updates, strict=True)
     ]
-    table = consolidate(SCHEMA, pa.table(columns, schema=SCHEMA.updates))
+    return stored_run(SCHEMA, consolidate(SCHEMA, pa.table(columns, schema=SCHEMA.updates)), parts, group_rows)
+
+
+def stored_run(schema: Schema, table: pa.Table, parts: int, group_rows: int) -> tuple[Stored, list[TaskInput]]:
     rows = -(-table.num_rows // parts)
     cut = [table.slice(start, rows) for start in range(0, table.num_rows, rows)]
     blob, shard = MemoryBlob(), ShardId("s")
     found = []
     with mock.patch.object(parquet, "GROUP_ROWS", group_rows):
         for place, piece in enumerate(cut):
-            encoded, key = encode_part(SCHEMA, 0, piece), PartKey(f"n/{place}")
+            encoded, key = encode_part(schema, 0, piece), PartKey(f"n/{place}")
             blob.set(blob_key(shard, key), encoded.data)
             found.append(as_part(encoded, key, 0))
-    return Stored(blob, shard, [SCHEMA], SCHEMA), [TaskInput(tuple(found), 0, None)]
+    return Stored(blob, shard, [schema], schema), [TaskInput(tuple(found), 0, None)]
 
 
 def at_once(stored: Stored, inputs: list[TaskInput]) -> pa.Table:
@@ -78,3 +83,12 @@ def test_nothing_is_left_where_all_of_a_run_was_retracted() -> None:
     found = at_once(*one_run([(1, 0, 1), (1, 1, -1)]))
     assert found.num_rows == 0
     assert found.schema.equals(SCHEMA.contents)
+
+
+@pytest.mark.parametrize("parts", [1, 2, 4])
+def test_a_key_that_goes_over_parts_is_one_row_of_a_projection(parts: int) -> None:
+    schema, rows = Schema({"k": "int64"}, {"a": "int64"}), range(4)
+    table = pa.table([[1] * 4, list(rows), [0] * 4, [1] * 4], schema=schema.updates)
+    with Runtime().pool(2, "test") as pool:
+        found = at_once_projected(*stored_run(schema, table, parts, 100), Shown(("k",), None, None), 1 << 20, pool)
+    assert found.to_pylist() == [{"k": 1, "_diff": 4}]
