@@ -9,6 +9,7 @@ import contextlib
 import itertools
 import math
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -398,6 +399,12 @@ def test_names_that_azure_would_change_are_refused() -> None:
         with pytest.raises(InvalidName, match="dot"):
             blob.set(name, b"x")
     assert [*blob.list("")] == []
+    blob.close()
+
+
+def test_the_address_on_azure_is_one_that_other_engines_read() -> None:
+    blob = ObjectsBlob(enter(servers.store_url("az"), Opening(create=True)))
+    assert re.fullmatch("abfss://[a-z0-9]+@devstoreaccount1[.]dfs[.]core[.]windows[.]net/location/blob/", blob.address)
     blob.close()
 
 
